@@ -55,14 +55,16 @@ from moegeom.measure.passes import (
     measure_router,
     measure_weights,
 )
+from moegeom.measure.what_ifs import with_what_ifs
 from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
-from moegeom.results.side_tables import domain_rows, variant_rows
+from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
+from moegeom.variants.what_if import parse_what_ifs
 
 
 class Watch(Protocol):
@@ -89,7 +91,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     """
     if opened is None:
         has_tokens = request.tokens is not None
-        opened = Session.open(request, request.prior, with_listed=has_tokens)
+        opened = Session.open(request, request.prior, with_listed=has_tokens, with_varying=True)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -111,7 +113,8 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch:
             sides = (run_b is not None) + (checkpoint_b is not None)
-            work = _work(chosen, source, 1 + len(request.arithmetics) + sides)
+            what_ifs = len(parse_what_ifs(request.what_ifs))
+            work = _work(chosen, source, 1 + len(request.arithmetics) + sides + what_ifs)
             watch.start(sum(work.values()))
             if done := writer.finished():
                 watch.say(
@@ -216,7 +219,7 @@ def lint(
     for the reason: ``run["refused"]`` holds it, and there are no rows.
     """
     try:
-        opened = opened or Session.of(checkpoint, terms or Terms())
+        opened = opened or Session.of(checkpoint, terms or Terms(), with_varying=True)
     except RouterError as refusal:
         if not refusal.code:
             raise
@@ -293,6 +296,8 @@ def measure(
             said=watch.say if watch else None,
         )
         finished = measure_router(run)
+        if request.what_ifs:
+            finished = with_what_ifs(run, finished)
     writer.add_part(router.name, folder, finished.rows, finished.facts)
 
 
@@ -319,6 +324,7 @@ def finish(
             request.seed,
             compared_rows(
                 request.arithmetics,
+                [asked.name for asked in parse_what_ifs(request.what_ifs)],
                 facts.get("run_b"),
                 facts.get("checkpoint_b"),
                 [writer.part_folder(name) for name in names],
@@ -326,6 +332,8 @@ def finish(
         ),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
+    if request.what_ifs:
+        others["whatif"] = what_if_rows(parts)
     run = {
         "plan": writer.plan,
         "parts": parts,

@@ -126,20 +126,27 @@ class Rule:
 
     @property
     def is_affine(self) -> bool:
-        """True when the chosen set is the top-k of ``W y + b``, so that cells are polyhedra.
+        """True when the chosen set is the top-k of ``W y + b``, so that cells are those of top-k.
 
         A bias added to identity scores is a logit bias in disguise; added to any other score, or
         behind a logit map, it bends the boundaries (docs/theory.md E1), and a group mask makes them
         non-convex (E2).
         """
+        if self.pick == "threshold":
+            return False
         is_plain = self.score == "identity" and self.logit_map is None
         straight_bias = not self.has_selection_bias or is_plain
         return self.groups is None and straight_bias and self.score in MONOTONE_SCORES
 
     @property
+    def is_linear(self) -> bool:
+        """True when boundaries are hyperplanes: of an affine rule, and of one with a threshold."""
+        return self.is_affine or (self.pick == "threshold" and self.logit_map is None)
+
+    @property
     def selection_score_unit(self) -> str:
-        """What a margin is measured in: ``logit`` for an affine rule, else the biased score."""
-        if self.is_affine:
+        """What a margin is measured in: ``logit`` for a linear rule, else the biased score."""
+        if self.is_linear:
             return "logit"
         return f"{self.score} score" + (" + bias" if self.has_selection_bias else "")
 
@@ -202,6 +209,11 @@ class Router:
     @property
     def hidden_size(self) -> int:
         return self.weight.shape[1]
+
+    @property
+    def num_slots(self) -> int:
+        """Places of a token for the experts that it chooses."""
+        return self.rule.num_chosen or self.num_experts
 
     @property
     def has_cosine_logits(self) -> bool:

@@ -38,17 +38,17 @@ def rule_line(summary: Summary) -> str:
     """The rule in words, and how far distances to its boundaries are known."""
     checkpoint, routers = summary.run["checkpoint"], summary.run["routers"]
     loaded = [router for router in routers if router.get("score") != RECORDED]
-    affine = sum(router["is_affine"] for router in loaded)
+    linear = sum(router.get("is_linear", router["is_affine"]) for router in loaded)
     if not loaded:
         return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}."
-    if affine == len(loaded):
+    if linear == len(loaded):
         boundaries = "linear"
-    elif affine == 0:
+    elif linear == 0:
         boundaries = "non-linear"
     else:
-        boundaries = f"linear in {affine} of {len(loaded)} routers"
+        boundaries = f"linear in {linear} of {len(loaded)} routers"
     rule = f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}"
-    return f"{rule}. Boundaries are {boundaries}{_exactness(summary, affine == len(loaded))}."
+    return f"{rule}. Boundaries are {boundaries}{_exactness(summary, linear == len(loaded))}."
 
 
 def _exactness(summary: Summary, is_linear: bool) -> str:

@@ -34,4 +34,5 @@ def _score(router: Mapping[str, Any]) -> str:
 
 
 def _choice(router: Mapping[str, Any]) -> str:
-    return f"{router['top_k']} of {router['num_experts']}"
+    number = "all above 0" if router.get("pick") == "threshold" else router["top_k"]
+    return f"{number} of {router['num_experts']}"

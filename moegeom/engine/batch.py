@@ -34,6 +34,9 @@ from moegeom.geometry.boundary.linear import angle_bound, boundary_angle
 from moegeom.geometry.rounding import bf16_noise_scale
 from moegeom.geometry.rows import cosine_scale, unit_rows
 from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits
+from moegeom.geometry.whatif.moved import same_sets
+from moegeom.geometry.whatif.smooth import packed
+from moegeom.geometry.whatif.threshold import threshold_distance
 from moegeom.kernels.batch import Flip, NoisyFlip, OrderDistances, TokenBatch
 from moegeom.kernels.reduction import Kernels
 
@@ -174,6 +177,8 @@ class LazyBatch(TokenBatch):
         recorded = recorded_choice(self.task, self.start, self.stop)
         if recorded is None:
             return None
+        if self._has_threshold:
+            return same_sets(self.chosen, self._kept(recorded))
         return self.task.kernels["same_set"](self.chosen, self._kept(recorded))
 
     # ---------------------------------------------------------------------------- the choice
@@ -192,11 +197,19 @@ class LazyBatch(TokenBatch):
     @quantity
     def _choice(self) -> tuple[Int32[np.ndarray, "tokens k"], Float64[np.ndarray, "tokens"]]:
         """The chosen experts and the margin of what is compared."""
+        if self._has_threshold:
+            z = self.mapped
+            slots = self._prepared.router.num_slots
+            return packed(z > 0.0, z, slots), np.abs(z.astype(np.float64)).min(axis=1)
         return self.task.kernels["top_k"](self._compared[0], self._prepared.router.rule.top_k)
 
     @quantity
     def chosen(self) -> Int32[np.ndarray, "tokens k"]:
         return self._choice[0]
+
+    @quantity
+    def num_chosen(self) -> Int32[np.ndarray, "tokens"] | None:
+        return (self.chosen >= 0).sum(axis=1, dtype=np.int32)
 
     @quantity
     def margin(self) -> Float64[np.ndarray, "tokens"] | None:
@@ -217,7 +230,7 @@ class LazyBatch(TokenBatch):
     @quantity
     def scores(self) -> Float[np.ndarray, "tokens experts"] | None:
         rule = self._prepared.router.rule
-        return self.mapped if rule.is_affine else SCORES[rule.score](self.mapped)
+        return self.mapped if rule.is_linear else SCORES[rule.score](self.mapped)
 
     @quantity
     def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
@@ -279,6 +292,9 @@ class LazyBatch(TokenBatch):
         self, mapped: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
     ) -> Float64[np.ndarray, "tokens k"]:
         router = self._prepared.router
+        if self._has_threshold:
+            gate = np.take_along_axis(mapped, np.maximum(chosen, 0), axis=1).astype(np.float64)
+            return np.where(chosen >= 0, router.rule.weights.scale * gate, 0.0)
         shared_sum = None
         if router.shared_rows is not None:
             shared = self._inputs.astype(np.float64) @ router.shared_rows.T.astype(np.float64)
@@ -292,6 +308,9 @@ class LazyBatch(TokenBatch):
     def _boundary(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """Least and largest distance to the nearest boundary, and its pair where it is known."""
         prepared, kernels = self._prepared, self.task.kernels
+        if self._has_threshold:
+            distance = threshold_distance(self.mapped, prepared.row_lengths, 0.0)
+            return distance, distance, None
         if prepared.curved is not None:
             lower, upper, pair = kernels["curved_distance"](
                 self.logits, self.chosen, prepared.curved
@@ -391,6 +410,10 @@ class LazyBatch(TokenBatch):
         )
 
     # --------------------------------------------------------------------------------- parts
+    @property
+    def _has_threshold(self) -> bool:
+        return self._prepared.router.rule.pick == "threshold"
+
     @property
     def _prepared(self) -> PreparedRouter:
         return self.task.prepared

@@ -16,6 +16,7 @@ from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.recorded import Known
 from moegeom.engine.task import Task
+from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
 
@@ -127,6 +128,8 @@ def scan_router(
         # of few tokens every worker has some
         each = math.ceil(len(tiles) / (_BATCHES * pace.num_workers))
         longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES, max(each, 1))
+        if task.what_if is not None and task.what_if.batch > TILE:
+            longest = task.what_if.batch // TILE
         for batch in token_ranges(tiles, folded, task.source.facts.num_tokens, longest):
             pending.append((batch, workers.submit(batch.start, batch.stop)))
             if len(pending) > 2 * pace.num_workers:
@@ -148,7 +151,7 @@ def extent_of(task: Task) -> Extent:
     return Extent(
         len(task.populations.names),
         router.num_experts,
-        router.rule.top_k,
+        router.num_slots if task.what_if is None else task.what_if.router.num_slots,
         router.hidden_size,
         task.source.facts.num_tokens,
     )
@@ -226,14 +229,15 @@ class Workers:
         return self._pool.submit(self._work, start, stop, known)
 
     def _work(self, start: int, stop: int, known: Known | None) -> Folded:
-        batch = LazyBatch(self._task, start, stop, known)
+        of_task = LazyBatch if self._task.what_if is None else what_if_batch
+        batch = of_task(self._task, start, stop, known)
         accumulators = self._free.get()
         try:
             for accumulator in accumulators.values():
                 accumulator.fold(batch, self._task.kernels)
         finally:
             self._free.put(accumulators)
-        return Folded(batch.non_finite, self._rows(batch) if self._rows else None)
+        return Folded(vars(batch)["non_finite"], self._rows(batch) if self._rows else None)
 
     def states(self) -> dict[str, State]:
         """The states of all threads merged; only while none is working."""

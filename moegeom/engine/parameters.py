@@ -36,6 +36,8 @@ _SPELLED = {
     "router_map": "map",
     "skip_non_finite": "non-finite",
     "splits": "split",
+    "what_if_batch": "batch",
+    "what_ifs": "router",
 }
 
 #: Option -> parameter, the other way round; with a second spelling, and one with its value.

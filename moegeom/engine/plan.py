@@ -45,3 +45,11 @@ def sample_tiles(num_tokens: int, seed: int, wanted: int = SAMPLE_TOKENS) -> lis
     generator = np.random.Generator(np.random.PCG64([seed, num_tokens]))
     # the last tile may be short: leaving it out keeps every sampled tile whole
     return np.sort(generator.choice(tiles - 1, wanted // TILE, replace=False)).tolist()
+
+
+def sample_batches(num_tokens: int, seed: int, wanted: int, batch: int) -> list[int]:
+    """Tiles of a sample of whole batches: those of ``sample_tiles`` where a tile holds a batch."""
+    tiles = max(batch // TILE, 1)
+    last = -(-num_tokens // TILE)
+    chosen = sample_tiles(-(-num_tokens // tiles), seed, max(wanted // tiles, TILE))
+    return [t for group in chosen for t in range(group * tiles, min((group + 1) * tiles, last))]

@@ -40,6 +40,12 @@ _OF_ALL_LOGITS = (
     "order_distance",
 )
 
+#: Quantities of rules that take the k best, whose border lies between two experts.
+_OF_TOP_K = (
+    *("pair", "angle", "rounding_sigmas", "noise_scale", "order_distance", "flip", "noise"),
+    *("probability", "entropy", "log_sum_exp"),
+)
+
 #: Why a quantity is not available, by stage of the recording.
 _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
 
@@ -71,6 +77,11 @@ class PreparedRouter:
         return row_distances(router.weight, router.affine_bias) if router.rule.is_affine else None
 
     @cached_property
+    def row_lengths(self) -> Float64[np.ndarray, "experts"]:
+        """Euclidean length of each row."""
+        return np.sqrt((self.router.weight.astype(np.float64) ** 2).sum(axis=1))
+
+    @cached_property
     def curved(self) -> CurvedRows | None:
         """What curved or grouped distances need; None for linear and unknown rules."""
         return self._curved(self.router.weight)
@@ -90,7 +101,7 @@ class PreparedRouter:
 
     def _curved(self, rows: Float[np.ndarray, "experts hidden"]) -> CurvedRows | None:
         router = self.router
-        if router.rule.is_affine or _unknown_boundaries(router):
+        if router.rule.is_linear or _unknown_boundaries(router):
             return None
         return curved_rows(rows, router.rule, router.logit_bias, router.selection_bias)
 
@@ -139,7 +150,7 @@ def refuse_non_finite_rows(router: Router, where: str = "") -> None:
 def _unknown_boundaries(router: Router) -> str:
     """Why nothing is known about distances to the boundaries of a router; empty where it is."""
     rule = router.rule
-    if rule.is_affine:
+    if rule.is_linear:
         return ""
     if router.has_cosine_logits:
         return "boundaries of scores of cosines have no known distance"
@@ -180,7 +191,9 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     """Quantities that this router and this source cannot give, each with the reason."""
     reasons: dict[str, str] = {}
     stage = facts.stage
-    if not router.rule.is_affine:
+    if router.rule.pick == "threshold":
+        reasons |= dict.fromkeys(_OF_TOP_K, "this rule takes every expert above a threshold")
+    elif not router.rule.is_affine:
         curved = "boundaries of this rule are curved or grouped; this is defined for straight ones"
         straight = ("rounding_sigmas", "noise_scale", "order_distance")
         reasons |= dict.fromkeys(straight, curved)
@@ -199,7 +212,9 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons.setdefault("angle", why)
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
-    if router.rule.num_chosen is not None:
+    if router.rule.num_chosen is None:
+        reasons["selection"] = "no k-th expert has a border where sets differ in size"
+    else:
         reasons["num_chosen"] = f"{RULE_HAS_NO}varying number of experts"
     if router.projection is not None:
         why = "arithmetics and noise of routers behind a projection are not known"
@@ -269,7 +284,7 @@ def check_width(router: Router, stage: Stage, width: int, source: str) -> None:
         "router_input": router.hidden_size,
         "pre_norm": router.hidden_size,
         "logits": router.num_experts,
-        "ids": router.rule.top_k,
+        "ids": router.rule.num_chosen,
     }.get(stage)
     if expected is not None and width != expected:
         raise RecordingError(

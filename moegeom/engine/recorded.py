@@ -193,7 +193,8 @@ def _check_experts(
     ids: Int32[np.ndarray, "tokens width"], router: Router, source: str, start: int
 ) -> None:
     """Raises RecordingError for numbers that are no experts, or stand twice in one token."""
-    wrong = (ids < 0) | (ids >= router.num_experts)
+    is_empty = (ids == -1) & (router.rule.num_chosen is None)
+    wrong = ((ids < 0) & ~is_empty) | (ids >= router.num_experts)
     if wrong.any():
         row, slot = np.argwhere(wrong)[0]
         raise RecordingError(
@@ -202,7 +203,7 @@ def _check_experts(
             "Padding must be cut off before the ids are used.",
         )
     ordered = np.sort(ids, axis=1)
-    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if twice.any():
         row = int(np.argmax(twice))
         raise RecordingError(

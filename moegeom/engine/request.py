@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.core.tokens import InputNoise, Stage, TokenSource
+from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
 from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.tokens.held import HeldArrays
@@ -42,8 +42,9 @@ class MeasureOptions(ComputeOptions):
 
     ``batch_tokens`` changes how fast the answer comes, not the answer. Under each of
     ``arithmetics`` the choice is compared with that of the router as stored, or with that under the
-    arithmetic ``reference``. ``noise`` disturbs the inputs: of all routers, or of those that it
-    names.
+    arithmetic ``reference``. The ``what_ifs`` are other ways to choose on the same tokens; those to
+    which other tokens matter are tried in batches of ``what_if_batch`` neighbours. ``noise``
+    disturbs the inputs: of all routers, or of those that it names.
     """
 
     batch_tokens: int | None = field(default=None, metadata=outside_plan("pace"))
@@ -55,6 +56,8 @@ class MeasureOptions(ComputeOptions):
     exclude_first: int = 0
     arithmetics: tuple[str, ...] = ()
     reference: str | None = None
+    what_ifs: tuple[str, ...] = ()
+    what_if_batch: int = TILE
     noise: InputNoise | Mapping[str, InputNoise] | None = None
 
     def noise_at(self, router: str) -> InputNoise | None:
@@ -175,4 +178,5 @@ class ScanRequest(TokensRequest, MeasureOptions):
     @property
     def compares(self) -> bool:
         """Whether some other choice is compared with that of the routers as stored."""
-        return bool(self.arithmetics) or self.run_b is not None or self.checkpoint_b is not None
+        others = (self.run_b, self.checkpoint_b)
+        return bool(self.arithmetics or self.what_ifs) or any(o is not None for o in others)

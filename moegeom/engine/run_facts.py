@@ -144,6 +144,8 @@ def router_facts(router: Router) -> dict[str, Any]:
         "hidden_size": router.hidden_size,
         "top_k": router.rule.top_k,
         "is_affine": router.rule.is_affine,
+        "is_linear": router.rule.is_linear,
+        "pick": router.rule.pick,
         "selection_score_unit": router.rule.selection_score_unit,
         "stored_dtype": router.provenance.stored_dtype,
         "bias_tensor": router.provenance.bias_tensor,
@@ -311,6 +313,7 @@ def explain_command(request: ScanRequest) -> str:
 
 def compared_rows(
     arithmetics: Sequence[str],
+    what_ifs: Sequence[str],
     run_b: Mapping[str, Any] | None,
     checkpoint_b: Mapping[str, Any] | None,
     folders: Sequence[Path],
@@ -326,6 +329,7 @@ def compared_rows(
     if checkpoint_b is not None:
         text = f"routers of another checkpoint on the same inputs: {checkpoint_b['name']}"
         described[CHECKPOINT_B] = {"text": text}
+    described |= {name: {"text": f"what-if: {name}"} for name in what_ifs}
     for name in arithmetics:
         how = arithmetic(name)
         described |= {

@@ -10,7 +10,13 @@ from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import RecordingError, RouterError, UsageError, about
+from moegeom.core.errors import (
+    RecordingError,
+    RouterError,
+    RouterRuleError,
+    UsageError,
+    about,
+)
 from moegeom.core.router import Router, RouterSet, parse_layers
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.prepared import prepare
@@ -40,19 +46,26 @@ class Session:
 
     @classmethod
     def open(
-        cls, request: TokensRequest, prior: str | None = None, with_listed: bool = False
+        cls,
+        request: TokensRequest,
+        prior: str | None = None,
+        with_listed: bool = False,
+        with_varying: bool = False,
     ) -> Session:
         """Reads the routers, opens the tokens and tests whether they belong together.
 
         ``prior`` draws tokens instead; ``with_listed`` keeps routers of which nothing but recorded
-        choices can be measured.
+        choices can be measured, ``with_varying`` those whose tokens choose different numbers of
+        experts.
 
         Raises
         ------
         MoeGeomError
             One of its subclasses: what cannot be read, or tokens that cannot be believed.
         """
-        found = cls.of(request.checkpoint, request, with_listed=with_listed)
+        found = cls.of(
+            request.checkpoint, request, with_listed=with_listed, with_varying=with_varying
+        )
         return found.on(request.tokens, prior)
 
     @classmethod
@@ -62,6 +75,7 @@ class Session:
         terms: Terms,
         *,
         with_listed: bool = False,
+        with_varying: bool = False,
         is_whole: bool = True,
     ) -> Session:
         """The checkpoint, before its tokens are opened.
@@ -81,7 +95,10 @@ class Session:
         except RouterError as refusal:
             refusal.checkpoint = store.label
             raise
-        return cls(terms, store, routers, tuple(select_layers(routers, terms.layers)), started)
+        chosen = tuple(select_layers(routers, terms.layers))
+        if not with_varying:
+            _refuse_varying(store, chosen)
+        return cls(terms, store, routers, chosen, started)
 
     def on(self, tokens: Tokens | None, prior: str | None = None) -> Session:
         """The same with these tokens, without listed routers of which they hold no choices.
@@ -148,6 +165,17 @@ class Session:
             "seconds": time.perf_counter() - self.started,
             "layers_requested": self.terms.layers,
         }
+
+
+def _refuse_varying(store: TensorStore, routers: Sequence[Router]) -> None:
+    """Raises RouterRuleError for rules without a k, where a command is about the k best."""
+    varying = [r.name for r in routers if not r.listed and r.rule.num_chosen is None]
+    if varying:
+        raise RouterRuleError(
+            f"{store.label}: router {varying[0]} ({len(varying)} of {len(routers)} are such) takes "
+            "every expert above a threshold; this command is about rules that choose the k best.",
+            "moegeom routers, check, scan, track and whatif measure it.",
+        )
 
 
 def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:

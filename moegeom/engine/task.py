@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from moegeom.core.router import Router
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.labels import Populations
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.kernels.reduction import REDUCTIONS, Kernels
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.emulated import Emulated
+from moegeom.variants.what_if import Gate
+
+
+@dataclass(frozen=True, eq=False)
+class MadeWhatIf:
+    """A what-if made for one router, and what is known of it before any batch.
+
+    ``router`` is what metrics are told of: its rule says whether sizes vary. ``other`` is that
+    router made ready, where the what-if is a router of its own. Where other tokens matter to the
+    choice, ``batch`` of them are tried together (whole tiles, or a part of one). ``given`` are
+    quantities that its choices come with, ``absent`` others with the reason; ``figures`` are what
+    fit and sample say of it, by name.
+    """
+
+    name: str
+    gate: Gate
+    router: Router
+    other: PreparedRouter | None
+    batch: int
+    given: frozenset[str]
+    absent: Mapping[str, str]
+    figures: Mapping[str, float]
+    num_sampled: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +47,8 @@ class Task:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
     The choice of the router as stored, or of ``reference``, is compared with that of ``variant`` or
     of the router ``checkpoint_b``, or with what ``run_b`` chose; ``noise`` is what inputs are
-    disturbed by, drawn from ``seed``.
+    disturbed by, drawn from ``seed``. A ``what_if`` chooses instead of the router, and is compared
+    with it.
     """
 
     prepared: PreparedRouter
@@ -37,11 +63,24 @@ class Task:
     checkpoint_b: PreparedRouter | None = None
     noise: InputNoise | None = None
     seed: int = 0
+    what_if: MadeWhatIf | None = None
+
+    @cached_property
+    def as_stored(self) -> Task:
+        """The same without the what-if."""
+        return dataclasses.replace(self, what_if=None)
+
+    @cached_property
+    def by_other(self) -> Task:
+        """The same for the router that the what-if is."""
+        assert self.what_if is not None and self.what_if.other is not None
+        return dataclasses.replace(self.as_stored, prepared=self.what_if.other)
 
     @property
     def compares(self) -> bool:
         """Whether another choice is compared with that of the router."""
-        return not (self.variant is None and self.run_b is None and self.checkpoint_b is None)
+        others = (self.variant, self.run_b, self.checkpoint_b, self.what_if)
+        return any(other is not None for other in others)
 
     @cached_property
     def populations(self) -> Populations:

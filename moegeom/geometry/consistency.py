@@ -20,10 +20,11 @@ _TERMS = 1 << 18
 def label_counts(
     label: Labels, chosen: Int32[np.ndarray, "tokens k"], num_experts: int
 ) -> tuple[Int64[np.ndarray, "labels"], Int64[np.ndarray, "labels experts"]]:
-    """Tokens of each label, and those of them that choose each expert."""
+    """Tokens of each label, and those of them that choose each expert; -1 is an empty slot."""
     _, place, tokens = np.unique(label, return_inverse=True, return_counts=True)
-    key = place[:, None] * num_experts + chosen
-    counts = np.bincount(key.ravel(), minlength=len(tokens) * num_experts)
+    row, slot = np.nonzero(chosen >= 0)
+    key = place[row] * num_experts + chosen[row, slot]
+    counts = np.bincount(key, minlength=len(tokens) * num_experts)
     return tokens.astype(np.int64), counts.reshape(len(tokens), num_experts).astype(np.int64)
 
 

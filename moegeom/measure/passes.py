@@ -179,7 +179,7 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
 def _scan_again(run: RouterRun, planned: Pass) -> Progress:
     """A pass after the first."""
     hooks = Hooks(advanced=run.advanced)
-    return scan_router(planned.task, planned.tiles, _pace(run), planned.skip_non_finite, hooks)
+    return scan_router(planned.task, planned.tiles, pace_of(run), planned.skip_non_finite, hooks)
 
 
 def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | None:
@@ -212,7 +212,7 @@ def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | N
 def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
     """Every pass that the metrics need; reads the first tile, for the usual length of an input."""
     own, wanted = prepare(run.router), _wanted(run)
-    typical = _typical_norm(run, own)
+    typical = typical_norm(run, own)
     num_tokens = run.source.facts.num_tokens
     all_tiles = range(-(-num_tokens // TILE))
     some, few = (
@@ -232,7 +232,7 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
     for name, prepared, names, is_sampled, tiles in planned:
         reductions = tuple(n for n in names if _is_sampled(run, n) == is_sampled)
         if reductions:
-            task = _task(run, prepared, reductions, typical)
+            task = task_of(run, prepared, reductions, typical)
             skips = run.options.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, tiles, skips))
     if random is not None and "flips" not in _missing(run):
@@ -243,7 +243,7 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
 
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
     """Whether a sample is enough: for what costs more than the product, as curved distances do."""
-    is_curved = not run.router.rule.is_affine and "distance" in REDUCTIONS[reduction].needs
+    is_curved = not run.router.rule.is_linear and "distance" in REDUCTIONS[reduction].needs
     return REDUCTIONS[reduction].use.is_sampled or is_curved
 
 
@@ -251,7 +251,7 @@ def _side_passes(
     run: RouterRun, own: PreparedRouter, typical: float | None, tiles: Sequence[int]
 ) -> Iterator[Pass]:
     """What another run chose, and what another router chooses, for all tokens."""
-    task = _task(run, own, reductions_for(lambda use: use.of_flip), typical)
+    task = task_of(run, own, reductions_for(lambda use: use.of_flip), typical)
     if run.run_b is not None and run.router.name in run.run_b.source.facts.routers:
         yield Pass(RUN_B, dataclasses.replace(task, run_b=run.run_b), tiles)
     if run.checkpoint_b is not None:
@@ -276,7 +276,7 @@ def _arithmetic_passes(
             (under_random(how.name), random, reductions_for(lambda use: use.of_random_flip), some),
         ):
             task = dataclasses.replace(
-                _task(run, prepared, kept, typical),
+                task_of(run, prepared, kept, typical),
                 variant=emulate(prepared.router, how),
                 reference=emulate(prepared.router, reference) if reference else None,
             )
@@ -324,10 +324,12 @@ def _finished_rows(
         )
         metrics = [metric for metric in run.metrics if metric.scope in ONE_CHOICE]
         router = random.task.prepared.router
-        _extend(rows, finish_router(router, states, names, metrics, absent, "random", whole).rows)
+        extend_rows(
+            rows, finish_router(router, states, names, metrics, absent, "random", whole).rows
+        )
     reasons = dict(finished.reasons)
     if run.compares:
-        _extend(rows, _flip_rows(run, passes, progress, whole))
+        extend_rows(rows, _flip_rows(run, passes, progress, whole))
         metrics = [metric for metric in run.metrics if metric.scope == "flip"]
         reasons |= {m.name: missing["flips"] for m in metrics if "flips" in missing}
     return rows, reasons
@@ -350,7 +352,7 @@ def _flip_rows(
         }
         names = planned.task.populations.names
         found = finish_router(router, states, names, metrics, absent, planned.name, whole)
-        _extend(rows, found.rows)
+        extend_rows(rows, found.rows)
         if run.folder is not None:
             write_bitmap(run.folder, planned.name, states["flip_bits"])
     return rows
@@ -367,12 +369,12 @@ def _wanted(run: RouterRun) -> list[str]:
     return [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
 
 
-def _typical_norm(run: RouterRun, own: PreparedRouter) -> float | None:
+def typical_norm(run: RouterRun, own: PreparedRouter) -> float | None:
     """Median length of the first router inputs; None where none are recorded."""
     facts = run.source.facts
     if facts.stage not in INPUT_STAGES:
         return None
-    task = _task(run, own, (), None)
+    task = task_of(run, own, (), None)
     with threadpool_limits(1, user_api="blas"):
         norm = LazyBatch(task, 0, min(_TYPICAL_TOKENS, facts.num_tokens)).input_norm
     return None if norm is None or not len(norm) else float(np.median(norm))
@@ -394,22 +396,24 @@ def _missing(run: RouterRun) -> dict[str, str]:
     return missing
 
 
-def _task(
-    run: RouterRun, prepared: PreparedRouter, reductions: Sequence[str], typical_norm: float | None
+def task_of(
+    run: RouterRun, prepared: PreparedRouter, reductions: Sequence[str], typical: float | None
 ) -> Task:
+    """What workers need to know to fold the tokens of a run into ``reductions``."""
     return Task(
         prepared,
         run.source,
         load_kernels(run.options.backend),
         tuple(reductions),
-        typical_norm,
+        typical,
         run.options.exclude_first,
         noise=run.noise,
         seed=run.options.seed,
     )
 
 
-def _pace(run: RouterRun) -> Pace:
+def pace_of(run: RouterRun) -> Pace:
+    """How the work of a run is cut."""
     options = run.options
     tokens = options.batch_tokens or batch_tokens(run.router.hidden_size)
     return Pace(tokens, options.num_workers or num_workers())
@@ -424,7 +428,7 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         file = PerTokenFile(run.folder / "tokens.parquet", run.router)
         try:
             hooks = Hooks(advanced=run.advanced, rows=file.rows, written=file.write)
-            return engine(task, tiles, _pace(run), skips, hooks)
+            return engine(task, tiles, pace_of(run), skips, hooks)
         finally:
             file.close()
     snapshot = run.snapshot
@@ -435,7 +439,7 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         advanced=run.advanced,
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
-    return engine(task, tiles, _pace(run), skips, hooks, begin)
+    return engine(task, tiles, pace_of(run), skips, hooks, begin)
 
 
 def _engine_for(
@@ -458,7 +462,8 @@ def _engine_for(
     return functools.partial(scan_on_devices, devices=devices, batch_tokens=batch_tokens, said=said)
 
 
-def _extend(rows: Rows, more: Rows) -> None:
+def extend_rows(rows: Rows, more: Rows) -> None:
+    """Adds rows to those of the same tables."""
     for table, listed in more.items():
         rows.setdefault(table, []).extend(listed)
 

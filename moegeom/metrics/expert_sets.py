@@ -50,9 +50,17 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             else None,
             "expert_set_sampling_rate": rate,
         },
-        "expert_sets": {"expert_set": seen["members"][seen["row"][top]], "num_tokens": counts[top]},
+        "expert_sets": {
+            "expert_set": _members(seen["members"][seen["row"][top]]),
+            "num_tokens": counts[top],
+        },
         "rarefaction": _rarefaction(counts, rate),
     }
+
+
+def _members(rows: np.ndarray) -> list[list[int]]:
+    """Experts of each set, without empty slots."""
+    return [row[row >= 0].tolist() for row in rows]
 
 
 def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:

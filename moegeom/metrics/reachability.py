@@ -27,6 +27,9 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     if router.norm is not None and router.norm.kind != "rms":
         # a layer norm reaches a slice of the ball only: nothing is derived for it
         return {"layers": {}, "experts": {"expert": experts}}
+    if router.rule.pick == "threshold":
+        # no expert competes: whatever reaches its half-space reaches it
+        return {"layers": {}, "experts": {"expert": experts}}
     if router.has_cosine_logits and not router.rule.is_affine:
         # W y + b are divided by a length before they are scored: their range is another one
         return {"layers": {}, "experts": {"expert": experts}}

@@ -29,11 +29,13 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     specialisation = np.full(experts, np.nan)
     layers: dict[str, Any] = {"num_token_ids": len(np.unique(label)) or None}
     if len(label) > 1:
-        anything = np.zeros_like(label)
         specialisation = expert_label_agreement(label, chosen, experts)
+    if len(label) > 1 and facts.router.rule.num_chosen is not None:
         layers |= {
             "same_token_overlap": same_label_agreement(label, chosen, experts),
-            "same_token_overlap_chance": same_label_agreement(anything, chosen, experts),
+            "same_token_overlap_chance": same_label_agreement(
+                np.zeros_like(label), chosen, experts
+            ),
         }
     return {
         "layers": layers,

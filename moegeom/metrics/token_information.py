@@ -18,7 +18,7 @@ from moegeom.geometry.consistency import corrected_information_share
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sample = reductions["token_sample"]
-    known = sample["token_id"] >= 0
+    known = (sample["token_id"] >= 0) & (sample["chosen"][:, 0] >= 0)
     label, top1 = sample["token_id"][known], sample["chosen"][known][:, 0]
     if facts.is_random or len(label) < 2 or "top1" not in reductions:
         return {"layers": {}}

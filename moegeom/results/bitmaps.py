@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 from jaxtyping import UInt8
@@ -50,4 +51,4 @@ def _stored(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 def _path(folder: Path, variant: str) -> Path:
-    return folder / f"flipped.{variant}.npz"
+    return folder / f"flipped.{quote(variant, safe='+=,')}.npz"

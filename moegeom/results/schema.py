@@ -45,6 +45,11 @@ OTHER_TABLES: dict[str, tuple[Column, ...]] = {
             "int",
         ),
     ),
+    "whatif": (
+        *KEYS[:2],
+        Column("quantity", "a parameter that was fitted, or what the sample says", "", "str"),
+        Column("value", "its value", "", "float"),
+    ),
     "findings": (
         Column("severity", "error, warning or note", "", "str"),
         Column("code", "code of the check; empty for a note", "", "str"),

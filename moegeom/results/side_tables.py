@@ -26,6 +26,16 @@ def domain_rows(layers: Sequence[Row]) -> list[dict[str, Any]]:
     return [{"population": name, "num_tokens": number} for name, number in sorted(tokens.items())]
 
 
+def what_if_rows(parts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each figure of each what-if at each router; ``parts`` are the facts of routers."""
+    return [
+        {"router": router, "variant": name, "quantity": quantity, "value": value}
+        for router, part in parts.items()
+        for name, facts in part.get("what_ifs", {}).items()
+        for quantity, value in facts.get("figures", {}).items()
+    ]
+
+
 def variant_rows(
     layers: Sequence[Row], seed: int, described: Mapping[str, Row] = {}
 ) -> list[dict[str, Any]]:

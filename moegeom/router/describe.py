@@ -25,7 +25,7 @@ def describe_router(router: Router) -> dict[str, Any]:
         "boundaries": "none"
         if router.listed
         else "linear"
-        if router.rule.is_affine
+        if router.rule.is_linear
         else "non-linear",
         "rule": rule_in_words(router),
         "finite": bool(np.isfinite(router.weight).all()),
@@ -51,6 +51,8 @@ def rule_in_words(router: Router) -> str:
     if rule.groups is not None:
         steps.append(groups_in_words(rule.groups))
     is_whole = rule.top_k == router.num_experts
+    if rule.pick == "threshold":
+        return f"ReLU of {steps[0]}, every expert above 0 (training aims at {rule.top_k})"
     steps.append(f"{'all' if is_whole else 'top'} {rule.top_k}")
     said = _WEIGHTS[weights.source]
     steps += [said] if said else []

@@ -55,6 +55,10 @@ class Setting:
     values: dict[str, Value] = field(default_factory=dict)
 
 
+#: The score of a rule that takes every expert with a positive logit.
+RELU = "relu"
+
+
 @dataclass(frozen=True)
 class Choice:
     """The name of a step, or the config key whose value selects it.
@@ -213,8 +217,10 @@ class StackSpec:
     begin with their part up to ``{layer}.``. A layer with one of the tensors ``token_table`` looks
     its experts up by token id, ``not_a_function`` says why no choice of the stack follows from
     router and input, and ``not_a_function_when`` says so for config flags that are true and for
-    ``key=value``: all these are listed with the reason instead of being loaded. ``capacity``:
-    tokens of one sequence that an expert takes.
+    ``key=value``: all these are listed with the reason instead of being loaded. ``relu_when`` is
+    such a flag or value with which every expert with a positive logit is chosen, and that logit is
+    its weight; so it is with the score ``relu``. ``capacity``: tokens of one sequence that an
+    expert takes.
     """
 
     name: str
@@ -247,6 +253,7 @@ class StackSpec:
     token_table: tuple[TensorName, ...] = ()
     not_a_function: str = ""
     not_a_function_when: dict[str, str] = field(default_factory=dict)
+    relu_when: str = ""
     capacity: Setting = Setting()
 
 

@@ -15,6 +15,7 @@ from moegeom.core.errors import InternalError
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import mantissa_bits
 from moegeom.router.family import (
+    RELU,
     Choice,
     ExpertsSpec,
     Family,
@@ -299,7 +300,7 @@ def _choices(cls: type, name: str) -> tuple[str, ...]:
 def _check_names(stack: StackSpec, where: str) -> None:
     """Every step that the stack names exists in the core records."""
     sources = _choices(core.Weights, "source")
-    scores = tuple(sorted(core.MONOTONE_SCORES))
+    scores = (*sorted(core.MONOTONE_SCORES), RELU)
     named = [("score", step, scores) for step in stack.score.steps]
     named += [("weights.source", step, sources) for step in stack.weights.source.steps]
     if stack.groups:

@@ -12,6 +12,7 @@ from moegeom.core.files import read_regular
 from moegeom.core.router import MONOTONE_SCORES
 from moegeom.router.family import (
     DESCRIBED,
+    RELU,
     Choice,
     Family,
     Setting,
@@ -26,11 +27,6 @@ _MOST_BYTES = 1 << 20
 
 #: Names that are longer come from a file that nobody vouches for: no pattern is tried on them.
 _LONGEST_NAME = 200
-
-#: Scores of rules without a number of experts to choose, and what they choose instead.
-_NO_FIXED_NUMBER = {
-    "relu": "a token takes every expert whose logit is positive, as many as there are",
-}
 
 _NUMBER = re.compile(r"(?<![^._])[0-9]{1,6}(?=\.)")
 
@@ -104,16 +100,9 @@ class RequestedFamily:
                 "are chosen and by which score is not guessed.",
                 "--router-pattern REGEX --top-k K --score NAME",
             )
-        if self.score in _NO_FIXED_NUMBER:
-            raise UsageError(
-                f"--score {self.score}: {_NO_FIXED_NUMBER[self.score]}; only rules that choose a "
-                "fixed number of experts are measured.",
-                "Record what the model chose and compare loads there.",
-            )
-        if self.score not in MONOTONE_SCORES:
-            raise UsageError(
-                f"--score {self.score}: expected one of {', '.join(sorted(MONOTONE_SCORES))}."
-            )
+        if self.score not in (*MONOTONE_SCORES, RELU):
+            known = ", ".join(sorted((*MONOTONE_SCORES, RELU)))
+            raise UsageError(f"--score {self.score}: expected one of {known}.")
         weight = _hits(self.pattern, names, "--router-pattern")
         _check_one_each(weight)
         biases = {
@@ -140,7 +129,8 @@ class RequestedFamily:
         )
         said = "logits" if is_of_logits else self.score.replace("_", "-")
         bias = " + selection bias" if self.selection_bias else ""
-        text = f"{said}{bias}, top {{top_k}} of {{num_experts}}, as described by options"
+        number = "every one above 0" if self.score == RELU else "top {top_k}"
+        text = f"{said}{bias}, {number} of {{num_experts}}, as described by options"
         return Family(DESCRIBED, "the command line", (), text, (stack,))
 
 

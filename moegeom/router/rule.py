@@ -10,6 +10,7 @@ import numpy as np
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
 from moegeom.router.family import (
+    RELU,
     Family,
     GroupSpec,
     LayersSpec,
@@ -38,6 +39,8 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
             code=CONFIG_CONTRADICTED,
         )
     spec = stack.weights
+    if (stack.relu_when and settings.says(stack.relu_when)) or stack.score.step == RELU:
+        return _relu_rule(stack, settings, top_k, router)
     return Rule(
         top_k=top_k,
         score=settings.choose(stack.score),
@@ -55,6 +58,24 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
         groups=stack.groups and _build_groups(stack.groups, settings, num_experts, top_k, router),
         logit_map=_build_logit_map(stack, settings),
         capacity=settings.integer(stack.capacity) if settings.has(stack.capacity) else None,
+    )
+
+
+def _relu_rule(stack: StackSpec, settings: Settings, top_k: int, router: str) -> Rule:
+    """Every expert with a positive logit, which is its weight; training aims at ``top_k``."""
+    for is_there, what in (
+        (has_selection_bias(stack, settings), "a selection bias"),
+        (stack.projection is not None, "a projection in front of the rows"),
+        (_build_logit_map(stack, settings) is not None, "a map of the logits"),
+    ):
+        if is_there:
+            raise RouterError(f"{router}: what {what} does to a ReLU router is not known.")
+    return Rule(
+        top_k=top_k,
+        score="identity",
+        weights=Weights("scores", scale=settings.number(stack.weights.scale)),
+        has_logit_bias=has_logit_bias(stack, settings),
+        pick="threshold",
     )
 
 
@@ -271,6 +292,8 @@ def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[in
 
 def rule_text(family: Family, rule: Rule, num_experts: int, stack: StackSpec) -> str:
     """The family's sentence with the numbers of one router."""
+    if rule.pick == "threshold":
+        return f"ReLU of logits, those above 0 of {num_experts} (training aims at {rule.top_k})"
     groups = ""
     if rule.groups and stack.groups:
         groups = stack.groups.text.format(

@@ -22,7 +22,8 @@ class CosineRouter(TopKRouter):
 
     P is (``projected``, hidden), u_e the rows of ``weight``. Lengths below 1e-12 count as 1e-12.
     Neither the length of a row nor that of an input favours an expert. Everything else is as in
-    :class:`TopKRouter`. Source: arXiv 2206.04046. Oracle in tests: torch's cosine_similarity.
+    :class:`TopKRouter`.
+    Source: Li et al. 2022, arXiv 2206.04046. Oracle in tests: torch's cosine_similarity.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def newton_schulz(
     :math:`X_0 = A / \|A\|_F`, then :math:`X \leftarrow \tfrac32 X - \tfrac12 X X^\top X`: singular
     values go to 1, singular vectors stay. About :math:`\log_{1.5} (\|A\|_F / \sigma_{\min}) + 5`
     steps reach rounding; a matrix of lower rank keeps its rank. nan for zeros.
-    Source: docs/theory.md D4. Oracle in tests: scipy.linalg.polar.
+    Source: docs/theory.md D2. Oracle in tests: scipy.linalg.polar.
     """
     x = matrix / torch.linalg.matrix_norm(matrix)
     for _ in range(steps):

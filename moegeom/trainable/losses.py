@@ -13,8 +13,8 @@ def balance_loss(
     r"""Loss of GShard and Switch, :math:`E \sum_e f_e P_e`; k at balance, at most E for k = 1.
 
     :math:`f_e` is the share of tokens that chose e (they add up to k) and has no gradient,
-    :math:`P_e` the mean probability. nan without tokens. Source: arXiv 2101.03961, equations 4 to
-    6. Oracle in tests: load_balancing_loss_func of transformers.
+    :math:`P_e` the mean probability. nan without tokens. Source: Fedus et al. 2021, arXiv
+    2101.03961, equations 4 to 6. Oracle in tests: load_balancing_loss_func of transformers.
     """
     share = load.to(probability.dtype) / len(probability)
     return probability.shape[1] * (share * probability.mean(dim=0)).sum()
@@ -23,7 +23,7 @@ def balance_loss(
 def z_loss(logits: Float[Tensor, "tokens experts"]) -> Float[Tensor, ""]:
     r"""Mean over tokens of the square of :math:`\log \sum_e e^{z_e}`; nan without tokens.
 
-    Source: arXiv 2202.08906, equation 5. Oracle in tests: scipy.special.logsumexp.
+    Source: Zoph et al. 2022, arXiv 2202.08906, equation 5. Oracle in tests: scipy's logsumexp.
     """
     return torch.logsumexp(logits, dim=1).square().mean()
 

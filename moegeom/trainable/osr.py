@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -144,8 +142,8 @@ def sinkhorn(
     and a step or more, 1 / E everywhere. In logarithms.
     Source: S3 A.3.2; docs/theory.md D2. Oracle in tests: linear programs, the plain iteration.
     """
-    column = math.log(max(len(logits), 1) / logits.shape[1])
     for _ in range(steps):
         logits = torch.log_softmax(logits, dim=1)
-        logits = logits - torch.logsumexp(logits, dim=0, keepdim=True) + column
+        # T / E, a factor of all entries, falls out when rows are scaled.
+        logits = torch.log_softmax(logits, dim=0)
     return torch.softmax(logits, dim=1)

@@ -26,7 +26,7 @@ class ReLURouter(RouterModule):
 
     f without gradient, L = ``num_layers`` routers that share :math:`\lambda`, the buffer
     ``strength``, which :func:`update_strength` moves until k experts run on average.
-    Source: arXiv 2412.14711. Oracle in tests: the loss by loops.
+    Source: Wang et al. 2025, arXiv 2412.14711. Oracle in tests: the loss by loops.
     """
 
     strength: Tensor
@@ -92,7 +92,7 @@ def update_strength(routers: Sequence[ReLURouter]) -> float:
     ------
     UsageError
         Where no batch was routed in training, or a strength was cast to 0.
-    Source: arXiv 2412.14711, equation 9. Oracle in tests: the formula, step by step.
+    Source: Wang et al. 2025, arXiv 2412.14711. Oracle in tests: the formula, step by step.
     """
     if not routers or any(bool(router.sparsity.isnan()) for router in routers):
         raise UsageError("update_strength: no batch was routed in training yet.")

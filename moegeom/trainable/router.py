@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -53,7 +53,8 @@ class RouterModule(nn.Module):
 
     ``forward`` is ``choose(scored(inputs))``. Both run outside autocast, in float32 or in the wider
     of what inputs and parameters are, whatever the model around them runs in: in bfloat16 logits of
-    different experts become equal.
+    different experts become equal. Buffers, which hold running means and biases, stay float32 when
+    the model is cast to less, in which their small steps would be lost.
     """
 
     #: Whether the choice of a token follows from its own input, and not from other tokens.
@@ -68,6 +69,16 @@ class RouterModule(nn.Module):
         if hidden < 1:
             raise UsageError(f"{type(self).__name__}: hidden is {hidden}, expected 1 or more.")
         self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
+        """What ``to``, ``half`` and their kin do, but for buffers that would become narrower."""
+        before = {n: b for n, b in self._buffers.items() if b is not None and b.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            after = self._buffers[name]
+            if after is not None and after.dtype != at_least_float32(after):
+                self._buffers[name] = buffer.to(after.device, at_least_float32(after))
+        return self
 
     def forward(self, inputs: Float[Tensor, "*batch hidden"]) -> Routed:
         """Route the last axis of ``inputs``; every other axis counts tokens."""

@@ -19,7 +19,7 @@ class SMEAR(nn.Module):
     enter; with ``causal`` the mean over the tokens up to each one, whose expert is merged for it
     alone, so that E |theta| numbers are added up per token. Experts must not have buffers.
     Probabilities are float32 at least, parameters are merged in their own dtype.
-    Source: arXiv 2306.03745. Oracle in tests: the definition by loops.
+    Source: Muqeeth et al. 2023, arXiv 2306.03745. Oracle in tests: the definition by loops.
     """
 
     def __init__(self, experts: Iterable[nn.Module], hidden: int, *, causal: bool = False) -> None:

@@ -19,7 +19,8 @@ class SoftMoE(nn.Module):
     :math:`\sum_t D_{ts} y_t`, D the softmax over tokens, and a token gets :math:`\sum_s C_{ts} o_s`
     of the outputs, C the softmax over all slots. Nothing is chosen and nothing is dropped; what a
     token gets depends on later ones. D and C are made in float32 at least; the result has the dtype
-    of the experts' outputs. Source: arXiv 2308.00951. Oracle in tests: the definition by loops.
+    of the experts' outputs.
+    Source: Puigcerver et al. 2023, arXiv 2308.00951. Oracle in tests: the definition by loops.
     """
 
     def __init__(self, experts: Iterable[nn.Module], hidden: int, *, slots: int = 1) -> None:

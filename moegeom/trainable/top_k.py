@@ -141,9 +141,10 @@ class TopKRouter(RouterModule):
         Raises
         ------
         UsageError
-            Without a ``bias_rate``, or where the model was cast to less than float32, which steps
+            Without a ``bias_rate``, or where the bias was put into less than float32, which steps
             of a thousandth do not survive.
-        Source: arXiv 2408.15664, algorithm 1. Oracle in tests: the definition, by loops.
+        Source: Wang et al. 2024, arXiv 2408.15664, algorithm 1.
+        Oracle in tests: loads worked by hand.
         """
         if self.selection_bias is None:
             raise UsageError(

@@ -229,3 +229,23 @@ def _error(text: str, kind: WhatIf, why: str) -> UsageError:
         f"what-if '{text[:80]}': {why}.",
         f"{spelled(kind)}: {kind.text} `moegeom whatif --list` shows all with their parameters.",
     )
+
+
+# ---------------------------------------------------------------------------------------- the list
+def describe_what_ifs() -> list[dict[str, str]]:
+    """A row for each kind: its name, its parameters with their values, what it is."""
+    return [
+        {
+            "what-if": spelled(kind),
+            "parameters": ", ".join(map(_described, kind.parameters)) or "-",
+            "is": " ".join([kind.text, *(f"{p.name}: {p.text}" for p in kind.parameters)]),
+        }
+        for kind in WHAT_IFS.all()
+    ]
+
+
+def _described(parameter: Parameter) -> str:
+    if parameter.is_flag or parameter.default is None:
+        return parameter.name
+    default = parameter.default
+    return f"{parameter.name}={default if isinstance(default, str) else format(default, 'g')}"

@@ -12,6 +12,8 @@ import json
 import os
 import sys
 
+import numpy as np
+
 from moegeom.checks import CHECKS
 from moegeom.core.tokens import InputNoise
 from moegeom.document.model import View
@@ -43,6 +45,7 @@ def warm_up() -> None:
     )
     found = LazyBatch(task, 0, 8)
     vars(found)["matches_recording"] = kernels["same_set"](*[found.chosen] * 2)
+    vars(found)["num_chosen"] = (found.chosen >= 0).sum(axis=1, dtype=np.int32)
     extent = Extent(len(task.populations.names), EXPERTS, TOP_K, HIDDEN, source.facts.num_tokens)
     for reduction in REDUCTIONS.all():
         reduction.start(extent).fold(found, kernels)

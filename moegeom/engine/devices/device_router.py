@@ -40,6 +40,8 @@ def refusal(task: Task) -> str:
     router, stage = task.prepared.router, task.source.facts.stage
     if task.compares or task.noise is not None:
         return "choices are compared under another arithmetic, router or noise"
+    if router.rule.num_chosen is None:
+        return "tokens choose different numbers of experts"
     if stage not in DEVICE_STAGES:
         return f"the recording holds {stage.replace('_', ' ')}"
     if router.has_cosine_logits:

@@ -40,14 +40,20 @@ def osr_cost(
 
 # ------------------------------------------------------------------------------------------ scaling
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What Sinkhorn scaling gives: ``share`` of each token that goes to each expert; rows sum to 1.
+class TransportPlan:
+    """What Sinkhorn scaling gives: the share of each token that goes to each expert.
 
-    ``clipped_share`` is the share of costs beyond the clip, whose order was lost.
+    ``log_share`` is its logarithm, which also orders shares that are 0 as a float; -inf where a
+    cost is inf. ``clipped_share`` is the share of costs beyond the clip, whose order was lost.
     """
 
-    share: Float64[np.ndarray, "tokens experts"]
+    log_share: Float64[np.ndarray, "tokens experts"]
     clipped_share: float
+
+    @property
+    def share(self) -> Float64[np.ndarray, "tokens experts"]:
+        """0 to 1; rows sum to 1."""
+        return np.exp(self.log_share)
 
 
 def sinkhorn(
@@ -56,17 +62,18 @@ def sinkhorn(
     steps: int,
     clip: float = CLIP,
     in_logarithms: bool = True,
-) -> Plan:
+) -> TransportPlan:
     r"""Shares :math:`Q \propto e^{-C/\epsilon}` with rows and columns scaled in turn.
 
     :math:`L = clip(-C / \epsilon, \pm clip)`; ``steps`` times rows to sum 1 and columns to N / E;
     rows again. Rows are exact, columns are not (:func:`column_error`): three steps are far from
     enough where tokens come in clusters. ``steps`` 0 is the softmax of each token. A batch of one
-    token has 1 / E everywhere, whatever its costs. A number that is the same for all experts of a
-    token changes nothing; one that is the same for all tokens of an expert nothing in the limit of
-    many steps (both but for clip and rounding). As eps goes to 0 and steps to inf, with an infinite
-    clip, the plan of least cost with these sums: the balanced choice of one expert a token. A cost
-    of inf is never chosen; a token or an expert with no other is left out of the scaling.
+    token has 1 / E everywhere, whatever its costs (but for what a guard leaves). A number that is
+    the same for all experts of a token changes nothing; one that is the same for all tokens of an
+    expert nothing in the limit of many steps (both but for clip and rounding). As eps goes to 0 and
+    steps to inf, with an infinite clip, the plan of least cost with these sums: the balanced choice
+    of one expert a token. A cost of inf is never chosen; a token or an expert with no other is left
+    out of the scaling.
 
     ``in_logarithms`` subtracts log-sums, which loses nothing; else sums are divided by with 1e-8
     added, as it is usually coded: 1e-8 less for each of 2 * steps + 1 sums, if none is small.
@@ -77,7 +84,7 @@ def sinkhorn(
     clipped = float((np.abs(exponent[allowed]) > clip).mean()) if allowed.any() else 0.0
     exponent = np.where(allowed, np.clip(exponent, -clip, clip), -np.inf)
     scale = _by_logarithms if in_logarithms else _by_division
-    return Plan(scale(exponent, steps), clipped)
+    return TransportPlan(scale(exponent, steps), clipped)
 
 
 def _by_logarithms(
@@ -88,7 +95,7 @@ def _by_logarithms(
     for _ in range(steps):
         logarithm = logarithm - _log_sum(logarithm, axis=1)
         logarithm = logarithm - _log_sum(logarithm, axis=0) + np.log(tokens / experts)
-    return np.exp(logarithm - _log_sum(logarithm, axis=1))
+    return logarithm - _log_sum(logarithm, axis=1)
 
 
 def _log_sum(
@@ -109,7 +116,8 @@ def _by_division(
     for _ in range(steps):
         share = share / (share.sum(axis=1, keepdims=True) + GUARD)
         share = share / (share.sum(axis=0, keepdims=True) + GUARD) * (tokens / experts)
-    return share / (share.sum(axis=1, keepdims=True) + GUARD)
+    with np.errstate(divide="ignore"):  # shares of 0
+        return np.log(share / (share.sum(axis=1, keepdims=True) + GUARD))
 
 
 def column_error(share: Float64[np.ndarray, "tokens experts"]) -> float:

@@ -202,14 +202,14 @@ def smooth_gate(
 
 # ------------------------------------------------------------------------------------------- budget
 @dataclass(frozen=True)
-class Budget:
+class SmoothingBudget:
     """A width of the strip and the mean number of extra experts that it brings."""
 
     eps: float
     extra: float
 
 
-def smoothing_budget(gaps: Float64[np.ndarray, "tokens others"], extra: float) -> Budget:
+def smoothing_budget(gaps: Float64[np.ndarray, "tokens others"], extra: float) -> SmoothingBudget:
     r"""The eps at which tokens run ``extra`` more experts in the mean.
 
     :math:`\epsilon^* = (g_{(m)} + g_{(m+1)}) / 2` of the pooled gaps (:func:`gaps`) in ascending
@@ -225,11 +225,11 @@ def smoothing_budget(gaps: Float64[np.ndarray, "tokens others"], extra: float) -
     pool = gaps[np.isfinite(gaps)]
     wanted = round(len(gaps) * extra)
     if not 0 <= wanted <= pool.size:
-        raise ValueError(f"{extra} extra experts of {pool.size / max(len(gaps), 1)} a token")
+        raise ValueError(f"{extra:g} extra experts of {pool.size / max(len(gaps), 1):g}")
     if wanted == 0:
-        return Budget(0.0, 0.0)
+        return SmoothingBudget(0.0, 0.0)
     if wanted == pool.size:
-        return Budget(float(np.nextafter(pool.max(), np.inf)), wanted / len(gaps))
+        return SmoothingBudget(float(np.nextafter(pool.max(), np.inf)), wanted / len(gaps))
     pair = np.partition(pool, (wanted - 1, wanted))[wanted - 1 : wanted + 1]
     eps = float(pair.mean())
-    return Budget(eps, int((pool < eps).sum()) / len(gaps))
+    return SmoothingBudget(eps, int((pool < eps).sum()) / len(gaps))

@@ -22,7 +22,7 @@ def threshold_for(logits: Float[np.ndarray, "tokens experts"], experts: float) -
     pool = logits.astype(np.float64).ravel()
     wanted = round(len(logits) * experts)
     if not pool.size or not 0 <= wanted <= pool.size:
-        raise ValueError(f"{experts} of {logits.shape[1]} experts")
+        raise ValueError(f"{experts:g} of {logits.shape[1]} experts")
     if wanted == 0:
         return float(pool.max())
     if wanted == pool.size:

@@ -170,7 +170,7 @@ def measured_target(
     assert isinstance(request.target, str)
     try:
         has_tokens = request.tokens is not None
-        opened = Session.of(request.target, request, with_listed=has_tokens)
+        opened = Session.of(request.target, request, with_listed=has_tokens, with_varying=True)
         if not has_tokens and request.out is None:
             return lint(request.target, request, opened, watch), opened
         asked = ScanRequest(

@@ -56,7 +56,9 @@ def measure_step(
     tokens = tokens_of(request, candidate)
     try:
         try:
-            opened = Session.of(candidate.path, request, with_listed=tokens is not None)
+            opened = Session.of(
+                candidate.path, request, with_listed=tokens is not None, with_varying=True
+            )
         except CheckpointError as error:
             return error.message  # a file that is cut short: it is being written, or broken
         return _measured(request, folder, candidate, opened, tokens, watch)

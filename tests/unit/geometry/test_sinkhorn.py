@@ -28,10 +28,10 @@ def cost() -> np.ndarray:
 
 @pytest.mark.parametrize("in_logarithms", [True, False])
 def test_rows_are_exact_and_three_steps_leave_columns_far_off(cost, in_logarithms):
-    share = {steps: sinkhorn(cost, 0.05, steps, np.inf, in_logarithms).share for steps in (3, 1000)}
+    share = {steps: sinkhorn(cost, 0.05, steps, np.inf, in_logarithms).share for steps in (3, 300)}
     np.testing.assert_allclose(share[3].sum(axis=1), 1.0, atol=1e-6)
     assert column_error(share[3]) > 0.5
-    assert column_error(share[1000]) < 1e-3
+    assert column_error(share[300]) < 1e-3
 
 
 def test_more_steps_lower_the_error_of_columns(cost):
@@ -40,7 +40,7 @@ def test_more_steps_lower_the_error_of_columns(cost):
 
 
 def test_a_balanced_plan_does_not_balance_the_largest_two_of_it(cost):
-    share = sinkhorn(cost, 0.05, 1000).share
+    share = sinkhorn(cost, 0.05, 300).share
     counts = np.bincount(top_k(share, 2).ravel(), minlength=64)
     assert column_error(share) < 1e-3 < 0.1 < load_cv(counts)
     assert max_vio(counts) > 0.1

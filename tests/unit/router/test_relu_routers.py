@@ -1,4 +1,4 @@
-"""Routers that take every expert with a positive logit are listed, whatever says that they do."""
+"""Routers that take every expert with a positive logit, whatever says that they do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import torch
+from numpy.testing import assert_allclose
+from safetensors.numpy import load_file, save_file
 
+import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.errors import RouterError, RouterRuleError
 from moegeom.core.router import RouterSet
+from moegeom.engine.prepared import prepare
+from moegeom.engine.route import route
+from moegeom.engine.trust import examine
+from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
+from moegeom.testing.array_source import ArraySource
 
 LAYERS, EXPERTS, HIDDEN = 2, 6, 16
 
@@ -25,6 +33,13 @@ ARGUMENTS: dict[str, Any] = {
 }  # fmt: skip
 
 RULES = ["megatron-softmax", "megatron-softmax-first", "megatron-sigmoid"]
+
+
+ALLOWED = {"stale_inputs": True, "unverified": True}
+
+
+def _weight(folder: Path, layer: int) -> np.ndarray:
+    return load_file(folder / "model.safetensors")[f"decoder.layers.{layer}.mlp.router.weight"]
 
 
 def _loaded(folder: Path, **arguments: Any) -> RouterSet:
@@ -41,13 +56,91 @@ def _loaded(folder: Path, **arguments: Any) -> RouterSet:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_relu_routing_is_listed_with_the_reason(rule: str, tmp_path: Path) -> None:
-    with pytest.raises(RouterError) as caught:
-        _loaded(tmp_path, model_type=rule, moe_relu_routing=True)
-    assert "'decoder.layers.0.mlp.router.weight' ...) cannot be measured: a token takes every " in (
-        caught.value.message
+def test_relu_routing_takes_every_expert_with_a_positive_logit(rule: str, tmp_path: Path) -> None:
+    found = _loaded(tmp_path, model_type=rule, moe_relu_routing=True)
+    assert {router.rule.pick for router in found.routers} == {"threshold"}
+    assert {router.rule.num_chosen for router in found.routers} == {None}
+    assert found.family_text == "ReLU of logits, those above 0 of 6 (training aims at 1)"
+
+
+def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(tmp_path: Path) -> None:
+    (router, _) = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
+    inputs = np.random.default_rng(1).standard_normal((500, HIDDEN)).astype(np.float32)
+    routed = route(router, inputs)
+    logits = (
+        torch.from_numpy(inputs).double() @ torch.from_numpy(router.weight.astype(np.float64)).T
     )
-    assert caught.value.message.endswith("so that their number varies from token to token.")
+    gate = torch.relu(logits).numpy()
+    dense = np.zeros((500, EXPERTS))
+    token, slot = np.nonzero(routed.chosen >= 0)
+    dense[token, routed.chosen[token, slot]] = routed.weights[token, slot]
+    assert_allclose(dense, gate, atol=1e-6)
+    assert (routed.num_chosen == (gate > 0.0).sum(axis=1)).all()
+    lengths = np.linalg.norm(router.weight.astype(np.float64), axis=1)
+    assert_allclose(
+        routed.boundary_distance, (abs(logits.numpy()) / lengths).min(axis=1), atol=1e-6
+    )
+    assert (routed.boundary_distance_upper == routed.boundary_distance).all()
+
+
+def test_nothing_flips_inside_the_distance_and_something_does_beyond_it(tmp_path: Path) -> None:
+    (router, _) = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
+    inputs = np.random.default_rng(2).standard_normal((200, HIDDEN)).astype(np.float64)
+    rows = router.weight.astype(np.float64)
+    routed = route(router, inputs.astype(np.float32))
+    logits = inputs.astype(np.float32) @ rows.T
+    lengths = np.linalg.norm(rows, axis=1)
+    nearest = (abs(logits) / lengths).argmin(axis=1)
+    token = np.arange(200)
+    towards = -np.sign(logits[token, nearest])[:, None] * (rows / lengths[:, None])[nearest]
+    for factor, is_same in ((0.999, True), (1.001, False)):
+        moved = inputs.astype(np.float32) + factor * routed.boundary_distance[:, None] * towards
+        same = ((moved @ rows.T > 0.0) == (logits > 0.0)).all(axis=1)
+        assert (same == is_same).all(), factor
+
+
+def test_recorded_choices_of_any_number_are_held_against_the_rule(tmp_path: Path) -> None:
+    routers = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
+    inputs = np.random.default_rng(3).standard_normal((300, HIDDEN)).astype(np.float32)
+    inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
+    chosen = {r.name: route(r, inputs).chosen for r in routers}
+    shares = []
+    for shift in (0, 1):
+        turned = {n: np.roll(ids, shift, axis=0)[:, ::-1].copy() for n, ids in chosen.items()}
+        source = ArraySource({router.name: inputs for router in routers}, chosen=turned)
+        shares += [
+            examine([prepare(r)], source, "", load_kernels("cpu"), ALLOWED).share_reproduced
+            for r in routers
+        ]
+    assert shares[:2] == [1.0, 1.0]
+    assert max(shares[2:]) < 0.2
+
+
+def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(tmp_path: Path) -> None:
+    _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
+    inputs = np.random.default_rng(4).standard_normal((2000, HIDDEN)).astype(np.float32)
+    inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
+    found = mg.scan(str(tmp_path), {"text/0": inputs, "text/1": inputs}, stage="router_input")
+    (row, _) = found.layers().to_pylist()
+    gate = inputs @ _weight(tmp_path, 0).T > 0.0
+    assert row["num_chosen_mean"] == pytest.approx(gate.sum(axis=1).mean(), abs=0.01)
+    assert row["no_expert_share"] == pytest.approx((~gate.any(axis=1)).mean(), abs=0.002)
+    load = gate.sum(axis=0)
+    assert row["max_vio_global"] == pytest.approx(load.max() / load.mean() - 1.0, abs=0.01)
+    assert row["max_vio_floor"] is None
+    assert row["boundary_distance_p50"] > 0.0
+    (part, _) = found.value.run["parts"].values()
+    assert part["reasons"]["routing_entropy"] == "this rule takes every expert above a threshold"
+
+
+@pytest.mark.parametrize("command", ["balance", "space", "perturb", "cells", "regions"])
+def test_commands_about_the_k_best_refuse_it_by_name(command: str, tmp_path: Path) -> None:
+    _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
+    inputs = np.ones((8, HIDDEN), np.float32)
+    with pytest.raises(RouterRuleError, match="takes every expert above a threshold"):
+        getattr(mg, command)(
+            str(tmp_path), {"text/0": inputs, "text/1": inputs}, stage="router_input"
+        )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -65,17 +158,10 @@ def test_a_flag_that_is_no_flag_is_refused(tmp_path: Path) -> None:
         _loaded(tmp_path, model_type=RULES[0], moe_relu_routing="yes")
 
 
-def test_relu_is_refused_as_a_score() -> None:
-    asked = RequestedFamily(pattern=r"layers\.(\d+)\.router\.weight", top_k=1, score="relu")
-    with pytest.raises(UsageError) as caught:
-        asked.family(["layers.0.router.weight"])
-    assert caught.value.message == (
-        "--score relu: a token takes every expert whose logit is positive, as many as there are; "
-        "only rules that choose a fixed number of experts are measured."
+def test_relu_is_a_score_that_options_may_name(tmp_path: Path) -> None:
+    _loaded(tmp_path, model_type=RULES[0])
+    asked = RequestedFamily(
+        pattern=r"decoder\.layers\.(\d+)\.mlp\.router\.weight", top_k=2, score="relu"
     )
-
-
-def test_a_single_expert_keeps_its_sigmoid_as_weight(tmp_path: Path) -> None:
-    one = _loaded(tmp_path, model_type="megatron-sigmoid").routers[0]
-    two = _loaded(tmp_path, model_type="megatron-sigmoid", moe_router_topk=2).routers[0]
-    assert (one.rule.weights.renormalise, two.rule.weights.renormalise) == (False, True)
+    found = load_routers(open_checkpoint(tmp_path), None, asked)
+    assert [router.rule.pick for router in found.routers] == ["threshold", "threshold"]

@@ -41,6 +41,8 @@ KINDS: dict[str, Callable[[], RouterModule]] = {
     "exact": lambda: SmoothTopKRouter(EXPERTS, K, HIDDEN, controller="exact", hard_at_inference=True),
     "cosine": lambda: CosineRouter(EXPERTS, K, HIDDEN, projected=12),
     "centred": lambda: CentredRouter(TopKRouter(EXPERTS, K, HIDDEN)),
+    "relu": lambda: ReLURouter(EXPERTS, K, HIDDEN, has_bias=True),
+    "centred relu": lambda: CentredRouter(ReLURouter(EXPERTS, K, HIDDEN)),
 }  # fmt: skip
 
 LISTED: dict[str, Callable[[], RouterModule]] = {
@@ -56,6 +58,8 @@ WORDS = {
     "exact": "softmax, top 2, weights sum to 1",
     "cosine": "cosines in 12 projected dimensions x",
     "centred": "softmax of biased logits, top 2, weights sum to 1",
+    "relu": "ReLU of logits + bias, every expert above 0 (training aims at 2)",
+    "centred relu": "ReLU of logits + bias, every expert above 0 (training aims at 2)",
 }
 
 

@@ -87,8 +87,9 @@ def test_a_strength_never_sticks_at_zero():
     assert_allclose(dense.strength, 1e-30, rtol=1e-6)
     with pytest.raises(UsageError, match="no batch was routed"):
         update_strength([ReLURouter(4, 1, HIDDEN)])
-    small = ReLURouter(4, 1, HIDDEN).half()
+    small = ReLURouter(4, 1, HIDDEN)
     small(torch.randn(3, HIDDEN))
+    small.strength = small.strength.half()
     with pytest.raises(UsageError, match="a strength is 0 in torch.float16"):
         update_strength([small])
     with pytest.raises(UsageError, match="expected a layer, a positive strength"):

@@ -17,7 +17,15 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter, load_balan
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry.selection import route
-from moegeom.trainable import CosineRouter, Routed, TopKRouter
+from moegeom.trainable import (
+    CentredRouter,
+    CosineRouter,
+    OSRRouter,
+    ReLURouter,
+    Routed,
+    SmoothTopKRouter,
+    TopKRouter,
+)
 from moegeom.trainable.losses import entropy_loss
 
 EXPERTS, K, HIDDEN, TOKENS = 8, 3, 16, 50
@@ -153,10 +161,32 @@ def test_the_bias_evens_loads_that_a_mean_input_makes_uneven():
 def test_a_bias_that_cannot_be_moved_is_refused():
     with pytest.raises(UsageError, match="no selection bias"):
         TopKRouter(4, 2, HIDDEN).update_bias(torch.ones(4, dtype=torch.int64))
+    narrow = TopKRouter(4, 2, HIDDEN, bias_rate=0.1)
+    narrow.selection_bias = narrow.selection_bias.bfloat16()
     with pytest.raises(UsageError, match="bfloat16, in which updates are lost"):
-        TopKRouter(4, 2, HIDDEN, bias_rate=0.1).bfloat16().update_bias(
-            torch.ones(4, dtype=torch.int64)
-        )
+        narrow.update_bias(torch.ones(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])
+def test_buffers_stay_float32_in_a_model_that_is_cast_to_less(cast):
+    model = torch.nn.ModuleList(
+        [
+            TopKRouter(4, 2, HIDDEN, bias_rate=0.1),
+            SmoothTopKRouter(4, 2, HIDDEN, controller="exact"),
+            ReLURouter(4, 2, HIDDEN),
+            OSRRouter(4, 2, HIDDEN, router_dim=2),
+            CentredRouter(TopKRouter(4, 2, HIDDEN)),
+        ]
+    )
+    held = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to(cast)
+    assert {parameter.dtype for parameter in model.parameters()} == {cast}
+    for name, buffer in model.named_buffers():
+        assert not buffer.is_floating_point() or buffer.dtype == torch.float32
+        assert_array_equal(buffer, held[name])
+    for router in model:
+        router(inputs(dtype=cast))
+    assert model.double()[1].held_eps.dtype == torch.float64
 
 
 def test_jitter_is_of_training_alone():
@@ -182,16 +212,19 @@ def test_autocast_and_bfloat16_models_route_in_float32(kind):
     assert_array_equal(narrow.logits.detach(), router.float()(x.bfloat16()).logits.detach())
 
 
-def test_the_weights_have_the_gradient_of_finite_differences():
-    router = TopKRouter(5, 2, 4, z_coef=0.1).double()
+@pytest.mark.parametrize("kind", [TopKRouter, CosineRouter])
+def test_the_weights_have_the_gradient_of_finite_differences(kind):
+    options = {"projected": 3} if kind is CosineRouter else {}
+    router = kind(5, 2, 4, z_coef=0.1, **options).double()
     x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*router.named_parameters(), strict=True)
 
-    def outcome(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        routed = torch.func.functional_call(router, {"weight": weight}, x)
+    def outcome(x: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        routed = torch.func.functional_call(router, dict(zip(names, values, strict=True)), x)
         return routed.dense(), routed.loss
 
-    weight = router.weight.detach().requires_grad_()
-    assert torch.autograd.gradcheck(outcome, (x, weight))
+    held = [value.detach().requires_grad_() for value in values]
+    assert torch.autograd.gradcheck(outcome, (x, *held))
 
 
 def test_cosine_logits_are_those_of_torch_and_know_no_lengths():

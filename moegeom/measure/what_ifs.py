@@ -1,0 +1,115 @@
+"""What-ifs at one router: each is fitted, then tried on all tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import RouterRuleError
+from moegeom.core.metric import Metric
+from moegeom.core.row_keys import ALL
+from moegeom.core.tokens import TILE
+from moegeom.engine.loop import Hooks, scan_router
+from moegeom.engine.plan import SAMPLE_TOKENS, sample_batches
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import MadeWhatIf, Task
+from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
+from moegeom.kernels.reduction import reduction_of
+from moegeom.measure.finish import Rows, finish_router
+from moegeom.measure.passes import (
+    MeasuredRouter,
+    RouterRun,
+    extend_rows,
+    pace_of,
+    task_of,
+    typical_norm,
+)
+from moegeom.tokens.stages import INPUT_STAGES
+from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.emulated import emulate
+from moegeom.variants.what_if import parse_what_ifs
+
+
+def with_what_ifs(run: RouterRun, measured: MeasuredRouter) -> MeasuredRouter:
+    """The rows of a router with those of every what-if, each a variant of its own.
+
+    A what-if that means nothing for its rule has no rows: ``facts["what_ifs"]`` says why.
+    """
+    own = prepare(run.router)
+    tiles = sample_batches(
+        run.source.facts.num_tokens, run.options.seed, SAMPLE_TOKENS, run.options.what_if_batch
+    )
+    task = task_of(run, own, (), typical_norm(run, own))
+    with threadpool_limits(1, user_api="blas"):
+        sample = read_sample(task, tiles, run.options.what_if_batch)
+    rows: Rows = {}
+    facts: dict[str, Any] = {}
+    extend_rows(rows, measured.rows)
+    for asked in parse_what_ifs(run.options.what_ifs):
+        try:
+            with threadpool_limits(1, user_api="blas"):
+                made = make_what_if(asked, task, sample)
+                made = _under_arithmetics(made, run, task, tiles)
+        except RouterRuleError as refusal:
+            facts[asked.name] = {"refused": refusal.message}
+            continue
+        found, reasons = _tried(made, run, task)
+        extend_rows(rows, found)
+        facts[asked.name] = _facts(made, reasons)
+    return MeasuredRouter(rows, {**measured.facts, "what_ifs": facts})
+
+
+def _under_arithmetics(
+    made: MadeWhatIf, run: RouterRun, task: Task, tiles: Sequence[int]
+) -> MadeWhatIf:
+    """The same with how much weight each arithmetic moves, where inputs are recorded."""
+    if made.other is not None or run.source.facts.stage not in INPUT_STAGES:
+        return made
+    figures = dict(made.figures)
+    for name in run.options.arithmetics:
+        emulated = emulate(run.router, arithmetic(name))
+        figures |= moved_under(made, task, emulated, tiles)
+    return dataclasses.replace(made, figures=figures)
+
+
+def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str, str]]:
+    """Rows of the metrics of one choice, and of those that compare it with the router as stored."""
+    metrics = [m for m in run.metrics if _is_of_choice(m)]
+    needed = {reduction_of(need) for metric in metrics for need in metric.needs}
+    missing = {name: why for name in needed if (why := why_missing(made, name))}
+    wanted = sorted((needed - missing.keys()) | {"token_counts"})
+    tried = dataclasses.replace(task, reductions=tuple(wanted), what_if=made)
+    progress = scan_router(
+        tried,
+        range(-(-run.source.facts.num_tokens // TILE)),
+        pace_of(run),
+        run.options.skip_non_finite,
+        Hooks(advanced=run.advanced),
+    )
+    names = task.populations.names
+    with threadpool_limits(1, user_api="blas"):
+        finished = finish_router(
+            made.router, progress.states, names, metrics, missing, made.name, ALL
+        )
+    return finished.rows, finished.reasons
+
+
+def _is_of_choice(metric: Metric) -> bool:
+    return metric.scope in ("router", "flip") and not metric.is_for_figures
+
+
+def _facts(made: MadeWhatIf, reasons: Mapping[str, str]) -> dict[str, Any]:
+    """What a reader of the results is told of a what-if at one router."""
+    gate = made.gate
+    return {
+        "figures": dict(made.figures),
+        "notes": list(gate.notes),
+        "is_causal": gate.is_causal,
+        "is_token_local": gate.is_token_local,
+        "has_fixed_size": gate.has_fixed_size,
+        "num_sampled": made.num_sampled,
+        "reasons": dict(reasons),
+    }

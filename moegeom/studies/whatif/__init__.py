@@ -1,0 +1,1 @@
+"""``moegeom whatif``: what other routers would choose on the same tokens."""

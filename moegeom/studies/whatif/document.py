@@ -1,0 +1,205 @@
+"""What-ifs as a document: the front, a line for each, what they reached, what they cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.excerpts import in_part
+from moegeom.document.header import header, skipped
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.whatif.figures import what_if_figures
+from moegeom.studies.whatif.record import Tried, WhatIfReport, missing_metrics
+
+_HEADS = (
+    ("", "experts", "FLOPs of", "", "", "load", "another", "weight", "knows only"),
+    ("what-if", "a token", "experts", "MaxVio", "CV", "entropy", "set", "moved", "the past"),
+)
+
+#: Columns that a narrow screen does without, the highest first.
+_DROPS = (0, 0, 3, 0, 2, 1, 0, 0, 0)
+
+#: Columns of the name of a what-if in front of what it reached.
+_LABEL = 12
+
+
+def document(found: WhatIfReport, view: View) -> Document:
+    """What ``moegeom whatif`` says; a page has a line for each router too."""
+    summary = found.summary
+    notes = [*_limits(found), *skipped(summary)]
+    reached = [*_reached(found)]
+    return Document(
+        "whatif",
+        summary.run["checkpoint"]["name"],
+        [
+            [Fact("RESULT", _result(found))],
+            [*_refused(found)],
+            [*header(summary, "routers", "tokens", "trust")],
+            [Excerpt([_table(found)], [_table(found)])],
+            [Gallery(lambda: [*what_if_figures(found)])],
+            [in_part(reached, "what-if", view.detail, least=1)],
+            [_by_layer(found, view)],
+            [in_part([*map(Note, notes)], "note", view.detail, least=1, is_aside=True)],
+        ],
+        lambda: _record(found),
+    )
+
+
+# ------------------------------------------------------------------------------------------ verdict
+def _result(found: WhatIfReport) -> str:
+    """What is least uneven, what moves least, and how much of what was asked was tried."""
+    tried, asked = found.tried, len(found.what_ifs)
+    routers = len(found.stored.rows)
+    counted = f"{len(tried)} of {number_of(asked, 'what-if')} tried"
+    partly = sum(bool(one.refused) for one in tried)
+    if partly:
+        counted += f" ({partly} of them not on all of {number_of(routers, 'layer')})"
+    now = found.stored.mean("max_vio_global")
+    whole = [one for one in tried if not one.refused and one.mean("max_vio_global") is not None]
+    if not whole or now is None:
+        return f"{counted}."
+    best = min(whole, key=lambda one: one.mean("max_vio_global") or 0.0)
+    least = best.mean("max_vio_global")
+    assert least is not None
+    if least >= now:
+        return f"{counted}. None has a lower MaxVio than now ({figure_text(now)})."
+    moved = best.mean("weight_moved_mean")
+    needs = "" if best.is_causal else ", and later tokens decide"
+    price = "" if moved is None else f"; {percent(moved)} of the routing weight moves"
+    return (
+        f"{counted}. Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)})"
+        f"{price}{needs}."
+    )
+
+
+def _refused(found: WhatIfReport) -> Iterator[Block]:
+    """What was not tried, and why."""
+    for one in found.what_ifs:
+        by_reason: dict[str, list[str]] = {}
+        for router, why in one.refused.items():
+            # the router stands in front: layers with one reason share a line
+            by_reason.setdefault(why.replace(f"router {router}", "router"), []).append(router)
+        for why, routers in by_reason.items():
+            where = found.summary.places(routers)
+            yield Fact("NOT", f"{one.name}, {where}: {why}", "warning")
+
+
+# ------------------------------------------------------------------------------------------- tables
+def _table(found: WhatIfReport) -> Table:
+    """Means over layers; the front of MaxVio against weight moved is marked."""
+    front = found.front
+    rows = [found.stored, *found.tried]
+    cells = [(f"{one.name}{' *' if one in front else ''}", *_cells(one)) for one in rows]
+    layers = number_of(len(found.stored.rows), "layer")
+    rest = f"Mean of {layers}. * no other is better in both MaxVio and weight moved."
+    return Table(_HEADS, cells, drops=_DROPS, rest=rest)
+
+
+def _cells(one: Tried, routers: Sequence[str] = ()) -> tuple[str, ...]:
+    """The cells of a choice, over all its routers or some of them."""
+    if routers:
+        kept = {router: row for router, row in one.rows.items() if router in routers}
+        one = Tried(one.name, kept, one.top_k, {}, {}, {}, (), one.is_causal)
+    experts = one.experts_mean
+    factor = experts / (sum(one.top_k[router] for router in one.rows) / len(one.rows))
+    stored = one.name == "as stored"
+    return (
+        f"{experts:.3g}",
+        f"{factor:.3g}x",
+        _figure(one.mean("max_vio_global")),
+        _figure(one.mean("load_cv_ddof0")),
+        _figure(one.mean("load_entropy_normalised")),
+        "-" if stored else _share(one.mean("flipped_share")),
+        "-" if stored else _share(one.mean("weight_moved_mean")),
+        "yes" if one.is_causal else "no",
+    )
+
+
+def _by_layer(found: WhatIfReport, view: View) -> Block:
+    """A line for each layer and what-if: on pages, and with ``--detail``."""
+    rows = [
+        (found.summary.place(router), one.name, *_cells(one, [router]))
+        for router in found.stored.rows
+        for one in (found.stored, *found.tried)
+        if router in one.rows
+    ]
+    heads = (("", *_HEADS[0]), ("layer", *_HEADS[1]))
+    table = Table(heads, rows, left=(0, 1), drops=(0, *_DROPS))
+    many = len(found.stored.rows) > 1
+    return Excerpt([table] if view.detail and many else [], [table])
+
+
+# ------------------------------------------------------------------------------------------ reached
+def _reached(found: WhatIfReport) -> Iterator[Block]:
+    """Figures of each fit and sample, over layers, and what has to be known with them."""
+    for one in found.tried:
+        said = "; ".join(_spans(one))
+        text = ". ".join(part for part in (said, *(n.rstrip(".") for n in one.notes)) if part)
+        if text:
+            yield Fact(one.name, f"{text}.", "plain", indent=max(_LABEL, len(one.name) + 2))
+
+
+def _spans(one: Tried) -> Iterator[str]:
+    names = dict.fromkeys(name for figures in one.figures.values() for name in figures)
+    for name in names:
+        known = [figures[name] for figures in one.figures.values() if name in figures]
+        low, high = min(known), max(known)
+        told = percent if name.endswith("_share") or name.startswith("weight_") else figure_text
+        span = told(low) if low == high else f"{told(low)} to {told(high)}"
+        yield f"{name.removesuffix('_share').replace('_', ' ')} {span}"
+    if (none := one.mean("no_expert_share")) is not None:
+        yield f"no expert for {_share(none)} of the tokens"
+
+
+# ------------------------------------------------------------------------------------------- limits
+def _limits(found: WhatIfReport) -> Iterator[str]:
+    """How to read the figures, and what they do not say."""
+    yield (
+        "Another choice in a trained model says nothing about its quality: experts and later "
+        "layers were trained with the router as stored, and inputs of later layers would differ."
+    )
+    if any(not one.is_causal for one in found.tried):
+        yield (
+            "Where later tokens decide, a model that writes token by token cannot choose so; "
+            "shares 'alone' are tokens with another set in a batch of one."
+        )
+    yield (
+        "'FLOPs of experts': mean experts a token over k. 'Weight moved': half the sum of the "
+        "differences between routing shares, 0 to 1; weights may move though the set stays."
+    )
+    for why, metrics in missing_metrics(found.tried).items():
+        yield f"Missing of some what-ifs: {', '.join(sorted(metrics))}: {why}."
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else percent(value, ".1f")
+
+
+def _record(found: WhatIfReport) -> Mapping[str, Any]:
+    run: Summary = found.summary
+    return {
+        "stored": dict(found.stored.rows),
+        "what_ifs": [
+            {
+                "name": one.name,
+                "experts_mean": one.experts_mean if one.rows else None,
+                "is_causal": one.is_causal,
+                "is_on_front": one in found.front,
+                "layers": dict(one.rows),
+                "figures": dict(one.figures),
+                "refused": dict(one.refused),
+                "missing": dict(one.reasons),
+                "notes": list(one.notes),
+            }
+            for one in found.what_ifs
+        ],
+        **rule_facts(run.run),
+        "run": run.run,
+    }

@@ -1,0 +1,55 @@
+"""The figure of what-ifs: how even the loads would be, and how much weight that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Chart, Panel, Points, Polyline
+from moegeom.studies.whatif.record import Tried, WhatIfReport
+
+
+def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
+    """Nothing where no what-if has both figures."""
+    points = [(one, *_at(one)) for one in found.tried if not one.refused]
+    known = [
+        (one, moved, vio) for one, moved, vio in points if moved is not None and vio is not None
+    ]
+    before = found.stored.mean("max_vio_global")
+    if not known or before is None:
+        return
+    front = [one for one in found.front if one is not found.stored]
+    ends = [(0.0, before)] if found.stored in found.front else []
+    ends += [(m, v) for one, m, v in known if one in front]
+    ends.sort()
+    local = [int(not one.is_causal) for one, *_ in known]
+    marks = [
+        Points(
+            [0.0, *(m for _, m, _ in known)],
+            [before, *(v for *_, v in known)],
+            [2, *local],
+            ["follows from the text so far", "later tokens matter", "as stored"],
+        ),
+        Polyline("no other is better in both", "limit", [m for m, _ in ends], [v for _, v in ends]),
+    ]
+    best = min(known, key=lambda point: point[2])
+    yield Chart(
+        "front",
+        "How even, and at what price",
+        "MaxVio, the largest load over the mean less 1, against the share of routing weight that "
+        "lies on other experts than now, both mean over layers; one point for each what-if.",
+        "What a model would say that was trained with another router, or what it loses.",
+        f"Least MaxVio: {best[0].name}, {figure_text(best[2])} (now {figure_text(before)}), with "
+        f"{figure_text(100.0 * best[1])} % of the weight moved.",
+        [Panel("", Axis("share of the routing weight moved"), Axis("MaxVio"), marks)],
+        [
+            ("what_if", [one.name for one, *_ in known]),
+            ("weight_moved_mean", [m for _, m, _ in known]),
+            ("max_vio_global", [v for *_, v in known]),
+            ("is_causal", [one.is_causal for one, *_ in known]),
+        ],
+    )
+
+
+def _at(one: Tried) -> tuple[float | None, float | None]:
+    return one.mean("weight_moved_mean"), one.mean("max_vio_global")

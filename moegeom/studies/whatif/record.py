@@ -1,0 +1,167 @@
+"""What each what-if chooses, over all routers of a results directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from moegeom.core.errors import ResultsError
+from moegeom.core.row_keys import ALL, AS_STORED
+from moegeom.document.summary import Summary, summarise
+from moegeom.engine.request import ScanRequest
+from moegeom.results.reader import Results
+from moegeom.variants.what_if import parse_what_ifs
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WhatIfRequest(ScanRequest):
+    """A scan request with ``what_ifs``, and those of the file ``grid``."""
+
+    ENDING: ClassVar[str] = "whatif"
+
+    grid: Path | None = None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice on the tokens, of the router as stored or of a what-if: a row for each router.
+
+    ``figures`` are what fit and sample say, by router; ``refused`` says of the others why the
+    what-if means nothing there. ``reasons`` say of metrics why they are missing.
+    """
+
+    name: str
+    rows: Mapping[str, Row]
+    top_k: Mapping[str, int]
+    figures: Mapping[str, Mapping[str, float]]
+    refused: Mapping[str, str]
+    reasons: Mapping[str, str]
+    notes: tuple[str, ...]
+    is_causal: bool = True
+
+    def mean(self, column: str) -> float | None:
+        """Mean over routers; None where no router has a value."""
+        known = [row[column] for row in self.rows.values() if row.get(column) is not None]
+        return sum(known) / len(known) if known else None
+
+    def span(self, column: str) -> tuple[float, float] | None:
+        """Least and largest value of the routers."""
+        known = [row[column] for row in self.rows.values() if row.get(column) is not None]
+        return (min(known), max(known)) if known else None
+
+    def experts(self, router: str) -> float:
+        """Mean number of experts of a token."""
+        mean = self.rows[router].get("num_chosen_mean")
+        return self.top_k[router] if mean is None else mean
+
+    @property
+    def experts_mean(self) -> float:
+        """The same, mean over routers."""
+        return sum(map(self.experts, self.rows)) / len(self.rows)
+
+
+@dataclass(frozen=True)
+class WhatIfReport:
+    """The router as stored and every what-if, in the order in which they were asked for."""
+
+    summary: Summary
+    stored: Tried
+    what_ifs: tuple[Tried, ...]
+    results: Results
+
+    @property
+    def tried(self) -> list[Tried]:
+        """Those that mean something for a router at least."""
+        return [one for one in self.what_ifs if one.rows]
+
+    @property
+    def front(self) -> list[Tried]:
+        """Of the choices of all routers those that no other one beats in both MaxVio and weight
+        moved: the router as stored first, then by weight moved.
+        """
+        whole = [one for one in self.tried if not one.refused]
+        points = [(self.stored, 0.0, self.stored.mean("max_vio_global"))]
+        points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in whole]
+        known = sorted(
+            ((moved, vio, n, one) for n, (one, moved, vio) in enumerate(points)
+             if moved is not None and vio is not None),
+            key=lambda point: point[:3],
+        )  # fmt: skip
+        found: list[Tried] = []
+        least = float("inf")
+        for _, vio, _, one in known:
+            if vio < least:
+                found.append(one)
+                least = vio
+        return found
+
+
+def what_if_report_of(results: Results) -> WhatIfReport:
+    """What the results say of their what-ifs.
+
+    Raises
+    ------
+    ResultsError
+        When they hold none: a scan without ``--router``.
+    """
+    parts = results.run.get("parts", {})
+    known = {name for part in parts.values() for name in part.get("what_ifs", {})}
+    asked = results.run.get("plan", {}).get("options", {}).get("what_ifs") or ()
+    names = [one.name for one in parse_what_ifs(asked) if one.name in known]
+    if not names:
+        raise ResultsError(
+            f"{results.name}: holds no what-ifs; expected results of whatif.",
+            "moegeom whatif CKPT --tokens REC --router SPEC measures them.",
+        )
+    rows = [row for row in results.rows("layers") if row["population"] == ALL]
+    top_k = {router["name"]: router["top_k"] for router in results.run["routers"]}
+    whole = {
+        variant: {row["router"]: row for row in rows if row["variant"] == variant}
+        for variant in (AS_STORED, *names)
+    }
+    tokens = {name for name, row in whole[AS_STORED].items() if row.get("num_tokens")}
+    stored = {name: row for name, row in whole[AS_STORED].items() if name in tokens}
+    return WhatIfReport(
+        summary=summarise(results),
+        stored=Tried("as stored", stored, top_k, {}, {}, {}, ()),
+        what_ifs=tuple(_tried(name, whole[name], top_k, parts) for name in names),
+        results=results,
+    )
+
+
+def _tried(
+    name: str, rows: Mapping[str, Row], top_k: Mapping[str, int], parts: Mapping[str, Any]
+) -> Tried:
+    facts = dict(_facts(name, parts))
+    made = {router: one for router, one in facts.items() if "refused" not in one}
+    return Tried(
+        name=name,
+        rows={router: row for router, row in rows.items() if router in made},
+        top_k=top_k,
+        figures={router: one["figures"] for router, one in made.items()},
+        refused={router: one["refused"] for router, one in facts.items() if router not in made},
+        reasons={metric: why for one in made.values() for metric, why in one["reasons"].items()},
+        notes=tuple(dict.fromkeys(note for one in made.values() for note in one["notes"])),
+        is_causal=all(one["is_causal"] for one in made.values()),
+    )
+
+
+def _facts(name: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for router, part in parts.items():
+        if name in part.get("what_ifs", {}):
+            yield router, part["what_ifs"][name]
+
+
+def missing_metrics(tried: Sequence[Tried]) -> dict[str, list[str]]:
+    """Metrics that some what-ifs do not have, by the reason."""
+    found: dict[str, list[str]] = {}
+    for one in tried:
+        for metric, why in one.reasons.items():
+            listed = found.setdefault(why, [])
+            if metric not in listed:
+                listed.append(metric)
+    return found

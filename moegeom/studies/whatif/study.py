@@ -1,0 +1,120 @@
+"""``moegeom whatif``: a scan in which other routers choose beside that of the checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from moegeom.core.documents import MOST_TOML, DocumentError, parse_toml
+from moegeom.core.errors import RecordingError, UsageError, first_line
+from moegeom.core.files import read_regular
+from moegeom.core.tokens import TILE
+from moegeom.engine.plan import MAX_TILES
+from moegeom.engine.session import Session
+from moegeom.pipeline import Watch, scan
+from moegeom.studies.whatif.record import WhatIfRequest
+from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.what_if import parse_what_ifs
+
+#: What-ifs of a grid at most: each is a pass over all tokens.
+MOST = 512
+
+#: Stages of recordings that hold the scores of all experts.
+_WITH_SCORES = ("router_input", "pre_norm", "logits")
+
+
+def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path:
+    """The results directory, with every what-if as a variant.
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts.
+    UsageError
+        Without tokens or what-ifs, for one that is not known, and for a batch that no scan is cut
+        into.
+    """
+    asked = (*request.what_ifs, *(() if request.grid is None else read_grid(request.grid)))
+    if not asked:
+        raise UsageError(
+            "whatif needs a what-if.",
+            "Add --router smooth:extra=0.5, or another; `moegeom whatif --list` shows all.",
+        )
+    parse_what_ifs(asked)
+    for name in request.arithmetics:
+        arithmetic(name)
+    _refuse_batch(request.what_if_batch)
+    if request.tokens is None:
+        raise UsageError(
+            "whatif needs recorded tokens: which experts they choose is not in the weights.",
+            "moegeom capture CKPT --text FILE --out REC, then add --tokens REC.",
+        )
+    opened = Session.open(request, with_varying=True)
+    assert opened.source is not None, "there are tokens"
+    facts = opened.source.facts
+    if facts.stage not in _WITH_SCORES:
+        raise RecordingError(
+            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; another router needs the scores "
+            "of all experts, or router inputs.",
+            "moegeom capture CKPT --text FILE --keep hidden (or logits) --out REC records them.",
+        )
+    return scan(dataclasses.replace(request, what_ifs=asked, grid=None), watch, opened)
+
+
+def _refuse_batch(batch: int) -> None:
+    fits = batch >= 1 and (TILE % batch == 0 or batch % TILE == 0) and batch <= MAX_TILES * TILE
+    if not fits:
+        raise UsageError(
+            f"--batch {batch}: expected a power of two up to {TILE:,}, or a multiple of that up to "
+            f"{MAX_TILES * TILE:,}."
+        )
+
+
+def read_grid(path: Path) -> tuple[str, ...]:
+    """The what-ifs of a TOML file: a table for each kind, with lists of values.
+
+    ``[sinkhorn]`` with ``eps = [0.02, 0.05]`` and ``steps = [3, 10]`` are four what-ifs. A kind may
+    have several tables, ``[[sinkhorn]]``.
+
+    Raises
+    ------
+    UsageError
+        When the file cannot be read, is no such table, or asks for too many.
+    """
+    try:
+        text = read_regular(path, 4 * MOST_TOML, follows=True).decode("utf-8")
+        tables = parse_toml(text)
+    except (OSError, UnicodeDecodeError, DocumentError) as error:
+        raise UsageError(f"--grid {path}: {first_line(error)}.") from None
+    found: list[str] = []
+    for kind, entry in tables.items():
+        for table in entry if isinstance(entry, list) else [entry]:
+            if not isinstance(table, dict):
+                raise UsageError(
+                    f"--grid {path}: '{kind[:40]}' is no table; expected [{kind[:40]}] with a list "
+                    "of values for each parameter."
+                )
+            for spec in _specs(path, kind, table):
+                found.append(spec)
+                if len(found) > MOST:
+                    raise UsageError(f"--grid {path}: asks for more than {MOST} what-ifs.")
+    if not found:
+        raise UsageError(f"--grid {path}: names no what-if.")
+    parse_what_ifs(found)
+    return tuple(found)
+
+
+def _specs(path: Path, kind: str, table: dict[str, Any]) -> Iterator[str]:
+    listed = {name: v if isinstance(v, list) else [v] for name, v in table.items()}
+    for name, values in listed.items():
+        if not values or any(not isinstance(v, int | float | str) for v in values):
+            raise UsageError(
+                f"--grid {path}: {kind[:40]}.{name[:40]} is neither a number nor a list of numbers."
+            )
+    for values in itertools.product(*listed.values()):
+        pairs = zip(listed, values, strict=True)
+        words = [name if v is True else f"{name}={v}" for name, v in pairs if v is not False]
+        yield f"{kind}:{','.join(words)}" if words else kind
