@@ -74,6 +74,7 @@ CLAIMS = (
         [
             Comparison("quick", "bits", "smooth", "top-k", -1),
             Comparison("quick", "bits", "smooth-detached", "top-k", -1),
+            Comparison("quick", "bits", "smooth-exact", "top-k", -1),
             Comparison("quick", "bits", "smooth-unclipped", "top-k-unclipped", -1),
         ],
     ),

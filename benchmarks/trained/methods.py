@@ -192,6 +192,13 @@ _ALL = (
         is_affine=True,
     ),
     Method(
+        "smooth-exact",
+        "smooth top-k, its width from the gaps of batches",
+        _smooth(controller="exact"),
+        _weight,
+        is_affine=True,
+    ),
+    Method(
         "smooth-unclipped",
         "smooth top-k, gradients not clipped",
         _smooth(),

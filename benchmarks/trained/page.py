@@ -56,7 +56,7 @@ Written by `docs/refresh_comparison.py` from the files in `benchmarks/results/tr
 models, trained beside each other on two cores: they show what such a training can see of what the
 papers claim, not what large models do. Methods share seeds, batches and every initial weight that
 they have in common, so that differences are paired: the mean over seeds with its 95 % interval
-(Student's t). Where the interval holds 0 the table says *not seen at this size* with what was
+(Student's t). Routers are those of [trainable.md](trainable.md). Where the interval holds 0 the table says *not seen at this size* with what was
 measured. Many differences are looked at, each at 95 %: about one in twenty of them would be seen
 by chance.
 """
