@@ -54,11 +54,11 @@ HEAD = """# Routers compared by training
 
 Written by `docs/refresh_comparison.py` from the files in `benchmarks/results/trained`. Small
 models, trained beside each other on two cores: they show what such a training can see of what the
-papers claim, not what large models do. Methods share seeds, batches and every initial weight that
-they have in common, so that differences are paired: the mean over seeds with its 95 % interval
-(Student's t). Routers are those of [trainable.md](trainable.md). Where the interval holds 0 the table says *not seen at this size* with what was
-measured. Many differences are looked at, each at 95 %: about one in twenty of them would be seen
-by chance.
+papers claim, not what large models do. Routers are those of [trainable.md](trainable.md). Methods
+share seeds, batches and every initial weight that they have in common, so that differences are
+paired: the mean over seeds with its 95 % interval (Student's t). Where the interval holds 0 the
+table says *not seen at this size* with what was measured. Many differences are looked at, each at
+95 %: about one in twenty of them would be seen by chance.
 """
 
 HOW = """The text is that of the sample checkpoints, read from the Python installation, in four
