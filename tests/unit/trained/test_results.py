@@ -235,6 +235,22 @@ def test_every_committed_result_says_where_and_how_it_was_made():
         assert len(keys) == len(set(keys))
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_repeats_the_quick_setting_to_the_last_digit(name):
+    """Two processes, days or commits apart, made the same bytes."""
+    results, study = page.load_results(), STUDIES[name]
+    if f"study-{name}" not in results:
+        pytest.skip("has not run")
+    (same,) = [
+        value
+        for value, changes in study.values.items()
+        if dataclasses.replace(QUICK, **changes) == QUICK
+    ]
+    quick = values_of(results["quick"], study.method, "bits")
+    for seed, bits in values_of(results[f"study-{name}"], same, "bits").items():
+        assert bits == quick[seed]
+
+
 def test_claims_speak_of_methods_and_suites_that_there_are():
     named = {one.name for method in METHODS.values() for one in (method, *method.also)}
     for claim in CLAIMS:
