@@ -106,11 +106,11 @@ def provenance(held: ResultFile) -> str:
     """Where and with what the runs were made."""
     commits = ", ".join(sorted({run["commit"] for run in held.runs}))
     versions = ", ".join(f"{name} {version}" for name, version in held.facts["versions"].items())
-    minutes = sum(run.get("seconds", 0.0) for run in held.runs) / 60.0
+    minutes = round(sum(run.get("seconds", 0.0) for run in held.runs) / 60.0)
     settings = held.facts["settings"]
     seeds = number_of(len({run["seed"] for run in held.runs}), "seed")
     return (
-        f"{settings['steps']} steps, {seeds}, {minutes:.0f} minutes by the clock. "
+        f"{settings['steps']} steps, {seeds}, {number_of(minutes, 'minute')} by the clock. "
         f"{held.facts['core']}; {versions}; commit {commits}."
     )
 
@@ -270,7 +270,7 @@ def turned_digits(held: ResultFile | None) -> Iterator[str]:
 def studies(results: Results) -> Iterator[str]:
     """Tables of the studies that ran, and the names of those that did not."""
     yield (
-        "The quick setting with one thing changed, two seeds unless it says more: intervals of two "
+        "The quick setting with one thing changed, two seeds unless it says otherwise: intervals of two "
         "pairs are wide (Student's quantile is 12.7). Differences are to the value in bold.\n"
     )
     for name, study in STUDIES.items():
