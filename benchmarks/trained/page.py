@@ -270,8 +270,8 @@ def turned_digits(held: ResultFile | None) -> Iterator[str]:
 def studies(results: Results) -> Iterator[str]:
     """Tables of the studies that ran, and the names of those that did not."""
     yield (
-        "The quick setting with one thing changed, two seeds unless it says otherwise: intervals of "
-        "two pairs are wide (Student's quantile is 12.7). Differences are to the value in bold.\n"
+        "The quick setting with one thing changed, two seeds unless it says otherwise: intervals "
+        "of two pairs are wide (Student's quantile is 12.7). Differences are to the value in bold.\n"
     )
     for name, study in STUDIES.items():
         held = results.get(f"study-{name}")
