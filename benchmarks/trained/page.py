@@ -271,7 +271,8 @@ def studies(results: Results) -> Iterator[str]:
     """Tables of the studies that ran, and the names of those that did not."""
     yield (
         "The quick setting with one thing changed, two seeds unless it says otherwise: intervals "
-        "of two pairs are wide (Student's quantile is 12.7). Differences are to the value in bold.\n"
+        "of two pairs are wide (Student's quantile is 12.7). Differences are to the "
+        "value in bold.\n"
     )
     for name, study in STUDIES.items():
         held = results.get(f"study-{name}")
