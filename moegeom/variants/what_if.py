@@ -112,7 +112,7 @@ class WhatIf:
 
 
 #: Kinds by file name; people write hyphens.
-WHAT_IFS: Registry[WhatIf] = Registry("what-if", "moegeom.variants.whatif", "WHAT_IF", WhatIf)
+WHAT_IFS: Registry[WhatIf] = Registry("what-if", "moegeom.variants.whatif", "WHATIF", WhatIf)
 
 
 # -------------------------------------------------------------------------------------------- specs

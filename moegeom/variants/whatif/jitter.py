@@ -117,7 +117,7 @@ def _products(
     return found
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="jitter",
     text="Logits or inputs times factors drawn from [1 - j, 1 + j]: how often sets change.",
     parameters=(

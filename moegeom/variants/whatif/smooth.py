@@ -112,7 +112,7 @@ def _discontinuous(router: Router, tokens: TokenBatch) -> dict[str, float]:
     return {"still_discontinuous_share": float(nearer.mean())}
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="smooth",
     text="Experts less than eps below the k-th run too, with a weight that fades to 0 there.",
     parameters=(

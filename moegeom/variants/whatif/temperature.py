@@ -32,7 +32,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return FittedGate(router=replace(router, rule=replace(router.rule, logit_map=after)))
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="temperature",
     text="Scores of logits divided by a temperature: below 1 they are sharper.",
     parameters=(

@@ -33,7 +33,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return FittedGate(router=replace(router, rule=replace(rule, top_k=k)), reached=reached)
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="topk",
     text="The K best experts of each token instead of k.",
     parameters=(

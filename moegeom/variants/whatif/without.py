@@ -159,7 +159,7 @@ def _inherited(
     return found
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="without",
     text="Experts taken away: who inherits their tokens.",
     parameters=(
