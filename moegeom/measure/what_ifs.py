@@ -105,6 +105,7 @@ def _facts(made: MadeWhatIf, reasons: Mapping[str, str]) -> dict[str, Any]:
     """What a reader of the results is told of a what-if at one router."""
     gate = made.gate
     return {
+        "top_k": made.router.rule.num_chosen,
         "figures": dict(made.figures),
         "notes": list(gate.notes),
         "is_causal": gate.is_causal,

@@ -30,6 +30,7 @@ class WhatIfRequest(ScanRequest):
 class Tried:
     """A choice on the tokens, of the router as stored or of a what-if: a row for each router.
 
+    ``top_k`` is the number of experts of a token at each router, where all tokens have as many.
     ``figures`` are what fit and sample say, by router; ``refused`` says of the others why the
     what-if means nothing there. ``reasons`` say of metrics why they are missing.
     """
@@ -47,11 +48,6 @@ class Tried:
         """Mean over routers; None where no router has a value."""
         known = [row[column] for row in self.rows.values() if row.get(column) is not None]
         return sum(known) / len(known) if known else None
-
-    def span(self, column: str) -> tuple[float, float] | None:
-        """Least and largest value of the routers."""
-        known = [row[column] for row in self.rows.values() if row.get(column) is not None]
-        return (min(known), max(known)) if known else None
 
     def experts(self, router: str) -> float:
         """Mean number of experts of a token."""
@@ -128,20 +124,18 @@ def what_if_report_of(results: Results) -> WhatIfReport:
     return WhatIfReport(
         summary=summarise(results),
         stored=Tried("as stored", stored, top_k, {}, {}, {}, ()),
-        what_ifs=tuple(_tried(name, whole[name], top_k, parts) for name in names),
+        what_ifs=tuple(_tried(name, whole[name], parts) for name in names),
         results=results,
     )
 
 
-def _tried(
-    name: str, rows: Mapping[str, Row], top_k: Mapping[str, int], parts: Mapping[str, Any]
-) -> Tried:
+def _tried(name: str, rows: Mapping[str, Row], parts: Mapping[str, Any]) -> Tried:
     facts = dict(_facts(name, parts))
     made = {router: one for router, one in facts.items() if "refused" not in one}
     return Tried(
         name=name,
         rows={router: row for router, row in rows.items() if router in made},
-        top_k=top_k,
+        top_k={router: one["top_k"] for router, one in made.items()},
         figures={router: one["figures"] for router, one in made.items()},
         refused={router: one["refused"] for router, one in facts.items() if router not in made},
         reasons={metric: why for one in made.values() for metric, why in one["reasons"].items()},

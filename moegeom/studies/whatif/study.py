@@ -43,7 +43,7 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "whatif needs a what-if.",
             "Add --router smooth:extra=0.5, or another; `moegeom whatif --list` shows all.",
         )
-    parse_what_ifs(asked)
+    _refuse_many("whatif", len(parse_what_ifs(asked)))
     for name in request.arithmetics:
         arithmetic(name)
     _refuse_batch(request.what_if_batch)
@@ -69,7 +69,15 @@ def _refuse_batch(batch: int) -> None:
     if not fits:
         raise UsageError(
             f"--batch {batch}: expected a power of two up to {TILE:,}, or a multiple of that up to "
-            f"{MAX_TILES * TILE:,}."
+            f"{MAX_TILES * TILE:,}.",
+            f"Leave it out for {TILE:,}.",
+        )
+
+
+def _refuse_many(where: str, count: int) -> None:
+    if count > MOST:
+        raise UsageError(
+            f"{where}: more than {MOST} what-ifs.", "Each is a pass over all tokens: ask for fewer."
         )
 
 
@@ -87,32 +95,40 @@ def read_grid(path: Path) -> tuple[str, ...]:
     try:
         text = read_regular(path, 4 * MOST_TOML, follows=True).decode("utf-8")
         tables = parse_toml(text)
-    except (OSError, UnicodeDecodeError, DocumentError) as error:
-        raise UsageError(f"--grid {path}: {first_line(error)}.") from None
+    except OSError as error:
+        raise _not_a_grid(path, f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise _not_a_grid(path, f"is not UTF-8 at byte {error.start}") from None
+    except DocumentError as error:
+        raise _not_a_grid(path, first_line(error)) from None
     found: list[str] = []
     for kind, entry in tables.items():
         for table in entry if isinstance(entry, list) else [entry]:
             if not isinstance(table, dict):
-                raise UsageError(
-                    f"--grid {path}: '{kind[:40]}' is no table; expected [{kind[:40]}] with a list "
-                    "of values for each parameter."
-                )
+                raise _not_a_grid(path, f"'{kind[:40]}' is no table")
             for spec in _specs(path, kind, table):
                 found.append(spec)
-                if len(found) > MOST:
-                    raise UsageError(f"--grid {path}: asks for more than {MOST} what-ifs.")
+                _refuse_many(f"--grid {path}", len(found))
     if not found:
-        raise UsageError(f"--grid {path}: names no what-if.")
+        raise _not_a_grid(path, "names no what-if")
     parse_what_ifs(found)
     return tuple(found)
+
+
+def _not_a_grid(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"--grid {path}: {why}.",
+        "A grid has a table for each what-if, with a value or a list of values for each parameter: "
+        "sinkhorn = { eps = [0.02, 0.05] }.",
+    )
 
 
 def _specs(path: Path, kind: str, table: dict[str, Any]) -> Iterator[str]:
     listed = {name: v if isinstance(v, list) else [v] for name, v in table.items()}
     for name, values in listed.items():
         if not values or any(not isinstance(v, int | float | str) for v in values):
-            raise UsageError(
-                f"--grid {path}: {kind[:40]}.{name[:40]} is neither a number nor a list of numbers."
+            raise _not_a_grid(
+                path, f"{kind[:40]}.{name[:40]} is neither a value nor a list of values"
             )
     for values in itertools.product(*listed.values()):
         pairs = zip(listed, values, strict=True)
