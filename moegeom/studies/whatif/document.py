@@ -16,7 +16,7 @@ from moegeom.studies.whatif.figures import what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport, missing_metrics
 
 _HEADS = (
-    ("", "experts", "FLOPs of", "", "", "load", "another", "weight", "knows only"),
+    ("", "experts", "FLOPs of", "load", "", "", "another", "weight", "knows only"),
     ("what-if", "a token", "experts", "MaxVio", "CV", "entropy", "set", "moved", "the past"),
 )
 
@@ -72,6 +72,9 @@ def _result(found: WhatIfReport) -> str:
         return f"{counted}. None has a lower MaxVio than now ({figure_text(now)})."
     moved = best.mean("weight_moved_mean")
     needs = "" if best.is_causal else ", and later tokens decide"
+    experts, before = best.experts_mean, found.stored.experts_mean
+    if abs(experts - before) > 0.005 * before:
+        needs = f", with {experts:.3g} experts a token instead of {before:.3g}{needs}"
     price = "" if moved is None else f"; {percent(moved)} of the routing weight moves"
     return (
         f"{counted}. Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)})"
