@@ -73,9 +73,10 @@ def run(
     from moegeom.results.reader import is_results, open_results
     from moegeom.studies.whatif.document import document
     from moegeom.studies.whatif.record import WhatIfRequest, what_if_report_of
-    from moegeom.studies.whatif.study import measure_what_ifs
+    from moegeom.studies.whatif.study import measure_what_ifs, refuse_beside_results
 
     if is_results(Path(checkpoint)):
+        refuse_beside_results(checkpoint, tokens, what_ifs, grid)
         written = Path(checkpoint)
     else:
         request = request_of(

@@ -42,7 +42,7 @@ def document(found: WhatIfReport, view: View) -> Document:
             [Fact("RESULT", _result(found))],
             [*_refused(found)],
             [*header(summary, "routers", "tokens", "trust")],
-            [Excerpt([_table(found)], [_table(found)])],
+            [Excerpt([table], [table]) for table in _table(found)],
             [Gallery(lambda: [*what_if_figures(found)])],
             [in_part(reached, "what-if", view.detail, least=1)],
             [_by_layer(found, view)],
@@ -58,11 +58,11 @@ def _result(found: WhatIfReport) -> str:
     tried, asked = found.tried, len(found.what_ifs)
     routers = len(found.stored.rows)
     counted = f"{len(tried)} of {number_of(asked, 'what-if')} tried"
-    partly = sum(bool(one.refused) for one in tried)
+    partly = len(tried) - len(found.whole)
     if partly:
         counted += f" ({partly} of them not on all of {number_of(routers, 'layer')})"
     now = found.stored.mean("max_vio_global")
-    whole = [one for one in tried if not one.refused and one.mean("max_vio_global") is not None]
+    whole = [one for one in found.whole if one.mean("max_vio_global") is not None]
     if not whole or now is None:
         return f"{counted}."
     best = min(whole, key=lambda one: one.mean("max_vio_global") or 0.0)
@@ -96,14 +96,26 @@ def _refused(found: WhatIfReport) -> Iterator[Block]:
 
 
 # ------------------------------------------------------------------------------------------- tables
-def _table(found: WhatIfReport) -> Table:
-    """Means over layers; the front of MaxVio against weight moved is marked."""
-    front = found.front
+def _table(found: WhatIfReport) -> Iterator[Table]:
+    """Means over layers; the front of MaxVio against weight moved is marked.
+
+    Nothing where no layer has a token.
+    """
+    if not found.stored.rows:
+        return
     rows = [found.stored, *found.tried]
-    cells = [(f"{one.name}{' *' if one in front else ''}", *_cells(found, one)) for one in rows]
+    cells = [(_name(found, one), *_cells(found, one)) for one in rows]
     layers = number_of(len(found.stored.rows), "layer")
     rest = f"Mean of {layers}. * no other is better in both MaxVio and weight moved."
-    return Table(_HEADS, cells, drops=_DROPS, rest=rest)
+    yield Table(_HEADS, cells, drops=_DROPS, rest=rest)
+
+
+def _name(found: WhatIfReport, one: Tried) -> str:
+    """A star where it is on the front, and of how many layers, if not of all."""
+    if one in found.front:
+        return f"{one.name} *"
+    layers = len(found.stored.rows)
+    return one.name if len(one.rows) == layers else f"{one.name} ({len(one.rows)} of {layers})"
 
 
 def _cells(found: WhatIfReport, one: Tried, router: str = "") -> tuple[str, ...]:

@@ -75,13 +75,17 @@ class WhatIfReport:
         return [one for one in self.what_ifs if one.rows]
 
     @property
+    def whole(self) -> list[Tried]:
+        """Those of them that were tried at every router with tokens: means can be compared."""
+        return [one for one in self.tried if one.rows.keys() >= self.stored.rows.keys()]
+
+    @property
     def front(self) -> list[Tried]:
-        """Of the choices of all routers those that no other one beats in both MaxVio and weight
+        """Of those tried at every router the ones that no other one beats in both MaxVio and weight
         moved: the router as stored first, then by weight moved.
         """
-        whole = [one for one in self.tried if not one.refused]
         points = [(self.stored, 0.0, self.stored.mean("max_vio_global"))]
-        points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in whole]
+        points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in self.whole]
         known = sorted(
             ((moved, vio, n, one) for n, (one, moved, vio) in enumerate(points)
              if moved is not None and vio is not None),

@@ -16,6 +16,7 @@ from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch, scan
 from moegeom.studies.whatif.record import WhatIfRequest
+from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.what_if import parse_what_ifs
 
@@ -23,7 +24,7 @@ from moegeom.variants.what_if import parse_what_ifs
 MOST = 512
 
 #: Stages of recordings that hold the scores of all experts.
-_WITH_SCORES = ("router_input", "pre_norm", "logits")
+_WITH_SCORES = (*INPUT_STAGES, "logits")
 
 
 def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path:
@@ -32,7 +33,7 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
     Raises
     ------
     RecordingError
-        When the recording does not hold the scores of all experts.
+        When the recording does not hold the scores of all experts, or no inputs for arithmetics.
     UsageError
         Without tokens or what-ifs, for one that is not known, and for a batch that no scan is cut
         into.
@@ -61,7 +62,22 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "of all experts, or router inputs.",
             "moegeom capture CKPT --text FILE --keep hidden (or logits) --out REC records them.",
         )
+    if request.arithmetics and facts.stage not in INPUT_STAGES:
+        raise RecordingError(
+            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; what rounding moves follows from "
+            "router inputs.",
+            "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
+        )
     return scan(dataclasses.replace(request, what_ifs=asked, grid=None), watch, opened)
+
+
+def refuse_beside_results(name: str, *asked: object) -> None:
+    """Raises UsageError where something is to be tried and results of an earlier call are given."""
+    if any(one is not None for one in asked):
+        raise UsageError(
+            f"{name}: holds results; they are shown as they are, without further what-ifs.",
+            "Leave --tokens, --router and --grid out, or give the checkpoint instead.",
+        )
 
 
 def _refuse_batch(batch: int) -> None:
