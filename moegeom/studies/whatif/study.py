@@ -64,8 +64,8 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
         )
     if request.arithmetics and facts.stage not in INPUT_STAGES:
         raise RecordingError(
-            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; what rounding moves follows from "
-            "router inputs.",
+            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; what rounding moves follows "
+            "from router inputs.",
             "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
         )
     return scan(dataclasses.replace(request, what_ifs=asked, grid=None), watch, opened)
