@@ -14,7 +14,7 @@ _MOST_BARS = 48
 
 def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
     """Nothing where no what-if has both figures."""
-    points = [(one, *_at(one)) for one in found.tried if not one.refused]
+    points = [(one, *_at(one)) for one in found.whole]
     known = [
         (one, moved, vio) for one, moved, vio in points if moved is not None and vio is not None
     ]

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf
 from moegeom.variants.whatif._choices import need_top_k, refuse
@@ -19,8 +18,6 @@ from moegeom.variants.whatif._choices import need_top_k, refuse
 def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     rule, k = router.rule, values["k"]
-    if k is None:
-        raise UsageError("what-if 'topk': it does not say how many.", "Write topk:4, for instance.")
     groups = rule.groups
     room = router.num_experts
     if groups is not None:
@@ -48,4 +45,5 @@ WHATIF = WhatIf(
         ),
     ),
     make=_make,
+    one_of=("k",),
 )

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import row_distances
@@ -48,11 +47,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         return FittedGate(router=router)
     experts = router.num_experts
     if gone[-1] >= experts:
-        raise UsageError(
-            f"what-if 'without': there is no expert {gone[-1]} at router {router.name}, which has "
-            f"{experts}.",
-            f"Experts are numbered from 0 to {experts - 1}.",
-        )
+        raise refuse(router, f"there is no expert {gone[-1]}: they are 0 to {experts - 1}")
     _need_enough(router, gone)
     kept = np.setdiff1d(np.arange(experts), gone)
     nearest = _nearest(router, kept, sample.kernels)
