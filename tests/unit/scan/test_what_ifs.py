@@ -146,7 +146,7 @@ def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
         def choose(tokens):
             with lock:
                 seen.append(tokens.token)
-            return gate.choose(tokens)
+            return gate.choose(tokens)  # pyright: ignore[reportOptionalCall]
 
         return dataclasses.replace(gate, choose=choose, measure=None)
 
