@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 import transformers
 
-from tests.families.tiny_configs import SIZES
+from tests.families.tiny_configs import settings_of
 from tests.families.tiny_models import build, repeatable
 
 #: Families with experts, by the attention family: their tiny models are those of the routers.
 WITH_EXPERTS: Mapping[str, str] = {
     "afmoe": "afmoe",
     "axk2": "axk2",
-    "bailing_hybrid": "bailing_hybrid",
     "beam": "beam",
     "deepseek_v4": "deepseek_v4",
     "dots3_note": "dots3_note",
@@ -25,7 +23,6 @@ WITH_EXPERTS: Mapping[str, str] = {
     "hy_v4": "hy_v4",
     "inkling2": "inkling2_text",
     "laguna": "laguna",
-    "mimo_v2_flash": "mimo_v2_flash",
     "muse_spark": "muse_spark",
     "openai_privacy_filter": "openai_privacy_filter",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -34,33 +31,45 @@ WITH_EXPERTS: Mapping[str, str] = {
     "step3p7": "step3p7",
 }
 
-#: Families without experts, or that have them only sometimes: class and own settings.
-DENSE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "granite_swa": ("GraniteSWAForCausalLM", {}),
-    "hrm_text": ("HrmTextForCausalLM", {"num_layers_per_stack": 2}),
-    "lfm3": ("Lfm3ForCausalLM", {}),
-    "muse_glimmer": ("MuseGlimmerForCausalLM", {}),
-    "qwen3_5": ("Qwen3_5ForCausalLM", {}),
+LAYERS = {
+    "bailing_hybrid": ["linear_attention", "full_attention"] * 2,
+    "mimo_v2_flash": ["full_attention", "sliding_attention"] * 2,
 }
 
+#: The others, and variants (two underscores) of both: class and own settings.
+OTHERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bailing_hybrid": ("BailingHybridForCausalLM", {"layer_types": LAYERS["bailing_hybrid"]}),
+    "granite_swa": ("GraniteSWAForCausalLM", {}),
+    "hrm_text": ("HrmTextForCausalLM", {"num_layers_per_stack": 2}),
+    "inkling2__widths": ("Inkling2ForCausalLM", {"swa_head_dim": 8}),
+    "laguna__channels": ("LagunaForCausalLM", {"gating": "per-element"}),
+    "lfm3": ("Lfm3ForCausalLM", {}),
+    "lfm3__without": ("Lfm3ForCausalLM", {"use_attention_gate": False}),
+    "mimo_v2_flash": ("MiMoV2FlashForCausalLM", {"layer_types": LAYERS["mimo_v2_flash"]}),
+    "muse_glimmer": ("MuseGlimmerForConditionalGeneration", {}),
+    "qwen3_5": ("Qwen3_5ForCausalLM", {}),
+    "qwen3_next__bias": ("Qwen3NextForCausalLM", {"attention_bias": True}),
+}
 
-def attention_model(family: str) -> transformers.PreTrainedModel:
-    """A model in float32, the same at every call; sinks and biases of gates are random."""
-    model = build(WITH_EXPERTS[family]) if family in WITH_EXPERTS else _dense(family)
+#: Every family, and variants.
+ATTENTION = tuple(sorted({*WITH_EXPERTS, *OTHERS}))
+
+
+def attention_model(name: str) -> transformers.PreTrainedModel:
+    """A model in float32, the same at every call; biases, sinks and gains are random."""
+    model = build(WITH_EXPERTS[name]) if name in WITH_EXPERTS else _other(name)
     model.set_attn_implementation("eager")
-    with repeatable(family):
+    with repeatable(name):
         for path, parameter in model.named_parameters():
-            if path.endswith(("sinks", "gate_bias")):
+            if path.endswith(("sinks", "gate_bias", "_proj.bias")):
                 parameter.normal_()
-    return model
+            elif path.endswith("kv_a_layernorm.weight"):
+                parameter.uniform_(0.5, 1.5)
+    return model.requires_grad_(False)
 
 
-def _dense(family: str) -> transformers.PreTrainedModel:
-    name, own = DENSE[family]
-    kind = getattr(transformers, name)
-    with repeatable(family):
-        fields = kind.config_class.__dataclass_fields__
-        sizes = {key: value for key, value in SIZES.items() if key in fields}
-        return kind(kind.config_class(**copy.deepcopy(sizes), **own)).eval()
-
-
+def _other(name: str) -> transformers.PreTrainedModel:
+    kind, own = OTHERS[name]
+    model = getattr(transformers, kind)
+    with repeatable(name):
+        return model(model.config_class(**settings_of(model.config_class, own))).eval()

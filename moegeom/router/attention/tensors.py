@@ -378,4 +378,3 @@ def _opened(
         output=output,
         sinks=sinks,
     )
-

@@ -17,7 +17,19 @@ from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, 
 from moegeom.studies.attention.record import Attention, AttentionLayer
 
 _HEADS = (
-    ("", "heads", "", "gate", "", "rank of a product", "", "Gram score of gate rows", "", "sinks", ""),
+    (
+        "",
+        "heads",
+        "",
+        "gate",
+        "",
+        "rank of a product",
+        "",
+        "Gram score of gate rows",
+        "",
+        "sinks",
+        "",
+    ),
     (
         *("layer", "all", "with values", "at", "one a", "least", "effective", "score", "random"),
         *("least", "most"),
@@ -78,7 +90,10 @@ def _facts(found: Attention) -> Iterator[Block]:
         yield Fact("RESULT", f"Layers {_places(those)}: {_said(those[0])}")
     for what, layers in (
         ("do next to nothing", [(one, one.dead) for one in found.layers]),
-        ("are alike", [(one, sorted({h for a, b, _ in one.alike for h in (a, b)})) for one in found.layers]),
+        (
+            "are alike",
+            [(one, sorted({h for a, b, _ in one.alike for h in (a, b)})) for one in found.layers],
+        ),
     ):
         several = [(one, heads) for one, heads in layers if heads]
         if several:

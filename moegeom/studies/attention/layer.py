@@ -50,9 +50,7 @@ def attention_layer(tensors: AttentionTensors) -> AttentionLayer:
         sinks = tensors.read_sinks()
         _refuse_not_finite(tensors, "sinks", sinks)
         given = sinks[:, 0] if not _is_projection(tensors) else np.linalg.norm(sinks, axis=1)
-        heads = [
-            dataclasses.replace(h, sink=float(s)) for h, s in zip(heads, given, strict=True)
-        ]
+        heads = [dataclasses.replace(h, sink=float(s)) for h, s in zip(heads, given, strict=True)]
     has_gate = tensors.gate is not None and family.gate is not None
     return AttentionLayer(
         layer=tensors.name,

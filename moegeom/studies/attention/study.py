@@ -45,7 +45,11 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
     if family is not None:
         asked = list(_sized(attention_layers(store, family, wanted), left_out))
         announce_bytes(
-            sum(one.num_bytes for one in asked), "of attention are", request.yes, watch, of="attention"
+            sum(one.num_bytes for one in asked),
+            "of attention are",
+            request.yes,
+            watch,
+            of="attention",
         )
         if watch:
             watch.start(len(asked))
