@@ -73,9 +73,10 @@ def alike_heads(
 
     :math:`\cos(A, B) = \langle A, B \rangle_F / (|A|_F |B|_F)`, unmoved by a factor and by mixing
     channels inside a head. From :math:`\langle O V, O' V' \rangle = \mathrm{tr}\,(O^\top O')
-    (V' V^\top)`, for pairs that agree on 8 random directions (cosine .9 there, seed 0): one with the
-    cosine .99 is missed where a ratio of lengths, F(8r, 8r) for rank r, is above 10: probability
-    2e-3 for r = 1, 1e-9 for r = 4. Zero products are like none. Oracle in tests: explicit products.
+    (V' V^\top)`, for pairs that agree on 8 random directions (cosine .9 there, seed 0): one with
+    the cosine .99 is missed where a ratio of lengths, F(8r, 8r) for rank r, is above 10:
+    probability 2e-3 for r = 1, 1e-9 for r = 4. Zero products are like none. Oracle in tests:
+    explicit products.
     """
     heads, _, _ = outputs.shape
     group = heads // len(values)

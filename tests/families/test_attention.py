@@ -147,7 +147,8 @@ def _seen(model: Any) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def _watched(model: Any, found: dict[str, dict[str, Any]]) -> Iterator[None]:
-    handles, patched = [], {}
+    handles: list[Any] = []
+    patched: dict[Any, Any] = {}
     by_module: dict[Any, dict[str, Any]] = {}
     for path, module in model.named_modules():
         if not path.endswith(".self_attn") or any(w in path for w in ("vision", "audio", "visual")):
@@ -160,7 +161,7 @@ def _watched(model: Any, found: dict[str, dict[str, Any]]) -> Iterator[None]:
         gate = next((g for g in GATES if getattr(module, g, None) is not None), None)
         if gate is not None:
             handles.append(getattr(module, gate).register_forward_pre_hook(_first(seen, "read")))
-        source = sys.modules[type(module).__module__]
+        source: Any = sys.modules[type(module).__module__]
         if source not in patched:
             patched[source] = source.eager_attention_forward
             source.eager_attention_forward = _eager(patched[source], by_module)
@@ -187,7 +188,8 @@ def _first(seen: dict[str, Any], name: str) -> Any:
 
 def _input(seen: dict[str, Any]) -> Any:
     def hook(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen["input"] = (*arguments, named.get("hidden_states"))[0].clone()
+        given = arguments[0] if arguments else named["hidden_states"]
+        seen["input"] = given.clone()
 
     return hook
 

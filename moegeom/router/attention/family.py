@@ -97,10 +97,12 @@ class SinkSpec:
 class AttentionFamily:
     """The attention of one family.
 
-    ``width`` are config keys (aliases) of the channels of a head, ``width_in`` those of layers of a
-    kind, by what ``layer_types`` calls it; with ``width_is_share`` heads share ``hidden_size``
-    where none is given. ``stacks`` are names of stacks of layers, and what stands before
-    ``layers.`` in each. ``no_products`` says why values and outputs of heads are not multiplied.
+    ``width`` are config keys (aliases) of the channels of a head. In layers of a kind, by what
+    ``layer_types`` calls it, keys count that begin with what ``prefix_in`` says, where they are
+    given, and before all those that ``per_layer_config`` has for the layer; with
+    ``width_is_share`` heads share ``hidden_size`` where none is given. ``stacks`` are names of
+    stacks of layers, and what stands before ``layers.`` in each. ``no_products`` says why values
+    and outputs of heads are not multiplied.
     """
 
     name: str
@@ -108,7 +110,7 @@ class AttentionFamily:
     model_types: tuple[str, ...]
     config_roots: tuple[str, ...] = ("",)
     width: tuple[str, ...] = ()
-    width_in: dict[str, str] = field(default_factory=dict)
+    prefix_in: dict[str, str] = field(default_factory=dict)
     width_is_share: bool = False
     stacks: dict[str, str] = field(default_factory=lambda: {"text": ""})
     value: ValueSpec | None = None

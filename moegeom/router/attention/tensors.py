@@ -29,6 +29,10 @@ _LAYER = re.compile(r"(?P<before>(?:.*?\.)?)layers\.(?P<layer>[0-9]{1,5})\.")
 _MOST = 10_000
 
 
+class HeadShapeError(RouterError):
+    """A tensor has a shape that heads of this layer cannot use."""
+
+
 @dataclass(frozen=True, eq=False)
 class GateRows:
     """The gate of a layer: a number of each row and token, as ``function(rows x + bias)``.
@@ -56,8 +60,9 @@ class HeadMatrices:
 class AttentionTensors:
     """One attention layer, before any value is read.
 
-    ``start`` is how names of its tensors begin, ``inside`` are the rest of these names. ``gate``, ``value``, ``latent``, ``latent_gain`` and
-    ``output`` are modules, ``sinks`` is a module or a tensor; None is not there.
+    ``start`` is how names of its tensors begin, ``inside`` are the rest of these names. ``gate``,
+    ``value``, ``latent``, ``latent_gain`` and ``output`` are modules, ``sinks`` is a module or a
+    tensor; None is not there.
     """
 
     store: TensorStore
@@ -78,14 +83,10 @@ class AttentionTensors:
     @property
     def width(self) -> int:
         """Channels of a head."""
-        family, kinds = self.family, self.settings.entries(Setting(("layer_types",)))
-        layer = int(self.name.rpartition("/")[2])
-        kind = kinds[layer] if kinds and layer < len(kinds) else None
-        keys = (family.width_in[kind],) if kind in family.width_in else family.width
-        if family.width_is_share and not self.settings.has(Setting(keys)):
+        if self.family.width_is_share and self._key(self.family.width) is None:
             hidden, heads = Setting(("hidden_size",)), Setting(("num_attention_heads",))
             return self.settings.integer(hidden, 1) // self.settings.integer(heads, 1)
-        return self.settings.integer(Setting(keys), 1)
+        return self._integer(self.family.width, 1)
 
     @property
     def num_heads(self) -> int:
@@ -134,7 +135,19 @@ class AttentionTensors:
         return possible[rows]
 
     def _before(self, keys: Sequence[str]) -> int:
-        return sum(self.settings.integer(Setting((key,))) for key in keys)
+        return sum(self._integer((key,)) for key in keys)
+
+    def _integer(self, keys: tuple[str, ...], least: int = 0) -> int:
+        return self.settings.integer(self._key(keys) or Setting(keys), least)
+
+    def _key(self, keys: tuple[str, ...]) -> Setting | None:
+        """The setting of these aliases that counts in this layer; None where none is given."""
+        kinds = self.settings.entries(Setting(("layer_types",))) or []
+        layer = int(self.name.rpartition("/")[2])
+        kind = kinds[layer] if layer < len(kinds) else None
+        prefixes = [f"per_layer_config.{layer}.", self.family.prefix_in.get(str(kind), ""), ""]
+        asked = (Setting(tuple(prefix + key for key in keys)) for prefix in prefixes)
+        return next((one for one in asked if self.settings.has(one)), None)
 
     def _stored(self, stem: str) -> Stored:
         names = self._names(stem)
@@ -164,8 +177,8 @@ class AttentionTensors:
             return self._stored(self.sinks).shape
         return self.store.info(self.start + self.sinks).shape
 
-    def _refuse(self, tensor: str, found: str, expected: str) -> RouterError:
-        return RouterError(
+    def _refuse(self, tensor: str, found: str, expected: str) -> HeadShapeError:
+        return HeadShapeError(
             f"{self.store.label}: '{self.start}{tensor}' has {found}, expected {expected}."
         )
 
@@ -239,7 +252,10 @@ class AttentionTensors:
         outputs = output.reshape(len(output), self.num_heads, width).swapaxes(0, 1)
         for stem, found in ((self.value, values), (self.output, outputs)):
             if not np.isfinite(found).all():
-                raise self._refuse(stem.name, "values that are not finite", "finite ones")
+                raise RouterError(
+                    f"{self.store.label}: '{self.start}{stem.name}' holds values that are not "
+                    "finite."
+                )
         return HeadMatrices(values, outputs)
 
     def _seen(self, rank: int) -> Float64[np.ndarray, "rank inputs"]:
@@ -248,7 +264,7 @@ class AttentionTensors:
         latent, _ = self._matrix(self.latent)
         if len(latent) < rank:
             raise self._refuse(self.latent.name, f"{len(latent)} rows", f"at least {rank}")
-        triangle = np.linalg.qr(latent[:rank].T, mode="r").T
+        triangle = np.asarray(np.linalg.qr(latent[:rank].T, mode="r")).T
         if self.latent_gain is None:
             return triangle
         return self._plain(f"{self.latent_gain}.weight", rank)[:, None] * triangle

@@ -85,9 +85,9 @@ def _facts(found: Attention) -> Iterator[Block]:
             "warning",
         )
         return
-    for kind in dict.fromkeys(one.gating for one in found.layers):
-        those = [one for one in found.layers if one.gating == kind]
-        yield Fact("RESULT", f"Layers {_places(those)}: {_said(those[0])}")
+    for said in dict.fromkeys(map(_said, found.layers)):
+        those = [one for one in found.layers if _said(one) == said]
+        yield Fact("RESULT", f"Layers {_places(those)}: {said}")
     for what, layers in (
         ("do next to nothing", [(one, one.dead) for one in found.layers]),
         (
@@ -204,14 +204,14 @@ def _notes(found: Attention) -> Iterator[str]:
         return
     if any(one.position for one in found.layers):
         yield (
-            "The gate is a function of what attention reads at the token, sigma(W x). The gates that "
-            "theory is about are phi of the head's own output: what it proves of them does not carry "
-            "over (docs/attention.md)."
+            "The gate is a function of what attention reads at the token, such as sigma(W x). "
+            "Gates that theory is about are phi of the head's own output: what it proves of them "
+            "does not carry over (docs/attention.md)."
         )
     yield (
-        "'product' is the output matrix of a head times its value matrix: hidden x hidden, of a rank "
-        "of at most the channels. A head does next to nothing where its product is shorter than 1 % "
-        "of the median of the layer; two are alike from a cosine of .99 on."
+        "'product' is the output matrix of a head times its value matrix: hidden x hidden, of a "
+        "rank of at most the channels. A head does next to nothing where its product is shorter "
+        "than 1 % of the median of the layer; two are alike from a cosine of .99 on."
     )
     if any(one.sink_is_projection for one in found.layers):
         yield "Sinks are projections of the attention input: their lengths are shown, not logits."

@@ -21,7 +21,10 @@ FREE: Mapping[Gating, str] = {
 
 @dataclass(frozen=True)
 class AttentionRequest(Terms):
-    """What was asked for; more than 2 GB are read with ``yes`` only, ``out`` is a table of heads."""
+    """What was asked for.
+
+    ``out`` is a table of heads; more than 2 GB are read with ``yes`` only.
+    """
 
     checkpoint: str
     yes: bool = False
@@ -35,8 +38,8 @@ class Head:
     ``value_head`` are the values that it reads, of which groups of heads share some. ``rank``,
     ``effective_rank`` and ``product_norm`` (Frobenius) are of its output times its value matrix;
     None where these are not multiplied. ``is_dead``: that norm is below 1 % of the median of the
-    layer. ``gate_norm`` is the rms length of its gate rows, ``gate_bias`` the mean of what is added,
-    ``gate_gram`` the Gram score of its own rows, None with one row or none that is not zero.
+    layer. ``gate_norm`` is the rms length of its gate rows, ``gate_bias`` the mean of what is
+    added, ``gate_gram`` the Gram score of its own rows, None with fewer than two that are not zero.
     ``sink`` is its sink logit, or the length of the row that projects one.
     """
 
