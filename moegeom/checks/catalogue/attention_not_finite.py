@@ -1,7 +1,7 @@
 """MGA102: every attention gate and every learned sink is finite.
 
-Looked for: with --attention, gate rows, their biases and sink logits with nan or infinity. A sink of
-minus infinity is a head without one, and passes.
+Looked for: with --attention, gate rows, their biases and sink logits with nan or infinity. A sink
+of minus infinity is a head without one, and passes.
 
 A finding means: what this head gives is nan, or its gate is shut or open for every token. The file
 is damaged, or training diverged before it was saved.
