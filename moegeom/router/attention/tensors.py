@@ -12,6 +12,7 @@ from jaxtyping import Float64
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, RouterError
+from moegeom.core.text import number_of
 from moegeom.router.attention.family import (
     AttentionFamily,
     GateSpec,
@@ -94,7 +95,9 @@ class AttentionTensors:
             return self._sink_shape[0]
         columns = self._shape(self.output)[1]
         if columns % self.width:
-            raise self._refuse(self.output.name, f"{columns} columns", f"heads of {self.width}")
+            raise self._refuse(
+                self.output.name, number_of(columns, "column"), f"heads of {self.width}"
+            )
         return columns // self.width
 
     @property
@@ -105,8 +108,9 @@ class AttentionTensors:
         rows = self._shape(self.value)[0]
         each = self._before(self.family.value.before) + self.width
         if rows % each or self.num_heads % (rows // each or self.num_heads + 1):
-            said = f"{self.num_heads} heads, {each} rows for each or for as many as share values"
-            raise self._refuse(self.value.name, f"{rows} rows", said)
+            heads = number_of(self.num_heads, "head")
+            said = f"{number_of(each, 'row')} for each of {heads}, or for as many as share values"
+            raise self._refuse(self.value.name, number_of(rows, "row"), said)
         return rows // each
 
     @property
@@ -131,7 +135,8 @@ class AttentionTensors:
         }
         if rows not in possible:
             said = " or ".join(f"{number}" for number in possible)
-            raise self._refuse(self.gate.name, f"{rows} rows", f"{said} for {heads} heads")
+            said += f" for {number_of(heads, 'head')}"
+            raise self._refuse(self.gate.name, number_of(rows, "row"), said)
         return possible[rows]
 
     def _before(self, keys: Sequence[str]) -> int:
@@ -231,7 +236,7 @@ class AttentionTensors:
             return self._plain(self.sinks, heads)[:, None]
         found, _ = self._matrix(Stem(self.sinks))
         if len(found) != heads:
-            raise self._refuse(self.sinks, f"{len(found)} rows", f"{heads} of as many heads")
+            raise self._refuse(self.sinks, number_of(len(found), "row"), f"{heads}, one a head")
         return found
 
     def read_heads(self) -> HeadMatrices:
@@ -263,7 +268,7 @@ class AttentionTensors:
         assert self.latent is not None
         latent, _ = self._matrix(self.latent)
         if len(latent) < rank:
-            raise self._refuse(self.latent.name, f"{len(latent)} rows", f"at least {rank}")
+            raise self._refuse(self.latent.name, number_of(len(latent), "row"), f"{rank} or more")
         triangle = np.asarray(np.linalg.qr(latent[:rank].T, mode="r")).T
         if self.latent_gain is None:
             return triangle
