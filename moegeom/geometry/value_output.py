@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 
 from moegeom.geometry.gram import RANK_TOLERANCE
 
@@ -18,8 +18,8 @@ _LEAST_PROBED = 0.9
 
 
 def product_spectra(
-    values: Float64[np.ndarray, "values channels inputs"],
-    outputs: Float64[np.ndarray, "heads hidden channels"],
+    values: Float[np.ndarray, "values channels inputs"],
+    outputs: Float[np.ndarray, "heads hidden channels"],
 ) -> Float64[np.ndarray, "heads channels"]:
     r"""Singular values of :math:`O_h V_{v(h)}` of each head, descending; v(h) = h V / H.
 
@@ -30,10 +30,11 @@ def product_spectra(
     """
     heads, _, channels = outputs.shape
     group = heads // len(values)
-    right = [np.linalg.qr(one.T, mode="r") for one in values]
+    right = [np.linalg.qr(one.T.astype(np.float64), mode="r") for one in values]
     found = np.zeros((heads, channels))
     for head in range(heads):
-        core = np.linalg.qr(outputs[head], mode="r") @ right[head // group].T
+        left = np.linalg.qr(outputs[head].astype(np.float64), mode="r")
+        core = left @ right[head // group].T
         spectrum = np.linalg.svd(core, compute_uv=False)
         found[head, : len(spectrum)] = spectrum
     return found
@@ -65,8 +66,8 @@ def dead_heads(
 
 
 def alike_heads(
-    values: Float64[np.ndarray, "values channels inputs"],
-    outputs: Float64[np.ndarray, "heads hidden channels"],
+    values: Float[np.ndarray, "values channels inputs"],
+    outputs: Float[np.ndarray, "heads hidden channels"],
     least: float = 0.99,
 ) -> list[tuple[int, int, float]]:
     r"""Pairs of heads whose products have a cosine of at least ``least``, and that cosine.
@@ -105,6 +106,8 @@ def _above(close: Bool[np.ndarray, "rows rows"]) -> Iterator[tuple[int, int]]:
 def _product_cosine(
     one: tuple[np.ndarray, np.ndarray], two: tuple[np.ndarray, np.ndarray]
 ) -> float:
+    one, two = ((v.astype(np.float64), o.astype(np.float64)) for v, o in (one, two))
+
     def inner(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> float:
         return float(((a[1].T @ b[1]) * (a[0] @ b[0].T)).sum())
 

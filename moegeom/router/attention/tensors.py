@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, RouterError
@@ -28,6 +28,9 @@ _LAYER = re.compile(r"(?P<before>(?:.*?\.)?)layers\.(?P<layer>[0-9]{1,5})\.")
 
 #: Layers of one model.
 _MOST = 10_000
+
+#: Float64 holds no fourth power of more.
+_LARGEST = 1e70
 
 
 class HeadShapeError(RouterError):
@@ -53,8 +56,8 @@ class HeadMatrices:
     columns are in an orthonormal basis of what that projection can see.
     """
 
-    values: Float64[np.ndarray, "values channels inputs"]
-    outputs: Float64[np.ndarray, "heads hidden channels"]
+    values: Float[np.ndarray, "values channels inputs"]
+    outputs: Float[np.ndarray, "heads hidden channels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +95,10 @@ class AttentionTensors:
     @property
     def num_heads(self) -> int:
         if self.output is None:
-            return self._sink_shape[0]
+            shape = self._sink_shape
+            if not shape or not shape[0]:
+                raise self._refuse(self.sinks or "", f"shape {shape}", "a number for each head")
+            return shape[0]
         columns = self._shape(self.output)[1]
         if columns % self.width:
             raise self._refuse(
@@ -171,7 +177,7 @@ class AttentionTensors:
 
     def _shape(self, stem: Stem) -> tuple[int, int]:
         found = self._stored(stem.name).shape
-        if len(found) != 2 or found[0] % stem.parts:
+        if len(found) != 2 or not all(found) or found[0] % stem.parts:
             raise self._refuse(stem.name, f"shape {found}", f"a matrix of {stem.parts} parts")
         return found[0] // stem.parts, found[1]
 
@@ -226,7 +232,7 @@ class AttentionTensors:
             added = added + bias.reshape(heads, -1)[:, -channels:]
         if self.gate_bias is not None:
             added = added + self._plain(self.gate_bias, heads)[:, None]
-        return GateRows(rows, added)
+        return GateRows(rows.astype(np.float64), added)
 
     def read_sinks(self) -> Float64[np.ndarray, "heads width"]:
         """Sink logits, one column; or the rows of their projection; they may be anything."""
@@ -237,7 +243,7 @@ class AttentionTensors:
         found, _ = self._matrix(Stem(self.sinks))
         if len(found) != heads:
             raise self._refuse(self.sinks, number_of(len(found), "row"), f"{heads}, one a head")
-        return found
+        return found.astype(np.float64)
 
     def read_heads(self) -> HeadMatrices:
         """Values and outputs of the heads.
@@ -252,14 +258,14 @@ class AttentionTensors:
         whole, _ = self._matrix(self.value)
         values = whole.reshape(number, -1, whole.shape[1])[:, -width:]
         if self.latent is not None:
-            values = values @ self._seen(whole.shape[1])
+            values = values.astype(np.float64) @ self._seen(whole.shape[1])
         output, _ = self._matrix(self.output)
         outputs = output.reshape(len(output), self.num_heads, width).swapaxes(0, 1)
         for stem, found in ((self.value, values), (self.output, outputs)):
-            if not np.isfinite(found).all():
+            if not float(np.abs(found).max(initial=0.0)) <= _LARGEST:
                 raise RouterError(
                     f"{self.store.label}: '{self.start}{stem.name}' holds values that are not "
-                    "finite."
+                    "finite, or beyond 1e70."
                 )
         return HeadMatrices(values, outputs)
 
@@ -269,19 +275,19 @@ class AttentionTensors:
         latent, _ = self._matrix(self.latent)
         if len(latent) < rank:
             raise self._refuse(self.latent.name, number_of(len(latent), "row"), f"{rank} or more")
-        triangle = np.asarray(np.linalg.qr(latent[:rank].T, mode="r")).T
+        triangle = np.asarray(np.linalg.qr(latent[:rank].T.astype(np.float64), mode="r")).T
         if self.latent_gain is None:
             return triangle
         return self._plain(f"{self.latent_gain}.weight", rank)[:, None] * triangle
 
     def _matrix(
         self, stem: Stem
-    ) -> tuple[Float64[np.ndarray, "rows columns"], Float64[np.ndarray, "rows"] | None]:
+    ) -> tuple[Float[np.ndarray, "rows columns"], Float64[np.ndarray, "rows"] | None]:
         """A part of a matrix, and of its bias where there is one."""
         stored, names = self._stored(stem.name), self._names(stem.name)
         wanted = {info.name for info in stored.tensors}
         parts = {key: self.store.read(name) for key, name in names.items() if name in wanted}
-        whole, bias = stored.decode(parts).astype(np.float64), None
+        whole, bias = stored.decode(parts), None
         if "bias" in names:
             bias = self._plain(f"{stem.name}.bias", len(whole))
         rows = slice(*(len(whole) // stem.parts * place for place in (stem.part, stem.part + 1)))
