@@ -14,6 +14,8 @@ from moegeom.core.text import number_of
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.place import place
+from moegeom.document.verdict_text import places
 from moegeom.studies.attention.record import Attention, AttentionLayer
 
 _HEADS = (
@@ -87,7 +89,8 @@ def _facts(found: Attention) -> Iterator[Block]:
         return
     for said in dict.fromkeys(map(_said, found.layers)):
         those = [one for one in found.layers if _said(one) == said]
-        yield Fact("RESULT", f"Layers {_places(those)}: {said}")
+        where = _places(found, those)
+        yield Fact("RESULT", f"{where[0].upper()}{where[1:]}: {said}")
     for what, layers in (
         ("do next to nothing", [(one, one.dead) for one in found.layers]),
         (
@@ -107,8 +110,10 @@ def _facts(found: Attention) -> Iterator[Block]:
                 "warning",
             )
     for reason in dict.fromkeys(why for _, why in found.left_out):
-        names = ", ".join(name for name, why in found.left_out if why == reason)
-        yield Fact("", f"{names}: not looked at: {reason}.", "warning")
+        names = [name for name, why in found.left_out if why == reason]
+        every = (*(one.layer for one in found.layers), *(name for name, _ in found.left_out))
+        where = places(names, {"routers": [{"name": name} for name in every]})
+        yield Fact("", f"{where}: not looked at: {reason}.", "warning")
     yield Fact("read", f"{size(found.bytes_read)} of {size(found.bytes_total)}.", "plain")
 
 
@@ -123,21 +128,15 @@ def _said(one: AttentionLayer) -> str:
     )
 
 
-def _places(layers: Sequence[AttentionLayer]) -> str:
-    stacks: dict[str, set[int]] = {}
-    for one in layers:
-        stack, _, number = one.layer.partition("/")
-        stacks.setdefault(stack, set()).add(int(number))
-    several = len(stacks) > 1
-    return ", ".join(
-        f"{stack}/{format_layers(those)}" if several else format_layers(those)
-        for stack, those in stacks.items()
-    )
+def _places(found: Attention, layers: Sequence[AttentionLayer]) -> str:
+    if len(layers) == len(found.layers) > 1:
+        return "all layers"
+    known = {"routers": [{"name": one.layer} for one in found.layers]}
+    return places([one.layer for one in layers], known)
 
 
 def _place(found: Attention, one: AttentionLayer) -> str:
-    several = len({each.layer.partition("/")[0] for each in found.layers}) > 1
-    return one.layer if several else one.layer.partition("/")[2]
+    return place(one.layer, [each.layer for each in found.layers])
 
 
 def _badness(one: AttentionLayer) -> float:
@@ -217,7 +216,7 @@ def _notes(found: Attention) -> Iterator[str]:
         yield "Sinks are projections of the attention input: their lengths are shown, not logits."
     elif any(one.has_sinks for one in found.layers):
         yield "A sink is a logit of each head that belongs to no token: what it takes adds nothing."
-    yield from (f"{note[0].upper()}{note[1:]}." for note in found.notes)
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in found.notes)
     yield "Weights alone: how far gates close on text was not looked at."
     if found.written:
         yield f"A row for each head of each layer written to {found.written}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -75,6 +76,19 @@ def test_the_file_has_a_row_for_each_head_as_the_record_has(tmp_path):
     told = [head for layer in found.layers for head in layer.heads]
     for row, head in zip(rows, told, strict=True):
         assert {name: row[name] for name in vars(head)} == vars(head)
+
+
+def test_a_gate_that_is_stored_in_eight_bits_is_decoded(tmp_path):
+    tensors = tensors_of(0)
+    name = "model.layers.0.self_attn.gate_proj.weight"
+    whole = tensors[name].astype(ml_dtypes.float8_e4m3fn)
+    tensors[name] = (2.0 * whole.astype(np.float64)).astype(np.float32)
+    (plain,) = mg.attention(write(tmp_path / "a", tensors)).value.layers
+    tensors[name] = whole
+    tensors[f"{name}_scale_inv"] = np.full((1, 1), 2.0, np.float32)
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (packed,) = mg.attention(write(tmp_path / "b", tensors, quantization_config=how)).value.layers
+    assert packed.heads == plain.heads
 
 
 def test_layers_asked_for_are_looked_at_and_no_others(tmp_path):
