@@ -111,4 +111,4 @@ def _product_cosine(
     def inner(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> float:
         return float(((a[1].T @ b[1]) * (a[0] @ b[0].T)).sum())
 
-    return inner(one, two) / float(np.sqrt(inner(one, one) * inner(two, two)))
+    return inner(one, two) / float(np.sqrt(inner(one, one)) * np.sqrt(inner(two, two)))

@@ -30,7 +30,7 @@ _LAYER = re.compile(r"(?P<before>(?:.*?\.)?)layers\.(?P<layer>[0-9]{1,5})\.")
 _MOST = 10_000
 
 #: Float64 holds no fourth power of more.
-_LARGEST = 1e70
+LARGEST = 1e70
 
 
 class HeadShapeError(RouterError):
@@ -262,7 +262,7 @@ class AttentionTensors:
         output, _ = self._matrix(self.output)
         outputs = output.reshape(len(output), self.num_heads, width).swapaxes(0, 1)
         for stem, found in ((self.value, values), (self.output, outputs)):
-            if not float(np.abs(found).max(initial=0.0)) <= _LARGEST:
+            if not float(np.abs(found).max(initial=0.0)) <= LARGEST:
                 raise RouterError(
                     f"{self.store.label}: '{self.start}{stem.name}' holds values that are not "
                     "finite, or beyond 1e70."
@@ -288,6 +288,8 @@ class AttentionTensors:
         wanted = {info.name for info in stored.tensors}
         parts = {key: self.store.read(name) for key, name in names.items() if name in wanted}
         whole, bias = stored.decode(parts), None
+        if whole.ndim != 2 or not whole.size:
+            raise self._refuse(stem.name, f"shape {whole.shape}", "a matrix")
         if "bias" in names:
             bias = self._plain(f"{stem.name}.bias", len(whole))
         rows = slice(*(len(whole) // stem.parts * place for place in (stem.part, stem.part + 1)))

@@ -21,7 +21,7 @@ from moegeom.geometry.value_output import (
     product_spectra,
     spectrum_rank,
 )
-from moegeom.router.attention.tensors import AttentionTensors, GateRows
+from moegeom.router.attention.tensors import LARGEST, AttentionTensors, GateRows
 from moegeom.studies.attention.record import AttentionLayer, Gating, Head
 
 
@@ -43,14 +43,11 @@ def attention_layer(tensors: AttentionTensors) -> AttentionLayer:
     grams: dict[str, float | None] = dict.fromkeys(("gram", "gram_random", "gram_random_sd"))
     if tensors.gate is not None:
         gate = tensors.read_gate()
-        _refuse_not_finite(tensors, "the gate", gate.rows, gate.bias)
+        _refuse_not_finite(tensors, "gates", gate.rows, gate.bias)
         gating = "one a head" if gate.rows.shape[1] == 1 and tensors.width > 1 else "one a channel"
         heads, grams = _of_gate(gate, heads)
     if tensors.sinks is not None:
-        sinks = tensors.read_sinks()
-        _refuse_not_finite(tensors, "sinks", sinks)
-        given = sinks[:, 0] if not _is_projection(tensors) else np.linalg.norm(sinks, axis=1)
-        heads = [dataclasses.replace(h, sink=float(s)) for h, s in zip(heads, given, strict=True)]
+        heads = _of_sinks(tensors, heads)
     has_gate = tensors.gate is not None and family.gate is not None
     return AttentionLayer(
         layer=tensors.name,
@@ -77,8 +74,23 @@ def _is_projection(tensors: AttentionTensors) -> bool:
 
 
 def _refuse_not_finite(tensors: AttentionTensors, what: str, *found: np.ndarray) -> None:
-    if not all(np.isfinite(values).all() for values in found):
-        raise RouterError(f"{tensors.store.label}: {what} of layer {tensors.name} is not finite.")
+    if not all(float(np.abs(values).max(initial=0.0)) <= LARGEST for values in found):
+        raise RouterError(
+            f"{tensors.store.label}: {what} of layer {tensors.name} hold values that are not "
+            "finite, or beyond 1e70."
+        )
+
+
+def _of_sinks(tensors: AttentionTensors, heads: list[Head]) -> list[Head]:
+    """A logit of minus infinity is that of a head without a sink."""
+    sinks = tensors.read_sinks()
+    is_none = np.isneginf(sinks[:, 0]) & (not _is_projection(tensors))
+    _refuse_not_finite(tensors, "sinks", sinks[~is_none])
+    given = np.linalg.norm(sinks, axis=1) if _is_projection(tensors) else sinks[:, 0]
+    return [
+        dataclasses.replace(head, sink=None if none else float(sink))
+        for head, none, sink in zip(heads, is_none, given, strict=True)
+    ]
 
 
 def _of_products(

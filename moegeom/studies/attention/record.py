@@ -40,7 +40,8 @@ class Head:
     None where these are not multiplied. ``is_dead``: that norm is below 1 % of the median of the
     layer. ``gate_norm`` is the rms length of its gate rows, ``gate_bias`` the mean of what is
     added, ``gate_gram`` the Gram score of its own rows, None with fewer than two that are not zero.
-    ``sink`` is its sink logit, or the length of the row that projects one.
+    ``sink`` is its sink logit, or the length of the row that projects one; None where its sink is
+    turned off, by minus infinity.
     """
 
     head: int

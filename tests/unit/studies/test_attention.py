@@ -114,6 +114,13 @@ def test_values_that_are_not_finite_leave_their_layer_out(tmp_path):
     assert "not finite" in found.left_out[0][1]
 
 
+def test_a_sink_of_minus_infinity_is_none(tmp_path):
+    sinks = {"model.layers.0.self_attn.sinks": np.array([1.0, -np.inf, 0.0, -2.0])}
+    ckpt = write(tmp_path / "a", tensors_of(0), sinks, model_type="gpt_oss")
+    (layer,) = mg.attention(ckpt).value.layers
+    assert [head.sink for head in layer.heads] == [1.0, None, 0.0, -2.0]
+
+
 def test_no_gate_is_guessed_from_names(tmp_path):
     found = mg.attention(write(tmp_path / "a", tensors_of(0), model_type="olmoe")).value
     assert (found.family, found.layers) == ("", ())
