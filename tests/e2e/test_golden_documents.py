@@ -70,6 +70,12 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
     "studies.regions": lambda: mg.regions(MODEL, REC, against=EARLIER),
     "studies.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
+    "studies.whatif": lambda: mg.whatif(
+        f"{COLLAPSED}/step_1500",
+        f"{COLLAPSED}/rec/step_1500",
+        what_ifs=["smooth:extra=0.5", "relu", "sinkhorn", "capacity:1.25", "without:5", "topk:2"],
+        arithmetics="bf16-logits",
+    ),
     "studies.outputs": lambda: mg.outputs(MODEL, REC),
     "studies.attention": lambda: mg.attention(write(Path("gated"), tensors_of(0), tensors_of(1))),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
