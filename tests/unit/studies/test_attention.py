@@ -91,6 +91,15 @@ def test_a_gate_that_is_stored_in_eight_bits_is_decoded(tmp_path):
     assert packed.heads == plain.heads
 
 
+def test_much_is_read_only_when_asked_for(tmp_path, monkeypatch):
+    ckpt = write(tmp_path / "a", tensors_of(0))
+    monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
+    with pytest.raises(UsageError, match="of attention are to be read"):
+        mg.attention(ckpt)
+    (layer,) = mg.attention(ckpt, yes=True).value.layers
+    assert layer.num_bytes == 8 * HIDDEN * WIDTH * (2 * HEADS + SHARED)  # gate, outputs, values
+
+
 def test_layers_asked_for_are_looked_at_and_no_others(tmp_path):
     ckpt = write(tmp_path / "a", tensors_of(0), tensors_of(1))
     found = mg.attention(ckpt, layers="1").value
