@@ -50,6 +50,7 @@ CALLS = {
         *("capacity", "--experts", "16", "--top-k", "4"),
         *("--width", "32", "--hidden", "64"),
     ),
+    "attention": ("attention", "model"),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),
