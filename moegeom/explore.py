@@ -367,9 +367,8 @@ def hmoe(*, watch: Watch | None = None, **options: Any) -> Report[Mixtures]:
     --------
     >>> import moegeom as mg
     >>> found = mg.hmoe(what="ranks")
-    >>> {one.position: one.beyond for one in found.value.ranks if one.activation == "sigmoid"}
-    {'none': 14, 'query_or_key': 14, 'value': 0, 'sdpa': 0, 'output': 14, 'gate_per_head': 12, \
-'gate_per_channel': 4}
+    >>> [one.position for one in found.value.ranks if one.beyond == 0]
+    ['value', 'sdpa', 'value', 'sdpa']
     """
     from moegeom.studies.hmoe.document import document
     from moegeom.studies.hmoe.study import hmoe as described

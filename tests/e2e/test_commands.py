@@ -49,6 +49,7 @@ CALLS = {
         *("capacity", "--experts", "16", "--top-k", "4"),
         *("--width", "32", "--hidden", "64"),
     ),
+    "hmoe": ("hmoe", "rates", "--sizes", "100,200", "--repeats", "2", "--epochs", "3"),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),
