@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from moegeom.core.text import number_of
+from moegeom.core.text import figure_text, number_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.model import (
     Block,
@@ -48,8 +48,8 @@ _MODELS: Mapping[Model, str] = {"mha": "MHA", "1": "Setting I", "2": "Setting II
 _RANK_HEADS = ("non-linearity", "parameters", "rank", "flat", "free", "last | next")
 
 _RATE_HEADS = (
-    ("", "", "", "slope against log n of", "", ""),
-    ("model", "channels", "start n^-p", "L_2", "L_2 at the start", "error of f"),
+    ("", "", "slope against log n of", "", ""),
+    ("model, channels", "start p", "L_2", "L_2 at the start", "error of f"),
 )
 
 _LOOKS: Mapping[State, Look] = {
@@ -101,7 +101,7 @@ def _rate_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
     for state, ending in _ENDINGS.items():
         if own := [rates.starts[0].loss for rates in judged if rates.state == state]:
             slopes = f"{min(one.value for one in own):+.3f} to {max(one.value for one in own):+.3f}"
-            widest = f"{max(one.half_width for one in own):.2g}"
+            widest = f"{max(one.half_width for one in own):.3f}"
             cases = f"{len(own)} of {number_of(len(judged), 'case')}"
             yield f"{cases}: slope {slopes}, +- {widest}, {_SAME_START}{ending}", _LOOKS[state]
     if len(judged) < len(found.rates):
@@ -123,7 +123,9 @@ _ENDINGS: Mapping[State, str] = {
 
 def _least_deviations(found: Mixtures) -> str:
     size = found.deviations[0].size
-    medians = ", ".join(f"{one.median:.2g} ({_MODELS[one.model]})" for one in found.deviations)
+    medians = ", ".join(
+        f"{figure_text(one.median)} ({_MODELS[one.model]})" for one in found.deviations
+    )
     return (
         f"At n = {size:,} no unbiased estimator has a smaller median standard deviation than "
         f"{medians}; the parameters are 2 at most."
@@ -157,7 +159,7 @@ def _descents(found: Mixtures) -> Iterator[Block]:
 def _exponent(found: Exponent) -> str:
     if math.isnan(found.half_width):
         return f"{found.value:+.3f}"
-    return f"{found.value:+.3f} +- {found.half_width:.2g}"
+    return f"{found.value:+.3f} +- {found.half_width:.3f}"
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -174,9 +176,8 @@ def _rate_table(found: Mixtures) -> Table:
 
 def _rate_cells(rates: ModelRates, one: StartRates) -> tuple[str, ...]:
     return (
-        _MODELS[rates.model],
-        f"{rates.channels}",
-        f"{one.start:g}" if one.start else "0 (control)",
+        f"{_MODELS[rates.model]}, {rates.channels}",
+        f"{one.start:g}" if one.start else "control",
         *map(_exponent, (one.loss, one.start_loss, one.error)),
     )
 
@@ -215,7 +216,8 @@ def _notes(found: Mixtures) -> Iterator[Block]:
     if found.rates:
         yield Note(
             "Slopes are means over repeats with 95 % intervals; samples of all sizes share seeds. "
-            "A start n^-p approaches the truth by itself: that slope stands beside the end's."
+            "A start that shrinks as n^-p has a slope by itself, which stands beside that of the end; "
+            "the control has p = 0."
         )
     yield Note(
         "flat: directions of the parameters of S2 in which f stays as it is. free: flat beyond "

@@ -111,7 +111,7 @@ def test_the_verdict_counts_cases_and_says_what_ran_out(found):
     assert "in 0 of 1 case " in said
     assert "MHA has no rate: 14 directions of its parameters do nothing" in said
     assert "24 were still falling when epochs ran out" in said
-    assert "0 (control)" in said
+    assert "Setting I, 3 control" in said
 
 
 def test_the_figure_holds_the_control_beside_the_start(found):
