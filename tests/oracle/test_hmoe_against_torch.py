@@ -222,6 +222,21 @@ def test_the_family_of_a_component_spans_every_derivative_up_to_the_second():
     assert np.linalg.matrix_rank(both / np.linalg.norm(both, axis=0), tol=1e-10) == rank
 
 
+def test_no_activation_satisfies_the_second_definition_as_it_is_printed():
+    """Its family has u_M and u_Ma of u = exp(x'Mx) (a.x), and a . u_Ma = u_M (F-23)."""
+    truth = published_truth()
+    at = torch.tensor([*truth.scores[0, 0].ravel(), *truth.experts[0, 0, 0]])
+    for point in torch.tensor(INPUTS[:5]):
+
+        def component(parameters, x=point):
+            matrix = parameters[:4].reshape(2, 2)
+            return torch.exp(x @ matrix @ x) * (parameters[4:] @ x)
+
+        first = torch.autograd.functional.jacobian(component, at)[:4]
+        mixed = torch.autograd.functional.hessian(component, at)[:4, 4:]
+        np.testing.assert_allclose(mixed @ at[4:], first, rtol=1e-12)
+
+
 def test_channels_are_what_weights_add_up():
     truth = published_truth()
     for position in ("none", "value"):

@@ -120,8 +120,7 @@ def regression(
     the score by :math:`x \cdot \varphi(M x)`; gates multiply a channel by
     :math:`\sigma(w \cdot x)`, one w for each channel or one for each head. Unit of the values.
     Source: S2 equations (2), (9), (12); docs/theory.md C2.
-    Oracle in tests: torch, and its attention through :func:`~moegeom.geometry.hmoe.attention.\
-mixture_of_attention`.
+    Oracle in tests: torch, and its multi-head attention.
     """
     return traced(mixture, inputs, position, activation).output
 

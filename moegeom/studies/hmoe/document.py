@@ -216,8 +216,8 @@ def _notes(found: Mixtures) -> Iterator[Block]:
     if found.rates:
         yield Note(
             "Slopes are means over repeats with 95 % intervals; samples of all sizes share seeds. "
-            "A start that shrinks as n^-p has a slope by itself, which stands beside that of the end; "
-            "the control has p = 0."
+            "A start that shrinks as n^-p has a slope by itself, which stands beside that of the "
+            "end; the control has p = 0."
         )
     yield Note(
         "flat: directions of the parameters of S2 in which f stays as it is. free: flat beyond "
