@@ -55,6 +55,7 @@ _RATE_HEADS = (
 _LOOKS: Mapping[State, Look] = {
     "none": "dim",
     "explained": "plain",
+    "away": "warning",
     "undecided": "warning",
     "beyond": "strong",
 }
@@ -96,7 +97,7 @@ def _rate_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
     judged = [rates for rates in found.rates if rates.state != "none"]
     if judged:
         beyond = sum(rates.state == "beyond" for rates in judged)
-        said = f"L_2 falls with n by more than its start explains in {beyond} of "
+        said = f"L_2 comes nearer to 0 with n by more than its start explains in {beyond} of "
         yield f"{said}{number_of(len(judged), 'case')} (a model and its channels).", "strong"
     for state, ending in _ENDINGS.items():
         if own := [rates.starts[0].loss for rates in judged if rates.state == state]:
@@ -116,6 +117,7 @@ _SAME_START = "from a start that is the same for every n"
 
 _ENDINGS: Mapping[State, str] = {
     "beyond": ".",
+    "away": ": noise drove descents away from the truth that they began at.",
     "explained": ": other slopes are the start's.",
     "undecided": ": too few repeats to tell it from 0 or from -1/2.",
 }

@@ -14,9 +14,10 @@ What = Literal["rates", "ranks"]
 #: Attention without a gate, and the two settings of S2.
 Model = Literal["mha", "1", "2"]
 
-#: What a run says of a rate. ``none``: no rate exists. ``explained``: the control stands still.
-#: ``undecided``: its interval allows both. ``beyond``: it falls without help of the start.
-State = Literal["none", "explained", "undecided", "beyond"]
+#: What the control says of a rate. ``none``: no rate exists. ``explained``: it stands still.
+#: ``undecided``: its interval allows both. ``away``: it falls because noise drove descents away
+#: from the truth that they began at. ``beyond``: it falls, and descents came nearer to the truth.
+State = Literal["none", "explained", "undecided", "away", "beyond"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,9 @@ def _rates(design: Design, runs: Sequence[DescentRun]) -> Iterator[ModelRates]:
     for model, channels in itertools.product(design.models, design.channels):
         own = [run for run in runs if (run.model, run.channels) == (model, channels)]
         starts = tuple(_start_rates(design, start, own) for start in design.starts)
-        yield ModelRates(model, channels, state_of(model, starts[0].loss), starts)
+        control = [math.log(run.loss / run.start_loss) for run in own if run.start == 0.0]
+        state = state_of(model, starts[0].loss, float(np.mean(control)))
+        yield ModelRates(model, channels, state, starts)
 
 
 def _start_rates(design: Design, start: float, runs: Sequence[DescentRun]) -> StartRates:
@@ -282,11 +284,15 @@ def exponent(
     return Exponent(float(np.mean(slopes)), half_width(error, repeats))
 
 
-def state_of(model: Model, control: Exponent) -> State:
-    """What the slope of L_2 from a start that is the same for every n says of a rate."""
+def state_of(model: Model, control: Exponent, growth: float) -> State:
+    """What the slope of L_2 from a start that is the same for every n says of a rate.
+
+    ``growth`` is the mean logarithm of L_2 at the end over L_2 at the start. Descents that begin at
+    the truth are driven away by noise, as n^-1/2 with an activation or none: that is no estimate.
+    """
     if model == "mha":
         return "none"
     low, high = control.value - control.half_width, control.value + control.half_width
     if high < 0.0:
-        return "beyond"
+        return "beyond" if growth < 0.0 else "away"
     return "explained" if low > PUBLISHED else "undecided"

@@ -89,18 +89,29 @@ def test_slopes_are_means_over_repeats_with_the_interval_of_scipy():
 
 
 @pytest.mark.parametrize(
-    ("slope", "width", "state"),
+    ("slope", "width", "growth", "state"),
     [
-        (0.0, 0.01, "explained"),
-        (-0.01, 0.1, "explained"),
-        (-0.2, 0.4, "undecided"),
-        (0.0, math.nan, "undecided"),
-        (-0.5, 0.1, "beyond"),
+        (0.0, 0.01, -1.0, "explained"),
+        (-0.01, 0.1, -1.0, "explained"),
+        (-0.2, 0.4, -1.0, "undecided"),
+        (0.0, math.nan, -1.0, "undecided"),
+        (-0.5, 0.1, -1.0, "beyond"),
+        (-0.5, 0.1, 1.0, "away"),
     ],
 )
-def test_a_rate_is_claimed_of_the_control_alone(slope, width, state):
-    assert state_of("1", Exponent(slope, width)) == state
-    assert state_of("mha", Exponent(slope, width)) == "none"
+def test_a_rate_is_claimed_of_a_control_that_came_nearer_alone(slope, width, growth, state):
+    assert state_of("1", Exponent(slope, width), growth) == state
+    assert state_of("mha", Exponent(slope, width), growth) == "none"
+
+
+def test_noise_drives_descents_from_the_truth_as_fast_as_it_is_large_with_a_gate_or_without():
+    """So a slope of -1/2 can be had of attention too, of which nothing can be estimated."""
+    at_truth = replace(SMALL, start_size=1e-6, sizes=("100,10000",), epochs=30, repeats=4)
+    found = hmoe(replace(at_truth, starts=("0",)))
+    assert [rates.state for rates in found.rates] == ["none", "away"]
+    for rates in found.rates:
+        np.testing.assert_allclose(rates.starts[0].loss.value, -0.5, atol=0.12)
+    assert all(run.loss > 10.0 * run.start_loss for run in found.runs)
 
 
 def test_the_verdict_counts_cases_and_says_what_ran_out(found):
