@@ -214,3 +214,12 @@ def test_the_table_of_slopes_is_that_of_the_result_file():
     assert [row[1:] for row in table("What descents show")] == expected
     assert len(RESULT["core"]) > 3
     assert RESULT["versions"].keys() >= {"moegeom", "numpy", "scipy", "python"}
+
+
+def test_the_slopes_of_descents_from_the_truth_are_those_of_their_file():
+    found = json.loads((ROOT / "docs/hmoe/at_the_truth.json").read_text("utf-8"))["result"]
+    slopes = [rates["starts"][0]["loss"] for rates in found["rates"]]
+    said = re.search(r"L_2 at the end has the slope (.*?)\(\[at_the_truth", PAGE)
+    assert said is not None
+    printed = [f"{one['value']:.2f} ± {one['half_width']:.2f}" for one in slopes]
+    assert re.findall(r"-[\d.]+ ± [\d.]+", said[1]) == printed
