@@ -119,7 +119,7 @@ def whatif(
     RecordingError
         When the recording does not hold the scores of all experts.
     UsageError
-        Without tokens or what-ifs, and for one that is not known.
+        Without tokens or what-ifs, for one that is not known, and for new ones beside results.
 
     Examples
     --------
@@ -134,10 +134,12 @@ def whatif(
     from moegeom.results.reader import is_results, open_results
     from moegeom.studies.whatif.document import document
     from moegeom.studies.whatif.record import what_if_report_of
-    from moegeom.studies.whatif.study import measure_what_ifs
+    from moegeom.studies.whatif.study import measure_what_ifs, refuse_beside_results
 
     named = side("checkpoint", checkpoint)
     if is_results(named["checkpoint"]):
+        asked = (options.get(name) for name in ("what_ifs", "grid"))
+        refuse_beside_results(str(named["checkpoint"]), tokens, *asked)
         return Report(what_if_report_of(open_results(named["checkpoint"])), document)
     request = asked_request(WhatIfRequest, named, tokens, options, out=out)
     return Report(what_if_report_of(results_of(request, watch, measure_what_ifs)), document)

@@ -15,7 +15,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import torch
 from corpus import Domain, Excerpt, corpus_facts, draw_excerpts, load_corpus
 from recipes import RECIPES, Recipe, build_model
 from routers import Load, RouterTrace, listen, measure_load, router_layers
+from schedule import warmup_then_cosine
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -33,7 +34,6 @@ HERE = Path(__file__).parent
 NUM_THREADS = 1  # more would gain little, and would sum in another order
 SEQUENCE_LENGTH = 128
 SEQUENCES_PER_DOMAIN = 4  # in a batch
-WARMUP_STEPS = 50
 LOG_EVERY = 25
 HELD_OUT_PER_DOMAIN = 16
 HELD_OUT_SEED = 1
@@ -231,19 +231,6 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
         betas=(0.9, recipe.beta2),
         fused=True,
     )
-
-
-def warmup_then_cosine(steps: int) -> Callable[[int], float]:
-    """Factor on the learning rate: up over the first steps, then down to a twentieth."""
-    warmup = max(1, min(WARMUP_STEPS, steps // 10))
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        progress = (step - warmup) / max(1, steps - warmup)
-        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-
-    return factor
 
 
 # -------------------------------------------------------------------------------------- output

@@ -21,8 +21,10 @@ from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.whatif.moved import dense_weights, same_sets, weight_distance
 from moegeom.kernels.batch import Flip, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
-from moegeom.variants.emulated import Emulated
-from moegeom.variants.what_if import AskedWhatIf, FitSample
+from moegeom.tokens.stages import INPUT_STAGES
+from moegeom.variants.arithmetic import Arithmetic
+from moegeom.variants.emulated import emulate
+from moegeom.variants.what_if import AskedWhatIf, FitSample, FittedGate
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.
 _LABELS = ("token", "population", "block", "document", "position", "token_id")
@@ -66,7 +68,12 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatI
         if getattr(sample.tokens, need) is None:
             why = task.absent.get(need, f"needs '{need}', which {facts.name} does not hold")
             raise RouterRuleError(f"{asked.name}: router {router.name}: {why}.")
+    if not len(sample.tokens.token):
+        raise RouterRuleError(
+            f"{asked.name}: router {router.name}: no token that it could be fitted to is finite."
+        )
     gate = asked.kind.make(router, asked.values, sample)
+    _need_its_logits(asked, gate, task)
     figures = dict(gate.reached) | ({} if gate.measure is None else dict(gate.measure(sample)))
     absent = dict.fromkeys(_OF_STORED, "measured of the router as stored alone")
     if gate.router is not None:
@@ -96,6 +103,18 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatI
         figures=figures,
         num_sampled=len(sample.tokens.token),
     )
+
+
+def _need_its_logits(asked: AskedWhatIf, gate: FittedGate, task: Task) -> None:
+    """Raises RouterRuleError for a router with other rows where no inputs are recorded."""
+    router = task.prepared.router
+    if gate.router is None or task.source.facts.stage in INPUT_STAGES:
+        return
+    if not np.array_equal(gate.router.weight, router.weight):
+        raise RouterRuleError(
+            f"{asked.name}: router {router.name}: other rows need recorded router inputs; "
+            f"{task.source.facts.name} holds {task.source.facts.stage}."
+        )
 
 
 def why_missing(made: MadeWhatIf, reduction: str) -> str:
@@ -132,7 +151,7 @@ def what_if_batch(task: Task, start: int, stop: int, known: Known | None = None)
     assert made is not None, "the task has one"
     batch: TokenBatch
     if made.other is not None:
-        batch = LazyBatch(task.by_other, start, stop)
+        batch = other_batch(task, start, stop)
         if not np.array_equal(batch.token, base.token):
             raise NonFiniteError(
                 f"{made.name}: other tokens than at the router as stored are not finite."
@@ -141,6 +160,24 @@ def what_if_batch(task: Task, start: int, stop: int, known: Known | None = None)
         batch = chosen_batch(made, base)
     vars(batch).update(flip=_flip(made, base, batch), non_finite=base.non_finite)
     return batch
+
+
+def other_batch(task: Task, start: int, stop: int) -> LazyBatch:
+    """Tokens ``[start, stop)`` at the router that the what-if of the task is.
+
+    Recorded logits hold the bias of the router as stored: that of the other takes its place.
+    """
+    if task.source.facts.stage in INPUT_STAGES:
+        return LazyBatch(task.by_other, start, stop)
+    known = recorded_logits(task.by_other, start, stop)
+    before, after = (
+        0.0 if router.logit_bias is None else router.logit_bias.astype(np.float64)
+        for router in (task.prepared.router, task.by_other.prepared.router)
+    )
+    if not np.array_equal(before, after):
+        moved = (known.logits + (after - before)).astype(known.logits.dtype)
+        known = dataclasses.replace(known, logits=moved)
+    return LazyBatch(task.by_other, start, stop, known)
 
 
 def chosen_batch(made: MadeWhatIf, base: TokenBatch) -> TokenBatch:
@@ -200,41 +237,57 @@ def _flip(made: MadeWhatIf, base: TokenBatch, batch: TokenBatch) -> Flip:
 
 # ------------------------------------------------------------------------------------- arithmetics
 def moved_under(
-    made: MadeWhatIf, task: Task, emulated: Emulated, tiles: Sequence[int]
+    made: MadeWhatIf, task: Task, arithmetic: Arithmetic, tiles: Sequence[int]
 ) -> dict[str, float]:
     """How much routing weight an arithmetic moves: of the router as stored, and of the what-if.
 
-    Mean over the tokens of ``tiles``; of a what-if that is no router. Logits are those of the
-    engine, rounded as its output is; what follows from them is computed exactly for both.
+    Mean over the tokens of ``tiles``, whose inputs are recorded. Logits are those of the engine,
+    rounded as its output is; what follows from them is computed exactly for both.
     """
     router, last = task.prepared.router, task.source.facts.num_tokens
+    by_other = None if made.other is None else dataclasses.replace(task, prepared=made.other)
     moved = []
     for tile in tiles:
         start, stop = tile * TILE, min((tile + 1) * TILE, last)
-        known = recorded_logits(task, start, stop)
-        assert known.values is not None
-        with np.errstate(over="ignore", invalid="ignore"):
-            logits = engine_logits(emulated, emulated.inputs(known.values))
-            rounded = rounded_to(logits, emulated.arithmetic.output)
-            if router.rule.is_affine and router.selection_bias is not None:
-                rounded = rounded + router.selection_bias
-        exact = LazyBatch(task, start, stop, known)
-        beside = LazyBatch(task, start, stop, dataclasses.replace(known, logits=rounded))
-        if not np.array_equal(exact.token, beside.token):
-            raise NonFiniteError(
-                f"router {router.name}: logits of some tokens are not finite under "
-                f"{emulated.arithmetic.name}.",
-                "Leave that arithmetic out.",
-            )
-        dense = [
-            [_dense(batch, router.num_experts), _dense(other, router.num_experts)]
-            for batch in (exact, beside)
-            for other in (chosen_batch(made, batch),)
-        ]
-        moved.append(np.stack([weight_distance(a, b) for a, b in zip(*dense, strict=True)]))
-    stored, what_if = np.concatenate(moved, axis=1).mean(axis=1).tolist()
-    name = emulated.arithmetic.name
-    return {f"weight_moved_by_{name}_as_stored": stored, f"weight_moved_by_{name}": what_if}
+        stored = _exact_and_rounded(task, arithmetic, start, stop)
+        if by_other is None:
+            tried = tuple(chosen_batch(made, batch) for batch in stored)
+        else:
+            tried = _exact_and_rounded(by_other, arithmetic, start, stop)
+        dense = [[_dense(batch, router.num_experts) for batch in pair] for pair in (stored, tried)]
+        moved.append(np.stack([weight_distance(*pair) for pair in dense]))
+    as_stored, what_if = np.concatenate(moved, axis=1).mean(axis=1).tolist()
+    name = arithmetic.name
+    return {f"weight_moved_by_{name}_as_stored": as_stored, f"weight_moved_by_{name}": what_if}
+
+
+def _exact_and_rounded(
+    task: Task, arithmetic: Arithmetic, start: int, stop: int
+) -> tuple[TokenBatch, TokenBatch]:
+    """Tokens ``[start, stop)`` at the router of a task, with its logits and those of an engine.
+
+    Raises
+    ------
+    NonFiniteError
+        Where the engine has logits that are not finite.
+    """
+    router = task.prepared.router
+    emulated = emulate(router, arithmetic)
+    known = recorded_logits(task, start, stop)
+    assert known.values is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits = engine_logits(emulated, emulated.inputs(known.values))
+        rounded = rounded_to(logits, emulated.arithmetic.output)
+        if router.rule.is_affine and router.selection_bias is not None:
+            rounded = rounded + router.selection_bias
+    exact = LazyBatch(task, start, stop, known)
+    beside = LazyBatch(task, start, stop, dataclasses.replace(known, logits=rounded))
+    if not np.array_equal(exact.token, beside.token):
+        raise NonFiniteError(
+            f"router {router.name}: logits of some tokens are not finite under {arithmetic.name}.",
+            "Leave that arithmetic out.",
+        )
+    return exact, beside
 
 
 def _dense(batch: TokenBatch, experts: int) -> Float64[np.ndarray, "tokens experts"]:

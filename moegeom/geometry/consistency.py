@@ -22,8 +22,9 @@ def label_counts(
 ) -> tuple[Int64[np.ndarray, "labels"], Int64[np.ndarray, "labels experts"]]:
     """Tokens of each label, and those of them that choose each expert; -1 is an empty slot."""
     _, place, tokens = np.unique(label, return_inverse=True, return_counts=True)
-    row, slot = np.nonzero(chosen >= 0)
-    key = place[row] * num_experts + chosen[row, slot]
+    key = place[:, None] * num_experts + chosen
+    is_taken = chosen >= 0
+    key = key.ravel() if is_taken.all() else key[is_taken]
     counts = np.bincount(key, minlength=len(tokens) * num_experts)
     return tokens.astype(np.int64), counts.reshape(len(tokens), num_experts).astype(np.int64)
 

@@ -27,9 +27,7 @@ from moegeom.measure.passes import (
     task_of,
     typical_norm,
 )
-from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.arithmetic import arithmetic
-from moegeom.variants.emulated import emulate
 from moegeom.variants.what_if import parse_what_ifs
 
 
@@ -65,13 +63,10 @@ def with_what_ifs(run: RouterRun, measured: MeasuredRouter) -> MeasuredRouter:
 def _under_arithmetics(
     made: MadeWhatIf, run: RouterRun, task: Task, tiles: Sequence[int]
 ) -> MadeWhatIf:
-    """The same with how much weight each arithmetic moves, where inputs are recorded."""
-    if made.other is not None or run.source.facts.stage not in INPUT_STAGES:
-        return made
+    """The same with how much weight each arithmetic moves."""
     figures = dict(made.figures)
     for name in run.options.arithmetics:
-        emulated = emulate(run.router, arithmetic(name))
-        figures |= moved_under(made, task, emulated, tiles)
+        figures |= moved_under(made, task, arithmetic(name), tiles)
     return dataclasses.replace(made, figures=figures)
 
 
@@ -105,6 +100,7 @@ def _facts(made: MadeWhatIf, reasons: Mapping[str, str]) -> dict[str, Any]:
     """What a reader of the results is told of a what-if at one router."""
     gate = made.gate
     return {
+        "top_k": made.router.rule.num_chosen,
         "figures": dict(made.figures),
         "notes": list(gate.notes),
         "is_causal": gate.is_causal,

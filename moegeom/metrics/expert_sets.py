@@ -58,8 +58,10 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
 
 
-def _members(rows: np.ndarray) -> list[list[int]]:
-    """Experts of each set, without empty slots."""
+def _members(rows: np.ndarray) -> np.ndarray | list[list[int]]:
+    """Experts of each set, without empty slots where there are some."""
+    if not (rows < 0).any():
+        return rows
     return [row[row >= 0].tolist() for row in rows]
 
 

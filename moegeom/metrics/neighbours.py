@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.kernels.reductions.choices import PAIRS, SAME_SET, SHARED
@@ -24,15 +25,19 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     pairs, top_k = found[PAIRS], facts.router.rule.num_chosen
     if not pairs:
         return {"layers": {}}
-    share = counts / counts.sum()
     return {
         "layers": {
             "num_neighbours": pairs,
             "neighbour_overlap": top_k and found[SHARED] / (pairs * top_k),
-            "neighbour_overlap_chance": top_k and float(top_k * (share**2).sum()),
+            "neighbour_overlap_chance": top_k and _chance(top_k, counts),
             "neighbour_same_set": found[SAME_SET] / pairs,
         }
     }
+
+
+def _chance(top_k: int, counts: Float64[np.ndarray, "experts"]) -> float:
+    share = counts / counts.sum()
+    return float(top_k * (share**2).sum())
 
 
 METRIC = Metric(

@@ -26,9 +26,10 @@ class Parameter:
     """A number that a kind takes: ``name=value``, or the value alone where ``is_first``.
 
     ``least`` and ``most`` are allowed values themselves; without a ``default`` it may be left out,
-    and is None then. A ``is_list`` parameter takes every further value: ``without:17,42``; each
-    value of one that ``is_swept`` is a what-if of its own: ``temperature:0.5,2``. ``words`` are
-    allowed instead of numbers; a ``is_flag`` is written alone: ``sinkhorn:log``.
+    and is None then. A ``is_list`` parameter takes every further value, each once and in order:
+    ``without:17,42``; each value of one that ``is_swept`` is a what-if of its own:
+    ``temperature:0.5,2``. ``words`` are allowed instead of numbers; a ``is_flag`` is written alone:
+    ``sinkhorn:log``.
     """
 
     name: str
@@ -100,6 +101,7 @@ class WhatIf:
     """A kind of what-if: one file, one record.
 
     ``needs`` are quantities of ``TokenBatch`` without which it cannot be made, such as ``input``.
+    Of the parameters ``one_of`` exactly one is given; none of them has a default.
     ``make`` fits it to a router, given the value of each parameter (None, number, word, flag or
     tuple). It raises RouterRuleError where it means nothing for the rule.
     """
@@ -109,13 +111,18 @@ class WhatIf:
     parameters: tuple[Parameter, ...]
     make: Callable[[Router, Mapping[str, Any], FitSample], FittedGate]
     needs: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
 
 
 #: Kinds by file name; people write hyphens.
-WHAT_IFS: Registry[WhatIf] = Registry("what-if", "moegeom.variants.whatif", "WHAT_IF", WhatIf)
+WHAT_IFS: Registry[WhatIf] = Registry("what-if", "moegeom.variants.whatif", "WHATIF", WhatIf)
 
 
 # -------------------------------------------------------------------------------------------- specs
+#: Characters of what was typed that a message repeats.
+_QUOTED = 80
+
+
 @dataclass(frozen=True)
 class AskedWhatIf:
     """A kind with a value for each parameter; ``name`` is how it is typed, in one spelling."""
@@ -131,8 +138,8 @@ def parse_what_ifs(texts: Sequence[str]) -> tuple[AskedWhatIf, ...]:
     Raises
     ------
     UsageError
-        For a kind or parameter that is not known, a number out of its range, or a value that is
-        missing.
+        For a kind or parameter that is not known, a number out of its range, a value that is
+        missing, or two that exclude each other.
     """
     found: dict[str, AskedWhatIf] = {}
     for text in texts:
@@ -153,9 +160,11 @@ def _parse(text: str) -> Iterator[AskedWhatIf]:
     values = {p.name: given.get(p.name, (p.default,)) for p in kind.parameters}
     for parameter in kind.parameters:
         if parameter.is_list:
-            values[parameter.name] = (given.get(parameter.name, ()),)
+            values[parameter.name] = (tuple(sorted(set(given.get(parameter.name, ())))),)
         elif len(values[parameter.name]) > 1 and not parameter.is_swept:
             raise _error(text, kind, f"'{parameter.name}' has several values")
+    if kind.one_of and sum(name in given for name in kind.one_of) != 1:
+        raise _error(text, kind, f"it needs {_either(kind.one_of)}")
     for chosen in itertools.product(*values.values()):
         one = dict(zip(values, chosen, strict=True))
         said = ",".join(
@@ -167,7 +176,9 @@ def _parse(text: str) -> Iterator[AskedWhatIf]:
 def _kind(name: str) -> WhatIf:
     place = name.replace("-", "_")
     if place not in WHAT_IFS.names():
-        raise unknown_name("what-if", name, (n.replace("_", "-") for n in WHAT_IFS.names()))
+        raise unknown_name(
+            "what-if", name[:_QUOTED], (n.replace("_", "-") for n in WHAT_IFS.names())
+        )
     return WHAT_IFS[place]
 
 
@@ -186,11 +197,15 @@ def _given(text: str, kind: WhatIf, words: Sequence[str]) -> dict[str, tuple[Any
             if name in given:
                 raise _error(text, kind, f"'{name}' is given twice")
             current = by_name[name]
+            if current.is_flag and equals:
+                raise _error(text, kind, f"'{name}' is written alone, without a value")
+        elif name in by_name:
+            raise _error(text, kind, f"'{name}' has no value")
         else:
             value = word
         if current is None:
             raise _error(text, kind, f"'{word[:40]}' stands without a name")
-        found = True if current.is_flag and not equals else _value(text, kind, current, value)
+        found = current.is_flag or _value(text, kind, current, value)
         given[current.name] = (*given.get(current.name, ()), found)
         if current.is_flag:
             current = first
@@ -213,20 +228,31 @@ def _value(text: str, kind: WhatIf, parameter: Parameter, word: str) -> float | 
         raise _error(
             text, kind, f"{parameter.name} is '{word[:40]}', expected {' or '.join(expected)}"
         )
-    return int(number) if parameter.is_whole else number
+    # + 0.0: -0 is 0
+    return int(number) if parameter.is_whole else number + 0.0
 
 
 def _said(parameter: Parameter, value: Any) -> str:
     if parameter.is_flag:
         return parameter.name
     listed = value if isinstance(value, tuple) else (value,)
-    words = ",".join(one if isinstance(one, str) else f"{one:g}" for one in listed)
+    words = ",".join(one if isinstance(one, str) else _digits(one) for one in listed)
     return words if parameter.is_first else f"{parameter.name}={words}"
+
+
+def _digits(number: float) -> str:
+    """The shortest text that is this very number when it is read again."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
+def _either(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"either {' or '.join(names)}"
 
 
 def _error(text: str, kind: WhatIf, why: str) -> UsageError:
     return UsageError(
-        f"what-if '{text[:80]}': {why}.",
+        f"what-if '{text[:_QUOTED]}': {why}.",
         f"{spelled(kind)}: {kind.text} `moegeom whatif --list` shows all with their parameters.",
     )
 

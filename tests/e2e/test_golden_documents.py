@@ -72,6 +72,12 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.hmoe": lambda: mg.hmoe(
         channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
     ),
+    "studies.whatif": lambda: mg.whatif(
+        f"{COLLAPSED}/step_1500",
+        f"{COLLAPSED}/rec/step_1500",
+        what_ifs=["smooth:extra=0.5", "relu", "sinkhorn", "capacity:1.25", "without:5", "topk:2"],
+        arithmetics="bf16-logits",
+    ),
     "studies.outputs": lambda: mg.outputs(MODEL, REC),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.check.page": lambda: page_document(page_of(find_check("MGI112")), View(80)),

@@ -16,7 +16,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import Checkpoint, ExcludeFirst, OutOfScan, Tokens
+from moegeom_cli.options import Checkpoint, ExcludeFirst, NonFinite, OutOfScan, Tokens, skips
 
 COMMAND = Command(Group.measure, 3, "moegeom scan CKPT --tokens REC")
 
@@ -39,20 +39,15 @@ def run(
     per_token: Annotated[
         bool, typer.Option("--per-token", help="Also write tokens/, one row per token.")
     ] = False,
-    non_finite: Annotated[
-        str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
-    ] = "fail",
+    non_finite: NonFinite = "fail",
     exclude_first: ExcludeFirst = 0,
 ) -> None:
     """Measure every router on recorded tokens; without tokens, what weights alone tell."""
-    from moegeom.core.errors import UsageError
     from moegeom.document.results import results_document
     from moegeom.engine.parameters import request_of
     from moegeom.pipeline import ScanRequest, scan
     from moegeom.results.reader import open_results
 
-    if non_finite not in ("fail", "skip"):
-        raise UsageError(f"--non-finite {non_finite}: expected fail or skip.")
     request = request_of(
         ScanRequest,
         checkpoint=checkpoint,
@@ -60,7 +55,7 @@ def run(
         tokens=tokens,
         prior=prior,
         per_token=per_token,
-        skip_non_finite=non_finite == "skip",
+        skip_non_finite=skips(non_finite),
         exclude_first=exclude_first,
         **token_options.terms,
         **model.terms,

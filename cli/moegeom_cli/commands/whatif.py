@@ -18,7 +18,7 @@ from moegeom_cli.groups import (
     with_groups,
 )
 from moegeom_cli.listing import render_listing
-from moegeom_cli.options import ExcludeFirst, OutOfScan, Tokens
+from moegeom_cli.options import ExcludeFirst, NonFinite, OutOfScan, Tokens, skips
 
 COMMAND = Command(Group.explore, 4, "moegeom whatif CKPT --tokens REC --router smooth:extra=0.5")
 
@@ -59,6 +59,7 @@ def run(
         typer.Option("--arith", help="An arithmetic: how much weight it moves with each what-if."),
     ] = None,
     out: OutOfScan = None,
+    non_finite: NonFinite = "fail",
     exclude_first: ExcludeFirst = 0,
     list_what_ifs: Annotated[
         bool,
@@ -72,9 +73,10 @@ def run(
     from moegeom.results.reader import is_results, open_results
     from moegeom.studies.whatif.document import document
     from moegeom.studies.whatif.record import WhatIfRequest, what_if_report_of
-    from moegeom.studies.whatif.study import measure_what_ifs
+    from moegeom.studies.whatif.study import measure_what_ifs, refuse_beside_results
 
     if is_results(Path(checkpoint)):
+        refuse_beside_results(checkpoint, tokens, what_ifs, grid)
         written = Path(checkpoint)
     else:
         request = request_of(
@@ -82,6 +84,7 @@ def run(
             checkpoint=checkpoint,
             out=out,
             tokens=tokens,
+            skip_non_finite=skips(non_finite),
             exclude_first=exclude_first,
             what_ifs=what_ifs,
             what_if_batch=what_if_batch,

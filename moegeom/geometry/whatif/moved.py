@@ -27,7 +27,7 @@ def weight_distance(
     (:func:`~moegeom.geometry.noise.weight_moved`); equal to it where the others keep their weights.
     1 where exactly one of the two has no weight at all, 0 where neither has any.
     Weights are at least 0; in size, where a rule lets them be less.
-    Oracle in tests: scipy.spatial.distance.jensenshannon's kin, half of the city block distance.
+    Oracle in tests: scipy.spatial.distance.cityblock.
     """
     first, second = np.abs(first), np.abs(second)
     totals = first.sum(axis=1), second.sum(axis=1)

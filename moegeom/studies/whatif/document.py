@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from moegeom.core.text import figure_text, number_of, percent
@@ -15,7 +16,7 @@ from moegeom.studies.whatif.figures import what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport, missing_metrics
 
 _HEADS = (
-    ("", "experts", "FLOPs of", "", "", "load", "another", "weight", "knows only"),
+    ("", "experts", "FLOPs of", "load", "", "", "another", "weight", "knows only"),
     ("what-if", "a token", "experts", "MaxVio", "CV", "entropy", "set", "moved", "the past"),
 )
 
@@ -41,7 +42,7 @@ def document(found: WhatIfReport, view: View) -> Document:
             [Fact("RESULT", _result(found))],
             [*_refused(found)],
             [*header(summary, "routers", "tokens", "trust")],
-            [Excerpt([_table(found)], [_table(found)])],
+            [Excerpt([table], [table]) for table in _table(found)],
             [Gallery(lambda: [*what_if_figures(found)])],
             [in_part(reached, "what-if", view.detail, least=1)],
             [_by_layer(found, view)],
@@ -57,11 +58,11 @@ def _result(found: WhatIfReport) -> str:
     tried, asked = found.tried, len(found.what_ifs)
     routers = len(found.stored.rows)
     counted = f"{len(tried)} of {number_of(asked, 'what-if')} tried"
-    partly = sum(bool(one.refused) for one in tried)
+    partly = len(tried) - len(found.whole)
     if partly:
         counted += f" ({partly} of them not on all of {number_of(routers, 'layer')})"
     now = found.stored.mean("max_vio_global")
-    whole = [one for one in tried if not one.refused and one.mean("max_vio_global") is not None]
+    whole = [one for one in found.whole if one.mean("max_vio_global") is not None]
     if not whole or now is None:
         return f"{counted}."
     best = min(whole, key=lambda one: one.mean("max_vio_global") or 0.0)
@@ -71,6 +72,9 @@ def _result(found: WhatIfReport) -> str:
         return f"{counted}. None has a lower MaxVio than now ({figure_text(now)})."
     moved = best.mean("weight_moved_mean")
     needs = "" if best.is_causal else ", and later tokens decide"
+    experts, before = best.experts_mean, found.stored.experts_mean
+    if abs(experts - before) > 0.005 * before:
+        needs = f", with {experts:.3g} experts a token instead of {before:.3g}{needs}"
     price = "" if moved is None else f"; {percent(moved)} of the routing weight moves"
     return (
         f"{counted}. Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)})"
@@ -83,35 +87,47 @@ def _refused(found: WhatIfReport) -> Iterator[Block]:
     for one in found.what_ifs:
         by_reason: dict[str, list[str]] = {}
         for router, why in one.refused.items():
-            # the router stands in front: layers with one reason share a line
-            by_reason.setdefault(why.replace(f"router {router}", "router"), []).append(router)
+            # both stand in front: layers with one reason share a line
+            said = why.removeprefix(f"{one.name}: ").removeprefix(f"router {router}: ")
+            by_reason.setdefault(said.rstrip("."), []).append(router)
         for why, routers in by_reason.items():
             where = found.summary.places(routers)
-            yield Fact("NOT", f"{one.name}, {where}: {why}", "warning")
+            yield Fact("NOT", f"{one.name}, {where}: {why}.", "warning")
 
 
 # ------------------------------------------------------------------------------------------- tables
-def _table(found: WhatIfReport) -> Table:
-    """Means over layers; the front of MaxVio against weight moved is marked."""
-    front = found.front
+def _table(found: WhatIfReport) -> Iterator[Table]:
+    """Means over layers; the front of MaxVio against weight moved is marked.
+
+    Nothing where no layer has a token.
+    """
+    if not found.stored.rows:
+        return
     rows = [found.stored, *found.tried]
-    cells = [(f"{one.name}{' *' if one in front else ''}", *_cells(one)) for one in rows]
+    cells = [(_name(found, one), *_cells(found, one)) for one in rows]
     layers = number_of(len(found.stored.rows), "layer")
     rest = f"Mean of {layers}. * no other is better in both MaxVio and weight moved."
-    return Table(_HEADS, cells, drops=_DROPS, rest=rest)
+    yield Table(_HEADS, cells, drops=_DROPS, rest=rest)
 
 
-def _cells(one: Tried, routers: Sequence[str] = ()) -> tuple[str, ...]:
-    """The cells of a choice, over all its routers or some of them."""
-    if routers:
-        kept = {router: row for router, row in one.rows.items() if router in routers}
-        one = Tried(one.name, kept, one.top_k, {}, {}, {}, (), one.is_causal)
+def _name(found: WhatIfReport, one: Tried) -> str:
+    """A star where it is on the front, and of how many layers, if not of all."""
+    if one in found.front:
+        return f"{one.name} *"
+    layers = len(found.stored.rows)
+    return one.name if len(one.rows) == layers else f"{one.name} ({len(one.rows)} of {layers})"
+
+
+def _cells(found: WhatIfReport, one: Tried, router: str = "") -> tuple[str, ...]:
+    """The cells of a choice, over all its routers or at one of them."""
+    if router:
+        one = replace(one, rows={router: one.rows[router]})
     experts = one.experts_mean
-    factor = experts / (sum(one.top_k[router] for router in one.rows) / len(one.rows))
-    stored = one.name == "as stored"
+    now = sum(map(found.stored.experts, one.rows)) / len(one.rows)
+    stored = one.name == found.stored.name
     return (
         f"{experts:.3g}",
-        f"{factor:.3g}x",
+        f"{experts / now:.3g}x" if now else "-",
         _figure(one.mean("max_vio_global")),
         _figure(one.mean("load_cv_ddof0")),
         _figure(one.mean("load_entropy_normalised")),
@@ -124,7 +140,7 @@ def _cells(one: Tried, routers: Sequence[str] = ()) -> tuple[str, ...]:
 def _by_layer(found: WhatIfReport, view: View) -> Block:
     """A line for each layer and what-if: on pages, and with ``--detail``."""
     rows = [
-        (found.summary.place(router), one.name, *_cells(one, [router]))
+        (found.summary.place(router), one.name, *_cells(found, one, router))
         for router in found.stored.rows
         for one in (found.stored, *found.tried)
         if router in one.rows

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from moegeom.core.text import figure_text
-from moegeom.document.chart import Axis, Chart, Panel, Points, Polyline
+from moegeom.core.text import figure_text, percent
+from moegeom.document.chart import Axis, Bars, Chart, Guide, Panel, Points, Polyline
 from moegeom.studies.whatif.record import Tried, WhatIfReport
+
+#: What-ifs that have a bar each; of more a sweep has the front alone.
+_MOST_BARS = 48
 
 
 def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
     """Nothing where no what-if has both figures."""
-    points = [(one, *_at(one)) for one in found.tried if not one.refused]
+    points = [(one, *_at(one)) for one in found.whole]
     known = [
         (one, moved, vio) for one, moved, vio in points if moved is not None and vio is not None
     ]
@@ -22,6 +25,8 @@ def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
     ends = [(0.0, before)] if found.stored in found.front else []
     ends += [(m, v) for one, m, v in known if one in front]
     ends.sort()
+    if len(known) <= _MOST_BARS:
+        yield _bars(known, before)
     local = [int(not one.is_causal) for one, *_ in known]
     marks = [
         Points(
@@ -42,13 +47,51 @@ def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
         f"Least MaxVio: {best[0].name}, {figure_text(best[2])} (now {figure_text(before)}), with "
         f"{figure_text(100.0 * best[1])} % of the weight moved.",
         [Panel("", Axis("share of the routing weight moved"), Axis("MaxVio"), marks)],
-        [
-            ("what_if", [one.name for one, *_ in known]),
-            ("weight_moved_mean", [m for _, m, _ in known]),
-            ("max_vio_global", [v for *_, v in known]),
-            ("is_causal", [one.is_causal for one, *_ in known]),
-        ],
+        _columns(known),
     )
+
+
+def _bars(known: Sequence[tuple[Tried, float, float]], before: float) -> Chart:
+    names = [one.name for one, *_ in known]
+    most = max(known, key=lambda point: point[1])
+    best = min(known, key=lambda point: point[2])
+    y = Axis("", names=names)
+    return Chart(
+        "choices",
+        "How uneven, and how much weight moves",
+        "For each what-if MaxVio, the largest load over the mean less 1 (the line: now), and the "
+        "share of routing weight that lies on other experts than now; both mean over layers.",
+        "What a model would say that was trained with another router, or what it loses.",
+        f"MaxVio is {figure_text(before)} now, least with {best[0].name}: {figure_text(best[2])}. "
+        f"Most weight moves with {most[0].name}: {percent(most[1])}.",
+        [
+            Panel(
+                "MaxVio",
+                Axis("MaxVio"),
+                y,
+                [Bars("MaxVio", "tokens", [v for *_, v in known]), Guide("now", "limit", before)],
+            ),
+            Panel(
+                "weight moved",
+                Axis("share of the routing weight"),
+                y,
+                [Bars("weight moved", "other", [m for _, m, _ in known])],
+            ),
+        ],
+        _columns(known),
+    )
+
+
+def _columns(
+    known: Sequence[tuple[Tried, float, float]],
+) -> list[tuple[str, Sequence[str | float | bool]]]:
+    return [
+        ("what_if", [one.name for one, *_ in known]),
+        ("experts_mean", [one.experts_mean for one, *_ in known]),
+        ("weight_moved_mean", [m for _, m, _ in known]),
+        ("max_vio_global", [v for *_, v in known]),
+        ("is_causal", [one.is_causal for one, *_ in known]),
+    ]
 
 
 def _at(one: Tried) -> tuple[float | None, float | None]:

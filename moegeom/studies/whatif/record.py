@@ -30,6 +30,7 @@ class WhatIfRequest(ScanRequest):
 class Tried:
     """A choice on the tokens, of the router as stored or of a what-if: a row for each router.
 
+    ``top_k`` is the number of experts of a token at each router, where all tokens have as many.
     ``figures`` are what fit and sample say, by router; ``refused`` says of the others why the
     what-if means nothing there. ``reasons`` say of metrics why they are missing.
     """
@@ -47,11 +48,6 @@ class Tried:
         """Mean over routers; None where no router has a value."""
         known = [row[column] for row in self.rows.values() if row.get(column) is not None]
         return sum(known) / len(known) if known else None
-
-    def span(self, column: str) -> tuple[float, float] | None:
-        """Least and largest value of the routers."""
-        known = [row[column] for row in self.rows.values() if row.get(column) is not None]
-        return (min(known), max(known)) if known else None
 
     def experts(self, router: str) -> float:
         """Mean number of experts of a token."""
@@ -79,13 +75,17 @@ class WhatIfReport:
         return [one for one in self.what_ifs if one.rows]
 
     @property
+    def whole(self) -> list[Tried]:
+        """Those of them that were tried at every router with tokens: means can be compared."""
+        return [one for one in self.tried if one.rows.keys() >= self.stored.rows.keys()]
+
+    @property
     def front(self) -> list[Tried]:
-        """Of the choices of all routers those that no other one beats in both MaxVio and weight
+        """Of those tried at every router the ones that no other one beats in both MaxVio and weight
         moved: the router as stored first, then by weight moved.
         """
-        whole = [one for one in self.tried if not one.refused]
         points = [(self.stored, 0.0, self.stored.mean("max_vio_global"))]
-        points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in whole]
+        points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in self.whole]
         known = sorted(
             ((moved, vio, n, one) for n, (one, moved, vio) in enumerate(points)
              if moved is not None and vio is not None),
@@ -128,20 +128,18 @@ def what_if_report_of(results: Results) -> WhatIfReport:
     return WhatIfReport(
         summary=summarise(results),
         stored=Tried("as stored", stored, top_k, {}, {}, {}, ()),
-        what_ifs=tuple(_tried(name, whole[name], top_k, parts) for name in names),
+        what_ifs=tuple(_tried(name, whole[name], parts) for name in names),
         results=results,
     )
 
 
-def _tried(
-    name: str, rows: Mapping[str, Row], top_k: Mapping[str, int], parts: Mapping[str, Any]
-) -> Tried:
+def _tried(name: str, rows: Mapping[str, Row], parts: Mapping[str, Any]) -> Tried:
     facts = dict(_facts(name, parts))
     made = {router: one for router, one in facts.items() if "refused" not in one}
     return Tried(
         name=name,
         rows={router: row for router, row in rows.items() if router in made},
-        top_k=top_k,
+        top_k={router: one["top_k"] for router, one in made.items()},
         figures={router: one["figures"] for router, one in made.items()},
         refused={router: one["refused"] for router, one in facts.items() if router not in made},
         reasons={metric: why for one in made.values() for metric, why in one["reasons"].items()},

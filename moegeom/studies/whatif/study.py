@@ -16,6 +16,7 @@ from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch, scan
 from moegeom.studies.whatif.record import WhatIfRequest
+from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.what_if import parse_what_ifs
 
@@ -23,7 +24,7 @@ from moegeom.variants.what_if import parse_what_ifs
 MOST = 512
 
 #: Stages of recordings that hold the scores of all experts.
-_WITH_SCORES = ("router_input", "pre_norm", "logits")
+_WITH_SCORES = (*INPUT_STAGES, "logits")
 
 
 def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path:
@@ -32,7 +33,7 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
     Raises
     ------
     RecordingError
-        When the recording does not hold the scores of all experts.
+        When the recording does not hold the scores of all experts, or no inputs for arithmetics.
     UsageError
         Without tokens or what-ifs, for one that is not known, and for a batch that no scan is cut
         into.
@@ -43,7 +44,7 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "whatif needs a what-if.",
             "Add --router smooth:extra=0.5, or another; `moegeom whatif --list` shows all.",
         )
-    parse_what_ifs(asked)
+    _refuse_many("whatif", len(parse_what_ifs(asked)))
     for name in request.arithmetics:
         arithmetic(name)
     _refuse_batch(request.what_if_batch)
@@ -61,7 +62,22 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "of all experts, or router inputs.",
             "moegeom capture CKPT --text FILE --keep hidden (or logits) --out REC records them.",
         )
+    if request.arithmetics and facts.stage not in INPUT_STAGES:
+        raise RecordingError(
+            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; what rounding moves follows "
+            "from router inputs.",
+            "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
+        )
     return scan(dataclasses.replace(request, what_ifs=asked, grid=None), watch, opened)
+
+
+def refuse_beside_results(name: str, *asked: object) -> None:
+    """Raises UsageError where something is to be tried and results of an earlier call are given."""
+    if any(one is not None for one in asked):
+        raise UsageError(
+            f"{name}: holds results; they are shown as they are, without further what-ifs.",
+            "Leave --tokens, --router and --grid out, or give the checkpoint instead.",
+        )
 
 
 def _refuse_batch(batch: int) -> None:
@@ -69,7 +85,15 @@ def _refuse_batch(batch: int) -> None:
     if not fits:
         raise UsageError(
             f"--batch {batch}: expected a power of two up to {TILE:,}, or a multiple of that up to "
-            f"{MAX_TILES * TILE:,}."
+            f"{MAX_TILES * TILE:,}.",
+            f"Leave it out for {TILE:,}.",
+        )
+
+
+def _refuse_many(where: str, count: int) -> None:
+    if count > MOST:
+        raise UsageError(
+            f"{where}: more than {MOST} what-ifs.", "Each is a pass over all tokens: ask for fewer."
         )
 
 
@@ -87,32 +111,40 @@ def read_grid(path: Path) -> tuple[str, ...]:
     try:
         text = read_regular(path, 4 * MOST_TOML, follows=True).decode("utf-8")
         tables = parse_toml(text)
-    except (OSError, UnicodeDecodeError, DocumentError) as error:
-        raise UsageError(f"--grid {path}: {first_line(error)}.") from None
+    except OSError as error:
+        raise _not_a_grid(path, f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise _not_a_grid(path, f"is not UTF-8 at byte {error.start}") from None
+    except DocumentError as error:
+        raise _not_a_grid(path, first_line(error)) from None
     found: list[str] = []
     for kind, entry in tables.items():
         for table in entry if isinstance(entry, list) else [entry]:
             if not isinstance(table, dict):
-                raise UsageError(
-                    f"--grid {path}: '{kind[:40]}' is no table; expected [{kind[:40]}] with a list "
-                    "of values for each parameter."
-                )
+                raise _not_a_grid(path, f"'{kind[:40]}' is no table")
             for spec in _specs(path, kind, table):
                 found.append(spec)
-                if len(found) > MOST:
-                    raise UsageError(f"--grid {path}: asks for more than {MOST} what-ifs.")
+                _refuse_many(f"--grid {path}", len(found))
     if not found:
-        raise UsageError(f"--grid {path}: names no what-if.")
+        raise _not_a_grid(path, "names no what-if")
     parse_what_ifs(found)
     return tuple(found)
+
+
+def _not_a_grid(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"--grid {path}: {why}.",
+        "A grid has a table for each what-if, with a value or a list of values for each parameter: "
+        "sinkhorn = { eps = [0.02, 0.05] }.",
+    )
 
 
 def _specs(path: Path, kind: str, table: dict[str, Any]) -> Iterator[str]:
     listed = {name: v if isinstance(v, list) else [v] for name, v in table.items()}
     for name, values in listed.items():
         if not values or any(not isinstance(v, int | float | str) for v in values):
-            raise UsageError(
-                f"--grid {path}: {kind[:40]}.{name[:40]} is neither a number nor a list of numbers."
+            raise _not_a_grid(
+                path, f"{kind[:40]}.{name[:40]} is neither a value nor a list of values"
             )
     for values in itertools.product(*listed.values()):
         pairs = zip(listed, values, strict=True)

@@ -291,7 +291,8 @@ def neighbours_decide(
     """How far the choice of a token is one of its neighbours.
 
     ``other_set_alone_share`` is the share of tokens with another set in a batch of their own (of
-    at most 256), ``other_set_elsewhere_share`` in batches of the same size dealt out at random.
+    at most 256), ``other_set_elsewhere_share`` in batches of the same size dealt out at random:
+    not known of a single batch, which holds the same tokens however they are dealt.
     """
     found = np.concatenate([*batches_of(sample)])
 
@@ -299,14 +300,15 @@ def neighbours_decide(
         return members(choose(rows_of(sample.tokens, rows)), router.num_experts)
 
     usual = np.concatenate([sets(rows) for rows in batches_of(sample)])
+    some = np.unique(np.linspace(0, len(found) - 1, min(_ALONE, len(found))).astype(np.int64))
+    alone = np.concatenate([sets(np.array([row])) for row in some.tolist()])
+    shares = {"other_set_alone_share": float((alone != usual[some]).any(axis=1).mean())}
+    if len(found) <= sample.batch:
+        return shares
     dealt = np.random.Generator(np.random.PCG64(sample.seed)).permutation(found)
     other = np.empty_like(usual)
     for rows in batches_of(sample):
         there = np.sort(dealt[rows])  # in the order of tokens, as a batch has them
         other[there] = sets(there)
-    some = np.unique(np.linspace(0, len(found) - 1, min(_ALONE, len(found))).astype(np.int64))
-    alone = np.concatenate([sets(np.array([row])) for row in some.tolist()])
-    return {
-        "other_set_alone_share": float((alone != usual[some]).any(axis=1).mean()),
-        "other_set_elsewhere_share": float((other != usual).any(axis=1).mean()),
-    }
+    elsewhere = float((other != usual).any(axis=1).mean())
+    return shares | {"other_set_elsewhere_share": elsewhere}

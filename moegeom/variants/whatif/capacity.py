@@ -74,7 +74,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     )
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="capacity",
     text="An expert serves so many tokens of a batch, the others lose it.",
     parameters=(

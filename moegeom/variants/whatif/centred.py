@@ -36,7 +36,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return FittedGate(router=centred, reached=reached)
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="centred",
     text="Logits less their mean over the tokens.",
     parameters=(),

@@ -51,7 +51,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     )
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="cosine",
     text="Cosines of router input and row in the place of logits: what row lengths decide.",
     parameters=(Parameter("scale", "what cosines are multiplied by", least=1e-12, most=1e12),),

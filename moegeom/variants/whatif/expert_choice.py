@@ -62,7 +62,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     )
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="expert_choice",
     text="Each expert takes the tokens of a batch that score highest with it, so many for each.",
     parameters=(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
@@ -48,9 +47,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     if size == 0.0:
         return FittedGate(router=router, reached={"flipped_share": 0.0})
     if on == "input" and sample.tokens.input is None:
-        raise UsageError(
-            "what-if 'jitter': on=input needs recorded router inputs.", "Write on=logits."
-        )
+        raise refuse(router, "on=input needs recorded router inputs")
     if on == "input" and router.has_cosine_logits:
         raise refuse(router, "its logits are divided by the length of the input that is disturbed")
     key = _key(router, sample.seed)
@@ -117,7 +114,7 @@ def _products(
     return found
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="jitter",
     text="Logits or inputs times factors drawn from [1 - j, 1 + j]: how often sets change.",
     parameters=(

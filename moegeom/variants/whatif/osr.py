@@ -55,7 +55,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return gate_of_plans(router, values, cost, sample.kernels, weights)
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="osr",
     text="Sinkhorn scaling of cosines less a penalty for overlapping experts.",
     parameters=(

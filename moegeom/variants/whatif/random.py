@@ -20,7 +20,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return FittedGate(router=random_router(router, sample.seed))
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="random",
     text="Rows of random direction, with the lengths, biases and rule of the router: chance.",
     parameters=(),

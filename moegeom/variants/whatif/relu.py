@@ -86,7 +86,7 @@ def _notes(router: Router) -> tuple[str, ...]:
     return tuple(said)
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="relu",
     text="Every expert whose logit is above a threshold; the weight is what it is above it.",
     parameters=(

@@ -30,7 +30,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return gate_of_plans(router, values, cost, sample.kernels)
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="sinkhorn",
     text="The k largest shares of each token after Sinkhorn scaling of the scores of a batch.",
     parameters=PARAMETERS,

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.selection import group_margin, margin, selection_scores
 from moegeom.geometry.whatif.smooth import (
@@ -41,11 +40,6 @@ from moegeom.variants.whatif._choices import (
 def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_weights_of_sets(router)
     eps, extra, a, b = (values[name] for name in ("eps", "extra", "a", "b"))
-    if (eps is None) == (extra is None):
-        raise UsageError(
-            "what-if 'smooth': it needs either eps or extra.",
-            "Write smooth:extra=0.5, or smooth:eps=0.01.",
-        )
     k = router.rule.top_k
     found = gaps(admitted_scores(router, sample.tokens), k)
     if eps is None:
@@ -112,7 +106,7 @@ def _discontinuous(router: Router, tokens: TokenBatch) -> dict[str, float]:
     return {"still_discontinuous_share": float(nearer.mean())}
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="smooth",
     text="Experts less than eps below the k-th run too, with a weight that fades to 0 there.",
     parameters=(
@@ -122,4 +116,5 @@ WHAT_IF = WhatIf(
         Parameter("b", "exponent at the upper end of the strip", B, least=1.0, most=1e3),
     ),
     make=_make,
+    one_of=("eps", "extra"),
 )

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import LogitMap, Router
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf
 from moegeom.variants.whatif._choices import need_top_k
@@ -20,11 +19,6 @@ from moegeom.variants.whatif._choices import need_top_k
 def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     temperature = values["tau"]
-    if temperature is None:
-        raise UsageError(
-            "what-if 'temperature': it does not say which.",
-            "Write temperature:0.5,2, for instance.",
-        )
     if temperature == 1.0:
         return FittedGate(router=router)
     before = router.rule.logit_map or LogitMap()
@@ -32,7 +26,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return FittedGate(router=replace(router, rule=replace(router.rule, logit_map=after)))
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="temperature",
     text="Scores of logits divided by a temperature: below 1 they are sharper.",
     parameters=(
@@ -46,4 +40,5 @@ WHAT_IF = WhatIf(
         ),
     ),
     make=_make,
+    one_of=("tau",),
 )

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf
 from moegeom.variants.whatif._choices import need_top_k, refuse
@@ -19,8 +18,6 @@ from moegeom.variants.whatif._choices import need_top_k, refuse
 def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     rule, k = router.rule, values["k"]
-    if k is None:
-        raise UsageError("what-if 'topk': it does not say how many.", "Write topk:4, for instance.")
     groups = rule.groups
     room = router.num_experts
     if groups is not None:
@@ -33,7 +30,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     return FittedGate(router=replace(router, rule=replace(rule, top_k=k)), reached=reached)
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="topk",
     text="The K best experts of each token instead of k.",
     parameters=(
@@ -48,4 +45,5 @@ WHAT_IF = WhatIf(
         ),
     ),
     make=_make,
+    one_of=("k",),
 )

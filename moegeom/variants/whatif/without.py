@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import row_distances
@@ -35,6 +34,9 @@ from moegeom.variants.whatif._choices import (
 #: Experts that inherit most from one that is gone, by name.
 _HEIRS = 3
 
+#: Scores of all experts, which those that are gone do not have.
+_INFINITE = ("scores", "selection")
+
 _DISTANCES = ("distance", "distance_upper", "pair")
 
 
@@ -45,11 +47,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         return FittedGate(router=router)
     experts = router.num_experts
     if gone[-1] >= experts:
-        raise UsageError(
-            f"what-if 'without': there is no expert {gone[-1]} at router {router.name}, which has "
-            f"{experts}.",
-            f"Experts are numbered from 0 to {experts - 1}.",
-        )
+        raise refuse(router, f"there is no expert {gone[-1]}: they are 0 to {experts - 1}")
     _need_enough(router, gone)
     kept = np.setdiff1d(np.arange(experts), gone)
     nearest = _nearest(router, kept, sample.kernels)
@@ -59,6 +57,8 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         selection = _selection(router, batch)
         mapped[:, gone] = selection[:, gone] = -np.inf
         choice = choice_of_scores(router, selection, mapped, shared_sum(router, batch))
+        kept_ones = {n: v for n, v in choice.quantities.items() if n not in _INFINITE}
+        choice = replace(choice, quantities=kept_ones)
         if nearest is None:
             return choice
         logits = np.ascontiguousarray(known(batch.logits)[:, kept])
@@ -72,7 +72,10 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         choose=choose,
         measure=lambda sample: _inherited(choose, sample, gone, experts),
         absent=absent(
-            (*OF_OTHER_SCORES, *(() if nearest is None else _DISTANCES)),
+            (
+                *(name for name in OF_OTHER_SCORES if name not in _INFINITE),
+                *(() if nearest is None else _DISTANCES),
+            ),
             "not known for a router without some of its rows",
         ),
     )
@@ -151,7 +154,7 @@ def _inherited(
     return found
 
 
-WHAT_IF = WhatIf(
+WHATIF = WhatIf(
     name="without",
     text="Experts taken away: who inherits their tokens.",
     parameters=(

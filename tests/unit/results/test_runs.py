@@ -130,6 +130,8 @@ OTHER_VALUES = {
     "map_b": {"a": "text/0"},
     "noise": InputNoise(0.25),
     "experts": True,
+    "what_ifs": ("random",),
+    "what_if_batch": 64,
 }
 
 
