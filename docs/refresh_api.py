@@ -30,7 +30,7 @@ HEAD = (
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
     *("space", "balance", "cells", "capacity", "perturb", "regions", "outputs"),
-    "attention",
+    *("attention", "hmoe"),
     *("diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}

@@ -33,6 +33,7 @@ _PUBLIC: dict[str, str] = {
     "continuity": "moegeom.explore:continuity",
     "regions": "moegeom.explore:regions",
     "outputs": "moegeom.explore:outputs",
+    "hmoe": "moegeom.explore:hmoe",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

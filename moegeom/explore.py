@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moegeom.document.report import Report
-from moegeom.engine.parameters import asks
+from moegeom.engine.parameters import asks, request_of
 from moegeom.studies.attention.record import AttentionRequest
 from moegeom.studies.balance.record import BalanceRequest
 from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.studies.cells.study.request import CellsRequest, parse_view
 from moegeom.studies.continuity.record import ContinuityRequest
+from moegeom.studies.hmoe.record import HmoeRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
 from moegeom.studies.outputs.record import OutputsRequest
 from moegeom.studies.perturb.record import PerturbRequest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from moegeom.studies.capacity.record import Capacity
     from moegeom.studies.cells.record import Enumerations
     from moegeom.studies.continuity.record import Continuity
+    from moegeom.studies.hmoe.record import Mixtures
     from moegeom.studies.outputs.record import Outputs
     from moegeom.studies.perturb.record import Perturbed
     from moegeom.studies.regions.record import Regions
@@ -380,3 +382,28 @@ def attention(
 
     request = asked_request(AttentionRequest, side("checkpoint", checkpoint), None, options)
     return Report(looked_at(request, watch), document)
+
+
+@asks(HmoeRequest)
+def hmoe(*, watch: Watch | None = None, **options: Any) -> Report[Mixtures]:
+    """What data can tell of the parameters of gated attention, and what descents show of rates.
+
+    ``what`` is "ranks", by where a non-linearity stands, or "rates": the experiment of S2 beside
+    its control, which takes hours in full and a minute with ``quick``.
+
+    Raises
+    ------
+    UsageError
+        When the options cannot be meant, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> found = mg.hmoe(what="ranks")
+    >>> [one.position for one in found.value.ranks if one.beyond == 0]
+    ['value', 'sdpa', 'value', 'sdpa']
+    """
+    from moegeom.studies.hmoe.document import document
+    from moegeom.studies.hmoe.study import hmoe as described
+
+    return Report(described(request_of(HmoeRequest, **options), watch), document)

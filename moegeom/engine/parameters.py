@@ -36,6 +36,7 @@ _SPELLED = {
     "router_map": "map",
     "skip_non_finite": "non-finite",
     "splits": "split",
+    "starts": "start",
     "what_if_batch": "batch",
     "what_ifs": "router",
 }

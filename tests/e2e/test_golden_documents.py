@@ -70,6 +70,9 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
     "studies.regions": lambda: mg.regions(MODEL, REC, against=EARLIER),
     "studies.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
+    "studies.hmoe": lambda: mg.hmoe(
+        channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
+    ),
     "studies.whatif": lambda: mg.whatif(
         f"{COLLAPSED}/step_1500",
         f"{COLLAPSED}/rec/step_1500",

@@ -51,6 +51,9 @@ from moegeom.geometry.gram import (
     random_gram_score,
     random_gram_score_sd,
 )
+from moegeom.geometry.hmoe.losses import loss_1, loss_2
+from moegeom.geometry.hmoe.mixture import Mixture, published_truth, split
+from moegeom.geometry.hmoe.regression import regression
 from moegeom.geometry.jump import jump, tied_weight_of_chosen
 from moegeom.geometry.load import expert_capacity, gini, load_cv, load_entropy_nats, max_vio
 from moegeom.geometry.noise import spacing, tie_probability
@@ -131,6 +134,26 @@ def published():
 def loads():
     entropy = float(load_entropy_nats(COUNTS))
     return [load_cv(COUNTS), max_vio(COUNTS), gini(COUNTS), entropy / log(4), exp(entropy)]
+
+
+def published_regressions():
+    x = np.array([[0.3, -0.7]])
+    return [regression(published_truth(), x, p)[0] for p in ("none", "value", "sdpa")]
+
+
+def losses_of_two_channels():
+    points = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
+    scores = np.array([[np.diag([1.0, 0.0]), np.zeros((2, 2))]])
+    true = Mixture(np.array([[1.0]]), scores, np.eye(2)[None, :, None])
+    experts = np.array([[[[1.1, 0.0], [0.9, 0.0]], [[0.0, 1.0], [0.0, 1.2]]]])
+    fitted = Mixture(np.array([[0.6, 0.5]]), scores, experts)
+    return [loss_2(fitted, true, points, "value"), loss_1(fitted, true, points, 1.0, "value")]
+
+
+def split_loss():
+    points = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
+    apart = split(published_truth(), np.array([0.05, 0.0]))
+    return [loss_2(apart, published_truth(), points, "value")]
 
 
 def square_cut_by_lines():
@@ -228,6 +251,9 @@ WORKED = {
     ),
     "B12": ("39.15", lambda: [participation_ratio_corrected(32.58, 200)]),
     "B13": ("12 10", square_cut_by_lines),
+    "C2": ("-0.35532 1.21729 1.21188", published_regressions),
+    "C3": ("0.131 0.31", losses_of_two_channels),
+    "C4": ("0.009", split_loss),
     "D1": (
         "0.42265 0.6667 0.9116 0.0117",
         lambda: [

@@ -1,0 +1,203 @@
+r"""The regression functions of attention with an activation or a gate in some place, and gradients.
+
+.. math:: f(x) = \sum_{hk} \omega_{hk} \sum_i p_{hi}(x)\, a_{hik} \cdot x, \qquad
+    p_{hi} = \text{softmax}_i(x^\top M_{hi} x)
+
+is attention without either. All of it is float64; arrays inside have the samples last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.geometry.hmoe.activation import IDENTITY, SIGMOID, Activation
+from moegeom.geometry.hmoe.mixture import Mixture
+
+Inputs = Float64[np.ndarray, "samples dims"]
+
+#: Where a non-linearity can stand. ``gate_*`` multiply by a sigmoid of the input.
+Position = Literal[
+    "none", "query_or_key", "value", "sdpa", "output", "gate_per_head", "gate_per_channel"
+]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which parts an activation is applied to, and how many rows a gate has for each head."""
+
+    on_score: bool = False
+    on_value: bool = False
+    on_sdpa: bool = False
+    on_output: bool = False
+    gates: Literal["none", "head", "channel"] = "none"
+
+
+#: Positions that have names: S2 calls ``value`` Setting I and ``sdpa`` Setting II.
+PLACEMENTS: Mapping[Position, Placement] = {
+    "none": Placement(),
+    "query_or_key": Placement(on_score=True),
+    "value": Placement(on_value=True),
+    "sdpa": Placement(on_sdpa=True),
+    "output": Placement(on_output=True),
+    "gate_per_head": Placement(gates="head"),
+    "gate_per_channel": Placement(gates="channel"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """A pass over samples, with what the pass back needs: values, and slopes of activations."""
+
+    inputs: Float64[np.ndarray, "dims samples"]
+    mixing: Float64[np.ndarray, "heads experts samples"]
+    score_slope: Float64[np.ndarray, "... dims samples"]
+    value: Float64[np.ndarray, "heads experts channels samples"]
+    value_slope: Float64[np.ndarray, "heads experts channels samples"]
+    inner: Float64[np.ndarray, "heads channels samples"]
+    outer: Float64[np.ndarray, "heads channels samples"]
+    outer_slope: Float64[np.ndarray, "heads channels samples"]
+    gate: Float64[np.ndarray, "heads gates samples"]
+    output: Float64[np.ndarray, "samples"]
+    output_slope: Float64[np.ndarray, "samples"]
+
+
+def traced(
+    mixture: Mixture, inputs: Inputs, position: Position = "none", activation: Activation = SIGMOID
+) -> Evaluated:
+    """A pass over the inputs that keeps what :func:`gradient` and :func:`jacobian` need."""
+    place = PLACEMENTS[position]
+
+    def act(on: bool, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (activation if on else IDENTITY).at(z)
+
+    x = np.ascontiguousarray(inputs.T)
+    heads, experts, channels, dims = mixture.experts.shape
+    image = (mixture.scores.reshape(-1, dims) @ x).reshape(heads, experts, dims, -1)
+    key, key_slope = act(place.on_score, image)
+    # a quadratic form has twice the slope of a product with a fixed side
+    score_slope = x * key_slope if place.on_score else x
+    score = (x * key).sum(axis=2)
+    mixing = np.exp(score - score.max(axis=1, keepdims=True))
+    mixing /= mixing.sum(axis=1, keepdims=True)
+    product = (mixture.experts.reshape(-1, dims) @ x).reshape(heads, experts, channels, -1)
+    value, value_slope = act(place.on_value, product)
+    inner = (mixing[:, :, None] * value).sum(axis=1)
+    outer, outer_slope = act(place.on_sdpa, inner)
+    gate = np.broadcast_to(1.0, (heads, 1, len(inputs)))
+    if place.gates != "none":
+        assert mixture.gates is not None
+        assert mixture.gates.shape[1] == (1 if place.gates == "head" else channels)
+        gate = SIGMOID.at(mixture.gates @ x)[0]
+    summed = (mixture.weights[:, :, None] * gate * outer).sum(axis=(0, 1))
+    output, output_slope = act(place.on_output, summed)
+    return Evaluated(
+        x,
+        mixing,
+        score_slope,
+        value,
+        value_slope,
+        inner,
+        outer,
+        outer_slope,
+        gate,
+        output,
+        output_slope,
+    )
+
+
+def regression(
+    mixture: Mixture, inputs: Inputs, position: Position = "none", activation: Activation = SIGMOID
+) -> Float64[np.ndarray, "samples"]:
+    r"""The function f of a mixture, by where its activation :math:`\varphi` stands.
+
+    ``value`` replaces :math:`a \cdot x` by :math:`\varphi(a \cdot x)`, ``sdpa`` the sum over i by
+    :math:`\varphi(\sum_i p_i a_i \cdot x)`, ``output`` f by :math:`\varphi(f)`, ``query_or_key``
+    the score by :math:`x \cdot \varphi(M x)`; gates multiply a channel by
+    :math:`\sigma(w \cdot x)`, one w for each channel or one for each head. Unit of the values.
+    Source: S2 equations (2), (9), (12); docs/theory.md C2.
+    Oracle in tests: torch, and its multi-head attention.
+    """
+    return traced(mixture, inputs, position, activation).output
+
+
+def channel_functions(
+    mixture: Mixture, inputs: Inputs, position: Position = "none", activation: Activation = SIGMOID
+) -> Float64[np.ndarray, "samples heads channels"]:
+    r"""What each channel of each head gives before its weight: :math:`\sum_i p_{hi} a_{hik} \cdot
+    x`, with the activation inside where it stands behind the values.
+
+    Source: S2 section 3 and 4; docs/theory.md C3. Oracle in tests: torch.
+    """
+    return np.moveaxis(traced(mixture, inputs, position, activation).inner, -1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sensitivity:
+    """How the output of each sample moves with what parameters are multiplied by."""
+
+    weight: Float64[np.ndarray, "heads channels samples"]
+    score: Float64[np.ndarray, "heads experts samples"]
+    product: Float64[np.ndarray, "heads experts channels samples"]
+
+
+def _sensitivity(
+    mixture: Mixture, trace: Evaluated, factor: Float64[np.ndarray, "samples"]
+) -> _Sensitivity:
+    top = factor * trace.output_slope
+    weight = top * trace.gate * trace.outer
+    inner = mixture.weights[:, :, None] * trace.gate * (top * trace.outer_slope)
+    spread = trace.value - trace.inner[:, None]
+    score = trace.mixing * (inner[:, None] * spread).sum(axis=2)
+    product = (trace.mixing[:, :, None] * inner[:, None]) * trace.value_slope
+    return _Sensitivity(weight, score, product)
+
+
+def gradient(mixture: Mixture, trace: Evaluated, factor: Float64[np.ndarray, "samples"]) -> Mixture:
+    """Gradient of the sum of outputs, each times its factor, in all parameters but gates.
+
+    Entries of a score matrix count as parameters of their own; the gradient is symmetric where the
+    matrix is. Source: docs/theory.md C6. Oracle in tests: torch autograd.
+    """
+    found = _sensitivity(mixture, trace, factor)
+    heads, experts, channels, dims = mixture.experts.shape
+    x = trace.inputs.T
+    sided = found.score[:, :, None] * trace.score_slope
+    return Mixture(
+        found.weight.sum(axis=-1),
+        (sided.reshape(heads * experts * dims, -1) @ x).reshape(mixture.scores.shape),
+        (found.product.reshape(heads * experts * channels, -1) @ x).reshape(mixture.experts.shape),
+    )
+
+
+def jacobian(
+    mixture: Mixture, inputs: Inputs, position: Position = "none", activation: Activation = SIGMOID
+) -> Float64[np.ndarray, "samples parameters"]:
+    """Derivatives of each output: weights, upper triangles of the scores, experts, gates.
+
+    An entry off the diagonal of a score matrix stands twice in it and counts as one parameter.
+    Source: docs/theory.md C4. Oracle in tests: torch autograd.
+    """
+    trace = traced(mixture, inputs, position, activation)
+    found = _sensitivity(mixture, trace, np.ones(len(inputs)))
+    x = trace.inputs
+    dims = len(x)
+    entries = (found.score[:, :, None] * trace.score_slope)[:, :, :, None] * x
+    rows, columns = np.triu_indices(dims)
+    twice = (rows != columns)[:, None]
+    upper = entries[:, :, rows, columns] + twice * entries[:, :, columns, rows]
+    parts = [found.weight, upper, found.product[..., None, :] * x]
+    if PLACEMENTS[position].gates != "none":
+        parts.append(_gate_slope(mixture, trace)[:, :, None] * x)
+    return np.concatenate([part.reshape(-1, len(inputs)) for part in parts]).T
+
+
+def _gate_slope(mixture: Mixture, trace: Evaluated) -> Float64[np.ndarray, "heads gates samples"]:
+    behind = mixture.weights[:, :, None] * trace.outer
+    if trace.gate.shape[1] == 1:
+        behind = behind.sum(axis=1, keepdims=True)
+    return trace.output_slope * behind * trace.gate * (1.0 - trace.gate)

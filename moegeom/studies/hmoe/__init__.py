@@ -1,0 +1,1 @@
+"""``moegeom hmoe``: what data can tell of gated attention, and what descents show of it."""

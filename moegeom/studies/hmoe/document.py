@@ -1,0 +1,234 @@
+"""Gated attention as a mixture, as a document: what can be told at all, and what descents show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+from moegeom.core.text import figure_text, number_of
+from moegeom.document.excerpts import in_part
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Gallery,
+    Look,
+    Note,
+    Table,
+    Title,
+    View,
+)
+from moegeom.geometry.hmoe.regression import Position
+from moegeom.studies.hmoe.figures import hmoe_figures
+from moegeom.studies.hmoe.record import (
+    Exponent,
+    Mixtures,
+    Model,
+    ModelRates,
+    PositionRank,
+    StartRates,
+    State,
+)
+
+#: What positions are called on the screen; G1 to G5 as papers number them.
+_POSITIONS: Mapping[Position, str] = {
+    "none": "none (MHA)",
+    "query_or_key": "queries or keys (G3, G4)",
+    "value": "values (G2, Setting I)",
+    "sdpa": "attention (G1, Setting II)",
+    "output": "output (G5)",
+    "gate_per_head": "a gate for each head",
+    "gate_per_channel": "a gate for each channel",
+}
+
+_MODELS: Mapping[Model, str] = {"mha": "MHA", "1": "Setting I", "2": "Setting II"}
+
+_RANK_HEADS = ("non-linearity", "parameters", "rank", "flat", "free", "last | next")
+
+_RATE_HEADS = (
+    ("", "", "slope against log n of", "", ""),
+    ("model, channels", "start p", "L_2", "L_2 at the start", "error of f"),
+)
+
+_LOOKS: Mapping[State, Look] = {
+    "none": "dim",
+    "explained": "plain",
+    "away": "warning",
+    "undecided": "warning",
+    "beyond": "strong",
+}
+
+
+def document(found: Mixtures, view: View) -> Document:
+    """What ``moegeom hmoe`` says."""
+    ranks = _rank_table(found)
+    is_shown = view.detail or not found.rates
+    return Document(
+        "hmoe",
+        "hmoe",
+        [
+            [Title("hmoe", "what data can tell of the parameters of gated attention.")],
+            [*_results(found), *_descents(found)],
+            [_rate_table(found)] if found.rates else [],
+            [Excerpt([ranks] if is_shown else [Note(_RANKS_LEFT_OUT)], [ranks])],
+            [Gallery(lambda: [*hmoe_figures(found)])],
+            [in_part([*_notes(found)], "note", view.detail, is_aside=True)],
+        ],
+        lambda: dataclasses.asdict(found),
+    )
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+def _results(found: Mixtures) -> Iterator[Block]:
+    """The verdict on rates first, where descents were run."""
+    label = "RESULT"
+    for text, look in (*_rate_results(found), *_rank_results(found)):
+        yield Fact(label, text, look)
+        label = ""
+
+
+def _rate_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
+    if not found.rates:
+        return
+    judged = [rates for rates in found.rates if rates.state != "none"]
+    if judged:
+        beyond = sum(rates.state == "beyond" for rates in judged)
+        said = f"L_2 comes nearer to 0 with n by more than its start explains in {beyond} of "
+        yield f"{said}{number_of(len(judged), 'case')} (a model and its channels).", "strong"
+    for state, ending in _ENDINGS.items():
+        if own := [rates.starts[0].loss for rates in judged if rates.state == state]:
+            slopes = f"{min(one.value for one in own):+.3f} to {max(one.value for one in own):+.3f}"
+            widest = f"{max(one.half_width for one in own):.3f}"
+            cases = f"{len(own)} of {number_of(len(judged), 'case')}"
+            yield f"{cases}: slope {slopes}, +- {widest}, {_SAME_START}{ending}", _LOOKS[state]
+    if len(judged) < len(found.rates):
+        (free,) = {rank.beyond for rank in found.ranks if rank.position == "none"}
+        yield f"MHA has no rate: {free} directions of its parameters do nothing (F-22).", "plain"
+    if found.deviations:
+        yield _least_deviations(found), "plain"
+
+
+#: What the control is.
+_SAME_START = "from a start that is the same for every n"
+
+_ENDINGS: Mapping[State, str] = {
+    "beyond": ".",
+    "away": ": noise drove descents away from the truth that they began at.",
+    "explained": ": other slopes are the start's.",
+    "undecided": ": too few repeats to tell it from 0 or from -1/2.",
+}
+
+
+def _least_deviations(found: Mixtures) -> str:
+    size = found.deviations[0].size
+    medians = ", ".join(
+        f"{figure_text(one.median)} ({_MODELS[one.model]})" for one in found.deviations
+    )
+    return (
+        f"At n = {size:,} no unbiased estimator has a smaller median standard deviation than "
+        f"{medians}; the parameters are 2 at most."
+    )
+
+
+def _rank_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
+    if found.rates:
+        return
+    told = sum(rank.beyond == 0 for rank in found.ranks)
+    places = number_of(len(found.ranks), "place")
+    said = f"{told} of {places} of a non-linearity leave nothing free but what scores share."
+    yield said, "strong"
+
+
+def _descents(found: Mixtures) -> Iterator[Block]:
+    design = found.design
+    if design is None:
+        return
+    sizes = ", ".join(f"{size:,}" for size in design.sizes)
+    repeats, epochs = number_of(design.repeats, "repeat"), number_of(design.epochs, "epoch")
+    left = len(found.runs) - found.num_settled
+    yield Fact(
+        "descents",
+        f"{len(found.runs):,}: n = {sizes}; {repeats}, at most {epochs}. {left:,} were still "
+        f"falling when epochs ran out. Seed {design.seed}.",
+        "plain",
+    )
+
+
+def _exponent(found: Exponent) -> str:
+    if math.isnan(found.half_width):
+        return f"{found.value:+.3f}"
+    return f"{found.value:+.3f} +- {found.half_width:.3f}"
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def _rate_table(found: Mixtures) -> Table:
+    rows = [(rates, one) for rates in found.rates for one in rates.starts]
+    return Table(
+        _RATE_HEADS,
+        [_rate_cells(*row) for row in rows],
+        [_LOOKS[rates.state] if rates.state == "none" else "plain" for rates, _ in rows],
+    )
+
+
+def _rate_cells(rates: ModelRates, one: StartRates) -> tuple[str, ...]:
+    return (
+        f"{_MODELS[rates.model]}, {rates.channels}",
+        f"{one.start:g}" if one.start else "control",
+        *map(_exponent, (one.loss, one.start_loss, one.error)),
+    )
+
+
+def _rank_table(found: Mixtures) -> Table:
+    return Table(
+        [_RANK_HEADS],
+        [
+            (
+                _name(rank),
+                f"{rank.parameters}",
+                f"{rank.rank}",
+                f"{rank.gauge + rank.beyond}",
+                f"{rank.beyond}",
+                f"{rank.least:.0e} | {rank.rest:.0e}",
+            )
+            for rank in found.ranks
+        ],
+        ["strong" if not rank.beyond else "plain" for rank in found.ranks],
+    )
+
+
+def _name(rank: PositionRank) -> str:
+    if rank.activation == "sigmoid":
+        return _POSITIONS[rank.position]
+    return f"{_POSITIONS[rank.position].partition(' ')[0]}, {rank.activation}"
+
+
+# -------------------------------------------------------------------------------------------- notes
+
+
+_RANKS_LEFT_OUT = "Not shown: what is free by where a non-linearity stands: moegeom hmoe ranks"
+
+
+def _notes(found: Mixtures) -> Iterator[Block]:
+    if found.rates:
+        yield Note(
+            "Slopes are means over repeats with 95 % intervals; samples of all sizes share seeds. "
+            "A start that shrinks as n^-p has a slope by itself, which stands beside that of the "
+            "end; the control has p = 0."
+        )
+    yield Note(
+        "flat: directions of the parameters of S2 in which f stays as it is. free: flat beyond "
+        "what all scores of a head share. last | next: singular values on both sides of the rank."
+    )
+    yield Note(
+        "Released models multiply by a sigmoid of their input (the gates), which is not what S2 "
+        "studies. One for each channel leaves only scales free; one for each head leaves its "
+        "channels mixed."
+    )
+    if found.written:
+        yield Note(f"Descents written to {found.written}.")

@@ -1,0 +1,298 @@
+"""``moegeom hmoe``: descents from starts that shrink with n and from one that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import UsageError
+from moegeom.core.text import half_width
+from moegeom.engine.parameters import option_of
+from moegeom.engine.plan import num_workers
+from moegeom.geometry.hmoe.descent import descended
+from moegeom.geometry.hmoe.losses import loss_2
+from moegeom.geometry.hmoe.mixture import Mixture, published_truth, with_channels
+from moegeom.geometry.hmoe.regression import regression
+from moegeom.geometry.statistics import slope
+from moegeom.studies.hmoe.ranks import (
+    NOISE,
+    POSITIONS,
+    least_deviation,
+    position_ranks,
+    square,
+)
+from moegeom.studies.hmoe.record import (
+    DescentRun,
+    Design,
+    Exponent,
+    HmoeRequest,
+    Mixtures,
+    Model,
+    ModelRates,
+    StartRates,
+    State,
+    What,
+)
+from moegeom.studies.written import refuse_out, write_rows
+
+if TYPE_CHECKING:
+    from moegeom.pipeline import Watch
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """What is run where nothing else is asked for."""
+
+    channels: tuple[int, ...]
+    sizes: tuple[int, ...]
+    starts: tuple[float, ...]
+    repeats: int
+    epochs: int
+
+
+_FULL = _Usual((3, 4), (10_000, 30_000, 100_000), (0.0, 0.083, 0.3, 0.5), 10, 1000)
+_QUICK = _Usual((3,), (10_000, 100_000), (0.0, 0.083), 2, 100)
+
+#: The size at which all starts are equally far from the truth.
+_EQUAL_AT = 100_000
+
+#: Inputs on which functions and channels are compared.
+_POINTS = 2000
+
+#: The slope that S2 reads from its Figure 1.
+PUBLISHED = -0.5
+
+
+def hmoe(request: HmoeRequest, watch: Watch | None = None) -> Mixtures:
+    """Ranks by position and, for ``rates``, slopes of descents with what explains them.
+
+    Raises
+    ------
+    UsageError
+        When the options cannot be meant, or ``out`` exists or cannot be written.
+    """
+    if request.what not in get_args(What):
+        raise UsageError(f"{request.what}: expected {' or '.join(get_args(What))}.")
+    if request.out is not None:
+        if request.what == "ranks":
+            raise UsageError("--out keeps descents.", "moegeom hmoe rates --out FILE.parquet")
+        refuse_out(request.out, request.overwrite, (".parquet",))
+    ranks = position_ranks(request.seed)
+    if request.what == "ranks":
+        return Mixtures(ranks)
+    design = requested_design(request)
+    runs = _runs(design, request.num_workers, watch)
+    if request.out is not None:
+        write_rows(request.out, [dataclasses.asdict(run) for run in runs])
+    return Mixtures(
+        ranks,
+        design,
+        tuple(
+            least_deviation(model, max(design.sizes), request.seed)
+            for model in design.models
+            if model != "mha"
+        ),
+        rates_of(design, runs),
+        runs,
+        request.out.name if request.out else "",
+    )
+
+
+# ------------------------------------------------------------------------------------------- design
+
+
+def requested_design(request: HmoeRequest) -> Design:
+    """The experiment of a request; UsageError for one that cannot be meant."""
+    usual = _QUICK if request.quick else _FULL
+    sizes, starts = _numbers("sizes", request.sizes), _numbers("starts", request.starts)
+    asked = Design(
+        models=_models(request.models),
+        channels=tuple(dict.fromkeys(request.channels)) or usual.channels,
+        sizes=tuple(sorted({*map(int, sizes)})) or usual.sizes,
+        starts=tuple(sorted({0.0, *starts})) if starts else usual.starts,
+        repeats=usual.repeats if request.repeats is None else request.repeats,
+        epochs=usual.epochs if request.epochs is None else request.epochs,
+        start_size=request.start_size,
+        seed=request.seed,
+    )
+    own = published_truth().num_channels
+    limits: Sequence[tuple[str, Sequence[float], float, float]] = (
+        ("channels", asked.channels, own, 64),
+        ("sizes", asked.sizes, 10, 10_000_000),
+        ("starts", asked.starts, 0, 2),
+        ("repeats", [asked.repeats], 1, 1000),
+        ("epochs", [asked.epochs], 1, 1_000_000),
+        ("start_size", [asked.start_size], 1e-6, 10),
+    )
+    for name, values, least, most in limits:
+        for value in values:
+            if not least <= value <= most:
+                said = f"{option_of(name)} {value:g}: expected {least:g} to {most:,}."
+                raise UsageError(said)
+    if len(asked.sizes) < 2:
+        only = ",".join(map(str, asked.sizes))
+        raise UsageError(
+            f"{option_of('sizes')} {only}: a slope needs two sizes or more.",
+            "For example --sizes 1e4,1e5.",
+        )
+    return asked
+
+
+def _models(words: Sequence[str]) -> tuple[Model, ...]:
+    known = get_args(Model)
+    for word in (found := ",".join(words).split(",")):
+        if word not in known:
+            raise UsageError(f"--models {word}: expected {', '.join(known)}.")
+    return tuple(model for model in known if model in found)
+
+
+def _numbers(name: str, words: Sequence[str]) -> list[float]:
+    """Numbers such as ``1e4,3e4``, or those that a program gives."""
+    parts = ",".join(map(str, words)).split(",") if words else []
+    try:
+        found = [float(part) for part in parts]
+    except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise UsageError(f"{option_of(name)} {','.join(parts)}: expected numbers.")
+    return found
+
+
+# ----------------------------------------------------------------------------------------- descents
+
+
+def _runs(design: Design, threads: int | None, watch: Watch | None) -> tuple[DescentRun, ...]:
+    series = [
+        *itertools.product(design.models, design.channels, design.starts, range(design.repeats))
+    ]
+    if watch:
+        watch.start(len(series) * len(design.sizes))
+        watch.begin("descents")
+    done: list[DescentRun] = []
+    with (
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(threads or num_workers()) as pool,
+    ):
+        tasks = [(*one, size) for one in series for size in design.sizes]
+        for run in pool.map(lambda task: _run(design, *task), tasks):
+            done.append(run)
+            if watch:
+                watch.advance(1)
+    return tuple(done)
+
+
+def _run(
+    design: Design, model: Model, channels: int, start: float, repeat: int, size: int
+) -> DescentRun:
+    """Seeds do not depend on the size: smaller samples are the beginnings of larger ones."""
+    position, truth = POSITIONS[model], published_truth()
+    away = _direction(with_channels(truth, channels), (design.seed, repeat, channels))
+    distance = design.start_size * (size / _EQUAL_AT) ** -start
+    begun = with_channels(truth, channels).moved(away, distance)
+    drawn = np.random.default_rng((design.seed, repeat, 0))
+    inputs = square(max(design.sizes), drawn)[:size]
+    noise = drawn.normal(scale=NOISE, size=max(design.sizes))[:size]
+    targets = regression(truth, inputs, position) + noise
+    fit = descended(begun, inputs, targets, position, epochs=design.epochs)
+    points = square(_POINTS, np.random.default_rng((design.seed, 1)))
+
+    def error(mixture: Mixture) -> float:
+        apart = regression(mixture, points, position) - regression(truth, points, position)
+        return float(np.sqrt(np.mean(apart**2)))
+
+    loss = functools.partial(loss_2, true=truth, inputs=points, position=position)
+    return DescentRun(
+        model,
+        channels,
+        start,
+        repeat,
+        size,
+        loss(begun),
+        loss(fit.mixture),
+        error(begun),
+        error(fit.mixture),
+        fit.epochs,
+        fit.settled,
+    )
+
+
+def _direction(like: Mixture, seed: tuple[int, ...]) -> Mixture:
+    """Standard normal numbers for every parameter, score matrices symmetric."""
+    generator = np.random.default_rng(seed)
+    weights, scores, experts = (
+        generator.normal(size=part.shape) for part in (like.weights, like.scores, like.experts)
+    )
+    return Mixture(weights, (scores + scores.transpose(0, 1, 3, 2)) / math.sqrt(2.0), experts)
+
+
+# ------------------------------------------------------------------------------------------- slopes
+
+
+def rates_of(design: Design, runs: Sequence[DescentRun]) -> tuple[ModelRates, ...]:
+    """Slopes by model, channels and start, the control first, and what they say of a rate."""
+    return tuple(_rates(design, runs)) if runs else ()
+
+
+def _rates(design: Design, runs: Sequence[DescentRun]) -> Iterator[ModelRates]:
+    for model, channels in itertools.product(design.models, design.channels):
+        own = [run for run in runs if (run.model, run.channels) == (model, channels)]
+        starts = tuple(_start_rates(design, start, own) for start in design.starts)
+        control = [math.log(run.loss / run.start_loss) for run in own if run.start == 0.0]
+        state = state_of(model, starts[0].loss, float(np.mean(control)))
+        yield ModelRates(model, channels, state, starts)
+
+
+def _start_rates(design: Design, start: float, runs: Sequence[DescentRun]) -> StartRates:
+    series = [
+        [run for run in runs if (run.start, run.repeat) == (start, repeat)]
+        for repeat in range(design.repeats)
+    ]
+    return StartRates(
+        start,
+        exponent(series, lambda run: run.loss),
+        exponent(series, lambda run: run.start_loss),
+        exponent(series, lambda run: run.error),
+    )
+
+
+def exponent(
+    series: Sequence[Sequence[DescentRun]], value: Callable[[DescentRun], float]
+) -> Exponent:
+    """Mean over repeats of the slope of log value against log n, with Student's interval.
+
+    Repeats have their own seeds and sizes share them, so slopes of repeats are independent; the
+    interval is nan with one repeat.
+    Oracle in tests: scipy.stats.linregress, scipy.stats.ttest_1samp.
+    """
+    slopes = [
+        slope(np.log([float(run.size) for run in runs]), np.log([value(run) for run in runs])).value
+        for runs in series
+    ]
+    repeats = len(slopes)
+    if repeats < 2:
+        return Exponent(slopes[0], math.nan)
+    error = float(np.std(slopes, ddof=1)) / math.sqrt(repeats)
+    return Exponent(float(np.mean(slopes)), half_width(error, repeats))
+
+
+def state_of(model: Model, control: Exponent, growth: float) -> State:
+    """What the slope of L_2 from a start that is the same for every n says of a rate.
+
+    ``growth`` is the mean logarithm of L_2 at the end over L_2 at the start. Descents that begin at
+    the truth are driven away by noise, as n^-1/2 with an activation or none: that is no estimate.
+    """
+    if model == "mha":
+        return "none"
+    low, high = control.value - control.half_width, control.value + control.half_width
+    if high < 0.0:
+        return "beyond" if growth < 0.0 else "away"
+    return "explained" if low > PUBLISHED else "undecided"

@@ -1,0 +1,163 @@
+"""What data can tell of gated attention: ranks by position, splits, exchanges of channels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from moegeom.core.errors import UsageError
+from moegeom.geometry.hmoe.activation import ACTIVATIONS, SIGMOID, homogeneity_residual
+from moegeom.geometry.hmoe.identifiability import (
+    FAMILY_THRESHOLD,
+    FISHER_THRESHOLD,
+    component_family,
+    cramer_rao_sd,
+    gauge_dimensions,
+    numerical_rank,
+)
+from moegeom.geometry.hmoe.losses import loss_1, loss_2
+from moegeom.geometry.hmoe.mixture import centred, published_truth, split, with_channels
+from moegeom.geometry.hmoe.regression import PLACEMENTS, jacobian, regression
+
+TRUTH = published_truth()
+INPUTS = np.random.default_rng(0).uniform(-1.0, 1.0, (5000, 2))
+
+
+def gated(position):
+    rows = {"none": None, "head": 1, "channel": 2}[PLACEMENTS[position].gates]
+    gates = None if rows is None else np.random.default_rng(9).normal(size=(2, rows, 2))
+    return dataclasses.replace(TRUTH, gates=gates)
+
+
+#: Position, activation -> parameters, rank, flat directions beyond what all scores of a head share.
+RANKS = {
+    ("none", "sigmoid"): (32, 12, 14),
+    ("query_or_key", "sigmoid"): (32, 18, 14),
+    ("output", "sigmoid"): (32, 12, 14),
+    ("value", "sigmoid"): (32, 26, 0),
+    ("sdpa", "sigmoid"): (32, 26, 0),
+    ("sdpa", "silu"): (32, 26, 0),
+    ("gate_per_head", "sigmoid"): (36, 18, 12),
+    ("gate_per_channel", "sigmoid"): (40, 30, 4),
+}
+
+
+@pytest.mark.parametrize(("position", "activation"), RANKS)
+def test_ranks_say_where_a_non_linearity_tells_channels_apart(position, activation):
+    mixture = gated(position)
+    derivatives = jacobian(mixture, INPUTS, position, ACTIVATIONS[activation])
+    found = numerical_rank(derivatives, FISHER_THRESHOLD)
+    flat = found.columns - found.rank - gauge_dimensions(mixture, position)
+    assert (found.columns, found.rank, flat) == RANKS[position, activation]
+    scaled = derivatives / np.linalg.norm(derivatives, axis=0)
+    threshold = FISHER_THRESHOLD * np.linalg.norm(scaled, 2)
+    assert np.linalg.matrix_rank(scaled, tol=threshold) == found.rank
+    assert found.least > 100 * FISHER_THRESHOLD > 1e4 * found.rest
+
+
+def test_without_a_gate_channels_of_a_head_can_be_mixed_at_will():
+    """Expert vectors count by their weighted sum alone; so no estimator finds them (F-22)."""
+    shift = np.array([0.7, -0.4])
+    experts = TRUTH.experts.copy()
+    experts[:, :, 0] += TRUTH.weights[:, 1][:, None, None] * shift
+    experts[:, :, 1] -= TRUTH.weights[:, 0][:, None, None] * shift
+    mixed = dataclasses.replace(TRUTH, experts=experts)
+    expected = regression(TRUTH, INPUTS)
+    np.testing.assert_allclose(regression(mixed, INPUTS), expected, atol=1e-14)
+    assert loss_1(mixed, TRUTH, INPUTS, 1.0) > 0.5
+    for position in ("value", "sdpa"):
+        assert (
+            abs(regression(mixed, INPUTS, position) - regression(TRUTH, INPUTS, position)).max()
+            > 0.01
+        )
+
+
+def test_what_all_scores_of_a_head_share_changes_nothing():
+    """The published truth does not obey (A.3): raw differences would measure it (F-21)."""
+    raw = np.linalg.norm(centred(TRUTH).scores - TRUTH.scores, axis=(2, 3))
+    np.testing.assert_allclose(TRUTH.weights.sum(axis=1) @ raw.sum(axis=1), 7.9, atol=0.05)
+    for position in ("none", "value", "sdpa"):
+        found = regression(centred(TRUTH), INPUTS, position)
+        np.testing.assert_allclose(found, regression(TRUTH, INPUTS, position), atol=1e-14)
+        assert loss_2(centred(TRUTH), TRUTH, INPUTS, position) < 1e-12
+
+
+@pytest.mark.parametrize(("position", "at_5"), [("value", 2.7e-5), ("sdpa", 3.2e-5)])
+def test_a_split_channel_moves_a_gated_function_by_the_square(position, at_5):
+    def distance(delta):
+        apart = split(TRUTH, np.array([delta, 0.0]))
+        return np.sqrt(
+            np.mean(
+                (regression(apart, INPUTS, position) - regression(TRUTH, INPUTS, position)) ** 2
+            )
+        )
+
+    np.testing.assert_allclose(np.log2(distance(0.05) / distance(0.025)), 2.0, atol=1e-3)
+    np.testing.assert_allclose(distance(0.05), at_5, rtol=0.02)
+    apart = split(TRUTH, np.array([0.5, 0.0]))
+    np.testing.assert_allclose(regression(apart, INPUTS), regression(TRUTH, INPUTS), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("identity", 0),
+        ("relu", 0),
+        ("leaky_relu", 0),
+        ("sigmoid", 0.93),
+        ("tanh", 0.59),
+        ("silu", 0.33),
+    ],
+)
+def test_every_relu_solves_the_equation_of_linear_experts(name, expected):
+    values = np.random.default_rng(0).normal(size=100_000)
+    found = homogeneity_residual(ACTIVATIONS[name], values)
+    np.testing.assert_allclose(found, expected, atol=5e-3)
+
+
+def test_the_equation_is_no_criterion_for_positions():
+    """An activation of the output is far from it, and identifies nothing (F-39)."""
+    assert homogeneity_residual(SIGMOID, regression(TRUTH, INPUTS)) > 0.97
+    assert RANKS["output", "sigmoid"] == RANKS["none", "sigmoid"]
+    assert np.isnan(homogeneity_residual(ACTIVATIONS["relu"], np.array([-1.0])))
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        (ACTIVATIONS["identity"], (11, 15)),
+        (ACTIVATIONS["relu"], (11, 15)),
+        (SIGMOID, (18, 18)),
+        (SIGMOID.shifted(1.0), (18, 18)),
+        (ACTIVATIONS["tanh"], (18, 18)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_families_of_one_component_are_independent_for_curved_activations(activation, expected):
+    family = component_family(TRUTH.scores[0, 0], TRUTH.experts[0, 0, 0], activation, INPUTS)
+    found = numerical_rank(family, FAMILY_THRESHOLD)
+    assert (found.rank, found.columns) == expected
+    # as S2 lists them, derivatives by M_12 and by M_21 are one function: dependent for all
+    listed = np.concatenate([family, family[:, 4:5]], axis=1)
+    assert numerical_rank(listed, FAMILY_THRESHOLD).rank == found.rank
+
+
+def test_the_rank_of_nothing_is_0():
+    found = numerical_rank(np.zeros((5, 2)), 1e-12)
+    assert (found.rank, found.columns, np.isnan(found.least)) == (0, 0, True)
+
+
+def test_a_hundred_thousand_samples_leave_parameters_unknown():
+    """The median least standard deviation is 56 and 37: no slope of Figure 1 is an estimator's."""
+    held = np.ones(32, dtype=bool)
+    held[[7, 8, 9, 13, 14, 15]] = False
+    for position, median in (("value", 56.0), ("sdpa", 37.0)):
+        found = cramer_rao_sd(jacobian(TRUTH, INPUTS, position)[:, held], 0.1, 10**5, 0)
+        np.testing.assert_allclose(np.median(found), median, rtol=0.1)
+
+
+def test_fewer_channels_than_the_truth_has_are_refused():
+    with pytest.raises(UsageError, match="1 channels: expected 2 or more"):
+        with_channels(TRUTH, 1)

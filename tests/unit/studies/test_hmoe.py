@@ -1,0 +1,225 @@
+"""Descents of mixtures: seeds, slopes, what they say of a rate, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import linregress, ttest_1samp
+
+import moegeom as mg
+from moegeom.core.errors import UsageError
+from moegeom.document.chart import Polyline
+from moegeom.document.model import View
+from moegeom.studies.hmoe.record import DescentRun, Exponent, HmoeRequest, Mixtures
+from moegeom.studies.hmoe.study import exponent, hmoe, requested_design, state_of
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = HmoeRequest(
+    models=("mha", "1"),
+    channels=(3,),
+    sizes=("100,200,400",),
+    starts=("0.5",),
+    repeats=2,
+    epochs=4,
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Mixtures:
+    return hmoe(SMALL)
+
+
+def test_every_combination_descends_once(found):
+    at = [(run.model, run.start, run.repeat, run.size) for run in found.runs]
+    assert len(at) == len(set(at)) == 2 * 2 * 2 * 3
+    assert all(run.epochs == 4 and not run.settled for run in found.runs)
+
+
+def test_descents_do_not_depend_on_threads_or_on_what_else_is_run(found):
+    alone = hmoe(replace(SMALL, models=("1",), num_workers=1))
+    assert alone.runs == tuple(run for run in found.runs if run.model == "1")
+
+
+def test_seeds_are_the_same_for_every_size_so_that_the_control_begins_at_one_place(found):
+    for model in ("mha", "1"):
+        for repeat in range(2):
+            own = [r for r in found.runs if (r.model, r.repeat) == (model, repeat)]
+            control = {r.start_loss for r in own if r.start == 0.0}
+            assert len(control) == 1
+            shrinking = [r.start_error for r in own if r.start == 0.5]
+            assert len(set(shrinking)) == 3
+
+
+def test_starts_shrink_as_they_were_asked_to():
+    """Near the truth the distance of the functions is linear in the start: its slope is -p."""
+    near = replace(SMALL, models=("1",), start_size=1e-4, epochs=1, sizes=("1e3,1e4,1e5",))
+    (rates,) = hmoe(near).rates
+    runs = [r for r in hmoe(near).runs if r.start == 0.5 and r.repeat == 0]
+    slope = linregress([math.log(r.size) for r in runs], [math.log(r.start_error) for r in runs])
+    np.testing.assert_allclose(slope.slope, -0.5, atol=1e-3)
+    assert rates.starts[0].start_loss == Exponent(0.0, 0.0)
+
+
+def series(*values: tuple[float, ...]) -> list[list[DescentRun]]:
+    sizes = (10, 100, 1000)
+    return [
+        [
+            DescentRun("1", 3, 0.0, repeat, size, value, value, value, value, 1, False)
+            for size, value in zip(sizes, row, strict=True)
+        ]
+        for repeat, row in enumerate(values)
+    ]
+
+
+def test_slopes_are_means_over_repeats_with_the_interval_of_scipy():
+    rows = [(1.0, 0.5, 0.2), (2.0, 0.9, 0.7), (1.5, 1.0, 0.2)]
+    found = exponent(series(*rows), lambda run: run.loss)
+    slopes = [linregress(np.log([10, 100, 1000]), np.log(row)).slope for row in rows]
+    interval = ttest_1samp(slopes, 0.0).confidence_interval(0.95)
+    np.testing.assert_allclose(found.value, np.mean(slopes))
+    np.testing.assert_allclose(found.half_width, (interval.high - interval.low) / 2.0)
+    assert math.isnan(exponent(series(rows[0]), lambda run: run.loss).half_width)
+
+
+@pytest.mark.parametrize(
+    ("slope", "width", "growth", "state"),
+    [
+        (0.0, 0.01, -1.0, "explained"),
+        (-0.01, 0.1, -1.0, "explained"),
+        (-0.2, 0.4, -1.0, "undecided"),
+        (0.0, math.nan, -1.0, "undecided"),
+        (-0.5, 0.1, -1.0, "beyond"),
+        (-0.5, 0.1, 1.0, "away"),
+    ],
+)
+def test_a_rate_is_claimed_of_a_control_that_came_nearer_alone(slope, width, growth, state):
+    assert state_of("1", Exponent(slope, width), growth) == state
+    assert state_of("mha", Exponent(slope, width), growth) == "none"
+
+
+def test_noise_drives_descents_from_the_truth_as_fast_as_it_is_large_with_a_gate_or_without():
+    """So a slope of -1/2 can be had of attention too, of which nothing can be estimated."""
+    at_truth = replace(SMALL, start_size=1e-6, sizes=("100,10000",), epochs=30, repeats=4)
+    found = hmoe(replace(at_truth, starts=("0",)))
+    assert [rates.state for rates in found.rates] == ["none", "away"]
+    for rates in found.rates:
+        np.testing.assert_allclose(rates.starts[0].loss.value, -0.5, atol=0.12)
+    assert all(run.loss > 10.0 * run.start_loss for run in found.runs)
+
+
+def test_the_verdict_counts_cases_and_says_what_ran_out(found):
+    from moegeom.document.render import render
+    from moegeom.studies.hmoe.document import document
+
+    said = " ".join(render(document(found, View(80)), "table").split())
+    assert "in 0 of 1 case " in said
+    assert "MHA has no rate: 14 directions of its parameters do nothing" in said
+    assert "24 were still falling when epochs ran out" in said
+    assert "Setting I, 3 control" in said
+
+
+def test_the_figure_holds_the_control_beside_the_start(found):
+    from moegeom.studies.hmoe.figures import hmoe_figures
+
+    (figure,) = hmoe_figures(found)
+    columns = dict(figure.columns)
+    assert len(columns["loss"]) == len(found.runs)
+    for panel, model in zip(figure.panels, ("mha", "1"), strict=True):
+        ends, begun, control = panel.marks
+        assert isinstance(control, Polyline)
+        for mark, start, name in (
+            (ends, 0.5, "loss"),
+            (begun, 0.5, "start_loss"),
+            (control, 0.0, "loss"),
+        ):
+            runs = [r for r in found.runs if (r.model, r.start, r.size) == (model, start, 100)]
+            logs = [math.log(getattr(run, name)) for run in runs]
+            np.testing.assert_allclose(mark.y[0], math.exp(np.mean(logs)))
+    assert [*hmoe_figures(hmoe(HmoeRequest(what="ranks")))] == []
+
+
+def test_every_descent_is_written(tmp_path):
+    out = tmp_path / "descents.parquet"
+    report = mg.hmoe(
+        models="2", channels=2, sizes=(50, 100), starts=(0.0,), repeats=1, epochs=2, out=out
+    )
+    assert report.value.written == "descents.parquet"
+    assert pq.read_table(out).to_pylist() == [vars(run) for run in report.value.runs]
+    with pytest.raises(UsageError, match="exists already"):
+        mg.hmoe(what="rates", out=out)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"what": "rate"}, "rate: expected rates or ranks"),
+        ({"models": "mha,3"}, "models 3: expected mha, 1, 2"),
+        ({"channels": 1}, "channels 1: expected 2 to 64"),
+        ({"sizes": "1e4"}, "sizes 10000: a slope needs two"),
+        ({"sizes": "1e4,many"}, "sizes 1e4,many: expected numbers"),
+        ({"sizes": "1e4,inf"}, "expected numbers"),
+        ({"starts": -0.1}, "start"),
+        ({"repeats": 0}, "repeats 0: expected 1 to"),
+        ({"epochs": 0}, "epochs 0: expected 1 to"),
+        ({"start_size": 0.0}, "start_size 0: expected"),
+        ({"what": "ranks", "out": "x.parquet"}, "out keeps descents"),
+        ({"out": "x.csv"}, "ends in .parquet"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        mg.hmoe(**options)
+
+
+def test_the_full_experiment_and_the_quick_one_are_those_of_the_page():
+    full, quick = (requested_design(HmoeRequest(quick=quick)) for quick in (False, True))
+    assert (full.channels, full.sizes) == ((3, 4), (10_000, 30_000, 100_000))
+    assert (full.starts, full.repeats, full.epochs) == ((0.0, 0.083, 0.3, 0.5), 10, 1000)
+    assert (quick.sizes, quick.starts) == ((10_000, 100_000), (0.0, 0.083))
+
+
+# --------------------------------------------------------------------------------------------- page
+PAGE = (ROOT / "docs/hmoe.md").read_text("utf-8")
+RESULT = json.loads((ROOT / "docs/hmoe/rates.json").read_text("utf-8"))
+
+
+def table(heading: str) -> list[list[str]]:
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    return rows[2:]
+
+
+def test_the_table_of_ranks_is_what_the_command_finds():
+    found = [
+        [str(one.parameters), str(one.rank), str(one.gauge + one.beyond), str(one.beyond)]
+        for one in hmoe(HmoeRequest(what="ranks")).ranks
+    ]
+    assert [row[1:5] for row in table("Ranks by gate position")] == found
+
+
+def test_the_table_of_slopes_is_that_of_the_result_file():
+    expected = []
+    for rates in RESULT["result"]["rates"]:
+        for one in rates["starts"]:
+            parts = (one["loss"], one["start_loss"], one["error"])
+            numbers = [f"{p['value']:+.3f} ± {p['half_width']:.3f}" for p in parts]
+            expected.append([f"{one['start']:g}", *numbers])
+    assert [row[1:] for row in table("What descents show")] == expected
+    assert len(RESULT["core"]) > 3
+    assert RESULT["versions"].keys() >= {"moegeom", "numpy", "scipy", "python"}
+
+
+def test_the_slopes_of_descents_from_the_truth_are_those_of_their_file():
+    found = json.loads((ROOT / "docs/hmoe/at_the_truth.json").read_text("utf-8"))["result"]
+    slopes = [rates["starts"][0]["loss"] for rates in found["rates"]]
+    said = re.search(r"L_2 at the end has the slope (.*?)\(\[at_the_truth", PAGE)
+    assert said is not None
+    printed = [f"{one['value']:.2f} ± {one['half_width']:.2f}" for one in slopes]
+    assert re.findall(r"-[\d.]+ ± [\d.]+", said[1]) == printed
