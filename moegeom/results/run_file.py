@@ -20,6 +20,19 @@ _INPUT_NOISE = {
     "systematic_share": (*_NUMBER, *_NONE),
 }
 
+#: A what-if at one router: what it reached, or why it was not tried.
+_WHAT_IF = {
+    "refused": _TEXT,
+    "figures": {"*": _NUMBER},
+    "notes": [_TEXT],
+    "is_causal": _TRUTH,
+    "is_token_local": _TRUTH,
+    "has_fixed_size": _TRUTH,
+    "num_sampled": _COUNT,
+    "top_k": _COUNT,
+    "reasons": {"*": _TEXT},
+}
+
 #: What is at each place: types, or a list or mapping of something. A place that is absent is one of
 #: an older version, unless it is among those that every version has written. A mapping with the
 #: key "*" has keys of any name.
@@ -60,6 +73,8 @@ _RUN: Mapping[str, Any] = {
             "hidden_size": _COUNT,
             "top_k": _COUNT,
             "is_affine": _TRUTH,
+            "is_linear": _TRUTH,
+            "pick": frozenset(["top_k", "threshold"]),
             "selection_score_unit": _TEXT,
             "stored_dtype": _TEXT,
             "bias_tensor": _TEXT,
@@ -99,7 +114,7 @@ _RUN: Mapping[str, Any] = {
         "share_reproduced": (*_NUMBER, *_NONE),
         "overridden": [_TEXT],
     },
-    "parts": {"*": {"reasons": {"*": _TEXT}}},
+    "parts": {"*": {"reasons": {"*": _TEXT}, "what_ifs": {"*": _WHAT_IF}}},
     "noise": {**_INPUT_NOISE, "*": _INPUT_NOISE},  # of all routers, or of each that is named
     "run_b": {
         "name": _TEXT,

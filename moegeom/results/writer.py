@@ -207,8 +207,8 @@ class ResultsWriter:
             whole.mkdir()
             for table in metric_tables(self._metrics):
                 pq.write_table(self.gather(table, routers), whole / f"{table}.parquet")
-            for table in OTHER_TABLES.keys() & others.keys():
-                rows = table_of(others[table], other_schema(table))
+            for table in OTHER_TABLES:
+                rows = table_of(others.get(table, []), other_schema(table))
                 pq.write_table(rows, whole / f"{table}.parquet")
             for router in routers:
                 tokens = self.part_folder(router) / "tokens.parquet"

@@ -72,6 +72,7 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
         input_norm=floats[3][token],
         float_bound=0.01 * floats[3][token],
         noise_scale=floats[4][token],
+        num_chosen=random.integers(0, EXPERTS + 1, TOKENS).astype(np.int32)[token],
         matches_recording=matches[token],
         direction=direction[token],
         selection=score[token],

@@ -67,7 +67,7 @@ def test_a_pattern_that_is_none_is_refused() -> None:
 def test_an_unknown_score_is_refused() -> None:
     asked = RequestedFamily(pattern=_PATTERN, top_k=1, score="sparsemax")
     assert _refusal(asked).message == (
-        "--score sparsemax: expected one of identity, sigmoid, softmax, sqrt_softplus."
+        "--score sparsemax: expected one of identity, relu, sigmoid, softmax, sqrt_softplus."
     )
 
 
