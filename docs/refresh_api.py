@@ -30,6 +30,7 @@ HEAD = (
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
     *("space", "balance", "cells", "capacity", "perturb", "regions", "outputs", "hmoe"),
+    "attention",
     *("diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}

@@ -28,6 +28,7 @@ _PUBLIC: dict[str, str] = {
     "track": "moegeom.api:track",
     "cells": "moegeom.explore:cells",
     "capacity": "moegeom.explore:capacity",
+    "attention": "moegeom.explore:attention",
     "perturb": "moegeom.explore:perturb",
     "continuity": "moegeom.explore:continuity",
     "regions": "moegeom.explore:regions",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moegeom.document.report import Report
 from moegeom.engine.parameters import asks, request_of
+from moegeom.studies.attention.record import AttentionRequest
 from moegeom.studies.balance.record import BalanceRequest
 from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.studies.cells.study.request import CellsRequest, parse_view
@@ -24,6 +25,7 @@ from moegeom.studies.whatif.record import WhatIfRequest
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
+    from moegeom.studies.attention.record import Attention
     from moegeom.studies.balance.record import Balance
     from moegeom.studies.capacity.record import Capacity
     from moegeom.studies.cells.record import Enumerations
@@ -351,6 +353,35 @@ def continuity(
 
     request = asked_request(ContinuityRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(crossed(request, watch), document)
+
+
+@asks(AttentionRequest)
+def attention(
+    checkpoint: str | Path | Checkpoint,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Attention]:
+    """Gates, sinks and heads of attention layers, from weights alone.
+
+    Raises
+    ------
+    RouterError
+        When a family whose gates or sinks are known has no attention layer in this file.
+    UsageError
+        When more than 2 GB are to be read without ``yes``, or ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> mg.attention("sample_ckpts/olmoe-balanced/step_1500").value.family
+    ''
+    """
+    from moegeom.studies.attention.document import document
+    from moegeom.studies.attention.study import attention as looked_at
+
+    request = asked_request(AttentionRequest, side("checkpoint", checkpoint), None, options)
+    return Report(looked_at(request, watch), document)
 
 
 @asks(HmoeRequest)

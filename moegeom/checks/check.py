@@ -78,6 +78,7 @@ Limits = Callable[[str, str], float]
 Inputs = Literal[
     "weights",
     "experts",
+    "attention",
     "tokens",
     "baseline",
     "baseline and tokens",
@@ -98,7 +99,8 @@ class Statement(Generic[J]):
     ``needs`` are columns of ``layers``: where all are missing the check does not apply, and
     ``absent`` says why; so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives
     findings of the same statement the same key: those are told as one. ``inputs`` says what it
-    takes; one that takes experts is judged, and counted, where they were read or it was named.
+    takes; one that takes experts, or attention, is judged, and counted, where they were read or it
+    was named.
     ``detects`` puts the least defect that could have been found, in units of the tested figure,
     into words. ``severities`` says what every finding weighs in another built-in profile than the
     default one, where that differs; ``only_in`` names the profiles that judge the check at all,

@@ -22,6 +22,7 @@ from moegeom.checks.check import (
 from moegeom.checks.measured import (
     Measured,
     MissingColumnError,
+    knows_attention,
     knows_config,
     knows_experts,
     layer_of,
@@ -132,8 +133,9 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
 
 
 def _is_asked(check: Check, measured: Measured, profile: Profile) -> bool:
-    """False for a check of experts that nobody read, and that nobody named."""
-    return check.inputs != "experts" or knows_experts(measured.run) or profile.names(check.code)
+    """False for a check of experts, or of attention, that nobody read, and that nobody named."""
+    is_read = {"experts": knows_experts, "attention": knows_attention}.get(check.inputs)
+    return is_read is None or is_read(measured.run) or profile.names(check.code)
 
 
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
@@ -142,6 +144,8 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         return "needs tokens", "there are no tokens (--tokens)"
     if check.inputs == "experts" and not knows_experts(measured.run):
         return "needs experts", "experts were not read (--experts)"
+    if check.inputs == "attention" and not knows_attention(measured.run):
+        return "does not apply", "gates of attention were not read (--attention)"
     if check.code == THRESHOLDS and not measured.thresholds:
         return "does not apply", "the profile has none"
     if "baseline" in check.inputs:

@@ -62,6 +62,12 @@ def parse_keep(text: str | None, routers: Sequence[Router]) -> Keep:
     if text in OUTPUTS:
         return Keep("router_input", outputs=OUTPUTS[text])
     word, _, count = text.partition(":")
+    if word == "attention":
+        raise UsageError(
+            f"keep {text!r}: gates, sinks and what heads give are not recorded; recordings hold "
+            "what routers read.",
+            "moegeom attention CKPT says what weights alone tell of gates and sinks.",
+        )
     if word not in STAGES or (count and word != "top-logits"):
         raise UsageError(
             f"keep {text!r}: expected hidden, logits, top-logits, top-logits:M, ids, outputs or "

@@ -28,9 +28,16 @@ def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | No
 
 
 def announce_bytes(
-    total: int, what: str, is_asked: bool, watch: Watch | None, done: str = "read"
+    total: int,
+    what: str,
+    is_asked: bool,
+    watch: Watch | None,
+    done: str = "read",
+    of: str = "experts",
 ) -> None:
     """The same of a number of bytes; ``what`` goes on with ``to be read``, ``done`` for another.
+
+    ``of`` is whose they are.
 
     Raises
     ------
@@ -43,7 +50,7 @@ def announce_bytes(
             "Say --yes, or ask for fewer layers: --layers L.",
         )
     if watch and total > _UNSAID:
-        watch.say(f"reads {size(total)} of experts")
+        watch.say(f"reads {size(total)} of {of}")
 
 
 def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> None:

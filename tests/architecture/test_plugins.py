@@ -97,7 +97,7 @@ def test_contributing_says_how_to_add_to_every_folder_of_plugins():
     for registry in registries():
         folder = registry._package.replace(".", "/").replace("moegeom_cli", "cli/moegeom_cli")
         rows = [line for line in CONTRIBUTING.splitlines() if f"`{folder}/<" in line]
-        promised = [re.findall(r"`([A-Z]+)`", row.split("|")[3]) for row in rows]
+        promised = [re.findall(r"`([A-Z_]+)`", row.split("|")[3]) for row in rows]
         promises = (
             f"`{registry._record.__name__}`" in rows[0]
             if isinstance(registry, Rooms)

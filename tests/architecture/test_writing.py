@@ -75,6 +75,7 @@ MAY_OPEN = {
     "moegeom/results/bitmaps.py": "an array out of a file that is open",
     "moegeom/kernels/cuda/program.py": "part of the program",
     "moegeom/router/family_file.py": "part of the program",
+    "moegeom/router/attention/family.py": "part of the program",
     "moegeom/variants/arithmetic.py": "part of the program",
     "moegeom/engine/diagnosis.py": "/proc/cpuinfo",
     "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",

@@ -51,6 +51,7 @@ CALLS = {
         *("--width", "32", "--hidden", "64"),
     ),
     "hmoe": ("hmoe", "rates", "--sizes", "100,200", "--repeats", "2", "--epochs", "3"),
+    "attention": ("attention", "model"),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),

@@ -32,6 +32,7 @@ from moegeom.studies.check.document import page_document
 from moegeom.studies.routers.document import document as routers_document
 from moegeom.studies.routers.study import routers
 from tests.unit.document.test_hostile_names import documents
+from tests.unit.studies.test_attention import tensors_of, write
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,6 +80,7 @@ MADE: dict[str, Callable[[], Any]] = {
         arithmetics="bf16-logits",
     ),
     "studies.outputs": lambda: mg.outputs(MODEL, REC),
+    "studies.attention": lambda: mg.attention(write(Path("gated"), tensors_of(0), tensors_of(1))),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.check.page": lambda: page_document(page_of(find_check("MGI112")), View(80)),
     "studies.diff": lambda: mg.diff(EARLIER, MODEL),

@@ -71,13 +71,13 @@ def tiny_config(name: str) -> transformers.PreTrainedConfig:
     """The configuration of a family, every part of it included."""
     family = FAMILIES[name]
     config_class = getattr(transformers, family.model).config_class
-    settings = copy.deepcopy(_settings(config_class, family.config))
+    settings = copy.deepcopy(settings_of(config_class, family.config))
     if family.language:
         settings["text_config"] = tiny_config(family.language).to_dict()
     return config_class(**settings)
 
 
-def _settings(config_class: type, own: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(config_class: type, own: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a configuration class, those of its parts nested in them."""
     default = config_class()
     fields = config_class.__dataclass_fields__
@@ -89,6 +89,6 @@ def _settings(config_class: type, own: Mapping[str, Any]) -> dict[str, Any]:
     for part in parts:
         part_class = type(getattr(default, part))
         if part_class is not type(None):
-            settings[part] = _settings(part_class, own.get(part, {}))
+            settings[part] = settings_of(part_class, own.get(part, {}))
             settings[part]["model_type"] = part_class.model_type
     return settings | {key: value for key, value in own.items() if key not in parts}

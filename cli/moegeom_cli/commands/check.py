@@ -43,6 +43,10 @@ def run(
         bool,
         typer.Option("--experts", help="Read 64 kB of each expert: did experts grow apart?"),
     ] = False,
+    attention: Annotated[
+        bool,
+        typer.Option("--attention", help="Read gates and sinks of attention: are they whole?"),
+    ] = False,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -96,6 +100,7 @@ def run(
         baseline=baseline,
         update_baseline=update_baseline,
         experts=experts,
+        attention=attention,
         select=select,
         fail_on=fail_on,
         out=out,

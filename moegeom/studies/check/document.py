@@ -139,6 +139,7 @@ def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:
 _NEEDS = {
     "weights": "the weights alone",
     "experts": "a sample of each expert (--experts)",
+    "attention": "gates and sinks of attention (--attention)",
     "tokens": "tokens (--tokens)",
     "baseline": "a baseline (--baseline)",
     "baseline and tokens": "tokens, and a baseline that was made with tokens",

@@ -19,7 +19,8 @@ class GateRequest(Terms):
     None leaves a choice to the profile. ``profile`` is a file, or the name of a built-in one; None
     looks for ``moegeom.toml`` or ``[tool.moegeom]`` in the working directory, unless that lies with
     the target; ``out`` None keeps no results. With ``experts`` a sample of each expert is read, and
-    judged; results that are kept do not hold it.
+    judged, with ``attention`` gates and sinks of attention are; results that are kept do not hold
+    what these say.
     """
 
     target: str | Results
@@ -31,6 +32,7 @@ class GateRequest(Terms):
     fail_on: Severity | None = None
     out: Path | None = None
     experts: bool = False
+    attention: bool = False
     skip_non_finite: bool = False
 
     @property

@@ -32,6 +32,7 @@ from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
+from moegeom.studies.check.attention import attention_facts
 from moegeom.studies.check.experts import expert_facts
 from moegeom.studies.check.record import Gate, GateRequest
 from moegeom.studies.check.since_baseline import drifts_since
@@ -62,6 +63,9 @@ def gate(
         results = with_expert_samples(results, _samples(opened, announce))
     if request.experts and opened is not None:
         facts = {**results.run, "expert_spread": expert_facts(opened, announce)}
+        results = MemoryResults(facts, {t: results.rows(t) for t in ("layers", "experts")})
+    if request.attention and opened is not None:
+        facts = {**results.run, "attention_gates": attention_facts(opened, announce)}
         results = MemoryResults(facts, {t: results.rows(t) for t in ("layers", "experts")})
     verdict = judge_results(request, results, profile, baseline)
     release = None
@@ -199,7 +203,7 @@ def _refuse_measuring(request: GateRequest) -> None:
     default = GateRequest(request.target)
     options = (
         *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
-        *("unverified", "restart", "overwrite", "experts"),
+        *("unverified", "restart", "overwrite", "experts", "attention"),
     )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]
     if given:

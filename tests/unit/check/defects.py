@@ -252,4 +252,41 @@ OF_EXPERTS: dict[str, Case] = {
     "MGG208": Case(upcycled, made=with_experts, request={"experts": True}),
 }
 
-DEFECTS = {**WEIGHTS, **COMPARED, **MEASURED, **OF_EXPERTS}
+ATTENTION = "model.layers.{}.self_attn.{}_proj.weight"
+
+
+def with_attention(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Attention of a qwen3_next beside every router: 4 heads of 8 channels, gates in q_proj."""
+    random = np.random.default_rng(7)
+    config |= {"model_type": "qwen3_next", "head_dim": 8, "num_attention_heads": 4}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in {"q": (64, 64), "v": (16, 64), "o": (64, 32)}.items():
+            values = random.standard_normal(shape).astype(BF16)
+            tensors[ATTENTION.format(layer, name)] = values
+
+
+def gates(change) -> Spoil:
+    """Spoils the gate rows of the second head of a layer."""
+
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        change(tensors[ATTENTION.format(1, "q")].reshape(4, 16, -1)[1, 8:])
+
+    return spoil
+
+
+def _fewer_gates(tensors: Tensors, config: dict[str, Any]) -> None:
+    tensors[ATTENTION.format(1, "q")] = tensors[ATTENTION.format(1, "q")][:40]
+
+
+#: Gates of attention.
+OF_ATTENTION: dict[str, Case] = {
+    "MGA101": Case(
+        gates(lambda rows: rows.fill(0.0)), made=with_attention, request={"attention": True}
+    ),
+    "MGA102": Case(
+        gates(lambda rows: rows[3].fill(np.nan)), made=with_attention, request={"attention": True}
+    ),
+    "MGA103": Case(_fewer_gates, made=with_attention, request={"attention": True}),
+}
+
+DEFECTS = {**WEIGHTS, **COMPARED, **MEASURED, **OF_EXPERTS, **OF_ATTENTION}

@@ -48,7 +48,7 @@ def test_a_finding_in_the_weights_leads_to_the_page_of_its_check(outcomes, code)
 #: Every healthy twin: the checkpoint of a defect before it is spoilt, with the codes it judges.
 DUPLICATES: dict[Case, list[str]] = {}
 for _code, _defect in DEFECTS.items():
-    _asked = {name: True for name in ("experts",) if _defect.request.get(name)}
+    _asked = {name: True for name in ("experts", "attention") if _defect.request.get(name)}
     _duplicate = replace(_defect, spoil=keep, lean=0.05, fingerprint=None, request=_asked)
     DUPLICATES.setdefault(_duplicate, []).append(_code)
 

@@ -1,0 +1,1 @@
+"""Attention of model families, one TOML file each: gates, sinks, values and outputs of heads."""

@@ -1,0 +1,205 @@
+"""What is known about the attention of a model family: names of its tensors, where its gates are.
+
+A family that has neither gates nor learned sinks has no file, and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
+
+from moegeom.core.documents import DocumentError, parse_toml
+from moegeom.core.errors import InternalError
+
+T = TypeVar("T")
+
+#: Where gates can stand: behind the output of heads, the values, the keys, the queries, the sum.
+POSITIONS = ("G1", "G2", "G3", "G4", "G5")
+
+#: What a gate makes of its projection.
+FUNCTIONS = ("sigmoid", "softplus")
+
+_PACKAGE, _SUFFIX = "moegeom.router.attention", ".toml"
+
+#: Characters; the longest family here has 800.
+_MOST_TEXT = 1 << 14
+
+#: ``name``, or ``name[i/n]``: the i-th of n equal parts of its rows, from 0.
+_STEM = re.compile(r"(?P<name>[\w.]+)(?:\[(?P<part>\d)/(?P<parts>[1-9])\])?")
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The module of a matrix inside its layer, and which of its equal parts is meant."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """Values. The first spelling of a name that is there counts, here and below.
+
+    Rows of a head begin with as many as the config keys ``before`` say together, of something else.
+    ``latent`` is what the matrix reads, where that is a projection of the input: its first rows,
+    normed with the gain ``latent_gain``. ``note`` says what else stands between values and outputs.
+    """
+
+    names: tuple[Stem, ...]
+    before: tuple[str, ...] = ()
+    latent: tuple[Stem, ...] = ()
+    latent_gain: tuple[Stem, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """The output matrix, whose columns are the channels of the heads, one head after the other."""
+
+    names: tuple[Stem, ...]
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """The gate: ``function`` of a projection of the attention input, at ``position``.
+
+    ``per`` says whether a head has one number or one for each channel; ``head or channel``: the
+    shape says it. ``before`` as in :class:`ValueSpec`. ``bias`` is one number for each head.
+    ``reads`` names what is projected, where that is not the attention input.
+    """
+
+    position: str
+    function: str
+    per: str
+    names: tuple[Stem, ...]
+    before: tuple[str, ...] = ()
+    bias: tuple[Stem, ...] = ()
+    reads: str = "the attention input"
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """Learned sinks: logits of the softmax that belong to no token, one for each head.
+
+    With ``is_projection`` they are a projection of the attention input.
+    """
+
+    names: tuple[Stem, ...]
+    is_projection: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionFamily:
+    """The attention of one family.
+
+    ``width`` are config keys (aliases) of the channels of a head. In layers of a kind, by what
+    ``layer_types`` calls it, keys count that begin with what ``prefix_in`` says, where they are
+    given, and before all those that ``per_layer_config`` has for the layer; with
+    ``width_is_share`` heads share ``hidden_size`` where none is given. ``stacks`` are names of
+    stacks of layers, and what stands before ``layers.`` in each. ``no_products`` says why values
+    and outputs of heads are not multiplied.
+    """
+
+    name: str
+    source: str
+    model_types: tuple[str, ...]
+    config_roots: tuple[str, ...] = ("",)
+    width: tuple[str, ...] = ()
+    prefix_in: dict[str, str] = field(default_factory=dict)
+    width_is_share: bool = False
+    stacks: dict[str, str] = field(default_factory=lambda: {"text": ""})
+    value: ValueSpec | None = None
+    output: OutputSpec | None = None
+    gate: GateSpec | None = None
+    sink: SinkSpec | None = None
+    no_products: str = ""
+
+
+@cache
+def attention_families() -> tuple[str, ...]:
+    """Names of all of them, sorted."""
+    files = (file.name for file in resources.files(_PACKAGE).iterdir())
+    return tuple(sorted(f.removesuffix(_SUFFIX) for f in files if f.endswith(_SUFFIX)))
+
+
+@cache
+def load_attention_family(name: str) -> AttentionFamily:
+    """The one of that name."""
+    text = resources.files(_PACKAGE).joinpath(name + _SUFFIX).read_text("utf-8")
+    where = f"{name}{_SUFFIX}"
+    try:
+        table = parse_toml(text, _MOST_TEXT)
+    except DocumentError as error:
+        raise InternalError(f"{where}: {error}.") from None
+    family = _record(AttentionFamily, {"name": name, **table}, where)
+    if (gate := family.gate) is not None:
+        _among(gate.position, POSITIONS, f"{where}: position")
+        _among(gate.function, FUNCTIONS, f"{where}: function")
+        _among(gate.per, ("head", "channel", "head or channel"), f"{where}: per")
+    return family
+
+
+def attention_family_of(model_type: str) -> AttentionFamily | None:
+    """The family with this ``model_type``, if its attention is known."""
+    for name in sorted(attention_families(), key=lambda n: n != model_type):
+        if model_type in load_attention_family(name).model_types:
+            return load_attention_family(name)
+    return None
+
+
+def _among(found: str, known: tuple[str, ...], where: str) -> None:
+    if found not in known:
+        raise InternalError(f"{where} is {found[:60]!r}, expected one of {', '.join(known)}.")
+
+
+def _record(cls: type[T], table: Any, where: str) -> T:
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    if not isinstance(table, Mapping) or table.keys() - known.keys():
+        raise InternalError(f"{where}: expected a table of {', '.join(known)}.")
+    for name, one in known.items():
+        needed = one.default is MISSING and one.default_factory is MISSING
+        if needed and name not in table:
+            raise InternalError(f"{where}: key '{name}' is missing.")
+    made = {
+        key: _converted(value, str(known[key].type), f"{where}: {key}")
+        for key, value in table.items()
+    }
+    return cls(**made)
+
+
+#: Records that a key can hold, by its annotation.
+_TABLES: Mapping[str, type] = {
+    "ValueSpec | None": ValueSpec,
+    "OutputSpec | None": OutputSpec,
+    "GateSpec | None": GateSpec,
+    "SinkSpec | None": SinkSpec,
+}
+
+#: Plain values, by annotation.
+_KINDS: Mapping[str, type] = {"str": str, "bool": bool}
+
+
+def _converted(found: Any, kind: str, where: str) -> Any:
+    if kind in _TABLES:
+        return _record(_TABLES[kind], found, where)
+    if kind == "dict[str, str]":
+        if isinstance(found, Mapping) and all(isinstance(v, str) for v in found.values()):
+            return dict(found)
+    elif kind in _KINDS:
+        if isinstance(found, _KINDS[kind]):
+            return found
+    elif isinstance(found, list) and found and all(isinstance(entry, str) for entry in found):
+        return tuple(found) if kind == "tuple[str, ...]" else tuple(_stem(f, where) for f in found)
+    raise InternalError(f"{where} is {str(found)[:60]!r}, expected {kind}.")
+
+
+def _stem(text: str, where: str) -> Stem:
+    match = _STEM.fullmatch(text)
+    if match is None:
+        raise InternalError(f"{where}: {text[:60]!r} is no name of a module.")
+    return Stem(match["name"], int(match["part"] or 0), int(match["parts"] or 1))

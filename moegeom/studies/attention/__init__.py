@@ -1,0 +1,1 @@
+"""``moegeom continuity``: does the output of the experts jump at a boundary, and if smoothed?"""

@@ -1,0 +1,229 @@
+"""Attention as a document: where gates are, what is free in a head, and which heads do nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.router import format_layers
+from moegeom.core.text import number_of
+from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.header import size
+from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.place import place
+from moegeom.document.verdict_text import places
+from moegeom.studies.attention.record import Attention, AttentionLayer
+
+_HEADS = (
+    (
+        "",
+        "heads",
+        "",
+        "gate",
+        "",
+        "rank of a product",
+        "",
+        "Gram score of gate rows",
+        "",
+        "sinks",
+        "",
+    ),
+    (
+        *("layer", "all", "with values", "at", "one a", "least", "effective", "score", "random"),
+        *("least", "most"),
+    ),
+)
+
+
+def document(found: Attention, view: View) -> Document:
+    """What ``moegeom attention`` says."""
+    shown, *fewer = worst_rows(found.layers, _badness, view) if found.layers else ([],)
+    notes = [Note(text) for text in _notes(found)]
+    table = (
+        Excerpt(
+            [_layers(found, shown)],
+            [_layers(found, found.layers), _heads(found)],
+            shorter=[[_layers(found, rows)] for rows in fewer],
+        ),
+    )
+    return Document(
+        "attention",
+        found.checkpoint,
+        [
+            [Title(found.checkpoint, _title(found)), *_facts(found)],
+            list(table) if found.layers else [],
+            [in_part(notes, "note", view.detail, is_aside=True)] if notes else [],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _title(found: Attention) -> str:
+    if not found.family:
+        return "no gate found."
+    said = Counter(one.gating for one in found.layers)
+    gates = ", ".join(f"{count} with {_GATES[kind]}" for kind, count in said.items())
+    return f"{found.family}: {number_of(len(found.layers), 'attention layer')}, {gates}."
+
+
+#: How layers are called by their gate.
+_GATES = {
+    "one a channel": "a gate of each channel",
+    "one a head": "a gate of each head",
+    "none": "no gate found",
+}
+
+
+def _facts(found: Attention) -> Iterator[Block]:
+    if not found.family:
+        yield Fact(
+            "RESULT",
+            f"No gate found: model_type '{found.model_type}' is none whose gates or learned sinks "
+            "are known, and nothing was guessed from names.",
+            "warning",
+        )
+        return
+    for said in dict.fromkeys(map(_said, found.layers)):
+        those = [one for one in found.layers if _said(one) == said]
+        where = _places(found, those)
+        yield Fact("RESULT", f"{where[0].upper()}{where[1:]}: {said}")
+    for what, layers in (
+        ("do next to nothing", [(one, one.dead) for one in found.layers]),
+        (
+            "are alike",
+            [(one, sorted({h for a, b, _ in one.alike for h in (a, b)})) for one in found.layers],
+        ),
+    ):
+        several = [(one, heads) for one, heads in layers if heads]
+        if several:
+            number = sum(len(heads) for _, heads in several)
+            one, heads = several[0]
+            yield Fact(
+                "",
+                f"{number_of(number, 'head')} {what} in {number_of(len(several), 'layer')}: "
+                f"{format_layers(set(heads))} of layer {_place(found, one)}"
+                f"{', ...' if len(several) > 1 else '.'}",
+                "warning",
+            )
+    for reason in dict.fromkeys(why for _, why in found.left_out):
+        names = [name for name, why in found.left_out if why == reason]
+        every = (*(one.layer for one in found.layers), *(name for name, _ in found.left_out))
+        where = places(names, {"routers": [{"name": name} for name in every]})
+        yield Fact("", f"{where}: not looked at: {reason}.", "warning")
+    yield Fact("read", f"{size(found.bytes_read)} of {size(found.bytes_total)}.", "plain")
+
+
+def _said(one: AttentionLayer) -> str:
+    if one.gating == "none":
+        sinks = "learned sinks and no gate" if one.has_sinks else "no gate found"
+        return f"{sinks}; {one.free}."
+    return (
+        f"{one.position}, behind the output of each head, {one.function}(W x) with "
+        f"{one.gating.replace('one a', 'a number for each')}, x {one.reads}"
+        f"{'; learned sinks' if one.has_sinks else ''}; {one.free}."
+    )
+
+
+def _places(found: Attention, layers: Sequence[AttentionLayer]) -> str:
+    if len(layers) == len(found.layers) > 1:
+        return "all layers"
+    known = {"routers": [{"name": one.layer} for one in found.layers]}
+    return places([one.layer for one in layers], known)
+
+
+def _place(found: Attention, one: AttentionLayer) -> str:
+    return place(one.layer, [each.layer for each in found.layers])
+
+
+def _badness(one: AttentionLayer) -> float:
+    return len(one.dead) + len(one.alike) / 100.0
+
+
+def _layers(found: Attention, layers: Sequence[AttentionLayer]) -> Table:
+    rows = [(_place(found, one), *_row(one)) for one in layers]
+    looks = ["warning" if one.dead or one.alike else "plain" for one in layers]
+    return Table(_HEADS, rows, looks, drops=(0, 0, 1, 0, 0, 0, 2, 0, 0, 3, 3))  # type: ignore[arg-type]
+
+
+def _row(one: AttentionLayer) -> tuple[str, ...]:
+    ranks = [head.rank for head in one.heads if head.rank is not None]
+    effective = [head.effective_rank for head in one.heads if head.effective_rank is not None]
+    sinks = [head.sink for head in one.heads if head.sink is not None]
+    random = "-"
+    if one.gram_random is not None and one.gram_random_sd is not None:
+        random = f"{one.gram_random:.3f} ± {one.gram_random_sd:.3f}"
+    return (
+        f"{one.num_heads}",
+        f"{one.num_value_heads}" if one.num_value_heads else "-",
+        one.position or "-",
+        one.gating.removeprefix("one a ").replace("none", "-"),
+        f"{min(ranks)} of {one.width}" if ranks else "-",
+        f"{np.median(effective):.1f}" if effective else "-",
+        "-" if one.gram is None else f"{one.gram:.3f}",
+        random,
+        f"{min(sinks):.3g}" if sinks else "-",
+        f"{max(sinks):.3g}" if sinks else "-",
+    )
+
+
+_HEAD_HEADS = (
+    *("layer", "head", "values", "rank", "effective", "length of product", "gate length"),
+    *("Gram score", "sink"),
+)
+
+
+def _heads(found: Attention) -> Table:
+    def said(value: float | None, spec: str = ".3g") -> str:
+        return "-" if value is None else format(value, spec)
+
+    rows = [
+        (
+            _place(found, one),
+            f"{head.head}",
+            said(head.value_head, "d"),
+            said(head.rank, "d"),
+            said(head.effective_rank, ".1f"),
+            said(head.product_norm),
+            said(head.gate_norm),
+            said(head.gate_gram, ".3f"),
+            said(head.sink),
+        )
+        for one in found.layers
+        for head in one.heads
+    ]
+    return Table([_HEAD_HEADS], rows)
+
+
+def _notes(found: Attention) -> Iterator[str]:
+    if not found.layers:
+        return
+    if any(one.position for one in found.layers):
+        yield (
+            "The gate is a function of what attention reads at the token, such as sigma(W x). "
+            "Gates that theory is about are phi of the head's own output: what it proves of them "
+            "does not carry over (docs/attention.md)."
+        )
+    yield (
+        "'product' is the output matrix of a head times its value matrix: hidden x hidden, of a "
+        "rank of at most the channels. A head does next to nothing where its product is shorter "
+        "than 1 % of the median of the layer; two are alike from a cosine of .99 on."
+    )
+    if any(one.sink_is_projection for one in found.layers):
+        yield "Sinks are projections of the attention input: their lengths are shown, not logits."
+    elif any(one.has_sinks for one in found.layers):
+        yield "A sink is a logit of each head that belongs to no token: what it takes adds nothing."
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in found.notes)
+    yield "Weights alone: how far gates close on text was not looked at."
+    if found.written:
+        yield f"A row for each head of each layer written to {found.written}."
+
+
+def _record(found: Attention) -> Mapping[str, Any]:
+    record = dataclasses.asdict(found)
+    for layer, told in zip(found.layers, record["layers"], strict=True):
+        told["free"] = layer.free
+    return record

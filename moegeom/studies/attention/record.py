@@ -1,0 +1,116 @@
+"""Gates, sinks and heads of the attention of a checkpoint: request and record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moegeom.engine.request import Terms
+
+Gating = Literal["one a channel", "one a head", "none"]
+
+#: What can change inside a head without changing what it computes, by its gate (docs/attention.md).
+FREE: Mapping[Gating, str] = {
+    "one a channel": "only the scale of each channel, between values and outputs, is free",
+    "one a head": "channel mixing inside a head is free",
+    "none": "channel mixing inside a head is free",
+}
+
+
+@dataclass(frozen=True)
+class AttentionRequest(Terms):
+    """What was asked for.
+
+    ``out`` is a table of heads; more than 2 GB are read with ``yes`` only.
+    """
+
+    checkpoint: str
+    yes: bool = False
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of a layer.
+
+    ``value_head`` are the values that it reads, of which groups of heads share some. ``rank``,
+    ``effective_rank`` and ``product_norm`` (Frobenius) are of its output times its value matrix;
+    None where these are not multiplied. ``is_dead``: that norm is below 1 % of the median of the
+    layer. ``gate_norm`` is the rms length of its gate rows, ``gate_bias`` the mean of what is
+    added, ``gate_gram`` the Gram score of its own rows, None with fewer than two that are not zero.
+    ``sink`` is its sink logit, or the length of the row that projects one; None where its sink is
+    turned off, by minus infinity.
+    """
+
+    head: int
+    value_head: int | None
+    rank: int | None = None
+    effective_rank: float | None = None
+    product_norm: float | None = None
+    is_dead: bool | None = None
+    gate_norm: float | None = None
+    gate_bias: float | None = None
+    gate_gram: float | None = None
+    sink: float | None = None
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention layer.
+
+    ``position`` is that of the gate (G1 to G5), empty without one; ``function`` is what is taken of
+    its projection of what it ``reads``. ``gram`` is the Gram score of the rows of a gate with one
+    row a head, else the mean of those of the heads; ``gram_random`` that of random rows of this
+    shape and ``gram_random_sd`` its deviation (of one head). ``alike`` are pairs of heads whose
+    products have a cosine of .99 or more. ``sink_is_projection``: sinks depend on the token.
+    """
+
+    layer: str
+    num_heads: int
+    num_value_heads: int
+    width: int
+    hidden: int
+    gating: Gating
+    position: str
+    function: str
+    reads: str
+    gram: float | None
+    gram_random: float | None
+    gram_random_sd: float | None
+    alike: tuple[tuple[int, int, float], ...]
+    has_sinks: bool
+    sink_is_projection: bool
+    num_bytes: int
+    heads: tuple[Head, ...]
+
+    @property
+    def free(self) -> str:
+        """What can change inside a head without changing what it computes."""
+        return FREE[self.gating]
+
+    @property
+    def dead(self) -> list[int]:
+        """Numbers of the dead heads."""
+        return [one.head for one in self.heads if one.is_dead]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of a checkpoint; ``left_out`` are layers that could not be read, with reasons.
+
+    ``family`` is empty, with no layers, where no gate and no sink of this ``model_type`` is known.
+    ``notes`` are what the family says of its products.
+    """
+
+    checkpoint: str
+    model_type: str
+    family: str
+    source: str
+    layers: tuple[AttentionLayer, ...]
+    left_out: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    bytes_read: int
+    bytes_total: int
+    written: str | None = None

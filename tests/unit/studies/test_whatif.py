@@ -1,0 +1,347 @@
+"""What ``moegeom whatif`` is asked, and what it says of what was tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import moegeom as mg
+from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.document.model import View
+from moegeom.document.render import render
+from moegeom.studies.whatif.document import document
+from moegeom.studies.whatif.figures import what_if_figures
+from moegeom.studies.whatif.record import Tried, WhatIfReport
+from moegeom.studies.whatif.study import MOST, read_grid
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.variants.what_if import WHAT_IFS, Parameter, parse_what_ifs, spelled
+
+ROOT = Path(__file__).resolve().parents[3] / "sample_ckpts" / "olmoe-collapsed"
+CKPT, REC = ROOT / "step_1500", ROOT / "rec" / "step_1500"
+
+#: Imported before examples are drawn.
+KINDS = {kind.name: kind for kind in WHAT_IFS.all()}
+
+#: The two that are refused last.
+ASKED = ("topk:2", "smooth:extra=0.5", "without:5", "sinkhorn", "topk:99", "without:16")
+
+
+# ------------------------------------------------------------------------------------------ parser
+def numbers_of(parameter: Parameter) -> st.SearchStrategy[str]:
+    """Texts of values that a parameter allows."""
+    if parameter.words:
+        return st.sampled_from(parameter.words)
+    least, most = max(parameter.least, -1e12), min(parameter.most, 1e12)
+    if parameter.is_whole:
+        return st.integers(int(least), int(most)).map(str)
+    return st.floats(least, most).map(repr)
+
+
+@st.composite
+def specs(draw: Any) -> str:
+    """A text that asks for what-ifs, written in one of the ways that are allowed."""
+    kind = KINDS[draw(st.sampled_from(sorted(KINDS)))]
+    names = {p.name for p in kind.parameters if p.name not in kind.one_of and draw(st.booleans())}
+    if kind.one_of:
+        names.add(draw(st.sampled_from(kind.one_of)))
+    words = []
+    for parameter in draw(st.permutations(kind.parameters)):
+        if parameter.name not in names:
+            continue
+        most = 3 if parameter.is_list or parameter.is_swept else 1
+        values = draw(st.lists(numbers_of(parameter), min_size=1, max_size=most))
+        words += [parameter.name] if parameter.is_flag else [
+            f"{parameter.name}={values[0]}", *values[1:]
+        ]  # fmt: skip
+    name = draw(st.sampled_from([kind.name, spelled(kind)]))
+    return f"{name}:{draw(st.sampled_from([',', ' , '])).join(words)}" if words else name
+
+
+@given(specs())
+@example("temperature:0.12345678,0.12345679")
+@example("sinkhorn:log,eps=1,steps=3")
+@example("without:7,3,3")
+@example("jitter:-0.0")
+def test_what_is_asked_is_named_so_that_the_name_asks_for_it_again(text: str) -> None:
+    asked = parse_what_ifs([text])
+    for one in asked:
+        (again,) = parse_what_ifs([one.name])
+        assert (again.name, again.kind.name) == (one.name, one.kind.name)
+        assert again.values == one.values
+        assert "-0" not in one.name.replace("e-0", "")
+    distinct = {(one.kind.name, *map(repr, one.values.values())) for one in asked}
+    assert len(distinct) == len(asked), "one name for two"
+
+
+@given(st.text(max_size=30), st.sampled_from(WHAT_IFS.names()))
+def test_any_text_is_a_what_if_or_one_sentence_with_a_hint(text: str, kind: str) -> None:
+    for one in (text, f"{kind}:{text}"):
+        try:
+            parse_what_ifs([one])
+        except UsageError as error:
+            assert error.message.rstrip("?").endswith((".", spelled(WHAT_IFS[kind]))) or "?" in one
+            assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("smoth:extra=1", "Did you mean smooth"),
+        ("topk", "it needs k"),
+        ("topk:", "k is '', expected a whole number from 1 to 100000"),
+        ("temperature", "it needs tau"),
+        ("smooth", "either eps or extra"),
+        ("smooth:eps=1,extra=1", "either eps or extra"),
+        ("smooth:extra", "'extra' has no value"),
+        ("smooth:eps=nan", "eps is 'nan'"),
+        ("sinkhorn:log=0", "'log' is written alone"),
+        ("sinkhorn:log,log", "'log' is given twice"),
+        ("sinkhorn:eps=1,2", "'eps' has several values"),
+        ("capacity:1,order=late", "expected position or score"),
+        ("random:1", "'1' stands without a name"),
+        ("without:-1", "expected a whole number from 0"),
+    ],
+)
+def test_a_text_that_asks_for_nothing_says_what_is_wrong_with_it(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        parse_what_ifs([text])
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "topk:" + "9" * 10_000, "topk:\x1b[31m2" * 1000])
+def test_an_error_repeats_little_of_what_was_typed(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_what_ifs([text])
+    assert len(str(caught.value.message)) < 250
+
+
+# -------------------------------------------------------------------------------------------- grids
+def grid(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "sweep.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_a_grid_multiplies_its_lists_out_table_by_table(tmp_path: Path) -> None:
+    found = read_grid(
+        grid(
+            tmp_path,
+            "temperature = { tau = [0.5, 2] }\nwithout = { experts = '5,7' }\nrandom = {}\n"
+            "[[sinkhorn]]\neps = [0.02, 0.05]\nsteps = [3, 30]\n[[sinkhorn]]\nlog = [true, false]\n",
+        )
+    )
+    assert [one.name for one in parse_what_ifs(found)] == [
+        "temperature:0.5",
+        "temperature:2",
+        "without:5,7",
+        "random",
+        "sinkhorn:eps=0.02,steps=3",
+        "sinkhorn:eps=0.02,steps=30",
+        "sinkhorn:eps=0.05,steps=3",
+        "sinkhorn:eps=0.05,steps=30",
+        "sinkhorn:log",
+        "sinkhorn",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no what-if"),
+        ("[[[", "is not TOML"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        ("topk = 2", "'topk' is no table"),
+        ("topk = [2]", "'topk' is no table"),
+        ("topk = { k = [] }", "topk.k is neither"),
+        ("topk = { k = { a = 1 } }", "topk.k is neither"),
+        ("topk = { k = 1979-05-27 }", "topk.k is neither"),
+        ("topk = { k = true }", "'k' has no value"),
+        ("topk = { q = 1 }", "it has no 'q'"),
+        ("temperature = { tau = nan }", "tau is 'nan'"),
+        ("osr = { eps = [0.1, 0.2], q = [1] }", "it has no 'q'"),
+        ("hopk = { k = 1 }", "Did you mean topk"),
+        (f"temperature = {{ tau = {list(range(1, MOST + 2))} }}", f"more than {MOST}"),
+        ("a." * 3000 + "b = 1", "dots"),
+    ],
+)
+def test_what_is_no_grid_is_refused_in_a_sentence_with_a_hint(
+    tmp_path: Path, text: str | bytes, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        read_grid(grid(tmp_path, text))
+    assert caught.value.hint
+
+
+def test_a_grid_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UsageError, match="cannot be read") as caught:
+            read_grid(path)
+        assert str(path) in caught.value.message
+        assert "Errno" not in caught.value.message
+
+
+# ------------------------------------------------------------------------------------------ refusals
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs a what-if"),
+        ({"what_ifs": "topk:2", "what_if_batch": 3}, "batch 3: expected a power of two"),
+        ({"what_ifs": "topk:2", "what_if_batch": 0}, "batch 0: expected a power of two"),
+        (
+            {"what_ifs": "topk:2", "what_if_batch": 1 << 20},
+            "batch 1048576: expected a power of two",
+        ),
+        ({"what_ifs": "topk:2", "arithmetics": "bf17"}, "Unknown arithmetic"),
+        ({"what_ifs": [f"temperature:{1 + i / 1000}" for i in range(MOST + 1)]}, "more than 512"),
+        ({"what_ifs": "topk:2", "tokens": None}, "needs recorded tokens"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_a_token_is_read(
+    options: dict[str, Any], said: str
+) -> None:
+    tokens = {"tokens": REC} | options
+    with pytest.raises(UsageError, match=said) as caught:
+        mg.whatif(CKPT, tokens.pop("tokens"), **tokens)
+    assert caught.value.hint
+
+
+def test_recordings_without_scores_of_all_experts_or_without_inputs_are_refused() -> None:
+    random = np.random.default_rng(0)
+    ids = {str(n): np.argsort(random.random((40, 16)), axis=1)[:, :4] for n in range(3)}
+    with pytest.raises(RecordingError, match="holds ids; another router needs the scores"):
+        mg.whatif(CKPT, ids, stage="ids", what_ifs="topk:2")
+    logits = {str(n): random.standard_normal((40, 16)).astype(np.float32) for n in range(3)}
+    with pytest.raises(RecordingError, match="follows from router inputs"):
+        mg.whatif(CKPT, logits, stage="logits", what_ifs="topk:2", arithmetics="bf16-logits")
+
+
+# ------------------------------------------------------------------------------------------- record
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    source, out = open_recording(REC), tmp_path_factory.mktemp("whatif") / "found"
+    values = {f"text/{n}": source.read_values(f"text/{n}", 0, 400) for n in (0, 2)}
+    options = {"layers": "0,2", "stage": "router_input", "out": out}
+    return mg.whatif(CKPT, values, what_ifs=ASKED, **options).value, out
+
+
+def told(found: WhatIfReport, name: str = "table") -> str:
+    view = View(120, detail=True)
+    return render(document(found, view), name, view)
+
+
+def test_results_read_again_say_the_same(kept: tuple[Any, Path]) -> None:
+    found, out = kept
+    again = mg.whatif(out).value
+    for name in ("table", "json", "md"):
+        assert told(again, name) == told(found, name)
+    with pytest.raises(UsageError, match="without further what-ifs"):
+        mg.whatif(out, what_ifs="topk:3")
+
+
+def test_results_of_a_scan_hold_no_what_ifs(tmp_path: Path) -> None:
+    mg.scan(CKPT, out=tmp_path / "scan")
+    with pytest.raises(ResultsError, match="holds no what-ifs"):
+        mg.whatif(tmp_path / "scan")
+
+
+def test_the_sentence_counts_what_was_tried_and_refusals_stand_below_it(
+    kept: tuple[Any, Path],
+) -> None:
+    found, _ = kept
+    text = told(found)
+    assert "4 of 6 what-ifs tried. Least MaxVio: sinkhorn" in text
+    assert "topk:99, all layers: a token can have 16 experts at most, not 99." in text
+    assert "without:16, all layers: there is no expert 16: they are 0 to 15." in text
+    assert [one.name for one in found.what_ifs] == list(ASKED)
+    assert [one.name for one in found.tried] == list(ASKED[:4])
+    told_of = json.loads(told(found, "json"))["what_ifs"]
+    assert {one["name"] for one in told_of if one["refused"]} == {"topk:99", "without:16"}
+
+
+def test_experts_of_a_token_are_those_of_the_what_if(kept: tuple[Any, Path]) -> None:
+    found, _ = kept
+    means = {one.name: one.experts_mean for one in (found.stored, *found.tried)}
+    assert means == pytest.approx(
+        {"as stored": 4, "topk:2": 2, "smooth:extra=0.5": 4.5, "without:5": 4, "sinkhorn": 4},
+        abs=1e-3,
+    )
+    rows = {line.split()[0]: line.split() for line in told(found).splitlines() if "x  " in line}
+    assert rows["topk:2"][1:3] == ["2", "0.5x"]
+    assert "4.5" in rows["smooth:extra=0.5"]
+
+
+def test_what_a_what_if_lacks_is_listed_with_the_reason(kept: tuple[Any, Path]) -> None:
+    found, _ = kept
+    smooth = next(one for one in found.tried if one.name.startswith("smooth"))
+    assert smooth.reasons["margins"] == "a smoothed gate has no boundary where its output jumps"
+    assert "set_sizes: every token chooses as many experts" in told(found)
+    for one in found.tried:
+        assert all(one.reasons.values())
+
+
+def test_figures_of_the_fit_are_a_table_of_the_results(kept: tuple[Any, Path]) -> None:
+    found, _ = kept
+    rows = found.results.rows("whatif")
+    table = {(row["router"], row["variant"], row["quantity"]): row["value"] for row in rows}
+    expected = {
+        (router, one.name, name): value
+        for one in found.what_ifs
+        for router, figures in one.figures.items()
+        for name, value in figures.items()
+    }
+    assert table == expected
+    assert ("text/2", "smooth:extra=0.5", "eps") in table
+
+
+# -------------------------------------------------------------------------------------------- front
+def report_of(points: list[tuple[float, float]], missing: int, now: float) -> WhatIfReport:
+    """What-ifs at two routers with these weights moved and MaxVios; the last ones at one only."""
+
+    def choice(name: str, moved: float, vio: float, layers: int) -> Tried:
+        row = {"weight_moved_mean": moved, "max_vio_global": vio}
+        routers = [f"text/{n}" for n in range(layers)]
+        return Tried(name, dict.fromkeys(routers, row), dict.fromkeys(routers, 4), {}, {}, {}, ())
+
+    tried = [
+        choice(str(n), moved, vio, 2 if n < len(points) - missing else 1)
+        for n, (moved, vio) in enumerate(points)
+    ]
+    stored = choice("as stored", 0.0, now, 2)
+    return WhatIfReport(cast("Any", None), stored, tuple(tried), cast("Any", None))
+
+
+#: Few values, so that many are equal.
+FEW = st.integers(0, 4).map(float)
+
+
+@given(st.lists(st.tuples(FEW, FEW), max_size=8), st.integers(0, 2), FEW)
+def test_the_front_is_what_no_other_choice_beats(
+    points: list[tuple[float, float]], missing: int, now: float
+) -> None:
+    found = report_of(points, missing, now)
+    whole = [("as stored", 0.0, now)]
+    whole += [(str(n), *p) for n, p in enumerate(points[: max(len(points) - missing, 0)])]
+
+    def beaten(one: tuple[str, float, float]) -> bool:
+        return any(m <= one[1] and v <= one[2] and (m < one[1] or v < one[2]) for _, m, v in whole)
+
+    pareto = {one[1:] for one in whole if not beaten(one)}
+    front = [(one.mean("weight_moved_mean"), one.mean("max_vio_global")) for one in found.front]
+    assert set(front) == pareto
+    assert len(front) == len(pareto), "of equal choices the first alone"
+    assert front == sorted(front)
+
+
+def test_a_sweep_too_long_for_bars_has_the_front_alone() -> None:
+    few, many = (report_of([(n / 60, 1.0 / n) for n in range(1, m)], 0, 2.0) for m in (9, 60))
+    assert [chart.name for chart in what_if_figures(few)] == ["choices", "front"]
+    assert [chart.name for chart in what_if_figures(many)] == ["front"]
+    lost = dataclasses.replace(few, stored=dataclasses.replace(few.stored, rows={}))
+    assert [*what_if_figures(lost)] == []
