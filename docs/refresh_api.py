@@ -29,8 +29,8 @@ HEAD = (
 #: In the order of the page; what it is called as a command, where that is another name.
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
-    *("space", "balance", "cells", "capacity", "perturb", "regions", "outputs", "hmoe"),
-    "attention",
+    *("space", "balance", "cells", "capacity", "perturb", "regions", "outputs"),
+    *("attention", "hmoe"),
     *("diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}
@@ -48,7 +48,6 @@ IN_PYTHON = {
     "out": "Where to keep it; None keeps nothing.",
     "remote": "`RemoteOptions`: how what is behind a URL is fetched and kept.",
     "router_map": "Key of a foreign array -> router; `layer{i}` -> `text/{i}` for all.",
-    "what": "`rates`, ranks and slopes of descents, or `ranks` alone.",
     "watch": "Is told how the work goes on: `start`, `begin`, `advance`, `say`.",
     "skip_non_finite": "Leave out tokens that are not finite instead of stopping.",
 }
