@@ -48,6 +48,7 @@ IN_PYTHON = {
     "out": "Where to keep it; None keeps nothing.",
     "remote": "`RemoteOptions`: how what is behind a URL is fetched and kept.",
     "router_map": "Key of a foreign array -> router; `layer{i}` -> `text/{i}` for all.",
+    "what": "`rates`, ranks and slopes of descents, or `ranks` alone.",
     "watch": "Is told how the work goes on: `start`, `begin`, `advance`, `say`.",
     "skip_non_finite": "Leave out tokens that are not finite instead of stopping.",
 }
