@@ -29,7 +29,17 @@ HEAD = (
 #: In the order of the page; what it is called as a command, where that is another name.
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
-    *("space", "balance", "cells", "capacity", "perturb", "regions", "outputs"),
+    *(
+        "space",
+        "balance",
+        "cells",
+        "capacity",
+        "perturb",
+        "regions",
+        "whatif",
+        "outputs",
+        "continuity",
+    ),
     *("attention", "hmoe"),
     *("diff", "signoff", "explain", "track"),
 )

@@ -30,6 +30,7 @@ _SPELLED = {
     "arithmetics": "arith",
     "checkpoint": "from",
     "data_dims": "data-dim",
+    "list_what_ifs": "list",
     "log_probs": "logprobs",
     "num_workers": "threads",
     "remote": "no-cache",

@@ -35,7 +35,7 @@ from moegeom.measure import passes as _measure
 from moegeom.engine.loop import Pace
 
 METRICS.all(), load_kernels("cpu")
-_measure._pace = lambda run: Pace(TILE, run.options.num_workers, snapshot_seconds=-1.0)  # after each tile
+_measure.pace_of = lambda run: Pace(TILE, run.options.num_workers, snapshot_seconds=-1.0)  # after each tile
 checkpoint, tokens, own_out = sys.argv[1:]
 
 def scan(out):

@@ -72,7 +72,7 @@ def test_a_scan_interrupted_after_any_snapshot_goes_on_to_equal_tables(
     snapshot = tmp_path / "snapshot.npz"
     monkeypatch.setattr(
         measure_module,
-        "_pace",
+        "pace_of",
         lambda run: Pace(TILE, run.options.num_workers, snapshot_seconds=-1.0),
     )
     seen = []

@@ -138,7 +138,7 @@ def test_every_kind_has_rows_and_tells_what_it_moves(made, cut_once):
 def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
     made, monkeypatch, batch, exclude_first
 ):
-    seen, lock, kind = [], threading.Lock(), capacity.WHAT_IF
+    seen, lock, kind = [], threading.Lock(), capacity.WHATIF
 
     def make(router, values, sample):
         gate = kind.make(router, values, sample)
@@ -150,7 +150,7 @@ def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
 
         return dataclasses.replace(gate, choose=choose, measure=None)
 
-    monkeypatch.setattr(capacity, "WHAT_IF", dataclasses.replace(kind, make=make))
+    monkeypatch.setattr(capacity, "WHATIF", dataclasses.replace(kind, make=make))
     pace = {"batch_tokens": TILE, "num_workers": 3, "what_if_batch": batch, "metrics": FEW}
     source = made.recording(2 * TILE + 100)
     tried(made, source, "capacity:0.8", exclude_first=exclude_first, **pace)
