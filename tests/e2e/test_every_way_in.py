@@ -301,6 +301,11 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     # the model is routers alone
     "regions": (one_side("regions", "--layers", "1"), lambda way: False),
     "outputs": (one_side("outputs", "--layers", "1"), lambda way: False),
+    "continuity": (one_side("continuity", "--layers", "1"), lambda way: False),
+    "whatif": (
+        one_side("whatif", "--layers", "1", "--router", "topk:1", "--router", "sinkhorn"),
+        lambda way: way.holds("router_input", "pre_norm", "logits"),
+    ),
     "balance": (
         one_side("balance", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),
