@@ -29,7 +29,7 @@ _WHAT_IF = {
     "is_token_local": _TRUTH,
     "has_fixed_size": _TRUTH,
     "num_sampled": _COUNT,
-    "top_k": _COUNT,
+    "top_k": (*_COUNT, *_NONE),
     "reasons": {"*": _TEXT},
 }
 
