@@ -82,7 +82,7 @@ def test_every_report_names_the_profile_and_what_it_changes(place, monkeypatch):
     found = gate(GateRequest("ckpt"))
     said = found.verdict.profile
     assert said[0] == str(place / "moegeom.toml")
-    assert said[1].startswith("not judged: MGB")
+    assert said[1].startswith("not judged: MGA")
     view = View(4000)
     for name in RENDERERS.names():
         text = render(document(found, view), name, view)
@@ -98,7 +98,7 @@ def test_without_a_profile_nothing_is_said_of_one(place, monkeypatch):
 
 SOFTENED = {
     "base": ("training", "built-in profile training (less severe: MGB202, MGB203"),
-    "select": (("MGI",), "not judged: MGB"),
+    "select": (("MGI",), "not judged: MGA"),
     "family_wise_error": (1e-9, "probability of a false alarm 1e-09, not 0.005"),
     "severity": ({"MGI101": "note"}, "MGI101 is a note, not a error"),
     "ignore": ((Ignore("MGI", "known"),), "MGI is accepted: known"),
