@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -43,7 +43,7 @@ class Along:
     the largest spread over its radius.
     """
 
-    gate: str
+    gate: Literal["hard", "smooth"]
     line: Float64[np.ndarray, "points"]
     spread: Float64[np.ndarray, "radii"]
     slope: Float64[np.ndarray, "radii"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32, Int64
@@ -254,7 +255,11 @@ def _fades_at(
     return float((last - selection[[0, 1], pair]).max() / budget.eps)
 
 
-def _along(gate: str, line: Float64[np.ndarray, "points"], found: SpreadByRadius) -> Along:
+def _along(
+    gate: Literal["hard", "smooth"],
+    line: Float64[np.ndarray, "points"],
+    found: SpreadByRadius,
+) -> Along:
     near = found.slope[1 : _DECADE + 1]
     return Along(
         gate=gate,

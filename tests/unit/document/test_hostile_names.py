@@ -158,6 +158,8 @@ def made(kind: Any, field: str = "") -> Any:
         return {NAME: made(args[1], field)}
     if origin is np.ndarray or kind is np.ndarray:
         return np.full(2, 0.25)
+    if hasattr(kind, "array_type"):  # of jaxtyping
+        return np.full([2] * len(kind.dims), 0.25).astype(kind.dtypes[0])
     if dataclasses.is_dataclass(origin or kind):
         return record(origin or kind)
     return made(typing.get_args(kind)[0], field) if args else NAME
