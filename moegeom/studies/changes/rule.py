@@ -20,6 +20,7 @@ _NAMES = {
     "groups": "groups",
     "logit_map": "map of the logits",
     "capacity": "expert capacity",
+    "pick": "experts picked by",
     "source": "weights from",
     "renormalise": "weights divided by their sum",
     "epsilon": "added to that sum",
