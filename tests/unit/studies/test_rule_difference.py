@@ -26,7 +26,7 @@ OTHERS = {
         "map of the logits none in A, logits x 0.5, soft cap 30 in B",
     ),
     "capacity": (64, "expert capacity none in A, 64 in B"),
-    "pick": ("threshold", "experts picked by top_k in A, threshold in B"),
+    "pick": ("threshold", "experts picked by top k in A, threshold in B"),
 }
 OTHER_WEIGHTS = {
     "source": (
