@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
-from typing import Any, TypeVar
+from typing import Any
 
-from moegeom.core.documents import DocumentError, parse_toml
 from moegeom.core.errors import InternalError
-
-T = TypeVar("T")
+from moegeom.router.toml_records import (
+    SUFFIX,
+    Converter,
+    as_flag,
+    as_text,
+    as_texts,
+    as_texts_by_key,
+    names_in,
+    record_of,
+    table_of,
+    text_in,
+)
 
 #: Where gates can stand: behind the output of heads, the values, the keys, the queries, the sum.
 POSITIONS = ("G1", "G2", "G3", "G4", "G5")
@@ -23,7 +31,7 @@ POSITIONS = ("G1", "G2", "G3", "G4", "G5")
 #: What a gate makes of its projection.
 FUNCTIONS = ("sigmoid", "softplus")
 
-_PACKAGE, _SUFFIX = "moegeom.router.attention", ".toml"
+_PACKAGE = "moegeom.router.attention"
 
 #: Characters; the longest family here has 800.
 _MOST_TEXT = 1 << 14
@@ -120,23 +128,17 @@ class AttentionFamily:
     no_products: str = ""
 
 
-@cache
 def attention_families() -> tuple[str, ...]:
     """Names of all of them, sorted."""
-    files = (file.name for file in resources.files(_PACKAGE).iterdir())
-    return tuple(sorted(f.removesuffix(_SUFFIX) for f in files if f.endswith(_SUFFIX)))
+    return names_in(_PACKAGE)
 
 
 @cache
 def load_attention_family(name: str) -> AttentionFamily:
     """The one of that name."""
-    text = resources.files(_PACKAGE).joinpath(name + _SUFFIX).read_text("utf-8")
-    where = f"{name}{_SUFFIX}"
-    try:
-        table = parse_toml(text, _MOST_TEXT)
-    except DocumentError as error:
-        raise InternalError(f"{where}: {error}.") from None
-    family = _record(AttentionFamily, {"name": name, **table}, where)
+    where = f"{name}{SUFFIX}"
+    table = table_of(text_in(_PACKAGE, name), where, _MOST_TEXT)
+    family = record_of(AttentionFamily, {"name": name, **table}, where, _CONVERTERS)
     if (gate := family.gate) is not None:
         _among(gate.position, POSITIONS, f"{where}: position")
         _among(gate.function, FUNCTIONS, f"{where}: function")
@@ -157,49 +159,30 @@ def _among(found: str, known: tuple[str, ...], where: str) -> None:
         raise InternalError(f"{where} is {found[:60]!r}, expected one of {', '.join(known)}.")
 
 
-def _record(cls: type[T], table: Any, where: str) -> T:
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    if not isinstance(table, Mapping) or table.keys() - known.keys():
-        raise InternalError(f"{where}: expected a table of {', '.join(known)}.")
-    for name, one in known.items():
-        needed = one.default is MISSING and one.default_factory is MISSING
-        if needed and name not in table:
-            raise InternalError(f"{where}: key '{name}' is missing.")
-    made = {
-        key: _converted(value, str(known[key].type), f"{where}: {key}")
-        for key, value in table.items()
-    }
-    return cls(**made)
+def _stems(found: Any, where: str) -> tuple[Stem, ...]:
+    return tuple(_stem(entry, where) for entry in as_texts(found, where))
 
 
-#: Records that a key can hold, by its annotation.
-_TABLES: Mapping[str, type] = {
-    "ValueSpec | None": ValueSpec,
-    "OutputSpec | None": OutputSpec,
-    "GateSpec | None": GateSpec,
-    "SinkSpec | None": SinkSpec,
+def _table(cls: type) -> Converter:
+    return lambda found, where: record_of(cls, found, where, _CONVERTERS)
+
+
+#: How a TOML value becomes a field, by the field's annotation.
+_CONVERTERS: Mapping[str, Converter] = {
+    "str": as_text,
+    "bool": as_flag,
+    "dict[str, str]": as_texts_by_key,
+    "tuple[str, ...]": as_texts,
+    "tuple[Stem, ...]": _stems,
+    "ValueSpec | None": _table(ValueSpec),
+    "OutputSpec | None": _table(OutputSpec),
+    "GateSpec | None": _table(GateSpec),
+    "SinkSpec | None": _table(SinkSpec),
 }
 
-#: Plain values, by annotation.
-_KINDS: Mapping[str, type] = {"str": str, "bool": bool}
 
-
-def _converted(found: Any, kind: str, where: str) -> Any:
-    if kind in _TABLES:
-        return _record(_TABLES[kind], found, where)
-    if kind == "dict[str, str]":
-        if isinstance(found, Mapping) and all(isinstance(v, str) for v in found.values()):
-            return dict(found)
-    elif kind in _KINDS:
-        if isinstance(found, _KINDS[kind]):
-            return found
-    elif isinstance(found, list) and found and all(isinstance(entry, str) for entry in found):
-        return tuple(found) if kind == "tuple[str, ...]" else tuple(_stem(f, where) for f in found)
-    raise InternalError(f"{where} is {str(found)[:60]!r}, expected {kind}.")
-
-
-def _stem(text: str, where: str) -> Stem:
-    match = _STEM.fullmatch(text)
+def _stem(name: str, where: str) -> Stem:
+    match = _STEM.fullmatch(name)
     if match is None:
-        raise InternalError(f"{where}: {text[:60]!r} is no name of a module.")
+        raise InternalError(f"{where}: {name[:60]!r} is no name of a module.")
     return Stem(match["name"], int(match["part"] or 0), int(match["parts"] or 1))

@@ -344,7 +344,8 @@ def attention_layers(
         if (layer := _opened(store, family, f"{stack}/{number}", start, inside[start], settings))
     ]
     if not found:
-        wanted = (family.output or family.sink or family.gate).names[0].name  # type: ignore[union-attr]
+        specs = (family.output, family.sink, family.gate)
+        wanted = next(spec.names[0].name for spec in specs if spec is not None)
         raise RouterError(
             f"{store.label}: found no attention layer of family {family.name}, expected tensors "
             f"such as 'layers.0.{wanted}'.",

@@ -13,7 +13,7 @@ from moegeom.core.router import format_layers
 from moegeom.core.text import number_of
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import size
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
 from moegeom.studies.attention.record import Attention, AttentionLayer
@@ -145,8 +145,8 @@ def _badness(one: AttentionLayer) -> float:
 
 def _layers(found: Attention, layers: Sequence[AttentionLayer]) -> Table:
     rows = [(_place(found, one), *_row(one)) for one in layers]
-    looks = ["warning" if one.dead or one.alike else "plain" for one in layers]
-    return Table(_HEADS, rows, looks, drops=(0, 0, 1, 0, 0, 0, 2, 0, 0, 3, 3))  # type: ignore[arg-type]
+    looks: list[Look] = ["warning" if one.dead or one.alike else "plain" for one in layers]
+    return Table(_HEADS, rows, looks, drops=(0, 0, 1, 0, 0, 0, 2, 0, 0, 3, 3))
 
 
 def _row(one: AttentionLayer) -> tuple[str, ...]:
