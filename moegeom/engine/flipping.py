@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
+from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 from moegeom.core.tokens import TILE
 from moegeom.engine.choice import group_masked
@@ -82,9 +82,18 @@ def flip_to(
     differs = ~_same_set(before, chosen)
     moved, flipped = np.zeros(len(chosen)), np.flatnonzero(differs)
     moved[flipped] = weight_moved(weights[flipped], before[flipped], chosen[flipped])
+    return Flip(differs, differs, differs, moved, swaps_of(before, chosen, flipped))
+
+
+def swaps_of(
+    before: Int32[np.ndarray, "tokens k"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    flipped: Int64[np.ndarray, "flipped"],
+) -> Int32[np.ndarray, "swaps 3"]:
+    """Row, expert out and expert in, of the rows ``flipped``."""
     swaps = swapped_pairs(before[flipped], chosen[flipped])
     swaps[:, 0] = flipped[swaps[:, 0]]
-    return Flip(differs, differs, differs, moved, swaps)
+    return swaps
 
 
 def flip_to_ranked(

@@ -40,6 +40,9 @@ _OF_ALL_LOGITS = (
     "order_distance",
 )
 
+#: Why near-ties are not counted where tokens choose different numbers of experts.
+NO_BORDER = "no k-th expert has a border where sets differ in size"
+
 #: Quantities of rules that take the k best, whose border lies between two experts.
 _OF_TOP_K = (
     *("pair", "angle", "rounding_sigmas", "noise_scale", "order_distance", "flip", "noise"),
@@ -213,7 +216,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
     if router.rule.num_chosen is None:
-        reasons["selection"] = "no k-th expert has a border where sets differ in size"
+        reasons["selection"] = NO_BORDER
     else:
         reasons["num_chosen"] = f"{RULE_HAS_NO}varying number of experts"
     if router.projection is not None:

@@ -7,23 +7,22 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from moegeom.core.errors import NonFiniteError, RouterRuleError
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
-from moegeom.engine.flipping import engine_logits
-from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.flipping import engine_logits, swaps_of
+from moegeom.engine.prepared import NO_BORDER, prepare, unavailable
 from moegeom.engine.recorded import Known, recorded_logits
 from moegeom.engine.task import MadeWhatIf, Task
-from moegeom.geometry.noise import swapped_pairs
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.whatif.moved import dense_weights, same_sets, weight_distance
 from moegeom.kernels.batch import Flip, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.arithmetic import Arithmetic
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import Emulated, emulate
 from moegeom.variants.what_if import AskedWhatIf, FitSample, FittedGate
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.
@@ -75,31 +74,28 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatI
     gate = asked.kind.make(router, asked.values, sample)
     _need_its_logits(asked, gate, task)
     figures = dict(gate.reached) | ({} if gate.measure is None else dict(gate.measure(sample)))
-    absent = dict.fromkeys(_OF_STORED, "measured of the router as stored alone")
+    of_stored = dict.fromkeys(_OF_STORED, "measured of the router as stored alone")
     if gate.router is not None:
-        other = prepare(gate.router)
-        return MadeWhatIf(
-            name=asked.name,
-            gate=gate,
-            router=gate.router,
-            other=other,
-            batch=sample.batch,
-            given=frozenset(),
-            absent=unavailable(gate.router, facts) | absent,
-            figures=figures,
-            num_sampled=len(sample.tokens.token),
-        )
-    assert gate.choose is not None
-    first = next(batches_of(sample.tokens, sample.batch))
-    pick = router.rule.pick if gate.has_fixed_size else "varying"
+        told, given = gate.router, frozenset[str]()
+        absent = unavailable(told, facts) | of_stored
+    else:
+        assert gate.choose is not None, "a gate is a router, or chooses"
+        pick = router.rule.pick if gate.has_fixed_size else "varying"
+        told = dataclasses.replace(router, rule=dataclasses.replace(router.rule, pick=pick))
+        given = frozenset(gate.choose(next(batches_of(sample.tokens, sample.batch))).quantities)
+        absent = of_stored | dict(gate.absent)
+    if told.rule.num_chosen is None:
+        given, absent = given - {"selection"}, absent | {"selection": NO_BORDER}
+    else:
+        absent |= {"num_chosen": "every token chooses as many experts"}
     return MadeWhatIf(
         name=asked.name,
         gate=gate,
-        router=dataclasses.replace(router, rule=dataclasses.replace(router.rule, pick=pick)),
-        other=None,
+        router=told,
+        other=None if gate.router is None else prepare(gate.router),
         batch=sample.batch,
-        given=frozenset(gate.choose(first).quantities),
-        absent=absent | dict(gate.absent),
+        given=given,
+        absent=absent,
         figures=figures,
         num_sampled=len(sample.tokens.token),
     )
@@ -120,29 +116,22 @@ def _need_its_logits(asked: AskedWhatIf, gate: FittedGate, task: Task) -> None:
 def why_missing(made: MadeWhatIf, reduction: str) -> str:
     """Why a reduction cannot be had of a what-if; empty where it can."""
     for need in REDUCTIONS[reduction].needs:
-        if need == "num_chosen" and made.router.rule.num_chosen is not None:
-            return "every token chooses as many experts"
-        if need == "selection" and made.router.rule.num_chosen is None:
-            return "no k-th expert has a border where sets differ in size"
-        if need in (*_LABELS, *_OF_CHOICE, "num_chosen") or need in made.given:
+        if need in (*_LABELS, *_OF_CHOICE) or need in made.given:
             continue
-        if made.other is None or need in made.absent:
-            return made.absent.get(need, f"not defined for {made.name.partition(':')[0]}")
+        if need in made.absent:
+            return made.absent[need]
+        if made.other is None and need != "num_chosen":
+            return f"not defined for {made.name.partition(':')[0]}"
     return ""
 
 
 # ------------------------------------------------------------------------------------------ batches
-def take(tokens: TokenBatch, rows: Int64[np.ndarray, "rows"]) -> TokenBatch:
-    """Some rows of a batch whose quantities are all known."""
-    return TokenBatch(**{name: values[rows] for name, values in vars(tokens).items()})
-
-
 def batches_of(tokens: TokenBatch, size: int) -> Iterator[TokenBatch]:
     """Tokens of known quantities, ``size`` neighbours of the stream at a time."""
     number = tokens.token // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
     for start, stop in pairwise(borders):
-        yield take(tokens, np.arange(start, stop))
+        yield TokenBatch(**{name: values[start:stop] for name, values in vars(tokens).items()})
 
 
 def what_if_batch(task: Task, start: int, stop: int, known: Known | None = None) -> TokenBatch:
@@ -182,7 +171,8 @@ def other_batch(task: Task, start: int, stop: int) -> LazyBatch:
 
 def chosen_batch(made: MadeWhatIf, base: TokenBatch) -> TokenBatch:
     """What a what-if that is no router chooses for a batch of the router as stored."""
-    choose, names = made.gate.choose, [n for n in (*_LABELS, *_SEEN) if _is_known(base, n)]
+    choose = made.gate.choose
+    names = [name for name in (*_LABELS, *_SEEN) if getattr(base, name) is not None]
     assert choose is not None
     tokens = TokenBatch(**{name: getattr(base, name) for name in names})
     if made.gate.is_token_local or not len(base.token):
@@ -198,16 +188,10 @@ def chosen_batch(made: MadeWhatIf, base: TokenBatch) -> TokenBatch:
     quantities = {
         name: np.concatenate([choice.quantities[name] for choice in choices]) for name in made.given
     }
-    labels = {name: getattr(base, name) for name in _LABELS if _is_known(base, name)}
-    sizes = (chosen >= 0).sum(axis=1, dtype=np.int32)
-    batch = TokenBatch(**labels, chosen=chosen, weights=weights, **quantities)
     if made.router.rule.num_chosen is None:
-        vars(batch)["num_chosen"] = sizes
-    return batch
-
-
-def _is_known(batch: TokenBatch, name: str) -> bool:
-    return getattr(batch, name) is not None
+        quantities["num_chosen"] = (chosen >= 0).sum(axis=1, dtype=np.int32)
+    labels = {name: getattr(tokens, name) for name in _LABELS if name in names}
+    return TokenBatch(**labels, chosen=chosen, weights=weights, **quantities)
 
 
 def _widened(values: np.ndarray, slots: int, fill: float) -> np.ndarray:
@@ -228,41 +212,51 @@ def _flip(made: MadeWhatIf, base: TokenBatch, batch: TokenBatch) -> Flip:
         dense_weights(batch.chosen, batch.weights, experts),
     )
     swaps = np.empty((0, 3), np.int32)
-    row = np.flatnonzero(differs)
     if base.chosen.shape == batch.chosen.shape and made.router.rule.num_chosen is not None:
-        swaps = swapped_pairs(base.chosen[row], batch.chosen[row])
-        swaps[:, 0] = row[swaps[:, 0]]
+        swaps = swaps_of(base.chosen, batch.chosen, np.flatnonzero(differs))
     return Flip(differs, differs, differs, moved, swaps)
 
 
 # ------------------------------------------------------------------------------------- arithmetics
 def moved_under(
-    made: MadeWhatIf, task: Task, arithmetic: Arithmetic, tiles: Sequence[int]
-) -> dict[str, float]:
-    """How much routing weight an arithmetic moves: of the router as stored, and of the what-if.
+    made: Sequence[MadeWhatIf], task: Task, arithmetic: Arithmetic, tiles: Sequence[int]
+) -> list[dict[str, float]]:
+    """How much routing weight an arithmetic moves: of the router as stored, and of each what-if.
 
     Mean over the tokens of ``tiles``, whose inputs are recorded. Logits are those of the engine,
     rounded as its output is; what follows from them is computed exactly for both.
+
+    Raises
+    ------
+    NonFiniteError
+        Where the engine has logits that are not finite.
     """
     router, last = task.prepared.router, task.source.facts.num_tokens
-    by_other = None if made.other is None else dataclasses.replace(task, prepared=made.other)
-    moved = []
+    tasks = {
+        one.name: dataclasses.replace(task, prepared=one.other)
+        for one in made
+        if one.other is not None
+    }
+    emulated = {name: emulate(by.prepared.router, arithmetic) for name, by in tasks.items()}
+    of_stored, moved = emulate(router, arithmetic), []
     for tile in tiles:
         start, stop = tile * TILE, min((tile + 1) * TILE, last)
-        stored = _exact_and_rounded(task, arithmetic, start, stop)
-        if by_other is None:
-            tried = tuple(chosen_batch(made, batch) for batch in stored)
-        else:
-            tried = _exact_and_rounded(by_other, arithmetic, start, stop)
-        dense = [[_dense(batch, router.num_experts) for batch in pair] for pair in (stored, tried)]
+        stored = _exact_and_rounded(task, of_stored, start, stop)
+        tried = [
+            _exact_and_rounded(tasks[one.name], emulated[one.name], start, stop)
+            if one.name in tasks
+            else [chosen_batch(one, batch) for batch in stored]
+            for one in made
+        ]
+        dense = ([_dense(batch, router.num_experts) for batch in pair] for pair in (stored, *tried))
         moved.append(np.stack([weight_distance(*pair) for pair in dense]))
-    as_stored, what_if = np.concatenate(moved, axis=1).mean(axis=1).tolist()
-    name = arithmetic.name
-    return {f"weight_moved_by_{name}_as_stored": as_stored, f"weight_moved_by_{name}": what_if}
+    as_stored, *each = np.concatenate(moved, axis=1).mean(axis=1).tolist()
+    names = f"weight_moved_by_{arithmetic.name}_as_stored", f"weight_moved_by_{arithmetic.name}"
+    return [dict(zip(names, (as_stored, what_if), strict=True)) for what_if in each]
 
 
 def _exact_and_rounded(
-    task: Task, arithmetic: Arithmetic, start: int, stop: int
+    task: Task, emulated: Emulated, start: int, stop: int
 ) -> tuple[TokenBatch, TokenBatch]:
     """Tokens ``[start, stop)`` at the router of a task, with its logits and those of an engine.
 
@@ -272,7 +266,6 @@ def _exact_and_rounded(
         Where the engine has logits that are not finite.
     """
     router = task.prepared.router
-    emulated = emulate(router, arithmetic)
     known = recorded_logits(task, start, stop)
     assert known.values is not None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -284,7 +277,8 @@ def _exact_and_rounded(
     beside = LazyBatch(task, start, stop, dataclasses.replace(known, logits=rounded))
     if not np.array_equal(exact.token, beside.token):
         raise NonFiniteError(
-            f"router {router.name}: logits of some tokens are not finite under {arithmetic.name}.",
+            f"router {router.name}: logits of some tokens are not finite under "
+            f"{emulated.arithmetic.name}.",
             "Leave that arithmetic out.",
         )
     return exact, beside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -46,28 +46,22 @@ def with_what_ifs(run: RouterRun, measured: MeasuredRouter) -> MeasuredRouter:
     rows: Rows = {}
     facts: dict[str, Any] = {}
     extend_rows(rows, measured.rows)
-    for asked in parse_what_ifs(run.options.what_ifs):
-        try:
-            with threadpool_limits(1, user_api="blas"):
-                made = make_what_if(asked, task, sample)
-                made = _under_arithmetics(made, run, task, tiles)
-        except RouterRuleError as refusal:
-            facts[asked.name] = {"refused": refusal.message}
-            continue
-        found, reasons = _tried(made, run, task)
+    with threadpool_limits(1, user_api="blas"):
+        made: list[MadeWhatIf] = []
+        for asked in parse_what_ifs(run.options.what_ifs):
+            try:
+                made.append(make_what_if(asked, task, sample))
+            except RouterRuleError as refusal:
+                facts[asked.name] = {"refused": refusal.message}
+        moved = [moved_under(made, task, arithmetic(n), tiles) for n in run.options.arithmetics]
+    for number, one in enumerate(made):
+        found, reasons = _tried(one, run, task)
         extend_rows(rows, found)
-        facts[asked.name] = _facts(made, reasons)
+        figures = dict(one.figures)
+        for under in moved:
+            figures |= under[number]
+        facts[one.name] = _facts(one, figures, reasons)
     return MeasuredRouter(rows, {**measured.facts, "what_ifs": facts})
-
-
-def _under_arithmetics(
-    made: MadeWhatIf, run: RouterRun, task: Task, tiles: Sequence[int]
-) -> MadeWhatIf:
-    """The same with how much weight each arithmetic moves."""
-    figures = dict(made.figures)
-    for name in run.options.arithmetics:
-        figures |= moved_under(made, task, arithmetic(name), tiles)
-    return dataclasses.replace(made, figures=figures)
 
 
 def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str, str]]:
@@ -96,12 +90,14 @@ def _is_of_choice(metric: Metric) -> bool:
     return metric.scope in ("router", "flip") and not metric.is_for_figures
 
 
-def _facts(made: MadeWhatIf, reasons: Mapping[str, str]) -> dict[str, Any]:
+def _facts(
+    made: MadeWhatIf, figures: Mapping[str, float], reasons: Mapping[str, str]
+) -> dict[str, Any]:
     """What a reader of the results is told of a what-if at one router."""
     gate = made.gate
     return {
         "top_k": made.router.rule.num_chosen,
-        "figures": dict(made.figures),
+        "figures": dict(figures),
         "notes": list(gate.notes),
         "is_causal": gate.is_causal,
         "is_token_local": gate.is_token_local,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -123,8 +123,7 @@ def what_if_report_of(results: Results) -> WhatIfReport:
         variant: {row["router"]: row for row in rows if row["variant"] == variant}
         for variant in (AS_STORED, *names)
     }
-    tokens = {name for name, row in whole[AS_STORED].items() if row.get("num_tokens")}
-    stored = {name: row for name, row in whole[AS_STORED].items() if name in tokens}
+    stored = {name: row for name, row in whole[AS_STORED].items() if row.get("num_tokens")}
     return WhatIfReport(
         summary=summarise(results),
         stored=Tried("as stored", stored, top_k, {}, {}, {}, ()),
@@ -134,7 +133,11 @@ def what_if_report_of(results: Results) -> WhatIfReport:
 
 
 def _tried(name: str, rows: Mapping[str, Row], parts: Mapping[str, Any]) -> Tried:
-    facts = dict(_facts(name, parts))
+    facts = {
+        router: part["what_ifs"][name]
+        for router, part in parts.items()
+        if name in part.get("what_ifs", {})
+    }
     made = {router: one for router, one in facts.items() if "refused" not in one}
     return Tried(
         name=name,
@@ -148,18 +151,10 @@ def _tried(name: str, rows: Mapping[str, Row], parts: Mapping[str, Any]) -> Trie
     )
 
 
-def _facts(name: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for router, part in parts.items():
-        if name in part.get("what_ifs", {}):
-            yield router, part["what_ifs"][name]
-
-
-def missing_metrics(tried: Sequence[Tried]) -> dict[str, list[str]]:
+def missing_metrics(tried: Sequence[Tried]) -> dict[str, set[str]]:
     """Metrics that some what-ifs do not have, by the reason."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     for one in tried:
         for metric, why in one.reasons.items():
-            listed = found.setdefault(why, [])
-            if metric not in listed:
-                listed.append(metric)
+            found.setdefault(why, set()).add(metric)
     return found
