@@ -86,16 +86,6 @@ def knows_config(run: Mapping[str, Any]) -> bool:
     return "gating" in run or "refused" in run
 
 
-def knows_experts(run: Mapping[str, Any]) -> bool:
-    """Whether a sample of the experts was read."""
-    return "expert_spread" in run
-
-
-def knows_attention(run: Mapping[str, Any]) -> bool:
-    """Whether gates and sinks of attention were read."""
-    return "attention_gates" in run
-
-
 #: Standard deviations above the mean of random rows from which a pull of the mean input is theirs.
 PULL_SIGMAS = 3.0
 

@@ -22,9 +22,7 @@ from moegeom.checks.check import (
 from moegeom.checks.measured import (
     Measured,
     MissingColumnError,
-    knows_attention,
     knows_config,
-    knows_experts,
     layer_of,
     place_of,
 )
@@ -132,20 +130,43 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
         return JudgedCheck(check, state="inconclusive", reason=missing.message)
 
 
+@dataclass(frozen=True)
+class _OnRequest:
+    """What is read of a checkpoint where somebody asks for it: the key of ``run.json`` that is
+    there then, and what a check of it is without.
+    """
+
+    fact: str
+    state: State
+    reason: str
+
+
+#: By the inputs of checks.
+_ON_REQUEST: Mapping[str, _OnRequest] = {
+    "experts": _OnRequest("expert_spread", "needs experts", "experts were not read (--experts)"),
+    "attention": _OnRequest(
+        "attention_gates", "does not apply", "gates of attention were not read (--attention)"
+    ),
+}
+
+
+def _unread(check: Check, measured: Measured) -> _OnRequest | None:
+    """What the check takes and nobody read; None where all is there."""
+    asked = _ON_REQUEST.get(check.inputs)
+    return None if asked is None or asked.fact in measured.run else asked
+
+
 def _is_asked(check: Check, measured: Measured, profile: Profile) -> bool:
-    """False for a check of experts, or of attention, that nobody read, and that nobody named."""
-    is_read = {"experts": knows_experts, "attention": knows_attention}.get(check.inputs)
-    return is_read is None or is_read(measured.run) or profile.names(check.code)
+    """False for a check of what is read on request, and was not, that nobody named."""
+    return _unread(check, measured) is None or profile.names(check.code)
 
 
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
     """Why a check cannot be judged; None when it can."""
     if "tokens" in check.inputs and not measured.has_tokens:
         return "needs tokens", "there are no tokens (--tokens)"
-    if check.inputs == "experts" and not knows_experts(measured.run):
-        return "needs experts", "experts were not read (--experts)"
-    if check.inputs == "attention" and not knows_attention(measured.run):
-        return "does not apply", "gates of attention were not read (--attention)"
+    if unread := _unread(check, measured):
+        return unread.state, unread.reason
     if check.code == THRESHOLDS and not measured.thresholds:
         return "does not apply", "the profile has none"
     if "baseline" in check.inputs:
@@ -308,7 +329,8 @@ def _detectable(
 
 def _not_looked_at(measured: Measured) -> tuple[str, ...]:
     lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
-    beyond = {EXPERTS: f"{EXPERTS} beyond a sample"} if knows_experts(measured.run) else {}
+    is_sampled = _ON_REQUEST["experts"].fact in measured.run
+    beyond = {EXPERTS: f"{EXPERTS} beyond a sample"} if is_sampled else {}
     return (*lacking, *(beyond.get(part, part) for part in NOT_LOOKED_AT))
 
 

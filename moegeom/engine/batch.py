@@ -30,10 +30,11 @@ from moegeom.engine.recorded import (
 )
 from moegeom.engine.sampled import noisy_flip, order_distances
 from moegeom.engine.task import Task
+from moegeom.geometry.boundary.curved import POINT
 from moegeom.geometry.boundary.linear import angle_bound, boundary_angle
 from moegeom.geometry.rounding import bf16_noise_scale
 from moegeom.geometry.rows import cosine_scale, unit_rows
-from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits
+from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits, score_sum
 from moegeom.geometry.whatif.moved import same_sets
 from moegeom.geometry.whatif.smooth import packed
 from moegeom.geometry.whatif.threshold import threshold_distance
@@ -41,10 +42,6 @@ from moegeom.kernels.batch import Flip, NoisyFlip, OrderDistances, TokenBatch
 from moegeom.kernels.reduction import Kernels
 
 T = TypeVar("T")
-
-#: Upper over lower bound of a distance that is known as well as floats know it: the bracket of a
-#: curved boundary is closed to 1e-6.
-_POINT = 1.0 + 2e-6
 
 
 class quantity(Generic[T]):  # noqa: N801 - written as a decorator
@@ -298,8 +295,7 @@ class LazyBatch(TokenBatch):
         shared_sum = None
         if router.shared_rows is not None:
             shared = self._inputs.astype(np.float64) @ router.shared_rows.T.astype(np.float64)
-            scores = SCORES[router.rule.score](mapped_logits(shared, router.rule.logit_map))
-            shared_sum = scores.sum(axis=1)
+            shared_sum = score_sum(shared, router.rule)
         found = self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
         return found if router.expert_scale is None else found * router.expert_scale[chosen]
 
@@ -316,7 +312,7 @@ class LazyBatch(TokenBatch):
                 self.logits, self.chosen, prepared.curved
             )
             # a bracket as narrow as the kernel makes it is a distance
-            return lower, np.where(upper <= lower * _POINT, lower, upper), pair
+            return lower, np.where(upper <= lower * POINT, lower, upper), pair
         lacks_scale = prepared.router.has_cosine_logits and self.scale is None
         if prepared.rows is None or lacks_scale:
             return None, None, None

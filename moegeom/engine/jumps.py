@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int32
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.prepared import PreparedRouter, unavailable
+from moegeom.geometry.boundary.curved import POINT
 from moegeom.geometry.jump import (
     Mixture,
     NearestTie,
@@ -25,17 +26,16 @@ from moegeom.geometry.selection import (
     group_mask,
     mapped_logits,
     routing_weights,
+    score_sum,
     selection_scores,
     top_k,
 )
+from moegeom.geometry.whatif.moved import same_sets
 from moegeom.geometry.whatif.smooth import smooth_gate
 from moegeom.kernels.reduction import Kernels
 
 #: A step off the boundary by which the rule says who is chosen there, in rms lengths of the input.
 _STEP = 1e-6
-
-#: Upper over lower bound of a distance that is known.
-_POINT = 1.0 + 2e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +120,10 @@ class ExactRouter:
         self, inputs: Float[np.ndarray, "points hidden"]
     ) -> Float64[np.ndarray, "points"] | None:
         """Sum of the scores of experts that always run; None where none count."""
-        rows, rule = self.router.shared_rows, self.router.rule
+        rows = self.router.shared_rows
         if rows is None:
             return None
-        shared = inputs.astype(np.float64) @ rows.astype(np.float64).T
-        return SCORES[rule.score](mapped_logits(shared, rule.logit_map)).sum(axis=1)
+        return score_sum(inputs.astype(np.float64) @ rows.astype(np.float64).T, self.router.rule)
 
     def output(
         self, inputs: Float64[np.ndarray, "points hidden"], mixed: Mixture
@@ -233,7 +232,7 @@ def _nearest(
     # float32 logits move a near boundary by more than the point may be off
     logits = ExactRouter(router).logits(y)
     lower, upper, pair = kernels["curved_distance"](logits, chosen, prepared.curved)
-    pair = np.where((upper <= lower * _POINT)[:, None], pair, np.int32(-1))
+    pair = np.where((upper <= lower * POINT)[:, None], pair, np.int32(-1))
     rule = prepared.curved.rule if prepared.curved is not None else router.rule
     biases = router.logit_bias, router.selection_bias
     found = curved_tie(y, pair, router.weight, rule.score, rule.logit_map, *biases, upper)
@@ -253,7 +252,7 @@ def _of_single_exchange(
     is_exchange = np.ones(len(known), bool)
     for sign, wanted in ((1.0, chosen), (-1.0, after)):
         found = exact.chosen(exact.logits(tie.point[known] + sign * step))
-        is_exchange &= (np.sort(found, axis=1) == np.sort(wanted[known], axis=1)).all(axis=1)
+        is_exchange &= same_sets(found, wanted[known])
     lost = known[~is_exchange]
     parts = [part.copy() for part in (tie.point, tie.normal, tie.distance)]
     for part in parts:

@@ -217,6 +217,13 @@ def routing_weights(
     return selected * weights.scale
 
 
+def score_sum(
+    logits: Float[np.ndarray, "tokens experts"], rule: Rule
+) -> Float64[np.ndarray, "tokens"]:
+    """Sum of the scores of some logits before the map: of experts that always run, say."""
+    return SCORES[rule.score](mapped_logits(logits, rule.logit_map)).sum(axis=1)
+
+
 def sparsemixer(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],

@@ -37,6 +37,10 @@ class Bends:
     convex_until: float
 
 
+#: Upper over lower bound of a distance that is known as well as floats know it: the bracket of a
+#: curved boundary is closed to 1e-6.
+POINT = 1.0 + 2e-6
+
 #: Extrema by high-precision root finding; sigmoid: s'' = s'(1 - 2 s), largest at (3 +- 3^0.5) / 6.
 BENDS: dict[str, Bends] = {
     "identity": Bends(-math.inf, math.inf, 1.0, 0.0, 0.0, 0.0, math.inf),

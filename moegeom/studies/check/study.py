@@ -61,12 +61,9 @@ def gate(
     results, opened = measured_target(request, watch)
     if _has_samples(baseline) and opened is not None:
         results = with_expert_samples(results, _samples(opened, announce))
-    if request.experts and opened is not None:
-        facts = {**results.run, "expert_spread": expert_facts(opened, announce)}
-        results = MemoryResults(facts, {t: results.rows(t) for t in ("layers", "experts")})
-    if request.attention and opened is not None:
-        facts = {**results.run, "attention_gates": attention_facts(opened, announce)}
-        results = MemoryResults(facts, {t: results.rows(t) for t in ("layers", "experts")})
+    if opened is not None and (facts := _facts_on_request(request, opened, announce)):
+        tables = {table: results.rows(table) for table in ("layers", "experts")}
+        results = MemoryResults({**results.run, **facts}, tables)
     verdict = judge_results(request, results, profile, baseline)
     release = None
     if profile.base == "default" and not verdict.exit_code:
@@ -84,6 +81,18 @@ def gate(
             results = with_expert_samples(results, _samples(opened, announce))
         update_baseline(request, results, written)
     return Gate(verdict, results.run, written, release)
+
+
+def _facts_on_request(
+    request: GateRequest, opened: Session, announce: Callable[[str], None]
+) -> dict[str, Any]:
+    """Facts of what is read where the request says so."""
+    facts: dict[str, Any] = {}
+    if request.experts:
+        facts["expert_spread"] = expert_facts(opened, announce)
+    if request.attention:
+        facts["attention_gates"] = attention_facts(opened, announce)
+    return facts
 
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:

@@ -20,6 +20,7 @@ from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
+from moegeom.geometry.whatif.moved import same_sets
 from moegeom.geometry.whatif.smooth import (
     SmoothingBudget,
     gaps,
@@ -178,7 +179,7 @@ def _is_clear(
         logits = exact.logits(at)
         chosen = exact.chosen(logits)
         wanted = jumps.chosen[row] if sign > 0.0 else jumps.after[row]
-        is_clear &= (np.sort(chosen, axis=1) == np.sort(wanted, axis=1)).all(axis=1)
+        is_clear &= same_sets(chosen, wanted)
         if prepared.rows is not None:
             distance = boundary_distance(logits, chosen, prepared.rows).distance
         else:

@@ -18,6 +18,7 @@ from moegeom.geometry.selection import (
     mapped_logits,
     margin,
     routing_weights,
+    score_sum,
     selection_scores,
     top_k,
 )
@@ -152,7 +153,7 @@ def shared_sum(router: Router, batch: TokenBatch) -> Float64[np.ndarray, "tokens
     # einsum, not a matrix product: no bit of a token may depend on the batch it came in
     columns = router.shared_rows.T.astype(np.float64)
     logits = np.einsum("th,hs->ts", batch.input.astype(np.float64), columns)
-    return SCORES[router.rule.score](mapped_logits(logits, router.rule.logit_map)).sum(axis=1)
+    return score_sum(logits, router.rule)
 
 
 def cosines(router: Router, batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:
