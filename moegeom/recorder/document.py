@@ -13,7 +13,7 @@ from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Titl
 from moegeom.document.rule_brief import rule_brief
 from moegeom.engine.run_facts import router_facts
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.recorder.run import Captured, CapturePlan, CaptureRequest
+from moegeom.recorder.run import AttentionPlan, Captured, CapturePlan, CaptureRequest
 
 _KEPT = {
     "router_input": "what each router reads",
@@ -23,13 +23,30 @@ _KEPT = {
 }
 
 
-def plan_document(plan: CapturePlan, request: CaptureRequest, view: View) -> Document:
+def plan_document(
+    plan: CapturePlan | AttentionPlan, request: CaptureRequest, view: View
+) -> Document:
     """Model, what is kept, and how large that becomes."""
     del view
+    if isinstance(plan, AttentionPlan):
+        facts = [*_planned_attention(plan, request)]
+        return Document("capture", plan.checkpoint, [facts], lambda: dataclasses.asdict(plan))
     blocks = [*_planned(plan, request)]
     return Document(
         "capture", plan.routers.checkpoint, [blocks], lambda: _plan_record(plan, request)
     )
+
+
+def _planned_attention(plan: AttentionPlan, request: CaptureRequest) -> Iterator[Block]:
+    layers = number_of(len(plan.layers), "attention layer")
+    yield Title(plan.checkpoint, f"{plan.family}: {layers} with gates or learned sinks.")
+    yield Fact(
+        "keeps",
+        "sums of gates, attention and energy by head, and no token: at most "
+        f"{number_of(plan.num_tokens, 'token')} go through, {plan.length:,} at a time",
+    )
+    if not any(text.holds_many for text in request.texts):
+        yield from _too_few(len(request.texts))
 
 
 def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
@@ -115,6 +132,8 @@ def _captured(found: Captured, request: CaptureRequest) -> Iterator[Block]:
 def _next(found: Captured, request: CaptureRequest) -> str:
     if request.fold:
         return f"moegeom report {found.out}"
+    if request.is_attention:
+        return f"moegeom attention {request.model} --tokens {found.out}"
     return f"moegeom scan {request.model} --tokens {found.out}"
 
 

@@ -15,6 +15,9 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "outputs:every-expert": ("shared_output", "routed_output", "expert_output"),
 }
 
+#: What people write for sums over heads of attention, alone or before ":LAYERS".
+ATTENTION = "attention"
+
 #: What people write, and the stage of a recording that holds it.
 STAGES: dict[str, Stage] = {
     "hidden": "router_input",
@@ -62,16 +65,15 @@ def parse_keep(text: str | None, routers: Sequence[Router]) -> Keep:
     if text in OUTPUTS:
         return Keep("router_input", outputs=OUTPUTS[text])
     word, _, count = text.partition(":")
-    if word == "attention":
+    if word == ATTENTION:
         raise UsageError(
-            f"keep {text!r}: gates, sinks and what heads give are not recorded; recordings hold "
-            "what routers read.",
-            "moegeom attention CKPT says what weights alone tell of gates and sinks.",
+            f"keep {text!r}: attention is added up beside no router.",
+            "AttentionRecorder, or moegeom capture CKPT --keep attention.",
         )
     if word not in STAGES or (count and word != "top-logits"):
         raise UsageError(
-            f"keep {text!r}: expected hidden, logits, top-logits, top-logits:M, ids, outputs or "
-            "outputs:every-expert."
+            f"keep {text!r}: expected hidden, logits, top-logits, top-logits:M, ids, outputs, "
+            "outputs:every-expert or attention."
         )
     if word != "top-logits":
         return Keep(STAGES[word])

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, UsageError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet
 from moegeom.pipeline import Watch
-from moegeom.recorder.keep import Keep, parse_keep
+from moegeom.recorder.attention import AttentionRecorder, listened_layers
+from moegeom.recorder.keep import ATTENTION, Keep, parse_keep
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.recorder.text import (
     TextFile,
@@ -61,6 +63,27 @@ class CaptureRequest:
     restart: bool = False
     asked: RequestedFamily = NOTHING_ASKED
 
+    @property
+    def is_attention(self) -> bool:
+        """Whether sums over heads of attention are asked for, and no recording for scans."""
+        return (self.keep or "").partition(":")[0] == ATTENTION
+
+    @property
+    def attention_layers(self) -> str | None:
+        """The layers of ``attention:LAYERS``; None for all."""
+        return (self.keep or "").partition(":")[2] or None
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """A capture of sums over heads of attention: of which layers, in the family's words."""
+
+    checkpoint: str
+    family: str
+    layers: tuple[str, ...]
+    num_tokens: int
+    length: int
+
 
 @dataclass(frozen=True)
 class CapturePlan:
@@ -90,7 +113,7 @@ class Captured:
     num_bytes: int
 
 
-def plan_capture(request: CaptureRequest) -> CapturePlan:
+def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
     """What would be recorded, and how large it would be; reads the routers alone.
 
     Raises
@@ -104,6 +127,8 @@ def plan_capture(request: CaptureRequest) -> CapturePlan:
     if not request.texts:
         raise UsageError("no text to read.", "Name files with --text.")
     store = open_checkpoint(request.model)
+    if request.is_attention:
+        return _attention_plan(request, store)
     routers = load_routers(store, asked=request.asked)
     keep = Keep("router_input") if request.fold else parse_keep(request.keep, routers.routers)
     if request.fold and request.keep not in (None, "hidden"):
@@ -122,7 +147,28 @@ def plan_capture(request: CaptureRequest) -> CapturePlan:
     return plan
 
 
-def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = None) -> Captured:
+def _attention_plan(request: CaptureRequest, store: TensorStore) -> AttentionPlan:
+    for option, given in (
+        ("--fold", request.fold),
+        ("--restart", request.restart),
+        ("--family-file", request.asked != NOTHING_ASKED),
+    ):
+        if given:
+            raise UsageError(f"{option} does not apply to --keep {request.keep}.")
+    found = listened_layers(store, request.attention_layers)
+    length = request.length or min(DEFAULT_LENGTH, _longest(store.config) or DEFAULT_LENGTH)
+    return AttentionPlan(
+        store.label,
+        found[0].family.name,
+        tuple(one.name for one in found),
+        request.num_tokens,
+        length,
+    )
+
+
+def capture(
+    request: CaptureRequest, plan: CapturePlan | AttentionPlan, watch: Watch | None = None
+) -> Captured:
     """Runs the model over the texts, piece by piece; goes on where an equal run was cut off.
 
     Raises
@@ -136,6 +182,8 @@ def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = No
     pieces: Iterable[TextPiece] = cut(
         read_documents(request.texts, tokenize), plan.length, request.num_tokens
     )
+    if isinstance(plan, AttentionPlan):
+        return _captured_attention(request, model, pieces, engine, watch)
     domains: tuple[str, ...] = ()
     num_tokens = None
     if request.fold:  # the reductions are laid out by domain, and the sample by the total
@@ -175,6 +223,34 @@ def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = No
     return Captured(request.out, done, resumed, len(documents), recorder.has_chosen, size)
 
 
+def _captured_attention(
+    request: CaptureRequest,
+    model: torch.nn.Module,
+    pieces: Iterable[TextPiece],
+    engine: str,
+    watch: Watch | None,
+) -> Captured:
+    recorder = AttentionRecorder(
+        model,
+        request.out,
+        checkpoint=request.model,
+        layers=request.attention_layers,
+        engine=engine,
+    )
+    if watch:
+        watch.start(request.num_tokens)
+        watch.begin("tokens")
+    documents: set[int] = set()
+    with recorder, _one_way(model):
+        for piece in pieces:
+            documents.add(piece.document)
+            _run(model, piece, recorder)
+            if watch:
+                watch.advance(len(piece.token_ids))
+    size = sum(file.stat().st_size for file in request.out.iterdir())
+    return Captured(request.out, recorder.num_tokens, 0, len(documents), True, size)
+
+
 def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[str, Any]:
     """What an interrupted capture must have in common with the one that goes on."""
     return {
@@ -188,7 +264,9 @@ def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[st
     }
 
 
-def _run(model: torch.nn.Module, piece: TextPiece, recorder: RouterRecorder) -> None:
+def _run(
+    model: torch.nn.Module, piece: TextPiece, recorder: RouterRecorder | AttentionRecorder
+) -> None:
     ids = torch.tensor([piece.token_ids], device=next(model.parameters()).device)
     positions = torch.arange(ids.shape[1])[None] + piece.position
     recorder.tokens(ids, documents=[piece.document], positions=positions, domain=piece.domain)
@@ -211,8 +289,10 @@ def _load(request: CaptureRequest) -> torch.nn.Module:
     options: dict[str, Any] = {"dtype": "auto", "local_files_only": True}
     if request.dtype is not None:
         options["dtype"] = _DTYPES[request.dtype]
+    if request.eager or request.is_attention:  # others give no attention weights back
+        options["attn_implementation"] = "eager"
     if request.eager:
-        options |= {"attn_implementation": "eager", "experts_implementation": "eager"}
+        options["experts_implementation"] = "eager"
     if request.device == "auto":
         options["device_map"] = "auto"
     try:

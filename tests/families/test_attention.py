@@ -9,21 +9,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.geometry.gating import FIRST_QUERY
 from moegeom.geometry.value_output import product_spectra
-from moegeom.router.attention.family import attention_families
+from moegeom.recorder.attention import AttentionRecorder
+from moegeom.router.attention.family import AttentionFamily, attention_families
 from moegeom.router.attention.tensors import (
     AttentionTensors,
     attention_layers,
     recognise_attention,
 )
+from moegeom.studies.attention.on_tokens import layer_on_tokens
+from moegeom.tokens.attention_record import AttentionRecord, read_attention_record
 from tests.families.attention_models import ATTENTION, attention_model
 from tests.families.observed import FIRST_ORDINARY, VOCABULARY
 from tests.families.tiny_models import repeatable
@@ -32,6 +37,9 @@ from tests.families.tiny_models import repeatable
 GATES = ("q_gate_proj", "g_proj", "gate_proj", "q_proj")
 
 FUNCTIONS = {"sigmoid": torch.sigmoid, "softplus": torch.nn.functional.softplus}
+
+#: Two sequences of one pass.
+TOKENS = 48
 
 #: Modules of layers in one another's place.
 STACKS = {"L_module": "low", "H_module": "high"}
@@ -44,21 +52,113 @@ def test_every_family_has_a_model():
     assert set(attention_families()) == {name.partition("__")[0] for name in ATTENTION}
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-def test_gates_sinks_and_products_are_those_of_transformers(name: str, tmp_path: Path):
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """A family, its layers in the saved file, what one pass showed, and what was recorded of it."""
+
+    name: str
+    family: AttentionFamily
+    layers: dict[str, AttentionTensors]
+    seen: dict[str, dict[str, Any]]
+    record: AttentionRecord | None
+
+
+@pytest.fixture(scope="module", params=ATTENTION)
+def passed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Passed:
+    name, folder = request.param, tmp_path_factory.mktemp("attention")
     model = attention_model(name)
-    model.save_pretrained(tmp_path)
-    store = open_checkpoint(tmp_path)
+    model.save_pretrained(folder / "model")
+    store = open_checkpoint(folder / "model")
     family = recognise_attention(store.config)
-    assert family is not None and family.name == name.partition("__")[0]
+    assert family is not None
     layers = {layer.name: layer for layer in attention_layers(store, family)}
-    seen = _seen(model)
-    assert layers.keys() == seen.keys()
-    assert any(layer.gate or layer.sinks for layer in layers.values()) == ("without" not in name)
-    for place, layer in layers.items():
-        _check_gate(name, layer, seen[place])
-        _check_sinks(layer, seen[place])
-        _check_products(layer, seen[place]["module"])
+    if not any(layer.gate or layer.sinks for layer in layers.values()):
+        return Passed(name, family, layers, _seen(model), None)
+    with AttentionRecorder(model, folder / "rec", checkpoint=folder / "model") as recorder:
+        seen = _seen(model, recorder)
+    return Passed(name, family, layers, seen, read_attention_record(folder / "rec"))
+
+
+def test_gates_sinks_and_products_are_those_of_transformers(passed: Passed):
+    name = passed.name
+    assert passed.family.name == name.partition("__")[0]
+    assert passed.layers.keys() == passed.seen.keys()
+    has_any = any(layer.gate or layer.sinks for layer in passed.layers.values())
+    assert has_any == ("without" not in name)
+    for place, layer in passed.layers.items():
+        _check_gate(name, layer, passed.seen[place])
+        _check_sinks(layer, passed.seen[place])
+        _check_products(layer, passed.seen[place]["module"])
+
+
+def test_what_is_recorded_is_what_gates_and_attention_of_transformers_add_up_to(passed: Passed):
+    if passed.record is None:
+        assert "without" in passed.name
+        return
+    recorded = {layer.name for layer in passed.record.layers}
+    assert recorded == {n for n, layer in passed.layers.items() if layer.gate or layer.sinks}
+    for sums in passed.record.layers:
+        layer, seen = passed.layers[sums.name], passed.seen[sums.name]
+        assert sums.tokens.sum() == seen["calls"] * TOKENS
+        if seen["calls"] > 1:
+            continue  # what was seen is the last call
+        found = layer_on_tokens(layer, passed.record)
+        assert found is not None
+        theirs = _definitions(passed.name, layer, seen)
+        assert found.heads[0].keys() - NOT_DEFINED == theirs.keys()
+        for figure, values in theirs.items():
+            ours = [head[figure] for head in found.heads]
+            np.testing.assert_allclose(ours, values, rtol=1e-5, atol=2e-6, err_msg=figure)
+
+
+#: Figures without a counterpart in transformers: of random rows, and from histograms.
+NOT_DEFINED = {
+    *("gate_mean_random", "gate_closed_share_random", "gate_pull_random"),
+    *("gate_decile_1", "gate_median", "gate_decile_9"),
+}
+
+
+def _definitions(name: str, layer: AttentionTensors, seen: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Each figure of each head, written out."""
+    found: dict[str, np.ndarray] = {}
+    weights = seen["weights"].double().numpy()
+    gates = None
+    if layer.gate is not None:
+        assert layer.family.gate is not None
+        gate = layer.read_gate()
+        inner = np.einsum("btw,hcw->bthc", seen["read"].double().numpy(), gate.rows) + gate.bias
+        gates = FUNCTIONS[layer.family.gate.function](torch.from_numpy(inner)).numpy()
+        found["gate_mean"] = gates.mean(axis=(0, 1, 3))
+        found["gate_closed_share"] = (gates < 0.1).mean(axis=(0, 1, 3))
+        mean = inner.mean(axis=(0, 1))
+        found["gate_pull"] = np.sqrt(
+            (mean**2).mean(axis=1) / ((inner - mean) ** 2).mean(axis=(0, 1, 3))
+        )
+        if layer.family.gate.function == "sigmoid":
+            both = np.stack([gates, 1.0 - gates])
+            found["gate_entropy_nats"] = scipy.stats.entropy(both).mean(axis=(0, 1, 3))
+        given = seen["module"].o_norm(seen["heads"]) if name in NORMED else seen["heads"]
+        given = given.double().numpy().reshape(*gates.shape[:3], -1)
+        after = ((gates * given) ** 2).sum(axis=(0, 1, 3))
+        found["energy_removed_share"] = 1.0 - after / (given**2).sum(axis=(0, 1, 3))
+    later = weights[:, :, FIRST_QUERY:]
+    if layer.sinks is not None:
+        found["sink_mass"] = 1.0 - later.sum(axis=3).mean(axis=(0, 2))
+    if weights.shape[2] != weights.shape[3]:
+        return found
+    first = later[..., 0]
+    found["first_token_mass"] = first.mean(axis=(0, 2))
+    found["first_4_mass"] = later[..., :4].sum(axis=3).mean(axis=(0, 2))
+    found["uniform_mass"] = ((first > 0) / (later > 0).sum(axis=3)).mean(axis=(0, 2))
+    if gates is not None:
+        mean = gates[:, FIRST_QUERY:].mean(axis=3)
+        found["gate_first_correlation"] = np.array(
+            [
+                scipy.stats.pearsonr(mean[:, :, head].ravel(), first[:, head].ravel()).statistic
+                for head in range(gates.shape[2])
+            ]
+        )
+    return found
 
 
 def _check_gate(name: str, layer: AttentionTensors, seen: dict[str, Any]) -> None:
@@ -136,11 +236,13 @@ def _value(module: Any, head: int, number: int, width: int) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------- one pass
-def _seen(model: Any) -> dict[str, dict[str, Any]]:
+def _seen(model: Any, recorder: AttentionRecorder | None = None) -> dict[str, dict[str, Any]]:
     """What passes through each attention layer with an output matrix, by its name."""
     found: dict[str, dict[str, Any]] = {}
     with repeatable("attention"), _watched(model, found):
-        ids = torch.randint(FIRST_ORDINARY, VOCABULARY, (2, 24))
+        ids = torch.randint(FIRST_ORDINARY, VOCABULARY, (2, TOKENS // 2))
+        if recorder is not None:
+            recorder.tokens(ids)
         model(input_ids=ids, use_cache=False)
     return {place: seen for place, seen in found.items() if "heads" in seen}
 
@@ -199,7 +301,12 @@ def _eager(own: Any, by_module: dict[Any, dict[str, Any]]) -> Any:
         heads, weights = own(module, *arguments, **named)
         if module in by_module:
             sinks = named.get("s_aux", named.get("sinks"))
-            by_module[module] |= {"heads": heads.clone(), "sinks": sinks}
+            by_module[module] |= {
+                "heads": heads.clone(),
+                "weights": weights,
+                "sinks": sinks,
+                "calls": by_module[module].get("calls", 0) + 1,
+            }
         return heads, weights
 
     return forward

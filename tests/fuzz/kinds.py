@@ -34,6 +34,7 @@ from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
 from moegeom.engine.snapshot import read_snapshot
+from moegeom.geometry.gating import SUMS, gating_figures
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.reader import open_results
@@ -43,6 +44,13 @@ from moegeom.router.requested_family import read_family_file
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.log_probs import log_probs
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+from moegeom.tokens.attention_record import (
+    NUM_BINS,
+    AttentionRecord,
+    LayerSums,
+    read_attention_record,
+    write_attention_record,
+)
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
@@ -487,6 +495,26 @@ def use_trace(dialect: str) -> Use:
 _PLAN = {"texts": "5f3a", "settings": {"length": 128, "files": ["a.txt"]}}
 
 
+def _attention(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    sums = random.random((len(SUMS), 16, 2))
+    counts = [random.integers(9, size=shape) for shape in ((16,), (16,), (2, 2, NUM_BINS))]
+    floats = (sums, random.random((2, 2, 2, 3)), random.random(4))
+    (folder / "rec").mkdir()
+    tokens, queries, histogram = counts
+    layer = LayerSums(
+        "text/0", True, True, True, "", tokens, queries, floats[0], histogram, *floats[1:]
+    )
+    record = AttentionRecord("rec", "ckpt", "engine", 9, 3, (layer,))
+    write_attention_record(folder / "rec", record)
+
+
+def use_attention(folder: Path, draw: random.Random) -> None:
+    """Sums over heads of attention, and their figures."""
+    for layer in read_attention_record(folder / "rec").layers:
+        gating_figures(layer.by_name, layer.tokens, layer.queries)
+
+
 def _unfinished_recording(folder: Path) -> None:
     writer = _writer(folder)
     writer.__enter__()
@@ -658,6 +686,10 @@ _ALL = [
     Kind(
         "recording", _recording, {"rec/*.parquet": "parquet", "rec/*.safetensors": "safetensors"},
         use_recording,
+    ),
+    Kind(
+        "record of attention", _attention, {"rec/*.json": "json", "rec/*.safetensors": "safetensors"},
+        use_attention,
     ),
     Kind("unfinished recording", _unfinished_recording, {"rec.partial/**/*": "jsonl"}, go_on_recording, writes=True),
     *(Kind(f"trace of {n}", _trace(n), _target(w.file), use_trace(w.dialect)) for n, w in WRITERS.items()),

@@ -18,6 +18,10 @@ COMMAND = Command(Group.explore, 12, "moegeom attention CKPT --layers 0-3")
 def run(
     checkpoint: Checkpoint,
     screen: ScreenOptions,
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", help="What capture --keep attention wrote, of this checkpoint."),
+    ] = None,
     layers: Annotated[
         str | None, typer.Option("--layers", "--layer", help="Layers, such as 0,3-7.")
     ] = None,
@@ -31,7 +35,7 @@ def run(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Gates and sinks of attention: where they are, what is free in a head, dead heads."""
+    """Gates and sinks of attention: where they are, what they do on tokens, dead heads."""
     from moegeom.checkpoint.remote.options import RemoteOptions
     from moegeom.engine.parameters import request_of
     from moegeom.studies.attention.document import document
@@ -40,6 +44,7 @@ def run(
     request = request_of(
         AttentionRequest,
         checkpoint=checkpoint,
+        tokens=tokens,
         layers=layers,
         remote=RemoteOptions(cache_folder=None) if no_cache else None,
         yes=yes,

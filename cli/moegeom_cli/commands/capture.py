@@ -32,8 +32,9 @@ def run(
         typer.Option(
             "--keep",
             metavar="WHAT",
-            help="hidden, logits, top-logits:M, ids, outputs or outputs:every-expert [default: "
-            "top-logits, or logits where the largest do not decide].",
+            help="hidden, logits, top-logits:M, ids, outputs, outputs:every-expert, or "
+            "attention[:LAYERS] for moegeom attention [default: top-logits, or logits where the "
+            "largest do not decide].",
         ),
     ] = None,
     num_tokens: Annotated[

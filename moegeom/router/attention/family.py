@@ -6,10 +6,12 @@ A family that has neither gates nor learned sinks has no file, and nothing is sa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from moegeom.core.errors import InternalError
 from moegeom.router.toml_records import (
@@ -29,7 +31,10 @@ from moegeom.router.toml_records import (
 POSITIONS = ("G1", "G2", "G3", "G4", "G5")
 
 #: What a gate makes of its projection.
-FUNCTIONS = ("sigmoid", "softplus")
+FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sigmoid": lambda z: 1.0 / (1.0 + np.exp(-z)),
+    "softplus": lambda z: np.logaddexp(z, 0.0),
+}
 
 _PACKAGE = "moegeom.router.attention"
 
@@ -141,7 +146,7 @@ def load_attention_family(name: str) -> AttentionFamily:
     family = record_of(AttentionFamily, {"name": name, **table}, where, _CONVERTERS)
     if (gate := family.gate) is not None:
         _among(gate.position, POSITIONS, f"{where}: position")
-        _among(gate.function, FUNCTIONS, f"{where}: function")
+        _among(gate.function, tuple(FUNCTIONS), f"{where}: function")
         _among(gate.per, ("head", "channel", "head or channel"), f"{where}: per")
     return family
 

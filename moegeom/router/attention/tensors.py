@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 from jaxtyping import Float, Float64
 
 from moegeom.checkpoint.store import TensorStore
@@ -215,6 +216,32 @@ class AttentionTensors:
         return sum(info.size_bytes for info in self._stored(stem).tensors)
 
     # ------------------------------------------------------------------------------------- values
+    def fingerprint(self) -> str:
+        """A digest of gate and sinks in float32, by which a recording knows its layer again."""
+        digest = xxhash.xxh3_128()
+        for found in self._recorded():
+            digest.update(np.ascontiguousarray(found, dtype=np.float32).data)
+        return digest.hexdigest()
+
+    def is_as(self, stored: AttentionTensors, dtype: np.dtype | None) -> bool:
+        """Whether gate and sinks are those of another layer, rounded to ``dtype`` if need be."""
+        ours, theirs = [*self._recorded()], [*stored._recorded()]
+        return len(ours) == len(theirs) and all(
+            one.shape == two.shape
+            and any(
+                np.array_equal(one.astype(np.float32), kind.astype(np.float32))
+                for kind in (two, *((two.astype(dtype),) if dtype is not None else ()))
+            )
+            for one, two in zip(ours, theirs, strict=True)
+        )
+
+    def _recorded(self) -> Iterator[np.ndarray]:
+        if self.gate is not None:
+            gate = self.read_gate()
+            yield from (gate.rows, gate.bias)
+        if self.sinks is not None:
+            yield self.read_sinks()
+
     def read_gate(self) -> GateRows:
         """The gate; its values may be anything.
 

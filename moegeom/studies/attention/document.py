@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import format_layers
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
-from moegeom.studies.attention.record import Attention, AttentionLayer
+from moegeom.studies.attention.record import Attention, AttentionLayer, Measured
 
 _HEADS = (
     (
@@ -43,19 +43,21 @@ def document(found: Attention, view: View) -> Document:
     """What ``moegeom attention`` says."""
     shown, *fewer = worst_rows(found.layers, _badness, view) if found.layers else ([],)
     notes = [Note(text) for text in _notes(found)]
-    table = (
+    tables = [
         Excerpt(
-            [_layers(found, shown)],
-            [_layers(found, found.layers), _heads(found)],
-            shorter=[[_layers(found, rows)] for rows in fewer],
-        ),
-    )
+            [part(found, shown)],
+            [part(found, found.layers), *also],
+            shorter=[[part(found, rows)] for rows in fewer],
+        )
+        for part, also in ((_on_tokens, []), (_layers, [_heads(found)]))
+        if part is _layers or _recorded(found)
+    ]
     return Document(
         "attention",
         found.checkpoint,
         [
             [Title(found.checkpoint, _title(found)), *_facts(found)],
-            list(table) if found.layers else [],
+            *([[table] for table in tables] if found.layers else [[]]),
             [in_part(notes, "note", view.detail, is_aside=True)] if notes else [],
         ],
         lambda: _record(found),
@@ -114,7 +116,73 @@ def _facts(found: Attention) -> Iterator[Block]:
         every = (*(one.layer for one in found.layers), *(name for name, _ in found.left_out))
         where = places(names, {"routers": [{"name": name} for name in every]})
         yield Fact("", f"{where}: not looked at: {reason}.", "warning")
+    yield from _tokens_facts(found)
     yield Fact("read", f"{size(found.bytes_read)} of {size(found.bytes_total)}.", "plain")
+
+
+def _recorded(found: Attention) -> list[AttentionLayer]:
+    return [one for one in found.layers if one.on_tokens is not None]
+
+
+#: What is said of all layers: the name of a figure, that of its counterpart, and words for both.
+_SENTENCES = (
+    ("gate_mean", "gate_mean_random", "gates are {} on average (random rows {})"),
+    ("gate_closed_share", "gate_closed_share_random", "{} are below 0.1 (random rows {})"),
+    ("energy_removed_share", "", "they take away {} of the energy of what heads give"),
+    ("first_token_mass", "uniform_mass", "{} of the attention is on the first token (alike: {})"),
+    ("sink_mass", "", "{} goes to learned sinks"),
+)
+
+
+def _tokens_facts(found: Attention) -> Iterator[Fact]:
+    """What the recorded layers did, as a range over layers, and which were not recorded."""
+    if found.tokens is None:
+        return
+    recorded = _recorded(found)
+    told = found.tokens
+    source = (
+        f"{number_of(told.num_tokens, 'token')} of {number_of(told.num_documents, 'document')} in "
+        f"{told.name}"
+    )
+    if not recorded:
+        yield Fact("tokens", f"none of these layers was recorded ({source}).", "warning")
+        return
+    parts = [
+        text.format(*(_over_layers(recorded, name) for name in (figure, beside) if name))
+        for figure, beside, text in _SENTENCES
+        if any(figure in one.on_tokens.figures for one in recorded if one.on_tokens)
+    ]
+    yield Fact("tokens", f"{source}; by layer: {'; '.join(parts)}.", "plain")
+    without = [
+        one
+        for one in recorded
+        if one.on_tokens is not None and "first_token_mass" not in one.on_tokens.figures
+    ]
+    if without:
+        yield Fact(
+            "",
+            f"{number_of(len(without), 'layer')} without attention weights by token: how much goes "
+            "to first tokens was not looked at.",
+            "warning",
+        )
+    if len(recorded) < len(found.layers):
+        missing = number_of(len(found.layers) - len(recorded), "layer")
+        yield Fact("", f"{missing} not in the recording, by weights alone.", "warning")
+
+
+def _over_layers(layers: Sequence[AttentionLayer], name: str) -> str:
+    means = [
+        figure.mean
+        for one in layers
+        if one.on_tokens is not None
+        and (figure := one.on_tokens.figures.get(name)) is not None
+        and figure.mean is not None
+    ]
+    if not means:
+        return "not known"
+    spell = percent if name.endswith(("share", "mass", "share_random")) else "{:.2f}".format
+    least, most = spell(min(means)), spell(max(means))
+    return least if least == most else f"{least} to {most}"
 
 
 def _said(one: AttentionLayer) -> str:
@@ -170,6 +238,52 @@ def _row(one: AttentionLayer) -> tuple[str, ...]:
     )
 
 
+#: Columns of the figures on tokens: name, what stands above it and those beside it, heading, and
+#: when it goes where there is no room.
+_TOKEN_COLUMNS = (
+    ("gate_mean", "gate", "mean", 0),
+    ("gate_mean_random", "gate", "random", 0),
+    ("gate_closed_share", "below 0.1", "share", 0),
+    ("gate_closed_share_random", "below 0.1", "random", 2),
+    ("gate_entropy_nats", "entropy", "nats", 6),
+    ("energy_removed_share", "energy", "removed", 0),
+    ("first_token_mass", "attention on first", "token", 0),
+    ("uniform_mass", "attention on first", "alike", 3),
+    ("sink_mass", "on", "sinks", 4),
+    ("gate_first_correlation", "first token", "and gate", 1),
+    ("gate_pull", "pull of the mean", "gate", 5),
+    ("gate_pull_random", "pull of the mean", "random", 5),
+)
+
+#: Figures whose interval is shown.
+_WITH_WIDTH = ("gate_mean", "energy_removed_share", "first_token_mass", "gate_first_correlation")
+
+
+def _on_tokens(found: Attention, layers: Sequence[AttentionLayer]) -> Table:
+    """Means over heads with 95 % intervals over documents; without what no layer has."""
+    figures = {one.layer: one.on_tokens.figures for one in _recorded(found) if one.on_tokens}
+    columns = [one for one in _TOKEN_COLUMNS if any(one[0] in known for known in figures.values())]
+    above = [group for _, group, _, _ in columns]
+    groups = ["" if group in above[:place] else group for place, group in enumerate(above)]
+    rows = [
+        (
+            _place(found, one),
+            *(_spelled(name, figures[one.layer].get(name)) for name, *_ in columns),
+        )
+        for one in layers
+        if one.layer in figures
+    ]
+    heads = (("", *groups), ("layer", *(head for _, _, head, _ in columns)))
+    return Table(heads, rows, drops=(0, *(drop for *_, drop in columns)))
+
+
+def _spelled(name: str, figure: Measured | None) -> str:
+    if figure is None or figure.mean is None:
+        return "-"
+    has_width = name in _WITH_WIDTH and figure.half_width is not None
+    return f"{figure.mean:.3f}" + (f" ± {figure.half_width:.3f}" if has_width else "")
+
+
 _HEAD_HEADS = (
     *("layer", "head", "values", "rank", "effective", "length of product", "gate length"),
     *("Gram score", "sink"),
@@ -217,7 +331,17 @@ def _notes(found: Attention) -> Iterator[str]:
     elif any(one.has_sinks for one in found.layers):
         yield "A sink is a logit of each head that belongs to no token: what it takes adds nothing."
     yield from (f"{note[:1].upper()}{note[1:]}." for note in found.notes)
-    yield "Weights alone: how far gates close on text was not looked at."
+    if found.tokens is None:
+        yield (
+            "Weights alone: how far gates close on text was not looked at (moegeom capture --keep "
+            "attention, then --tokens)."
+        )
+    else:
+        yield (
+            "On tokens: means over heads, ± 95 % over documents; a random gate has rows of the "
+            "same lengths in random directions. 'alike': what the first token would have if a "
+            "query saw all of its keys alike. Attention is that of queries from the fifth token on."
+        )
     if found.written:
         yield f"A row for each head of each layer written to {found.written}."
 

@@ -23,10 +23,12 @@ FREE: Mapping[Gating, str] = {
 class AttentionRequest(Terms):
     """What was asked for.
 
-    ``out`` is a table of heads; more than 2 GB are read with ``yes`` only.
+    ``tokens`` is what ``capture --keep attention`` wrote, ``out`` a table of heads; more than 2 GB
+    are read with ``yes`` only.
     """
 
     checkpoint: str
+    tokens: Path | None = None
     yes: bool = False
     out: Path | None = None
 
@@ -57,6 +59,33 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A figure of the heads of a layer: mean, half-width of its 95 % interval, least and most.
+
+    None where it is not known: an interval needs documents in two blocks.
+    """
+
+    mean: float | None
+    half_width: float | None
+    least: float | None
+    most: float | None
+
+
+@dataclass(frozen=True)
+class LayerOnTokens:
+    """What a layer did on recorded tokens: figures of docs/attention.md by their names.
+
+    ``heads`` has those of each head. What was not looked at is not there: without a gate all of
+    gates, with fused attention all of attention weights.
+    """
+
+    num_tokens: int
+    num_blocks: int
+    figures: Mapping[str, Measured]
+    heads: tuple[Mapping[str, float | None], ...]
+
+
+@dataclass(frozen=True)
 class AttentionLayer:
     """One attention layer.
 
@@ -65,6 +94,7 @@ class AttentionLayer:
     row a head, else the mean of those of the heads; ``gram_random`` that of random rows of this
     shape and ``gram_random_sd`` its deviation (of one head). ``alike`` are pairs of heads whose
     products have a cosine of .99 or more. ``sink_is_projection``: sinks depend on the token.
+    ``on_tokens`` is None where no tokens were given or the layer is not in their record.
     """
 
     layer: str
@@ -84,6 +114,7 @@ class AttentionLayer:
     sink_is_projection: bool
     num_bytes: int
     heads: tuple[Head, ...]
+    on_tokens: LayerOnTokens | None = None
 
     @property
     def free(self) -> str:
@@ -94,6 +125,16 @@ class AttentionLayer:
     def dead(self) -> list[int]:
         """Numbers of the dead heads."""
         return [one.head for one in self.heads if one.is_dead]
+
+
+@dataclass(frozen=True)
+class TokensFacts:
+    """The record of attention that was read."""
+
+    name: str
+    engine: str
+    num_tokens: int
+    num_documents: int
 
 
 @dataclass(frozen=True)
@@ -114,3 +155,4 @@ class Attention:
     bytes_read: int
     bytes_total: int
     written: str | None = None
+    tokens: TokensFacts | None = None

@@ -1,4 +1,4 @@
-"""``moegeom attention``: gates, sinks and heads of attention layers, from weights alone."""
+"""``moegeom attention``: gates, sinks and heads of attention layers, by weights and on tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from moegeom.router.attention.tensors import (
 )
 from moegeom.studies.announced import announce_bytes
 from moegeom.studies.attention.layer import attention_layer
-from moegeom.studies.attention.record import Attention, AttentionLayer, AttentionRequest
+from moegeom.studies.attention.on_tokens import layer_on_tokens
+from moegeom.studies.attention.record import (
+    Attention,
+    AttentionLayer,
+    AttentionRequest,
+    TokensFacts,
+)
 from moegeom.studies.written import refuse_out, write_rows
+from moegeom.tokens.attention_record import read_attention_record
 
 
 def attention(request: AttentionRequest, watch: Watch | None = None) -> Attention:
-    """What the weights of gates, values, outputs and sinks say, layer by layer.
+    """What the weights of gates, values, outputs and sinks say, and their record on tokens.
 
     Where ``model_type`` names no family whose gates or sinks are known, nothing is looked for.
 
@@ -31,12 +38,15 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
     ------
     RouterError
         When a family that is known has no attention layer in this file.
+    RecordingError
+        When the tokens are no record of attention, or one of other gates.
     UsageError
         When more than 2 GB are to be read without ``yes``, and when ``out`` cannot be written.
     """
     if request.out is not None:
         refuse_out(request.out, request.overwrite, (".parquet",))
     wanted = None if request.layers is None else parse_layers(request.layers)
+    record = None if request.tokens is None else read_attention_record(request.tokens)
     store = open_checkpoint(request.checkpoint, request.remote)
     family = recognise_attention(store.config)
     named = str(store.config.get("model_type", ""))[:60]
@@ -57,9 +67,12 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
             if watch:
                 watch.begin(tensors.name)
             try:
-                found.append(attention_layer(tensors))
+                layer = attention_layer(tensors)
             except (CheckpointError, RouterError) as error:
                 left_out.append((tensors.name, error.message.rstrip(".")))
+            else:
+                on_tokens = None if record is None else layer_on_tokens(tensors, record)
+                found.append(dataclasses.replace(layer, on_tokens=on_tokens))
             if watch:
                 watch.advance(1)
     if request.out is not None:
@@ -76,6 +89,9 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,
         written=None if request.out is None else request.out.name,
+        tokens=None
+        if record is None
+        else TokensFacts(record.label, record.engine, record.num_tokens, record.num_documents),
     )
 
 
@@ -110,6 +126,7 @@ def rows_of(layer: AttentionLayer) -> Iterator[dict[str, Any]]:
         yield {
             **{name: getattr(layer, name) for name in names},
             **dataclasses.asdict(head),
+            **(layer.on_tokens.heads[head.head] if layer.on_tokens is not None else {}),
             "gate_gram_random": layer.gram_random,
             "gate_gram_random_sd": layer.gram_random_sd,
             "alike_head": other,

@@ -13,6 +13,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular
 from moegeom.core.text import number_of, quoted
 from moegeom.core.tokens import OUTPUT_KINDS, Stage
+from moegeom.tokens.attention_record import is_attention_record
 from moegeom.tokens.recording.fields import Fields
 from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
 
@@ -109,7 +110,9 @@ def read_facts(directory: Path) -> RecordingFacts:
 
 def _no_facts(directory: Path) -> RecordingError:
     partial = directory.with_name(f"{directory.name}.partial")
-    if directory.name.endswith(".partial") or (partial.exists() and not directory.exists()):
+    if is_attention_record(directory):
+        hint = "It holds sums of attention: moegeom attention CKPT --tokens ..."
+    elif directory.name.endswith(".partial") or (partial.exists() and not directory.exists()):
         hint = "It was never finished: record it again."
     else:
         hint = "A foreign file (npy, npz, safetensors, parquet) is opened with --stage."

@@ -357,7 +357,7 @@ def test_nothing_announced_is_nothing_recorded(balanced: Sample, tmp_path: Path)
     [
         ({"keep": "top-logits:3"}, "5 logits at least"),
         ({"keep": "everything"}, "expected hidden, logits"),
-        ({"keep": "attention:0-3"}, "recordings hold what routers read"),
+        ({"keep": "attention:0-3"}, "AttentionRecorder"),
         ({"rank": 3, "num_ranks": 2}, "rank 3 of 2"),
         ({"rank": 0}, "are given together"),
     ],
