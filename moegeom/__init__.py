@@ -15,6 +15,7 @@ _PUBLIC: dict[str, str] = {
     "open": "moegeom.api:open",
     "recording": "moegeom.api:recording",
     "scan": "moegeom.api:scan",
+    "merge": "moegeom.api:merge",
     "report": "moegeom.api:report",
     "check": "moegeom.api:check",
     "route": "moegeom.api:route",

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moegeom.core.router import Router
+from moegeom.core.errors import ResultsError
+from moegeom.core.router import Router, format_layers
 from moegeom.document.report import GateReport, Report, ScanReport
 from moegeom.engine.parameters import asks, family_parameters, request_of
 from moegeom.engine.request import ScanRequest, Terms
@@ -156,6 +157,39 @@ def scan(
 
     request = asked_request(ScanRequest, side("checkpoint", checkpoint), tokens, options, out=out)
     return ScanReport(results_of(request, watch), results_document)
+
+
+@asks(Terms)
+def merge(
+    parts: Iterable[str | Path],
+    *,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    tokens: str | Path | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> ScanReport:
+    """The results of parts that ``moegeom scan ... --part i/n`` wrote, equal to those of one scan.
+
+    Checkpoint and tokens are where the parts say, or where ``checkpoint`` and ``tokens`` do.
+
+    Raises
+    ------
+    ResultsError
+        When a part is missing, is of another scan, or is not as it was written.
+    """
+    from moegeom.document.results import results_document
+    from moegeom.engine.parts import MissingParts
+    from moegeom.pipeline import merge as merged_parts
+
+    folder = None if out is None else Path(out)
+    sides = {"checkpoint": checkpoint, "tokens": tokens}
+    given = {name: None if path is None else os.fspath(path) for name, path in sides.items()}
+    found = merged_parts([*map(Path, parts)], folder, watch, overwrite=overwrite, **given)
+    if isinstance(found, MissingParts):
+        missing = format_layers(set(found.numbers))
+        raise ResultsError(f"parts {missing} of {found.count} are missing.", "Make them first.")
+    return ScanReport(open_results(found), results_document)
 
 
 @asks(Terms)

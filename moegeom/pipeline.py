@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,10 +20,13 @@ from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.tokens import SourceFacts, TokenSource
+from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
+from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.engine.out import default_out, is_answered, refuse_skipped
+from moegeom.engine.parameters import request_of
+from moegeom.engine.parts import Folding, MergedParts, MissingParts, PartWriter, parse_part
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import ScanRequest, Terms, tokens_path
@@ -44,6 +48,7 @@ from moegeom.engine.sources import (
     open_run_b,
     refuse_no_rows,
     refuse_nothing_left,
+    refuse_too_many,
     refuse_uncomparable,
     refuse_unknown_positions,
 )
@@ -80,10 +85,16 @@ class Watch(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | None = None) -> Path:
+def scan(
+    request: ScanRequest,
+    watch: Watch | None = None,
+    opened: Session | None = None,
+    merged: MergedParts | None = None,
+) -> Path:
     """Measures every router on the tokens and returns the results directory.
 
-    ``opened`` is the session of this request, where there is one already.
+    ``opened`` is the session of this request, where there is one already; ``merged`` are parts in
+    which its tokens were folded before.
 
     Raises
     ------
@@ -111,11 +122,18 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     refuse_nothing_left(request, source)
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
+    refuse_too_many(token_facts)
+    sides = Sides(run_b, checkpoint_b, device, merged)
+    if merged is not None:
+        plan = merged.same_plan(plan)
+    if request.part is not None:
+        return _scan_part(request, opened, metrics, sides, plan, out, watch)
+    if request.engine is not None:
+        with parts_by_ray(request, source, _part_files, watch) as parts:
+            return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch:
-            sides = (run_b is not None) + (checkpoint_b is not None)
-            what_ifs = len(parse_what_ifs(request.what_ifs))
-            work = _work(chosen, source, 1 + len(request.arithmetics) + sides + what_ifs)
+            work = _work(chosen, source, _num_passes(request, sides))
             watch.start(sum(work.values()))
             if done := writer.finished():
                 watch.say(
@@ -124,18 +142,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
                 watch.advance(sum(work[name] for name in done))
         for router in chosen:
             experts = _experts(opened, router, request)
-            measure(
-                router,
-                source,
-                request,
-                metrics,
-                writer,
-                watch,
-                run_b,
-                checkpoint_b,
-                device,
-                experts,
-            )
+            measure(router, source, request, metrics, writer, watch, sides, experts)
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
@@ -146,6 +153,83 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
             "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
+
+
+def _scan_part(
+    request: ScanRequest,
+    opened: Session,
+    metrics: Sequence[Metric],
+    sides: Sides,
+    plan: Mapping[str, Any],
+    out: Path,
+    watch: Watch | None,
+) -> Path:
+    """The passes of every router over the share of one part: a folder for :func:`merge`."""
+    source, part = opened.source, parse_part(request.part or "")
+    if source is None or isinstance(source, CountedSource):
+        raise UsageError("--part cuts tokens: it needs --tokens with the choices of each.")
+    heard = [r for r in opened.chosen if r.name in source.facts.routers]
+    if request.out is None:
+        out = out.with_name(f"{out.name}.part-{part.number}-of-{part.count}")
+    num_tiles = -(-source.facts.num_tokens // TILE)
+    with PartWriter(out, part, request, plan, num_tiles) as writer:
+        if watch:
+            share = len(part.share(range(num_tiles), num_tiles)) * TILE
+            watch.start(len(heard) * share * _num_passes(request, sides))
+        for router in heard:
+            if watch:
+                watch.begin(router.name)
+            _measured(
+                router,
+                source,
+                request,
+                metrics,
+                watch,
+                dataclasses.replace(sides, folding=writer),
+                _experts(opened, router, request),
+            )
+    return out
+
+
+def _part_files(request: ScanRequest) -> dict[str, bytes]:
+    """A part as the contents of its files by name: what a worker of a cluster sends back."""
+    with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
+        written = scan(dataclasses.replace(request, out=Path(folder) / "part"))
+        return {path.name: path.read_bytes() for path in written.iterdir()}
+
+
+def merge(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    watch: Watch | None = None,
+    *,
+    checkpoint: str | None = None,
+    tokens: str | None = None,
+    overwrite: bool = False,
+) -> Path | MissingParts:
+    """The results of parts that were folded apart, equal to those of one scan; or what is missing.
+
+    Checkpoint and tokens are opened again, and read for what belongs to no tile. They are where the
+    first part says, or where ``checkpoint`` and ``tokens`` do.
+
+    Raises
+    ------
+    ResultsError
+        When a folder is no part, parts are of different scans, or one is not as it was written.
+    """
+    parts = MergedParts.of(folders)
+    if isinstance(parts, MissingParts):
+        return parts
+    given = dict(parts.parts[0].request)
+    given |= {k: v for k, v in (("checkpoint", checkpoint), ("tokens", tokens)) if v is not None}
+    request = request_of(ScanRequest, **given, out=out, overwrite=overwrite)
+    return scan(request, watch, merged=parts)
+
+
+def _num_passes(request: ScanRequest, sides: Sides) -> int:
+    """Passes over all tokens."""
+    what_ifs = len(parse_what_ifs(request.what_ifs))
+    return 1 + len(request.arithmetics) + sides.count + what_ifs
 
 
 def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:
@@ -177,6 +261,11 @@ def results_of(
     MoeGeomError
         As ``run``; UsageError where rows by token, which are files, have no directory.
     """
+    if request.part is not None:
+        raise UsageError(
+            f"--part {request.part}: a share of the tokens has no results of its own.",
+            "moegeom scan ... --part i/n --out FOLDER writes it; merge adds parts up.",
+        )
     if request.out is not None:
         return open_results(run(request, watch))
     if request.per_token:
@@ -269,6 +358,23 @@ def lint(
     return MemoryResults(facts, tables)
 
 
+@dataclass(frozen=True)
+class Sides:
+    """What stands beside tokens and routers: choices of another run, routers of another checkpoint,
+    devices, and where the progress of passes comes from, if not from a loop here.
+    """
+
+    run_b: RunB | None = None
+    checkpoint_b: CheckpointB | None = None
+    device: DeviceChoice = ON_THE_PROCESSOR
+    folding: Folding | None = None
+
+    @property
+    def count(self) -> int:
+        """How many other choices are compared."""
+        return (self.run_b is not None) + (self.checkpoint_b is not None)
+
+
 def measure(
     router: Router,
     source: TokenSource | None,
@@ -276,9 +382,7 @@ def measure(
     metrics: Sequence[Metric],
     writer: ResultsWriter,
     watch: Watch | None,
-    run_b: RunB | None = None,
-    checkpoint_b: CheckpointB | None = None,
-    device: DeviceChoice = ON_THE_PROCESSOR,
+    sides: Sides,
     experts: CountedExperts | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
@@ -287,6 +391,22 @@ def measure(
         refuse_skipped(request, done, "the unfinished results", "begin again with --restart")
         return
     folder = writer.new_part(router.name)
+    snapshot = writer.snapshot_path(router.name, "as_stored")
+    found = _measured(router, source, request, metrics, watch, sides, experts, folder, snapshot)
+    writer.add_part(router.name, folder, found.rows, found.facts)
+
+
+def _measured(
+    router: Router,
+    source: TokenSource | None,
+    request: ScanRequest,
+    metrics: Sequence[Metric],
+    watch: Watch | None,
+    sides: Sides,
+    experts: CountedExperts | None,
+    folder: Path | None = None,
+    snapshot: Path | None = None,
+) -> MeasuredRouter:
     if router.listed:  # choices alone: no figure of weights
         metrics = [metric for metric in metrics if metric.scope != "weights"]
         if source is not None and not isinstance(source, CountedSource):
@@ -298,31 +418,31 @@ def measure(
         finished = measure_weights(router, metrics, reason)
         if watch and source is None:
             watch.advance(1)
-    elif isinstance(source, CountedSource):
-        finished = measure_counts(router, source.counts(router.name), metrics)
-    else:
-        if watch:
-            watch.begin(router.name)
-        run = RouterRun(
-            router,
-            source,
-            metrics,
-            request,
-            run_b=run_b,
-            checkpoint_b=None if checkpoint_b is None else checkpoint_b.routers.get(router.name),
-            folder=folder,
-            snapshot=writer.snapshot_path(router.name, "as_stored"),
-            devices=device.devices,
-            advanced=watch.advance if watch else None,
-            said=watch.say if watch else None,
-            experts=None if experts is None else experts.mixed,
-        )
-        finished = measure_router(run)
-        if experts is not None:
-            finished.facts.update(experts.facts)
-        if request.what_ifs:
-            finished = with_what_ifs(run, finished)
-    writer.add_part(router.name, folder, finished.rows, finished.facts)
+        return finished
+    if isinstance(source, CountedSource):
+        return measure_counts(router, source.counts(router.name), metrics)
+    if watch:
+        watch.begin(router.name)
+    side = sides.checkpoint_b
+    run = RouterRun(
+        router,
+        source,
+        metrics,
+        request,
+        run_b=sides.run_b,
+        checkpoint_b=None if side is None else side.routers.get(router.name),
+        folder=folder,
+        snapshot=snapshot,
+        devices=sides.device.devices,
+        advanced=watch.advance if watch else None,
+        said=watch.say if watch else None,
+        experts=None if experts is None else experts.mixed,
+        folding=sides.folding,
+    )
+    finished = measure_router(run)
+    if experts is not None:
+        finished.facts.update(experts.facts)
+    return with_what_ifs(run, finished) if request.what_ifs else finished
 
 
 def finish(

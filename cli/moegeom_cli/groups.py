@@ -249,6 +249,20 @@ class RunOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class ShareOptions(Options):
+    """How a scan is shared out between machines."""
+
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="I/N", help="One of n parts, for moegeom merge."),
+    ] = None
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="ray, or ray:ADDRESS: workers of a cluster fold parts."),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class OutOptions(Options):
     """What becomes of results that are there already."""
 

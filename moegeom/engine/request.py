@@ -159,7 +159,9 @@ class ScanRequest(TokensRequest, MeasureOptions):
     which router; ``checkpoint_b`` is a second checkpoint, whose routers choose for the same inputs.
     With ``experts`` those behind the routers are read, for what crossing a boundary does.
     ``out`` None is a folder of its own for each request in ``runs``; results of the same request
-    that are there already are the answer.
+    that are there already are the answer. ``part``, such as 3/64, folds that share of the tokens
+    alone, for :func:`moegeom.pipeline.merge`; ``engine`` ``ray`` or ``ray:ADDRESS`` has the
+    workers of a cluster fold such parts.
     """
 
     #: What names of results end in where ``out`` is None.
@@ -176,6 +178,8 @@ class ScanRequest(TokensRequest, MeasureOptions):
         default=None, metadata=outside_plan("a path; what its routers are stands beside it")
     )
     experts: bool = False
+    part: str | None = field(default=None, metadata=outside_plan("results are those of all parts"))
+    engine: str | None = field(default=None, metadata=outside_plan("who does it, not what"))
 
     @property
     def compares(self) -> bool:

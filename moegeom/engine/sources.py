@@ -11,9 +11,11 @@ from typing import Protocol
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE, TokenSource
+from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest, Terms, Tokens
+from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
@@ -54,6 +56,21 @@ def open_source(
         router_map = terms.router_map or None
         return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect)
     return tokens
+
+
+def refuse_too_many(source: SourceFacts | None) -> None:
+    """Raises RecordingError where sums of so many tokens cannot fit their counters.
+
+    That is what can be known before: a counter belongs to one of NUM_BLOCKS blocks of documents.
+    ``finish_passes`` tests each.
+    """
+    most = NUM_BLOCKS * MOST_TOKENS
+    if source is not None and source.num_tokens > most:
+        raise RecordingError(
+            f"{source.name}: {source.num_tokens:,} tokens; sums in units of 2^-36 hold "
+            f"{most:,} at most.",
+            "Measure parts of the text apart, each into results of its own.",
+        )
 
 
 def heard_routers(routers: RouterSet, source: TokenSource | None) -> RouterSet:

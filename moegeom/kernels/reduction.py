@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from moegeom.core.errors import ResultsError
 from moegeom.core.registry import Rooms
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 
@@ -91,10 +92,30 @@ class StateView:
     select: Callable[[State, int | None, int | None], Any]
 
 
+def total_of(counts: np.ndarray) -> np.ndarray:
+    """Counts summed over the first axis.
+
+    Raises
+    ------
+    ResultsError
+        Where a sum is beyond 64 bits: as a float64 it is known to 2^-53, far from wrapping around.
+    """
+    if np.abs(counts.sum(axis=0, dtype=np.float64)).max(initial=0.0) > _MOST_SUM:
+        raise ResultsError(
+            "sums of so many tokens do not fit into 64 bits.",
+            "Measure parts of the text apart, each into results of its own.",
+        )
+    return np.asarray(counts.sum(axis=0))
+
+
+#: Sums that a float64 tells from those beyond 64 bits.
+_MOST_SUM = 2.0**63 * (1.0 - 2.0**-40)
+
+
 def select_counts(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
     """Counts [populations, blocks, *tail] summed to [*tail]."""
-    chosen = counts.sum(axis=0) if population is None else counts[population]
-    total = chosen.sum(axis=0)
+    chosen = total_of(counts) if population is None else counts[population]
+    total = total_of(chosen)
     return total if without is None else total - chosen[without]
 
 

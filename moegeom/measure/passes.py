@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
+from moegeom.core.errors import RecordingError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
@@ -23,6 +24,7 @@ from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.jumps import why_no_jumps
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
+from moegeom.engine.parts import Folding
 from moegeom.engine.per_token import PerTokenFile
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
@@ -44,6 +46,7 @@ from moegeom.kernels.reduction import (
     reduction_of,
     reductions_for,
 )
+from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import Rows, finish_router
@@ -72,7 +75,8 @@ class RouterRun:
     the router ``checkpoint_b`` for the same inputs. Rows per token, and which tokens flip, go to
     ``folder``; ``snapshot`` is what an interrupted run goes on from. The pass over all tokens runs
     on ``devices``, if any can do it; ``said`` hears what a user should know about that. ``experts``
-    make the output whose jumps are measured, None where they are not read.
+    make the output whose jumps are measured, None where they are not read. ``folding`` gives the
+    progress of passes that are folded in parts.
     """
 
     router: Router
@@ -87,6 +91,12 @@ class RouterRun:
     advanced: Callable[[int], None] | None = None
     said: Callable[[str], None] | None = None
     experts: Mixture | None = None
+    folding: Folding | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what is folded is all of the tokens, so that rows can be made of it."""
+        return self.folding is None or self.folding.is_whole
 
     @property
     def noise(self) -> InputNoise | None:
@@ -173,18 +183,39 @@ MAIN = "main"
 
 
 def measure_router(run: RouterRun) -> MeasuredRouter:
-    """Rows of all metrics for the stored router and, where tokens allow, for its random router."""
+    """Rows of all metrics for the stored router and, where tokens allow, for its random router.
+
+    None of a part of the tokens.
+    """
     started = time.perf_counter()
     passes = plan_passes(run)
     told = dataclasses.replace(run, advanced=_evenly(run, passes))
     progress = {
-        planned.name: _scan(told, planned) if planned.name == MAIN else _scan_again(told, planned)
+        planned.name: fold_pass(told, planned, _scan if planned.name == MAIN else scan_again)
         for planned in passes
     }
+    if not run.is_whole:
+        return MeasuredRouter({}, {})
     return finish_passes(run, passes, progress, time.perf_counter() - started)
 
 
-def _scan_again(run: RouterRun, planned: Pass) -> Progress:
+def fold_pass(
+    run: RouterRun, planned: Pass, scan: Callable[[RouterRun, Pass], Progress]
+) -> Progress:
+    """A pass by ``scan``, whole or in the parts of the run."""
+    if run.folding is None:
+        return scan(run, planned)
+    what_if = planned.task.what_if
+    return run.folding.fold(
+        run.router.name,
+        planned.name,
+        planned.tiles,
+        max(what_if.batch // TILE, 1) if what_if is not None else 1,
+        lambda tiles: scan(run, dataclasses.replace(planned, tiles=tiles)),
+    )
+
+
+def scan_again(run: RouterRun, planned: Pass) -> Progress:
     """A pass after the first."""
     hooks = Hooks(advanced=run.advanced)
     return scan_router(planned.task, planned.tiles, pace_of(run), planned.skip_non_finite, hooks)
@@ -301,6 +332,7 @@ def finish_passes(
     with threadpool_limits(1, user_api="blas"):
         rows, reasons = _finished_rows(run, passes, progress)
     main = progress[MAIN]
+    _refuse_too_many(run, main)
     measured = int(main.states["token_counts"]["counts"][..., TOKENS].sum())
     facts = {
         "num_tokens": measured,
@@ -312,6 +344,17 @@ def finish_passes(
         "disagreements": _disagreements(main),
     }
     return MeasuredRouter(rows, facts)
+
+
+def _refuse_too_many(run: RouterRun, main: Progress) -> None:
+    """Raises RecordingError where a block of documents has more tokens than its sums hold."""
+    most = int(main.states["token_counts"]["counts"][..., TOKENS].max(initial=0))
+    if most > MOST_TOKENS:
+        raise RecordingError(
+            f"{run.source.facts.name}: {most:,} tokens in one of {NUM_BLOCKS} blocks of documents; "
+            f"its sums in units of 2^-36 hold {MOST_TOKENS:,}.",
+            "Measure parts of the text apart, each into results of its own.",
+        )
 
 
 def _finished_rows(

@@ -12,7 +12,6 @@ from moegeom.core.errors import RouterRuleError
 from moegeom.core.metric import Metric
 from moegeom.core.row_keys import ALL
 from moegeom.core.tokens import TILE
-from moegeom.engine.loop import Hooks, scan_router
 from moegeom.engine.plan import SAMPLE_TOKENS, sample_batches
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import MadeWhatIf, Task
@@ -21,9 +20,11 @@ from moegeom.kernels.reduction import reduction_of
 from moegeom.measure.finish import Rows, finish_router
 from moegeom.measure.passes import (
     MeasuredRouter,
+    Pass,
     RouterRun,
     extend_rows,
-    pace_of,
+    fold_pass,
+    scan_again,
     task_of,
     typical_norm,
 )
@@ -53,7 +54,11 @@ def with_what_ifs(run: RouterRun, measured: MeasuredRouter) -> MeasuredRouter:
                 made.append(make_what_if(asked, task, sample))
             except RouterRuleError as refusal:
                 facts[asked.name] = {"refused": refusal.message}
-        moved = [moved_under(made, task, arithmetic(n), tiles) for n in run.options.arithmetics]
+        moved = [
+            moved_under(made, task, arithmetic(n), tiles)
+            for n in run.options.arithmetics
+            if run.is_whole
+        ]
     for number, one in enumerate(made):
         found, reasons = _tried(one, run, task)
         extend_rows(rows, found)
@@ -71,13 +76,11 @@ def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str
     missing = {name: why for name in needed if (why := why_missing(made, name))}
     wanted = sorted((needed - missing.keys()) | {"token_counts"})
     tried = dataclasses.replace(task, reductions=tuple(wanted), what_if=made)
-    progress = scan_router(
-        tried,
-        range(-(-run.source.facts.num_tokens // TILE)),
-        pace_of(run),
-        run.options.skip_non_finite,
-        Hooks(advanced=run.advanced),
-    )
+    tiles = range(-(-run.source.facts.num_tokens // TILE))
+    planned = Pass(made.name, tried, tiles, run.options.skip_non_finite)
+    progress = fold_pass(run, planned, scan_again)
+    if not run.is_whole:
+        return {}, {}
     names = task.populations.names
     with threadpool_limits(1, user_api="blas"):
         finished = finish_router(

@@ -15,10 +15,12 @@ from moegeom_cli.groups import (
     RunBOptions,
     RunOptions,
     ScreenOptions,
+    ShareOptions,
     TokenOptions,
     with_groups,
 )
 from moegeom_cli.options import ExcludeFirst, OutOfScan, Tokens
+from moegeom_cli.parts import show_part
 
 COMMAND = Command(Group.explore, 1, "moegeom boundary-report CKPT --tokens REC --arith bf16")
 
@@ -33,6 +35,7 @@ def run(
     model: ModelOptions,
     work: RunOptions,
     existing: OutOptions,
+    share: ShareOptions,
     screen: ScreenOptions,
     plots: PlotOptions,
     tokens: Tokens = None,
@@ -89,7 +92,11 @@ def run(
             **model.terms,
             **work.terms,
             **existing.terms,
+            **share.terms,
         )
         with screen.watching() as watch:
             written = measure_boundary(request, watch)
+    if share.part is not None:
+        show_part(screen, written)
+        return
     screen.show(document, boundary_report_of(open_results(written)), plots=plots)

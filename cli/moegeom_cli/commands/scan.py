@@ -13,10 +13,12 @@ from moegeom_cli.groups import (
     PlotOptions,
     RunOptions,
     ScreenOptions,
+    ShareOptions,
     TokenOptions,
     with_groups,
 )
 from moegeom_cli.options import Checkpoint, ExcludeFirst, NonFinite, OutOfScan, Tokens, skips
+from moegeom_cli.parts import show_part
 
 COMMAND = Command(Group.measure, 3, "moegeom scan CKPT --tokens REC")
 
@@ -28,6 +30,7 @@ def run(
     model: ModelOptions,
     work: RunOptions,
     existing: OutOptions,
+    share: ShareOptions,
     screen: ScreenOptions,
     plots: PlotOptions,
     tokens: Tokens = None,
@@ -61,7 +64,11 @@ def run(
         **model.terms,
         **work.terms,
         **existing.terms,
+        **share.terms,
     )
     with screen.watching("tokens" if tokens or prior else "routers") as watch:
         written = scan(request, watch)
+    if share.part is not None:
+        show_part(screen, written)
+        return
     screen.show(results_document, open_results(written), plots=plots)

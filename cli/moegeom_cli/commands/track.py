@@ -54,6 +54,10 @@ def run(
         typer.Option("--export", help="csv:FILE, openmetrics:FILE or tensorboard:FOLDER."),
     ] = None,
     restart: Restart = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="ray, or ray:ADDRESS: workers of a cluster fold each step."),
+    ] = None,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
 ) -> int:
     """Follow a training run, step by step: exit code 0 passed, 1 failed, 4 inconclusive."""
@@ -76,6 +80,7 @@ def run(
         **model.terms,
         **work.terms,
         restart=restart,
+        engine=engine,
     )
     with screen.watching() as watch:
         series = track(request, watch)

@@ -14,11 +14,13 @@ from moegeom_cli.groups import (
     PlotOptions,
     RunOptions,
     ScreenOptions,
+    ShareOptions,
     TokenOptions,
     with_groups,
 )
 from moegeom_cli.listing import render_listing
 from moegeom_cli.options import ExcludeFirst, NonFinite, OutOfScan, Tokens, skips
+from moegeom_cli.parts import show_part
 
 COMMAND = Command(Group.explore, 4, "moegeom whatif CKPT --tokens REC --router smooth:extra=0.5")
 
@@ -39,6 +41,7 @@ def run(
     model: ModelOptions,
     work: RunOptions,
     existing: OutOptions,
+    share: ShareOptions,
     screen: ScreenOptions,
     plots: PlotOptions,
     tokens: Tokens = None,
@@ -94,7 +97,11 @@ def run(
             **model.terms,
             **work.terms,
             **existing.terms,
+            **share.terms,
         )
         with screen.watching() as watch:
             written = measure_what_ifs(request, watch)
+    if share.part is not None:
+        show_part(screen, written)
+        return
     screen.show(document, what_if_report_of(open_results(written)), plots=plots)

@@ -10,12 +10,24 @@ from jaxtyping import Float64
 
 from moegeom.geometry.histogram import NUM_BINS
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
-from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use, select_counts
+from moegeom.kernels.reduction import (
+    ANY_USE,
+    Extent,
+    Kernels,
+    Reduction,
+    State,
+    Use,
+    select_counts,
+    total_of,
+)
 
 #: Probabilities, shares, cosines and coordinates, at most 1, are summed as integers of 2^-36: the
 #: sum of a batch of 2^14 tokens is below 2^53, so exact in float64, and 2^27 tokens fit into one
 #: counter.
 FIXED_POINT = 2.0**36
+
+#: Tokens of one population and block, and tokens in all where one expert has everything.
+MOST_TOKENS = 2**27
 
 #: Adds a batch to the counters [populations, blocks, ...], or [blocks, ...].
 Fold = Callable[[np.ndarray, TokenBatch, Kernels], None]
@@ -57,7 +69,7 @@ def block_total(counts: np.ndarray, population: int | None, without: int | None)
     kept = np.full(NUM_BLOCKS, population is None)
     if without is not None:
         kept[without] = False
-    return np.asarray(counts[kept].sum(axis=0))
+    return total_of(counts[kept])
 
 
 def added(first: State, second: State) -> State:

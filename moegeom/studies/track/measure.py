@@ -169,6 +169,7 @@ def _measure_again(
         out=out,
         tokens=tokens,
         exclude_first=request.exclude_first,
+        engine=request.engine,
         **request.shared(),
     )
     if not out.exists():

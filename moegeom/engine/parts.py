@@ -1,0 +1,372 @@
+"""Parts of a scan, for many machines: each folds its share of the tiles, and the states add up.
+
+States are integers and merge in any order, so parts give what one machine gives, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import xxhash
+
+from moegeom.core.documents import DocumentError, parse_json
+from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.core.files import (
+    is_there,
+    move_folder,
+    new_folder,
+    read_regular,
+    reading,
+    refuse_existing,
+    remove,
+    write_whole,
+    writing,
+)
+from moegeom.core.text import number_of
+from moegeom.engine.loop import Progress, with_states
+from moegeom.engine.parameters import family_parameters, option_of
+from moegeom.engine.request import ScanRequest
+from moegeom.engine.snapshot import read_snapshot, write_snapshot
+from moegeom.results.writer import differing_parts
+from moegeom.tokens.recording.fields import Fields
+
+PART_FILE = "part.json"
+
+SCHEMA = 1
+
+#: Parts of one scan.
+_MOST_PARTS = 100_000
+
+_MOST_BYTES = 64 << 20
+
+_PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
+
+#: A share of the tiles of a pass folded: its progress.
+Work = Callable[[Sequence[int]], Progress]
+
+
+class Folding(Protocol):
+    """Where the progress of a pass comes from, if not from a loop over all of its tiles.
+
+    ``is_whole``: it is that of all tokens. ``together`` are neighbouring tiles that are not cut.
+    """
+
+    @property
+    def is_whole(self) -> bool: ...
+
+    def fold(
+        self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
+    ) -> Progress: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ``number``-th of ``count`` parts, from 1 on."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def share(self, tiles: Sequence[int], num_tiles: int, together: int = 1) -> Sequence[int]:
+        """Its share of the tiles: neighbours, in runs of ``together`` that stay whole.
+
+        Every tile is in one part of all; a part may have none.
+        """
+        groups = math.ceil(num_tiles / together)
+        first, last = (
+            groups * place // self.count * together for place in (self.number - 1, self.number)
+        )
+        if isinstance(tiles, range):
+            return range(min(first, num_tiles), min(last, num_tiles))
+        return [tile for tile in tiles if first <= tile < last]
+
+
+def parse_part(text: str) -> Part:
+    """``3/64``; UsageError for anything else."""
+    match = _PART.fullmatch(text)
+    if match is None or not int(match[1]) <= int(match[2]) <= _MOST_PARTS:
+        raise UsageError(f"--part {text}: expected i/n, such as 3/64, with i from 1 to n.")
+    return Part(int(match[1]), int(match[2]))
+
+
+def merged(found: Sequence[Progress]) -> Progress:
+    """The progress of disjoint shares of the same tiles as one; the order changes nothing but
+    which tokens that are not finite keep their names.
+    """
+    first, *others = found
+    for other in others:
+        first = with_states(
+            dataclasses.replace(
+                first,
+                num_tokens=first.num_tokens + other.num_tokens,
+                non_finite=(*first.non_finite, *other.non_finite)[:8],
+                num_non_finite=first.num_non_finite + other.num_non_finite,
+            ),
+            other.states,
+        )
+    return first
+
+
+# ------------------------------------------------------------------------------------------ writing
+class PartWriter:
+    """The folder of one part: its states, and ``part.json`` that says what they are of."""
+
+    is_whole = False
+
+    def __init__(
+        self, out: Path, part: Part, request: ScanRequest, plan: Mapping[str, Any], num_tiles: int
+    ) -> None:
+        refuse_existing(out, "Choose another --out, or --overwrite.", _may_replace(request))
+        self._out, self._part, self._plan = out, part, plan
+        self._request = parameters_of_part(request)
+        self._num_tiles = num_tiles
+        self._states: list[dict[str, Any]] = []
+
+    def __enter__(self) -> PartWriter:
+        self._folder = new_folder(self._out)
+        return self
+
+    def fold(
+        self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
+    ) -> Progress:
+        """Folds the share of this part and keeps its states."""
+        progress = work(self._part.share(tiles, self._num_tiles, together))
+        file = f"{len(self._states):06d}.npz"
+        write_snapshot(self._folder / file, progress)
+        self._states.append(
+            {
+                "router": router,
+                "pass": name,
+                "file": file,
+                "num_tokens": progress.num_tokens,
+                "digest": _digest(self._folder / file),
+            }
+        )
+        return progress
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            remove(self._folder)
+            return
+        told = {
+            "schema": SCHEMA,
+            "part": str(self._part),
+            "request": self._request,
+            "plan": self._plan,
+            "states": self._states,
+        }
+        write_whole(self._folder / PART_FILE, json.dumps(told, indent=1))
+        with writing(self._out):
+            if is_there(self._out):
+                remove(self._out)
+        move_folder(self._folder, self._out)
+
+
+def _may_replace(request: ScanRequest) -> Callable[[Path], bool] | None:
+    return is_part if request.overwrite else None
+
+
+def is_part(path: Path) -> bool:
+    """Whether the folder is a part of a scan."""
+    return (path / PART_FILE).is_file()
+
+
+#: Fields of a request that do not go into parts: where, and how fast.
+_NOT_TOLD = frozenset(
+    ("out", "part", "engine", "restart", "overwrite", "device", "num_workers", "batch_tokens")
+)
+
+
+def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
+    """The parameters of the request, as JSON has them, but for those with their usual values.
+
+    Raises
+    ------
+    UsageError
+        Where one is no text, number or list of these: tokens in memory, noise.
+    """
+    usual = ScanRequest(request.checkpoint)
+    found: dict[str, Any] = {}
+    given = {f.name: getattr(request, f.name) for f in dataclasses.fields(ScanRequest)}
+    given |= family_parameters(given.pop("asked"))
+    standing = {**vars(usual), **family_parameters(usual.asked)}
+    for name, value in given.items():
+        if name in _NOT_TOLD or (name != "checkpoint" and value == standing[name]):
+            continue
+        told = str(value) if isinstance(value, Path) else value
+        if isinstance(told, tuple):
+            told = list(told)
+        if isinstance(told, Mapping):
+            told = dict(told)
+        parts = [*told, *told.values()] if isinstance(told, dict) else told
+        flat = parts if isinstance(parts, list) else [parts]
+        if name == "per_token" or not all(isinstance(p, str | int | float) for p in flat):
+            raise UsageError(
+                f"{option_of(name)} cannot be cut into parts: a part holds files and numbers alone."
+            )
+        found[name] = told
+    return found
+
+
+def _digest(path: Path) -> str:
+    with reading(path, ResultsError):
+        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+# ------------------------------------------------------------------------------------------ merging
+@dataclass(frozen=True)
+class StoredPart:
+    """One part as it was written; ``states`` are files and digests, by router and pass."""
+
+    folder: Path
+    part: Part
+    request: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    states: Mapping[tuple[str, str], tuple[str, str]]
+
+    def progress(self, router: str, name: str) -> Progress:
+        """What it folded of a pass; ResultsError where that is not as it was written."""
+        if (router, name) not in self.states:
+            raise ResultsError(
+                f"{self.folder.name}: holds nothing of router {router[:60]}, pass {name[:60]}.",
+                _AGAIN,
+            )
+        file, digest = self.states[router, name]
+        found = read_snapshot(self.folder / file)
+        if found is None or _digest(self.folder / file) != digest:
+            raise ResultsError(f"{self.folder.name}/{file}: is not as it was written.", _AGAIN)
+        return found
+
+
+_AGAIN = "Make this part again: moegeom scan ... --part i/n."
+
+
+def read_part(folder: Path) -> StoredPart:
+    """``part.json`` of a folder that anyone may have written.
+
+    Raises
+    ------
+    ResultsError
+        When it is no part, or one of another version.
+    """
+    where = f"{folder.name}/{PART_FILE}"
+    if not is_part(folder):
+        raise ResultsError(
+            f"{folder}: no part of a scan (no {PART_FILE} in it).",
+            "Parts are what moegeom scan ... --part i/n --out FOLDER writes.",
+        )
+    try:
+        with reading(folder / PART_FILE, ResultsError):
+            raw = read_regular(folder / PART_FILE, _MOST_BYTES, follows=True)
+        told = Fields(parse_json(raw, _MOST_BYTES), where)
+        if (schema := told.number("schema")) != SCHEMA:
+            raise ResultsError(f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.")
+        states = [Fields(one, f"{where}: states") for one in told.list("states")]
+        files = {
+            (s.text("router"), s.text("pass")): (s.text("file"), s.text("digest")) for s in states
+        }
+        if not all(re.fullmatch(r"[0-9]{6}\.npz", file) for file, _ in files.values()):
+            raise ResultsError(f"{where}: names files that no part has.", _AGAIN)
+        request, plan = (Fields(told.any(key), where).document for key in ("request", "plan"))
+        return StoredPart(folder, parse_part(told.text("part")), request, plan, files)
+    except DocumentError as error:
+        raise ResultsError(f"{where}: {error}.") from None
+    except (RecordingError, UsageError) as error:
+        raise ResultsError(error.message, error.hint) from None
+
+
+@dataclass(frozen=True)
+class MissingParts:
+    """Parts of ``count`` that are not there."""
+
+    numbers: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class MergedParts:
+    """All parts of one scan, in their order: a folding that reads and adds."""
+
+    parts: tuple[StoredPart, ...]
+    is_whole = True
+
+    @classmethod
+    def of(cls, folders: Sequence[Path]) -> MergedParts | MissingParts:
+        """The parts in these folders, or which are missing.
+
+        Raises
+        ------
+        ResultsError
+            For a folder that is no part, parts of different scans, and two that differ of one
+            number.
+        """
+        by_number: dict[int, StoredPart] = {}
+        first: StoredPart | None = None
+        for one in map(read_part, folders):
+            first = first or one
+            if one.part.count != first.part.count:
+                raise ResultsError(
+                    f"{one.folder}: part {one.part}, while {first.folder} is part {first.part}.",
+                    "Give the parts of one scan.",
+                )
+            if differing := differing_parts(first.plan, one.plan):
+                raise ResultsError(
+                    f"{one.folder}: of another scan than {first.folder}: "
+                    f"{', '.join(d[:60] for d in differing[:20])} differ.",
+                    "Give the parts of one scan.",
+                )
+            other = by_number.setdefault(one.part.number, one)
+            if other.states != one.states:
+                raise ResultsError(
+                    f"{one.folder} and {other.folder} are both part {one.part}, and differ.",
+                    "Give each part once.",
+                )
+        if first is None:
+            raise UsageError("no part was given.", "moegeom merge PART... --out OUT.")
+        numbers = range(1, first.part.count + 1)
+        if missing := tuple(n for n in numbers if n not in by_number):
+            return MissingParts(missing, first.part.count)
+        return cls(tuple(by_number[number] for number in numbers))
+
+    def same_plan(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan that parts were made by, which is that of a scan here but for devices.
+
+        Raises
+        ------
+        ResultsError
+            Where checkpoint, tokens or versions here are not those of the parts.
+        """
+        before = dict(self.parts[0].plan)
+        here = json.loads(json.dumps(plan))
+        here["options"]["device"] = Fields(before.get("options"), PART_FILE).any("device")
+        if differing := differing_parts(before, here):
+            raise ResultsError(
+                f"{self.parts[0].folder}: {', '.join(d[:60] for d in differing[:20])} here are not "
+                "those that the parts were made with.",
+                "Merge with the same version beside the same checkpoint and tokens.",
+            )
+        return before
+
+    def fold(
+        self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
+    ) -> Progress:
+        """The states of all parts added up in their order."""
+        return merged([part.progress(router, name) for part in self.parts])
+
+    def __str__(self) -> str:
+        return number_of(len(self.parts), "part")

@@ -1,0 +1,1 @@
+"""Parts of a scan: what each says when it is written, and what is missing."""

@@ -1,0 +1,255 @@
+"""A scan in parts, on as many machines as one likes, is the scan: table for table, byte for byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.engine.cluster import parts_by_ray
+from moegeom.engine.parts import PART_FILE, MissingParts, Part, parse_part
+from moegeom.engine.request import ScanRequest
+from moegeom.engine.session import Session
+from moegeom.engine.sources import refuse_too_many
+from moegeom.kernels.reduction import select_counts
+from moegeom.kernels.reductions._counters import MOST_TOKENS
+from moegeom.pipeline import merge, scan
+from moegeom.studies.boundary.record import BoundaryRequest
+from moegeom.studies.boundary.study import measure_boundary
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+from moegeom.tokens.open import open_tokens
+
+MODEL = SyntheticModel(hidden=32, experts=8, top_k=2, layers=2)
+
+#: The last tile is short.
+TOKENS = 4 * TILE + 300
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    write_checkpoint(folder / "model", MODEL)
+    write_tokens(folder / "rec", MODEL, TOKENS)
+    return folder
+
+
+def asked(world: Path, out: Path, **given: Any) -> ScanRequest:
+    return ScanRequest(str(world / "model"), tokens=str(world / "rec"), out=out, **given)
+
+
+def tables(results: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(results.glob("*.parquet"))}
+
+
+def parts_of(world: Path, folder: Path, order: Sequence[int], **given: Any) -> list[Path]:
+    """All parts, made in this order."""
+    return [
+        scan(asked(world, folder / f"part{number}", part=f"{number}/{len(order)}", **given))
+        for number in order
+    ]
+
+
+# ------------------------------------------------------------------------------------- the shares
+@given(st.integers(1, 12), st.integers(0, 40), st.integers(1, 5), st.randoms())
+def test_every_tile_is_in_one_share_and_no_group_is_cut(count, num_tiles, together, random):
+    parts = [Part(number, count) for number in range(1, count + 1)]
+    whole = [tile for part in parts for tile in part.share(range(num_tiles), num_tiles, together)]
+    assert whole == [*range(num_tiles)]
+    some = sorted(random.sample(range(num_tiles), random.randint(0, num_tiles)))
+    shares = [part.share(some, num_tiles, together) for part in parts]
+    assert [tile for share in shares for tile in share] == some
+    owner = {tile: place for place, share in enumerate(shares) for tile in share}
+    groups = {tile // together: owner[tile] for tile in some}
+    assert all(owner[tile] == groups[tile // together] for tile in some)
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match="expected i/n"):
+        parse_part(text)
+
+
+# ------------------------------------------------------------------------------------ the theorem
+WHAT = {
+    "as stored": {},
+    "arithmetics": {"arithmetics": ("bf16", "float32-blocks")},
+    "what-ifs": {"what_ifs": ("topk:k=3", "expert-choice"), "what_if_batch": 2 * TILE},
+    "run b": {"run_b": "other"},
+    "checkpoint b": {"checkpoint_b": "second"},
+}
+
+
+@pytest.fixture(scope="module")
+def sides(world: Path) -> Path:
+    write_checkpoint(
+        world / "second", SyntheticModel(hidden=32, experts=8, top_k=2, layers=2, seed=1)
+    )
+    random = np.random.default_rng(0)
+    columns = open_tokens(world / "rec").read_columns(0, TOKENS)
+    experts = np.tile(np.arange(MODEL.experts), (TOKENS, 1))
+    chosen = {f"text.{n}": random.permuted(experts, axis=1)[:, :2] for n in range(MODEL.layers)}
+    np.savez(world / "other.npz", **chosen, document=columns.document, position=columns.position)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("what", "order"),
+    [
+        ("as stored", (1,)),
+        ("arithmetics", (3, 1, 2)),
+        ("what-ifs", (2, 3, 1)),
+        ("run b", (2, 1)),
+        ("checkpoint b", (1, 2, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_parts_add_up_to_the_tables_of_one_scan(what, order, sides, tmp_path):
+    given: dict[str, Any] = dict(WHAT[what])
+    if "run_b" in given:
+        given |= {"run_b": str(sides / "other.npz"), "stage_b": "ids"}
+    if "checkpoint_b" in given:
+        given["checkpoint_b"] = str(sides / "second")
+    whole = scan(asked(sides, tmp_path / "whole", **given))
+    found = merge(parts_of(sides, tmp_path, order, **given), tmp_path / "merged")
+    assert isinstance(found, Path)
+    assert tables(found) == tables(whole)
+    one, two = (json.loads((p / "run.json").read_text()) for p in (whole, found))
+    assert one["plan"] == two["plan"]
+
+
+def test_a_boundary_report_is_shared_out_as_a_scan_is(world, tmp_path):
+    request = BoundaryRequest(
+        str(world / "model"),
+        tokens=str(world / "rec"),
+        out=tmp_path / "whole",
+        arithmetics=("bf16",),
+    )
+    whole = measure_boundary(request)
+    parts = [
+        measure_boundary(dataclasses.replace(request, out=tmp_path / f"{n}", part=f"{n}/2"))
+        for n in (1, 2)
+    ]
+    found = merge(parts, tmp_path / "merged")
+    assert isinstance(found, Path) and tables(found) == tables(whole)
+
+
+# -------------------------------------------------------------------------------- what is refused
+@pytest.fixture(scope="module")
+def three(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return parts_of(world, tmp_path_factory.mktemp("three"), (1, 2, 3))
+
+
+def test_a_missing_part_is_inconclusive_and_nothing_is_written(three, tmp_path):
+    found = merge([three[0], three[2]], tmp_path / "merged")
+    assert found == MissingParts((2,), 3)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_part_given_twice_counts_once(three, world, tmp_path):
+    found = merge([*three, three[1]], tmp_path / "merged")
+    assert isinstance(found, Path)
+    assert tables(found) == tables(scan(asked(world, tmp_path / "whole")))
+
+
+def test_a_part_of_another_scan_is_refused(three, world, tmp_path):
+    foreign = scan(asked(world, tmp_path / "foreign", part="2/3", seed=1))
+    with pytest.raises(ResultsError, match="of another scan than .*: seed differ"):
+        merge([three[0], foreign, three[2]], tmp_path / "merged")
+    with pytest.raises(ResultsError, match="no part of a scan"):
+        merge([*three, world / "model"], tmp_path / "merged")
+
+
+@pytest.mark.parametrize("spoil", ["state", "digest", "lost", "facts"])
+def test_a_part_that_is_not_as_it_was_written_is_refused(spoil, three, tmp_path):
+    spoilt = Path(shutil.copytree(three[1], tmp_path / "spoilt"))
+    told = json.loads((spoilt / PART_FILE).read_text())
+    state = spoilt / told["states"][0]["file"]
+    if spoil == "state":
+        raw = bytearray(state.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        state.write_bytes(raw)
+    elif spoil == "digest":
+        told["states"][0]["digest"] = "0"
+    elif spoil == "lost":
+        state.unlink()
+    else:
+        told["states"][0]["file"] = "../part1/000000.npz"
+    (spoilt / PART_FILE).write_text(json.dumps(told))
+    with pytest.raises(ResultsError):
+        merge([three[0], spoilt, three[2]], tmp_path / "merged")
+
+
+def test_other_tokens_than_those_of_the_parts_are_refused(three, world, tmp_path):
+    write_checkpoint(tmp_path / "model", MODEL)
+    other = write_tokens(tmp_path / "rec", MODEL, TOKENS + 1)
+    with pytest.raises(ResultsError, match="tokens here are not those"):
+        merge(three, tmp_path / "merged", tokens=str(other))
+
+
+def test_what_cannot_be_told_to_another_machine_is_refused(world, tmp_path):
+    with pytest.raises(UsageError, match="--per-token cannot be cut"):
+        scan(asked(world, tmp_path / "part", part="1/2", per_token=True))
+    with pytest.raises(UsageError, match="it needs --tokens"):
+        scan(ScanRequest(str(world / "model"), out=tmp_path / "part", part="1/2"))
+    assert not [*tmp_path.iterdir()]
+
+
+# --------------------------------------------------------------------------------- too many tokens
+def test_more_tokens_than_sums_hold_are_refused_before_and_after():
+    facts = SourceFacts("rec", "ids", 16 * MOST_TOKENS + 1, ("text/0",), (), True, True)
+    with pytest.raises(RecordingError, match="hold 2,147,483,648 at most"):
+        refuse_too_many(facts)
+    counts = np.zeros((1, 16, 1), np.int64)
+    counts[0, :2] = 2**62
+    with pytest.raises(ResultsError, match="64 bits"):
+        select_counts(counts, None, None)
+    counts[0, 1] -= 2**30
+    assert select_counts(counts, None, None) == 2**63 - 2**30
+
+
+# ------------------------------------------------------------------------------------------- Ray
+def test_workers_that_are_killed_are_replaced_and_the_tables_stay(world, tmp_path):
+    import ray
+
+    whole = scan(asked(world, tmp_path / "whole"))
+    killed = tmp_path / "killed"
+    killed.mkdir()
+
+    def fragile(request: ScanRequest) -> dict[str, bytes]:
+        from moegeom.pipeline import _part_files
+
+        number = (request.part or "").partition("/")[0]
+        if number in ("1", "3") and not (killed / number).exists():
+            (killed / number).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _part_files(request)
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        request = asked(world, tmp_path / "merged", engine="ray")
+        source = Session.open(request).source
+        with parts_by_ray(request, source, fragile, None) as parts:
+            assert len(parts.parts) == 4
+            alone = asked(world, tmp_path / "merged")
+            found = scan(alone, merged=parts)
+        assert sorted(path.name for path in killed.iterdir()) == ["1", "3"]
+        assert tables(found) == tables(whole)
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("engine", ["dask", "rays", ""])
+def test_another_engine_is_refused(engine, world, tmp_path):
+    with pytest.raises(UsageError, match="expected ray"):
+        scan(asked(world, tmp_path / "out", engine=engine))
