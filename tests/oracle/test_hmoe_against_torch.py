@@ -156,13 +156,13 @@ def test_the_function_and_its_gradient_are_those_of_autograd(position, activatio
         np.testing.assert_allclose(getattr(found, name), array.grad, rtol=0, atol=1e-11)
 
 
-def random_mixture(seed: int, size: float, dims: int = 3) -> Mixture:
-    """Three heads of four experts and five channels."""
+def random_mixture(seed: int, experts: int, size: float) -> Mixture:
+    """Three heads of five channels, in three dimensions."""
     generator = np.random.default_rng(seed)
     return Mixture(
         generator.normal(size=(3, 5)),
-        size * generator.normal(size=(3, 4, dims, dims)),
-        size * generator.normal(size=(3, 4, 5, dims)),
+        size * generator.normal(size=(3, experts, 3, 3)),
+        size * generator.normal(size=(3, experts, 5, 3)),
     )
 
 
@@ -173,8 +173,8 @@ def random_mixture(seed: int, size: float, dims: int = 3) -> Mixture:
 def test_mean_squares_and_their_gradients_are_those_of_autograd(squares, position, samples):
     generator = np.random.default_rng(samples)
     x, y = generator.uniform(-1.0, 1.0, (samples, 3)), generator.normal(size=samples)
-    for size in (1.0, 30.0):
-        mixture = random_mixture(samples, size)
+    for experts, size in ((2, 1.0), (4, 1.0), (2, 30.0), (4, 30.0)):
+        mixture = random_mixture(samples, experts, size)
         arrays = parts(mixture)
         apart = in_torch(*arrays, torch.tensor(x.T), position, "sigmoid") - torch.tensor(y)
         expected = (apart**2).mean()

@@ -23,6 +23,11 @@ from moegeom.geometry.hmoe.mixture import Mixture
 from moegeom.geometry.hmoe.regression import Inputs, Position
 from moegeom.kernels.cpu import UNCOUNTED
 
+#: Products are added without rounding in between ("contract"); in sums the order is free as well
+#: ("reassoc"), so that they run in vector registers.
+_FUSED = {**UNCOUNTED, "fastmath": {"contract"}}
+_ANY_ORDER = {**UNCOUNTED, "fastmath": {"contract", "reassoc"}}
+
 #: Samples of a block.
 _BLOCK = 256
 
@@ -74,75 +79,72 @@ class _Work(NamedTuple):
     score: np.ndarray
     apart: np.ndarray
     factor: np.ndarray
-    whole: np.ndarray
-    power: np.ndarray
+    part: np.ndarray
 
 
 # ------------------------------------------------------------------------------------ of one block
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _fill(value, out):
     for n in range(_BLOCK):
         out[n] = value
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _copy(values, out):
     for n in range(_BLOCK):
         out[n] = values[n]
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _scaled(factor, values, out):
     for n in range(_BLOCK):
         out[n] = factor * values[n]
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _add(factor, values, out):
     for n in range(_BLOCK):
         out[n] += factor * values[n]
 
 
-@njit(**UNCOUNTED)
-def _multiply(values, out):
-    for n in range(_BLOCK):
-        out[n] *= values[n]
-
-
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _product(left, right, out):
     for n in range(_BLOCK):
         out[n] = left[n] * right[n]
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _add_product(left, right, out):
     for n in range(_BLOCK):
         out[n] += left[n] * right[n]
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _add_spread(factor, value, mean, out):
     for n in range(_BLOCK):
         out[n] += factor[n] * (value[n] - mean[n])
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _multiply_by_slope(sigmoid, out):
     for n in range(_BLOCK):
         out[n] *= sigmoid[n] * (1.0 - sigmoid[n])
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _linear(row, x, out):
-    """``out`` = row . x."""
-    _scaled(row[0], x[0], out)
-    for a in range(1, row.shape[0]):
-        _add(row[a], x[a], out)
+    """``out`` = row . x, two coordinates at a time."""
+    if row.shape[0] % 2 == 1:
+        _scaled(row[0], x[0], out)
+    else:
+        _fill(0.0, out)
+    for a in range(row.shape[0] % 2, row.shape[0], 2):
+        first, second, left, right = row[a], row[a + 1], x[a], x[a + 1]
+        for n in range(_BLOCK):
+            out[n] += first * left[n] + second * right[n]
 
 
-# Only the order of the sum is free ("reassoc", "contract"), so that it runs in vector registers.
-@njit(**UNCOUNTED, fastmath={"reassoc", "contract"})
+@njit(**_ANY_ORDER)
 def _dot(left, right):
     total = 0.0
     for n in range(_BLOCK):
@@ -150,72 +152,78 @@ def _dot(left, right):
     return total
 
 
-@njit(**UNCOUNTED)
-def _exp(z, whole, power):
-    r"""Powers of e, in place, of numbers that are held in [-708, 709].
+@njit(**_FUSED)
+def _exp(z):
+    r"""Power of e of a number that is held in [-708, 709].
 
     :math:`e^z = 2^k e^r` with :math:`|r| \le \ln 2 / 2` and 13 terms of the series of :math:`e^r`.
     The next is less than :math:`(\ln 2 / 2)^{13} / 13! < 2^{-52}`; with rounding the error stays
     below 4 units in the last place.
     """
-    whole_bits, power_bits = whole.view(np.int64), power.view(np.int64)
-    for n in range(_BLOCK):
-        held = z[n]
-        held = _LEAST if held < _LEAST else held
-        held = _MOST if held > _MOST else held
-        whole[n] = held * _PER_LN2 + _ROUNDER
-        k = whole[n] - _ROUNDER
-        r = (held - k * _LN2_HIGH) - k * _LN2_LOW
-        p = 1.0 / 479001600.0
-        p = p * r + 1.0 / 39916800.0
-        p = p * r + 1.0 / 3628800.0
-        p = p * r + 1.0 / 362880.0
-        p = p * r + 1.0 / 40320.0
-        p = p * r + 1.0 / 5040.0
-        p = p * r + 1.0 / 720.0
-        p = p * r + 1.0 / 120.0
-        p = p * r + 1.0 / 24.0
-        p = p * r + 1.0 / 6.0
-        p = p * r + 0.5
-        z[n] = 1.0 + (r + r * r * p)
-    for n in range(_BLOCK):
-        power_bits[n] = (whole_bits[n] + _BIAS) << _SHIFT
-    for n in range(_BLOCK):
-        z[n] *= power[n]
+    held = _LEAST if z < _LEAST else z
+    held = _MOST if held > _MOST else held
+    whole = np.float64(held * _PER_LN2 + _ROUNDER)
+    k = whole - _ROUNDER
+    r = (held - k * _LN2_HIGH) - k * _LN2_LOW
+    p = 1.0 / 479001600.0
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    power = np.int64((whole.view(np.int64) + _BIAS) << _SHIFT)
+    return (1.0 + (r + r * r * p)) * power.view(np.float64)
 
 
-@njit(**UNCOUNTED)
-def _sigmoid(z, whole, power):
+@njit(**_FUSED)
+def _sigmoid(z):
     """In place."""
     for n in range(_BLOCK):
-        z[n] = -z[n]
-    _exp(z, whole, power)
+        z[n] = 1.0 / (1.0 + _exp(-z[n]))
+
+
+@njit(**_FUSED)
+def _softmax_of_two(p, q):
+    """In place, with one power of e."""
     for n in range(_BLOCK):
-        z[n] = 1.0 / (1.0 + z[n])
+        ratio = _exp(q[n] - p[n])
+        p[n] = 1.0 / (1.0 + ratio)
+        q[n] = ratio * p[n]
 
 
-@njit(**UNCOUNTED)
-def _softmax(p, total, whole, power):
+@njit(**_FUSED)
+def _softmax(p, total):
     """In place, over the first axis."""
+    if p.shape[0] == 2:
+        _softmax_of_two(p[0], p[1])
+        return
     _copy(p[0], total)
     for i in range(1, p.shape[0]):
         score = p[i]
         for n in range(_BLOCK):
             total[n] = score[n] if score[n] > total[n] else total[n]
     for i in range(p.shape[0]):
-        _add(-1.0, total, p[i])
-        _exp(p[i], whole, power)
+        score = p[i]
+        for n in range(_BLOCK):
+            score[n] = _exp(score[n] - total[n])
     _copy(p[0], total)
     for i in range(1, p.shape[0]):
         _add(1.0, p[i], total)
     for n in range(_BLOCK):
         total[n] = 1.0 / total[n]
     for i in range(p.shape[0]):
-        _multiply(total, p[i])
+        score = p[i]
+        for n in range(_BLOCK):
+            score[n] *= total[n]
 
 
 # ---------------------------------------------------------------------------------- of one mixture
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _forward(samples, block, place, parts, work):
     """``apart``: what the mixture gives less the targets; 0 behind the last sample."""
     heads, experts, channels, _ = parts.experts.shape
@@ -225,14 +233,14 @@ def _forward(samples, block, place, parts, work):
         mixing = work.mixing[h]
         for i in range(experts):
             _linear(parts.scores[h, i], samples.products[block], mixing[i])
-        _softmax(mixing, work.factor, work.whole, work.power)
+        _softmax(mixing, work.factor)
         for k in range(channels):
             out = work.inner[h, k]
             for i in range(experts):
                 value = work.value[h, i, k]
                 _linear(parts.experts[h, i, k], samples.x[block], value)
                 if place == _VALUES:
-                    _sigmoid(value, work.whole, work.power)
+                    _sigmoid(value)
                 if i == 0:
                     _product(mixing[i], value, out)
                 else:
@@ -240,16 +248,16 @@ def _forward(samples, block, place, parts, work):
             if place == _ATTENTION:
                 _copy(out, work.outer[h, k])
                 out = work.outer[h, k]
-                _sigmoid(out, work.whole, work.power)
+                _sigmoid(out)
             _add(parts.weights[h, k], out, apart)
     for n in range(min(samples.count - block * _BLOCK, _BLOCK), _BLOCK):
         apart[n] = 0.0
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _backward(samples, block, place, parts, work, slopes):
     heads, experts, channels, dims = parts.experts.shape
-    factor, part = work.factor, work.power
+    factor, part = work.factor, work.part
     for h in range(heads):
         for i in range(experts):
             _fill(0.0, work.score[i])
@@ -274,7 +282,7 @@ def _backward(samples, block, place, parts, work, slopes):
                 slopes.scores[h, i, pair] += _dot(work.score[i], products)
 
 
-@njit(**UNCOUNTED)
+@njit(**_FUSED)
 def _sums(samples, place, parts, work, slopes):
     total = 0.0
     for block in range(samples.x.shape[0]):
@@ -301,7 +309,8 @@ def mean_square(
     place = _PLACES[position]
     rows, columns = np.triu_indices(inputs.shape[1])
     x = _in_blocks(inputs.T)
-    samples = _Samples(x, x[:, rows] * x[:, columns], _in_blocks(targets[None])[:, 0], len(targets))
+    products = _in_blocks((inputs[:, rows] * inputs[:, columns]).T)
+    samples = _Samples(x, products, _in_blocks(targets[None])[:, 0], len(targets))
     is_twice = rows != columns
 
     def at(mixture: Mixture) -> tuple[float, Mixture]:
@@ -322,17 +331,27 @@ def mean_square(
 def _in_blocks(
     rows: Float64[np.ndarray, "rows samples"],
 ) -> Float64[np.ndarray, "blocks rows block_samples"]:
-    behind = -rows.shape[1] % _BLOCK
-    padded = np.pad(rows, ((0, 0), (0, behind))).reshape(len(rows), -1, _BLOCK)
-    return np.ascontiguousarray(padded.swapaxes(0, 1))
+    count, samples = rows.shape
+    out = _aligned(-(-samples // _BLOCK), count, _BLOCK)
+    padded = np.pad(rows, ((0, 0), (0, -samples % _BLOCK)))
+    out[:] = padded.reshape(count, -1, _BLOCK).swapaxes(0, 1)
+    return out
 
 
 def _work_for(heads: int, experts: int, channels: int) -> _Work:
     return _Work(
-        np.empty((heads, experts, _BLOCK)),
-        np.empty((heads, experts, channels, _BLOCK)),
-        np.empty((heads, channels, _BLOCK)),
-        np.empty((heads, channels, _BLOCK)),
-        np.empty((experts, _BLOCK)),
-        *np.empty((4, _BLOCK)),
+        _aligned(heads, experts, _BLOCK),
+        _aligned(heads, experts, channels, _BLOCK),
+        _aligned(heads, channels, _BLOCK),
+        _aligned(heads, channels, _BLOCK),
+        _aligned(experts, _BLOCK),
+        *_aligned(3, _BLOCK),
     )
+
+
+def _aligned(*shape: int) -> np.ndarray:
+    """Not filled; begins with a line of the cache, or every vector would lie in two of them."""
+    count = math.prod(shape)
+    room = np.empty(count + 8)
+    first = -room.ctypes.data % 64 // room.itemsize
+    return room[first : first + count].reshape(shape)

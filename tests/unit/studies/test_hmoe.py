@@ -190,18 +190,35 @@ PAGE = (ROOT / "docs/hmoe.md").read_text("utf-8")
 RESULT = json.loads((ROOT / "docs/hmoe/rates.json").read_text("utf-8"))
 
 
-def table(heading: str) -> list[list[str]]:
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
-    return rows[2:]
+def table(page: str, heading: str) -> list[list[str]]:
+    """The first table of a section."""
+    found = re.search(rf"## {heading}\n.*?\n((?:\|.*\n)+)", page, re.DOTALL)
+    assert found is not None
+    lines = found[1].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+#: How the page of attention calls the places of an activation or gate.
+PLACES = {
+    "none": "none",
+    "phi of the query or key": "query_or_key",
+    "phi of the block's output": "output",
+    "phi of the values": "value",
+    "phi of what a head gives": "sdpa",
+    "sigma(W x), one a head": "gate_per_head",
+    "sigma(W x), one a channel": "gate_per_channel",
+}
 
 
 def test_the_table_of_ranks_is_what_the_command_finds():
-    found = [
-        [str(one.parameters), str(one.rank), str(one.gauge + one.beyond), str(one.beyond)]
+    page = (ROOT / "docs/attention.md").read_text("utf-8")
+    rows = table(page, "What the place of a gate makes free")
+    expected = {
+        one.position: [one.parameters, one.rank, one.beyond]
         for one in hmoe(HmoeRequest(what="ranks")).ranks
-    ]
-    assert [row[1:5] for row in table("Ranks by gate position")] == found
+        if one.activation == "sigmoid"
+    }
+    assert {PLACES[row[0]]: [*map(int, row[2:])] for row in rows} == expected
 
 
 def test_the_table_of_slopes_is_that_of_the_result_file():
@@ -211,7 +228,7 @@ def test_the_table_of_slopes_is_that_of_the_result_file():
             parts = (one["loss"], one["start_loss"], one["error"])
             numbers = [f"{p['value']:+.3f} ± {p['half_width']:.3f}" for p in parts]
             expected.append([f"{one['start']:g}", *numbers])
-    assert [row[1:] for row in table("What descents show")] == expected
+    assert [row[1:] for row in table(PAGE, "What descents show")] == expected
     assert len(RESULT["core"]) > 3
     assert RESULT["versions"].keys() >= {"moegeom", "numpy", "scipy", "python"}
 
