@@ -389,7 +389,7 @@ def hmoe(*, watch: Watch | None = None, **options: Any) -> Report[Mixtures]:
     """What data can tell of the parameters of gated attention, and what descents show of rates.
 
     ``what`` is "ranks", by where a non-linearity stands, or "rates": the experiment of S2 beside
-    its control, which takes hours in full and a minute with ``quick``.
+    its control, which takes ten minutes of a core in full and seconds with ``quick``.
 
     Raises
     ------

@@ -164,9 +164,17 @@ def _axis(axis: Axes, of: str, facts: Axis, has_scale: bool) -> None:
         getattr(axis, f"set_{of}scale")("log", base=base)
         ticks = getattr(axis, f"{of}axis")
         ticks.set_major_formatter(lambda value, _: tick_text(value, facts.scale))
-        ticks.set_minor_formatter(lambda *_: "")
+        ticks.set_minor_formatter(
+            lambda value, _: tick_text(value, facts.scale) if _is_within_ten(ticks) else ""
+        )
     if facts.low is not None or facts.high is not None:
         getattr(axis, f"set_{of}lim")(facts.low, facts.high)
+
+
+def _is_within_ten(ticks: Any) -> bool:
+    """Whether powers of ten alone may leave an axis without a number."""
+    low, high = ticks.get_view_interval()
+    return bool(high < 10.0 * low)
 
 
 def _numbers(values: Numbers) -> np.ndarray:

@@ -225,13 +225,14 @@ def _values(mark: Mark, of: str) -> Iterator[float | None]:
 
 
 def _ticks(ends: _Ends) -> list[float]:
-    """Round numbers, about five of them."""
+    """Round numbers, about five of them; powers on an axis with a scale that holds two."""
     if ends.scale != "linear":
         base = 2.0 if ends.scale == "log2" else 10.0
         first = math.ceil(math.log(ends.low, base) - 1e-9)
         last = math.floor(math.log(ends.high, base) + 1e-9)
         step = max(1, -(-(last - first) // 6))
-        return [base**e for e in range(first, last + 1, step)]
+        if first < last:
+            return [base**e for e in range(first, last + 1, step)]
     raw = (ends.high - ends.low) / 5.0
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if unit * m >= raw * 0.999)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit
 
 from moegeom.geometry.hmoe.activation import ACTIVATIONS, homogeneity_residual
 from moegeom.geometry.hmoe.attention import mixture_of_attention
+from moegeom.geometry.hmoe.descent import mean_square
 from moegeom.geometry.hmoe.identifiability import component_family
 from moegeom.geometry.hmoe.mixture import Mixture, published_truth, split, with_channels
 from moegeom.geometry.hmoe.regression import (
@@ -20,6 +23,7 @@ from moegeom.geometry.hmoe.regression import (
     regression,
     traced,
 )
+from moegeom.kernels.cpu import mixture as kernels
 
 IN_TORCH = {
     "identity": lambda z: z,
@@ -150,6 +154,50 @@ def test_the_function_and_its_gradient_are_those_of_autograd(position, activatio
     found = gradient(mixture, trace, factor)
     for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
         np.testing.assert_allclose(getattr(found, name), array.grad, rtol=0, atol=1e-11)
+
+
+def random_mixture(seed: int, experts: int, size: float) -> Mixture:
+    """Three heads of five channels, in three dimensions."""
+    generator = np.random.default_rng(seed)
+    return Mixture(
+        generator.normal(size=(3, 5)),
+        size * generator.normal(size=(3, experts, 3, 3)),
+        size * generator.normal(size=(3, experts, 5, 3)),
+    )
+
+
+#: Samples of less than a block, of whole blocks, and of blocks and a rest.
+@pytest.mark.parametrize("samples", [3, 512, 700])
+@pytest.mark.parametrize("position", ["none", "value", "sdpa"])
+@pytest.mark.parametrize("squares", [mean_square, kernels.mean_square])
+def test_mean_squares_and_their_gradients_are_those_of_autograd(squares, position, samples):
+    generator = np.random.default_rng(samples)
+    x, y = generator.uniform(-1.0, 1.0, (samples, 3)), generator.normal(size=samples)
+    for experts, size in ((2, 1.0), (4, 1.0), (2, 30.0), (4, 30.0)):
+        mixture = random_mixture(samples, experts, size)
+        arrays = parts(mixture)
+        apart = in_torch(*arrays, torch.tensor(x.T), position, "sigmoid") - torch.tensor(y)
+        expected = (apart**2).mean()
+        expected.backward()
+        loss, found = squares(x, y, position)(mixture)
+        np.testing.assert_allclose(loss, expected.item(), rtol=1e-12)
+        for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
+            grad = array.grad.numpy()
+            atol = 1e-12 * abs(grad).max()
+            np.testing.assert_allclose(getattr(found, name), grad, rtol=0, atol=atol)
+
+
+def test_the_polynomial_of_the_compiled_pass_is_the_exponential_function():
+    """By the sigmoid of one number, squared; where that is below every number, 0."""
+    at = np.concatenate([np.linspace(-340.0, 50.0, 1500), np.linspace(-1.0, 1.0, 500)])
+    one = Mixture(np.ones((1, 1)), np.zeros((1, 1, 1, 1)), np.ones((1, 1, 1, 1)))
+
+    def squared(z: float) -> float:
+        return kernels.mean_square(np.array([[z]]), np.zeros(1), "value")(one)[0]
+
+    np.testing.assert_allclose([*map(squared, at)], expit(at) ** 2, rtol=5e-15)
+    assert [*map(squared, (-1e4, -710.0, 710.0, 1e4))] == [0.0, 0.0, 1.0, 1.0]
+    assert math.isnan(squared(math.nan))
 
 
 @pytest.mark.parametrize("position", PLACEMENTS)

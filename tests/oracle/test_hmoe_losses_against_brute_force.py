@@ -16,6 +16,7 @@ from moegeom.geometry.hmoe.identifiability import cramer_rao_sd
 from moegeom.geometry.hmoe.losses import loss_1, loss_2, voronoi_cells
 from moegeom.geometry.hmoe.mixture import Mixture, centred, published_truth, with_channels
 from moegeom.geometry.hmoe.regression import channel_functions, jacobian, regression
+from moegeom.kernels.cpu.mixture import mean_square
 
 INPUTS = np.random.default_rng(1).uniform(-1.0, 1.0, (300, 2))
 
@@ -155,7 +156,7 @@ def test_descent_ends_where_scipy_ends(position):
     inputs = generator.uniform(-1.0, 1.0, (200, 2))
     targets = regression(truth, inputs, position) + 0.01 * generator.normal(size=200)
     start = filled(free(truth) + 0.02, truth)
-    fit = descended(start, inputs, targets, position, epochs=400, trial=1.0)
+    fit = descended(start, mean_square(inputs, targets, position), epochs=400, trial=1.0)
 
     def residual(vector: np.ndarray) -> np.ndarray:
         return regression(filled(vector, truth), inputs, position) - targets
@@ -168,7 +169,7 @@ def test_descent_ends_where_scipy_ends(position):
 def test_descent_says_when_steps_ran_out_and_when_nothing_is_lower():
     truth = small_truth()
     targets = regression(truth, INPUTS, "value")
-    assert descended(truth, INPUTS, targets, "value").settled
+    assert descended(truth, mean_square(INPUTS, targets, "value")).settled
     start = filled(free(truth) + 0.1, truth)
-    fit = descended(start, INPUTS, targets, "value", epochs=5)
+    fit = descended(start, mean_square(INPUTS, targets, "value"), epochs=5)
     assert (fit.epochs, fit.settled) == (5, False)

@@ -50,7 +50,7 @@ def run(
         int | None, typer.Option("--epochs", min=1, help="Steps of a descent [default: 1000].")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two sizes, two repeats, 100 epochs: a minute.")
+        bool, typer.Option("--quick", help="Two sizes, two repeats, 100 epochs: seconds.")
     ] = False,
     num_workers: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")

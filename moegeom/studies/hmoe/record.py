@@ -26,7 +26,7 @@ class HmoeRequest:
 
     ``sizes`` are numbers of samples, ``starts`` exponents p: a descent begins at the truth plus
     normal numbers of deviation ``start_size`` (n / 100,000)^-p. The control, p = 0, is always run.
-    What is empty or None is that of the full experiment, or with ``quick`` of one of a minute.
+    What is empty or None is that of the full experiment, or with ``quick`` of one of seconds.
     ``out`` is a Parquet file.
     """
 

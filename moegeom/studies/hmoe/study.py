@@ -18,11 +18,12 @@ from moegeom.core.errors import UsageError
 from moegeom.core.text import half_width
 from moegeom.engine.parameters import option_of
 from moegeom.engine.plan import num_workers
-from moegeom.geometry.hmoe.descent import descended
+from moegeom.geometry.hmoe.descent import Descended, descended
 from moegeom.geometry.hmoe.losses import loss_2
 from moegeom.geometry.hmoe.mixture import Mixture, published_truth, with_channels
 from moegeom.geometry.hmoe.regression import regression
 from moegeom.geometry.statistics import slope
+from moegeom.kernels.cpu.mixture import mean_square
 from moegeom.studies.hmoe.ranks import (
     NOISE,
     POSITIONS,
@@ -171,38 +172,38 @@ def _numbers(name: str, words: Sequence[str]) -> list[float]:
 
 
 def _runs(design: Design, threads: int | None, watch: Watch | None) -> tuple[DescentRun, ...]:
-    series = [
-        *itertools.product(design.models, design.channels, design.starts, range(design.repeats))
+    tasks = [
+        *itertools.product(design.models, design.channels, range(design.repeats), design.sizes)
     ]
     if watch:
-        watch.start(len(series) * len(design.sizes))
+        watch.start(len(tasks) * len(design.starts))
         watch.begin("descents")
     done: list[DescentRun] = []
     with (
         threadpool_limits(1, user_api="blas"),
         ThreadPoolExecutor(threads or num_workers()) as pool,
     ):
-        tasks = [(*one, size) for one in series for size in design.sizes]
-        for run in pool.map(lambda task: _run(design, *task), tasks):
-            done.append(run)
+        for runs in pool.map(lambda task: [*_runs_of(design, *task)], tasks):
+            done += runs
             if watch:
-                watch.advance(1)
+                watch.advance(len(runs))
     return tuple(done)
 
 
-def _run(
-    design: Design, model: Model, channels: int, start: float, repeat: int, size: int
-) -> DescentRun:
-    """Seeds do not depend on the size: smaller samples are the beginnings of larger ones."""
+def _runs_of(
+    design: Design, model: Model, channels: int, repeat: int, size: int
+) -> Iterator[DescentRun]:
+    """By start; one that is as far from the truth as another is the same and descends once.
+
+    Seeds do not depend on the size: smaller samples are the beginnings of larger ones.
+    """
     position, truth = POSITIONS[model], published_truth()
-    away = _direction(with_channels(truth, channels), (design.seed, repeat, channels))
-    distance = design.start_size * (size / _EQUAL_AT) ** -start
-    begun = with_channels(truth, channels).moved(away, distance)
+    nearest = with_channels(truth, channels)
+    away = _direction(nearest, (design.seed, repeat, channels))
     drawn = np.random.default_rng((design.seed, repeat, 0))
     inputs = square(max(design.sizes), drawn)[:size]
     noise = drawn.normal(scale=NOISE, size=max(design.sizes))[:size]
-    targets = regression(truth, inputs, position) + noise
-    fit = descended(begun, inputs, targets, position, epochs=design.epochs)
+    objective = mean_square(inputs, regression(truth, inputs, position) + noise, position)
     points = square(_POINTS, np.random.default_rng((design.seed, 1)))
 
     def error(mixture: Mixture) -> float:
@@ -210,19 +211,26 @@ def _run(
         return float(np.sqrt(np.mean(apart**2)))
 
     loss = functools.partial(loss_2, true=truth, inputs=points, position=position)
-    return DescentRun(
-        model,
-        channels,
-        start,
-        repeat,
-        size,
-        loss(begun),
-        loss(fit.mixture),
-        error(begun),
-        error(fit.mixture),
-        fit.epochs,
-        fit.settled,
-    )
+    fits: dict[float, Descended] = {}
+    for start in design.starts:
+        distance = design.start_size * (size / _EQUAL_AT) ** -start
+        begun = nearest.moved(away, distance)
+        if distance not in fits:
+            fits[distance] = descended(begun, objective, design.epochs)
+        fit = fits[distance]
+        yield DescentRun(
+            model,
+            channels,
+            start,
+            repeat,
+            size,
+            loss(begun),
+            loss(fit.mixture),
+            error(begun),
+            error(fit.mixture),
+            fit.epochs,
+            fit.settled,
+        )
 
 
 def _direction(like: Mixture, seed: tuple[int, ...]) -> Mixture:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from moegeom.core.errors import UsageError
 from moegeom.document.chart import Polyline
 from moegeom.document.model import View
 from moegeom.studies.hmoe.record import DescentRun, Exponent, HmoeRequest, Mixtures
-from moegeom.studies.hmoe.study import exponent, hmoe, requested_design, state_of
+from moegeom.studies.hmoe.study import exponent, hmoe, rates_of, requested_design, state_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = HmoeRequest(
@@ -190,18 +192,35 @@ PAGE = (ROOT / "docs/hmoe.md").read_text("utf-8")
 RESULT = json.loads((ROOT / "docs/hmoe/rates.json").read_text("utf-8"))
 
 
-def table(heading: str) -> list[list[str]]:
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
-    return rows[2:]
+def table(page: str, heading: str) -> list[list[str]]:
+    """The first table of a section."""
+    behind = page.partition(f"## {heading}\n")[2].splitlines()
+    lines = itertools.dropwhile(lambda line: line[:1] != "|", behind)
+    rows = [*itertools.takewhile(lambda line: line[:1] == "|", lines)]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+#: How the page of attention calls the places of an activation or gate.
+PLACES = {
+    "none": "none",
+    "phi of the query or key": "query_or_key",
+    "phi of the block's output": "output",
+    "phi of the values": "value",
+    "phi of what a head gives": "sdpa",
+    "sigma(W x), one a head": "gate_per_head",
+    "sigma(W x), one a channel": "gate_per_channel",
+}
 
 
 def test_the_table_of_ranks_is_what_the_command_finds():
-    found = [
-        [str(one.parameters), str(one.rank), str(one.gauge + one.beyond), str(one.beyond)]
+    page = (ROOT / "docs/attention.md").read_text("utf-8")
+    rows = table(page, "What the place of a gate makes free")
+    expected = {
+        one.position: [one.parameters, one.rank, one.beyond]
         for one in hmoe(HmoeRequest(what="ranks")).ranks
-    ]
-    assert [row[1:5] for row in table("Ranks by gate position")] == found
+        if one.activation == "sigmoid"
+    }
+    assert {PLACES[row[0]]: [*map(int, row[2:])] for row in rows} == expected
 
 
 def test_the_table_of_slopes_is_that_of_the_result_file():
@@ -211,9 +230,62 @@ def test_the_table_of_slopes_is_that_of_the_result_file():
             parts = (one["loss"], one["start_loss"], one["error"])
             numbers = [f"{p['value']:+.3f} ± {p['half_width']:.3f}" for p in parts]
             expected.append([f"{one['start']:g}", *numbers])
-    assert [row[1:] for row in table("What descents show")] == expected
+    assert [row[1:] for row in table(PAGE, "What descents show")] == expected
     assert len(RESULT["core"]) > 3
     assert RESULT["versions"].keys() >= {"moegeom", "numpy", "scipy", "python"}
+
+
+DESCENTS = [DescentRun(**run) for run in RESULT["result"]["runs"]]
+
+
+def test_slopes_of_the_result_file_are_those_of_its_descents():
+    full = requested_design(HmoeRequest())
+    assert RESULT["result"]["design"] == json.loads(json.dumps(vars(full)))
+    for found, kept in zip(rates_of(full, DESCENTS), RESULT["result"]["rates"], strict=True):
+        assert found.state == kept["state"]
+        for one, same in zip(found.starts, kept["starts"], strict=True):
+            for name in ("loss", "start_loss", "error"):
+                values = [vars(getattr(one, name))[key] for key in ("value", "half_width")]
+                np.testing.assert_allclose(values, [*same[name].values()], atol=1e-5)
+
+
+def test_no_slope_of_the_page_is_more_than_that_of_its_start():
+    found = []
+    for rates in RESULT["result"]["rates"]:
+        for one in rates["starts"]:
+            at = (rates["model"], rates["channels"], one["start"])
+            own = [
+                [r for r in DESCENTS if (r.model, r.channels, r.start) == at and r.repeat == n]
+                for n in range(10)
+            ]
+            less = exponent(own, lambda run: run.loss / run.start_loss)
+            found.append(abs(less.value) <= less.half_width)
+    assert "in all 24 rows" in PAGE
+    assert sum(found) == len(found) == 24
+
+
+def test_what_the_page_says_of_controls_is_in_the_result_file():
+    assert "All 720 were still falling" in PAGE
+    assert len(DESCENTS) == 720
+    assert not any(run.settled for run in DESCENTS)
+    last = [run for run in DESCENTS if run.start == 0.0 and run.size == 100_000]
+    moved = [run.loss / run.start_loss for run in last]
+    assert f"at {min(moved):.2f} to {max(moved):.2f} of it" in PAGE
+    cases: dict[tuple[str, int], list[DescentRun]] = {}
+    for run in last:
+        cases.setdefault((run.model, run.channels), []).append(run)
+
+    def means(value: Callable[[DescentRun], float]) -> list[float]:
+        return sorted(math.exp(np.mean(np.log([*map(value, own)]))) for own in cases.values())
+
+    nearer, errors = means(lambda r: r.start_error / r.error), means(lambda r: r.error)
+    assert f"{nearer[0]:.0f} to {nearer[-1]:.0f} times nearer" in PAGE
+    assert f"an error of {errors[0]:.3f} to {errors[-1]:.3f}" in PAGE
+    ends = means(lambda r: r.loss / r.start_loss)
+    assert f"ends at {ends[0]:.2f} to {ends[3]:.2f} of its start" in PAGE
+    assert f"at {ends[4]:.2f} and {ends[5]:.2f} of it" in PAGE
+    jump = [r.loss for r in DESCENTS if (r.model, r.channels, r.start, r.repeat) == ("2", 4, 0, 1)]
+    assert f"ends at {jump[1]:.2f} for n = 30,000 and at {jump[2]:.2f} for 100,000" in PAGE
 
 
 def test_the_slopes_of_descents_from_the_truth_are_those_of_their_file():
