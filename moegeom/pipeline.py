@@ -22,10 +22,11 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
-from moegeom.engine.out import default_out, is_answered, refuse_skipped
+from moegeom.engine.first_pass import first_pass_of
+from moegeom.engine.out import default_out, early_out, is_answered, refuse_skipped
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
-from moegeom.engine.request import ScanRequest, Terms, tokens_path
+from moegeom.engine.request import ScanRequest, Terms, tokens_text
 from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
@@ -90,9 +91,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
-    if opened is None:
-        has_tokens = request.tokens is not None
-        opened = Session.open(request, request.prior, with_listed=has_tokens, with_varying=True)
+    opened = opened or open_for_scan(request, watch)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -102,7 +101,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     if watch and (device.devices or request.device == "auto"):
         watch.say(device.text)
     plan = plan_facts(request, routers, token_facts, device.kind, checkpoint_b)
-    out = request.out or default_out(request, plan)
+    out = early_out(request, routers.fingerprint) or request.out or default_out(request, plan)
     if is_answered(out, plan, request):
         if watch:
             watch.say(f"{out}: the results of this very request; --overwrite measures again.")
@@ -146,6 +145,14 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
             "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
+
+
+def open_for_scan(request: ScanRequest, watch: Watch | None = None) -> Session:
+    """The checkpoint and the tokens; a first pass over many files is gone on with."""
+    has_tokens = request.tokens is not None
+    found = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
+    with first_pass_of(request, found.routers, watch.say if watch else None) as company:
+        return found.on(request.tokens, request.prior, company)
 
 
 def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:
@@ -337,7 +344,7 @@ def finish(
     parts = {name: writer.part_facts(name) for name in names}
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
-    tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
+    tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)

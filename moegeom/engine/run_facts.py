@@ -24,7 +24,7 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
-from moegeom.engine.request import ScanRequest, Tokens, tokens_path
+from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_in_words, rule_origin
@@ -180,13 +180,7 @@ def plan_facts(
 
     ``device`` is the kind that computes: a product of another one may differ in the last bit.
     """
-    options = {
-        field.name: plain(getattr(request, field.name))
-        for field in dataclasses.fields(request)
-        if "outside_plan" not in field.metadata
-    }
-    if request.run_b is not None:
-        options["run_b"] = files_identity(request.run_b)
+    options = _options(request)
     if checkpoint_b is not None:
         options["checkpoint_b"] = checkpoint_b_identity(checkpoint_b)
     return {
@@ -198,6 +192,30 @@ def plan_facts(
         "tokens": None if source is None else dataclasses.asdict(source),
         "token_files": token_identity(request.tokens),
         "options": options | {"device": device},
+    }
+
+
+def _options(request: ScanRequest) -> dict[str, Any]:
+    """What was asked, with the file of B as what tells it from others."""
+    options = {
+        field.name: plain(getattr(request, field.name))
+        for field in dataclasses.fields(request)
+        if "outside_plan" not in field.metadata
+    }
+    if request.run_b is not None:
+        options["run_b"] = files_identity(request.run_b)
+    return options
+
+
+def asked_facts(request: ScanRequest, fingerprint: str) -> dict[str, Any]:
+    """What of a plan is known before the tokens are read."""
+    return {
+        "moegeom": moegeom_version,
+        "checkpoint": fingerprint,
+        "checkpoint_b": request.checkpoint_b,
+        "family": plain(request.asked),
+        "token_files": token_identity(request.tokens),
+        "options": _options(request),
     }
 
 
@@ -282,10 +300,10 @@ def checkpoint_b_identity(checkpoint_b: CheckpointB) -> dict[str, Any]:
 
 def explain_command(request: ScanRequest) -> str:
     """What to type to learn why two runs choose differently; empty where none was named."""
-    path = tokens_path(request.tokens)
-    if request.run_b is None or path is None:
+    tokens = typed_tokens(request.tokens)
+    if request.run_b is None or not tokens:
         return ""
-    typed = [request.checkpoint, "--tokens", path, "--run-b", request.run_b]
+    typed = [request.checkpoint, *tokens, "--run-b", request.run_b]
     typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
     for option, value in (("--stage-b", request.stage_b), ("--dialect-b", request.dialect_b)):
         typed += [] if value is None else [option, value]

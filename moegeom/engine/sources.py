@@ -14,10 +14,11 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest, Terms, Tokens
+from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.source import Request as Asked
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
@@ -35,10 +36,12 @@ def open_source(
     routers: Sequence[Router],
     whole: Sequence[Router],
     prior: str | None = None,
+    company: Company | None = None,
 ) -> TokenSource | None:
     """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
 
-    ``whole`` are all routers of the checkpoint, which a trace is held against.
+    ``whole`` are all routers of the checkpoint, which a trace is held against; ``company`` goes
+    with the first pass over it.
     """
     if prior is not None:
         if tokens is not None:
@@ -50,9 +53,9 @@ def open_source(
     names, known = tuple(router.name for router in routers), known_routers(whole)
     if isinstance(tokens, HeldArrays):
         return tokens.open(Asked(terms.stage, terms.router_map, names, known))
-    if isinstance(tokens, str):
+    if isinstance(tokens, str | TokenFiles):
         router_map = terms.router_map or None
-        return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect)
+        return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect, company)
     return tokens
 
 

@@ -227,8 +227,8 @@ def first_pass(
         if facts.axes not in (None, (axes.shape, axes.columns)):
             found[number] = _facts_of(files[number], routers, surveys, manner, where, axes)
             _keep(files[number], company, found[number])
-        if found[number].refusal is not None:
-            raise found[number].refusal
+        if (refusal := found[number].refusal) is not None:
+            raise refusal
     return _put_together(files, found, axes, manner, where, copies)
 
 
@@ -504,7 +504,7 @@ _SENTENCES: dict[str, str] = {
         "positions of prompts omitted, recorded are the rows that generated a token: {n:,}"
     ),
     "stale": "rows equal to the row before them in every layer, in runs of 10 (stale?): {n:,}",
-    "repeated": "requests left out because they stand in the file twice: {n:,}",
+    "repeated": "requests left out because they stand there twice: {n:,}",
     "equal": "requests equal to another in every token and choice, kept: {n:,}",
 }
 
@@ -543,7 +543,7 @@ def _put_together(
     if not starts[-1]:
         raise RecordingError(f"{where}: no row of {len(rows)} requests holds choices.")
     positioned = np.concatenate([facts.is_positioned for facts in found])
-    said = [f"Trace of {manner.dialect}"]
+    said = [f"Trace of {manner.dialect}" + (f" in {len(files):,} files" if len(files) > 1 else "")]
     if any(facts.ids_are == "unknown" for facts in found):
         said.append("the file does not say whether ids are logical (without expert load balancing)")
     if manner.has_documents and not positioned[is_kept].all():

@@ -102,7 +102,7 @@ def _header(facts: FileFacts) -> dict[str, Any]:
         for shape, reading in survey.readings.items()
     ]
     return {
-        "identity": list(facts.identity),
+        "identity": facts.identity,
         "manner": None if facts.manner is None else vars(facts.manner),
         "axes": facts.axes,
         "told": facts.told,
@@ -125,8 +125,9 @@ def _header(facts: FileFacts) -> dict[str, Any]:
 def _facts(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> FileFacts:
     """The facts of what has the hash that was written with it."""
     survey, axes, manner = header["survey"], header["axes"], header["manner"]
+    held: dict[str, Any] = {name: arrays[name] for name in _ARRAYS}
     return FileFacts(
-        **arrays,
+        **held,
         identity=tuple(header["identity"]),
         survey=Survey(
             survey["num_requests"],

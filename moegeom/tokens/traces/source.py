@@ -153,10 +153,9 @@ class Reader:
     So memory is that of the pieces that are kept, and of one that is being read.
     """
 
-    def __init__(self, found: Placed, wanted: Sequence[int], cache_bytes: int) -> None:
+    def __init__(self, found: Placed, wanted: Sequence[int]) -> None:
         self.found = found
         self._wanted = tuple(wanted)
-        self._most = cache_bytes
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Piece] = OrderedDict()
         self._size = 0
@@ -169,7 +168,7 @@ class Reader:
                 piece = piece_of(self.found, number, self._read(number), self._wanted)
                 self._size += piece.num_bytes
                 self._held[number] = piece
-                while self._size > self._most and len(self._held) > 1:
+                while self._size > CACHE_BYTES and len(self._held) > 1:
                     _, gone = self._held.popitem(last=False)
                     self._size -= gone.num_bytes
             self._held.move_to_end(number)
@@ -244,12 +243,10 @@ class _Columns:
         return found
 
 
-def trace_source(
-    name: str, found: Placed, wanted: Sequence[str], cache_bytes: int = CACHE_BYTES
-) -> StoredSource:
+def trace_source(name: str, found: Placed, wanted: Sequence[str]) -> StoredSource:
     """The tokens that a first pass found as a source of ids, at the ``wanted`` routers."""
     kept = [i for i, router in enumerate(found.axes.routers) if router.name in wanted]
-    reader = Reader(found, kept, cache_bytes)
+    reader = Reader(found, kept)
     tensors = {
         found.axes.routers[i].name: {CHOSEN.name: _ChosenRows(reader, index)}
         for index, i in enumerate(kept)

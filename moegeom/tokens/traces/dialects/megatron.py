@@ -62,6 +62,7 @@ def pieces(path: Path, place: Place) -> Pieces:
         block = line.get("block", "decoder")
         if block != "decoder":
             steps.num_other_blocks += 1
+            begun = record.following
             continue
         step = whole_number(line, "step", where)
         if size >= PIECE_BYTES and steps.is_new(step) and begun != BEGINNING:
