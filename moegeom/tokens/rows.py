@@ -62,7 +62,7 @@ def assign_rows(out: Shaped[np.ndarray, "rows width"], stored: np.ndarray, where
 class ArrayRows:
     """An array that is in memory already."""
 
-    array: Shaped[np.ndarray, "rows width"]
+    array: Shaped[np.ndarray, "rows *row"]
     where: str
 
     @property

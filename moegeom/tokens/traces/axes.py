@@ -197,11 +197,16 @@ def _layer_counts(told: int | None, routers: Sequence[KnownRouter]) -> list[int]
 
 
 def axes_of(
-    survey: Survey, routers: Sequence[KnownRouter], layers: tuple[int, ...] | None, where: str
+    survey: Survey,
+    routers: Sequence[KnownRouter],
+    layers: tuple[int, ...] | None,
+    where: str,
+    is_whole: bool = True,
 ) -> Axes:
-    """The meaning of the axes of a whole trace; ``layers`` are what it calls its layers.
+    """The meaning of the axes of a trace; ``layers`` are what it calls its layers.
 
-    Flat ids are given every shape that the checkpoint allows, and keep the first that fits.
+    Flat ids are given every shape that the checkpoint allows, and keep the first that fits: all of
+    them, or those that were tried with it where they are not the whole trace.
 
     Raises
     ------
@@ -210,11 +215,11 @@ def axes_of(
     """
     _check_dtypes(survey, routers, where)
     if not survey.is_flat:
-        return _axes_of_shape(survey, _one_shape(survey, where), routers, layers, where)
+        return _axes_of_shape(survey, _one_shape(survey, where), routers, layers, where, is_whole)
     refusal = None
     for shape in _flat_shapes(survey, routers):
         try:
-            return _axes_of_shape(survey, shape, routers, layers, where)
+            return _axes_of_shape(survey, shape, routers, layers, where, is_whole)
         except RecordingError as error:
             refusal = refusal or error
     assert refusal is not None, "there is at least one shape to try"
@@ -236,7 +241,7 @@ def expected_axes(
         columns, _ = _columns(shape, routers, layers, where)
         return Axes(tuple(routers), columns, shape, routers[0].top_k)
     try:
-        return replace(axes_of(survey, routers, layers, where), notes=())
+        return replace(axes_of(survey, routers, layers, where, is_whole=False), notes=())
     except RecordingError as refusal:
         for shape in _flat_shapes(survey, routers):
             if shape[0] not in survey.uneven:
@@ -265,6 +270,7 @@ def _axes_of_shape(
     routers: Sequence[KnownRouter],
     layers: tuple[int, ...] | None,
     where: str,
+    is_whole: bool,
 ) -> Axes:
     if shape[0] in survey.uneven:
         name, size = survey.uneven[shape[0]]
@@ -274,7 +280,7 @@ def _axes_of_shape(
             _ENGINE_HINT,
         )
     reading = survey.readings.get(shape, Reading((False,) * shape[0]))
-    if reading.num_requests < survey.num_requests:
+    if is_whole and reading.num_requests < survey.num_requests:
         raise RecordingError(
             f"{where}: rows have the shapes {_listed(sorted(survey.shapes))}; expected one shape, "
             "(layers, slots), for all requests."

@@ -107,6 +107,7 @@ class Manner:
 class FileFacts:
     """What is kept of a file.
 
+    ``digest`` is a hash of all choices and of what the batches of a run are called.
     Requests have a hash of the ``name``, one of the ``content``, and whether positions are known.
     ``identity`` is that of the file; None for a trace in memory.
     A part is the rows of a request in a piece: ``part_request`` numbers it in the file, and
@@ -115,6 +116,7 @@ class FileFacts:
     that flat ids were surveyed with.
     """
 
+    digest: UInt64[np.ndarray, "2"]
     name: UInt64[np.ndarray, "requests 2"]
     content: UInt64[np.ndarray, "requests 2"]
     is_positioned: Bool[np.ndarray, "requests"]
@@ -138,11 +140,6 @@ class FileFacts:
         return np.bincount(
             self.part_request, weights=self.part_rows, minlength=len(self.name)
         ).astype(np.int64)
-
-    @property
-    def digest(self) -> bytes:
-        """A hash of all choices, without the names of requests."""
-        return hashlib.sha256(self.content.tobytes()).digest()
 
 
 ALONE = Company()
@@ -358,6 +355,7 @@ class _Gathered:
         self._parts: list[tuple[int, int]] = []
         self._pieces: list[tuple[int, int, int]] = []
         self._open: tuple[RequestRows, _Digest] | None = None
+        self._whole = hashlib.sha256()
 
     def facts(self) -> FileFacts:
         """All of them."""
@@ -377,6 +375,7 @@ class _Gathered:
         parts = np.array(self._parts, np.int64).reshape(-1, 2)
         pieces = np.array(self._pieces, np.int64).reshape(-1, 3)
         return FileFacts(
+            np.frombuffer(self._whole.digest()[:16], "<u8"),
             np.frombuffer(b"".join(self._names), "<u8").reshape(-1, 2),
             np.array(self._contents, np.uint64).reshape(-1, 2),
             np.array(self._positioned, bool),
@@ -429,7 +428,8 @@ class _Gathered:
             for request in trace.requests:
                 self._place(request, trace, self._axes)
         except RecordingError as error:
-            axes_of(so_far, self._routers, trace.layers, where)  # says more, where it refuses
+            # says more, where it refuses
+            axes_of(so_far, self._routers, trace.layers, where, is_whole=False)
             if not so_far.is_flat or so_far.told is not None:
                 raise
             self._refusal = error
@@ -442,6 +442,7 @@ class _Gathered:
             rows = RequestRows(request, axes.routers, trace.last_is_routed, trace.where)
             self._open = rows, _Digest()
             self._names.append(self._name_of(request))
+            self._whole.update(f"{request.batch}\n".encode())
             self._positioned.append(True)
         assert self._open is not None, "a request begins with its first row"
         rows, digest = self._open
@@ -466,6 +467,7 @@ class _Gathered:
         rows.finish()
         self._cut += rows.cut
         self._contents.append(digest.value())
+        self._whole.update(self._contents[-1].tobytes())
 
 
 def _refuse_piece(trace: Trace) -> None:
@@ -573,11 +575,12 @@ def _without_copies(found: list[FileFacts]) -> int:
     seen: set[bytes] = set()
     num_copies = 0
     for number, facts in enumerate(found):
-        if facts.digest in seen and len(facts.name):
+        digest = facts.digest.tobytes()
+        if digest in seen and len(facts.name):
             num_copies += 1
             none = np.zeros_like(facts.part_rows)
             found[number] = replace(facts, part_rows=none, cut=Counter())
-        seen.add(facts.digest)
+        seen.add(digest)
     return num_copies
 
 

@@ -23,8 +23,9 @@ from moegeom.tokens.traces.first_pass import FileFacts, Manner
 _HEADER = "header"
 
 _ARRAYS = (
-    "name", "content", "is_positioned", "part_request", "part_rows", "piece_parts", "place",
-)  # fmt: skip
+    *("digest", "name", "content", "is_positioned"),
+    *("part_request", "part_rows", "piece_parts", "place"),
+)
 
 #: Bytes of the facts of one file: some hundred for each request.
 _MOST_BYTES = 1 << 31

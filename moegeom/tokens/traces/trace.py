@@ -48,6 +48,8 @@ class RequestTrace:
         Which rows are tokens, where the file says it.
     is_place
         True where the name is the place in the file and no more: two files may have the same.
+    batch
+        What other files of the run call the same batch, where several ranks may write it.
     first_row
         Above 0 for what follows of a request of which rows were given already. No length of its
         sequence may be known, and no mask.
@@ -62,6 +64,7 @@ class RequestTrace:
     num_omitted: int | None = None
     mask: Bool[np.ndarray, "rows"] | None = None
     is_place: bool = False
+    batch: str = ""
     first_row: int = 0
 
 

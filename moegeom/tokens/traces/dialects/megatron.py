@@ -128,6 +128,7 @@ class _Steps:
                 RequestTrace(
                     f"{_rank(self._path)}/{step}/{number}",
                     _stacked(batch, layers or (), self._path.name, step),
+                    batch=f"{step}/{number}",
                 )
                 for (step, number), batch in batches.items()
             ),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
-from moegeom.core.tokens import TokenSource
+from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
@@ -41,23 +41,26 @@ def opened(path, dialect: str | None = None, **more) -> TokenSource:
     return open_tokens(path, routers=NAMES, known=known(), dialect=dialect, **more)
 
 
-def everything(found: TokenSource) -> dict[str, np.ndarray]:
-    """All that a scan can read, in ranges that cut files and documents."""
-    num_tokens = found.facts.num_tokens
+Read = tuple[SourceFacts, dict[str, np.ndarray]]
+
+
+def everything(found: TokenSource) -> Read:
+    """What is said, and all that a scan can read, in ranges that cut files and documents."""
+    facts, num_tokens = found.facts, found.facts.num_tokens
+    # the first note counts files; how wide a mask is depends on the longest beside it
+    notes = [note for note in facts.notes[1:] if "own mask" not in note]
     ranges = [(n, min(n + 17, num_tokens)) for n in range(0, num_tokens, 17)]
     columns = [vars(found.read_columns(*r)) for r in ranges]
     read = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
-    return read | {n: np.concatenate([found.read_chosen(n, *r) for r in ranges]) for n in NAMES}
+    read |= {n: np.concatenate([found.read_chosen(n, *r) for r in ranges]) for n in NAMES}
+    return replace(facts, name="", size_bytes=0, notes=tuple(sorted(notes))), read
 
 
-def assert_same(found: TokenSource, expected: TokenSource) -> None:
-    told = [
-        replace(f, name="", size_bytes=0, notes=tuple(sorted(f.notes[1:])))
-        for f in (found.facts, expected.facts)
-    ]
-    assert told[0] == told[1]
-    for name, array in everything(expected).items():
-        np.testing.assert_array_equal(everything(found)[name], array, err_msg=name)
+def assert_same(found: TokenSource, expected: Read) -> None:
+    facts, read = everything(found)
+    assert facts == expected[0]
+    for name, array in expected[1].items():
+        np.testing.assert_array_equal(read[name], array, err_msg=name)
 
 
 def dirty() -> list[Written]:
@@ -102,8 +105,10 @@ def test_any_split_over_files_reads_as_one_file(name, tmp_path):
     writer, requests = WRITERS[name], dirty()
     if writer.file.endswith(".npz"):  # an archive cannot hold a name twice
         requests = [r for n, r in enumerate(requests) if n != 4]
+    if "split" in writer.kinds:  # a log has no requests that could stand in it twice
+        requests = requests[:4]
     writer.write(tmp_path / writer.file, requests)
-    whole = opened(tmp_path / writer.file)
+    whole = everything(opened(tmp_path / writer.file))
     for number, sizes in enumerate(([1] * len(requests), [2, len(requests) - 2])):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -121,8 +126,7 @@ def test_any_split_over_files_reads_as_one_file(name, tmp_path):
 def test_pieces_of_any_size_read_as_the_whole_file(name, tmp_path, monkeypatch):
     writer = WRITERS[name]
     writer.write(tmp_path / writer.file, dirty()[:4])
-    whole = opened(tmp_path / writer.file)
-    expected = everything(whole)
+    whole = everything(opened(tmp_path / writer.file))
     monkeypatch.setattr(source, "CACHE_BYTES", 1)
     for module in pkgutil.iter_modules(dialects.__path__, f"{dialects.__name__}."):
         found = importlib.import_module(module.name)
@@ -131,9 +135,9 @@ def test_pieces_of_any_size_read_as_the_whole_file(name, tmp_path, monkeypatch):
     in_pieces = opened(tmp_path / writer.file)
     assert_same(in_pieces, whole)
     for array in NAMES:  # from the end to the beginning
-        for start in range(whole.facts.num_tokens - 5, 0, -13):
+        for start in range(whole[0].num_tokens - 5, 0, -13):
             found = in_pieces.read_chosen(array, start, start + 5)
-            np.testing.assert_array_equal(found, expected[array][start : start + 5])
+            np.testing.assert_array_equal(found, whole[1][array][start : start + 5])
 
 
 def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch):
@@ -144,9 +148,9 @@ def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch
     ids[-2:] = 0
     np.save(tmp_path / "rows.npy", ids)
     np.save(tmp_path / "fortran.npy", np.asfortranarray(ids))
-    whole = opened(tmp_path / "rows.npy")
-    assert "cut at the beginning (prefix not captured): 3" in str(whole.facts.notes)
-    assert "rows equal to the row before" in str(whole.facts.notes)
+    whole = everything(opened(tmp_path / "rows.npy"))
+    assert "cut at the beginning (prefix not captured): 3" in str(whole[0].notes)
+    assert "rows equal to the row before" in str(whole[0].notes)
     monkeypatch.setattr(vllm, "PIECE_BYTES", 7 * ids[0].nbytes)  # cuts the run of stale rows
     assert_same(opened(tmp_path / "rows.npy"), whole)
     assert_same(opened(tmp_path / "fortran.npy"), whole)
@@ -161,7 +165,8 @@ def test_flat_ids_whose_layers_a_later_file_tells_are_read_by_them(tmp_path):
     lines(tmp_path / "one.jsonl", records)
     for number, record in enumerate(records):
         lines(tmp_path / f"part-{number}.jsonl", [record])
-    assert_same(opened(f"{tmp_path}/part-*.jsonl"), opened(tmp_path / "one.jsonl"))
+    whole = everything(opened(tmp_path / "one.jsonl"))
+    assert_same(opened(f"{tmp_path}/part-*.jsonl"), whole)
 
 
 def test_ranks_that_hold_the_same_are_kept_once_over_folders(tmp_path):
@@ -210,7 +215,7 @@ def test_files_that_cannot_be_one_source_are_refused(tmp_path):
         opened(TokenFiles((f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl")))
     for number in range(2):
         np.savez(tmp_path / f"{number}.npz", a=np.ones((4, 3), np.float32))
-        write_imatrix(tmp_path / f"{number}.gguf", np.ones((3, 64), np.int64))
+        write_imatrix(tmp_path / f"{number}.gguf", np.arange(192).reshape(1, 3, 64))
     with pytest.raises(UsageError, match="several files are read where they are traces"):
         open_tokens(f"{tmp_path}/*.npz", stage="logits", routers=("a",))
     with pytest.raises(RecordingError, match=r"0\.npz is no trace that can be told"):
@@ -264,7 +269,7 @@ def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
     assert first_pass(TokenFiles(files.paths[:2]))[1] == [path.name for path in paths[:2]]
     found, read = first_pass(files)
     assert read == [paths[2].name]
-    assert_same(found, opened(files, writer.dialect))
+    assert_same(found, everything(opened(files, writer.dialect)))
     for kept in (tmp_path / "kept").iterdir():  # what is damaged is read again
         kept.write_bytes(kept.read_bytes()[:-50])
     found, read = first_pass(files)
