@@ -23,6 +23,9 @@ _EXPECTED_ABOVE = 200
 #: Shapes, and values behind the chosen experts, that are kept: more of them are refused anyway.
 _MOST_KEPT = 64
 
+#: Rows in which most layers show that they hold choices.
+_FIRST_ROWS = 64
+
 _ENGINE_HINT = "Is the trace of another model?"
 
 
@@ -415,7 +418,10 @@ def _check_layers(
 def _holds_choices(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "layers"]:
     """Layers in which some row names two experts; with one slot, anything but 0 and -1."""
     if ids.shape[2] > 1:
-        return np.asarray((ids != ids[:, :, :1]).any(axis=(0, 2)))
+        holds = (ids[:_FIRST_ROWS] != ids[:_FIRST_ROWS, :, :1]).any(axis=(0, 2))
+        for layer in np.flatnonzero(~holds):
+            holds[layer] = (ids[:, layer] != ids[:, layer, :1]).any()
+        return np.asarray(holds)
     return np.asarray(((ids != 0) & (ids != unset_value(ids.dtype))).any(axis=(0, 2)))
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 import xxhash
-from jaxtyping import Bool, Int64, Integer, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
@@ -24,7 +24,7 @@ from moegeom.core.identity import Identity, identity_of
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.traces.axes import Axes, Survey, axes_of, expected_axes, survey_of
 from moegeom.tokens.traces.dialect import Dialect, find_dialect
-from moegeom.tokens.traces.rows import PlacedRows, RequestRows
+from moegeom.tokens.traces.rows import PlacedRows, RequestRows, Span
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     TRACE_BYTES,
@@ -110,10 +110,11 @@ class FileFacts:
     ``digest`` is a hash of all choices and of what the batches of a run are called.
     Requests have a hash of the ``name``, one of the ``content``, and whether positions are known.
     ``identity`` is that of the file; None for a trace in memory.
-    A part is the rows of a request in a piece: ``part_request`` numbers it in the file, and
-    ``part_rows`` counts its tokens. ``piece_parts`` counts the parts of each piece, ``place`` is
-    where it begins. ``axes`` are those that rows were placed by, ``told`` is the number of layers
-    that flat ids were surveyed with.
+    A part is the rows of a request in a piece: ``part_request`` numbers it in the file,
+    ``part_rows`` counts its tokens, and ``part_span`` is the first row and its position, or -1
+    where rows between them are no tokens. ``piece_parts`` counts the parts of each piece, ``place``
+    is where it begins. ``axes`` are those that rows were placed by, ``told`` is the number of
+    layers that flat ids were surveyed with.
     """
 
     digest: UInt64[np.ndarray, "2"]
@@ -122,6 +123,7 @@ class FileFacts:
     is_positioned: Bool[np.ndarray, "requests"]
     part_request: Int64[np.ndarray, "parts"]
     part_rows: Int64[np.ndarray, "parts"]
+    part_span: Int64[np.ndarray, "parts 2"]
     piece_parts: Int64[np.ndarray, "pieces"]
     place: Int64[np.ndarray, "pieces 2"]
     survey: Survey
@@ -163,8 +165,8 @@ class Placed:
 
     ``identities`` are those of ``files`` when they were read. ``starts`` is the first token of each
     piece, and behind them the number of all; ``file`` and ``place`` say where a piece lies.
-    ``document`` numbers requests in the order of tokens, -1 for those that are left out; those of a
-    piece are from ``first_request`` on.
+    A part is the rows of a request in a piece, those of a piece are from ``first_part`` on:
+    ``document`` numbers its request in the order of tokens, -1 where it is left out.
     """
 
     files: tuple[TraceFile, ...]
@@ -174,8 +176,10 @@ class Placed:
     starts: tuple[int, ...]
     file: Int64[np.ndarray, "pieces"]
     place: Int64[np.ndarray, "pieces 2"]
-    first_request: Int64[np.ndarray, "pieces"]
-    document: Int64[np.ndarray, "requests"]
+    first_part: Int64[np.ndarray, "pieces_and_end"]
+    part_rows: Int64[np.ndarray, "parts"]
+    part_span: Int64[np.ndarray, "parts 2"]
+    document: Int64[np.ndarray, "parts"]
     num_documents: int
     notes: tuple[str, ...]
 
@@ -352,7 +356,7 @@ class _Gathered:
         self._names: list[bytes] = []
         self._contents: list[np.ndarray] = []
         self._positioned: list[bool] = []
-        self._parts: list[tuple[int, int]] = []
+        self._parts: list[tuple[int, int, int, int]] = []
         self._pieces: list[tuple[int, int, int]] = []
         self._open: tuple[RequestRows, _Digest] | None = None
         self._whole = hashlib.sha256()
@@ -372,7 +376,7 @@ class _Gathered:
                 break
             place = following
         self._end_request()
-        parts = np.array(self._parts, np.int64).reshape(-1, 2)
+        parts = np.array(self._parts, np.int64).reshape(-1, 4)
         pieces = np.array(self._pieces, np.int64).reshape(-1, 3)
         return FileFacts(
             np.frombuffer(self._whole.digest()[:16], "<u8"),
@@ -381,6 +385,7 @@ class _Gathered:
             np.array(self._positioned, bool),
             parts[:, 0],
             parts[:, 1],
+            parts[:, 2:],
             pieces[:, 2],
             pieces[:, :2],
             self._survey,
@@ -449,7 +454,8 @@ class _Gathered:
         placed = rows.placed(request, axes.of(request.ids))
         digest.add(placed, self._dtype)
         self._positioned[-1] &= bool((placed.position >= 0).all())
-        self._parts.append((len(self._names) - 1, len(placed.ids)))
+        span = placed.span or Span(-1, -1)
+        self._parts.append((len(self._names) - 1, len(placed.ids), *span))
 
     def _name_of(self, request: RequestTrace) -> bytes:
         """A hash of the name: of a place in the file together with the file."""
@@ -531,17 +537,11 @@ def _put_together(
     is_kept = _without_repetitions(found, rows, files, where, cut)
     document = np.where(is_kept, np.cumsum(is_kept) - 1, -1)
     of_files = np.cumsum([0, *(len(facts.name) for facts in found)])
-    part_rows, first_request, numbers = [], [], []
-    for number, facts in enumerate(found):
-        request = facts.part_request + of_files[number]
-        parts = np.where(is_kept[request], facts.part_rows, 0)
-        ends = np.cumsum(facts.piece_parts)
-        sums = np.concatenate([[0], np.cumsum(parts)])
-        part_rows.append(sums[ends] - sums[ends - facts.piece_parts])
-        first = np.concatenate([request, [0]])[np.minimum(ends - facts.piece_parts, len(request))]
-        first_request.append(first)
-        numbers.append(np.full(len(ends), number))
-    starts = (0, *np.cumsum(np.concatenate(part_rows)).tolist())
+    parts = np.concatenate([f.part_request + n for f, n in zip(found, of_files[:-1], strict=True)])
+    part_rows = np.concatenate([facts.part_rows for facts in found])
+    of_pieces = np.cumsum([0, *np.concatenate([facts.piece_parts for facts in found])])
+    sums = np.concatenate([[0], np.cumsum(np.where(is_kept[parts], part_rows, 0))])
+    starts = tuple(sums[of_pieces].tolist())
     if not starts[-1]:
         raise RecordingError(f"{where}: no row of {len(rows)} requests holds choices.")
     positioned = np.concatenate([facts.is_positioned for facts in found])
@@ -561,10 +561,12 @@ def _put_together(
         axes,
         manner,
         starts,
-        np.concatenate(numbers),
+        np.repeat(np.arange(len(found)), [len(facts.piece_parts) for facts in found]),
         np.concatenate([facts.place for facts in found]),
-        np.concatenate(first_request),
-        document,
+        of_pieces,
+        part_rows,
+        np.concatenate([facts.part_span for facts in found]),
+        document[parts],
         int(is_kept.sum()),
         tuple(said),
     )
@@ -641,12 +643,3 @@ def _named(
     )
     name = next((r.name for n, r in enumerate(requests) if n == within), "")
     return name, files[other].label, files[number].label
-
-
-def placed_ids(
-    request: RequestTrace, trace: Trace, axes: Axes
-) -> tuple[PlacedRows, Integer[np.ndarray, "tokens routers slots"]]:
-    """The tokens of a request, or of a part of one, as the first pass found them."""
-    rows = RequestRows(request, axes.routers, trace.last_is_routed, trace.where)
-    placed = rows.placed(request, axes.of(request.ids))
-    return placed, placed.ids.astype(id_dtype(axes.routers), copy=False)

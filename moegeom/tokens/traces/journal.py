@@ -24,7 +24,7 @@ _HEADER = "header"
 
 _ARRAYS = (
     *("digest", "name", "content", "is_positioned"),
-    *("part_request", "part_rows", "piece_parts", "place"),
+    *("part_request", "part_rows", "part_span", "piece_parts", "place"),
 )
 
 #: Bytes of the facts of one file: some hundred for each request.

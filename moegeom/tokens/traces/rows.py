@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
@@ -41,6 +42,22 @@ class PlacedRows:
     position: Int32[np.ndarray, "tokens"]
     token_id: Int32[np.ndarray, "tokens"]
 
+    @property
+    def span(self) -> Span | None:
+        """Where the tokens are, if they follow one another; None where rows between are none."""
+        if not len(self.row):
+            return Span(0, -1)
+        if self.row[-1] - self.row[0] + 1 != len(self.row):
+            return None
+        return Span(int(self.row[0]), int(self.position[0]))
+
+
+class Span(NamedTuple):
+    """First row of a request that is a token, and its position; -1 where not known."""
+
+    first: int
+    position: int
+
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
@@ -49,7 +66,6 @@ class _Rows:
     where: str
     ids: np.ndarray
     row: np.ndarray
-    token_ids: np.ndarray | None
     num_tokens: int | None
 
 
@@ -106,10 +122,7 @@ class RequestRows:
         self._look_at(chosen)
         at = np.flatnonzero(kept) - first
         position = np.full(len(at), -1) if offset is None else at + offset
-        if rows.token_ids is None or offset is None:
-            token_id = np.full(len(at), -1)
-        else:
-            token_id = rows.token_ids[position]
+        token_id = token_ids_at(request, position)
         return PlacedRows(
             request.name,
             chosen,
@@ -231,6 +244,18 @@ class _Ends:
         cut["inside"] += self._inside
 
 
+def token_ids_at(
+    request: RequestTrace, position: Integer[np.ndarray, "tokens"]
+) -> Integer[np.ndarray, "tokens"]:
+    """The token ids at positions of a request; -1 where either is not known."""
+    token_ids = request.token_ids
+    if token_ids is None or (len(position) and position[0] < 0):
+        return np.full(len(position), -1)
+    if request.mask is not None:
+        token_ids = token_ids[request.mask]
+    return token_ids[position]
+
+
 def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[str]) -> _Rows:
     row, token_ids = np.arange(len(ids)) + request.first_row, request.token_ids
     if request.mask is not None:
@@ -241,8 +266,7 @@ def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[s
             )
         cut["masked"] += int((~request.mask).sum())
         row, ids = row[request.mask], ids[request.mask]
-        token_ids = None if token_ids is None else token_ids[request.mask]
-        return _Rows(where, ids, row, token_ids, len(ids))
+        return _Rows(where, ids, row, len(ids))
     num_tokens = request.num_tokens
     if token_ids is not None:
         if num_tokens not in (None, len(token_ids)):
@@ -252,7 +276,7 @@ def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[s
                 "The ids are of another text, or of another request.",
             )
         num_tokens = len(token_ids)
-    return _Rows(where, ids, row, token_ids, num_tokens)
+    return _Rows(where, ids, row, num_tokens)
 
 
 def _range(
@@ -329,13 +353,26 @@ def _without_surplus(
 
 def _empty_rows(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
     """Rows that say nothing in any layer: one number in all slots, which no choice can be."""
-    return np.asarray(_empty_layers(ids).all(axis=1))
-
-
-def _empty_layers(ids: np.ndarray) -> Bool[np.ndarray, "rows layers"]:
     if ids.shape[2] == 1:
-        return ids[:, :, 0] == unset_value(ids.dtype)
-    return np.asarray((ids == ids[:, :, :1]).all(axis=2))
+        return _in_every_layer(ids, lambda part: part[:, 0] == unset_value(ids.dtype))
+    return _in_every_layer(ids, lambda part: (part == part[:, :1]).all(axis=1))
+
+
+def _in_every_layer(
+    ids: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]
+) -> Bool[np.ndarray, "rows"]:
+    """Rows for which something holds in every layer: looked at in the first, and the rest of those
+    few in the others.
+    """
+    found = np.zeros(len(ids), bool)
+    left = np.arange(len(ids))
+    for layer in range(ids.shape[1]):
+        part = ids[:, layer] if len(left) == len(ids) else ids[left, layer]
+        left = left[holds(part)]
+        if not len(left):
+            break
+    found[left] = True
+    return found
 
 
 def _check_choices(
@@ -343,6 +380,10 @@ def _check_choices(
 ) -> None:
     """Raises RecordingError for ids that are no experts, and for experts named twice."""
     if not len(ids):
+        return
+    is_single = ids.shape[2] == 1
+    least = min(router.num_experts for router in routers)
+    if int(ids.max()) < least and int(ids.min()) >= 0 and (is_single or not _has_equal(ids)):
         return
     num_experts = np.array([router.num_experts for router in routers])[:, None]
     above = ids >= num_experts
@@ -376,14 +417,43 @@ def _check_choices(
         )
 
 
+#: Slots up to which comparing all pairs is faster than sorting, and rows that are turned at once.
+_FEW_SLOTS, _TURNED = 32, 65_536
+
+
+def _has_equal(ids: np.ndarray) -> bool:
+    """Whether some row names an expert twice in some layer."""
+    slots = ids.shape[2]
+    if slots > _FEW_SLOTS:
+        ordered = np.sort(ids, axis=2)
+        return bool((ordered[:, :, 1:] == ordered[:, :, :-1]).any())
+    rows = ids.reshape(-1, slots)
+    for start in range(0, len(rows), _TURNED):
+        turned = np.ascontiguousarray(rows[start : start + _TURNED].T)
+        if any((turned[slot] == turned[:slot]).any() for slot in range(1, slots)):
+            return True
+    return False
+
+
 def _is_pattern(ids: np.ndarray, routers: Sequence[KnownRouter]) -> Bool[np.ndarray, "rows"]:
     """Rows that count up by one in every layer, modulo the number of experts: written padding."""
-    num_experts = np.array([router.num_experts for router in routers])[:, None]
-    steps = (ids[:, :, 1:].astype(np.int64) - ids[:, :, :-1]) % num_experts
-    return (steps == 1).all(axis=(1, 2)) & (ids.shape[2] > 1)
+    if ids.shape[2] == 1:
+        return np.zeros(len(ids), bool)
+    # of the layer that is looked at
+    num_experts = iter([router.num_experts for router in routers])
+    return _in_every_layer(
+        ids,
+        lambda part: (np.diff(part.astype(np.int64), axis=1) % next(num_experts) == 1).all(axis=1),
+    )
 
 
 def _repeats_neighbour(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
     """Rows that equal the one before them in every layer."""
-    same = (ids[1:] == ids[:-1]).all(axis=(1, 2))
-    return np.concatenate([np.zeros(min(1, len(ids)), bool), same])
+    found = np.zeros(len(ids), bool)
+    left = np.arange(1, len(ids))
+    for layer in range(ids.shape[1]):
+        left = left[(ids[left, layer] == ids[left - 1, layer]).all(axis=1)]
+        if not len(left):
+            break
+    found[left] = True
+    return found

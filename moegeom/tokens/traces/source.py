@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer, Shaped
@@ -31,9 +30,9 @@ from moegeom.tokens.traces.first_pass import (
     Placed,
     first_pass,
     id_dtype,
-    placed_ids,
 )
-from moegeom.tokens.traces.trace import Pieces, Place, Trace
+from moegeom.tokens.traces.rows import RequestRows, Span, token_ids_at
+from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
 #: Bytes of cleaned pieces that are kept: neighbouring ranges, and the samples of small traces, are
 #: read once.
@@ -68,76 +67,99 @@ def clean(trace: Trace, known: Sequence[KnownRouter]) -> CleanTrace:
     """
     routers = main_stack(known, trace.where)
     found = first_pass([InMemory(trace)], routers, trace.where)
-    piece = piece_of(found, 0, trace, range(len(routers)))
-    names = [
-        request.name
-        for request, document in zip(trace.requests, found.document, strict=True)
-        if document >= 0
-    ]
+    piece = piece_of(found, 0, trace)
+    kept = found.document >= 0
+    ids = np.concatenate([part.ids for part in piece.parts])
     return CleanTrace(
         found.axes.routers,
-        piece.ids,
+        ids.astype(id_dtype(routers), copy=False),
         piece.document,
-        piece.row,
+        np.concatenate([part.row for part in piece.parts]).astype(np.int32),
         piece.position,
         piece.token_id,
-        tuple(names),
+        tuple(
+            request.name for request, is_kept in zip(trace.requests, kept, strict=True) if is_kept
+        ),
         found.notes,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """The tokens of a piece, at some of the routers."""
+class Part:
+    """The tokens of a request in a piece; ids as they are stored, without a copy where rows that
+    follow one another are tokens.
+    """
 
     ids: Integer[np.ndarray, "tokens routers slots"]
-    document: Int64[np.ndarray, "tokens"]
-    row: Int32[np.ndarray, "tokens"]
+    row: Int64[np.ndarray, "tokens"]
     position: Int32[np.ndarray, "tokens"]
     token_id: Int32[np.ndarray, "tokens"]
 
-    @cached_property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in vars(self).values())
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The tokens of a piece; ``starts`` has the first token of each part, and the number of all."""
+
+    parts: tuple[Part, ...]
+    starts: tuple[int, ...]
+    document: Int64[np.ndarray, "tokens"]
+    position: Int32[np.ndarray, "tokens"]
+    token_id: Int32[np.ndarray, "tokens"]
+    num_bytes: int
+
+    def read_into(self, router: int, start: int, out: Shaped[np.ndarray, "rows slots"]) -> None:
+        """Fills ``out`` with what the router chose from token ``start`` on."""
+        for number, first, last in shard_ranges(self.starts, start, start + len(out)):
+            at = self.starts[number] + first - start
+            stored = self.parts[number].ids[first:last, router]
+            assign_rows(out[at : at + last - first], stored, "a trace")
 
 
-def piece_of(found: Placed, number: int, trace: Trace, wanted: Sequence[int]) -> Piece:
-    """The tokens of piece ``number``, which was read as ``trace``, at the ``wanted`` routers.
+def piece_of(found: Placed, number: int, trace: Trace) -> Piece:
+    """The tokens of piece ``number``, which was read as ``trace``.
 
     Raises
     ------
     RecordingError
         When it holds other rows than in the first pass.
     """
-    num_tokens = found.starts[number + 1] - found.starts[number]
-    routers = found.axes.routers
-    ids = np.empty((num_tokens, len(wanted), found.axes.top_k), id_dtype(routers))
-    columns = {
-        name: np.empty(num_tokens, dtype)
-        for name, dtype in (
-            ("document", np.int64), ("row", np.int32), ("position", np.int32),
-            ("token_id", np.int32),
-        )
-    }  # fmt: skip
-    begin = 0
-    for request, one in enumerate(trace.requests, start=int(found.first_request[number])):
-        if request >= len(found.document):
-            raise _changed(trace.where)
-        if found.document[request] < 0:
-            continue
-        placed, chosen = placed_ids(one, trace, found.axes)
-        end = begin + len(chosen)
-        if end > num_tokens:
-            raise _changed(trace.where)
-        ids[begin:end] = chosen[:, wanted] if len(wanted) < len(routers) else chosen
-        columns["document"][begin:end] = found.document[request]
-        columns["row"][begin:end] = placed.row
-        columns["position"][begin:end] = placed.position
-        columns["token_id"][begin:end] = placed.token_id
-        begin = end
-    if begin != num_tokens:
+    first, last = (int(part) for part in found.first_part[number : number + 2])
+    if len(trace.requests) != last - first:
         raise _changed(trace.where)
-    return Piece(ids, **columns)
+    parts: list[Part] = []
+    documents: list[int] = []
+    for index, request in enumerate(trace.requests, start=first):
+        if found.document[index] >= 0 and found.part_rows[index]:
+            parts.append(_part(found, index, request, trace))
+            documents.append(int(found.document[index]))
+    lengths = [len(part.row) for part in parts]
+    return Piece(
+        tuple(parts),
+        (0, *np.cumsum(lengths).tolist()),
+        np.repeat(np.array(documents, np.int64), lengths),
+        np.concatenate([part.position for part in parts]),
+        np.concatenate([part.token_id for part in parts]),
+        sum(request.ids.nbytes for request in trace.requests) + 16 * sum(lengths),
+    )
+
+
+def _part(found: Placed, index: int, request: RequestTrace, trace: Trace) -> Part:
+    num_rows, span = int(found.part_rows[index]), Span(*found.part_span[index].tolist())
+    if span.first < 0:  # rows between are no tokens: they are told apart again
+        rows = RequestRows(request, found.axes.routers, trace.last_is_routed, trace.where)
+        placed = rows.placed(request, found.axes.of(request.ids))
+        part = Part(placed.ids, placed.row.astype(np.int64), placed.position, placed.token_id)
+    else:
+        start = span.first - request.first_row
+        ids = found.axes.of(request.ids)[start : start + num_rows]
+        row = np.arange(span.first, span.first + len(ids))
+        position = np.full(len(ids), -1) if span.position < 0 else span.position + row - row[:1]
+        part = Part(
+            ids, row, position.astype(np.int32), token_ids_at(request, position).astype(np.int32)
+        )
+    if len(part.ids) != num_rows:
+        raise _changed(trace.where)
+    return part
 
 
 def _changed(where: str) -> RecordingError:
@@ -153,9 +175,8 @@ class Reader:
     So memory is that of the pieces that are kept, and of one that is being read.
     """
 
-    def __init__(self, found: Placed, wanted: Sequence[int]) -> None:
+    def __init__(self, found: Placed) -> None:
         self.found = found
-        self._wanted = tuple(wanted)
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Piece] = OrderedDict()
         self._size = 0
@@ -165,7 +186,7 @@ class Reader:
         """The tokens of one piece."""
         with self._lock:
             if number not in self._held:
-                piece = piece_of(self.found, number, self._read(number), self._wanted)
+                piece = piece_of(self.found, number, self._read(number))
                 self._size += piece.num_bytes
                 self._held[number] = piece
                 while self._size > CACHE_BYTES and len(self._held) > 1:
@@ -218,8 +239,8 @@ class _ChosenRows:
         starts = self.reader.found.starts
         for number, first, last in shard_ranges(starts, start, start + len(out)):
             at = starts[number] + first - start
-            stored = self.reader.piece(number).ids[first:last, self.index]
-            assign_rows(out[at : at + last - first], stored, "a trace")
+            piece = self.reader.piece(number)
+            piece.read_into(self.index, first, out[at : at + last - first])
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,11 +266,11 @@ class _Columns:
 
 def trace_source(name: str, found: Placed, wanted: Sequence[str]) -> StoredSource:
     """The tokens that a first pass found as a source of ids, at the ``wanted`` routers."""
-    kept = [i for i, router in enumerate(found.axes.routers) if router.name in wanted]
-    reader = Reader(found, kept)
+    reader = Reader(found)
     tensors = {
-        found.axes.routers[i].name: {CHOSEN.name: _ChosenRows(reader, index)}
-        for index, i in enumerate(kept)
+        router.name: {CHOSEN.name: _ChosenRows(reader, index)}
+        for index, router in enumerate(found.axes.routers)
+        if router.name in wanted
     }
     has_documents = found.manner.has_documents
     facts = SourceFacts(
