@@ -41,7 +41,8 @@ def _write(folder: Path, first: int, last: int) -> None:
 
 def _scan(checkpoint: str, folder: str) -> dict[str, float]:
     """A scan of two layers in this process: its peak memory, and seconds of its passes."""
-    from moegeom.pipeline import ScanRequest, open_for_scan, scan
+    from moegeom.engine.session import Session
+    from moegeom.pipeline import ScanRequest, scan, with_tokens
 
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / "results"
@@ -49,7 +50,7 @@ def _scan(checkpoint: str, folder: str) -> dict[str, float]:
             checkpoint=checkpoint, tokens=folder, layers="0,1", dialect="vllm", out=out
         )
         begun = time.perf_counter()
-        opened = open_for_scan(request)
+        opened = with_tokens(request, Session.of(checkpoint, request, with_varying=True))
         read = time.perf_counter()
         scan(request, opened=opened)
         scanned = time.perf_counter()

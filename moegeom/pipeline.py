@@ -23,7 +23,13 @@ from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.engine.first_pass import first_pass_of
-from moegeom.engine.out import default_out, early_out, is_answered, refuse_skipped
+from moegeom.engine.out import (
+    default_out,
+    early_out,
+    is_answered,
+    is_answered_unread,
+    refuse_skipped,
+)
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import ScanRequest, Terms, tokens_text
@@ -91,7 +97,13 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
-    opened = opened or open_for_scan(request, watch)
+    if opened is None:
+        has_tokens = request.tokens is not None
+        opened = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
+        early = early_out(request, opened.routers.fingerprint)
+        if early is not None and is_answered_unread(early, request, opened.routers):
+            return _answered(early, watch)
+        opened = with_tokens(request, opened, watch)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -103,9 +115,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     plan = plan_facts(request, routers, token_facts, device.kind, checkpoint_b)
     out = early_out(request, routers.fingerprint) or request.out or default_out(request, plan)
     if is_answered(out, plan, request):
-        if watch:
-            watch.say(f"{out}: the results of this very request; --overwrite measures again.")
-        return out
+        return _answered(out, watch)
     refuse_unknown_positions(request, source)
     refuse_nothing_left(request, source)
     refuse_no_rows(request, source)
@@ -147,12 +157,16 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
         return finish(writer, chosen, request, routers, facts)
 
 
-def open_for_scan(request: ScanRequest, watch: Watch | None = None) -> Session:
-    """The checkpoint and the tokens; a first pass over many files is gone on with."""
-    has_tokens = request.tokens is not None
-    found = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
-    with first_pass_of(request, found.routers, watch.say if watch else None) as company:
-        return found.on(request.tokens, request.prior, company)
+def _answered(out: Path, watch: Watch | None) -> Path:
+    if watch:
+        watch.say(f"{out}: the results of this very request; --overwrite measures again.")
+    return out
+
+
+def with_tokens(request: ScanRequest, opened: Session, watch: Watch | None = None) -> Session:
+    """The session with the tokens of a scan; a first pass over many files is gone on with."""
+    with first_pass_of(request, opened.routers, watch.say if watch else None) as company:
+        return opened.on(request.tokens, request.prior, company)
 
 
 def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:

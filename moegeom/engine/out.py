@@ -12,9 +12,10 @@ from xxhash import xxh3_64_hexdigest
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
+from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
 from moegeom.engine.request import ScanRequest, tokens_path
-from moegeom.engine.run_facts import asked_facts
+from moegeom.engine.run_facts import asked_facts, plan_facts
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.writer import differing_parts
 from moegeom.tokens.files import TokenFiles, paths_of
@@ -83,6 +84,21 @@ def is_answered(out: Path, plan: Mapping[str, Any], request: ScanRequest) -> boo
         )
     refuse_skipped(request, run.get("parts", {}), f"the results at {out}", "use --overwrite")
     return True
+
+
+def is_answered_unread(out: Path, request: ScanRequest, routers: RouterSet) -> bool:
+    """True when ``out`` holds the results of this request on the same files, which then need not be
+    read to know what they hold. What cannot be told so is told when they are read.
+    """
+    if not is_results(out):
+        return False
+    before = open_results(out).run.get("plan")
+    tokens = before.get("tokens") if isinstance(before, dict) else None
+    plan = plan_facts(request, routers, None, "cpu") | {"tokens": tokens}
+    try:
+        return tokens is not None and is_answered(out, plan, request)
+    except UsageError:
+        return False
 
 
 def refuse_skipped(

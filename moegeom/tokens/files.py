@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,13 @@ def are_there(tokens: str | TokenFiles) -> bool:
     """Whether every path is there, and every pattern matches a file."""
     given = tokens.paths if isinstance(tokens, TokenFiles) else (tokens,)
     return all(Path(path).exists() or bool(glob.glob(path)) for path in given)  # noqa: PTH207
+
+
+def name_of(paths: Sequence[Path]) -> str:
+    """What messages and results call them."""
+    if len(paths) == 1:
+        return paths[0].resolve().name
+    return f"{paths[0].name} and {len(paths) - 1:,} more"
 
 
 def in_folder(folder: Path) -> list[Path]:

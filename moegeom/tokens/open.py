@@ -9,7 +9,7 @@ from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
-from moegeom.tokens.files import TokenFiles, paths_of
+from moegeom.tokens.files import TokenFiles, name_of, paths_of
 from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
 from moegeom.tokens.sources.trace import holds_traces, open_traces, recognises
@@ -90,7 +90,7 @@ def _of_several(paths: Sequence[Path], request: Request) -> TokenSource:
     first = paths[0]
     if request.stage not in (None, "ids") or request.router_map:
         raise UsageError(
-            f"{first.name} and {len(paths) - 1} more: several files are read where they are "
+            f"{name_of(paths)}: several files are read where they are "
             "traces, which hold ids of experts and name their routers.",
             "Give one file, without pattern.",
         )

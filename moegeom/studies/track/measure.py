@@ -23,7 +23,7 @@ from moegeom.results.reader import Results, open_results
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
-from moegeom.tokens.files import TokenFiles, are_there
+from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
 from moegeom.tokens.held import NAME as HELD_NAME
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.counted import CountedSource
@@ -219,8 +219,10 @@ def _is_allowed(trust: Mapping[str, Any], request: TrackRequest) -> bool:
 
 def _name(tokens: Tokens | None) -> str | None:
     """What results call them."""
-    if tokens is None or isinstance(tokens, str):
-        return tokens and Path(tokens).name
+    if tokens is None:
+        return None
+    if isinstance(tokens, str | TokenFiles):
+        return name_of(paths_of(tokens))
     return str(HELD_NAME) if isinstance(tokens, HeldArrays) else tokens.facts.name
 
 

@@ -47,6 +47,9 @@ _IS_ENCRYPTED = 0x1
 #: Bytes that deflate makes of one, at most, with some to spare.
 _MOST_INFLATED = 1040
 
+#: Bytes that compression makes of one where numbers say something, and padding is cut off.
+_MOST_SQUEEZED = 20
+
 #: Members that are looked at to recognise a file; reading it looks at all of them.
 _LOOKED_AT = 1000
 
@@ -243,6 +246,13 @@ def iter_npz(path: Path, first: int = 0) -> Iterator[tuple[str, Integer[np.ndarr
         When one is damaged or too large.
     """
     with npz_members(path) as (archive, members):
+        size, stored = sum(info.file_size for info in members), path.stat().st_size
+        if size > TRACE_BYTES + _MOST_SQUEEZED * stored:
+            raise RecordingError(
+                f"{path.name}: {size:,} bytes of arrays in a file of {stored:,}: more than "
+                f"{TRACE_BYTES:,} are read where they take {_MOST_SQUEEZED} times less compressed.",
+                "Save with np.savez, which does not compress.",
+            )
         for info in members[first:]:
             if info.file_size > TRACE_BYTES:
                 raise RecordingError(

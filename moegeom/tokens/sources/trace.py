@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.files import in_folder
+from moegeom.tokens.files import in_folder, name_of
 from moegeom.tokens.source import Request, Source
 from moegeom.tokens.traces.axes import main_stack
 from moegeom.tokens.traces.counted import counted_source
@@ -47,8 +47,7 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
         When they are not of one dialect, or do not fit.
     """
     dialect, files = _dialect_and_files(paths, request.dialect)
-    label = files[0].name if len(paths) > 1 else paths[0].resolve().name
-    where = label if len(files) == 1 or len(paths) == 1 else f"{label} and {len(files) - 1} more"
+    where = name_of(paths)
     if not request.known:
         raise UsageError(
             f"{where}: a trace is read against all routers of its checkpoint.",

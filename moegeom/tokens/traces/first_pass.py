@@ -455,7 +455,7 @@ class _Gathered:
         digest.add(placed, self._dtype)
         self._positioned[-1] &= bool((placed.position >= 0).all())
         span = placed.span or Span(-1, -1)
-        self._parts.append((len(self._names) - 1, len(placed.ids), *span))
+        self._parts.append((len(self._names) - 1, len(placed.ids), span.first, span.position))
 
     def _name_of(self, request: RequestTrace) -> bytes:
         """A hash of the name: of a place in the file together with the file."""
