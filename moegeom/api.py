@@ -31,15 +31,15 @@ from moegeom.studies.opened import (
     Checkpoint,
     Recording,
     asked_request,
-    is_source,
     merged,
     of_sides,
     of_steps,
+    of_tokens,
     side,
 )
 from moegeom.studies.signoff.record import SignOffRequest
 from moegeom.studies.track.record import TrackRequest
-from moegeom.tokens.held import hold
+from moegeom.tokens.files import TokenFiles, are_there
 
 if TYPE_CHECKING:
     from moegeom.core.series import Series
@@ -91,6 +91,8 @@ def open(path: str | Path, **options: Any) -> Checkpoint:  # noqa: A001 - mg.ope
 def recording(tokens: Any, **options: Any) -> Recording:
     """Tokens to route: a recording, a trace of an engine, another file, or arrays in memory.
 
+    Traces may be many files: a pattern such as ``dump/*.pt``, a folder, or a list of paths.
+
     Arrays are [tokens, width] by name of the router, all routers in one [layers, tokens, width] or
     in a list; beside them ``document``, ``position`` and ``token_id``, one integer for each token.
     ``stage`` says what the numbers are: ``router_input`` (behind the norm), ``pre_norm``,
@@ -108,14 +110,12 @@ def recording(tokens: Any, **options: Any) -> Recording:
     >>> rec.open().facts.num_tokens
     4096
     """
-    if isinstance(tokens, str | os.PathLike):
-        path = os.fspath(tokens)
-        if not Path(path).exists():
-            from moegeom.tokens.open import open_tokens
+    found = of_tokens(tokens)["tokens"]
+    if isinstance(found, str | TokenFiles) and not are_there(found):
+        from moegeom.tokens.open import open_tokens
 
-            open_tokens(path)
-        return Recording(path, options)
-    return Recording(tokens if is_source(tokens) else hold(tokens), options)
+        open_tokens(found)
+    return Recording(found, options)
 
 
 # ----------------------------------------------------------------------------- what is measured

@@ -24,12 +24,19 @@ from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
-from moegeom.engine.out import default_out, is_answered, refuse_skipped
+from moegeom.engine.first_pass import first_pass_of
+from moegeom.engine.out import (
+    default_out,
+    early_out,
+    is_answered,
+    is_answered_unread,
+    refuse_skipped,
+)
 from moegeom.engine.parameters import request_of
 from moegeom.engine.parts import Folding, MergedParts, MissingParts, PartWriter, parse_part
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
-from moegeom.engine.request import ScanRequest, Terms, tokens_path
+from moegeom.engine.request import ScanRequest, Terms, tokens_text
 from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
@@ -68,6 +75,7 @@ from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
+from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.what_if import parse_what_ifs
@@ -103,7 +111,11 @@ def scan(
     """
     if opened is None:
         has_tokens = request.tokens is not None
-        opened = Session.open(request, request.prior, with_listed=has_tokens, with_varying=True)
+        opened = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
+        early = early_out(request, opened.routers.fingerprint)
+        if early is not None and is_answered_unread(early, request, opened.routers):
+            return _answered(early, watch)
+        opened = with_tokens(request, opened, watch)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -113,11 +125,9 @@ def scan(
     if watch and (device.devices or request.device == "auto"):
         watch.say(device.text)
     plan = plan_facts(request, routers, token_facts, device.kind, checkpoint_b)
-    out = request.out or default_out(request, plan)
+    out = early_out(request, routers.fingerprint) or request.out or default_out(request, plan)
     if is_answered(out, plan, request):
-        if watch:
-            watch.say(f"{out}: the results of this very request; --overwrite measures again.")
-        return out
+        return _answered(out, watch)
     refuse_unknown_positions(request, source)
     refuse_nothing_left(request, source)
     refuse_no_rows(request, source)
@@ -222,6 +232,8 @@ def merge(
         return parts
     given = dict(parts.parts[0].request)
     given |= {k: v for k, v in (("checkpoint", checkpoint), ("tokens", tokens)) if v is not None}
+    if isinstance(given.get("tokens"), list):
+        given["tokens"] = TokenFiles.given(given["tokens"])
     request = request_of(ScanRequest, **given, out=out, overwrite=overwrite)
     return scan(request, watch, merged=parts)
 
@@ -230,6 +242,18 @@ def _num_passes(request: ScanRequest, sides: Sides) -> int:
     """Passes over all tokens."""
     what_ifs = len(parse_what_ifs(request.what_ifs))
     return 1 + len(request.arithmetics) + sides.count + what_ifs
+
+
+def _answered(out: Path, watch: Watch | None) -> Path:
+    if watch:
+        watch.say(f"{out}: the results of this very request; --overwrite measures again.")
+    return out
+
+
+def with_tokens(request: ScanRequest, opened: Session, watch: Watch | None = None) -> Session:
+    """The session with the tokens of a scan; a first pass over many files is gone on with."""
+    with first_pass_of(request, opened.routers, watch.say if watch else None) as company:
+        return opened.on(request.tokens, request.prior, company)
 
 
 def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:
@@ -457,7 +481,7 @@ def finish(
     parts = {name: writer.part_facts(name) for name in names}
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
-    tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
+    tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)

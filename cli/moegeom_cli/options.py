@@ -20,10 +20,11 @@ CheckpointOrResults = Annotated[
     str | None, typer.Argument(help=f"Results of a scan, or a checkpoint: {CHECKPOINT}.")
 ]
 Tokens = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--tokens",
-        help="Recording, trace of an engine; or npy, npz, safetensors, Parquet with --stage.",
+        help="Recording; traces of an engine, also 'dump/*.pt', a folder, or repeated; or npy, "
+        "npz, safetensors, Parquet with --stage.",
     ),
 ]
 LogProbsFile = Annotated[

@@ -303,12 +303,15 @@ class WorkFolder:
             "Wait for it, or choose another output.",
         )
 
-    def clear(self) -> None:
-        """Discards what was made; the plan first, for what is left is then never gone on with."""
+    def clear(self, kept: str = "") -> None:
+        """Discards what was made; the plan first, for what is left is then never gone on with.
+
+        The folder ``kept`` stays.
+        """
         with writing(self.path):
             self.forget()
             for entry in self.path.iterdir():
-                if entry.name not in (_LOCK_FILE, _OWNER_FILE, self.plan.name):
+                if entry.name not in (_LOCK_FILE, _OWNER_FILE, self.plan.name, kept):
                     remove(entry)
 
     def forget(self) -> None:

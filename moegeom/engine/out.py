@@ -12,10 +12,13 @@ from xxhash import xxh3_64_hexdigest
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
+from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
 from moegeom.engine.request import ScanRequest, tokens_path
+from moegeom.engine.run_facts import asked_facts, plan_facts
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.writer import differing_parts
+from moegeom.tokens.files import TokenFiles, paths_of
 
 
 def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
@@ -27,6 +30,25 @@ def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
     tokens = "" if path is None else f"-on-{_stem(path, 1)}"
     asked = xxh3_64_hexdigest(json.dumps(plan, sort_keys=True).encode())[:6]
     return Path("runs") / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
+
+
+def early_out(request: ScanRequest, fingerprint: str) -> Path | None:
+    """Where results on traces of many files go, which must be known before they are read; None for
+    other tokens.
+
+    Without ``request.out`` it is a folder in ``runs`` named as by :func:`default_out`, after what
+    was asked of which files instead of what they hold.
+    """
+    tokens = request.tokens
+    if not isinstance(tokens, str | TokenFiles):
+        return None
+    paths = paths_of(tokens)
+    is_folder = paths[0].is_dir() and not (paths[0] / "recording.json").exists()
+    if len(paths) == 1 and not is_folder:
+        return None
+    if request.out is not None:
+        return request.out
+    return default_out(request, asked_facts(request, fingerprint))
 
 
 def _stem(target: str, num_parts: int) -> str:
@@ -62,6 +84,21 @@ def is_answered(out: Path, plan: Mapping[str, Any], request: ScanRequest) -> boo
         )
     refuse_skipped(request, run.get("parts", {}), f"the results at {out}", "use --overwrite")
     return True
+
+
+def is_answered_unread(out: Path, request: ScanRequest, routers: RouterSet) -> bool:
+    """True when ``out`` holds the results of this request on the same files, which then need not be
+    read to know what they hold. What cannot be told so is told when they are read.
+    """
+    if not is_results(out):
+        return False
+    before = open_results(out).run.get("plan")
+    tokens = before.get("tokens") if isinstance(before, dict) else None
+    plan = plan_facts(request, routers, None, "cpu") | {"tokens": tokens}
+    try:
+        return tokens is not None and is_answered(out, plan, request)
+    except UsageError:
+        return False
 
 
 def refuse_skipped(

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin, g
 from moegeom.core.errors import MoeGeomError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.router.requested_family import RequestedFamily
+from moegeom.tokens.files import TokenFiles
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,6 +140,8 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
+    if TokenFiles in kinds and isinstance(value, list | tuple):
+        return TokenFiles.given(value)
     if any(get_origin(kind) in (tuple, Sequence) for kind in kinds):
         if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):
             value = (value,)

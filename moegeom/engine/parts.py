@@ -36,6 +36,7 @@ from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.results.writer import differing_parts
+from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.recording.fields import Fields
 
 PART_FILE = "part.json"
@@ -209,6 +210,8 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
         if name in _NOT_TOLD or (name != "checkpoint" and value == standing[name]):
             continue
         told = str(value) if isinstance(value, Path) else value
+        if isinstance(told, TokenFiles):
+            told = told.paths
         if isinstance(told, tuple):
             told = list(told)
         if isinstance(told, Mapping):

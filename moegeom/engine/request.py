@@ -13,6 +13,7 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
 from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
+from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.held import HeldArrays
 
 
@@ -128,13 +129,26 @@ class Terms(ComputeOptions):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Terms)}
 
 
-#: Tokens of a request: the path of a file, a source made by the caller, or arrays in memory.
-Tokens = str | TokenSource | HeldArrays
+#: Tokens of a request: a path or pattern, several of them, a source of the caller's, or arrays.
+Tokens = str | TokenFiles | TokenSource | HeldArrays
 
 
 def tokens_path(tokens: Tokens | None) -> str | None:
-    """The path of the file that they are; None for tokens in memory, and for none."""
+    """The path or pattern that they are, the first of several; None for tokens in memory."""
+    if isinstance(tokens, TokenFiles):
+        return tokens.paths[0]
     return tokens if isinstance(tokens, str) else None
+
+
+def typed_tokens(tokens: Tokens | None) -> list[str]:
+    """The options that name them, for a command; none for tokens in memory."""
+    paths = tokens.paths if isinstance(tokens, TokenFiles) else (tokens,)
+    return [word for path in paths if isinstance(path, str) for word in ("--tokens", path)]
+
+
+def tokens_text(tokens: Tokens | None) -> str:
+    """What stands behind ``--tokens`` in a command, for a shell; empty for tokens in memory."""
+    return shlex.join(typed_tokens(tokens)).removeprefix("--tokens ")
 
 
 @dataclass(frozen=True)

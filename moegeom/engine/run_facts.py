@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,17 +17,19 @@ from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
 from moegeom.core.errors import RecordingError, RouterError
-from moegeom.core.files import open_raw, reading
+from moegeom.core.files import reading
+from moegeom.core.identity import identity_of
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
-from moegeom.engine.request import ScanRequest, Tokens, tokens_path
+from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_in_words, rule_origin
 from moegeom.router.drawn_rows import drawn_row_facts
+from moegeom.tokens.files import TokenFiles, paths_of
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.arithmetic import arithmetic
@@ -37,33 +38,16 @@ from moegeom.variants.arithmetic import arithmetic
 _LIBRARIES = ("numpy", "scipy", "numba", "pyarrow")
 
 
-#: Places of a file that its identity reads, its first and last bytes among them, and bytes of each.
-_PLACES, _PLACE_BYTES = 8, 4096
-
-
-def file_identity(path: Path) -> list[list[Any]]:
+def files_identity(tokens: str | TokenFiles) -> list[list[Any]]:
     """What tells each file from another one that took its place: a resume, and results that are
     there already, are of these files and no others.
-
-    Name, size, time of change, and a hash of a few places of it: archives, copies and synchronised
-    folders give files the same time and size, and recordings of two runs differ everywhere. Inodes
-    and times of the inode are left out: they change when the same files are copied or mounted
-    elsewhere. One place changed by hand under the old time of change can go unnoticed.
     """
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    with reading(path, RecordingError):
-        return [_identity_of(file) for file in files if file.is_file()]
-
-
-def _identity_of(path: Path) -> list[Any]:
-    found = xxhash.xxh3_128()
-    with open_raw(path, follows=True) as file:
-        status = os.fstat(file.fileno())
-        last = max(status.st_size - _PLACE_BYTES, 0)
-        for start in sorted({last * i // (_PLACES - 1) for i in range(_PLACES)}):
-            file.seek(start)
-            found.update(file.read(_PLACE_BYTES) or b"")
-    return [path.name, status.st_size, status.st_mtime_ns, found.hexdigest()]
+    found: list[list[Any]] = []
+    for path in paths_of(tokens):
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        with reading(path, RecordingError):
+            found += [[file.name, *identity_of(file)] for file in files if file.is_file()]
+    return found
 
 
 def arithmetic_facts(backend: str) -> dict[str, Any]:
@@ -196,13 +180,7 @@ def plan_facts(
 
     ``device`` is the kind that computes: a product of another one may differ in the last bit.
     """
-    options = {
-        field.name: plain(getattr(request, field.name))
-        for field in dataclasses.fields(request)
-        if "outside_plan" not in field.metadata
-    }
-    if request.run_b is not None:
-        options["run_b"] = file_identity(Path(request.run_b))
+    options = _options(request)
     if checkpoint_b is not None:
         options["checkpoint_b"] = checkpoint_b_identity(checkpoint_b)
     return {
@@ -217,12 +195,35 @@ def plan_facts(
     }
 
 
+def _options(request: ScanRequest) -> dict[str, Any]:
+    """What was asked, with the file of B as what tells it from others."""
+    options = {
+        field.name: plain(getattr(request, field.name))
+        for field in dataclasses.fields(request)
+        if "outside_plan" not in field.metadata
+    }
+    if request.run_b is not None:
+        options["run_b"] = files_identity(request.run_b)
+    return options
+
+
+def asked_facts(request: ScanRequest, fingerprint: str) -> dict[str, Any]:
+    """What of a plan is known before the tokens are read."""
+    return {
+        "moegeom": moegeom_version,
+        "checkpoint": fingerprint,
+        "checkpoint_b": request.checkpoint_b,
+        "family": plain(request.asked),
+        "token_files": token_identity(request.tokens),
+        "options": _options(request),
+    }
+
+
 def token_identity(tokens: Tokens | None) -> list[Any]:
     """What tells other tokens from these, beside their facts: files, or arrays in memory."""
     if isinstance(tokens, HeldArrays):
         return [tokens.digest]
-    path = tokens_path(tokens)
-    return [] if path is None else file_identity(Path(path))
+    return files_identity(tokens) if isinstance(tokens, str | TokenFiles) else []
 
 
 def router_identity(router: Router) -> str:
@@ -299,10 +300,10 @@ def checkpoint_b_identity(checkpoint_b: CheckpointB) -> dict[str, Any]:
 
 def explain_command(request: ScanRequest) -> str:
     """What to type to learn why two runs choose differently; empty where none was named."""
-    path = tokens_path(request.tokens)
-    if request.run_b is None or path is None:
+    tokens = typed_tokens(request.tokens)
+    if request.run_b is None or not tokens:
         return ""
-    typed = [request.checkpoint, "--tokens", path, "--run-b", request.run_b]
+    typed = [request.checkpoint, *tokens, "--run-b", request.run_b]
     typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
     for option, value in (("--stage-b", request.stage_b), ("--dialect-b", request.dialect_b)):
         typed += [] if value is None else [option, value]

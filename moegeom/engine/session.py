@@ -26,6 +26,7 @@ from moegeom.engine.sources import heard_routers, open_source
 from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
+from moegeom.tokens.source import Company
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +101,20 @@ class Session:
             _refuse_varying(store, chosen)
         return cls(terms, store, routers, chosen, started)
 
-    def on(self, tokens: Tokens | None, prior: str | None = None) -> Session:
+    def on(
+        self, tokens: Tokens | None, prior: str | None = None, company: Company | None = None
+    ) -> Session:
         """The same with these tokens, without listed routers of which they hold no choices.
+
+        ``company`` goes with the first pass over traces.
 
         Raises
         ------
         MoeGeomError
             One of its subclasses: tokens that cannot be read, or cannot be believed.
         """
-        source = open_source(self.terms, tokens, self.chosen, self.routers.routers, prior)
+        whole = self.routers.routers
+        source = open_source(self.terms, tokens, self.chosen, whole, prior, company)
         routers, chosen = heard_routers(self.routers, source), self.chosen
         if routers is not self.routers:
             chosen = tuple(select_layers(routers, self.terms.layers))

@@ -16,10 +16,11 @@ from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest, Terms, Tokens
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reductions._counters import MOST_TOKENS
+from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.source import Request as Asked
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
@@ -37,10 +38,12 @@ def open_source(
     routers: Sequence[Router],
     whole: Sequence[Router],
     prior: str | None = None,
+    company: Company | None = None,
 ) -> TokenSource | None:
     """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
 
-    ``whole`` are all routers of the checkpoint, which a trace is held against.
+    ``whole`` are all routers of the checkpoint, which a trace is held against; ``company`` goes
+    with the first pass over it.
     """
     if prior is not None:
         if tokens is not None:
@@ -52,9 +55,9 @@ def open_source(
     names, known = tuple(router.name for router in routers), known_routers(whole)
     if isinstance(tokens, HeldArrays):
         return tokens.open(Asked(terms.stage, terms.router_map, names, known))
-    if isinstance(tokens, str):
+    if isinstance(tokens, str | TokenFiles):
         router_map = terms.router_map or None
-        return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect)
+        return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect, company)
     return tokens
 
 

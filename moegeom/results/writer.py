@@ -1,6 +1,7 @@
 """Writing results so that they are whole or absent, and an interrupted run can go on.
 
-``OUT.partial/`` holds the plan, one part per finished router and snapshots of the running one.
+``OUT.partial/`` holds the plan, one part per finished router and snapshots of the running one, and
+for tokens of many files what the first pass over them found.
 Everything is put together in ``OUT.partial/whole`` and moved to ``OUT`` in one rename.
 """
 
@@ -50,6 +51,15 @@ PLAN_FILE = "plan.json"
 #: What the files of a part hash to. Before Arrow reads one: its reader ends the process for some
 #: of the bytes that a failing disk leaves.
 DIGEST_FILE = "digest"
+
+
+#: What a first pass over the files of tokens found in each of them, made before the rest.
+FILES_FOLDER = "files"
+
+
+def is_begun(partial: Path) -> bool:
+    """Whether unfinished results hold anything that a later run can go on with."""
+    return any(any(partial.glob(f"{name}/*")) for name in ("parts", "snapshots", FILES_FOLDER))
 
 
 def slug(router: str) -> str:
@@ -110,7 +120,7 @@ class ResultsWriter:
         traceback: TracebackType | None,
     ) -> None:
         # nothing to resume: leave no trace of a run that failed before it measured anything
-        is_empty = not any(self._partial.glob("[ps]*s/*"))
+        is_empty = not is_begun(self._partial)
         if isinstance(error, KeyboardInterrupt):
             done = f"{len(self.finished())} of {len(self._plan['routers'])} routers"
             error.add_note(
@@ -230,7 +240,7 @@ class ResultsWriter:
         """Goes on with what is there, or begins: what is no plan has nothing to go on with."""
         before = None if self._restart else _plan_in(self._work.plan)
         if before is None:
-            self._work.clear()
+            self._work.clear(kept=FILES_FOLDER)
             write_whole(self._work.plan, json.dumps(self._plan))
             return
         if before != self._plan:

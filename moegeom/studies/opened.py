@@ -20,6 +20,7 @@ from moegeom.document.rule_trust import assumed
 from moegeom.engine.parameters import request_of, speaking_python
 from moegeom.engine.request import Terms, Tokens, tokens_path
 from moegeom.router.describe import describe_router, rule_origin
+from moegeom.tokens.files import TokenFiles, are_paths
 from moegeom.tokens.held import HeldArrays, hold
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class Recording:
         return source
 
     def __repr__(self) -> str:
-        what = tokens_path(self.tokens) or "in memory"
+        paths = isinstance(self.tokens, TokenFiles) and list(self.tokens.paths)
+        what = paths or tokens_path(self.tokens) or "in memory"
         said = [f"{name}={value!r}" for name, value in self.options.items()]
         return f"Recording({', '.join([repr(what), *said])})"
 
@@ -203,6 +205,8 @@ def of_tokens(given: Any) -> dict[str, Any]:
         return {"tokens": given.tokens, **given.options}
     if isinstance(given, str | os.PathLike):
         return {"tokens": os.fspath(given)}
+    if are_paths(given):
+        return {"tokens": TokenFiles.given(given)}
     return {"tokens": given if is_source(given) else hold(given)}
 
 

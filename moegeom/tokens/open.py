@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
+from moegeom.tokens.files import TokenFiles, name_of, paths_of
 from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
-from moegeom.tokens.source import SOURCES, KnownRouter, Request, Source
+from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
+from moegeom.tokens.sources.trace import holds_traces, open_traces, recognises
 from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
 
@@ -19,14 +21,17 @@ _PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def open_tokens(
-    path: str | Path,
+    path: str | Path | TokenFiles,
     stage: str | None = None,
     router_map: Mapping[str, str] | None = None,
     routers: tuple[str, ...] = (),
     known: tuple[KnownRouter, ...] = (),
     dialect: str | None = None,
+    company: Company | None = None,
 ) -> TokenSource:
     """The token source at ``path``: a recording, a trace, or a foreign file whose stage is given.
+
+    A pattern (``dump/*.pt``), a folder of traces and several paths are one source of traces.
 
     Parameters
     ----------
@@ -41,6 +46,8 @@ def open_tokens(
         All routers of the checkpoint, which a trace of an engine is held against.
     dialect
         The dialect of a trace, where the file does not show it.
+    company
+        What goes with a first pass over traces.
 
     Raises
     ------
@@ -49,43 +56,57 @@ def open_tokens(
     RecordingError
         When the file is unreadable or its arrays cannot be assigned to routers.
     """
-    with about("tokens", path):
-        return _opened(Path(path), stage, router_map, routers, known, dialect)
+    named = path.paths[0] if isinstance(path, TokenFiles) else path
+    with about("tokens", named):
+        request = Request(
+            _parse_stage(stage),
+            dict(router_map or {}),
+            tuple(routers),
+            tuple(known),
+            dialect,
+            company,
+        )
+        with reading(Path(named), RecordingError):
+            paths = paths_of(path)
+            opened = _opened(paths[0], request) if len(paths) == 1 else _of_several(paths, request)
+            _check_expectations(opened, request.stage, request.routers)
+            return opened
 
 
-def _opened(
-    path: Path,
-    stage: str | None,
-    router_map: Mapping[str, str] | None,
-    routers: tuple[str, ...],
-    known: tuple[KnownRouter, ...],
-    dialect: str | None,
-) -> TokenSource:
-    asked = _parse_stage(stage)
-    with reading(path, RecordingError):
-        return _recognised(path, asked, router_map, routers, known, dialect)
-
-
-def _recognised(
-    path: Path,
-    asked: Stage | None,
-    router_map: Mapping[str, str] | None,
-    routers: tuple[str, ...],
-    known: tuple[KnownRouter, ...],
-    dialect: str | None,
-) -> TokenSource:
-    request = Request(asked, dict(router_map or {}), tuple(routers), tuple(known), dialect)
+def _opened(path: Path, request: Request) -> TokenSource:
     source = _recognise(path, request)
-    if source.needs_stage and asked is None:
+    if source.needs_stage and request.stage is None:
         raise UsageError(
             f"{path.name}: {source.name} files do not say what their numbers are.",
             f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
         )
-    if router_map and not source.needs_stage:
+    if request.router_map and not source.needs_stage:
         raise UsageError(f"{path.name} names its routers itself; a router map does not apply.")
-    opened = source.open(path, request)
-    _check_expectations(opened, asked, routers)
-    return opened
+    return source.open(path, request)
+
+
+def _of_several(paths: Sequence[Path], request: Request) -> TokenSource:
+    """Traces in several files; nothing else is one source in pieces."""
+    first = paths[0]
+    if request.stage not in (None, "ids") or request.router_map:
+        raise UsageError(
+            f"{name_of(paths)}: several files are read where they are "
+            "traces, which hold ids of experts and name their routers.",
+            "Give one file, without pattern.",
+        )
+    if not recognises(first) and request.dialect is None:
+        raise RecordingError(
+            f"{first.name} is no trace that can be told; several files are one source where each "
+            f"is a trace ({', '.join(DIALECTS.names())}).",
+            "moegeom merge puts recordings together; --dialect says whose traces they are.",
+        )
+    if request.dialect is None and _is_stack_of_ids(first, request):
+        raise UsageError(
+            f"{first.name}: reads as [layers, tokens, k]; several files are read as "
+            "[tokens, layers, k].",
+            "--dialect vllm, if they are that.",
+        )
+    return open_traces(paths, request)
 
 
 def _parse_stage(text: str | None) -> Stage | None:
@@ -104,7 +125,8 @@ def _recognise(path: Path, request: Request) -> Source:
         hint = f"{partial.name} exists: it was never finished." if partial.exists() else ""
         raise RecordingError(f"{path.name}: no such file or directory.", hint)
     # first of all, since a folder may be a recording and an array may be one router's
-    if stage in (None, "ids") and find_dialect(path, dialect) is not None:
+    is_trace = find_dialect(path, dialect) is not None or holds_traces(path)
+    if stage in (None, "ids") and is_trace:
         if dialect is not None or not _is_stack_of_ids(path, request):
             return SOURCES["trace"]
     elif dialect is not None:

@@ -36,9 +36,9 @@ def shard_ranges(starts: tuple[int, ...], start: int, stop: int) -> list[tuple[i
     """
     if start >= stop:
         return []
-    first_shard = bisect_right(starts, start) - 1
     pieces = []
-    for shard, (low, high) in enumerate(pairwise(starts[first_shard:]), start=first_shard):
+    for shard in range(bisect_right(starts, start) - 1, len(starts) - 1):
+        low, high = starts[shard], starts[shard + 1]
         if low >= stop:
             break
         if low < high:

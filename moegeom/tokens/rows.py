@@ -62,7 +62,7 @@ def assign_rows(out: Shaped[np.ndarray, "rows width"], stored: np.ndarray, where
 class ArrayRows:
     """An array that is in memory already."""
 
-    array: Shaped[np.ndarray, "rows width"]
+    array: Shaped[np.ndarray, "rows *row"]
     where: str
 
     @property
@@ -75,14 +75,15 @@ class ArrayRows:
 
     @property
     def width(self) -> int:
-        return self.array.shape[1]
+        return prod(self.row_shape)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         return self.array.shape[1:]
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
-        assign_rows(out, self.array[start : start + len(out)], self.where)
+        stored = self.array[start : start + len(out)]
+        assign_rows(out, stored.reshape(len(out), -1) if stored.ndim > 2 else stored, self.where)
 
 
 @dataclass(frozen=True)

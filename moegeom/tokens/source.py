@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from moegeom.core.registry import Registry
 from moegeom.core.tokens import Stage, TokenSource
+
+if TYPE_CHECKING:
+    from moegeom.tokens.traces.first_pass import FileFacts
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,31 @@ class KnownRouter:
     top_k: int
 
 
+class Kept(Protocol):
+    """Facts of files that an interrupted first pass found."""
+
+    def find(self, path: Path) -> FileFacts | None: ...
+
+    def keep(self, path: Path, facts: FileFacts) -> None: ...
+
+
+@dataclass(frozen=True)
+class Company:
+    """What goes with a first pass over files: where facts are ``kept``, and who hears how many
+    files of how many were read.
+    """
+
+    kept: Kept | None = None
+    advanced: Callable[[int, int], None] | None = None
+
+
 @dataclass(frozen=True)
 class Request:
     """What the caller says about a file that cannot say it itself.
 
     ``routers`` are the names known from the checkpoint, in its order; empty when not known.
     ``known`` are all routers of the checkpoint, wanted or not; empty when not known. ``dialect`` is
-    the name of a dialect of traces.
+    the name of a dialect of traces, ``company`` what goes with a first pass over them.
     """
 
     stage: Stage | None = None
@@ -35,6 +57,7 @@ class Request:
     routers: tuple[str, ...] = ()
     known: tuple[KnownRouter, ...] = ()
     dialect: str | None = None
+    company: Company | None = None
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ from moegeom.tokens.attention_record import (
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.source import Company
+from moegeom.tokens.traces.journal import Journal
 from tests.unit.check.test_profile_file import WHOLE
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS, known, truth
@@ -649,6 +651,29 @@ def go_on_scanning(folder: Path, draw: random.Random) -> None:
                 writer.gather(table, ["text/0"]).to_pylist()
 
 
+def _kept_first_pass(folder: Path) -> None:
+    (folder / "dump").mkdir()
+    (folder / "files").mkdir()
+    for number, request in enumerate(truth().written):
+        WRITERS["vllm"].write(folder / "dump" / f"{number}.jsonl", [request])
+    go_on_reading(folder, random.Random(0))
+
+
+def go_on_reading(folder: Path, draw: random.Random) -> None:
+    """A first pass over many files that goes on where it was stopped."""
+    company = Company(Journal(folder / "files", "terms"))
+    source = open_tokens(folder / "dump", known=known(), routers=ROUTERS_OF_TRACE, company=company)
+    source.read_chosen(ROUTERS_OF_TRACE[0], 0, source.facts.num_tokens)
+
+
+def read_many_traces(folder: Path, draw: random.Random) -> None:
+    """A folder of traces without what was kept."""
+    source = open_tokens(folder / "dump", known=known(), routers=ROUTERS_OF_TRACE)
+    source.read_chosen(ROUTERS_OF_TRACE[0], 0, source.facts.num_tokens)
+
+
+ROUTERS_OF_TRACE = ("text/1", "text/2")
+
 _COUNTS = {"imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts"}
 
 
@@ -713,6 +738,8 @@ _ALL = [
         "out.partial/plan.json": "json", "out.partial/parts/*/facts.json": "json",
         "out.partial/parts/*/*.parquet": "parquet", "out.partial/snapshots/*": "zip",
     }, go_on_scanning, writes=True),
+    Kind("kept first pass", _kept_first_pass, {"files/*": "zip"}, go_on_reading, writes=True),
+    Kind("many traces", _kept_first_pass, {"dump/*": "jsonl"}, read_many_traces),
 ]  # fmt: skip
 
 KINDS = {kind.name: kind for kind in _ALL}

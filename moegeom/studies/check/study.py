@@ -24,11 +24,11 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.finding import Verdict
 from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
-from moegeom.engine.request import tokens_path
+from moegeom.engine.request import tokens_text
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
 from moegeom.metrics import METRICS, read_columns_of
-from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan
+from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_tokens
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
@@ -198,7 +198,10 @@ def measured_target(
             skip_non_finite=request.skip_non_finite,
             **request.shared(),
         )
-        opened = opened.on(request.tokens)
+        # results in memory leave nothing to go on with
+        opened = (
+            opened.on(request.tokens) if request.out is None else with_tokens(asked, opened, watch)
+        )
         return results_of(asked, watch, functools.partial(scan, opened=opened)), opened
     except RouterError as refusal:
         # a refusal that a check stands for is its finding, with tokens as without
@@ -240,7 +243,7 @@ def judge_results(
     request: GateRequest, results: ResultsView, profile: Profile, baseline: Baseline | None
 ) -> Verdict:
     """The checks of the profile on these results."""
-    tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
+    tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     typed = request.target if isinstance(request.target, str) else NO_CHECKPOINT
     drifts = None
     if baseline is not None and "refused" not in results.run:

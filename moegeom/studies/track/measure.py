@@ -14,7 +14,7 @@ from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, Usa
 from moegeom.core.files import read_regular, write_whole
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.series import SeriesStep
-from moegeom.engine.request import Tokens, tokens_path
+from moegeom.engine.request import Tokens
 from moegeom.engine.run_facts import column_versions, token_identity
 from moegeom.engine.session import Session
 from moegeom.metrics import metrics_of_scan
@@ -23,6 +23,7 @@ from moegeom.results.reader import Results, open_results
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
+from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
 from moegeom.tokens.held import NAME as HELD_NAME
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.counted import CountedSource
@@ -151,8 +152,7 @@ def refuse_missing_recordings(
 
 def _is_gone(tokens: Tokens | None) -> bool:
     """Whether they are a file that is not there."""
-    path = tokens_path(tokens)
-    return path is not None and not Path(path).exists()
+    return isinstance(tokens, str | TokenFiles) and not are_there(tokens)
 
 
 def _measure_again(
@@ -220,8 +220,10 @@ def _is_allowed(trust: Mapping[str, Any], request: TrackRequest) -> bool:
 
 def _name(tokens: Tokens | None) -> str | None:
     """What results call them."""
-    if tokens is None or isinstance(tokens, str):
-        return tokens and Path(tokens).name
+    if tokens is None:
+        return None
+    if isinstance(tokens, str | TokenFiles):
+        return name_of(paths_of(tokens))
     return str(HELD_NAME) if isinstance(tokens, HeldArrays) else tokens.facts.name
 
 

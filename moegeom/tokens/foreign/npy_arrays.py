@@ -6,9 +6,10 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from moegeom.checkpoint.zipped import read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
 from moegeom.tokens.foreign.npy import raw_npy_header
+from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES
 from moegeom.tokens.traces.trace import TRACE_BYTES
 
@@ -44,6 +46,9 @@ _IS_ENCRYPTED = 0x1
 
 #: Bytes that deflate makes of one, at most, with some to spare.
 _MOST_INFLATED = 1040
+
+#: Bytes that compression makes of one where numbers say something, and padding is cut off.
+_MOST_SQUEEZED = 20
 
 #: Members that are looked at to recognise a file; reading it looks at all of them.
 _LOOKED_AT = 1000
@@ -140,6 +145,87 @@ def npz_shapes(path: Path) -> dict[str, tuple[int, ...] | None]:
         return {}
 
 
+def npy_rows(path: Path, offset: int = 0, size: int | None = None) -> Rows:
+    """The integers of an npy file of two axes or more, to be read by ranges of the first.
+
+    The file may be the ``size`` bytes from ``offset`` on of another one. What is stored column by
+    column lies nowhere together and is held in memory.
+
+    Raises
+    ------
+    RecordingError
+        When it is damaged, or holds no integers; when it is too large to be held.
+    """
+    with open_regular(path, follows=True) as stream:
+        size = os.fstat(stream.fileno()).st_size - offset if size is None else size
+        stream.seek(offset)
+        shape, is_fortran, dtype = raw_npy_header(stream, path.name)
+        start = stream.tell()
+        if is_fortran or dtype.newbyteorder("=") != dtype:
+            if size > TRACE_BYTES:
+                raise RecordingError(
+                    f"{path.name}: {size:,} bytes, stored column by column or with the larger "
+                    f"byte first; more than {TRACE_BYTES:,} are not held.",
+                    "Save np.ascontiguousarray(array), or several files.",
+                )
+            stream.seek(offset)
+            return ArrayRows(parse_npy(stream.read(size), path.name), path.name)
+    if dtype not in _INTEGERS or len(shape) < 2 or not all(n >= 0 for n in shape):
+        raise RecordingError(
+            f"{path.name}: the array is {dtype} {shape}; expected integers of two axes or more."
+        )
+    needed, found = math.prod(shape) * dtype.itemsize, size - (start - offset)
+    if needed > found:
+        raise RecordingError(
+            f"{path.name}: {found} bytes of numbers; shape {shape} of {dtype} needs {needed}. It "
+            "is truncated.",
+            "Copy it again.",
+        )
+    return FileRows(path, start, dtype, shape[0], tuple(shape[1:]))
+
+
+def npz_rows(path: Path, names: Collection[str]) -> dict[str, Rows]:
+    """Those of the arrays that are there, to be read by ranges: in place unless compressed.
+
+    Raises
+    ------
+    RecordingError
+        When one is damaged, or compressed and too large to be held.
+    """
+    found: dict[str, Rows] = {}
+    with npz_members(path) as (archive, members):
+        for info in members:
+            if _key(info) not in names:
+                continue
+            where = f"{path.name}: {info.filename}"
+            if info.compress_type == zipfile.ZIP_STORED:
+                found[_key(info)] = npy_rows(path, data_start(path, info), info.file_size)
+                continue
+            if info.file_size > TRACE_BYTES:
+                raise RecordingError(
+                    f"{where}: {info.file_size:,} bytes that are compressed in one block; more "
+                    f"than {TRACE_BYTES:,} are not held.",
+                    "Save with np.savez, which does not compress, or several files.",
+                )
+            with archive.open(info) as member:
+                array = _parsed(member.read(info.file_size), where, _INTEGERS, "integers")
+            found[_key(info)] = ArrayRows(array, where)
+    return found
+
+
+#: A local file header before its two variable fields, whose lengths end it (APPNOTE 4.3.7).
+_LOCAL_HEADER_BYTES = 30
+
+
+def data_start(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the data of a stored member begins."""
+    with open_regular(path, follows=True) as file:
+        file.seek(info.header_offset)
+        local = file.read(_LOCAL_HEADER_BYTES)
+    variable = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+    return info.header_offset + _LOCAL_HEADER_BYTES + variable
+
+
 def read_npz(path: Path) -> dict[str, Integer[np.ndarray, "..."]]:
     """Every member of an archive that holds nothing but integers.
 
@@ -149,6 +235,34 @@ def read_npz(path: Path) -> dict[str, Integer[np.ndarray, "..."]]:
         When it is damaged or too large.
     """
     return _read(path, _INTEGERS, "integers", TRACE_BYTES)
+
+
+def iter_npz(path: Path, first: int = 0) -> Iterator[tuple[str, Integer[np.ndarray, "..."]]]:
+    """The members of an archive of integers one by one, from number ``first`` on.
+
+    Raises
+    ------
+    RecordingError
+        When one is damaged or too large.
+    """
+    with npz_members(path) as (archive, members):
+        size, stored = sum(info.file_size for info in members), path.stat().st_size
+        if size > TRACE_BYTES + _MOST_SQUEEZED * stored:
+            raise RecordingError(
+                f"{path.name}: {size:,} bytes of arrays in a file of {stored:,}: more than "
+                f"{TRACE_BYTES:,} are read where they take {_MOST_SQUEEZED} times less compressed.",
+                "Save with np.savez, which does not compress.",
+            )
+        for info in members[first:]:
+            if info.file_size > TRACE_BYTES:
+                raise RecordingError(
+                    f"{path.name}: {info.filename:.80} has {info.file_size:,} bytes, more than the "
+                    f"{TRACE_BYTES:,} allowed in one array.",
+                    "Save an array for each request.",
+                )
+            with archive.open(info) as member:
+                raw = member.read(info.file_size)
+            yield _key(info), _parsed(raw, f"{path.name}: {info.filename}", _INTEGERS, "integers")
 
 
 def read_numbers(path: Path, most: int = TRACE_BYTES) -> dict[str, Shaped[np.ndarray, "..."]]:

@@ -15,7 +15,6 @@ from typing import cast
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.files import open_regular
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
@@ -27,16 +26,13 @@ from moegeom.tokens.foreign.arrays import (
     is_stack,
 )
 from moegeom.tokens.foreign.npy import NpyHeader, read_npy_header
-from moegeom.tokens.foreign.npy_arrays import npz_members
+from moegeom.tokens.foreign.npy_arrays import data_start, npz_members
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.source import Request, Source
 
 #: Of all compressed arrays of one file together, beside four times the size of the file: numbers
 #: that were measured are hardly smaller compressed.
 FREE_BYTES = 1 << 29
-
-#: A local file header before its two variable fields, whose lengths end it (APPNOTE 4.3.7).
-_LOCAL_HEADER_BYTES = 30
 
 
 def recognises(path: Path) -> bool:
@@ -94,13 +90,8 @@ class _Members:
             return self._in_memory(stream, header, where)
 
     def _in_place(self, info: zipfile.ZipInfo, header: NpyHeader, where: str) -> list[FileRows]:
-        with open_regular(self._path, follows=True) as file:
-            file.seek(info.header_offset)
-            local = file.read(_LOCAL_HEADER_BYTES)
-            size = file.seek(0, 2)
-        variable = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
-        offset = info.header_offset + _LOCAL_HEADER_BYTES + variable + header.data_start
-        if offset + header.size_bytes > size:
+        offset = data_start(self._path, info) + header.data_start
+        if offset + header.size_bytes > self._path.stat().st_size:
             raise RecordingError(f"{where}: the array ends after the file; it is truncated.")
         starts = (offset + layer * header.layer_bytes for layer in range(header.layers))
         return [

@@ -1,40 +1,109 @@
-"""Choices that an engine or a trainer wrote down, in any dialect."""
+"""Choices that an engine or a trainer wrote down, in any dialect and any number of files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from moegeom.core.errors import CheckpointError, RecordingError, UsageError
+from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
+from moegeom.tokens.files import in_folder, name_of
 from moegeom.tokens.source import Request, Source
+from moegeom.tokens.traces.axes import main_stack
 from moegeom.tokens.traces.counted import counted_source
-from moegeom.tokens.traces.dialect import find_dialect
-from moegeom.tokens.traces.source import clean, of_routers, trace_source
+from moegeom.tokens.traces.dialect import Dialect, find_dialect
+from moegeom.tokens.traces.first_pass import ALONE, CountsAlone, FileOf, first_pass
+from moegeom.tokens.traces.source import trace_source
+
+#: Files of a folder that are looked at to see whether it holds traces.
+_LOOKED_AT = 3
 
 
 def recognises(path: Path) -> bool:
-    """True for a file or folder that some dialect takes for its own."""
-    return find_dialect(path, None) is not None
+    """True for a file or folder that some dialect takes for its own, and for a folder of such."""
+    return find_dialect(path, None) is not None or holds_traces(path)
+
+
+def holds_traces(path: Path) -> bool:
+    """Whether the first files of a folder, which is no recording, are traces."""
+    if not path.is_dir() or (path / "recording.json").exists():
+        return False
+    return any(find_dialect(file, None) is not None for file in in_folder(path)[:_LOOKED_AT])
 
 
 def open_source(path: Path, request: Request) -> TokenSource:
-    """The trace, read whole, cleaned and held against the routers of the checkpoint."""
-    dialect = find_dialect(path, request.dialect)
-    if dialect is None:
-        raise UsageError(f"{path.name}: no dialect of traces takes it for its own.")
-    try:
-        trace = dialect.read(path)
-    except CheckpointError as error:
-        raise RecordingError(error.message, error.hint) from None
+    """The trace, cleaned and held against the routers of the checkpoint."""
+    return open_traces([path], request)
+
+
+def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
+    """The traces in files and folders as one source, in the order in which they are given.
+
+    Raises
+    ------
+    UsageError
+        When there is no checkpoint to hold them against.
+    RecordingError
+        When they are not of one dialect, or do not fit.
+    """
+    dialect, files = _dialect_and_files(paths, request.dialect)
+    where = name_of(paths)
     if not request.known:
         raise UsageError(
-            f"{path.name}: a trace is read against all routers of its checkpoint.",
+            f"{where}: a trace is read against all routers of its checkpoint.",
             "Use moegeom scan, or leave out --layers.",
         )
-    if trace.counts is not None:
-        return counted_source(path, trace, request.known, request.routers)
-    cleaned = clean(trace, request.known)
-    return trace_source(path, trace, of_routers(cleaned, request.routers))
+    routers = main_stack(request.known, where)
+    parts = [FileOf(file, dialect) for file in files]
+    company = ALONE if request.company is None else request.company
+    try:
+        found = first_pass(parts, routers, where, company, dialect.copies)
+    except CountsAlone as counts:
+        if len(files) > 1:
+            raise
+        return counted_source(files[0], counts.trace, request.known, request.routers)
+    return trace_source(where, found, request.routers)
+
+
+def _dialect_and_files(paths: Sequence[Path], asked: str | None) -> tuple[Dialect, list[Path]]:
+    """Of the first file, and all files: those of a folder are what one run wrote, or all in it."""
+    first = next((path for path in paths if find_dialect(path, asked) is not None), paths[0])
+    dialect = find_dialect(first, asked)
+    inside = [file for path in paths if path.is_dir() for file in in_folder(path)]
+    if dialect is None:
+        dialect = next(filter(None, (find_dialect(file, None) for file in inside)), None)
+    if dialect is None:
+        raise UsageError(f"{paths[0].name}: no dialect of traces takes it for its own.")
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+        elif dialect.files is not None:
+            files += dialect.files(path)
+        else:
+            files += in_folder(path)
+    if not files:
+        raise RecordingError(f"{paths[0].name}: a folder without files.")
+    _refuse_strangers(files, dialect, asked)
+    return dialect, files
+
+
+def _refuse_strangers(files: Sequence[Path], dialect: Dialect, asked: str | None) -> None:
+    """Raises RecordingError where a first file of some ending is no trace of the dialect.
+
+    Others are told when they are read; that takes long.
+    """
+    endings = {file.suffix: file for file in reversed(files)}
+    for file in endings.values():
+        if len(files) == 1 or asked is not None or dialect.recognises(file):
+            continue
+        found = find_dialect(file, None)
+        what = "no trace that can be told" if found is None else f"a trace of dialect {found.name}"
+        raise RecordingError(
+            f"{file.name} is {what}; {files[0].name} is one of dialect {dialect.name}; expected "
+            "one dialect in all files.",
+            "Name the files of one: --tokens 'FOLDER/*.jsonl'; or --dialect, if they are of it.",
+        )
 
 
 SOURCE = Source("trace", recognises, open_source, needs_stage=False)

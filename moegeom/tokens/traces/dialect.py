@@ -5,13 +5,13 @@ A dialect turns bytes into arrays and judges nothing; cleaning is the same for a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import Registry
-from moegeom.tokens.traces.trace import Trace
+from moegeom.tokens.traces.trace import Pieces, Place, Trace
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class Dialect:
 
     ``versions`` are those whose writer was looked at, ``source`` says where the layout stands.
     ``recognises`` must be strict: a file that it accepts is not offered to other readers.
+
+    ``read`` gives a file whole. With ``pieces`` it may be of any size: they begin at a place that
+    an earlier piece ended at, each holds some ``PIECE_BYTES`` of ids, and together they are what
+    ``read`` gives. ``files`` are those of a folder that one run wrote. With ``copies``, which is
+    what is said of them, files with the choices of an earlier one are left out.
     """
 
     name: str
@@ -27,6 +32,16 @@ class Dialect:
     source: str
     recognises: Callable[[Path], bool]
     read: Callable[[Path], Trace]
+    pieces: Callable[[Path, Place], Pieces] | None = None
+    files: Callable[[Path], Sequence[Path]] | None = None
+    copies: str = ""
+
+    def pieces_from(self, path: Path, place: Place) -> Pieces:
+        """The pieces of a file from ``place`` on; of a dialect without pieces the whole file."""
+        if self.pieces is not None:
+            yield from self.pieces(path, place)
+        else:
+            yield self.read(path), None
 
 
 DIALECTS: Registry[Dialect] = Registry(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
@@ -32,7 +33,7 @@ _LOG10_ACCIDENT = -9.0
 class PlacedRows:
     """The tokens of one request; ``position`` and ``token_id`` are -1 where not known.
 
-    ``row`` is the place in the file, ``cut`` counts what was decided, by the kind of decision.
+    ``row`` is the place in the request.
     """
 
     name: str
@@ -40,7 +41,22 @@ class PlacedRows:
     row: Int32[np.ndarray, "tokens"]
     position: Int32[np.ndarray, "tokens"]
     token_id: Int32[np.ndarray, "tokens"]
-    cut: Counter[str]
+
+    @property
+    def span(self) -> Span | None:
+        """Where the tokens are, if they follow one another; None where rows between are none."""
+        if not len(self.row):
+            return Span(0, -1)
+        if self.row[-1] - self.row[0] + 1 != len(self.row):
+            return None
+        return Span(int(self.row[0]), int(self.position[0]))
+
+
+class Span(NamedTuple):
+    """First row of a request that is a token, and its position; -1 where not known."""
+
+    first: int
+    position: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,61 +66,198 @@ class _Rows:
     where: str
     ids: np.ndarray
     row: np.ndarray
-    token_ids: np.ndarray | None
     num_tokens: int | None
 
 
-def placed_rows(
-    request: RequestTrace,
-    ids: Integer[np.ndarray, "rows layers slots"],
-    routers: Sequence[KnownRouter],
-    last_is_routed: bool,
-    where: str,
-) -> PlacedRows:
-    """The rows of ``request`` that are tokens; ``ids`` are its ids at the routers.
+class RequestRows:
+    """The rows of one request that are tokens; its rows may come in several parts.
 
-    Raises
-    ------
-    RecordingError
-        When the number of rows contradicts the number of tokens, when a row names an expert twice
-        or one that does not exist, or when rows look like padding and nothing proves it.
+    ``cut`` counts what was decided once the request has ended, by the kind of decision.
     """
-    where = f"{where}: request {request.name}"
-    cut: Counter[str] = Counter()
-    rows = _unmasked(request, ids, where, cut)
-    empty = _empty_rows(rows.ids)
-    first, last = 0, len(rows.ids)
-    offset: int | None = 0
-    if rows.num_tokens is None:
-        offset = request.start
-    else:
-        first, last, offset = _range(request, rows, empty, routers, last_is_routed, cut)
-    kept = np.zeros(len(rows.ids), bool)
-    kept[first:last] = True
-    _count_empty(empty[first:last], cut)
-    kept &= ~empty
-    chosen = rows.ids[kept]
-    _check_choices(chosen, rows.row[kept], routers, where)
-    _refuse_padding(chosen, routers, where)
-    _count_stale(chosen, routers, cut)
-    at = np.flatnonzero(kept) - first
-    position = np.full(len(at), -1, np.int32) if offset is None else (at + offset).astype(np.int32)
-    if rows.token_ids is None or offset is None:
-        token_id = np.full(len(at), -1)
-    else:
-        token_id = rows.token_ids[position]
-    return PlacedRows(
-        request.name,
-        chosen,
-        rows.row[kept].astype(np.int32),
-        position,
-        token_id.astype(np.int32),
-        cut,
-    )
+
+    def __init__(
+        self,
+        request: RequestTrace,
+        routers: Sequence[KnownRouter],
+        is_last_routed: bool,
+        where: str,
+    ) -> None:
+        self._where = f"{where}: request {request.name}"
+        self._routers = routers
+        self._is_last_routed = is_last_routed
+        self._pattern, self._same = _Flags(), _Flags()
+        self._ends = _Ends()
+        self._before: np.ndarray | None = None
+        self._num_stale = 0
+        self._ends_with: tuple[np.ndarray, ...] = ()
+        self.cut: Counter[str] = Counter()
+
+    def placed(
+        self, request: RequestTrace, ids: Integer[np.ndarray, "rows routers slots"]
+    ) -> PlacedRows:
+        """The rows of the request that are tokens; ``ids`` are its ids at the routers.
+
+        Raises
+        ------
+        RecordingError
+            When the number of rows contradicts the number of tokens, or when a row names an expert
+            twice or one that does not exist.
+        """
+        rows = _unmasked(request, ids, self._where, self.cut)
+        empty = _empty_rows(rows.ids)
+        first, last = 0, len(rows.ids)
+        offset: int | None = 0
+        if rows.num_tokens is None:
+            offset = None if request.start is None else request.start + request.first_row
+        else:
+            first, last, offset = _range(
+                request, rows, empty, self._routers, self._is_last_routed, self.cut
+            )
+        kept = np.zeros(len(rows.ids), bool)
+        kept[first:last] = True
+        self._ends.add(empty[first:last])
+        kept &= ~empty
+        chosen = rows.ids[kept]
+        _check_choices(chosen, rows.row[kept], self._routers, self._where)
+        self._look_at(chosen)
+        at = np.flatnonzero(kept) - first
+        position = np.full(len(at), -1) if offset is None else at + offset
+        token_id = token_ids_at(request, position)
+        return PlacedRows(
+            request.name,
+            chosen,
+            rows.row[kept].astype(np.int32),
+            position.astype(np.int32),
+            token_id.astype(np.int32),
+        )
+
+    def _look_at(self, chosen: np.ndarray) -> None:
+        """Counts what looks like padding, and runs of equal rows, also across parts."""
+        if not len(chosen):
+            return
+        pattern = _is_pattern(chosen, self._routers)
+        self._ends_with = (
+            chosen[0, 0] if self._before is None else self._ends_with[0],
+            chosen[-1, 0],
+        )
+        self._pattern.add(pattern)
+        same = _repeats_neighbour(chosen)
+        if self._before is not None:
+            same[0] = np.array_equal(chosen[0], self._before)
+        self._before = chosen[-1].copy()
+        self._num_stale += self._same.add(same)
+
+    def finish(self) -> None:
+        """Ends the request.
+
+        Raises
+        ------
+        RecordingError
+            When rows look like padding and nothing proves it.
+        """
+        self._ends.count(self.cut)
+        self._refuse_padding()
+        self._num_stale += self._same.end()
+        # unless most rows are equal anyway
+        if len(self._routers) > 1 and 2 * self._same.num_set <= self._same.num:
+            self.cut["stale"] += self._num_stale
+
+    def _refuse_padding(self) -> None:
+        """Raises RecordingError where rows at either end count up in every layer by no accident."""
+        run, top_k = max(self._pattern.leading, self._pattern.trailing), self._routers[0].top_k
+        one_row = sum(
+            math.log10(r.num_experts) - math.log10(math.perm(r.num_experts, top_k))
+            for r in self._routers
+        )
+        if run and run * one_row < _LOG10_ACCIDENT:
+            shown = self._ends_with[0 if self._pattern.leading else 1]
+            raise RecordingError(
+                f"{self._where}: {number_of(run, 'row at an end holds', 'rows at an end hold')} "
+                f"experts that count up by one in all {len(self._routers)} layers, such as "
+                f"{shown.tolist()}: padding written as experts.",
+                "Store the token ids or a mask beside the ids; with them such rows are cut.",
+            )
+
+
+class _Flags:
+    """Of a row of flags that comes in parts: those set at either end, and long runs of them."""
+
+    def __init__(self) -> None:
+        self.num = self.num_set = self.leading = self.trailing = 0
+
+    def add(self, flags: Bool[np.ndarray, "rows"]) -> int:
+        """Adds a part, which is not empty; flags in long runs that ended in it."""
+        num_ahead = int(np.argmin(flags)) if not flags.all() else len(flags)
+        if self.leading == self.num:
+            self.leading += num_ahead
+        self.num += len(flags)
+        self.num_set += int(flags.sum())
+        if num_ahead == len(flags):
+            self.trailing += num_ahead
+            return 0
+        ended = _if_long(self.trailing + num_ahead)
+        self.trailing = int(np.argmin(flags[::-1]))
+        rest = flags[num_ahead : len(flags) - self.trailing]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], rest, [False]]).astype(np.int8)))
+        lengths = edges[1::2] - edges[::2]
+        return ended + int(lengths[lengths + 1 >= _STALE_RUN].sum())
+
+    def end(self) -> int:
+        """Flags in a long run at the end."""
+        return _if_long(self.trailing)
+
+
+def _if_long(length: int) -> int:
+    return length if length + 1 >= _STALE_RUN else 0
+
+
+class _Ends:
+    """Rows that say nothing: at the ends of a request, and between others."""
+
+    def __init__(self) -> None:
+        self._leading = self._inside = self._trailing = 0
+        self._has_real = False
+
+    def add(self, empty: Bool[np.ndarray, "rows"]) -> None:
+        """More rows of the request."""
+        real = np.flatnonzero(~empty)
+        if not len(real):
+            self._trailing += len(empty)
+            return
+        ahead = self._trailing + int(real[0])
+        if self._has_real:
+            self._inside += ahead
+        else:
+            self._leading = ahead
+        self._inside += int(empty[real[0] : real[-1] + 1].sum())
+        self._trailing = int(len(empty) - 1 - real[-1])
+        self._has_real = True
+
+    def count(self, cut: Counter[str]) -> None:
+        """What there is to say at the end of the request."""
+        if not self._has_real:
+            cut["unrecorded requests"] += 1
+            cut["unrecorded"] += self._trailing
+            return
+        cut["leading"] += self._leading
+        cut["trailing"] += self._trailing
+        cut["inside"] += self._inside
+
+
+def token_ids_at(
+    request: RequestTrace, position: Integer[np.ndarray, "tokens"]
+) -> Integer[np.ndarray, "tokens"]:
+    """The token ids at positions of a request; -1 where either is not known."""
+    token_ids = request.token_ids
+    if token_ids is None or (len(position) and position[0] < 0):
+        return np.full(len(position), -1)
+    if request.mask is not None:
+        token_ids = token_ids[request.mask]
+    return token_ids[position]
 
 
 def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[str]) -> _Rows:
-    row, token_ids = np.arange(len(ids)), request.token_ids
+    row, token_ids = np.arange(len(ids)) + request.first_row, request.token_ids
     if request.mask is not None:
         if len(request.mask) != len(ids) or (token_ids is not None and len(token_ids) != len(ids)):
             raise RecordingError(
@@ -113,8 +266,7 @@ def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[s
             )
         cut["masked"] += int((~request.mask).sum())
         row, ids = row[request.mask], ids[request.mask]
-        token_ids = None if token_ids is None else token_ids[request.mask]
-        return _Rows(where, ids, row, token_ids, len(ids))
+        return _Rows(where, ids, row, len(ids))
     num_tokens = request.num_tokens
     if token_ids is not None:
         if num_tokens not in (None, len(token_ids)):
@@ -124,7 +276,7 @@ def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[s
                 "The ids are of another text, or of another request.",
             )
         num_tokens = len(token_ids)
-    return _Rows(where, ids, row, token_ids, num_tokens)
+    return _Rows(where, ids, row, num_tokens)
 
 
 def _range(
@@ -201,24 +353,26 @@ def _without_surplus(
 
 def _empty_rows(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
     """Rows that say nothing in any layer: one number in all slots, which no choice can be."""
-    return np.asarray(_empty_layers(ids).all(axis=1))
-
-
-def _empty_layers(ids: np.ndarray) -> Bool[np.ndarray, "rows layers"]:
     if ids.shape[2] == 1:
-        return ids[:, :, 0] == unset_value(ids.dtype)
-    return np.asarray((ids == ids[:, :, :1]).all(axis=2))
+        return _in_every_layer(ids, lambda part: part[:, 0] == unset_value(ids.dtype))
+    return _in_every_layer(ids, lambda part: (part == part[:, :1]).all(axis=1))
 
 
-def _count_empty(empty: np.ndarray, cut: Counter[str]) -> None:
-    if empty.all():
-        cut["unrecorded requests"] += 1
-        cut["unrecorded"] += len(empty)
-        return
-    real = np.flatnonzero(~empty)
-    cut["leading"] += int(real[0])
-    cut["trailing"] += int(len(empty) - 1 - real[-1])
-    cut["inside"] += int(empty[real[0] : real[-1] + 1].sum())
+def _in_every_layer(
+    ids: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]
+) -> Bool[np.ndarray, "rows"]:
+    """Rows for which something holds in every layer: looked at in the first, and the rest of those
+    few in the others.
+    """
+    found = np.zeros(len(ids), bool)
+    left = np.arange(len(ids))
+    for layer in range(ids.shape[1]):
+        part = ids[:, layer] if len(left) == len(ids) else ids[left, layer]
+        left = left[holds(part)]
+        if not len(left):
+            break
+    found[left] = True
+    return found
 
 
 def _check_choices(
@@ -226,6 +380,10 @@ def _check_choices(
 ) -> None:
     """Raises RecordingError for ids that are no experts, and for experts named twice."""
     if not len(ids):
+        return
+    is_single = ids.shape[2] == 1
+    least = min(router.num_experts for router in routers)
+    if int(ids.max()) < least and int(ids.min()) >= 0 and (is_single or not _has_equal(ids)):
         return
     num_experts = np.array([router.num_experts for router in routers])[:, None]
     above = ids >= num_experts
@@ -259,45 +417,43 @@ def _check_choices(
         )
 
 
+#: Slots up to which comparing all pairs is faster than sorting, and rows that are turned at once.
+_FEW_SLOTS, _TURNED = 32, 65_536
+
+
+def _has_equal(ids: np.ndarray) -> bool:
+    """Whether some row names an expert twice in some layer."""
+    slots = ids.shape[2]
+    if slots > _FEW_SLOTS:
+        ordered = np.sort(ids, axis=2)
+        return bool((ordered[:, :, 1:] == ordered[:, :, :-1]).any())
+    rows = ids.reshape(-1, slots)
+    for start in range(0, len(rows), _TURNED):
+        turned = np.ascontiguousarray(rows[start : start + _TURNED].T)
+        if any((turned[slot] == turned[:slot]).any() for slot in range(1, slots)):
+            return True
+    return False
+
+
 def _is_pattern(ids: np.ndarray, routers: Sequence[KnownRouter]) -> Bool[np.ndarray, "rows"]:
     """Rows that count up by one in every layer, modulo the number of experts: written padding."""
-    num_experts = np.array([router.num_experts for router in routers])[:, None]
-    steps = (ids[:, :, 1:].astype(np.int64) - ids[:, :, :-1]) % num_experts
-    return (steps == 1).all(axis=(1, 2)) & (ids.shape[2] > 1)
+    if ids.shape[2] == 1:
+        return np.zeros(len(ids), bool)
+    # of the layer that is looked at
+    num_experts = iter([router.num_experts for router in routers])
+    return _in_every_layer(
+        ids,
+        lambda part: (np.diff(part.astype(np.int64), axis=1) % next(num_experts) == 1).all(axis=1),
+    )
 
 
 def _repeats_neighbour(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
     """Rows that equal the one before them in every layer."""
-    same = (ids[1:] == ids[:-1]).all(axis=(1, 2))
-    return np.concatenate([np.zeros(min(1, len(ids)), bool), same])
-
-
-def _refuse_padding(ids: np.ndarray, routers: Sequence[KnownRouter], where: str) -> None:
-    """Raises RecordingError where rows at either end count up in every layer, beyond accident."""
-    pattern = _is_pattern(ids, routers)
-    run = max(_leading(pattern), _leading(pattern[::-1]))
-    top_k = ids.shape[2]
-    one_row = sum(
-        math.log10(r.num_experts) - math.log10(math.perm(r.num_experts, top_k)) for r in routers
-    )
-    if run and run * one_row < _LOG10_ACCIDENT:
-        raise RecordingError(
-            f"{where}: {number_of(run, 'row at an end holds', 'rows at an end hold')} experts that "
-            f"count up by one in all {ids.shape[1]} layers, such as "
-            f"{ids[0 if pattern[0] else -1, 0].tolist()}: padding written as experts.",
-            "Store the token ids or a mask beside the ids; with them such rows are cut.",
-        )
-
-
-def _leading(flags: np.ndarray) -> int:
-    return len(flags) if flags.all() else int(np.argmin(flags))
-
-
-def _count_stale(ids: np.ndarray, routers: Sequence[KnownRouter], cut: Counter[str]) -> None:
-    """Counts rows in long runs of equal rows, unless most rows are equal anyway."""
-    same = _repeats_neighbour(ids)
-    if len(routers) < 2 or 2 * same.sum() > len(same):
-        return
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
-    lengths = edges[1::2] - edges[::2]
-    cut["stale"] += int(lengths[lengths + 1 >= _STALE_RUN].sum())
+    found = np.zeros(len(ids), bool)
+    left = np.arange(1, len(ids))
+    for layer in range(ids.shape[1]):
+        left = left[(ids[left, layer] == ids[left - 1, layer]).all(axis=1)]
+        if not len(left):
+            break
+    found[left] = True
+    return found

@@ -1,50 +1,42 @@
 """A trace of choices as a token source: cleaned by one set of rules, whoever wrote it.
 
-What is cut is counted and said in the notes of the source; what does not fit is refused.
+What is cut is counted and said in the notes of the source; what does not fit is refused. Files are
+read twice: a first pass places the rows, and what a scan asks for is read again, piece by piece.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Int32, Int64, Integer, Shaped
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.tokens import SourceFacts
-from moegeom.tokens.foreign.arrays import RowColumns
-from moegeom.tokens.rows import ArrayRows
+from moegeom.core.identity import is_unchanged
+from moegeom.core.tokens import SourceFacts, TokenColumns
+from moegeom.tokens.ranges import shard_ranges
+from moegeom.tokens.recording.columns import unknown_columns
+from moegeom.tokens.rows import assign_rows
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.stages import CHOSEN
 from moegeom.tokens.stored import StoredSource
-from moegeom.tokens.traces.axes import main_stack, shaped_requests, stacked
-from moegeom.tokens.traces.rows import PlacedRows, placed_rows
-from moegeom.tokens.traces.trace import TRACE_BYTES, Trace
+from moegeom.tokens.traces.axes import main_stack
+from moegeom.tokens.traces.first_pass import (
+    FileOf,
+    InMemory,
+    Placed,
+    first_pass,
+    id_dtype,
+)
+from moegeom.tokens.traces.rows import RequestRows, Span, token_ids_at
+from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
-#: What is said about each kind of decision, with its count.
-_SENTENCES: dict[str, str] = {
-    "last": "requests whose last token was never routed: {n:,}",
-    "masked": "rows cut by the file's own mask: {n:,}",
-    "surplus": "padding rows cut behind the last routed token: {n:,}",
-    "leading": "rows without choices cut at the beginning (prefix not captured): {n:,}",
-    "trailing": "rows without choices cut at the end (padding): {n:,}",
-    "inside": "rows without choices left out between others: {n:,}",
-    "unrecorded": "rows left out with requests that hold no choice: {n:,}",
-    "unrecorded requests": "requests that hold no choice: {n:,}",
-    "told start": "leading positions omitted, as the file says: {n:,}",
-    "cached": "leading positions omitted, as many as the engine had cached: {n:,}",
-    "generation": "positions of prompts omitted, only generated tokens were recorded: {n:,}",
-    "generation, and the last token of the prompt": (
-        "positions of prompts omitted, recorded are the rows that generated a token: {n:,}"
-    ),
-    "stale": "rows equal to the row before them in every layer, in runs of 10 (stale?): {n:,}",
-    "repeated": "requests left out because they stand in the file twice: {n:,}",
-    "equal": "requests equal to another in every token and choice, kept: {n:,}",
-}
+#: Bytes of cleaned pieces that are kept: neighbouring ranges, and the samples of small traces, are
+#: read once.
+CACHE_BYTES = 256_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,151 +58,232 @@ class CleanTrace:
 
 
 def clean(trace: Trace, known: Sequence[KnownRouter]) -> CleanTrace:
-    """The tokens of ``trace``, held against all routers of the checkpoint.
+    """The tokens of ``trace``, held against all routers of the checkpoint, in memory.
 
     Raises
     ------
     RecordingError
         When the trace does not fit, with the numbers; nothing is guessed.
     """
-    _refuse_whole(trace)
     routers = main_stack(known, trace.where)
-    requests, axes = shaped_requests(trace, routers)
-    found = [
-        placed_rows(
-            request, stacked(request.ids, axes), axes.routers, trace.last_is_routed, trace.where
-        )
-        for request in requests
-    ]
-    cut = sum((placed.cut for placed in found), Counter())
-    placed = _without_repetitions(found, trace.where, cut)
-    num_tokens = sum(len(one.ids) for one in placed)
-    if not num_tokens:
-        raise RecordingError(f"{trace.where}: no row of {len(found)} requests holds choices.")
-    dtype = np.min_scalar_type(max(router.num_experts for router in routers) - 1)
-    ids = np.empty((num_tokens, *placed[0].ids.shape[1:]), dtype)
-    np.concatenate([one.ids for one in placed], out=ids, casting="unsafe")
-    lengths = [len(one.ids) for one in placed]
+    found = first_pass([InMemory(trace)], routers, trace.where)
+    piece = piece_of(found, 0, trace)
+    kept = found.document >= 0
+    ids = np.concatenate([part.ids for part in piece.parts])
     return CleanTrace(
-        routers=axes.routers,
-        ids=ids,
-        request=np.repeat(np.arange(len(placed)), lengths),
-        row=np.concatenate([one.row for one in placed]),
-        position=np.concatenate([one.position for one in placed]),
-        token_id=np.concatenate([one.token_id for one in placed]),
-        names=tuple(one.name for one in placed),
-        notes=(*_provenance(trace, placed), *trace.notes, *axes.notes, *_sentences(cut)),
+        found.axes.routers,
+        ids.astype(id_dtype(routers), copy=False),
+        piece.document,
+        np.concatenate([part.row for part in piece.parts]).astype(np.int32),
+        piece.position,
+        piece.token_id,
+        tuple(
+            request.name for request, is_kept in zip(trace.requests, kept, strict=True) if is_kept
+        ),
+        found.notes,
     )
 
 
-def trace_source(path: Path, trace: Trace, cleaned: CleanTrace) -> StoredSource:
-    """The cleaned trace as a token source of stage ``ids``."""
-    tensors = {
-        router.name: {CHOSEN.name: ArrayRows(cleaned.ids[:, index], trace.where)}
-        for index, router in enumerate(cleaned.routers)
-    }
-    columns = {
-        "document": cleaned.request,
-        "position": cleaned.position,
-        "token_id": cleaned.token_id,
-    }
-    if not trace.has_documents:
-        del columns["document"]
-    facts = SourceFacts(
-        name=path.resolve().name,
-        stage="ids",
-        num_tokens=len(cleaned.ids),
-        routers=tuple(router.name for router in cleaned.routers),
-        domains=(),
-        has_documents=trace.has_documents,
-        has_chosen=True,
-        engine=trace.dialect,
-        num_documents=len(cleaned.names) if trace.has_documents else None,
-        size_bytes=_size(path),
-        notes=cleaned.notes,
-    )
-    rows = {name: ArrayRows(values[:, None], trace.where) for name, values in columns.items()}
-    return StoredSource(facts, tensors, RowColumns(rows))
-
-
-def _refuse_whole(trace: Trace) -> None:
-    """Raises RecordingError for what no cleaning can make a trace of tokens of."""
-    if trace.ids_are == "physical":
-        raise RecordingError(
-            f"{trace.where}: ids are physical places of experts, which move with load balancing.",
-            "Record logical ids, or with expert load balancing off.",
-        )
-    if not trace.requests:
-        raise RecordingError(f"{trace.where}: no request of it holds choices.")
-    dtypes = {request.ids.dtype for request in trace.requests if request.ids.dtype.kind not in "iu"}
-    if dtypes:
-        raise RecordingError(f"{trace.where}: ids are {dtypes.pop()}; expected integers.")
-    size = sum(request.ids.nbytes for request in trace.requests)
-    if size > TRACE_BYTES:
-        raise RecordingError(
-            f"{trace.where}: {size:,} bytes of ids, more than the {TRACE_BYTES:,} allowed.",
-            "Give the requests in several files.",
-        )
-
-
-def _without_repetitions(
-    found: Sequence[PlacedRows], where: str, cut: Counter[str]
-) -> list[PlacedRows]:
-    """Every request once; one name for two contents is refused.
-
-    Two names for one content are kept, since equal prompts may be answered equally, and counted.
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The tokens of a request in a piece; ids as they are stored, without a copy where rows that
+    follow one another are tokens.
     """
-    seen: dict[str, bytes] = {}
-    contents: set[bytes] = set()
-    kept = []
-    for placed in found:
-        if not len(placed.ids):
-            continue
-        content = hashlib.sha256(np.ascontiguousarray(placed.ids).data)
-        content.update(placed.position.data)
-        content.update(placed.token_id.data)
-        digest = content.digest()
-        if placed.name not in seen:
-            # a single token has nothing that could tell it from others
-            cut["equal"] += digest in contents and len(placed.ids) > 1
-            contents.add(digest)
-            seen[placed.name] = digest
-            kept.append(placed)
-        elif seen[placed.name] == digest:
-            cut["repeated"] += 1
-        else:
-            raise RecordingError(
-                f"{where}: request {placed.name} stands twice in it, with different choices.",
-                "Are these files of two runs? Give them one by one.",
-            )
-    return kept
+
+    ids: Integer[np.ndarray, "tokens routers slots"]
+    row: Int64[np.ndarray, "tokens"]
+    position: Int32[np.ndarray, "tokens"]
+    token_id: Int32[np.ndarray, "tokens"]
 
 
-def _provenance(trace: Trace, placed: Sequence[PlacedRows]) -> list[str]:
-    said = [f"Trace of {trace.dialect}"]
-    if trace.ids_are == "unknown":
-        said.append("the file does not say whether ids are logical (without expert load balancing)")
-    if trace.has_documents and any((one.position < 0).any() for one in placed):
-        said.append(
-            "no token ids and no counts of tokens: positions, and rows missing at an end, are "
-            "not known"
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The tokens of a piece; ``starts`` has the first token of each part, and the number of all."""
+
+    parts: tuple[Part, ...]
+    starts: tuple[int, ...]
+    document: Int64[np.ndarray, "tokens"]
+    position: Int32[np.ndarray, "tokens"]
+    token_id: Int32[np.ndarray, "tokens"]
+    num_bytes: int
+
+    def read_into(self, router: int, start: int, out: Shaped[np.ndarray, "rows slots"]) -> None:
+        """Fills ``out`` with what the router chose from token ``start`` on."""
+        for number, first, last in shard_ranges(self.starts, start, start + len(out)):
+            at = self.starts[number] + first - start
+            stored = self.parts[number].ids[first:last, router]
+            assign_rows(out[at : at + last - first], stored, "a trace")
+
+
+def piece_of(found: Placed, number: int, trace: Trace) -> Piece:
+    """The tokens of piece ``number``, which was read as ``trace``.
+
+    Raises
+    ------
+    RecordingError
+        When it holds other rows than in the first pass.
+    """
+    first, last = (int(part) for part in found.first_part[number : number + 2])
+    if len(trace.requests) != last - first:
+        raise _changed(trace.where)
+    parts: list[Part] = []
+    documents: list[int] = []
+    for index, request in enumerate(trace.requests, start=first):
+        if found.document[index] >= 0 and found.part_rows[index]:
+            parts.append(_part(found, index, request, trace))
+            documents.append(int(found.document[index]))
+    lengths = [len(part.row) for part in parts]
+    return Piece(
+        tuple(parts),
+        (0, *np.cumsum(lengths).tolist()),
+        np.repeat(np.array(documents, np.int64), lengths),
+        np.concatenate([part.position for part in parts]),
+        np.concatenate([part.token_id for part in parts]),
+        sum(request.ids.nbytes for request in trace.requests) + 16 * sum(lengths),
+    )
+
+
+def _part(found: Placed, index: int, request: RequestTrace, trace: Trace) -> Part:
+    num_rows, span = int(found.part_rows[index]), Span(*found.part_span[index].tolist())
+    if span.first < 0:  # rows between are no tokens: they are told apart again
+        rows = RequestRows(request, found.axes.routers, trace.last_is_routed, trace.where)
+        placed = rows.placed(request, found.axes.of(request.ids))
+        part = Part(placed.ids, placed.row.astype(np.int64), placed.position, placed.token_id)
+    else:
+        start = span.first - request.first_row
+        ids = found.axes.of(request.ids)[start : start + num_rows]
+        row = np.arange(span.first, span.first + len(ids))
+        position = np.full(len(ids), -1) if span.position < 0 else span.position + row - row[:1]
+        part = Part(
+            ids, row, position.astype(np.int32), token_ids_at(request, position).astype(np.int32)
         )
-    return said
+    if len(part.ids) != num_rows:
+        raise _changed(trace.where)
+    return part
 
 
-def _sentences(cut: Counter[str]) -> list[str]:
-    return [text.format(n=cut[kind]) for kind, text in _SENTENCES.items() if cut[kind]]
+def _changed(where: str) -> RecordingError:
+    return RecordingError(
+        f"{where}: holds other rows than when it was first read.",
+        "Did something write to it meanwhile? Begin again when all files are whole.",
+    )
 
 
-def _size(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+class Reader:
+    """Pieces by number, read again; the last ones are kept, and one thread reads at a time.
+
+    So memory is that of the pieces that are kept, and of one that is being read.
+    """
+
+    def __init__(self, found: Placed) -> None:
+        self.found = found
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, Piece] = OrderedDict()
+        self._size = 0
+        self._live: tuple[int, Place | None, Pieces] | None = None
+
+    def piece(self, number: int) -> Piece:
+        """The tokens of one piece."""
+        with self._lock:
+            if number not in self._held:
+                piece = piece_of(self.found, number, self._read(number))
+                self._size += piece.num_bytes
+                self._held[number] = piece
+                while self._size > CACHE_BYTES and len(self._held) > 1:
+                    _, gone = self._held.popitem(last=False)
+                    self._size -= gone.num_bytes
+            self._held.move_to_end(number)
+            return self._held[number]
+
+    def _read(self, number: int) -> Trace:
+        """A piece as its file has it; where it follows the last one, the file is not begun anew."""
+        file = int(self.found.file[number])
+        place: Place = tuple(self.found.place[number].tolist())
+        opened, identity = self.found.files[file], self.found.identities[file]
+        if isinstance(opened, FileOf) and identity and not is_unchanged(opened.path, identity):
+            raise _changed(opened.label)
+        live, self._live = self._live, None
+        pieces = live[2] if live is not None and live[:2] == (file, place) else opened.pieces(place)
+        found = next(pieces, None)
+        if found is None:
+            raise _changed(opened.label)
+        trace, following = found
+        self._live = None if following is None else (file, following, pieces)
+        return trace
 
 
-def of_routers(cleaned: CleanTrace, names: Sequence[str]) -> CleanTrace:
-    """The same trace with only the routers that are asked for."""
-    kept = [i for i, router in enumerate(cleaned.routers) if router.name in names]
-    if len(kept) == len(cleaned.routers):
-        return cleaned
-    routers = tuple(cleaned.routers[i] for i in kept)
-    return replace(cleaned, routers=routers, ids=cleaned.ids[:, kept])
+@dataclass(frozen=True, eq=False)
+class _ChosenRows:
+    """The choices of one router as rows."""
+
+    reader: Reader
+    index: int
+
+    @property
+    def dtype(self) -> np.dtype:
+        return id_dtype(self.reader.found.axes.routers)
+
+    @property
+    def num_rows(self) -> int:
+        return self.reader.found.num_tokens
+
+    @property
+    def width(self) -> int:
+        return self.reader.found.axes.top_k
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return (self.width,)
+
+    def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
+        starts = self.reader.found.starts
+        for number, first, last in shard_ranges(starts, start, start + len(out)):
+            at = starts[number] + first - start
+            piece = self.reader.piece(number)
+            piece.read_into(self.index, first, out[at : at + last - first])
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Document, position and token id."""
+
+    reader: Reader
+    has_documents: bool
+
+    def read(self, start: int, stop: int) -> TokenColumns:
+        """Columns of tokens ``[start, stop)``."""
+        found = unknown_columns(stop - start)
+        starts = self.reader.found.starts
+        for number, first, last in shard_ranges(starts, start, stop):
+            at = starts[number] + first - start
+            piece, rows = self.reader.piece(number), slice(at, at + last - first)
+            if self.has_documents:
+                found.document[rows] = piece.document[first:last]
+            found.position[rows] = piece.position[first:last]
+            found.token_id[rows] = piece.token_id[first:last]
+        return found
+
+
+def trace_source(name: str, found: Placed, wanted: Sequence[str]) -> StoredSource:
+    """The tokens that a first pass found as a source of ids, at the ``wanted`` routers."""
+    reader = Reader(found)
+    tensors = {
+        router.name: {CHOSEN.name: _ChosenRows(reader, index)}
+        for index, router in enumerate(found.axes.routers)
+        if router.name in wanted
+    }
+    has_documents = found.manner.has_documents
+    facts = SourceFacts(
+        name=name,
+        stage="ids",
+        num_tokens=found.num_tokens,
+        routers=tuple(tensors),
+        domains=(),
+        has_documents=has_documents,
+        has_chosen=True,
+        engine=found.manner.dialect,
+        num_documents=found.num_documents if has_documents else None,
+        size_bytes=sum(identity[0] for identity in found.identities if identity is not None),
+        notes=found.notes,
+    )
+    return StoredSource(facts, tensors, _Columns(reader, has_documents))

@@ -6,15 +6,20 @@ router and rows that are missing are all still there. ``trace_source`` decides a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
-#: Bytes of one trace file, and of the ids of one trace. They are held in memory as stored, and once
-#: more in the smallest integers that name the experts.
+#: Bytes of a file that is read in one block, of the ids of one request, and of counts: what is held
+#: in memory as stored, and once more in the smallest integers that name the experts.
 TRACE_BYTES = 160_000_000
+
+#: Bytes of ids that are held together where a file is read piece by piece.
+PIECE_BYTES = 16_000_000
 
 IdsAre = Literal["logical", "physical", "unknown"]
 
@@ -41,6 +46,13 @@ class RequestTrace:
         Leading positions that the engine was free to leave out because it had them cached.
     mask
         Which rows are tokens, where the file says it.
+    is_place
+        True where the name is the place in the file and no more: two files may have the same.
+    batch
+        What other files of the run call the same batch, where several ranks may write it.
+    first_row
+        Above 0 for what follows of a request of which rows were given already. No length of its
+        sequence may be known, and no mask.
     """
 
     name: str
@@ -51,11 +63,14 @@ class RequestTrace:
     start: int | None = None
     num_omitted: int | None = None
     mask: Bool[np.ndarray, "rows"] | None = None
+    is_place: bool = False
+    batch: str = ""
+    first_row: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one file, or one folder of a run, holds.
+    """What a file, or a piece of one, holds.
 
     Parameters
     ----------
@@ -75,7 +90,8 @@ class Trace:
         True where the last token of a sequence goes through the routers too. An engine never
         forwards the last token that it sampled.
     notes
-        What the reader left out already, with counts.
+        What the reader left out already, each with a count behind a colon: ``ranks left out: 3``.
+        Counts of the same words add up over files.
     """
 
     where: str
@@ -87,3 +103,54 @@ class Trace:
     has_documents: bool = True
     last_is_routed: bool = False
     notes: tuple[str, ...] = ()
+
+
+#: Where the next piece of a file begins: a place in it, and what has been counted up to there.
+Place = tuple[int, int]
+
+BEGINNING: Place = (0, 0)
+
+#: A piece, and where the one behind it begins; None behind the last.
+Pieces = Iterator[tuple[Trace, Place | None]]
+
+
+def whole(pieces: Pieces) -> Trace:
+    """All pieces as one trace, in memory."""
+    parts = [trace for trace, _ in pieces]
+    requests: list[RequestTrace] = []
+    for request in (request for part in parts for request in part.requests):
+        if request.first_row:
+            ids = np.concatenate([requests[-1].ids, request.ids])
+            requests[-1] = replace(requests[-1], ids=ids)
+        else:
+            requests.append(request)
+    notes = Notes()
+    for part in parts:
+        notes.add(part.notes)
+    return replace(parts[0], requests=tuple(requests), notes=notes.texts)
+
+
+_COUNTED = re.compile(r"(.*): ([0-9,]{1,20})", re.DOTALL)
+
+
+class Notes:
+    """Notes of several pieces: counts behind the same words add up, other notes stand once."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int | None] = {}
+
+    def add(self, notes: Iterable[str]) -> None:
+        """Those of one more piece."""
+        for note in notes:
+            counted = _COUNTED.fullmatch(note)
+            if counted is None:
+                self._counts[note] = None
+            else:
+                count = int(counted[2].replace(",", ""))
+                self._counts[counted[1]] = (self._counts.get(counted[1]) or 0) + count
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The notes in the order in which they came first."""
+        said = self._counts.items()
+        return tuple(text if count is None else f"{text}: {count:,}" for text, count in said)

@@ -7,6 +7,9 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.traces import source
+from moegeom.tokens.traces.dialects import vllm
+from tests.unit.tokens.dialects.written import known
 
 WIDTH = 256
 STEP = 256
@@ -103,3 +106,23 @@ def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_pat
     peak(2**10)  # what a first opening imports stays
     growth = peak(2**20) - peak(2**18)
     assert growth < (2**20 - 2**18) * (0.01 if step == 1 else 40)
+
+
+def test_traces_do_not_grow_with_their_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "CACHE_BYTES", 1 << 17)
+    monkeypatch.setattr(vllm, "PIECE_BYTES", 1 << 17)
+    order = np.argsort(np.random.default_rng(0).random((2**15, 4, 16)), axis=2)
+    ids = order[:, :, :4].astype(np.uint8)
+    ids[:, 0] = 0
+    for number in range(9):
+        np.save(tmp_path / f"{number}.npy", np.roll(ids, number + 1, axis=0))
+
+    def read(pattern):
+        opened = open_tokens(str(tmp_path / pattern), routers=("text/1",), known=known(64))
+        for start in range(0, opened.facts.num_tokens, 2**15):
+            opened.read_chosen("text/1", start, start + 1024)
+
+    read("0.npy")  # what is imported when it is first used
+    few = peak_of(lambda: read("[01].npy"))
+    assert peak_of(lambda: read("*.npy")) < few + (1 << 16)
+    assert few < 6 * ids.nbytes

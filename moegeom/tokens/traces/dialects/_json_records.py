@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
-from moegeom.tokens.traces.trace import TRACE_BYTES
+from moegeom.tokens.traces.trace import BEGINNING, Place
 
 #: One record. The choices of 16 000 tokens in 60 layers, as base64 of 32-bit integers.
 RECORD_BYTES = 48_000_000
@@ -34,25 +35,28 @@ def shows(path: Path, *patterns: bytes) -> bool:
     return all(re.search(pattern, beginning) for pattern in patterns)
 
 
-def json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place in the file, object) of every record.
+@dataclass(frozen=True)
+class Record:
+    """An object, its place in the file in words, and where the one behind it begins."""
+
+    where: str
+    found: dict[str, Any]
+    following: Place
+
+
+def json_records(path: Path, place: Place = BEGINNING) -> Iterator[Record]:
+    """Every record from ``place`` on, lines one by one, whatever the size of the file.
 
     Raises
     ------
     RecordingError
-        When the file or a record is too large, malformed, or no object.
+        When a record is too large, malformed, or no object.
     """
-    size = path.stat().st_size
-    if size > TRACE_BYTES:
-        raise RecordingError(
-            f"{path.name}: has {size:,} bytes, more than the {TRACE_BYTES:,} allowed.",
-            "Cut it into several files.",
-        )
     with open_regular(path, follows=True) as stream:
         first = stream.readline(RECORD_BYTES + 1)
-        stream.seek(0)
+        stream.seek(place[0])
         if _is_object(first):
-            yield from _lines(path.name, stream.readline)
+            yield from _lines(path.name, stream.readline, place)
         else:
             yield from _document(path.name, stream.read(RECORD_BYTES + 1))
 
@@ -71,20 +75,21 @@ def whole_number(record: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def _lines(name: str, read: Callable[[int], bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
+def _lines(name: str, read: Callable[[int], bytes], place: Place) -> Iterator[Record]:
+    offset, number = place
     while line := read(RECORD_BYTES + 1):
         number += 1
+        offset += len(line)
         if line.strip():
             where = f"{name}: line {number}"
-            yield where, _object(_parse(line, where), where)
+            yield Record(where, _object(_parse(line, where), where), (offset, number))
 
 
-def _document(name: str, raw: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+def _document(name: str, raw: bytes) -> Iterator[Record]:
     found = _parse(raw, name)
     for number, item in enumerate(found if isinstance(found, list) else [found], start=1):
         where = f"{name}: entry {number}" if isinstance(found, list) else name
-        yield where, _object(item, where)
+        yield Record(where, _object(item, where), BEGINNING)
 
 
 def _is_object(line: bytes) -> bool:

@@ -11,26 +11,49 @@ from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.traces.dialects._json_records import json_records
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    PIECE_BYTES,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+)
+
+#: What a request takes beside its ids.
+_REQUEST_BYTES = 1000
 
 #: No sequence is longer.
 _MOST_TOKENS = 2**31
 
 
-def replies_trace(
+def replies_pieces(
     path: Path,
+    place: Place,
     engine: str,
     requests_of: Callable[[Mapping[str, Any], str], Iterable[RequestTrace]],
-) -> Trace:
-    """Every request of a file of replies; those without routed experts are counted.
+) -> Pieces:
+    """The requests of a file of replies by pieces; those without routed experts are counted.
 
     ``requests_of`` takes a reply and its place in the file.
     """
-    requests, num_without = [], 0
-    for where, reply in json_records(path):
-        found = list(requests_of(reply, where))
+    requests: list[RequestTrace] = []
+    num_without = size = 0
+    begun = None
+    for record in json_records(path, place):
+        # entries of one document have no place of their own
+        if begun is not None and size >= PIECE_BYTES and begun != BEGINNING:
+            yield _piece(path, engine, requests, num_without), begun
+            requests, num_without, size = [], 0, 0
+        found = list(requests_of(record.found, record.where))
         requests += found
         num_without += not found
+        size += sum(request.ids.nbytes + _REQUEST_BYTES for request in found)
+        begun = record.following
+    yield _piece(path, engine, requests, num_without), None
+
+
+def _piece(path: Path, engine: str, requests: list[RequestTrace], num_without: int) -> Trace:
     notes = (f"replies without routed experts: {num_without:,}",) if num_without else ()
     return Trace(path.name, engine, tuple(requests), notes=notes)
 
@@ -47,6 +70,7 @@ def choice_trace(
 ) -> RequestTrace:
     """The request of one of a reply's choices: its name and what the reply says of its tokens."""
     choice, usage, name = choices[number], reply.get("usage"), reply_name(reply, where)
+    named_by_place = is_place(name, where)
     where = f"{where}: choice {number}"
     prompt = token_ids_or_none(choice.get("prompt_token_ids", reply.get("prompt_token_ids")), where)
     generated = token_ids_or_none(choice.get("token_ids"), where)
@@ -61,6 +85,7 @@ def choice_trace(
         num_prompt=num_prompt if prompt is None else len(prompt),
         num_omitted=num_omitted,
         start=start,
+        is_place=named_by_place,
     )
 
 
@@ -101,6 +126,11 @@ def reply_name(reply: Mapping[str, Any], where: str) -> str:
         if isinstance(reply.get(key), str | int) and not isinstance(reply.get(key), bool):
             return str(reply[key])[:80]
     return where.rpartition(": ")[2]
+
+
+def is_place(name: str, where: str) -> bool:
+    """Whether the name of a reply is its place in the file."""
+    return name == where.rpartition(": ")[2]
 
 
 def object_list(holder: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
+from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive
 from moegeom.checkpoint.formats._pytorch_globals import (
     ALLOWED,
@@ -26,6 +27,7 @@ from moegeom.checkpoint.pickle.pickled import PICKLE_BYTES, unpickle
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import Archive, read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.traces.trace import TRACE_BYTES
 
 #: Bytes of the length in front of a text, by protocol.
@@ -90,11 +92,15 @@ _ALLOWED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class TorchFile:
-    """One file; ``root`` is whatever was saved."""
+    """One file; ``root`` is whatever was saved. ``_budget`` is what may be read of its arrays."""
 
-    label: str
+    path: Path
     archive: TorchArchive
-    _budget: list[int] = field(default_factory=lambda: [TRACE_BYTES])
+    _budget: list[int]
+
+    @property
+    def label(self) -> str:
+        return self.path.name
 
     @property
     def root(self) -> Any:
@@ -106,7 +112,7 @@ class TorchFile:
         Raises
         ------
         RecordingError
-            When it is none of them, damaged, or when all arrays together are too large.
+            When it is none of them, damaged, or when it, or all arrays together, are too large.
         """
         if isinstance(found, PickledTensor | UnreadableTensor):
             view = self.archive.view(found, where)
@@ -121,13 +127,34 @@ class TorchFile:
                 return np.array(found, np.int64)
         raise RecordingError(f"{where}: holds {type(found).__name__}; expected an array.")
 
+    def rows(self, found: Any, where: str) -> Rows:
+        """The same, to be read by ranges of its first axis: in place where it lies in one piece."""
+        if isinstance(found, PickledTensor):
+            view = self.archive.view(found, where)
+            stored = DTYPES.get(view.dtype)
+            if (
+                view.is_contiguous
+                and view.shape
+                and stored is not None
+                and stored.numpy is not None
+            ):
+                dtype = _integers(np.empty(0, stored.numpy), where).dtype
+                return FileRows(self.path, view.offset, dtype, view.shape[0], view.shape[1:])
+        array = self.array(found, where)
+        return ArrayRows(array if array.ndim else array[None], where)
+
     def _spend(self, size: int, where: str) -> None:
+        if size > TRACE_BYTES:
+            raise RecordingError(
+                f"{where}: {size:,} bytes in one array, more than the {TRACE_BYTES:,} allowed.",
+                "Give the requests in several arrays.",
+            )
         # one array may be referred to a million times, and each time is work
         self._budget[0] -= max(size, _LEAST_SPENT)
         if self._budget[0] < 0:
             raise RecordingError(
-                f"{where}: tensors of more than {TRACE_BYTES:,} bytes in one file.",
-                "Give the requests in several files.",
+                f"{where}: tensors of more bytes than the file has.",
+                "Save every tensor once, in several files if there are many.",
             )
 
 
@@ -139,9 +166,16 @@ def open_torch_file(path: Path) -> TorchFile:
     CheckpointError
         When it is no archive of torch, or its pickle names what is not allowed.
     """
-    archive, folder, raw = _archive(path)
+    archive, folder, raw = _archive(path, PICKLE_BYTES + 1)
+    if len(raw) > PICKLE_BYTES:
+        raise CheckpointError(
+            f"{path.name}: its pickle has more than the {PICKLE_BYTES:,} bytes allowed in one "
+            "block: NumPy arrays lie inside it.",
+            "Save fewer requests in each file, or tensors, which lie beside the pickle.",
+        )
     root = unpickle(raw, path.name, _ALLOWED, storage_of)
-    return TorchFile(path.name, TorchArchive(archive, folder, root))
+    budget = max(TRACE_BYTES, 2 * path.stat().st_size)
+    return TorchFile(path, TorchArchive(archive, folder, root), [budget])
 
 
 def has_keys(path: Path, *keys: str) -> bool:
@@ -152,7 +186,7 @@ def has_keys(path: Path, *keys: str) -> bool:
     if path.suffix not in (".pt", ".pth") or not path.is_file():
         return False
     try:
-        _, _, raw = _archive(path)
+        _, _, raw = _archive(path, PICKLE_BYTES)
     except CheckpointError:
         return False
     return all(any(_spelled(key, width) in raw for width in _LENGTH_BYTES) for key in keys)
@@ -163,7 +197,8 @@ def _spelled(key: str, width: int) -> bytes:
     return len(key).to_bytes(width, "little") + key.encode()
 
 
-def _archive(path: Path) -> tuple[Archive, str, bytes]:
+def _archive(path: Path, most: int) -> tuple[Archive, str, bytes]:
+    """The archive, the folder of its tensors, and the first bytes of its pickle."""
     archive = read_archive(CountingFile(path, path.name, ReadLog()))
     roots = [
         name for name in archive.entries if name.count("/") == 1 and name.endswith("/data.pkl")
@@ -172,7 +207,8 @@ def _archive(path: Path) -> tuple[Archive, str, bytes]:
         raise CheckpointError(
             f"{path.name}: holds {len(roots)} pickles of data, expected the one of torch.save."
         )
-    return archive, roots[0].removesuffix("/data.pkl"), archive.read(roots[0], PICKLE_BYTES)
+    start, size = archive.start(roots[0]), archive.entries[roots[0]].size
+    return archive, roots[0].removesuffix("/data.pkl"), archive.file.read(start, min(size, most))
 
 
 def _integers(found: np.ndarray, where: str) -> Integer[np.ndarray, "..."]:

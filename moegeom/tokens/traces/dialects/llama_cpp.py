@@ -110,7 +110,7 @@ def read(path: Path) -> Trace:
     return Trace(
         path.name,
         "llama.cpp eval-callback",
-        (RequestTrace("log", _joined(parts, path.name)),),
+        (RequestTrace("log", _joined(parts, path.name), is_place=True),),
         layers=layers,
         ids_are="logical",
         has_documents=False,

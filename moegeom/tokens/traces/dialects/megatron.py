@@ -16,16 +16,21 @@ import numpy as np
 from jaxtyping import Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.text import number_of, quoted
+from moegeom.core.text import quoted
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._encodings import nested_ids
 from moegeom.tokens.traces.dialects._json_records import json_records, whole_number
-from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    PIECE_BYTES,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+    whole,
+)
 
 _FILES = "router_trace_rank*.jsonl"
-
-#: Ranks of one run.
-_MOST_FILES = 4096
 
 #: (step, microbatch) to ids by layer.
 _Batches = dict[tuple[int, int], dict[int, Integer[np.ndarray, "tokens slots"]]]
@@ -38,75 +43,100 @@ def recognises(path: Path) -> bool:
     return path.is_file() and path.match(_FILES)
 
 
+def files_of(folder: Path) -> list[Path]:
+    """The files of all ranks, in their order."""
+    return sorted(folder.glob(_FILES), key=_rank)
+
+
 def read(path: Path) -> Trace:
-    """Every microbatch of every rank as a request, by rank and step."""
-    files = sorted(path.glob(_FILES), key=_rank) if path.is_dir() else [path]
-    size = sum(file.stat().st_size for file in files)
-    if not files or len(files) > _MOST_FILES or size > TRACE_BYTES:
-        raise RecordingError(
-            f"{path.name}: {number_of(len(files), 'file')} of {size:,} bytes; expected 1 to "
-            f"{_MOST_FILES} files "
-            f"of at most {TRACE_BYTES:,} bytes together.",
-            "Trace fewer steps.",
-        )
-    told = _Counts()
-    ranks = [_read_rank(file, told) for file in files]
-    kept = _without_copies(ranks, told)
-    layers = _common_layers(kept, files, path.name)
-    requests = [
-        RequestTrace(f"{_rank(file)}/{step}/{number}", _stacked(batch, layers, file.name, step))
-        for file, batches in kept
-        for (step, number), batch in batches.items()
-    ]
-    return Trace(
-        path.name,
-        "Megatron-LM",
-        tuple(requests),
-        layers=layers,
-        ids_are="logical",
-        has_documents=False,
-        notes=told.notes(),
-    )
+    """Every microbatch of a rank as a request, by step."""
+    return whole(pieces(path, BEGINNING))
 
 
-class _Counts:
-    """What was left out while reading."""
-
-    def __init__(self) -> None:
-        self.recomputed = self.other_blocks = self.copies = 0
-
-    def notes(self) -> tuple[str, ...]:
-        said = (
-            (self.recomputed, "lines written twice by recomputation, left out"),
-            (self.other_blocks, "lines of prediction heads (mtp), left out"),
-            (self.copies, "ranks with the same lines as another, left out"),
-        )
-        return tuple(f"{text}: {count:,}" for count, text in said if count)
-
-
-def _read_rank(file: Path, told: _Counts) -> tuple[Path, _Batches]:
-    """Microbatches of one rank; the nth line of a step and layer belongs to its nth microbatch."""
-    lines: dict[tuple[int, int], list[np.ndarray]] = {}
-    for where, line in json_records(file):
+def pieces(path: Path, place: Place) -> Pieces:
+    """Microbatches by pieces of whole steps, where each step stands in one run of lines."""
+    steps = _Steps(path)
+    size, begun = 0, place
+    for record in json_records(path, place):
+        line, where = record.found, record.where
         block = line.get("block", "decoder")
         if block != "decoder":
-            told.other_blocks += 1
+            steps.num_other_blocks += 1
+            begun = record.following
             continue
-        step, layer, ids = (
-            whole_number(line, "step", where),
-            whole_number(line, "layer", where),
-            _ids(line, where),
-        )
-        known = lines.setdefault((step, layer), [])
+        step = whole_number(line, "step", where)
+        if size >= PIECE_BYTES and steps.is_new(step) and begun != BEGINNING:
+            yield steps.trace(), begun
+            steps, size = _Steps(path, steps.last), 0
+        ids = _ids(line, where)
+        steps.add(step, whole_number(line, "layer", where), ids, where)
+        size += ids.nbytes
+        begun = record.following
+    yield steps.trace(), None
+
+
+class _Steps:
+    """Lines of some steps; the nth line of a step and layer belongs to its nth microbatch."""
+
+    def __init__(self, path: Path, before: int = -1) -> None:
+        self._path, self._before = path, before
+        self._lines: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._steps: set[int] = set()
+        self._num_recomputed = self.num_other_blocks = 0
+
+    @property
+    def last(self) -> int:
+        """The highest step up to here."""
+        return max((self._before, *self._steps))
+
+    def is_new(self, step: int) -> bool:
+        """Whether no line of this step was read."""
+        return step not in self._steps
+
+    def add(
+        self, step: int, layer: int, ids: Integer[np.ndarray, "tokens slots"], where: str
+    ) -> None:
+        """One line; RecordingError for one of a step that an earlier piece holds."""
+        if step <= self._before:
+            raise RecordingError(
+                f"{where}: step {step} behind step {self._before}; a file of more than "
+                f"{PIECE_BYTES:,} bytes of ids is read step by step.",
+                "Sort its lines by step, or cut it into several files.",
+            )
+        self._steps.add(step)
+        known = self._lines.setdefault((step, layer), [])
         if any(np.array_equal(ids, before) for before in known):
-            told.recomputed += 1
+            self._num_recomputed += 1
         else:
             known.append(ids)
-    batches: _Batches = {}
-    for (step, layer), found in lines.items():
-        for number, ids in enumerate(found):
-            batches.setdefault((step, number), {})[layer] = ids
-    return file, batches
+
+    def trace(self) -> Trace:
+        """A request for each microbatch."""
+        batches: _Batches = {}
+        for (step, layer), found in self._lines.items():
+            for number, ids in enumerate(found):
+                batches.setdefault((step, number), {})[layer] = ids
+        layers = _common_layers(batches, self._path.name) if batches else None
+        said = (
+            (self._num_recomputed, "lines written twice by recomputation, left out"),
+            (self.num_other_blocks, "lines of prediction heads (mtp), left out"),
+        )
+        return Trace(
+            self._path.name,
+            "Megatron-LM",
+            tuple(
+                RequestTrace(
+                    f"{_rank(self._path)}/{step}/{number}",
+                    _stacked(batch, layers or (), self._path.name, step),
+                    batch=f"{step}/{number}",
+                )
+                for (step, number), batch in batches.items()
+            ),
+            layers=layers,
+            ids_are="logical",
+            has_documents=False,
+            notes=tuple(f"{text}: {count:,}" for count, text in said if count),
+        )
 
 
 def _ids(line: Mapping[str, Any], where: str) -> Integer[np.ndarray, "tokens slots"]:
@@ -122,35 +152,12 @@ def _ids(line: Mapping[str, Any], where: str) -> Integer[np.ndarray, "tokens slo
     return ids.astype(np.int32)
 
 
-def _without_copies(
-    ranks: Sequence[tuple[Path, _Batches]], told: _Counts
-) -> list[tuple[Path, _Batches]]:
-    kept: list[tuple[Path, _Batches]] = []
-    for file, batches in ranks:
-        if any(_equal(batches, other) for _, other in kept):
-            told.copies += 1
-        else:
-            kept.append((file, batches))
-    return kept
-
-
-def _equal(one: _Batches, other: _Batches) -> bool:
-    return one.keys() == other.keys() and all(
-        batch.keys() == other[key].keys()
-        and all(np.array_equal(ids, other[key][layer]) for layer, ids in batch.items())
-        for key, batch in one.items()
-    )
-
-
-def _common_layers(
-    ranks: Sequence[tuple[Path, _Batches]], files: Sequence[Path], name: str
-) -> tuple[int, ...]:
-    """The layers of every microbatch of every rank, which must be the same."""
-    found = sorted({tuple(sorted(batch)) for _, batches in ranks for batch in batches.values()})
+def _common_layers(batches: _Batches, name: str) -> tuple[int, ...]:
+    """The layers of every microbatch, which must be the same."""
+    found = sorted({tuple(sorted(batch)) for batch in batches.values()})
     if len(found) != 1:
         raise RecordingError(
-            f"{name}: microbatches of {len(files)} ranks have {len(found)} different sets of "
-            f"layers ({_some(found)}).",
+            f"{name}: microbatches have {len(found)} different sets of layers ({_some(found)}).",
             "A line is missing (dropped or padded tokens are not traced), the run was cut off, or "
             "ranks are of different stages of a pipeline.",
         )
@@ -184,4 +191,7 @@ DIALECT = Dialect(
     source="megatron/core/transformer/moe/router_trace.py; PR 5220",
     recognises=recognises,
     read=read,
+    pieces=pieces,
+    files=files_of,
+    copies="ranks with the same lines as another, left out",
 )

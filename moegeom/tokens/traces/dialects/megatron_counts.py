@@ -34,7 +34,8 @@ def read(path: Path) -> Trace:
     """One step for each iteration, its microbatches added up."""
     steps: dict[int, dict[int, Int64[np.ndarray, "experts"]]] = {}
     others = 0
-    for where, line in json_records(path):
+    for record in json_records(path):
+        where, line = record.where, record.found
         if line.get("block", "decoder") != "decoder":
             others += 1
             continue

@@ -19,9 +19,9 @@ from moegeom.tokens.traces.dialects._responses import (
     choice_trace,
     count_or_none,
     object_list,
-    replies_trace,
+    replies_pieces,
 )
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, RequestTrace, Trace, whole
 
 _ENCODINGS: Encodings = {"an object with data, shape and dtype": packed_ids}
 
@@ -35,7 +35,12 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Every response of the file; those without routed experts are counted."""
-    return replies_trace(path, "prime-rl or SkyRL", _requests)
+    return whole(pieces(path, BEGINNING))
+
+
+def pieces(path: Path, place: Place) -> Pieces:
+    """The responses by pieces."""
+    return replies_pieces(path, place, "prime-rl or SkyRL", _requests)
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
@@ -57,4 +62,5 @@ DIALECT = Dialect(
     source="prime_rl inference routes and transport types; skyrl generate_wire.py; PR 3051",
     recognises=recognises,
     read=read,
+    pieces=pieces,
 )

@@ -15,14 +15,15 @@ from moegeom.tokens.traces.dialects._encodings import Encodings, decoded, flat_i
 from moegeom.tokens.traces.dialects._json_records import shows
 from moegeom.tokens.traces.dialects._responses import (
     count_or_none,
+    is_place,
     joined,
     object_list,
-    replies_trace,
+    replies_pieces,
     reply_name,
     token_ids_or_none,
     total,
 )
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, RequestTrace, Trace, whole
 
 _ENCODINGS: Encodings = {"base64 without shape": flat_int32, "nested lists": nested_ids}
 
@@ -38,7 +39,12 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Every request of the file; those without routed experts are counted."""
-    return replies_trace(path, "SGLang", _requests)
+    return whole(pieces(path, BEGINNING))
+
+
+def pieces(path: Path, place: Place) -> Pieces:
+    """The requests by pieces."""
+    return replies_pieces(path, place, "SGLang", _requests)
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
@@ -76,6 +82,7 @@ def _request(
         num_tokens=total(num_prompt, generated),
         num_prompt=num_prompt,
         start=count_or_none(holder, "routed_experts_start_len", where),
+        is_place=is_place(name, where),
     )
 
 
@@ -85,4 +92,5 @@ DIALECT = Dialect(
     source="sglang/srt/state_capturer/routed_experts.py, detokenizer_manager.py; PR 12162",
     recognises=recognises,
     read=read,
+    pieces=pieces,
 )

@@ -15,7 +15,15 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._torch_file import TorchFile, has_keys, open_torch_file
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    PIECE_BYTES,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+    whole,
+)
 
 _FIELD = "rollout_routed_experts"
 
@@ -27,15 +35,33 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Every sample with routed experts; those without (before their first turn) are counted."""
+    return whole(pieces(path, BEGINNING))
+
+
+def pieces(path: Path, place: Place) -> Pieces:
+    """Samples by pieces."""
     file = open_torch_file(path)
     samples = file.root.get("samples") if isinstance(file.root, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise RecordingError(f"{path.name}: holds no list of samples.")
-    held = [(n, sample) for n, sample in enumerate(samples) if sample.get(_FIELD) is not None]
-    without = len(samples) - len(held)
+    requests: list[RequestTrace] = []
+    without = size = 0
+    for number in range(place[0], len(samples)):
+        if size >= PIECE_BYTES:
+            yield _piece(path, requests, without), (number, 0)
+            requests, without, size = [], 0, 0
+        sample = samples[number]
+        if sample.get(_FIELD) is None:
+            without += 1
+            continue
+        requests.append(_request(file, number, sample))
+        size += requests[-1].ids.nbytes
+    yield _piece(path, requests, without), None
+
+
+def _piece(path: Path, requests: list[RequestTrace], without: int) -> Trace:
     notes = (f"samples without routed experts: {without:,}",) if without else ()
-    requests = tuple(_request(file, number, sample) for number, sample in held)
-    return Trace(path.name, "slime or miles", requests, notes=notes)
+    return Trace(path.name, "slime or miles", tuple(requests), notes=notes)
 
 
 def _request(file: TorchFile, number: int, sample: dict[Any, Any]) -> RequestTrace:
@@ -52,6 +78,7 @@ def _request(file: TorchFile, number: int, sample: dict[Any, Any]) -> RequestTra
         ids=ids,
         token_ids=token_ids,
         num_prompt=_num_prompt(token_ids, sample.get("response_length")),
+        is_place=True,
     )
 
 
@@ -68,4 +95,5 @@ DIALECT = Dialect(
     source="slime/utils/types.py (Sample), slime/ray/rollout.py; PRs slime 715, 810, 1045",
     recognises=recognises,
     read=read,
+    pieces=pieces,
 )

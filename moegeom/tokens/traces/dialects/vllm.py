@@ -7,6 +7,7 @@ Python ``CompletionOutput.routed_experts`` is such an array, one to a request, w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.files import read_regular, reading
-from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes, parse_npy, read_npz
+from moegeom.tokens.foreign.npy_arrays import iter_npz, npy_rows, npy_shape, npz_shapes
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._encodings import Encodings, decoded, nested_ids, npy_ids
 from moegeom.tokens.traces.dialects._json_records import shows
@@ -23,11 +23,21 @@ from moegeom.tokens.traces.dialects._responses import (
     choice_trace,
     count_or_none,
     object_list,
-    replies_trace,
+    replies_pieces,
 )
-from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    PIECE_BYTES,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+    whole,
+)
 
 _ENCODINGS: Encodings = {"base64 of npy": npy_ids, "nested lists": nested_ids}
+
+_NUMBERED = re.compile(r"arr_[0-9]+")
 
 _FIELDS = (rb'"choices"', rb'routed_experts"\s{0,9}:\s{0,9}("k05VTVBZ|\[)')
 
@@ -44,17 +54,43 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Every request of the file; those without routed experts are counted."""
-    if path.suffix in (".npy", ".npz"):
-        return Trace(path.name, "vLLM", _arrays(path))
-    return replies_trace(path, "vLLM", _requests)
+    return whole(pieces(path, BEGINNING))
 
 
-def _arrays(path: Path) -> tuple[RequestTrace, ...]:
+def pieces(path: Path, place: Place) -> Pieces:
+    """Replies by pieces, members of an archive, or ranges of the rows of an array."""
     if path.suffix == ".npz":
-        return tuple(RequestTrace(name, ids) for name, ids in read_npz(path).items())
-    with reading(path, RecordingError, "Give large requests in several files."):
-        raw = read_regular(path, TRACE_BYTES, follows=True)
-    return (RequestTrace(path.stem, parse_npy(raw, path.name)),)
+        return _members(path, place)
+    if path.suffix == ".npy":
+        return _rows(path, place)
+    return replies_pieces(path, place, "vLLM", _requests)
+
+
+def _members(path: Path, place: Place) -> Pieces:
+    requests: list[RequestTrace] = []
+    size, number = 0, place[0]
+    for number, (name, ids) in enumerate(iter_npz(path, place[0]), start=place[0]):
+        if requests and size + ids.nbytes > PIECE_BYTES:
+            yield Trace(path.name, "vLLM", tuple(requests)), (number, 0)
+            requests, size = [], 0
+        # names that NumPy gives are places
+        requests.append(RequestTrace(name, ids, is_place=_NUMBERED.fullmatch(name) is not None))
+        size += ids.nbytes
+    yield Trace(path.name, "vLLM", tuple(requests)), None
+
+
+def _rows(path: Path, place: Place) -> Pieces:
+    """One request, whose rows are read range by range."""
+    rows = npy_rows(path)
+    step = max(1, PIECE_BYTES // max(1, rows.width * rows.dtype.itemsize))
+    for start in range(place[0], max(rows.num_rows, 1), step):
+        ids = np.empty((min(step, rows.num_rows - start), rows.width), rows.dtype)
+        rows.read_into(start, ids)
+        request = RequestTrace(
+            path.stem, ids.reshape(len(ids), *rows.row_shape), is_place=True, first_row=start
+        )
+        stop = start + len(ids)
+        yield Trace(path.name, "vLLM", (request,)), ((stop, 0) if stop < rows.num_rows else None)
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
@@ -88,4 +124,5 @@ DIALECT = Dialect(
     source="vllm/entrypoints/openai protocol.py, RoutedExpertsManager; PRs 28284, 38939, 39568",
     recognises=recognises,
     read=read,
+    pieces=pieces,
 )

@@ -275,7 +275,7 @@ PLANTED = (
     Planted(
         "a request stands in the file twice",
         lambda requests: [*requests, requests[1]],
-        ("cleaned", "requests left out because they stand in the file twice: 1"),
+        ("cleaned", "requests left out because they stand there twice: 1"),
         {
             "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
             "vllm arrays": ("cleaned", "no token ids"),

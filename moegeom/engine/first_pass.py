@@ -1,0 +1,85 @@
+"""The first pass over traces of many files, before a scan: what it found of each file is kept in
+``OUT.partial``, so that an interrupted one goes on, and a scan that goes on need not repeat it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest
+
+from moegeom import __version__ as moegeom_version
+from moegeom.core.files import WorkFolder, is_there, writing
+from moegeom.core.router import RouterSet
+from moegeom.engine.out import early_out
+from moegeom.engine.request import ScanRequest
+from moegeom.engine.sources import known_routers
+from moegeom.results.writer import FILES_FOLDER, PLAN_FILE, is_begun
+from moegeom.tokens.source import Company
+from moegeom.tokens.traces.journal import Journal
+
+#: Seconds between two words on how far it is.
+_SECONDS = 10.0
+
+
+@contextmanager
+def first_pass_of(
+    request: ScanRequest, routers: RouterSet, said: Callable[[str], None] | None
+) -> Iterator[Company]:
+    """What goes with the first pass over the tokens of a scan.
+
+    ``OUT.partial`` is held meanwhile. Of a single file, and beside results that are there already,
+    nothing is kept.
+
+    Raises
+    ------
+    UsageError
+        When another process writes these results, or somebody else made the folder.
+    """
+    out = early_out(request, routers.fingerprint)
+    if out is None or is_there(out):
+        yield Company(advanced=_told(said))
+        return
+    work = WorkFolder(out.with_name(f"{out.name}.partial"), PLAN_FILE)
+    work.take()
+    folder = work.path / FILES_FOLDER
+    try:
+        if request.restart:
+            work.clear()
+        with writing(work.path):
+            folder.mkdir(exist_ok=True)
+        terms = f"{moegeom_version} {request.dialect} {known_routers(routers.routers)}"
+        journal = Journal(folder, xxh3_64_hexdigest(terms.encode()))
+        if said is not None and journal.num_kept:
+            said(f"going on in {work.path}: {journal.num_kept} files had their first pass")
+        yield Company(journal, _told(said))
+    except KeyboardInterrupt as error:
+        error.add_note(
+            f"what the first pass found in {_count(folder)} files is kept in {work.path}; the "
+            "same command goes on there"
+        )
+        raise
+    finally:
+        work.release(is_last=not is_begun(work.path))
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*.npz"))
+
+
+def _told(said: Callable[[str], None] | None) -> Callable[[int, int], None] | None:
+    """Says how far it is, every few seconds; None where nobody listens."""
+    if said is None:
+        return None
+    last = time.monotonic()
+
+    def advanced(number: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > _SECONDS:
+            said(f"first pass: {number:,} of {total:,} files")
+            last = time.monotonic()
+
+    return advanced

@@ -1,0 +1,114 @@
+"""Which files tokens are: a path, a pattern, or several of them, in natural order."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegeom.core.errors import RecordingError, UsageError
+
+#: Files that are looked at together.
+_MOST_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """Several paths or patterns, whose files are one source."""
+
+    paths: tuple[str, ...]
+
+    @classmethod
+    def given(cls, paths: Iterable[str | os.PathLike[str]]) -> TokenFiles | str | None:
+        """Paths as the tokens that they are: one stands for itself, none for no tokens."""
+        found = tuple(os.fspath(path) for path in paths)
+        return cls(found) if len(found) > 1 else found[0] if found else None
+
+
+def are_paths(given: Any) -> bool:
+    """Whether they are paths of files, one or more, in a list or tuple."""
+    return (
+        isinstance(given, list | tuple)
+        and bool(given)
+        and all(isinstance(path, str | os.PathLike) for path in given)
+    )
+
+
+def paths_of(tokens: str | Path | TokenFiles) -> tuple[Path, ...]:
+    """The files and folders: of each path or pattern in natural order (``9.pt`` before ``10.pt``).
+
+    A path that is there stands for itself, whatever characters it has; one path that is nowhere is
+    left to be refused where it is opened.
+
+    Raises
+    ------
+    RecordingError
+        When a pattern matches nothing, or one of several paths is nowhere.
+    UsageError
+        When a file is named twice, or there are too many.
+    """
+    given = tokens.paths if isinstance(tokens, TokenFiles) else (os.fspath(tokens),)
+    if len(given) == 1 and not _is_pattern(given[0]):
+        return (Path(given[0]),)
+    found = [path for one in given for path in _matched(one)]
+    if len(found) > _MOST_FILES:
+        raise UsageError(f"{given[0]}: {len(found):,} files; at most {_MOST_FILES:,} are read.")
+    seen: dict[str, Path] = {}
+    for path in found:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise UsageError(f"{path} is named twice, also as {seen[real]}.", "Name it once.")
+        seen[real] = path
+    return tuple(found)
+
+
+def are_there(tokens: str | TokenFiles) -> bool:
+    """Whether every path is there, and every pattern matches a file."""
+    given = tokens.paths if isinstance(tokens, TokenFiles) else (tokens,)
+    return all(Path(path).exists() or bool(glob.glob(path)) for path in given)  # noqa: PTH207
+
+
+def name_of(paths: Sequence[Path]) -> str:
+    """What messages and results call them."""
+    if len(paths) == 1:
+        return paths[0].resolve().name
+    return f"{paths[0].name} and {len(paths) - 1:,} more"
+
+
+def in_folder(folder: Path) -> list[Path]:
+    """The files of a folder in natural order, without hidden ones and without folders in it."""
+    files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
+    return sorted(files, key=natural)
+
+
+def natural(path: Path) -> tuple[list[str | int], ...]:
+    """To sort ``9.pt`` before ``10.pt``, also where folders are numbered."""
+    return tuple(
+        [int(part) if number % 2 else part for number, part in enumerate(_NUMBER.split(name))]
+        for name in path.parts
+    )
+
+
+_NUMBER = re.compile(r"([0-9]{1,18})")
+
+
+def _is_pattern(path: str) -> bool:
+    return glob.has_magic(path) and not os.path.lexists(path)
+
+
+def _matched(given: str) -> list[Path]:
+    if not _is_pattern(given):
+        if not os.path.lexists(given):
+            raise RecordingError(f"{Path(given).name}: no such file or directory.")
+        return [Path(given)]
+    # Path.glob refuses absolute patterns
+    found = [Path(path) for path in glob.glob(given, recursive=True)]  # noqa: PTH207
+    if not found:
+        raise RecordingError(
+            f"{given}: no file matches.", "* stands for any characters of a name, ** for folders."
+        )
+    return sorted(found, key=natural)

@@ -1,0 +1,279 @@
+"""A trace in many files, or in pieces of one, is the same as in one file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.tokens import SourceFacts, TokenSource
+from moegeom.tokens.files import TokenFiles
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.source import Company
+from moegeom.tokens.traces import dialects, source
+from moegeom.tokens.traces.journal import Journal
+from tests.unit.tokens.dialects.test_counts import write_imatrix
+from tests.unit.tokens.dialects.written import (
+    WRITERS,
+    Writer,
+    Written,
+    known,
+    lines,
+    megatron_lines,
+    truth,
+    write_prime_rl,
+    write_sglang,
+    write_slime,
+    write_vllm,
+    write_vllm_arrays,
+)
+
+NAMES = tuple(router.name for router in known())
+
+
+def opened(path, dialect: str | None = None, **more) -> TokenSource:
+    return open_tokens(path, routers=NAMES, known=known(), dialect=dialect, **more)
+
+
+Read = tuple[SourceFacts, dict[str, np.ndarray]]
+
+
+def everything(found: TokenSource) -> Read:
+    """What is said, and all that a scan can read, in ranges that cut files and documents."""
+    facts, num_tokens = found.facts, found.facts.num_tokens
+    # the first note counts files; how wide a mask is depends on the longest beside it
+    notes = [note for note in facts.notes[1:] if "own mask" not in note]
+    ranges = [(n, min(n + 17, num_tokens)) for n in range(0, num_tokens, 17)]
+    columns = [vars(found.read_columns(*r)) for r in ranges]
+    read = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
+    read |= {n: np.concatenate([found.read_chosen(n, *r) for r in ranges]) for n in NAMES}
+    return replace(facts, name="", size_bytes=0, notes=tuple(sorted(notes))), read
+
+
+def assert_same(found: TokenSource, expected: Read) -> None:
+    facts, read = everything(found)
+    assert facts == expected[0]
+    for name, array in expected[1].items():
+        np.testing.assert_array_equal(read[name], array, err_msg=name)
+
+
+def dirty() -> list[Written]:
+    """Requests of which one stands there twice, one has stale rows and one a row without choices.
+
+    Two have equal contents and different names.
+    """
+    one, two, three = truth().written
+    stale, gap = two.ids.copy(), three.ids.copy()
+    stale[5:16] = stale[5]
+    gap[4] = 0
+    stale_one = replace(two, name="stale", ids=stale)
+    return [one, two, stale_one, replace(three, ids=gap), one, replace(two, name="equal")]
+
+
+def parts_of(writer: Writer, folder: Path, requests: list[Written], sizes: list[int]) -> list[Path]:
+    """The requests in as many files as there are sizes; ``9`` comes before ``10``."""
+    stops = np.cumsum(sizes)
+    if writer.dialect == "megatron":  # whose lines number their steps
+        return _ranks(folder, megatron_lines(requests), stops * (requests[0].ids.shape[1] - 1))
+    suffix = Path(writer.file).suffix
+    for number, (size, stop) in enumerate(zip(sizes, stops, strict=True), start=9):
+        writer.write(folder / f"{number}{suffix}", requests[stop - size : stop])
+    return sorted(folder.iterdir(), key=lambda path: int(path.stem))
+
+
+def _ranks(folder: Path, records: list[dict], stops: np.ndarray) -> list[Path]:
+    paths = []
+    for number, stop in enumerate(stops, start=9):
+        (folder / str(number)).mkdir()
+        paths.append(folder / str(number) / "router_trace_rank0.jsonl")
+        lines(paths[-1], records[: int(stop)][sum(_num_lines(path) for path in paths[:-1]) :])
+    return paths
+
+
+def _num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_any_split_over_files_reads_as_one_file(name, tmp_path):
+    writer, requests = WRITERS[name], dirty()
+    if writer.file.endswith(".npz"):  # an archive cannot hold a name twice
+        requests = [r for n, r in enumerate(requests) if n != 4]
+    if "split" in writer.kinds:  # a log has no requests that could stand in it twice
+        requests = requests[:4]
+    writer.write(tmp_path / writer.file, requests)
+    whole = everything(opened(tmp_path / writer.file))
+    for number, sizes in enumerate(([1] * len(requests), [2, len(requests) - 2])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        paths = parts_of(writer, folder, requests, sizes)
+        several = opened(TokenFiles(tuple(map(str, paths))), writer.dialect)
+        assert several.facts.notes[0].endswith(f"in {len(sizes)} files")
+        assert_same(several, whole)
+        pattern = f"{folder}/*/*" if writer.dialect == "megatron" else f"{folder}/*"
+        assert_same(opened(pattern), whole)
+        if writer.dialect != "megatron":
+            assert_same(opened(folder), whole)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_pieces_of_any_size_read_as_the_whole_file(name, tmp_path, monkeypatch):
+    writer = WRITERS[name]
+    writer.write(tmp_path / writer.file, dirty()[:4])
+    whole = everything(opened(tmp_path / writer.file))
+    monkeypatch.setattr(source, "CACHE_BYTES", 1)
+    for module in pkgutil.iter_modules(dialects.__path__, f"{dialects.__name__}."):
+        found = importlib.import_module(module.name)
+        if hasattr(found, "PIECE_BYTES"):
+            monkeypatch.setattr(found, "PIECE_BYTES", 2000)
+    in_pieces = opened(tmp_path / writer.file)
+    assert_same(in_pieces, whole)
+    for array in NAMES:  # from the end to the beginning
+        for start in range(whole[0].num_tokens - 5, 0, -13):
+            found = in_pieces.read_chosen(array, start, start + 5)
+            np.testing.assert_array_equal(found, whole[1][array][start : start + 5])
+
+
+def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch):
+    from moegeom.tokens.traces.dialects import vllm
+
+    ids = np.concatenate([request.ids for request in dirty()]).astype(np.uint8)
+    ids[:3] = 0
+    ids[-2:] = 0
+    np.save(tmp_path / "rows.npy", ids)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(ids))
+    whole = everything(opened(tmp_path / "rows.npy"))
+    assert "cut at the beginning (prefix not captured): 3" in str(whole[0].notes)
+    assert "rows equal to the row before" in str(whole[0].notes)
+    monkeypatch.setattr(vllm, "PIECE_BYTES", 7 * ids[0].nbytes)  # cuts the run of stale rows
+    assert_same(opened(tmp_path / "rows.npy"), whole)
+    assert_same(opened(tmp_path / "fortran.npy"), whole)
+
+
+def test_flat_ids_whose_layers_a_later_file_tells_are_read_by_them(tmp_path):
+    """Six layers on disk of a model with four: only counts of tokens tell, in the second file."""
+    requests = [replace(r, ids=np.pad(r.ids, ((0, 0), (0, 2), (0, 0)))) for r in truth().written]
+    write_sglang(tmp_path / "one.jsonl", requests)
+    records = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+    del records[0]["output_ids"], records[0]["meta_info"]["completion_tokens"]
+    lines(tmp_path / "one.jsonl", records)
+    for number, record in enumerate(records):
+        lines(tmp_path / f"part-{number}.jsonl", [record])
+    whole = everything(opened(tmp_path / "one.jsonl"))
+    assert_same(opened(f"{tmp_path}/part-*.jsonl"), whole)
+
+
+def test_ranks_that_hold_the_same_are_kept_once_over_folders(tmp_path):
+    records = megatron_lines(truth().written)
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        lines(tmp_path / str(number) / f"router_trace_rank{number}.jsonl", records)
+    found = opened(f"{tmp_path}/*")
+    assert found.facts.num_tokens == 65
+    assert "ranks with the same lines as another, left out: 1" in found.facts.notes
+
+
+# ------------------------------------------------------------------------------------ refusals
+def test_one_name_for_two_contents_is_refused_with_both_files(tmp_path):
+    one, two, _ = truth().written
+    write_vllm(tmp_path / "a.jsonl", [one])
+    write_vllm(tmp_path / "b.jsonl", [replace(two, name=one.name)])
+    with pytest.raises(RecordingError, match=r"req-0 stands twice in it, in a\.jsonl and b\.jsonl"):
+        opened(f"{tmp_path}/*")
+
+
+def test_dialects_that_are_mixed_are_refused_with_both(tmp_path):
+    write_vllm(tmp_path / "1.jsonl", truth().written[:1])
+    write_prime_rl(tmp_path / "2.jsonl", truth().written[1:2])
+    with pytest.raises(RecordingError, match=r"2\.jsonl is a trace of dialect prime_rl.* vllm"):
+        opened(f"{tmp_path}/*.jsonl")
+    write_slime(tmp_path / "3.pt", truth().written[2:])
+    with pytest.raises(RecordingError, match=r"3\.pt is a trace of dialect slime; 1\.jsonl"):
+        opened(tmp_path)
+
+
+def test_a_stranger_in_a_folder_is_refused_by_name(tmp_path):
+    write_vllm(tmp_path / "1.jsonl", truth().written)
+    (tmp_path / "notes.md").write_text("when and how")
+    with pytest.raises(RecordingError, match=r"notes\.md is no trace that can be told"):
+        opened(tmp_path)
+
+
+def test_files_that_cannot_be_one_source_are_refused(tmp_path):
+    write_vllm(tmp_path / "a.jsonl", truth().written)
+    with pytest.raises(UsageError, match="is named twice"):
+        opened(TokenFiles((f"{tmp_path}/a.jsonl", f"{tmp_path}/*.jsonl")))
+    with pytest.raises(RecordingError, match="no file matches"):
+        opened(f"{tmp_path}/*.pt")
+    with pytest.raises(RecordingError, match=r"b\.jsonl: no such file"):
+        opened(TokenFiles((f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl")))
+    for number in range(2):
+        np.savez(tmp_path / f"{number}.npz", a=np.ones((4, 3), np.float32))
+        write_imatrix(tmp_path / f"{number}.gguf", np.arange(192).reshape(1, 3, 64))
+    with pytest.raises(UsageError, match="several files are read where they are traces"):
+        open_tokens(f"{tmp_path}/*.npz", stage="logits", routers=("a",))
+    with pytest.raises(RecordingError, match=r"0\.npz is no trace that can be told"):
+        opened(f"{tmp_path}/*.npz")
+    with pytest.raises(RecordingError, match="holds counts only"):
+        opened(f"{tmp_path}/*.gguf")
+
+
+def test_layers_that_differ_between_files_are_refused(tmp_path):
+    one, two, _ = truth().written
+    write_vllm_arrays(tmp_path / "1.npz", [one])
+    write_vllm_arrays(tmp_path / "2.npz", [replace(two, ids=two.ids[:, 1:])])
+    with pytest.raises(RecordingError, match=r"shapes \(3, 4\), \(4, 4\); expected one shape"):
+        opened(f"{tmp_path}/*")
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
+    paths = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
+    for path, request in zip(paths, truth().written, strict=False):
+        write_vllm(path, [request])
+    found = opened(tmp_path)
+    write_vllm(paths[1], truth().written[2:])
+    with pytest.raises(RecordingError, match=r"2\.jsonl: holds other rows than when it was first"):
+        found.read_chosen(NAMES[0], 0, found.facts.num_tokens)
+
+
+# ----------------------------------------------------------------------------------- the journal
+class Watched(Journal):
+    """Which files had to be read."""
+
+    read: list[str]
+
+    def keep(self, path, facts):
+        vars(self).setdefault("read", []).append(path.name)
+        super().keep(path, facts)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "verl", "megatron"])
+def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
+    writer = WRITERS[name]
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "kept").mkdir()
+    paths = parts_of(writer, tmp_path / "dump", truth().written, [1, 1, 1])
+    files = TokenFiles(tuple(map(str, paths)))
+
+    def first_pass(which):
+        journal = Watched(tmp_path / "kept", "terms")
+        found = opened(which, writer.dialect, company=Company(journal))
+        return found, vars(journal).get("read", [])
+
+    assert first_pass(TokenFiles(files.paths[:2]))[1] == [path.name for path in paths[:2]]
+    found, read = first_pass(files)
+    assert read == [paths[2].name]
+    assert_same(found, everything(opened(files, writer.dialect)))
+    for kept in (tmp_path / "kept").iterdir():  # what is damaged is read again
+        kept.write_bytes(kept.read_bytes()[:-50])
+    found, read = first_pass(files)
+    assert read == [path.name for path in paths]
+    paths[1].write_bytes(paths[1].read_bytes().replace(b"1", b"2"))
+    with pytest.raises(MoeGeomError, match="changed since the first pass"):
+        first_pass(files)
