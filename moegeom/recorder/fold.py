@@ -362,11 +362,14 @@ class FoldSink:
                 self._source.ends_at(self._num_folded + len(self._left))
             self._fold(self._left)
         facts, num_tokens = self._all_facts()
-        measured = {}
-        for name, fold in self._folds.items():
-            parts = self._ranks.reduced(fold.parts(), fold.joined)
-            if parts is not None:
-                measured[name] = fold.finish(parts, num_tokens)
+        with threadpool_limits(1, user_api="blas"):
+            # around all threads, each of which sets a limit of its own and lifts it
+            finished = {}
+            for name, fold in self._folds.items():
+                parts = self._ranks.reduced(fold.parts(), fold.joined)
+                if parts is not None:
+                    finished[name] = self._pool.submit(fold.finish, parts, num_tokens)
+            measured = {name: one.result() for name, one in finished.items()}
         if self._ranks.rank == 0:
             request = ScanRequest(checkpoint=self._identity.checkpoint, out=self._out)
             trust, routers = self._trust, self._identity.routers
@@ -381,7 +384,11 @@ class FoldSink:
             When ranks do not run the same routers, or there are no tokens or too many.
         """
         own = dataclasses.replace(self._source.facts, num_tokens=0)
-        told = self._ranks.everywhere((own, self._num_tokens, self._num_folded, self._documents))
+        mine = (own, self._num_tokens, self._num_folded, self._documents)
+        told = self._ranks.everywhere(mine)
+        for rank, found in enumerate(told):
+            if isinstance(found, str):
+                raise RecordingError(f"rank {rank} has no tokens to fold: {found}")
         for rank, (theirs, limit, _, _) in enumerate(told):
             if (theirs, limit) != told[0][:2]:
                 raise RecordingError(

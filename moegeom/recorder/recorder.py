@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.text import number_of
 from moegeom.recorder.identity import Identity, identify
 from moegeom.recorder.keep import Keep, parse_keep
@@ -287,6 +287,8 @@ class RouterRecorder:
                     "Call tokens() before each forward pass, inside the with block.",
                 )
         except BaseException as failure:
+            if self._facts.fold and isinstance(failure, MoeGeomError):
+                self._ranks.everywhere(failure.message)  # the others wait to hear from this one
             self._stack.__exit__(type(failure), failure, failure.__traceback__)
             raise
         self._stack.__exit__(kind, error, traceback)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from moegeom.pipeline import ScanRequest, scan
 from moegeom.recorder import RouterRecorder
 from moegeom.results.reader import open_results
 from tests.unit.capture.conftest import NAMES, Sample, sample_of
-from tests.unit.capture.fold_two_ranks import FOLDED, TOKENS, fold_on_two_ranks, fold_pieces
+from tests.unit.capture.two_ranks import fold_pieces
 from tests.unit.capture.test_recorder import record
 
 
@@ -85,17 +84,6 @@ def test_up_to_the_size_of_the_samples_it_need_not_be_said_how_many_tokens_come(
     for name, told in (("told", 4000), ("open", None)):
         fold_pieces(balanced.model, tmp_path / name, [(0, 1500), (1500, 4000)], told)
     assert_same_results(tmp_path / "open", tmp_path / "told")
-
-
-def test_two_ranks_fold_what_one_process_does_that_takes_their_tiles_in_turn(
-    balanced: Sample, tmp_path: Path
-) -> None:
-    """More tokens than the samples hold: what is drawn, or halved, is the same as well."""
-    fold_on_two_ranks(tmp_path)
-    for name, told in FOLDED.items():
-        fold_pieces(balanced.model, tmp_path / "alone", [(0, TOKENS)], told)
-        assert_same_results(tmp_path / name, tmp_path / "alone")
-        shutil.rmtree(tmp_path / "alone")
 
 
 def test_fewer_tokens_than_announced_are_counted(balanced: Sample, tmp_path: Path) -> None:
