@@ -23,6 +23,9 @@ from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
 #: Seconds between two snapshots of a running scan.
 SNAPSHOT_SECONDS = 10.0
 
+#: Non-finite tokens that are named by number, the first ones.
+NAMED = 8
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -43,7 +46,7 @@ class Progress:
             self,
             next_tile=next_tile,
             num_tokens=self.num_tokens + num_tokens,
-            non_finite=(*self.non_finite, *lost)[:8],
+            non_finite=(*self.non_finite, *lost)[:NAMED],
             num_non_finite=self.num_non_finite + len(lost),
         )
 

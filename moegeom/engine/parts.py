@@ -31,10 +31,11 @@ from moegeom.core.files import (
     writing,
 )
 from moegeom.core.text import number_of
-from moegeom.engine.loop import Progress, with_states
+from moegeom.engine.loop import NAMED, Progress
 from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
+from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.results.writer import differing_parts
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.recording.fields import Fields
@@ -100,22 +101,25 @@ def parse_part(text: str) -> Part:
     return Part(int(match[1]), int(match[2]))
 
 
-def merged(found: Sequence[Progress]) -> Progress:
-    """The progress of disjoint shares of the same tiles as one; the order changes nothing but
-    which tokens that are not finite keep their names.
+def merged(progresses: Sequence[Progress]) -> Progress:
+    """What one fold of all the tokens would have: the parts have no token in common.
+
+    States are integers and sorted rows, so that neither the order of the parts nor how they are
+    put together changes a bit. Each part has the reductions of the first; there is one at least.
     """
-    first, *others = found
+    first, *others = progresses
+    states = dict(first.states)
     for other in others:
-        first = with_states(
-            dataclasses.replace(
-                first,
-                num_tokens=first.num_tokens + other.num_tokens,
-                non_finite=(*first.non_finite, *other.non_finite)[:8],
-                num_non_finite=first.num_non_finite + other.num_non_finite,
-            ),
-            other.states,
-        )
-    return first
+        for name in states:
+            states[name] = REDUCTIONS[name].merge(states[name], other.states[name])
+    lost = sorted(token for part in progresses for token in part.non_finite)
+    return Progress(
+        next_tile=max(part.next_tile for part in progresses),
+        num_tokens=sum(part.num_tokens for part in progresses),
+        non_finite=tuple(lost[:NAMED]),
+        num_non_finite=sum(part.num_non_finite for part in progresses),
+        states=states,
+    )
 
 
 # ------------------------------------------------------------------------------------------ writing

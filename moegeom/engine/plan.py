@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import xxhash
 
 from moegeom.core.tokens import TILE
 
@@ -17,6 +18,9 @@ MAX_TILES = 16
 
 #: Tokens of quantities that need a second pass, such as the random router.
 SAMPLE_TOKENS = 20_000
+
+#: Rounds of drawing by lot at most: more than any stream has.
+_MOST_ROUNDS = 48
 
 #: Tokens of the sample that is enough for what costs as much as the product, or more.
 SMALL_SAMPLE_TOKENS = 4096
@@ -45,6 +49,19 @@ def sample_tiles(num_tokens: int, seed: int, wanted: int = SAMPLE_TOKENS) -> lis
     generator = np.random.Generator(np.random.PCG64([seed, num_tokens]))
     # the last tile may be short: leaving it out keeps every sampled tile whole
     return np.sort(generator.choice(tiles - 1, wanted // TILE, replace=False)).tolist()
+
+
+def rounds_won(tile: int, seed: int) -> int:
+    """How many rounds a tile survives in which one of two neighbours is drawn by lot.
+
+    Of the tiles ``m 2^h`` to ``(m + 1) 2^h - 1`` one has won ``h`` rounds or more, so that a stream
+    whose length nobody knows is thinned by halves, evenly, and each tile decides by itself.
+    """
+    for won in range(_MOST_ROUNDS):
+        pair, side = divmod(tile >> won, 2)
+        if xxhash.xxh3_64_intdigest(f"{seed} {won} {pair}".encode()) & 1 != side:
+            return won
+    return _MOST_ROUNDS
 
 
 def sample_batches(num_tokens: int, seed: int, wanted: int, batch: int) -> list[int]:

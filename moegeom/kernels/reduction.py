@@ -22,13 +22,15 @@ Kernels = Mapping[str, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Extent:
-    """Sizes that fix the shape of a state; ``num_tokens`` is the length of the whole stream."""
+    """Sizes that fix the shape of a state; ``num_tokens`` is the length of the whole stream, None
+    while nobody knows it.
+    """
 
     num_populations: int
     num_experts: int
     top_k: int
     hidden_size: int = 1
-    num_tokens: int = 0
+    num_tokens: int | None = 0
 
     def zeros(self, *tail: int) -> np.ndarray:
         """A counter array [populations, blocks, *tail]."""
@@ -72,6 +74,7 @@ class Reduction:
     ``needs`` names quantities of :class:`TokenBatch`. ``select(state, populations, without)`` sums
     over populations (None = all) and over all blocks but ``without`` (None = no block left out).
     ``settle`` is work done once on the final state; what it returns is what ``select`` gets.
+    ``ended(state, extent)`` is the state of a stream whose length was not known, as if it had been.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Reduction:
     select: Callable[[Any, int | None, int | None], Any]
     settle: Callable[[State], Any] = lambda state: state
     use: Use = ANY_USE
+    ended: Callable[[State, Extent], State] = lambda state, extent: state
 
 
 @dataclass(frozen=True)

@@ -248,10 +248,13 @@ def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | N
     return advance
 
 
-def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
-    """Every pass that the metrics need; reads the first tile, for the usual length of an input."""
+def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> tuple[Pass, ...]:
+    """Every pass that the metrics need; reads the first tile, for the usual length of an input.
+
+    ``first`` is where that tile lies, at the beginning of the source by default.
+    """
     own, wanted = prepare(run.router), _wanted(run)
-    typical = typical_norm(run, own)
+    typical = typical_norm(run, own, first)
     num_tokens = run.source.facts.num_tokens
     all_tiles = range(-(-num_tokens // TILE))
     some, few = (
@@ -450,14 +453,17 @@ def _wanted(run: RouterRun) -> list[str]:
     return [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
 
 
-def typical_norm(run: RouterRun, own: PreparedRouter) -> float | None:
+def typical_norm(
+    run: RouterRun, own: PreparedRouter, first: tuple[int, int] | None = None
+) -> float | None:
     """Median length of the first router inputs; None where none are recorded."""
     facts = run.source.facts
     if facts.stage not in INPUT_STAGES:
         return None
     task = task_of(run, own, (), None)
     with threadpool_limits(1, user_api="blas"):
-        norm = LazyBatch(task, 0, min(_TYPICAL_TOKENS, facts.num_tokens)).input_norm
+        start, stop = first or (0, min(_TYPICAL_TOKENS, facts.num_tokens))
+        norm = LazyBatch(task, start, stop).input_norm
     return None if norm is None or not len(norm) else float(np.median(norm))
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.text import number_of
 from moegeom.recorder.identity import Identity, identify
 from moegeom.recorder.keep import Keep, parse_keep
 from moegeom.recorder.output_taps import OutputTap
+from moegeom.recorder.ranks import ranks_of
 from moegeom.recorder.reading import Kept, KeptParts
 from moegeom.recorder.sinks import Sink, SinkFacts, num_recorded, open_sink, refuse_unfoldable
 from moegeom.recorder.staging import Staged, Staging
@@ -59,13 +60,17 @@ class RouterRecorder:
     domains
         Names of domains that ``tokens`` may give; with ``fold`` all of them.
     fold
-        Feed the reductions of a scan instead of writing tokens; needs ``num_tokens``, the number
-        of tokens that will come.
+        Feed the reductions of a scan instead of writing tokens.
+    num_tokens
+        With ``fold``: how many tokens will come at most, on all ranks together. The samples are
+        those of a scan of so many; left out, they are thinned while tokens come.
     journal
         What is being recorded, as JSON: an interrupted recording with the same journal goes on;
         with ``restart`` it begins again.
     rank, num_ranks
         Of this process; those of ``torch.distributed`` where it is in use.
+    group
+        The process group of the ranks that run different tokens, where it is not all of them.
 
     Nothing is waited for in a step: tensors of a device stay there until a shard is full, and a
     thread writes it. A forward pass that was not announced by ``tokens``, or is a second one over
@@ -88,6 +93,7 @@ class RouterRecorder:
         restart: bool = False,
         rank: int | None = None,
         num_ranks: int | None = None,
+        group: Any = None,
     ) -> None:
         self._model, self._out = model, Path(out)
         self._identity: Identity = identify(model, checkpoint, family)
@@ -95,7 +101,7 @@ class RouterRecorder:
         self.keep: Keep = (
             Keep("router_input") if fold and keep is None else parse_keep(keep, routers)
         )
-        self._rank, self._num_ranks = _ranks(rank, num_ranks)
+        self._ranks = ranks_of(rank, num_ranks, group)
         self._facts = SinkFacts(
             out=self._out,
             fold=fold,
@@ -104,8 +110,7 @@ class RouterRecorder:
             engine=engine or f"torch {torch.__version__}",
             journal=journal,
             restart=restart,
-            rank=self._rank,
-            num_ranks=self._num_ranks,
+            ranks=self._ranks,
         )
         refuse_unfoldable(self._facts, self.keep)
         self._domains = list(domains)
@@ -182,8 +187,8 @@ class RouterRecorder:
             documents,
             positions,
             self._domain_numbers(domain, num_sequences),
-            self._num_sequences * self._num_ranks + self._rank,
-            self._num_ranks,
+            self._num_sequences * self._ranks.num_ranks + self._ranks.rank,
+            self._ranks.num_ranks,
         )
         self._num_sequences += num_sequences
 
@@ -282,18 +287,8 @@ class RouterRecorder:
                     "Call tokens() before each forward pass, inside the with block.",
                 )
         except BaseException as failure:
+            if self._facts.fold and isinstance(failure, MoeGeomError):
+                self._ranks.everywhere(failure.message)  # the others wait to hear from this one
             self._stack.__exit__(type(failure), failure, failure.__traceback__)
             raise
         self._stack.__exit__(kind, error, traceback)
-
-
-def _ranks(rank: int | None, num_ranks: int | None) -> tuple[int, int]:
-    distributed = torch.distributed
-    if rank is None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    if (rank is None) != (num_ranks is None):
-        raise UsageError("rank and num_ranks are given together, or not at all.")
-    own, ranks = rank or 0, num_ranks or 1
-    if not 0 <= own < ranks:
-        raise UsageError(f"rank {own} of {ranks}: expected 0 to {ranks - 1}.")
-    return own, ranks

@@ -14,6 +14,7 @@ from moegeom.recorder.fold import FoldSink
 from moegeom.recorder.identity import Identity
 from moegeom.recorder.keep import Keep
 from moegeom.recorder.parts import merge_when_complete, part_path
+from moegeom.recorder.ranks import Ranks
 from moegeom.recorder.shard import Shard
 from moegeom.recorder.taps import Place
 from moegeom.tokens.recording.journal import recorded_tokens
@@ -37,27 +38,21 @@ class SinkFacts:
     engine: str
     journal: Mapping[str, Any] | None
     restart: bool
-    rank: int
-    num_ranks: int
+    ranks: Ranks
 
 
 def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
     """Raises UsageError when folding is asked for and cannot be done.
 
-    It needs the number of tokens, one process, and router inputs.
+    It needs router inputs, and several ranks something that connects them.
     """
     if not facts.fold:
         return
-    if facts.num_tokens is None:
+    if facts.ranks.num_ranks > 1 and facts.ranks.group is None:
         raise UsageError(
-            "fold=True needs num_tokens: the random router's sample is drawn before tokens come.",
-            "Say how many tokens the passes hold, padding left out.",
-        )
-    if facts.num_ranks > 1:
-        raise UsageError(
-            f"fold=True on {number_of(facts.num_ranks, 'rank')}: results of several processes "
-            "are not joined.",
-            "Record (keep='top-logits') and scan the merged recording.",
+            f"fold=True on {number_of(facts.ranks.num_ranks, 'rank')} that nothing connects.",
+            "Ranks fold together over torch.distributed: leave rank and num_ranks out, and name "
+            "the group of those that run different tokens where it is not all of them.",
         )
     if keep.stage != "router_input" or keep.outputs:
         what = "outputs of experts" if keep.outputs else keep.stage
@@ -74,9 +69,15 @@ def open_sink(
     """The sink that was asked for; what it makes is in place when it is left without error."""
     if not facts.fold:
         return _recording(facts, identity, places, keep)
-    assert facts.num_tokens is not None, "refuse_unfoldable has seen it"
     return FoldSink(
-        facts.out, identity, places, facts.num_tokens, facts.domains, facts.engine, has_chosen
+        facts.out,
+        identity,
+        places,
+        facts.num_tokens,
+        facts.domains,
+        facts.engine,
+        has_chosen,
+        facts.ranks,
     )
 
 
@@ -94,16 +95,19 @@ def num_recorded(facts: SinkFacts) -> int:
     """Tokens that an interrupted recording of the same plan holds."""
     if facts.journal is None or facts.fold or facts.restart:
         return 0
-    return recorded_tokens(part_path(facts.out, facts.rank, facts.num_ranks), facts.journal)
+    return recorded_tokens(_part(facts), facts.journal)
+
+
+def _part(facts: SinkFacts) -> Path:
+    return part_path(facts.out, facts.ranks.rank, facts.ranks.num_ranks)
 
 
 @contextmanager
 def _recording(
     facts: SinkFacts, identity: Identity, places: Sequence[Place], keep: Keep
 ) -> Iterator[Sink]:
-    path = part_path(facts.out, facts.rank, facts.num_ranks)
     with RecordingWriter(
-        path,
+        _part(facts),
         keep.stage,
         tuple(place.router.name for place in places),
         checkpoint_name=identity.checkpoint_name,
@@ -113,4 +117,4 @@ def _recording(
         restart=facts.restart,
     ) as writer:
         yield _RecordingSink(writer)
-    merge_when_complete(facts.out, facts.num_ranks)
+    merge_when_complete(facts.out, facts.ranks.num_ranks)

@@ -29,6 +29,7 @@ UNPINNED = {"cupy-cuda12x"}
 
 #: Declared and imported nowhere, each with what needs it.
 NOT_IMPORTED = {
+    "accelerate": "the Trainer of transformers, which tests/unit/capture trains with",
     "cupy-cuda12x": "cupy for machines with CUDA 12; code imports cupy",
     "basedpyright": "run by `make lint`",
     "build": "run by the release workflow and tests/e2e/test_install.py",

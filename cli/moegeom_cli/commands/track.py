@@ -51,7 +51,10 @@ def run(
     report: ReportFiles = None,
     export: Annotated[
         list[str] | None,
-        typer.Option("--export", help="csv:FILE, openmetrics:FILE or tensorboard:FOLDER."),
+        typer.Option(
+            "--export",
+            help="csv:FILE, openmetrics:FILE, tensorboard:FOLDER or wandb:PROJECT.",
+        ),
     ] = None,
     restart: Restart = False,
     engine: Annotated[

@@ -89,6 +89,7 @@ SWITCHES = counters(
 
 class _Bits:
     def __init__(self, extent: Extent) -> None:
+        assert extent.num_tokens is not None, "flips are looked for in stored streams"
         size = -(-extent.num_tokens // 8)
         self._flipped, self._seen = np.zeros((2, size), np.uint8)
 

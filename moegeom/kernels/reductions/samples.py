@@ -1,11 +1,13 @@
 """Samples of tokens, with what metrics want to see of each.
 
 How small is fixed by the length of the stream, so that every token is decided by itself: samples of
-parts join into that of the whole, however it was cut, and memory does not grow with the stream.
+parts join into that of the whole, however it was cut, and memory does not grow with the stream. While
+the length is not known, what the tokens so far would keep is kept, which holds what all will keep.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,25 +20,56 @@ from moegeom.kernels.reference import token_hash
 
 
 class TokenSample:
-    """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer."""
+    """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer.
 
-    def __init__(self, size: int, num_tokens: int, empty: State) -> None:
-        share = min(size / max(num_tokens, 1), 1.0)
-        self._largest = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+    Where ``num_tokens`` is None, ``Reduction.ended`` takes from the state what belongs to it.
+    """
+
+    def __init__(self, size: int, num_tokens: int | None, empty: State) -> None:
+        self._size, self._is_open = size, num_tokens is None
+        self._largest = _largest_key(size, num_tokens or 0)
+        self._seen, self._held = 0, 0
         self._parts: list[State] = [{"key": np.empty(0, dtype=np.uint64), **empty}]
 
     def wanted(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
         """Rows that belong to the sample."""
+        if self._is_open:
+            self._seen += len(token)
+            self._largest = _largest_key(self._size, self._seen)
         return np.flatnonzero(token_hash(token) <= self._largest)
 
     def add(self, token: Int64[np.ndarray, "kept"], columns: State) -> None:
         """Takes in rows that :meth:`wanted` named."""
         self._parts.append({"key": token_hash(token), **columns})
+        self._held += len(token)
+        if self._is_open and self._held > 2 * self._size:
+            self._parts = [_up_to(self._largest, joined(self._parts))]
+            self._held = len(self._parts[0]["key"])
 
     def state(self) -> State:
         """Columns in ascending order of the hash, which is ``key``."""
         self._parts = [joined(self._parts)]
         return self._parts[0]
+
+
+def _largest_key(size: int, num_tokens: int) -> np.uint64:
+    """Tokens whose hash is no larger are kept: about ``size`` of ``num_tokens``, all of fewer."""
+    share = min(size / max(num_tokens, 1), 1.0)
+    return np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+
+
+def _up_to(largest: np.uint64, state: State) -> State:
+    stop = int(np.searchsorted(state["key"], largest, side="right"))
+    return {name: column[:stop].copy() for name, column in state.items()}
+
+
+def _of_length(size: Callable[[Extent], int]) -> Callable[[State, Extent], State]:
+    """What stays of a sample of ``size`` once the length of the stream is known."""
+
+    def ended(state: State, extent: Extent) -> State:
+        return _up_to(_largest_key(size(extent), extent.num_tokens or 0), state)
+
+    return ended
 
 
 def joined(states: list[State]) -> State:
@@ -98,6 +131,7 @@ TOKEN_SAMPLE = Reduction(
     merge=_joined_two,
     select=_select_ids,
     use=Use(of_random_router=False),
+    ended=_of_length(lambda extent: NUM_IDS),
 )
 
 
@@ -184,6 +218,7 @@ INPUT_SAMPLE = Reduction(
     select=_select_inputs,
     settle=_settle,
     use=Use(of_random_router=False),
+    ended=_of_length(lambda extent: sample_size(extent.hidden_size)),
 )
 
 
@@ -267,6 +302,7 @@ BLOCK_OUTPUTS = Reduction(
     merge=_joined_two,
     select=_select_outputs,
     use=Use(of_random_router=False),
+    ended=_of_length(lambda extent: sample_size(3 * extent.hidden_size)),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.extras import refuse_absent
@@ -13,18 +14,22 @@ from moegeom.core.registry import Registry, unknown_name
 from moegeom.core.series import Series
 from moegeom.studies.track.record import TrackRequest
 
+_PATH = "PATH"
+
 
 @dataclass(frozen=True)
 class SeriesExport:
-    """``write`` puts a series into a file or a folder that other tools read.
+    """``write`` puts a series where other tools read it: a file or a folder, or a ``target`` of
+    theirs.
 
     ``package`` is what it needs beside the core, and ``extra`` what brings it.
     """
 
     name: str
-    write: Callable[[Series, Path], None]
+    write: Callable[[Series, Any], None]
     package: str = ""
     extra: str = ""
+    target: str = _PATH
 
     def refuse_absent(self) -> None:
         """Raises UsageError when its package is not installed: before the measuring."""
@@ -38,8 +43,8 @@ SERIES_EXPORTS: Registry[SeriesExport] = Registry(
 )
 
 
-def requested_exports(request: TrackRequest) -> Iterator[tuple[SeriesExport, Path]]:
-    """Exports with their paths, better refused before the measuring than after it.
+def requested_exports(request: TrackRequest) -> Iterator[tuple[SeriesExport, Path | str]]:
+    """Exports with their targets, better refused before the measuring than after it.
 
     Raises
     ------
@@ -47,13 +52,15 @@ def requested_exports(request: TrackRequest) -> Iterator[tuple[SeriesExport, Pat
         For what is no export, needs what is not installed, or cannot be written.
     """
     for entry in request.export:
-        name, sign, path = entry.partition(":")
+        name, sign, target = entry.partition(":")
         if name not in SERIES_EXPORTS.names():
             raise unknown_name("export", name, SERIES_EXPORTS.names())
-        if not sign or not path:
-            raise UsageError(f"--export {entry}: expected {name}:PATH.")
-        SERIES_EXPORTS[name].refuse_absent()
-        yield SERIES_EXPORTS[name], _writable(Path(path), f"--export {entry}")
+        export = SERIES_EXPORTS[name]
+        if not sign or not target:
+            raise UsageError(f"--export {entry}: expected {name}:{export.target}.")
+        export.refuse_absent()
+        is_path = export.target == _PATH
+        yield export, _writable(Path(target), f"--export {entry}") if is_path else target
 
 
 def _writable(path: Path, option: str) -> Path:

@@ -108,10 +108,10 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         run={**run, "checkpoint": {**run["checkpoint"], "name": name}},
     )
     write_series(folder, series)
-    for export, path in exports:
-        export.write(series, path)
+    for export, target in exports:
+        export.write(series, target)
         if watch:
-            watch.say(f"written: {path}")
+            watch.say(f"written: {target}")
     return series
 
 

@@ -15,6 +15,7 @@ from moegeom.pipeline import ScanRequest, scan
 from moegeom.recorder import RouterRecorder
 from moegeom.results.reader import open_results
 from tests.unit.capture.conftest import NAMES, Sample, sample_of
+from tests.unit.capture.two_ranks import fold_pieces
 from tests.unit.capture.test_recorder import record
 
 
@@ -72,24 +73,17 @@ def test_folded_results_are_those_of_a_scan_of_the_recording(
 
 def test_how_the_passes_are_cut_changes_nothing(balanced: Sample, tmp_path: Path) -> None:
     """What the routers read depends on the batch; so the same inputs are fed in other pieces."""
-    gates = [layer.mlp.gate for layer in balanced.model.model.layers]
-    inputs = torch.randn(5000, 64, generator=torch.Generator().manual_seed(0))
     for name, cuts in (("a", (0, 5000)), ("b", (0, 1, 700, 1024, 2047, 4999, 5000))):
-        with RouterRecorder(
-            balanced.model, tmp_path / name, fold=True, num_tokens=5000
-        ) as recorder:
-            for start, stop in itertools.pairwise(cuts):
-                token = torch.arange(start, stop)[None]
-                document, position = token // 100, token % 100
-                recorder.tokens(
-                    torch.zeros(1, stop - start, dtype=torch.long),
-                    documents=document,
-                    positions=position,
-                )
-                for layer, gate in zip(balanced.model.model.layers, gates, strict=True):
-                    norm = layer.post_attention_layernorm
-                    gate(norm(inputs)[start:stop])
+        fold_pieces(balanced.model, tmp_path / name, itertools.pairwise(cuts), 5000)
     assert_same_results(tmp_path / "a", tmp_path / "b")
+
+
+def test_up_to_the_size_of_the_samples_it_need_not_be_said_how_many_tokens_come(
+    balanced: Sample, tmp_path: Path
+) -> None:
+    for name, told in (("told", 4000), ("open", None)):
+        fold_pieces(balanced.model, tmp_path / name, [(0, 1500), (1500, 4000)], told)
+    assert_same_results(tmp_path / "open", tmp_path / "told")
 
 
 def test_fewer_tokens_than_announced_are_counted(balanced: Sample, tmp_path: Path) -> None:
@@ -109,10 +103,9 @@ def test_more_tokens_than_announced_are_refused(balanced: Sample, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "fold=True needs num_tokens"),
-        ({"num_tokens": 64, "keep": "logits"}, "measures router inputs"),
-        ({"num_tokens": 64, "rank": 0, "num_ranks": 2}, "fold=True on 2 ranks"),
-        ({"num_tokens": 64}, "domain 'code' was not announced"),
+        ({"keep": "logits"}, "measures router inputs"),
+        ({"rank": 0, "num_ranks": 2}, "fold=True on 2 ranks that nothing connects"),
+        ({}, "domain 'code' was not announced"),
     ],
 )
 def test_what_cannot_be_folded_is_refused(

@@ -186,7 +186,7 @@ def test_ranks_are_those_of_torch_distributed(
     balanced: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 3)):
-        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+        monkeypatch.setattr(torch.distributed, name, lambda *group, value=value: value)
     record(balanced, tmp_path / "rec", range(2), keep="ids")
     assert [path.name for path in (tmp_path / "rec.parts").iterdir()] == ["00001-of-00003"]
     with pytest.raises(RecordingError, match=r"ranks 0, 2 of 3 are missing"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import wandb
+from wandb.proto.wandb_internal_pb2 import Record
 
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -112,6 +115,54 @@ def test_tensorboard_reads_what_was_written(run, tmp_path):
     assert [event.step for event in found] == [100, 300, 1000]
     values = curve(run[1], "text/0", "max_vio_global").values
     np.testing.assert_allclose([event.value for event in found], values, rtol=1e-6)
+
+
+def test_a_run_of_wandb_holds_medians_and_the_worst_routers_and_no_experts(
+    run, tmp_path, monkeypatch
+):
+    """Offline, in the file that wandb writes: read by its own classes, block by block as LevelDB
+    logs are.
+    """
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    SERIES_EXPORTS["wandb"].write(run[1], "routers")
+    wandb.teardown()
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    records = [Record.FromString(record) for record in log_records(file.read_bytes())]
+    assert [r.run.project for r in records if r.HasField("run")][0] == "routers"
+    rows = [
+        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}
+        for r in records
+        if r.HasField("history")
+    ]
+    assert [row["step"] for row in rows] == [100, 300, 1000]
+    curves = run[1].of_column("max_vio_global")
+    for index, row in enumerate(rows):
+        values = [curve.values[index] for curve in curves]
+        assert row["max_vio_global/worst"] == max(values)
+        assert row["max_vio_global/median"] == statistics.median(values)
+        assert row["max_vio_global/text/0"] == curves[0].values[index]
+    worst = max(curves, key=lambda curve: curve.values[-1]).router
+    summary = {i.key: i.value_json for r in records for i in r.summary.update}
+    assert json.loads(summary["max_vio_global/worst_router"]) == worst
+    assert not any("expert" in name.split("/") for row in rows for name in row)
+
+
+def log_records(log):
+    """Payloads of a LevelDB log behind its first seven bytes: fragments of blocks of 32 KiB."""
+    place, whole = 7, b""
+    while place + 7 <= len(log):
+        left = 2**15 - place % 2**15
+        size, kind = int.from_bytes(log[place + 4 : place + 6], "little"), log[place + 6]
+        if left < 7 or kind == 0:
+            place += left
+            continue
+        whole += log[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last fragment
+            yield whole
+            whole = b""
 
 
 def test_a_sparkline_shows_order_and_gaps():
