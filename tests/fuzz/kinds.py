@@ -621,15 +621,19 @@ def go_on_scanning(folder: Path, draw: random.Random) -> None:
                 writer.gather(table, ["text/0"]).to_pylist()
 
 
-_COUNTS = {"imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts"}
+_COUNTS = {
+    "imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts",
+    "sglang_csv": "sglang_csv",
+}  # fmt: skip
 
 
 def _target(file: str) -> Mapping[str, str]:
     languages = {
         ".jsonl": "jsonl", ".json": "json", ".pt": "zip", ".npz": "zip", ".safetensors": "safetensors",
-        ".gguf": "gguf", ".log": "text",
+        ".gguf": "gguf", ".log": "text", ".csv": "text", ".bin": "bytes",
     }  # fmt: skip
-    return {file: languages[Path(file).suffix]} if "." in file else {f"{file}/*.jsonl": "jsonl"}
+    folders = {"trace": {"trace/*.jsonl": "jsonl"}, "iter_7": {"iter_7/*.parquet": "parquet"}}
+    return folders[file] if file in folders else {file: languages[Path(file).suffix]}
 
 
 _ALL = [

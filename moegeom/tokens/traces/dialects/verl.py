@@ -1,66 +1,52 @@
-"""verl: ``routed_experts`` of a batch, (sequences, padded length, layers, k), beside its mask.
+"""verl and AReaL: ``routed_experts`` of a batch, (sequences, padded length, layers, k), and a mask.
 
-The batch of a ``DataProto`` saved as arrays (npz, safetensors, or a dictionary in a file of
-``torch.save``): ``routed_experts``, ``attention_mask``, ``input_ids``. Prompts are padded on the
-left; rows of padding, of the last token and of tool outputs are zeros.
+The batch of a ``DataProto``, or a trajectory of AReaL, saved as arrays (npz, safetensors, or a
+dictionary in a file of ``torch.save``): ``routed_experts``, ``attention_mask``, ``input_ids``.
+verl pads prompts on the left, and rows of padding, of the last token and of tool outputs are
+zeros. AReaL repeats the row before a row that is missing, and says in ``r3_routing_valid`` which
+sequences it had to fill so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.core.errors import RecordingError
-from moegeom.tokens.foreign.npy_arrays import npz_shapes, read_npz
-from moegeom.tokens.foreign.tensor_file import open_tensor_file
 from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._torch_file import has_keys, open_torch_file
-from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+from moegeom.tokens.traces.dialects._batch_arrays import (
+    IDS,
+    batch_arrays,
+    holds_ids,
+    refuse_other_shape,
+)
+from moegeom.tokens.traces.trace import RequestTrace, Trace
 
-_IDS, _MASK, _TOKENS = "routed_experts", "attention_mask", "input_ids"
+_MASK, _TOKENS, _VALID = "attention_mask", "input_ids", "r3_routing_valid"
 
 
 def recognises(path: Path) -> bool:
-    """True for arrays in which one of four dimensions is called ``routed_experts``."""
-    if path.suffix == ".npz" and path.is_file():
-        return len(npz_shapes(path).get(_IDS) or ()) == 4
-    if path.suffix == ".safetensors" and path.is_file():
-        try:
-            return _IDS in open_tensor_file(path).names
-        except RecordingError:
-            return False
-    return has_keys(path, _IDS)
+    """True for arrays in which one of four dimensions is called ``routed_experts``, and a mask."""
+    return holds_ids(path, _MASK)
 
 
 def read(path: Path) -> Trace:
-    """Every sequence of the batch, with its mask if there is one."""
-    if path.suffix not in _READERS:
-        raise RecordingError(
-            f"{path.name}: expected one of {', '.join(_READERS)}.",
-            "Save the tensors of the batch: np.savez, safetensors, or torch.save of a dictionary.",
-        )
-    arrays = _READERS[path.suffix](path)
-    ids, mask, tokens = arrays.get(_IDS), arrays.get(_MASK), arrays.get(_TOKENS)
-    if ids is None or ids.ndim != 4:
-        found = "none" if ids is None else str(ids.shape)
-        raise RecordingError(
-            f"{path.name}: {_IDS} has shape {found}; expected (sequences, tokens, layers, k)."
-        )
-    for name, beside in ((_MASK, mask), (_TOKENS, tokens)):
-        if beside is not None and beside.shape != ids.shape[:2]:
-            raise RecordingError(
-                f"{path.name}: {name} has shape {beside.shape}; {_IDS} has {ids.shape[:2]}."
-            )
+    """Every sequence of the batch, with its mask if there is one; invalid ones are counted."""
+    arrays = batch_arrays(path, (_MASK, _TOKENS, _VALID))
+    ids, mask, tokens = arrays[IDS], arrays.get(_MASK), arrays.get(_TOKENS)
+    for name, expected in (
+        (_MASK, ids.shape[:2]),
+        (_TOKENS, ids.shape[:2]),
+        (_VALID, ids.shape[:1]),
+    ):
+        refuse_other_shape(path, arrays, name, expected)
     if tokens is not None and mask is None:
         # padded token ids without a mask say nothing about which are tokens
         tokens = None
+    valid = arrays.get(_VALID)
+    kept = [n for n in range(len(ids)) if valid is None or valid[n]]
+    filled = len(ids) - len(kept)
     return Trace(
         path.name,
-        "verl",
+        "verl or AReaL",
         tuple(
             RequestTrace(
                 str(number),
@@ -68,53 +54,19 @@ def read(path: Path) -> Trace:
                 token_ids=None if tokens is None else tokens[number],
                 mask=None if mask is None else mask[number] != 0,
             )
-            for number in range(len(ids))
+            for number in kept
         ),
+        notes=(f"sequences whose rows the trainer filled up, left out: {filled:,}",)
+        if filled
+        else (),
     )
 
 
-def _safetensors(path: Path) -> dict[str, np.ndarray]:
-    opened = open_tensor_file(path)
-    arrays = {}
-    for name in (_IDS, _MASK, _TOKENS):
-        if name in opened.names:
-            info = opened.file.info(name)
-            known = DTYPES.get(info.dtype)
-            if known is None or known.numpy is None or known.numpy.kind not in "iub":
-                raise RecordingError(f"{path.name}: {name} is {info.dtype}; expected integers.")
-            if info.size_bytes > TRACE_BYTES:
-                raise RecordingError(
-                    f"{path.name}: {name} has {info.size_bytes:,} bytes, more than the "
-                    f"{TRACE_BYTES:,} allowed.",
-                    "Give the sequences in several files.",
-                )
-            arrays[name] = opened.file.read(name)
-    return arrays
-
-
-def _torch(path: Path) -> dict[str, np.ndarray]:
-    file = open_torch_file(path)
-    root: Any = file.root
-    if not isinstance(root, dict):
-        raise RecordingError(f"{path.name}: holds {type(root).__name__}; expected a dictionary.")
-    return {
-        name: file.array(root[name], f"{path.name}: {name}")
-        for name in (_IDS, _MASK, _TOKENS)
-        if name in root
-    }
-
-
-_READERS: Mapping[str, Callable[[Path], dict[str, np.ndarray]]] = {
-    ".npz": read_npz,
-    ".safetensors": _safetensors,
-    ".pt": _torch,
-    ".pth": _torch,
-}
-
 DIALECT = Dialect(
     name="verl",
-    versions="verl 0.9.1",
-    source="verl/experimental/agent_loop/agent_loop.py (routed_experts)",
+    versions="verl 0.9.1; AReaL PR 1496 as of 2026-07",
+    source="verl/experimental/agent_loop/agent_loop.py (routed_experts); areal/engine/r3 "
+    "preprocess.py (preprocess_routed_experts_batch)",
     recognises=recognises,
     read=read,
 )
