@@ -9,6 +9,7 @@ prompt of a later turn repeats the turns before it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -129,7 +130,7 @@ def _last_turns(turns: Sequence[RequestTrace]) -> list[RequestTrace]:
 
     What is left bears the name of its rollout where it is the only one.
     """
-    afterwards = zip(turns, turns[1:], strict=False)
+    afterwards = itertools.pairwise(turns)
     kept = [turn for turn, after in afterwards if not _begins(turn, after)] + [*turns[-1:]]
     if len(kept) == 1:
         return [replace(kept[0], name=kept[0].name.rpartition("/")[0])]
