@@ -201,8 +201,9 @@ def plan_facts(
         for field in dataclasses.fields(request)
         if "outside_plan" not in field.metadata
     }
-    if request.run_b is not None:
-        options["run_b"] = file_identity(Path(request.run_b))
+    for name in ("run_b", "expert_map", "expert_map_b"):
+        if options[name] is not None:
+            options[name] = file_identity(Path(options[name]))
     if checkpoint_b is not None:
         options["checkpoint_b"] = checkpoint_b_identity(checkpoint_b)
     return {
@@ -304,7 +305,12 @@ def explain_command(request: ScanRequest) -> str:
         return ""
     typed = [request.checkpoint, "--tokens", path, "--run-b", request.run_b]
     typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
-    for option, value in (("--stage-b", request.stage_b), ("--dialect-b", request.dialect_b)):
+    of_b = (
+        ("--stage-b", request.stage_b),
+        ("--dialect-b", request.dialect_b),
+        ("--expert-map-b", request.expert_map_b),
+    )
+    for option, value in of_b:
         typed += [] if value is None else [option, value]
     for key, router in request.map_b.items():
         typed += ["--map-b", f"{key}={router}"]

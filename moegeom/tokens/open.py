@@ -25,6 +25,7 @@ def open_tokens(
     routers: tuple[str, ...] = (),
     known: tuple[KnownRouter, ...] = (),
     dialect: str | None = None,
+    expert_map: str | None = None,
 ) -> TokenSource:
     """The token source at ``path``: a recording, a trace, or a foreign file whose stage is given.
 
@@ -41,6 +42,8 @@ def open_tokens(
         All routers of the checkpoint, which a trace of an engine is held against.
     dialect
         The dialect of a trace, where the file does not show it.
+    expert_map
+        The file that says which expert lies at which place, for a trace whose ids are places.
 
     Raises
     ------
@@ -50,41 +53,34 @@ def open_tokens(
         When the file is unreadable or its arrays cannot be assigned to routers.
     """
     with about("tokens", path):
-        return _opened(Path(path), stage, router_map, routers, known, dialect)
+        request = Request(
+            _parse_stage(stage),
+            dict(router_map or {}),
+            tuple(routers),
+            tuple(known),
+            dialect,
+            expert_map,
+        )
+        with reading(Path(path), RecordingError):
+            return _recognised(Path(path), request)
 
 
-def _opened(
-    path: Path,
-    stage: str | None,
-    router_map: Mapping[str, str] | None,
-    routers: tuple[str, ...],
-    known: tuple[KnownRouter, ...],
-    dialect: str | None,
-) -> TokenSource:
-    asked = _parse_stage(stage)
-    with reading(path, RecordingError):
-        return _recognised(path, asked, router_map, routers, known, dialect)
-
-
-def _recognised(
-    path: Path,
-    asked: Stage | None,
-    router_map: Mapping[str, str] | None,
-    routers: tuple[str, ...],
-    known: tuple[KnownRouter, ...],
-    dialect: str | None,
-) -> TokenSource:
-    request = Request(asked, dict(router_map or {}), tuple(routers), tuple(known), dialect)
+def _recognised(path: Path, request: Request) -> TokenSource:
     source = _recognise(path, request)
-    if source.needs_stage and asked is None:
+    if source.needs_stage and request.stage is None:
         raise UsageError(
             f"{path.name}: {source.name} files do not say what their numbers are.",
             f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
         )
-    if router_map and not source.needs_stage:
+    if request.router_map and not source.needs_stage:
         raise UsageError(f"{path.name} names its routers itself; a router map does not apply.")
+    if request.expert_map is not None and source.name != "trace":
+        raise UsageError(
+            f"{path.name} is no trace of an engine; --expert-map does not apply.",
+            "Recordings, and arrays of ids, name the experts of the checkpoint.",
+        )
     opened = source.open(path, request)
-    _check_expectations(opened, asked, routers)
+    _check_expectations(opened, request.stage, request.routers)
     return opened
 
 

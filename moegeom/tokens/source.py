@@ -27,7 +27,8 @@ class Request:
 
     ``routers`` are the names known from the checkpoint, in its order; empty when not known.
     ``known`` are all routers of the checkpoint, wanted or not; empty when not known. ``dialect`` is
-    the name of a dialect of traces.
+    the name of a dialect of traces, ``expert_map`` the file that says which expert lies at which
+    of the places that a trace names.
     """
 
     stage: Stage | None = None
@@ -35,6 +36,7 @@ class Request:
     routers: tuple[str, ...] = ()
     known: tuple[KnownRouter, ...] = ()
     dialect: str | None = None
+    expert_map: str | None = None
 
 
 @dataclass(frozen=True)

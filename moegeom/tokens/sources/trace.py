@@ -7,8 +7,10 @@ from pathlib import Path
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.source import Request, Source
+from moegeom.tokens.traces.axes import main_stack
 from moegeom.tokens.traces.counted import counted_source
 from moegeom.tokens.traces.dialect import find_dialect
+from moegeom.tokens.traces.expert_map import mapped, read_expert_map
 from moegeom.tokens.traces.source import clean, of_routers, trace_source
 
 
@@ -22,15 +24,18 @@ def open_source(path: Path, request: Request) -> TokenSource:
     dialect = find_dialect(path, request.dialect)
     if dialect is None:
         raise UsageError(f"{path.name}: no dialect of traces takes it for its own.")
-    try:
-        trace = dialect.read(path)
-    except CheckpointError as error:
-        raise RecordingError(error.message, error.hint) from None
     if not request.known:
         raise UsageError(
             f"{path.name}: a trace is read against all routers of its checkpoint.",
             "Use moegeom scan, or leave out --layers.",
         )
+    if request.expert_map is not None:
+        routers = main_stack(request.known, path.name)
+        dialect = mapped(dialect, read_expert_map(Path(request.expert_map)), routers)
+    try:
+        trace = dialect.read(path)
+    except CheckpointError as error:
+        raise RecordingError(error.message, error.hint) from None
     if trace.counts is not None:
         return counted_source(path, trace, request.known, request.routers)
     cleaned = clean(trace, request.known)

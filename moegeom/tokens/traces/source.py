@@ -138,7 +138,7 @@ def _refuse_whole(trace: Trace) -> None:
     if trace.ids_are == "physical":
         raise RecordingError(
             f"{trace.where}: ids are physical places of experts, which move with load balancing.",
-            "Record logical ids, or with expert load balancing off.",
+            "Give the map of places (--expert-map), or record with expert load balancing off.",
         )
     if not trace.requests:
         raise RecordingError(f"{trace.where}: no request of it holds choices.")
