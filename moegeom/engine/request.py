@@ -79,8 +79,8 @@ class Terms(ComputeOptions):
     ``expert_map`` is the file that says which expert lies at which place, for a trace that names
     places, and ``router_map`` says which of its arrays is which router. ``remote`` says how a
     checkpoint behind a URL is fetched; None as usual. ``device`` changes how fast the answer comes,
-    not the answer: it is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that says nothing where it
-    stays on the processor. Unfinished results are gone on with unless
+    not the answer: it is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that says
+    nothing where it stays on the processor. Unfinished results are gone on with unless
     ``restart``; finished ones of another request are replaced only with ``overwrite``.
     """
 
