@@ -22,6 +22,7 @@ from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, Unreadabl
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
@@ -110,8 +111,8 @@ def _of_batch(
     for name, found in beside.items():
         if found.ndim != 2 or found.size != num_rows:
             raise RecordingError(
-                f"{reader.path.name}: {name} has shape {found.shape}; {_BATCH} has {num_rows} "
-                "rows: expected (sequences, length), as many.",
+                f"{reader.path.name}: {name} has shape {found.shape}; {_BATCH} has "
+                f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
                 "Save those of the same batch.",
             )
     rows = assign_layers(reader.path, _BATCH, layers, request)
@@ -214,7 +215,8 @@ class _Tensors:
         row_shape = tuple(row) or (1,)
         if kept is not None and len(kept) != num_rows:
             raise RecordingError(
-                f"{self.path.name}: {key} has {num_rows} rows; {_MASK} is of {len(kept)} tokens.",
+                f"{self.path.name}: {key} has {number_of(num_rows, 'row')}; {_MASK} is of "
+                f"{number_of(len(kept), 'token')}.",
                 "Save the mask of the same batch.",
             )
         if view.is_contiguous and (kept is None or kept.all()):

@@ -184,9 +184,10 @@ def _shaped(
     num_rows = 0 if tokens is None else tokens - 1 - (request.start or 0)
     width = num_rows * routers[0].top_k
     if width <= 0 or request.ids.size % width:
+        told = "and no count of tokens" if tokens is None else f"for {number_of(num_rows, 'row')}"
         raise RecordingError(
             f"{trace.where}: request {request.name} holds {request.ids.size} places without a "
-            f"shape, {'and no count of tokens' if tokens is None else f'for {num_rows} rows'}; "
+            f"shape, {told}; "
             "expected a multiple of rows and slots.",
             "With --expert-map, keep the counts of tokens that the reply holds.",
         )

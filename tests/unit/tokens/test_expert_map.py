@@ -52,7 +52,7 @@ def listed(layers: np.ndarray) -> str:
 
 
 def of_ascend(layers: np.ndarray) -> str:
-    """As in tests/ut/eplb of vllm-ascend 61eb47b4d8."""
+    """As in the unit tests of eplb of vllm-ascend 61eb47b4d8."""
     said = [
         {
             "layer_id": number,
@@ -68,7 +68,7 @@ def of_ascend(layers: np.ndarray) -> str:
 
 
 def of_initial_mapping(layers: np.ndarray) -> str:
-    """tools/eplb/generate_static_mapping.py of vLLM PR 41141, behind a line of statistics."""
+    """generate_static_mapping.py of vLLM PR 41141, behind a line of statistics."""
     record = {
         "record_type": "eplb_initial_mapping",
         "version": 1,
@@ -223,7 +223,7 @@ def test_a_trace_of_another_map_and_what_is_no_trace_are_refused(tmp_path):
 
 
 def test_the_example_of_vllm_is_read_as_vllm_reads_it(tmp_path):
-    """tests/distributed/test_eplb_state.py of PR 41141: slots of two layers with one copy each."""
+    """Its test of PR 41141: slots of two layers with one copy each."""
     (tmp_path / "m.jsonl").write_text(
         '{"record_type": "eplb_initial_mapping", "version": 1, "num_redundant_experts": 1, '
         '"num_slots": 4, "initial_global_assignments": {"0": [0, 1, 2, 0], "1": [1, 2, 0, 1]}}\n'

@@ -104,7 +104,8 @@ def _check_samples(path: Path, num_rows: int) -> None:
         raise RecordingError(f"{path.name}: samples: {first_line(error)}.") from None
     if found != num_rows:
         raise RecordingError(
-            f"{path.name}: layers have {num_rows:,} rows; the samples have {found:,} tokens.",
+            f"{path.name}: layers have {number_of(num_rows, 'row')}; the samples have "
+            f"{number_of(found, 'token')}.",
             "A file of samples is missing, or of another capture.",
         )
 

@@ -74,8 +74,8 @@ def _arranged(
         )
     if 4 * num_rows * len(layers) * top_k > TRACE_BYTES:
         raise RecordingError(
-            f"{name}: tokens from {token[0]} to {token[-1]} in {len(layers)} layers: more than "
-            f"{TRACE_BYTES:,} bytes of ids."
+            f"{name}: tokens from {token[0]} to {token[-1]} in {number_of(len(layers), 'layer')}: "
+            f"more than {TRACE_BYTES:,} bytes of ids."
         )
     ids = np.full((num_rows, len(layers), top_k), -1, np.int32)
     slot = np.arange(len(token)) - np.repeat(starts, slots)

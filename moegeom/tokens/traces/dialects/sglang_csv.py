@@ -45,7 +45,7 @@ def read(path: Path) -> Trace:
     layers, layer = np.unique(found[:, 0], return_inverse=True)
     num_experts = int(found[:, 1].max()) + 1
     if len(layers) * num_experts > _MOST_COUNTS:
-        raise RecordingError(f"{path.name}: {len(layers)} layers x {num_experts} experts.")
+        raise RecordingError(f"{path.name}: {len(layers)} x {num_experts:,} layers and experts.")
     key = layer * num_experts + found[:, 1]
     if len(np.unique(key)) < len(key):
         raise RecordingError(
