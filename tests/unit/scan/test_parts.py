@@ -168,7 +168,7 @@ def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
     ]
     np.testing.assert_array_equal(expert_counts(open_results(found)).counts, expected)
     (tmp_path / "map.json").write_text(json.dumps(turned[::-1]))
-    with pytest.raises(ResultsError, match="options, tokens here are not those"):
+    with pytest.raises(ResultsError, match="expert_map here are not those"):
         merge(parts, tmp_path / "again")
 
 

@@ -172,6 +172,16 @@ def test_one_permutation_may_stand_for_all_layers_and_padding_stays_padding(tmp_
     assert "padding rows cut behind the last routed token: 15" in source.facts.notes
 
 
+def test_a_row_between_others_that_counts_up_names_places_like_any_other(tmp_path):
+    layers = np.tile(np.arange(EXPERTS)[::-1], (NUM_LAYERS, 1))
+    request = truth().written[0]
+    request.ids[7, FIRST:] = np.arange(4)
+    write_vllm(tmp_path / "r.jsonl", [request])
+    (tmp_path / "map.json").write_text(listed(layers))
+    found = chosen(opened(tmp_path / "r.jsonl", tmp_path / "map.json"))
+    np.testing.assert_array_equal(found, EXPERTS - 1 - request.ids[:, FIRST:].astype(int))
+
+
 def test_counts_of_copies_are_added_up(tmp_path):
     layers, counts = plan(5)[FIRST:], np.random.default_rng(2).integers(1, 99, (7, 3, PLACES))
     test_counts.write_recorder(tmp_path / "r.pt", counts[..., :EXPERTS])
