@@ -264,6 +264,25 @@ def test_no_slope_of_the_page_is_more_than_that_of_its_start():
     assert sum(found) == len(found) == 24
 
 
+def test_slopes_in_the_prose_are_those_of_the_result_file():
+    def powers(start: float, is_gated: bool) -> list[str]:
+        slopes = [
+            one["loss"]["value"]
+            for rates in RESULT["result"]["rates"]
+            for one in rates["starts"]
+            if one["start"] == start and (rates["model"] != "mha") == is_gated
+        ]
+        return [f"n^{slope:.2f}" for slope in (max(slopes), min(slopes))]
+
+    gated, free = powers(0.3, True), powers(0.3, False)
+    ends = sorted(powers(0.083, True) + powers(0.083, False))
+    assert f"it falls as {ends[0]} to {ends[-1]}, with an activation as without" in PAGE
+    said = (
+        f"it falls as {' to '.join(gated)} with an activation and as {' and '.join(free)} without"
+    )
+    assert said in PAGE
+
+
 def test_what_the_page_says_of_controls_is_in_the_result_file():
     assert "All 720 were still falling" in PAGE
     assert len(DESCENTS) == 720
