@@ -228,7 +228,7 @@ def test_the_table_of_slopes_is_that_of_the_result_file():
     for rates in RESULT["result"]["rates"]:
         for one in rates["starts"]:
             parts = (one["loss"], one["start_loss"], one["error"])
-            numbers = [f"{p['value']:+.3f} ± {p['half_width']:.3f}" for p in parts]
+            numbers = [f"{round(p['value'], 3) + 0.0:+.3f} ± {p['half_width']:.3f}" for p in parts]
             expected.append([f"{one['start']:g}", *numbers])
     assert [row[1:] for row in table(PAGE, "What descents show")] == expected
     assert len(RESULT["core"]) > 3
