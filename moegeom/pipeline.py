@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from threadpoolctl import threadpool_limits
 
@@ -60,12 +60,14 @@ from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
-from moegeom.results.writer import ResultsWriter
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.what_if import parse_what_ifs
+
+if TYPE_CHECKING:
+    from moegeom.results.writer import ResultsWriter
 
 
 class Watch(Protocol):
@@ -90,6 +92,10 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
+    from moegeom.results.writer import (
+        ResultsWriter,
+    )  # pyarrow, which a check of weights need not have
+
     if opened is None:
         has_tokens = request.tokens is not None
         opened = Session.open(request, request.prior, with_listed=has_tokens, with_varying=True)
@@ -203,6 +209,8 @@ def write_folded(
 
     ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
     """
+    from moegeom.results.writer import ResultsWriter
+
     chosen = [router for router in routers.routers if router.name in measured]
     plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind)
     out, metrics = request.out or default_out(request, plan), metrics_for(request)

@@ -14,8 +14,8 @@ from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
 from moegeom.core.text import number_of
 from moegeom.engine.request import ScanRequest, tokens_path
+from moegeom.results.plans import differing_parts
 from moegeom.results.reader import is_results, open_results
-from moegeom.results.writer import differing_parts
 
 
 def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:

@@ -33,6 +33,7 @@ from moegeom.core.files import (
 )
 from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.results.plans import differing_parts
 from moegeom.results.reader import SCHEMA_VERSION, is_results
 from moegeom.results.schema import (
     OTHER_TABLES,
@@ -274,24 +275,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-#: Parts of a plan whose names are not what a person would say.
-_PARTS = {"checkpoint": "router weights", "token_files": "tokens"}
-
-
-def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two plans: its parts by name, of the options each."""
-    found = _differing(before, now)
-    if "options" in found:
-        options = (before.get("options"), now.get("options"))
-        one, other = (option if isinstance(option, Mapping) else {} for option in options)
-        found = [*(key for key in found if key != "options"), *_differing(one, other)]
-    return list(dict.fromkeys(_PARTS.get(part, part) for part in found))
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
 
 
 def _sync(folder: Path) -> None:
