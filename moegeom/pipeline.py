@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from threadpoolctl import threadpool_limits
 
 from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError
+from moegeom.core.files import read_regular
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
@@ -72,13 +73,15 @@ from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
-from moegeom.results.writer import ResultsWriter
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.what_if import parse_what_ifs
+
+if TYPE_CHECKING:
+    from moegeom.results.writer import ResultsWriter
 
 
 class Watch(Protocol):
@@ -109,6 +112,10 @@ def scan(
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
+    from moegeom.results.writer import (
+        ResultsWriter,
+    )  # pyarrow, which a check of weights need not have
+
     if opened is None:
         has_tokens = request.tokens is not None
         opened = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
@@ -201,11 +208,15 @@ def _scan_part(
     return out
 
 
+#: Bytes of the states of one pass that a worker sends.
+_MOST_STATE = 1 << 33
+
+
 def _part_files(request: ScanRequest) -> dict[str, bytes]:
     """A part as the contents of its files by name: what a worker of a cluster sends back."""
     with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
         written = scan(dataclasses.replace(request, out=Path(folder) / "part"))
-        return {path.name: path.read_bytes() for path in written.iterdir()}
+        return {path.name: read_regular(path, _MOST_STATE) for path in written.iterdir()}
 
 
 def merge(
@@ -316,6 +327,8 @@ def write_folded(
 
     ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
     """
+    from moegeom.results.writer import ResultsWriter
+
     chosen = [router for router in routers.routers if router.name in measured]
     plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind)
     out, metrics = request.out or default_out(request, plan), metrics_for(request)

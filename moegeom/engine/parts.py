@@ -23,6 +23,7 @@ from moegeom.core.files import (
     is_there,
     move_folder,
     new_folder,
+    open_regular,
     read_regular,
     reading,
     refuse_existing,
@@ -36,7 +37,7 @@ from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.kernels.reduction import REDUCTIONS
-from moegeom.results.writer import differing_parts
+from moegeom.results.plans import differing_parts
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.recording.fields import Fields
 
@@ -110,8 +111,8 @@ def merged(progresses: Sequence[Progress]) -> Progress:
     first, *others = progresses
     states = dict(first.states)
     for other in others:
-        for name in states:
-            states[name] = REDUCTIONS[name].merge(states[name], other.states[name])
+        for name, state in states.items():
+            states[name] = REDUCTIONS[name].merge(state, other.states[name])
     lost = sorted(token for part in progresses for token in part.non_finite)
     return Progress(
         next_tile=max(part.next_tile for part in progresses),
@@ -231,8 +232,11 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    with reading(path, ResultsError):
-        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    found = xxhash.xxh3_128()
+    with reading(path, ResultsError), open_regular(path, follows=True) as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------ merging

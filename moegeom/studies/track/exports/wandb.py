@@ -42,9 +42,7 @@ def _by_step(series: Series) -> Sequence[Mapping[str, float]]:
     found: list[dict[str, float]] = [{} for _ in series.steps]
     for column in SERIES_COLUMNS:
         curves = series.of_column(column.name)
-        shown = {
-            f"{column.name}/{curve.router}": curve for curve in _worst_first(curves, column)
-        }
+        shown = {f"{column.name}/{curve.router}": curve for curve in _worst_first(curves, column)}
         for index, logged in enumerate(found):
             known = [v for curve in curves if (v := curve.values[index]) is not None]
             if not known:
