@@ -140,17 +140,17 @@ def scan(
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
     refuse_too_many(token_facts)
-    sides = Sides(run_b, checkpoint_b, device, merged)
+    beside = Beside(run_b, checkpoint_b, device, merged)
     if merged is not None:
         plan = merged.same_plan(plan)
     if request.part is not None:
-        return _scan_part(request, opened, metrics, sides, plan, out, watch)
+        return _scan_part(request, opened, metrics, beside, plan, out, watch)
     if request.engine is not None:
         with parts_by_ray(request, source, _part_files, watch) as parts:
             return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch:
-            work = _work(chosen, source, _num_passes(request, sides))
+            work = _work(chosen, source, _num_passes(request, beside))
             watch.start(sum(work.values()))
             if done := writer.finished():
                 watch.say(
@@ -159,7 +159,7 @@ def scan(
                 watch.advance(sum(work[name] for name in done))
         for router in chosen:
             experts = _experts(opened, router, request)
-            measure(router, source, request, metrics, writer, watch, sides, experts)
+            measure(router, source, request, metrics, writer, watch, beside, experts)
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
@@ -176,7 +176,7 @@ def _scan_part(
     request: ScanRequest,
     opened: Session,
     metrics: Sequence[Metric],
-    sides: Sides,
+    beside: Beside,
     plan: Mapping[str, Any],
     out: Path,
     watch: Watch | None,
@@ -191,8 +191,8 @@ def _scan_part(
     num_tiles = -(-source.facts.num_tokens // TILE)
     with PartWriter(out, part, request, plan, num_tiles) as writer:
         if watch:
-            share = len(part.share(range(num_tiles), num_tiles)) * TILE
-            watch.start(len(heard) * share * _num_passes(request, sides))
+            share = len(part.tiles(range(num_tiles), num_tiles)) * TILE
+            watch.start(len(heard) * share * _num_passes(request, beside))
         for router in heard:
             if watch:
                 watch.begin(router.name)
@@ -202,7 +202,7 @@ def _scan_part(
                 request,
                 metrics,
                 watch,
-                dataclasses.replace(sides, folding=writer),
+                dataclasses.replace(beside, folding=writer),
                 _experts(opened, router, request),
             )
     return out
@@ -249,10 +249,10 @@ def merge(
     return scan(request, watch, merged=parts)
 
 
-def _num_passes(request: ScanRequest, sides: Sides) -> int:
+def _num_passes(request: ScanRequest, beside: Beside) -> int:
     """Passes over all tokens."""
     what_ifs = len(parse_what_ifs(request.what_ifs))
-    return 1 + len(request.arithmetics) + sides.count + what_ifs
+    return 1 + len(request.arithmetics) + beside.count + what_ifs
 
 
 def _answered(out: Path, watch: Watch | None) -> Path:
@@ -396,7 +396,7 @@ def lint(
 
 
 @dataclass(frozen=True)
-class Sides:
+class Beside:
     """What stands beside tokens and routers: choices of another run, routers of another checkpoint,
     devices, and where the progress of passes comes from, if not from a loop here.
     """
@@ -419,7 +419,7 @@ def measure(
     metrics: Sequence[Metric],
     writer: ResultsWriter,
     watch: Watch | None,
-    sides: Sides,
+    beside: Beside,
     experts: CountedExperts | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
@@ -429,7 +429,7 @@ def measure(
         return
     folder = writer.new_part(router.name)
     snapshot = writer.snapshot_path(router.name, "as_stored")
-    found = _measured(router, source, request, metrics, watch, sides, experts, folder, snapshot)
+    found = _measured(router, source, request, metrics, watch, beside, experts, folder, snapshot)
     writer.add_part(router.name, folder, found.rows, found.facts)
 
 
@@ -439,7 +439,7 @@ def _measured(
     request: ScanRequest,
     metrics: Sequence[Metric],
     watch: Watch | None,
-    sides: Sides,
+    beside: Beside,
     experts: CountedExperts | None,
     folder: Path | None = None,
     snapshot: Path | None = None,
@@ -460,21 +460,21 @@ def _measured(
         return measure_counts(router, source.counts(router.name), metrics)
     if watch:
         watch.begin(router.name)
-    side = sides.checkpoint_b
+    side = beside.checkpoint_b
     run = RouterRun(
         router,
         source,
         metrics,
         request,
-        run_b=sides.run_b,
+        run_b=beside.run_b,
         checkpoint_b=None if side is None else side.routers.get(router.name),
         folder=folder,
         snapshot=snapshot,
-        devices=sides.device.devices,
+        devices=beside.device.devices,
         advanced=watch.advance if watch else None,
         said=watch.say if watch else None,
         experts=None if experts is None else experts.mixed,
-        folding=sides.folding,
+        folding=beside.folding,
     )
     finished = measure_router(run)
     if experts is not None:
