@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,14 +166,16 @@ def _changed(where: str) -> RecordingError:
 
 
 class PieceReader:
-    """Pieces by number, read again; the last ones are kept, and one thread reads at a time.
+    """Pieces by number, read again by one thread; the last ones are kept.
 
-    So memory is that of the pieces that are kept, and of one that is being read.
+    So memory is that of the pieces that are kept, and of one that is being read. Were they read by
+    each thread that needs one, allocators would hold what every thread freed.
     """
 
     def __init__(self, found: PlacedFiles) -> None:
         self.found = found
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="moegeom-pieces")
         self._held: OrderedDict[int, PlacedPiece] = OrderedDict()
         self._size = 0
         self._live: tuple[int, Place | None, Pieces] | None = None
@@ -181,7 +184,7 @@ class PieceReader:
         """The tokens of one piece."""
         with self._lock:
             if number not in self._held:
-                piece = piece_of(self.found, number, self._read(number))
+                piece = self._thread.submit(self._read_piece, number).result()
                 self._size += piece.num_bytes
                 self._held[number] = piece
                 while self._size > CACHE_BYTES and len(self._held) > 1:
@@ -189,6 +192,9 @@ class PieceReader:
                     self._size -= gone.num_bytes
             self._held.move_to_end(number)
             return self._held[number]
+
+    def _read_piece(self, number: int) -> PlacedPiece:
+        return piece_of(self.found, number, self._read(number))
 
     def _read(self, number: int) -> Trace:
         """A piece as its file has it; where it follows the last one, the file is not begun anew."""
