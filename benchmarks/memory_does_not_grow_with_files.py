@@ -26,7 +26,9 @@ NUM_FILES = (40, 400)
 
 
 def _write(folder: Path, first: int, last: int) -> None:
-    """Files that differ everywhere: the numbers of the experts are moved on by one in each."""
+    """Files that differ everywhere, of expert sets that the first 16 hold: how the table of sets
+    fills up is measured by ``memory_does_not_grow_with_tokens.py``.
+    """
     import numpy as np
 
     num_tokens = FILE_BYTES // (LAYERS * TOP_K)
@@ -34,7 +36,7 @@ def _write(folder: Path, first: int, last: int) -> None:
     few = np.argsort(random.random((1024, LAYERS, EXPERTS)), axis=2)[:, :, :TOP_K].astype(np.uint8)
     ids = few[random.integers(0, len(few), num_tokens)]
     for number in range(first, last):
-        moved = (ids + np.uint8(number % EXPERTS)) % np.uint8(EXPERTS)
+        moved = (ids + np.uint8(number % 16)) % np.uint8(EXPERTS)
         moved[: number + 1] = moved[: number + 1, :, ::-1]
         np.save(folder / f"{number}.npy", moved)
 

@@ -11,7 +11,7 @@ from moegeom.core.registry import Registry
 from moegeom.core.tokens import Stage, TokenSource
 
 if TYPE_CHECKING:
-    from moegeom.tokens.traces.first_pass import FileFacts
+    from moegeom.tokens.traces.file_facts import FileFacts
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class KnownRouter:
     top_k: int
 
 
-class Kept(Protocol):
+class KeptFacts(Protocol):
     """Facts of files that an interrupted first pass found."""
 
     def find(self, path: Path) -> FileFacts | None: ...
@@ -39,7 +39,7 @@ class Company:
     files of how many were read.
     """
 
-    kept: Kept | None = None
+    kept: KeptFacts | None = None
     advanced: Callable[[int, int], None] | None = None
 
 
