@@ -35,6 +35,7 @@ _PUBLIC: dict[str, str] = {
     "regions": "moegeom.explore:regions",
     "outputs": "moegeom.explore:outputs",
     "hmoe": "moegeom.explore:hmoe",
+    "routes": "moegeom.explore:routes",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

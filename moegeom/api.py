@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from moegeom.studies.signoff.record import SignOff
 
 #: Parameters that say what the tokens are, and which of their tests are waived.
-_OF_TOKENS = ("stage", "dialect", "router_map", "stale_inputs", "unverified")
+_OF_TOKENS = ("stage", "dialect", "expert_map", "router_map", "stale_inputs", "unverified")
 
 #: Parameters that say which routers of a checkpoint, how to read them and how to fetch it.
 _OF_MODEL = ("layers", "remote", *family_parameters(NOTHING_ASKED))

@@ -5,6 +5,8 @@ Parameters and errors are as in `moegeom/api.py`.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from moegeom.studies.opened import Checkpoint, asked_request, side
 from moegeom.studies.outputs.record import OutputsRequest
 from moegeom.studies.perturb.record import PerturbRequest
 from moegeom.studies.regions.record import RegionsRequest
+from moegeom.studies.routes.record import RoutesRequest
 from moegeom.studies.space.record import SpaceRequest
 from moegeom.studies.whatif.record import WhatIfRequest
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from moegeom.studies.outputs.record import Outputs
     from moegeom.studies.perturb.record import Perturbed
     from moegeom.studies.regions.record import Regions
+    from moegeom.studies.routes.record import Routes
     from moegeom.studies.space.record import RouterSpaces
     from moegeom.studies.whatif.record import WhatIfReport
 
@@ -382,6 +386,36 @@ def attention(
 
     request = asked_request(AttentionRequest, side("checkpoint", checkpoint), None, options)
     return Report(looked_at(request, watch), document)
+
+
+@asks(RoutesRequest, "dialect")
+def routes(files: str | Path | Iterable[str | Path], **options: Any) -> Report[Routes]:
+    """What traces of engines and trainers hold, and what is wrong with them, without a checkpoint.
+
+    The value is what was found in each file; its ``exit_code`` is 0 when all are sound, 1 when one
+    has defects, 4 when one says too little to judge.
+
+    Raises
+    ------
+    RecordingError
+        When a file is not there, or no trace that can be told.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import moegeom as mg
+    >>> ids = np.array([[[0, 2], [1, 3]], [[1, 2], [3, 0]], [[3, 3], [1, 2]]])
+    >>> np.savez("routes.npz", request=ids)
+    >>> found = mg.routes("routes.npz").value
+    >>> found.exit_code, found.files[0].defects[0].request
+    (1, 'request')
+    """
+    from moegeom.studies.routes.document import document
+    from moegeom.studies.routes.study import routes as described
+
+    several = [files] if isinstance(files, str | Path) else files
+    request = request_of(RoutesRequest, files=tuple(os.fspath(f) for f in several), **options)
+    return Report(described(request), document)
 
 
 @asks(HmoeRequest)

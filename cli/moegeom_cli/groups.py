@@ -177,6 +177,13 @@ class TokenOptions(Options):
         str | None,
         typer.Option("--dialect", help="Whose trace it is, where the file does not show it."),
     ] = None
+    expert_map: Annotated[
+        str | None,
+        typer.Option(
+            "--expert-map",
+            help="Which expert lies at which place, for a trace that names places: FILE.json.",
+        ),
+    ] = None
     router_map: Annotated[
         list[str] | None,
         typer.Option(
@@ -211,6 +218,10 @@ class RunBOptions(Options):
     dialect_b: Annotated[
         str | None,
         typer.Option("--dialect-b", help="Whose trace B is, where the file does not show it."),
+    ] = None
+    expert_map_b: Annotated[
+        str | None,
+        typer.Option("--expert-map-b", help="The same as --expert-map, for a trace B."),
     ] = None
     map_b: Annotated[
         list[str] | None, typer.Option("--map-b", help="The same as --map, for the arrays of B.")

@@ -1,8 +1,9 @@
-"""What tells a file from another one that took its place."""
+"""What tells a file, or a folder of files, from another one that took its place."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
@@ -20,12 +21,20 @@ Identity = tuple[int, int, str]
 def identity_of(path: Path) -> Identity:
     """Size, time of change, and a hash of a few places of a file; OSError where it cannot be read.
 
+    Of a folder the sum, the latest, and a hash of those of the files in it.
+
     Archives, copies and synchronised folders give files the same time and size, and recordings of
     two runs differ everywhere. Inodes and times of the inode are left out: they change when the
     same files are copied or mounted elsewhere. One place changed by hand under the old time of
     change can go unnoticed.
     """
     found = xxhash.xxh3_128()
+    if path.is_dir():
+        files = _inside(path)
+        identities = [identity_of(file) for file in files]
+        for file, (_, _, digest) in zip(files, identities, strict=True):
+            found.update(f"{file.name}\0{digest}\0".encode(errors="surrogatepass"))
+        return (*_of_stats(files), found.hexdigest())
     with open_raw(path, follows=True) as file:
         status = os.fstat(file.fileno())
         last = max(status.st_size - _PLACE_BYTES, 0)
@@ -38,7 +47,16 @@ def identity_of(path: Path) -> Identity:
 def is_unchanged(path: Path, identity: Identity) -> bool:
     """Whether a file has the size and the time of change that it had."""
     try:
-        status = path.stat()
+        return _of_stats(_inside(path) if path.is_dir() else [path]) == identity[:2]
     except OSError:
         return False
-    return (status.st_size, status.st_mtime_ns) == identity[:2]
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.is_file())
+
+
+def _of_stats(files: Sequence[Path]) -> tuple[int, int]:
+    """Size and latest change of files together."""
+    stats = [file.stat() for file in files]
+    return sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)

@@ -19,6 +19,8 @@ from moegeom.results.reader import Results
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from moegeom.results.counts import ExpertCounts
+
 T = TypeVar("T")
 
 
@@ -139,6 +141,18 @@ class ScanReport(Report[Results]):
     def layers(self, variant: str = "as_stored", population: str = "all") -> pa.Table:
         """One row for each router; ``population`` such as ``domain=code`` counts some tokens."""
         return self.value.layers(variant, population)
+
+    def counts(self) -> ExpertCounts:
+        """How often each expert was chosen, [layers, experts], as load balancers take it.
+
+        Raises
+        ------
+        ResultsError
+            When the results are of weights alone, or routers have different numbers of experts.
+        """
+        from moegeom.results.counts import expert_counts
+
+        return expert_counts(self.value)
 
     def tables(self) -> list[str]:
         """Names of the tables."""

@@ -17,6 +17,7 @@ from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
 from moegeom.engine.out import early_out
 from moegeom.engine.request import ScanRequest
+from moegeom.engine.run_facts import files_identity
 from moegeom.engine.sources import known_routers
 from moegeom.results.writer import FILES_FOLDER, PLAN_FILE, is_begun
 from moegeom.tokens.source import Company
@@ -52,7 +53,8 @@ def first_pass_of(
             work.clear()
         with writing(work.path):
             folder.mkdir(exist_ok=True)
-        terms = f"{moegeom_version} {request.dialect} {known_routers(routers.routers)}"
+        places = [] if request.expert_map is None else files_identity(request.expert_map)
+        terms = f"{moegeom_version} {request.dialect} {places} {known_routers(routers.routers)}"
         journal = FileJournal(folder, xxh3_64_hexdigest(terms.encode()))
         if said is not None and journal.num_kept:
             files = number_of(journal.num_kept, "file")

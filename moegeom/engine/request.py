@@ -76,17 +76,19 @@ DEFAULTS = MeasureOptions()
 class Terms(ComputeOptions):
     """What every command that opens a checkpoint and tokens is asked in the same words.
 
-    ``stage`` says what the numbers of a foreign file are, ``dialect`` whose trace it is and
-    ``router_map`` which of its arrays is which router. ``remote`` says how a checkpoint behind a
-    URL is fetched; None as usual. ``device`` changes how fast the answer comes, not the answer: it
-    is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that says nothing where it
-    stays on the processor. Unfinished results are gone on with unless
+    ``stage`` says what the numbers of a foreign file are, ``dialect`` whose trace it is,
+    ``expert_map`` is the file that says which expert lies at which place, for a trace that names
+    places, and ``router_map`` says which of its arrays is which router. ``remote`` says how a
+    checkpoint behind a URL is fetched; None as usual. ``device`` changes how fast the answer comes,
+    not the answer: it is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that says
+    nothing where it stays on the processor. Unfinished results are gone on with unless
     ``restart``; finished ones of another request are replaced only with ``overwrite``.
     """
 
     layers: str | None = None
     stage: Stage | None = None
     dialect: str | None = None
+    expert_map: str | None = None
     router_map: Mapping[str, str] = field(default_factory=dict)
     stale_inputs: bool = field(
         default=False, metadata=outside_plan("a label, written at the end for all routers")
@@ -112,6 +114,7 @@ class Terms(ComputeOptions):
         said = {
             "stage": self.stage,
             "dialect": self.dialect,
+            "expert_map": self.expert_map,
             **family_parameters(self.asked),
             "stale_inputs": self.stale_inputs,
             "unverified": self.unverified,
@@ -187,6 +190,7 @@ class ScanRequest(TokensRequest, MeasureOptions):
     run_b: str | None = None
     stage_b: str | None = None
     dialect_b: str | None = None
+    expert_map_b: str | None = None
     map_b: Mapping[str, str] = field(default_factory=dict)
     checkpoint_b: str | None = field(
         default=None, metadata=outside_plan("a path; what its routers are stands beside it")

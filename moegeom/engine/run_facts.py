@@ -200,14 +200,15 @@ def plan_facts(
 
 
 def _options(request: ScanRequest) -> dict[str, Any]:
-    """What was asked, with the file of B as what tells it from others."""
+    """What was asked, with the files of it as what tells each from others."""
     options = {
         field.name: plain(getattr(request, field.name))
         for field in dataclasses.fields(request)
         if "outside_plan" not in field.metadata
     }
-    if request.run_b is not None:
-        options["run_b"] = files_identity(request.run_b)
+    for name in ("run_b", "expert_map", "expert_map_b"):
+        if options[name] is not None:
+            options[name] = files_identity(options[name])
     return options
 
 
@@ -309,7 +310,12 @@ def explain_command(request: ScanRequest) -> str:
         return ""
     typed = [request.checkpoint, *tokens, "--run-b", request.run_b]
     typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
-    for option, value in (("--stage-b", request.stage_b), ("--dialect-b", request.dialect_b)):
+    of_b = (
+        ("--stage-b", request.stage_b),
+        ("--dialect-b", request.dialect_b),
+        ("--expert-map-b", request.expert_map_b),
+    )
+    for option, value in of_b:
         typed += [] if value is None else [option, value]
     for key, router in request.map_b.items():
         typed += ["--map-b", f"{key}={router}"]

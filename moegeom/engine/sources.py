@@ -29,7 +29,7 @@ from moegeom.tokens.traces.run_b import RunB, match_run_b
 PRIOR_TOKENS = 16_384
 
 #: Options of the file of A in a hint; each has a sister for B.
-_OF_TOKENS = re.compile(r"(--(?:stage|dialect|map))(?![\w-])")
+_OF_TOKENS = re.compile(r"(--(?:stage|dialect|expert-map|map))(?![\w-])")
 
 
 def open_source(
@@ -57,7 +57,10 @@ def open_source(
         return tokens.open(Asked(terms.stage, terms.router_map, names, known))
     if isinstance(tokens, str | TokenFiles):
         router_map = terms.router_map or None
-        return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect, company)
+        return open_tokens(
+            *(tokens, terms.stage, router_map, names, known, terms.dialect),
+            *(terms.expert_map, company),
+        )
     return tokens
 
 
@@ -138,6 +141,8 @@ class OfRunB(Protocol):
     @property
     def dialect_b(self) -> str | None: ...
     @property
+    def expert_map_b(self) -> str | None: ...
+    @property
     def map_b(self) -> Mapping[str, str]: ...
 
 
@@ -152,7 +157,8 @@ def open_choices(path: str, asked: OfRunB, known: tuple[KnownRouter, ...]) -> To
     names = tuple(router.name for router in known)
     try:
         opened = open_tokens(
-            path, asked.stage_b, asked.map_b or None, names, known, asked.dialect_b
+            *(path, asked.stage_b, asked.map_b or None, names, known),
+            *(asked.dialect_b, asked.expert_map_b),
         )
     except MoeGeomError as refusal:  # whose hints are those of --tokens
         refusal.hint = _OF_TOKENS.sub(r"\1-b", refusal.hint)

@@ -27,6 +27,7 @@ def open_tokens(
     routers: tuple[str, ...] = (),
     known: tuple[KnownRouter, ...] = (),
     dialect: str | None = None,
+    expert_map: str | None = None,
     company: Company | None = None,
 ) -> TokenSource:
     """The token source at ``path``: a recording, a trace, or a foreign file whose stage is given.
@@ -46,6 +47,8 @@ def open_tokens(
         All routers of the checkpoint, which a trace of an engine is held against.
     dialect
         The dialect of a trace, where the file does not show it.
+    expert_map
+        The file that says which expert lies at which place, for a trace whose ids are places.
     company
         What goes with a first pass over traces.
 
@@ -64,6 +67,7 @@ def open_tokens(
             tuple(routers),
             tuple(known),
             dialect,
+            expert_map,
             company,
         )
         with reading(Path(named), RecordingError):
@@ -82,6 +86,11 @@ def _opened(path: Path, request: Request) -> TokenSource:
         )
     if request.router_map and not source.needs_stage:
         raise UsageError(f"{path.name} names its routers itself; a router map does not apply.")
+    if request.expert_map is not None and source.name != "trace":
+        raise UsageError(
+            f"{path.name} is no trace of an engine; --expert-map does not apply.",
+            "Recordings, and arrays of ids, name the experts of the checkpoint.",
+        )
     return source.open(path, request)
 
 

@@ -83,7 +83,7 @@ class ArrayRows:
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         stored = self.array[start : start + len(out)]
-        assign_rows(out, stored.reshape(len(out), -1) if stored.ndim > 2 else stored, self.where)
+        assign_rows(out, stored.reshape(out.shape), self.where)
 
 
 @dataclass(frozen=True)

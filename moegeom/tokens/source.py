@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from moegeom.core.errors import RecordingError
 from moegeom.core.registry import Registry
 from moegeom.core.tokens import Stage, TokenSource
 
@@ -33,14 +34,20 @@ class KeptFacts(Protocol):
     def keep(self, path: Path, facts: FileFacts) -> None: ...
 
 
+#: Hears the name of a request that cannot be read, and why.
+Refused = Callable[[str, RecordingError], None]
+
+
 @dataclass(frozen=True)
 class Company:
-    """What goes with a first pass over files: where facts are ``kept``, and who hears how many
-    files of how many were read.
+    """What goes with a first pass over files: where facts are ``kept``, who hears how many files
+    of how many were read, and which requests are ``refused``: those are left out then, where
+    otherwise the first one ends the pass.
     """
 
     kept: KeptFacts | None = None
     advanced: Callable[[int, int], None] | None = None
+    refused: Refused | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Request:
 
     ``routers`` are the names known from the checkpoint, in its order; empty when not known.
     ``known`` are all routers of the checkpoint, wanted or not; empty when not known. ``dialect`` is
-    the name of a dialect of traces, ``company`` what goes with a first pass over them.
+    the name of a dialect of traces, ``expert_map`` the file that says which expert lies at which of
+    the places that they name, ``company`` what goes with a first pass over them.
     """
 
     stage: Stage | None = None
@@ -57,6 +65,7 @@ class Request:
     routers: tuple[str, ...] = ()
     known: tuple[KnownRouter, ...] = ()
     dialect: str | None = None
+    expert_map: str | None = None
     company: Company | None = None
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +120,8 @@ def world(tmp_path_factory) -> World:
     write_checkpoint(folder / "model", model)
     fingerprint = load_routers(open_checkpoint(folder / "model")).fingerprint
     write_tokens(folder / "rec", model, 1024, fingerprint)
+    choices = np.argsort(np.random.default_rng(0).random((40, 3, 16)), axis=2)[:, :, :4]
+    np.save(folder / "routes.npy", choices.astype(np.uint8))
     ran = run_cold(folder, "scan", "model", "--tokens", "rec", "--out", "results")
     assert ran.code == 0, ran.err
     assert ran.err == ""
@@ -127,7 +130,10 @@ def world(tmp_path_factory) -> World:
 
 @pytest.fixture
 def place(world, tmp_path) -> Path:
-    """An empty folder from which ``model``, ``rec`` and ``results`` can be reached, not changed."""
-    for name in ("model", "rec", "results"):
-        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=True)
+    """An empty folder from which ``model``, ``rec`` and ``results`` can be reached, not changed.
+
+    ``routes.npy`` is a trace of 40 tokens.
+    """
+    for name in ("model", "rec", "results", "routes.npy"):
+        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=name != "routes.npy")
     return tmp_path

@@ -52,6 +52,7 @@ CALLS = {
         *("--width", "32", "--hidden", "64"),
     ),
     "attention": ("attention", "model"),
+    "routes": ("routes", "routes.npy"),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),

@@ -192,7 +192,12 @@ def write_trace(path: Path, tokens: Tokens, dialect: str, documents: bool) -> Pa
 
 
 #: Dialects that hold counts, by name, and who writes them.
-COUNTS = {"llama_imatrix": "imatrix", "sglang_recorder": "sglang", "megatron_counts": "megatron"}
+COUNTS = {
+    "llama_imatrix": "imatrix",
+    "sglang_recorder": "sglang",
+    "sglang_csv": "sglang_csv",
+    "megatron_counts": "megatron",
+}
 
 WRITE: dict[str, Callable[[Path, Tokens, str, bool], Path]] = {
     "recording": write_recording,

@@ -33,6 +33,12 @@ from moegeom.studies.routers.document import document as routers_document
 from moegeom.studies.routers.study import routers
 from tests.unit.document.test_hostile_names import documents
 from tests.unit.studies.test_attention import tensors_of, write
+from tests.unit.tokens.dialects.written import (
+    truth,
+    write_sglang,
+    write_vllm,
+    write_vllm_arrays,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,6 +62,17 @@ def _planned() -> Document:
 def _captured() -> Document:
     found = Captured(Path("rec"), 16_384, 0, 1, True, 4_718_592)
     return captured_document(found, _capture(), View(80))
+
+
+def _routes() -> Any:
+    """A trace with an expert twice in a row, one that is sound, and one without a shape."""
+    held = truth().written
+    ids = held[0].ids.copy()
+    ids[5, 2, 1] = ids[5, 2, 0]
+    write_vllm(Path("damaged.jsonl"), [dataclasses.replace(held[0], ids=ids), *held[1:]])
+    write_vllm_arrays(Path("sound.npz"), held)
+    write_sglang(Path("flat.jsonl"), held)
+    return mg.routes(["sound.npz", "damaged.jsonl", "flat.jsonl"])
 
 
 #: What makes each document, by the function that tells it.
@@ -87,6 +104,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.explain": lambda: mg.explain(
         MODEL, REC, run_b=f"{BALANCED}/rec/step_1000", checkpoint_b=EARLIER
     ),
+    "studies.routes": _routes,
     "studies.routers": lambda: routers_document(routers(open_checkpoint(MODEL), Terms()), View(80)),
     "studies.signoff": lambda: mg.signoff(EARLIER, MODEL),
     "studies.track": lambda: mg.track(f"{COLLAPSED}/step_*"),

@@ -1,5 +1,6 @@
 """Ctrl-C: what is kept is said, and the next run says that it goes on."""
 
+import json
 import os
 import shutil
 
@@ -119,6 +120,21 @@ def test_an_interrupted_first_pass_goes_on_and_gives_the_same_results(dump, stop
     assert dump()[0] == 0
     for table in ("layers", "experts", "pairs"):
         assert found.table(table).equals(open_results(place / "out").table(table))
+
+
+def test_what_was_found_by_another_map_of_experts_is_read_again(dump, stopped_at_file, place):
+    experts = [router.num_experts for router in mg.open(place / "model").routers]
+    (place / "map.json").write_text(json.dumps([list(range(n))[::-1] for n in experts]))
+    stopped_at_file("2.jsonl")
+    assert dump("--expert-map", "map.json")[0] == 130
+    (place / "map.json").write_text(json.dumps([list(range(n)) for n in experts]))
+    read = stopped_at_file("none")
+    read.clear()
+    assert dump("--expert-map", "map.json")[0] == 0
+    assert read == ["0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl"]
+    mapped = open_results(place / "out").in_memory()
+    assert dump("--overwrite")[0] == 0
+    assert mapped.table("experts").equals(open_results(place / "out").table("experts"))
 
 
 def test_a_scan_that_goes_on_does_not_repeat_its_first_pass(dump, stopped_at_file, interrupted_at):

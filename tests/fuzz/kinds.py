@@ -57,6 +57,7 @@ from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces.journal import FileJournal
 from tests.unit.check.test_profile_file import WHOLE
+from tests.unit.tokens import test_expert_map
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS, known, truth
 
@@ -494,6 +495,24 @@ def use_trace(dialect: str) -> Use:
     return use
 
 
+def _expert_map(folder: Path) -> None:
+    """A trace of places, and a map in the longest of its forms."""
+    WRITERS["vllm arrays"].write(folder / "routes.npz", truth().written)
+    (folder / "map.json").write_text(test_expert_map.of_ascend(test_expert_map.plan(0, 64)))
+
+
+def use_expert_map(folder: Path, draw: random.Random) -> None:
+    del draw
+    read_source(
+        open_tokens(
+            folder / "routes.npz",
+            known=known(),
+            routers=("text/1", "text/2"),
+            expert_map=str(folder / "map.json"),
+        )
+    )
+
+
 _PLAN = {"texts": "5f3a", "settings": {"length": 128, "files": ["a.txt"]}}
 
 
@@ -674,15 +693,19 @@ def read_many_traces(folder: Path, draw: random.Random) -> None:
 
 ROUTERS_OF_TRACE = ("text/1", "text/2")
 
-_COUNTS = {"imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts"}
+_COUNTS = {
+    "imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts",
+    "sglang_csv": "sglang_csv",
+}  # fmt: skip
 
 
 def _target(file: str) -> Mapping[str, str]:
     languages = {
         ".jsonl": "jsonl", ".json": "json", ".pt": "zip", ".npz": "zip", ".safetensors": "safetensors",
-        ".gguf": "gguf", ".log": "text",
+        ".gguf": "gguf", ".log": "text", ".csv": "text", ".bin": "bytes",
     }  # fmt: skip
-    return {file: languages[Path(file).suffix]} if "." in file else {f"{file}/*.jsonl": "jsonl"}
+    folders = {"trace": {"trace/*.jsonl": "jsonl"}, "iter_7": {"iter_7/*.parquet": "parquet"}}
+    return folders[file] if file in folders else {file: languages[Path(file).suffix]}
 
 
 _ALL = [
@@ -722,6 +745,7 @@ _ALL = [
         Kind(f"counts of {n}", _counts(n), _target(file), use_trace(_COUNTS[n]))
         for n, (file, _, _) in test_counts.WRITERS.items()
     ),
+    Kind("expert map", _expert_map, {"map.json": "json"}, use_expert_map),
     Kind("log-probs in csv", _log_probs("csv"), {"*": "text"}, use_log_probs),
     Kind("log-probs in jsonl", _log_probs("jsonl"), {"*": "jsonl"}, use_log_probs),
     Kind("log-probs in parquet", _log_probs("parquet"), {"*": "parquet"}, use_log_probs),

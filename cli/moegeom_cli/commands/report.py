@@ -18,9 +18,24 @@ def run(
     results: Annotated[Path, typer.Argument(help="Results directory of a scan.")],
     screen: ScreenOptions,
     plots: PlotOptions,
+    counts: Annotated[
+        Path | None,
+        typer.Option(
+            "--counts",
+            help="Also write how often each expert was chosen, for a load balancer: FILE.npy, .pt, "
+            ".json, or .jsonl for vLLM.",
+        ),
+    ] = None,
 ) -> None:
     """Print results that were measured before, on this machine or another."""
     from moegeom.document.results import results_document
+    from moegeom.results.counts import expert_counts, refuse_ending, write_counts
     from moegeom.results.reader import open_results
 
-    screen.show(results_document, open_results(results), plots=plots)
+    if counts is not None:
+        refuse_ending(counts)
+    found = open_results(results)
+    held = None if counts is None else expert_counts(found)
+    screen.show(results_document, found, plots=plots)
+    if counts is not None and held is not None:
+        screen.note(f"{write_counts(held, counts)}: {counts}")

@@ -214,7 +214,16 @@ def _refuse_measuring(request: GateRequest) -> None:
     """Results were measured already: an option that says how cannot be meant."""
     default = GateRequest(request.target)
     options = (
-        *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
+        *(
+            "tokens",
+            "stage",
+            "dialect",
+            "expert_map",
+            "router_map",
+            "layers",
+            "out",
+            "stale_inputs",
+        ),
         *("unverified", "restart", "overwrite", "experts", "attention"),
     )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]

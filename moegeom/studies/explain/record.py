@@ -25,6 +25,7 @@ class ExplainRequest(TokensRequest):
     run_b: str | None = None
     stage_b: str | None = None
     dialect_b: str | None = None
+    expert_map_b: str | None = None
     map_b: Mapping[str, str] = field(default_factory=dict)
     checkpoint_b: str | None = None
     log_probs: Path | None = None

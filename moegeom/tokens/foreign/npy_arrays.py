@@ -145,11 +145,12 @@ def npz_shapes(path: Path) -> dict[str, tuple[int, ...] | None]:
         return {}
 
 
-def npy_rows(path: Path, offset: int = 0, size: int | None = None) -> Rows:
+def npy_rows(path: Path, offset: int = 0, size: int | None = None, is_mask: bool = False) -> Rows:
     """The integers of an npy file of two axes or more, to be read by ranges of the first.
 
-    The file may be the ``size`` bytes from ``offset`` on of another one. What is stored column by
-    column lies nowhere together and is held in memory.
+    A mask may be of any numbers, and of one axis. The file may be the ``size`` bytes from
+    ``offset`` on of another one. What is stored column by column lies nowhere together and is held
+    in memory.
 
     Raises
     ------
@@ -169,10 +170,12 @@ def npy_rows(path: Path, offset: int = 0, size: int | None = None) -> Rows:
                     "Save np.ascontiguousarray(array), or several files.",
                 )
             stream.seek(offset)
-            return ArrayRows(parse_npy(stream.read(size), path.name), path.name)
-    if dtype not in _INTEGERS or len(shape) < 2 or not all(n >= 0 for n in shape):
+            return _held(stream.read(size), path.name, is_mask)
+    allowed, least = (_NUMBERS, 1) if is_mask else (_INTEGERS, 2)
+    if dtype not in allowed or len(shape) < least or not all(n >= 0 for n in shape):
         raise RecordingError(
-            f"{path.name}: the array is {dtype} {shape}; expected integers of two axes or more."
+            f"{path.name}: the array is {dtype} {shape}; expected "
+            + ("numbers." if is_mask else "integers of two axes or more.")
         )
     needed, found = math.prod(shape) * dtype.itemsize, size - (start - offset)
     if needed > found:
@@ -184,8 +187,16 @@ def npy_rows(path: Path, offset: int = 0, size: int | None = None) -> Rows:
     return FileRows(path, start, dtype, shape[0], tuple(shape[1:]))
 
 
-def npz_rows(path: Path, names: Collection[str]) -> dict[str, Rows]:
+def _held(raw: bytes, where: str, is_mask: bool) -> Rows:
+    allowed, word = (_NUMBERS, "numbers") if is_mask else (_INTEGERS, "integers")
+    array = _parsed(raw, where, allowed, word)
+    return ArrayRows(array if array.ndim else array[None], where)
+
+
+def npz_rows(path: Path, names: Collection[str], masks: Collection[str] = ()) -> dict[str, Rows]:
     """Those of the arrays that are there, to be read by ranges: in place unless compressed.
+
+    ``names`` are of integers and of two axes or more, ``masks`` may be of any numbers and of one.
 
     Raises
     ------
@@ -195,11 +206,13 @@ def npz_rows(path: Path, names: Collection[str]) -> dict[str, Rows]:
     found: dict[str, Rows] = {}
     with npz_members(path) as (archive, members):
         for info in members:
-            if _key(info) not in names:
+            is_mask = _key(info) in masks
+            if not is_mask and _key(info) not in names:
                 continue
             where = f"{path.name}: {info.filename}"
             if info.compress_type == zipfile.ZIP_STORED:
-                found[_key(info)] = npy_rows(path, data_start(path, info), info.file_size)
+                start = data_start(path, info)
+                found[_key(info)] = npy_rows(path, start, info.file_size, is_mask)
                 continue
             if info.file_size > TRACE_BYTES:
                 raise RecordingError(
@@ -208,8 +221,7 @@ def npz_rows(path: Path, names: Collection[str]) -> dict[str, Rows]:
                     "Save with np.savez, which does not compress, or several files.",
                 )
             with archive.open(info) as member:
-                array = _parsed(member.read(info.file_size), where, _INTEGERS, "integers")
-            found[_key(info)] = ArrayRows(array, where)
+                found[_key(info)] = _held(member.read(info.file_size), where, is_mask)
     return found
 
 

@@ -2,16 +2,19 @@
 
 The pickle is interpreted with the allow-list of checkpoints, so nothing in it runs and torch is
 not needed. Of a tuple or list the n-th tensor belongs to the n-th router, as in ``router_logits``.
+A dict that holds it under that name may hold ``attention_mask`` and ``input_ids`` of the batch
+beside it: padding is left out then, and the sequences of the batch are documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
@@ -19,6 +22,7 @@ from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, Unreadabl
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
@@ -39,6 +43,9 @@ _ARCHIVE = b"PK\x03\x04"
 
 #: Of all tensors of one file that do not lie in one piece.
 _IN_MEMORY_BYTES = 1 << 30
+
+#: Which rows are tokens; None for all.
+_Kept = Bool[np.ndarray, "rows"] | None
 
 _SAVE = "Save the tensors alone: torch.save(outputs.router_logits, file)."
 
@@ -67,7 +74,9 @@ def _opened(path: Path, request: Request, dtypes: Collection[np.dtype]) -> Token
     columns: dict[str, Rows] = {}
     if isinstance(root, dict | list | tuple) and not root:
         raise RecordingError(f"{path.name}: holds an empty {type(root).__name__}.", _SAVE)
-    if isinstance(root, dict):
+    if isinstance(root, dict) and _BATCH in root:
+        rows, columns = _of_batch(reader, root, request, dtypes)
+    elif isinstance(root, dict):
         if odd := [key for key in root if not isinstance(key, str | int)]:
             found = f"{path.name}: a key is a {type(odd[0]).__name__}; expected names or numbers."
             raise RecordingError(found, _SAVE)
@@ -77,13 +86,46 @@ def _opened(path: Path, request: Request, dtypes: Collection[np.dtype]) -> Token
         rows = {r: reader.rows(by_text[key], key, dtypes) for r, key in routers.items()}
         columns = {key: reader.column(root[key], key) for key in COLUMN_KEYS if key in root}
     else:
-        layers = (
-            [reader.rows(value, f"item {n}", dtypes) for n, value in enumerate(root)]
-            if isinstance(root, list | tuple)
-            else reader.layers(root, "the tensor", dtypes)
-        )
-        rows = assign_layers(path, path.stem, layers, request)
+        rows = assign_layers(path, path.stem, reader.all_layers(root, dtypes), request)
     return foreign_source(path, request, foreign_tensor(path, request), rows, columns)
+
+
+#: What transformers calls the tuple, and the tensors of the batch that it was computed from.
+_BATCH, _MASK, _TOKENS = "router_logits", "attention_mask", "input_ids"
+
+
+def _of_batch(
+    reader: _Tensors, root: Mapping[Any, Any], request: Request, dtypes: Collection[np.dtype]
+) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    """Rows of the routers and columns of a batch, (sequences, length), without its padding.
+
+    Raises
+    ------
+    RecordingError
+        When mask or token ids are of another batch.
+    """
+    beside = {name: reader.whole(root[name], name) for name in (_MASK, _TOKENS) if name in root}
+    kept = None if _MASK not in beside else beside[_MASK].reshape(-1) != 0
+    layers = reader.all_layers(root[_BATCH], dtypes, kept)
+    num_rows = layers[0].num_rows if kept is None else len(kept)
+    for name, found in beside.items():
+        if found.ndim != 2 or found.size != num_rows:
+            raise RecordingError(
+                f"{reader.path.name}: {name} has shape {found.shape}; {_BATCH} has "
+                f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
+                "Save those of the same batch.",
+            )
+    rows = assign_layers(reader.path, _BATCH, layers, request)
+    if not beside:
+        return rows, {}
+    shape = next(iter(beside.values())).shape
+    columns = {"document": np.repeat(np.arange(shape[0]), shape[1])}
+    if _TOKENS in beside:
+        columns["token_id"] = beside[_TOKENS].reshape(-1).astype(np.int64)
+    used = slice(None) if kept is None else kept
+    return rows, {
+        name: ArrayRows(values[used][:, None], reader.path.name) for name, values in columns.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -94,11 +136,33 @@ class _Tensors:
     archive: TorchArchive
     left: list[int]
 
-    def rows(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> Rows:
+    def rows(self, value: Any, key: str, dtypes: Collection[np.dtype], kept: _Kept = None) -> Rows:
         view, dtype = self._view(value, key, dtypes)
         if len(view.shape) != 2 or 0 in view.shape:
             raise self._refusal(key, view, "(tokens, width)")
-        return self._placed(view, dtype, key, 1)[0]
+        return self._placed(view, dtype, key, 1, kept)[0]
+
+    def all_layers(
+        self, value: Any, dtypes: Collection[np.dtype], kept: _Kept = None
+    ) -> list[Rows]:
+        """The layers of a tuple, a list or a stack, of them the rows that are ``kept``."""
+        if not isinstance(value, list | tuple):
+            return self.layers(value, "the tensor", dtypes, kept)
+        if not value:
+            raise RecordingError(f"{self.path.name}: holds an empty {type(value).__name__}.", _SAVE)
+        return [self.rows(one, f"item {n}", dtypes, kept) for n, one in enumerate(value)]
+
+    def whole(self, value: Any, key: str) -> np.ndarray:
+        """A tensor of integers or truth values, in memory."""
+        where = f"{self.path.name}: {key}"
+        if not isinstance(value, PickledTensor | UnreadableTensor):
+            raise RecordingError(f"{where} is a {type(value).__name__}; expected a tensor.", _SAVE)
+        view = self.archive.view(value, where)
+        self._spend(view.size_bytes, key)
+        found = self.archive.read(view, where)
+        if found.dtype.kind not in "iub" or (found.dtype.kind != "b" and found.min(initial=0) < 0):
+            raise RecordingError(f"{where} is {found.dtype}; expected whole numbers from 0 on.")
+        return found
 
     def column(self, value: Any, key: str) -> Rows:
         view, dtype = self._view(value, key, COLUMN_DTYPES)
@@ -106,12 +170,15 @@ class _Tensors:
             raise self._refusal(key, view, "(tokens,)", is_column=True)
         return self._placed(view, dtype, key, 1)[0]
 
-    def layers(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> list[Rows]:
+    def layers(
+        self, value: Any, key: str, dtypes: Collection[np.dtype], kept: _Kept = None
+    ) -> list[Rows]:
         view, dtype = self._view(value, key, dtypes)
         if len(view.shape) not in (2, 3) or 0 in view.shape:
             expected = "(tokens, width) or (layers, tokens, width)"
             raise self._refusal(key, view, expected, may_stack=True)
-        return self._placed(view, dtype, key, view.shape[0] if len(view.shape) == 3 else 1)
+        num_layers = view.shape[0] if len(view.shape) == 3 else 1
+        return self._placed(view, dtype, key, num_layers, kept)
 
     def _view(
         self, value: Any, key: str, dtypes: Collection[np.dtype]
@@ -139,25 +206,38 @@ class _Tensors:
             flattening("tensor", len(view.shape), is_column, may_stack),
         )
 
-    def _placed(self, view: TensorView, dtype: np.dtype, key: str, num_layers: int) -> list[Rows]:
-        """Each layer where it lies, or in memory where its numbers are strided."""
+    def _placed(
+        self, view: TensorView, dtype: np.dtype, key: str, num_layers: int, kept: _Kept = None
+    ) -> list[Rows]:
+        """Each layer where it lies, or in memory where its numbers are strided or some left out."""
         is_stack = len(view.shape) == 3
         num_rows, *row = view.shape[is_stack:]
         row_shape = tuple(row) or (1,)
-        if view.is_contiguous:
+        if kept is not None and len(kept) != num_rows:
+            raise RecordingError(
+                f"{self.path.name}: {key} has {number_of(num_rows, 'row')}; {_MASK} is of "
+                f"{number_of(len(kept), 'token')}.",
+                "Save the mask of the same batch.",
+            )
+        if view.is_contiguous and (kept is None or kept.all()):
             size = view.size_bytes // num_layers
             starts = range(view.offset, view.offset + view.size_bytes, size)
             return [FileRows(self.path, s, dtype, num_rows, row_shape) for s in starts]
-        self.left[0] -= view.size_bytes
+        self._spend(view.size_bytes, key)
+        array = self.archive.read(view, f"{self.path.name}: {key}")
+        parts = array.reshape(num_layers, num_rows, -1)
+        if kept is not None:
+            parts = parts[:, kept]
+        return [ArrayRows(part, f"{self.path.name}: {key}") for part in parts]
+
+    def _spend(self, size: int, key: str) -> None:
+        self.left[0] -= size
         if self.left[0] < 0:
             raise RecordingError(
                 f"{self.path.name}: {key}: tensors of more than {_IN_MEMORY_BYTES:,} bytes that "
-                "do not lie in one piece.",
-                "Save tensor.contiguous().",
+                "do not lie in one piece, or of which padding is left out.",
+                "Save tensor.contiguous(), without padding.",
             )
-        array = self.archive.read(view, f"{self.path.name}: {key}")
-        parts = array.reshape(num_layers, num_rows, -1)
-        return [ArrayRows(part, f"{self.path.name}: {key}") for part in parts]
 
 
 SOURCE = Source("pt", recognises, open_source, needs_stage=True)

@@ -12,6 +12,7 @@ from moegeom.tokens.source import Request, Source
 from moegeom.tokens.traces.axes import main_stack
 from moegeom.tokens.traces.counted import counted_source
 from moegeom.tokens.traces.dialect import Dialect, find_dialect
+from moegeom.tokens.traces.expert_map import mapped, read_expert_map
 from moegeom.tokens.traces.file_facts import CountsAlone, FileOf
 from moegeom.tokens.traces.first_pass import ALONE, first_pass
 from moegeom.tokens.traces.source import trace_source
@@ -47,7 +48,7 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
     RecordingError
         When they are not of one dialect, or do not fit.
     """
-    dialect, files = _dialect_and_files(paths, request.dialect)
+    dialect, files = dialect_and_files(paths, request.dialect)
     where = name_of(paths)
     if not request.known:
         raise UsageError(
@@ -55,6 +56,8 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
             "Use moegeom scan, or leave out --layers.",
         )
     routers = main_stack(request.known, where)
+    if request.expert_map is not None:
+        dialect = mapped(dialect, read_expert_map(Path(request.expert_map)), routers)
     parts = [FileOf(file, dialect) for file in files]
     company = ALONE if request.company is None else request.company
     try:
@@ -66,8 +69,16 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
     return trace_source(where, found, request.routers)
 
 
-def _dialect_and_files(paths: Sequence[Path], asked: str | None) -> tuple[Dialect, list[Path]]:
-    """Of the first file, and all files: those of a folder are what one run wrote, or all in it."""
+def dialect_and_files(paths: Sequence[Path], asked: str | None) -> tuple[Dialect, list[Path]]:
+    """Of the first file, and all files: those of a folder are what one run wrote, or all in it.
+
+    Raises
+    ------
+    UsageError
+        When no dialect takes the first for its own.
+    RecordingError
+        When a folder is empty, or files of some ending are of another dialect.
+    """
     first = next((path for path in paths if find_dialect(path, asked) is not None), paths[0])
     dialect = find_dialect(first, asked)
     inside = [file for path in paths if path.is_dir() for file in in_folder(path)]

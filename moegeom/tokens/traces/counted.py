@@ -74,7 +74,11 @@ def counted_source(
     assert trace.counts is not None, "a log of counts"
     routers = main_stack(known, trace.where)
     columns, notes = _columns(trace, routers)
-    by_router = {r.name: trace.counts[:, c] for r, c in zip(routers, columns, strict=True)}
+    counts = trace.counts
+    widest = max(router.num_experts for router in routers)
+    if not trace.counts_zeros and counts.shape[2] < widest:
+        counts = np.pad(counts, ((0, 0), (0, 0), (0, widest - counts.shape[2])))
+    by_router = {r.name: counts[:, c] for r, c in zip(routers, columns, strict=True)}
     for router in routers:
         if by_router[router.name].shape[1] != router.num_experts:
             raise RecordingError(

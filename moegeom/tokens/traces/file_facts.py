@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int64, UInt64
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
 from moegeom.core.identity import Identity, identity_of
-from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.source import KnownRouter, Refused
 from moegeom.tokens.traces.axes import Axes, Survey, axes_of, expected_axes, survey_of
 from moegeom.tokens.traces.dialect import Dialect, find_dialect
 from moegeom.tokens.traces.rows import PlacedRows, RequestRows, RowSpan
@@ -94,12 +94,11 @@ class Manner:
     dialect: str
     layers: tuple[int, ...] | None
     has_documents: bool
-    last_is_routed: bool
 
     @classmethod
     def of(cls, trace: Trace) -> Manner:
         """That of a piece."""
-        return cls(trace.dialect, trace.layers, trace.has_documents, trace.last_is_routed)
+        return cls(trace.dialect, trace.layers, trace.has_documents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +179,8 @@ def facts_of(
     file: TraceFile,
     routers: Sequence[KnownRouter],
     before: Survey,
-    manner: Manner | None,
     where: str,
+    refused: Refused | None,
     axes: Axes | None = None,
 ) -> FileFacts:
     """What a file holds, read from beginning to end.
@@ -189,7 +188,7 @@ def facts_of(
     ``axes`` are taken to be what ``before`` and the first piece make expect, unless they are given.
     """
     try:
-        facts = _Gathered(file, routers, before, axes, where).facts()
+        facts = _Gathered(file, routers, before, axes, where, refused).facts()
     except RecordingError:
         _refuse_other_dialect(file, where)
         raise
@@ -221,9 +220,10 @@ class _Gathered:
         before: Survey,
         axes: Axes | None,
         where: str,
+        refused: Refused | None,
     ) -> None:
         self._file, self._routers, self._where = file, routers, where
-        self._before, self._axes = before, axes
+        self._before, self._axes, self._refused = before, axes, refused
         self._dtype = id_dtype(routers)
         self._survey = Survey()
         self._told: int | None = None
@@ -237,6 +237,7 @@ class _Gathered:
         self._parts: list[tuple[int, int, int, int]] = []
         self._pieces: list[tuple[int, int, int]] = []
         self._open: tuple[RequestRows, _Digest] | None = None
+        self._open_name = ""
         self._whole = hashlib.sha256()
 
     def facts(self) -> FileFacts:
@@ -327,9 +328,17 @@ class _Gathered:
             self._names.append(self._name_of(request))
             self._whole.update(f"{request.batch}\n".encode())
             self._positioned.append(True)
-        assert self._open is not None, "a request begins with its first row"
+            self._open_name = request.name
+        if self._open is None:  # left out
+            self._parts.append((len(self._names) - 1, 0, -1, -1))
+            return
         rows, digest = self._open
-        placed = rows.placed(request, axes.of(request.ids))
+        try:
+            placed = rows.placed(request, axes.of(request.ids))
+        except RecordingError as error:
+            self._leave_out(error)
+            self._parts.append((len(self._names) - 1, 0, -1, -1))
+            return
         digest.add(placed, self._dtype)
         self._positioned[-1] &= bool((placed.position >= 0).all())
         span = placed.span or RowSpan(-1, -1)
@@ -347,11 +356,28 @@ class _Gathered:
         if self._open is None:
             return
         rows, digest = self._open
+        try:
+            rows.finish()
+        except RecordingError as error:
+            self._leave_out(error)
+            return
         self._open = None
-        rows.finish()
         self._cut += rows.cut
         self._contents.append(digest.value())
         self._whole.update(self._contents[-1].tobytes())
+
+    def _leave_out(self, error: RecordingError) -> None:
+        """Empties the request that is being read, where refusals are heard; else raises them."""
+        if self._refused is None:
+            raise error
+        self._refused(self._open_name, error)
+        self._open = None
+        self._contents.append(np.zeros(2, np.uint64))
+        last = len(self._names) - 1
+        for index in reversed(range(len(self._parts))):
+            if self._parts[index][0] != last:
+                break
+            self._parts[index] = (last, 0, -1, -1)
 
 
 def _refuse_piece(trace: Trace) -> None:
@@ -359,7 +385,7 @@ def _refuse_piece(trace: Trace) -> None:
     if trace.ids_are == "physical":
         raise RecordingError(
             f"{trace.where}: ids are physical places of experts, which move with load balancing.",
-            "Record logical ids, or with expert load balancing off.",
+            "Give the map of places (--expert-map), or record with expert load balancing off.",
         )
     dtypes = {request.ids.dtype for request in trace.requests if request.ids.dtype.kind not in "iu"}
     if dtypes:

@@ -80,7 +80,7 @@ def first_pass(
     for number, file in enumerate(files):
         facts = _known(file, company, survey)
         if facts is None:
-            facts = facts_of(file, routers, survey, manner, where)
+            facts = facts_of(file, routers, survey, where, company.refused)
             _keep(file, company, facts)
         manner = _same_manner(manner, facts.manner, files, number, where)
         survey = survey.and_of(facts.survey)
@@ -94,12 +94,12 @@ def first_pass(
     for number, facts in enumerate(found):
         if survey.is_flat and facts.told != survey.told and facts.survey.num_requests:
             told = Survey(told=survey.told)
-            found[number] = facts_of(files[number], routers, told, manner, where)
+            found[number] = facts_of(files[number], routers, told, where, company.refused)
         surveys = surveys.and_of(found[number].survey)
     axes = axes_of(surveys, routers, manner.layers, where)
     for number, facts in enumerate(found):
         if facts.axes not in (None, (axes.shape, axes.columns)):
-            found[number] = facts_of(files[number], routers, surveys, manner, where, axes)
+            found[number] = facts_of(files[number], routers, surveys, where, company.refused, axes)
             _keep(files[number], company, found[number])
         if (refusal := found[number].refusal) is not None:
             raise refusal

@@ -149,7 +149,6 @@ def _facts(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> FileFacts:
             manner["dialect"],
             None if manner["layers"] is None else tuple(manner["layers"]),
             manner["has_documents"],
-            manner["last_is_routed"],
         ),
         axes=None if axes is None else (tuple(axes[0]), tuple(axes[1])),
         told=header["told"],

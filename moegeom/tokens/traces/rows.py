@@ -401,8 +401,8 @@ def _check_choices(
             f"{where}, row {row[at]}, layer {routers[layer].layer}: expert "
             f"{ids[at, layer, slot]}; the checkpoint has {routers[layer].num_experts}, and "
             f"{number_of(int(above.sum()), 'id names', 'ids name')} none of them.",
-            "Physical ids of expert load balancing? Record with it off, or with an engine that "
-            "captures logical ids (vLLM from 0.16, SGLang from 0.5.10).",
+            "Physical ids of expert load balancing? Give its map (--expert-map), record with it "
+            "off, or with an engine that captures logical ids: vLLM from 0.16, SGLang from 0.5.10.",
         )
     ordered = np.sort(ids, axis=2)
     twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)

@@ -119,6 +119,7 @@ OTHER_VALUES = {
     "seed": 5,
     "stage": "pre_norm",
     "dialect": "vllm",
+    "expert_map": "other",
     "router_map": {"a": "text/0"},
     "prior": "gaussian",
     "per_token": True,
@@ -129,6 +130,7 @@ OTHER_VALUES = {
     "run_b": "other",
     "stage_b": "ids",
     "dialect_b": "vllm",
+    "expert_map_b": "other",
     "map_b": {"a": "text/0"},
     "noise": InputNoise(0.25),
     "experts": True,
@@ -146,7 +148,8 @@ def test_every_field_of_a_request_is_in_the_plan_or_named_with_a_reason(disk, tm
     assert OTHER_VALUES.keys() == {f.name for f in fields if "outside_plan" not in f.metadata}
     assert all(f.metadata.get("outside_plan", "a reason") for f in fields)
     for name, value in OTHER_VALUES.items():
-        changed = {name: str(tmp_path / value) if name == "run_b" else value}
+        is_path = name in ("run_b", "expert_map", "expert_map_b")
+        changed = {name: str(tmp_path / value) if is_path else value}
         assert plan(dataclasses.replace(request, **changed)) != plan(request), name
 
 

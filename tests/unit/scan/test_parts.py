@@ -26,6 +26,7 @@ from moegeom.engine.sources import refuse_too_many
 from moegeom.kernels.reduction import select_counts
 from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.pipeline import merge, scan
+from moegeom.results.reader import open_results
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
@@ -142,6 +143,30 @@ def test_a_boundary_report_is_shared_out_as_a_scan_is(world, tmp_path):
     ]
     found = merge(parts, tmp_path / "merged")
     assert isinstance(found, Path) and tables(found) == tables(whole)
+
+
+def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
+    order = np.random.default_rng(0).random((TOKENS, MODEL.layers, MODEL.experts))
+    ids = np.argsort(order, axis=2)[:, :, : MODEL.top_k].astype(np.uint8)
+    for number, rows in enumerate(np.split(ids, [2000])):
+        np.save(tmp_path / f"{number}.npy", rows)
+    turned = list(range(MODEL.experts))[::-1]
+    (tmp_path / "map.json").write_text(json.dumps(turned))
+    given = {"tokens": f"{tmp_path}/*.npy", "expert_map": str(tmp_path / "map.json")}
+    request = dataclasses.replace(asked(world, tmp_path / "whole"), **given)
+    parts = [
+        scan(dataclasses.replace(request, out=tmp_path / f"{n}", part=f"{n}/2")) for n in (1, 2)
+    ]
+    found = merge(parts, tmp_path / "merged")
+    assert isinstance(found, Path)
+    assert tables(found) == tables(scan(request))
+    for router in range(MODEL.layers):
+        counts = open_results(found).table("experts")["count"].to_numpy()
+        expected = np.bincount(np.array(turned)[ids[:, router]].ravel(), minlength=MODEL.experts)
+        np.testing.assert_array_equal(np.split(counts, MODEL.layers)[router], expected)
+    (tmp_path / "map.json").write_text(json.dumps(turned[::-1]))
+    with pytest.raises(ResultsError, match="options, tokens here are not those|here are not"):
+        merge(parts, tmp_path / "again")
 
 
 # -------------------------------------------------------------------------------- what is refused

@@ -68,6 +68,39 @@ def test_facts_beside_tensors_are_read(tmp_path):
     np.testing.assert_array_equal(source.read_columns(20, 80).document, document[20:80])
 
 
+@pytest.mark.parametrize("saved", [tuple, list, torch.stack])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_a_batch_is_left_out_by_its_mask(tmp_path, saved, side):
+    """Three sequences of 30, 12 and 21 tokens in rows of 30, flattened as transformers does."""
+    lengths = torch.tensor([30, 12, 21])[:, None]
+    place = torch.arange(30)[None]
+    mask = (place < lengths if side == "right" else place >= 30 - lengths).long()
+    tokens = torch.arange(90).reshape(3, 30)
+    held = {"router_logits": saved(tensors()), "attention_mask": mask, "input_ids": tokens}
+    torch.save(held | {"loss": torch.tensor(0.5)}, tmp_path / "a.pt")
+    source = open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    kept = mask.reshape(-1).bool().numpy()
+    assert (source.facts.num_tokens, source.facts.num_documents) == (63, 3)
+    for layer, router in enumerate(ROUTERS):
+        np.testing.assert_array_equal(source.read_values(router, 0, 63), LOGITS[layer][kept])
+    columns = source.read_columns(0, 63)
+    np.testing.assert_array_equal(columns.document, np.repeat([0, 1, 2], [30, 12, 21]))
+    np.testing.assert_array_equal(
+        columns.position, np.concatenate([np.arange(n) for n in (30, 12, 21)])
+    )
+    np.testing.assert_array_equal(columns.token_id, np.arange(90)[kept])
+
+
+def test_a_mask_of_another_batch_is_refused(tmp_path):
+    for name, beside in {"attention_mask": torch.ones(3, 29), "input_ids": torch.ones(90)}.items():
+        torch.save({"router_logits": tensors(), name: beside.long()}, tmp_path / "a.pt")
+        with pytest.raises(RecordingError, match=f"90 rows.*{name}|{name} has shape .*90 rows"):
+            open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    torch.save({"router_logits": ()}, tmp_path / "a.pt")
+    with pytest.raises(RecordingError, match="holds an empty tuple"):
+        open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+
+
 @pytest.mark.parametrize("suffix", ["npz", "pt"])
 def test_one_pattern_maps_every_layer(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"

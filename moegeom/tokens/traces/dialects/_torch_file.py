@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Bool, Integer
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive
@@ -211,7 +211,9 @@ def _archive(path: Path, most: int) -> tuple[Archive, str, bytes]:
     return archive, roots[0].removesuffix("/data.pkl"), archive.file.read(start, min(size, most))
 
 
-def _integers(found: np.ndarray, where: str) -> Integer[np.ndarray, "..."]:
+def _integers(
+    found: np.ndarray, where: str
+) -> Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]:
     if found.dtype.kind not in "iub":
         raise RecordingError(f"{where}: holds {found.dtype}; expected integers.")
     return found
@@ -219,7 +221,7 @@ def _integers(found: np.ndarray, where: str) -> Integer[np.ndarray, "..."]:
 
 def _numpy(
     found: PickledArray, where: str, spend: Callable[[int, str], None]
-) -> Integer[np.ndarray, "..."]:
+) -> Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]:
     """A pickled array: (version, shape, dtype, is_fortran, bytes)."""
     refusal = RecordingError(f"{where}: a NumPy array that is damaged or of no integers.")
     state = found.state

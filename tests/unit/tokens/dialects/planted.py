@@ -106,13 +106,17 @@ def _other_text(requests: list[Written]) -> list[Written]:
 
 _NO_TOKENS = ("vllm arrays", "batches")
 
+#: What is said where the writer itself leaves out rows behind the last token.
+_ONE_MISSING: Outcome = ("cleaned", "requests whose last token was never routed: 3")
+
 #: What is said of rows that are empty behind the last token, where not by the padding's name.
 _EMPTY_ROWS: dict[str, tuple[str, str]] = {
+    "aligned": _ONE_MISSING,
     "padded": ("cleaned", "cut by the file's own mask"),
     "vllm arrays": ("cleaned", "rows without choices cut at the end (padding): 9"),
     "megatron": ("cleaned", "rows without choices cut at the end (padding): 9"),
     # a log has no requests, only one end
-    "llama_cpp": ("cleaned", "rows without choices left out between others: 6"),
+    "log": ("cleaned", "rows without choices left out between others: 6"),
 }
 
 PLANTED = (
@@ -127,7 +131,7 @@ PLANTED = (
         "layers without a router are zeros",
         lambda requests: requests,
         ("cleaned", "layers without router, which hold no choices: 1"),
-        {"batches": ("cleaned", "Trace of")},
+        {"batches": ("cleaned", "Trace of"), "routers": ("cleaned", "Trace of")},
         num_tokens=65,
     ),
     Planted(
@@ -149,6 +153,7 @@ PLANTED = (
         _each(lambda r: _filled(r, 3, np.arange(TOP_K))),
         ("cleaned", "padding rows cut behind the last routed token: 9"),
         {
+            "aligned": _ONE_MISSING,
             "padded": ("cleaned", "cut by the file's own mask"),
             "vllm arrays": ("refused", "padding written as experts"),
             "batches": ("refused", "padding written as experts"),
@@ -160,11 +165,12 @@ PLANTED = (
         _each(lambda r: _behind(r, np.repeat(r.ids[-1:], 4, axis=0))),
         ("cleaned", "padding rows cut behind the last routed token: 12"),
         {
+            "aligned": _ONE_MISSING,
             "padded": ("cleaned", "cut by the file's own mask"),
             # with neither tokens nor mask it may be text: aligned, it has too many rows
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "has 3 documents and the trace 1 request"),
+            "log": ("misplaced", "has 3 documents and the trace 1 request"),
         },
         num_tokens=65,
     ),
@@ -173,9 +179,10 @@ PLANTED = (
         _each(lambda r: _behind(r, r.ids[2:6])),
         ("refused", "at the end look like choices"),
         {
+            "nemo_rl": _ONE_MISSING,
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
+            "log": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(
@@ -183,10 +190,11 @@ PLANTED = (
         _each(lambda r: r.ids[4:]),
         ("refused", "4 rows are missing and nothing in the file says which"),
         {
+            "aligned": ("misplaced", "no place stands out"),
             "padded": ("misplaced", "no place stands out"),
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
+            "log": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(
@@ -194,11 +202,12 @@ PLANTED = (
         _each(lambda r: r.ids[r.num_prompt :]),
         ("cleaned", "positions of prompts omitted, only generated tokens were recorded: 18"),
         {
+            "aligned": ("misplaced", "no place stands out"),
             "vllm 0.21": ("cleaned", "only generated tokens were recorded: 18"),
             "padded": ("misplaced", "no place stands out"),
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
+            "log": ("misplaced", "3 documents and the trace 1 request"),
         },
         num_tokens=47,
     ),
@@ -207,7 +216,7 @@ PLANTED = (
         _wrap,
         ("refused", "cannot name 512 experts"),
         {"vllm 0.21": ("refused", "8 bits"), "sglang": ("refused", "8 bits")}
-        | dict.fromkeys(("megatron", "llama_cpp"), ("refused", "8 bits")),
+        | dict.fromkeys(("megatron", "log", "nemo_rl", "areal", "tunix"), ("refused", "8 bits")),
         num_experts=512,
         truth=lambda: truth(num_experts=512),
     ),
@@ -220,25 +229,34 @@ PLANTED = (
         "rows are shifted by one token",
         _each(_shift_rows),
         ("misplaced", "shifted by +1 token"),
-        {"llama_cpp": ("misplaced", "3 documents and the trace 1 request")},
+        {"log": ("misplaced", "3 documents and the trace 1 request")},
     ),
     Planted(
         "layers are shifted by one",
         _each(lambda r: np.concatenate([np.zeros_like(r.ids[:, :1]), r.ids], axis=1)),
         ("refused", "It fits when layers are shifted by +1"),
-        {"batches": ("refused", "names the layers 1, 2, 3, 4; the routers of the checkpoint are")},
+        {
+            "batches": (
+                "refused",
+                "names the layers 1, 2, 3, 4; the routers of the checkpoint are",
+            ),
+            # the layer that was put in front is the one that is left out
+            "routers": ("cleaned", "layers without router, which hold no choices: 1"),
+        },
     ),
     Planted(
         "the last layer stands first",
         _each(lambda r: np.roll(r.ids, 1, axis=1)),
         ("refused", "holds choices in layers 0, which have no router"),
-        {"batches": ("refused", "holds none in layers 1, which have one")},
+        dict.fromkeys(
+            ("batches", "routers"), ("refused", "holds none in layers 1, which have one")
+        ),
     ),
     Planted(
         "routers are in another order",
         _each(_turn_layers),
         ("misplaced", "shifted by -1 layer"),
-        {"llama_cpp": ("misplaced", "3 documents and the trace 1 request")},
+        {"log": ("misplaced", "3 documents and the trace 1 request")},
     ),
     Planted(
         "an expert stands twice", _first(_name_an_expert_twice), ("refused", "stands twice in")
@@ -258,7 +276,7 @@ PLANTED = (
         "a dense layer holds choices",
         _fill_dense_layer,
         ("refused", "holds choices in layers 0, which have no router"),
-        {"batches": ("cleaned", "Trace of")},
+        dict.fromkeys(("batches", "routers"), ("cleaned", "Trace of")),
     ),
     Planted(
         "k is another",
@@ -280,7 +298,7 @@ PLANTED = (
             "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
             "vllm arrays": ("cleaned", "no token ids"),
             "megatron": ("cleaned", "equal to another in every token and choice, kept: 1"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
+            "log": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(
@@ -291,7 +309,7 @@ PLANTED = (
             "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("cleaned", "equal to another in every token and choice, kept: 1"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
+            "log": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(

@@ -76,7 +76,19 @@ def write_megatron(path: Path, counts: np.ndarray) -> None:
     )
 
 
+def write_csv(path: Path, counts: np.ndarray) -> None:
+    """expert_distribution_rank0_timestamp*.csv of SGLang 0.4.5: what was never chosen is left out."""
+    rows = [
+        f"{layer},{expert},{count}\n"
+        for layer, of_layer in enumerate(counts[0], start=1)
+        for expert, count in enumerate(of_layer)
+        if count
+    ]
+    path.write_text("layer_id,expert_id,count\n" + "".join(rows))
+
+
 WRITERS = {
+    "sglang_csv": ("expert_distribution_rank0_timestamp1744347750.37.csv", write_csv, 1),
     "imatrix": ("m.gguf", write_imatrix, 1),
     "sglang": ("recorder.pt", write_recorder, 7),
     "megatron": ("rank0.jsonl", write_megatron, 7),
@@ -106,6 +118,17 @@ def test_counts_of_gguf_agree_with_its_own_reader(tmp_path):
         np.testing.assert_array_equal(source.counts(router)[0], expected)
 
 
+def test_experts_that_a_table_leaves_out_count_nothing(tmp_path):
+    counts = some_counts()
+    counts[..., -3:] = 0
+    write_csv(tmp_path / "d.csv", counts)
+    source = open_tokens(tmp_path / "d.csv", routers=NAMES, known=known())
+    np.testing.assert_array_equal(source.counts(NAMES[2]), counts[:, 2])
+    (tmp_path / "d.csv").write_text(2 * (tmp_path / "d.csv").read_text())
+    with pytest.raises(RecordingError, match="expected 3 whole numbers a line"):
+        open_tokens(tmp_path / "d.csv", routers=NAMES, known=known())
+
+
 def test_unused_steps_of_a_buffer_are_named(tmp_path):
     write_recorder(tmp_path / "r.pt", some_counts(7))
     notes = open_tokens(tmp_path / "r.pt", routers=NAMES, known=known()).facts.notes
@@ -129,7 +152,15 @@ def local_experts(counts: np.ndarray) -> np.ndarray:
     return counts[..., : EXPERTS // 2]
 
 
+def an_expert_more(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([counts, np.ones_like(counts[..., :1])], axis=-1)
+
+
 REFUSED = [
+    ("sglang_csv", an_expert_more, "counts 65 experts; router text/1 has 64"),
+    ("sglang_csv", without_a_layer, "names the layers 1, 3; the routers"),
+    ("sglang_csv", lambda c: -c, "values from"),
+    ("sglang_csv", lambda c: 0 * c, "every count is 0"),
     ("imatrix", equal, "converted from an older file"),
     ("imatrix", half, "no counts"),
     ("imatrix", without_a_layer, "no choices are counted at text/2"),

@@ -5,19 +5,31 @@ from __future__ import annotations
 import base64
 import json
 
+import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from moegeom.core.errors import MoeGeomError, RecordingError
 from moegeom.tokens.open import open_tokens
 from tests.unit.tokens.dialects.written import (
+    EXPERTS,
+    areal_arrays,
     known,
     lines,
     llama_text,
     megatron_lines,
+    moe_trace_text,
+    nemo_rl_item,
     npy,
+    prime_rl_batch,
+    replace,
     truth,
+    tunix_arrays,
+    write_flame,
+    write_moe_atlas,
     write_slime,
     write_vllm_arrays,
 )
@@ -146,6 +158,128 @@ def test_stale_rows_are_named(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------- training
+def test_a_turn_that_a_later_one_repeats_is_left_out(tmp_path):
+    held = truth()
+    whole = held.written[0]
+    turns = [
+        replace(whole, tokens=whole.tokens[:12], ids=whole.ids[:11]),
+        replace(whole, num_prompt=14),
+    ]
+    other = held.written[1]
+    rollout = {"response": {"output": [nemo_rl_item(turn) for turn in turns]}}
+    reply = {"id": "a", "choices": [{"message": nemo_rl_item(other)}]}
+    lines(tmp_path / "r.jsonl", [rollout, reply, {"response": {"output": []}}])
+    source = opened(tmp_path / "r.jsonl")
+    assert {"turns that a later turn of the rollout repeats, left out: 1",
+            "records without routed experts: 1"} <= set(source.facts.notes)  # fmt: skip
+    np.testing.assert_array_equal(
+        chosen(source), np.concatenate([held.ids[0][:-1], held.ids[1][:-1]])
+    )
+
+
+def test_triple_lists_are_read_as_envelopes_are(tmp_path):
+    held = truth()
+    item = nemo_rl_item(held.written[0])
+    ids = np.concatenate([held.written[0].ids, np.arange(4) + np.zeros((1, 4, 1), int)])
+    lines(
+        tmp_path / "r.jsonl", [{"response": {"output": [item | {"routed_experts": ids.tolist()}]}}]
+    )
+    np.testing.assert_array_equal(chosen(opened(tmp_path / "r.jsonl")), held.ids[0][:-1])
+    lines(tmp_path / "r.jsonl", [{"response": {"output": [item | {"routed_experts": "nrlre2:x"}]}}])
+    with pytest.raises(RecordingError, match="expected nrlre1:"):
+        opened(tmp_path / "r.jsonl", "nemo_rl")
+
+
+def prime_rl(path, *batches):
+    path.write_bytes(msgspec.msgpack.encode(list(batches)))
+    return path
+
+
+def test_padding_behind_packed_sequences_is_counted_and_so_are_batches_without_ids(tmp_path):
+    held = truth()
+    packed, bare = prime_rl_batch(held.written, 64), prime_rl_batch(held.written[:1], 1)
+    bare[10] = None
+    source = opened(prime_rl(tmp_path / "rank_3.bin", packed, bare, bare[:9]))
+    assert {"micro batches without routed experts: 2",
+            "tokens of padding behind packed sequences, left out: 60"} <= set(source.facts.notes)  # fmt: skip
+    np.testing.assert_array_equal(chosen(source), kept(held))
+
+
+def test_a_sequence_cut_to_the_length_of_the_trainer_keeps_its_last_row(tmp_path):
+    held = truth()
+    cut = [
+        replace(r, tokens=r.tokens[:16], ids=rows[:16])
+        for r, rows in zip(held.written, [np.pad(i, ((0, 0), (1, 0), (0, 0))) for i in held.ids],
+                           strict=True)
+    ]  # fmt: skip
+    source = opened(prime_rl(tmp_path / "rank_0.bin", *(prime_rl_batch([r], 1) for r in cut)))
+    np.testing.assert_array_equal(chosen(source), np.concatenate([i[:16] for i in held.ids]))
+
+
+def test_positions_must_say_where_sequences_begin(tmp_path):
+    batch = prime_rl_batch(truth().written, 1)
+    batch[4] = [position + 1 for position in batch[4]]
+    with pytest.raises(RecordingError, match="positions do not begin at 0 where its sequences do"):
+        opened(prime_rl(tmp_path / "rank_0.bin", batch))
+    batch[4] = batch[4][1:]
+    with pytest.raises(RecordingError, match="68 tokens, 67 positions, 68 rows"):
+        opened(prime_rl(tmp_path / "rank_0.bin", batch))
+    with pytest.raises(RecordingError, match=r"Expected .*array"):
+        opened(prime_rl(tmp_path / "rank_0.bin", {"input_ids": []}), "prime_rl_batches")
+
+
+def test_sequences_that_the_trainer_filled_up_are_left_out(tmp_path):
+    held = truth()
+    arrays = areal_arrays(held.written)
+    arrays["r3_routing_valid"][1] = False
+    torch.save({name: torch.from_numpy(a) for name, a in arrays.items()}, tmp_path / "b.pt")
+    source = opened(tmp_path / "b.pt")
+    assert "sequences whose rows the trainer filled up, left out: 1" in source.facts.notes
+    expected = np.concatenate([held.ids[0][:-1], held.ids[2][:-1]])
+    np.testing.assert_array_equal(chosen(source), expected)
+
+
+def test_packed_payloads_are_refused_and_so_are_some_without_masks(tmp_path):
+    arrays = tunix_arrays(truth().written)
+    segments = np.ones(arrays["routed_experts"].shape[:2], np.int32)
+    np.savez(tmp_path / "p.npz", **arrays, segment_ids=segments)
+    assert opened(tmp_path / "p.npz").facts.num_tokens == 65
+    segments[1, 20:] = 2
+    np.savez(tmp_path / "p.npz", **arrays, segment_ids=segments)
+    with pytest.raises(RecordingError, match="row 1 of segment_ids holds several sequences"):
+        opened(tmp_path / "p.npz")
+    del arrays["prompt_mask"]
+    np.savez(tmp_path / "p.npz", **arrays)
+    with pytest.raises(RecordingError, match="lacks prompt_mask; expected them beside"):
+        opened(tmp_path / "p.npz")
+
+
+def test_layers_of_flame_are_as_long_as_each_other_and_as_the_samples(tmp_path):
+    held = truth()
+    folder = tmp_path / "flame" / "actives" / "iter_7"
+    write_flame(folder, held.written)
+    samples = tmp_path / "flame" / "samples"
+    samples.mkdir()
+    pq.write_table(pa.table({"token_id": np.arange(60, dtype=np.int32)}), samples / "000.parquet")
+    with pytest.raises(RecordingError, match="layers have 65 rows; the samples have 60 tokens"):
+        opened(folder)
+    pq.write_table(pa.table({"token_id": np.arange(5, dtype=np.int32)}), samples / "001.parquet")
+    np.testing.assert_array_equal(chosen(opened(folder)), kept(held))
+    pq.write_table(pq.read_table(folder / "layer_02.parquet")[:64], folder / "layer_02.parquet")
+    with pytest.raises(RecordingError, match="files of layers have 64 to 65 rows"):
+        opened(folder)
+
+
+def test_prompts_of_one_file_that_number_their_tokens_alike_are_refused(tmp_path):
+    held = truth()
+    for number, request in enumerate(held.written[:2]):
+        write_moe_atlas(tmp_path / f"{number}.jsonl", [request])
+    both = "".join((tmp_path / f"{number}.jsonl").read_text() for number in range(2))
+    (tmp_path / "r.jsonl").write_text(both)
+    with pytest.raises(RecordingError, match="token 19, layer 1: 4 choices; another has 8"):
+        opened(tmp_path / "r.jsonl")
+
+
 def test_a_sample_that_has_no_experts_yet_is_counted(tmp_path):
     held = truth()
     write_slime(tmp_path / "r.pt", held.written)
@@ -282,6 +416,43 @@ def test_a_batch_that_breaks_off_is_refused(tmp_path):
     (tmp_path / "e.log").write_text(whole + part)
     with pytest.raises(RecordingError, match="a batch has 2 layers with choices"):
         opened(tmp_path / "e.log")
+
+
+def test_a_prompt_read_without_its_strides_is_left_out(tmp_path):
+    """As moe-trace of 0a5bc4d: numbers of an argsort of 64 experts, read as if they were 4 wide."""
+    held = truth()
+    argsort = np.argsort(np.random.default_rng(3).random((20, 4, EXPERTS)), axis=2)
+    read = np.stack([argsort[:, n].ravel()[: 20 * 4].reshape(20, 4) for n in range(4)], axis=1)
+    assert (read[:16].reshape(-1, 4, 4)[:, 1].ravel() == argsort[0, 1]).all()
+    path = tmp_path / "moe_trace.csv"
+    path.write_text(
+        moe_trace_text(read) + "".join(moe_trace_text(r[None]) for r in held.written[0].ids)
+    )
+    source = opened(path)
+    np.testing.assert_array_equal(chosen(source), held.ids[0][:-1])
+    assert "batches left out that rank all experts in place of choices: 1" in source.facts.notes
+    honest = moe_trace_text(held.written[1].ids)
+    path.write_text(honest + moe_trace_text(held.written[0].ids[:1]))
+    assert opened(path).facts.num_tokens == 31
+    path.write_text(moe_trace_text(read) + moe_trace_text(read[:19]))
+    with pytest.raises(RecordingError, match="2 batches, each the ranking of all experts"):
+        opened(path)
+
+
+def test_the_last_layer_of_a_prompt_may_have_one_token_and_no_other_may(tmp_path):
+    held = truth()
+    path = tmp_path / "moe_trace.csv"
+    text = moe_trace_text(held.written[0].ids, last_only=True)
+    path.write_text(text + moe_trace_text(held.written[1].ids[:1]))
+    source = opened(path)
+    np.testing.assert_array_equal(chosen(source)[0], held.ids[0][18])
+    assert any(note.endswith("was not computed for them: 18") for note in source.facts.notes)
+    path.write_text(text.replace(f"2,{held.ids[0][3, 1, 0]}\n", "", 1))
+    with pytest.raises(RecordingError, match="layers of one batch have|1 experts a token"):
+        opened(path)
+    path.write_text(text + "1,5\n1,6\n")
+    with pytest.raises(RecordingError, match="a batch has 1 layer, the first 3"):
+        opened(path)
 
 
 # --------------------------------------------------------------------------------------- elsewhere

@@ -13,7 +13,7 @@ import pytest
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.tokens import SourceFacts, TokenSource
-from moegeom.tokens.files import TokenFiles
+from moegeom.tokens.files import TokenFiles, natural
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces import dialects, source
@@ -47,8 +47,9 @@ Read = tuple[SourceFacts, dict[str, np.ndarray]]
 def everything(found: TokenSource) -> Read:
     """What is said, and all that a scan can read, in ranges that cut files and documents."""
     facts, num_tokens = found.facts, found.facts.num_tokens
-    # the first note counts files; how wide a mask is depends on the longest beside it
-    notes = [note for note in facts.notes[1:] if "own mask" not in note]
+    # the first note counts files; how wide padding is depends on what stands beside it
+    beside = ("own mask", "padding behind packed sequences")
+    notes = [note for note in facts.notes[1:] if not any(words in note for words in beside)]
     ranges = [(n, min(n + 17, num_tokens)) for n in range(0, num_tokens, 17)]
     columns = [vars(found.read_columns(*r)) for r in ranges]
     read = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
@@ -72,8 +73,8 @@ def dirty() -> list[Written]:
     stale, gap = two.ids.copy(), three.ids.copy()
     stale[5:16] = stale[5]
     gap[4] = 0
-    stale_one = replace(two, name="stale", ids=stale)
-    return [one, two, stale_one, replace(three, ids=gap), one, replace(two, name="equal")]
+    stale_one = replace(two, name="req-7", ids=stale)
+    return [one, two, stale_one, replace(three, ids=gap), one, replace(two, name="req-8")]
 
 
 def parts_of(writer: Writer, folder: Path, requests: list[Written], sizes: list[int]) -> list[Path]:
@@ -81,10 +82,11 @@ def parts_of(writer: Writer, folder: Path, requests: list[Written], sizes: list[
     stops = np.cumsum(sizes)
     if writer.dialect == "megatron":  # whose lines number their steps
         return _ranks(folder, megatron_lines(requests), stops * (requests[0].ids.shape[1] - 1))
-    suffix = Path(writer.file).suffix
+    named = Path(writer.file)
+    before = "rank_" if named.stem.startswith("rank_") else ""
     for number, (size, stop) in enumerate(zip(sizes, stops, strict=True), start=9):
-        writer.write(folder / f"{number}{suffix}", requests[stop - size : stop])
-    return sorted(folder.iterdir(), key=lambda path: int(path.stem))
+        writer.write(folder / f"{before}{number}{named.suffix}", requests[stop - size : stop])
+    return sorted(folder.iterdir(), key=natural)
 
 
 def _ranks(folder: Path, records: list[dict], stops: np.ndarray) -> list[Path]:
@@ -105,7 +107,7 @@ def test_any_split_over_files_reads_as_one_file(name, tmp_path):
     writer, requests = WRITERS[name], dirty()
     if writer.file.endswith(".npz"):  # an archive cannot hold a name twice
         requests = [r for n, r in enumerate(requests) if n != 4]
-    if "split" in writer.kinds:  # a log has no requests that could stand in it twice
+    if "log" in writer.kinds:  # a log has no requests that could stand in it twice
         requests = requests[:4]
     writer.write(tmp_path / writer.file, requests)
     whole = everything(opened(tmp_path / writer.file))
@@ -118,7 +120,7 @@ def test_any_split_over_files_reads_as_one_file(name, tmp_path):
         assert_same(several, whole)
         pattern = f"{folder}/*/*" if writer.dialect == "megatron" else f"{folder}/*"
         assert_same(opened(pattern), whole)
-        if writer.dialect != "megatron":
+        if not any(path.is_dir() or path.parent != folder for path in paths):
             assert_same(opened(folder), whole)
 
 

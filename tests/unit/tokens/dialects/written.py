@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.numpy import save_file
 
@@ -325,6 +328,173 @@ def llama_text(ids: np.ndarray, last_only: bool = False, elided: bool = False) -
     return "".join(text)
 
 
+def write_moe_trace(path: Path, requests: list[Written]) -> None:
+    """llama-moe-trace of llama.cpp PR 28544, strides honoured: a prompt, then generated tokens."""
+    batches = [
+        batch
+        for request in requests
+        for batch in np.split(request.ids, range(request.num_prompt, len(request.ids)))
+    ]
+    path.write_text("".join(map(moe_trace_text, batches)))
+
+
+def moe_trace_text(ids: np.ndarray, last_only: bool = False) -> str:
+    """One batch (tokens, layers, k), layer by layer."""
+    rows = [ids[-1:] if last_only and n == ids.shape[1] - 1 else ids for n in range(ids.shape[1])]
+    return "".join(
+        f"{layer},{expert}\n"
+        for layer in range(FIRST, ids.shape[1])
+        for expert in rows[layer][:, layer].ravel()
+    )
+
+
+def write_nemo_rl(path: Path, requests: list[Written]) -> None:
+    """Rollouts of NeMo Gym 07d6b0d070 with envelopes of NeMo RL 7ea279abfb, one turn each."""
+    lines(
+        path,
+        [
+            {
+                "_ng_task_index": int(request.name.removeprefix("req-")),
+                "_ng_rollout_index": 0,
+                "reward": 1.0,
+                "response": {"output": [{"type": "reasoning"}, nemo_rl_item(request)]},
+            }
+            for request in requests
+        ],
+    )
+
+
+def nemo_rl_item(request: Written) -> dict:
+    """Rows that are missing are -1, that of the last token counts up, further ones are cut."""
+    num_tokens, top_k = len(request.tokens), request.ids.shape[2]
+    ids = np.full((num_tokens, *request.ids.shape[1:]), -1, np.int16)
+    ids[-1] = np.arange(top_k)
+    num_rows = min(num_tokens - 1, len(request.ids))
+    ids[:num_rows] = request.ids[:num_rows]
+    shape = "x".join(map(str, ids.shape))
+    return {
+        "type": "message",
+        "prompt_token_ids": request.tokens[: request.num_prompt].tolist(),
+        "generation_token_ids": request.tokens[request.num_prompt :].tolist(),
+        "generation_log_probs": [-0.5] * (num_tokens - request.num_prompt),
+        "routed_experts": f"nrlre1:int16:{shape}:{base64.b64encode(ids.tobytes()).decode()}",
+    }
+
+
+def write_prime_rl_batches(path: Path, requests: list[Written]) -> None:
+    """rank_0.bin of prime-rl 559b44772e: two micro batches, the second padded to 16 tokens."""
+    halves = [requests[:2], requests[2:]]
+    batches = [prime_rl_batch(half, 16 if half is halves[1] else 1) for half in halves if half]
+    path.write_bytes(msgspec.msgpack.encode(batches))
+
+
+def prime_rl_batch(requests: list[Written], multiple: int) -> list:
+    """The fields of a MicroBatch in its order."""
+    dtype = "uint8" if requests[0].dtype == "int32" else requests[0].dtype
+    tokens = np.concatenate([request.tokens for request in requests])
+    positions = np.concatenate([np.arange(len(request.tokens)) for request in requests])
+    ids = np.zeros((len(tokens), *requests[0].ids.shape[1:]), dtype)
+    start = 0
+    for request in requests:
+        num_rows = min(len(request.ids), len(request.tokens))
+        ids[start : start + num_rows] = narrowed(request, dtype)[:num_rows]
+        start += len(request.tokens)
+    lengths, padding = [len(request.tokens) for request in requests], -len(tokens) % multiple
+    lengths[-1] += padding
+    ids = np.concatenate([ids, np.zeros((padding, *ids.shape[1:]), dtype)])
+    tokens = np.concatenate([tokens, np.ones(padding, int)])
+    positions = np.concatenate([positions, np.arange(padding)])
+    num, floats = len(tokens), [0.5] * len(tokens)
+    return [
+        *(tokens.tolist(), [True] * num, floats, floats, positions.tolist(), lengths, floats),
+        *(["env"] * num, lengths, None, [ids.tobytes(), list(ids.shape), str(ids.dtype)]),
+        *(None, None, [1.0] * num),
+    ]
+
+
+def areal_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
+    """A batch of AReaL PR 1496: layers with routers alone, a missing row repeats the one before."""
+    widest = max(len(r.tokens) for r in requests) + 2
+    layers, top_k = requests[0].ids.shape[1] - FIRST, requests[0].ids.shape[2]
+    arrays = {
+        "attention_mask": np.zeros((len(requests), widest), bool),
+        "input_ids": np.zeros((len(requests), widest), np.int64),
+        "routed_experts": np.zeros((len(requests), widest, layers, top_k), np.int32),
+        "r3_routing_valid": np.ones(len(requests), bool),
+    }
+    for number, request in enumerate(requests):
+        num_tokens = len(request.tokens)
+        arrays["attention_mask"][number, :num_tokens] = True
+        arrays["input_ids"][number, :num_tokens] = request.tokens
+        rows = narrowed(request, "int32")[:num_tokens, FIRST:]
+        rows = np.concatenate([rows, np.repeat(rows[-1:], num_tokens - len(rows), axis=0)])
+        arrays["routed_experts"][number, :num_tokens] = rows
+    return arrays
+
+
+def write_areal(path: Path, requests: list[Written]) -> None:
+    torch.save({name: torch.from_numpy(a) for name, a in areal_arrays(requests).items()}, path)
+
+
+def tunix_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
+    """A payload of tunix PR 2046: [padding, prompt | completion, padding], -1 where unset."""
+    width, answer = 9, max(len(r.tokens) - r.num_prompt for r in requests) + 3
+    shape = (len(requests), width + answer, *requests[0].ids.shape[1:])
+    arrays = {
+        "prompt_ids": np.zeros((len(requests), width), np.int32),
+        "prompt_mask": np.zeros((len(requests), width), np.float32),
+        "completion_ids": np.zeros((len(requests), answer), np.int32),
+        "completion_mask": np.zeros((len(requests), answer), np.float32),
+        "advantages": np.zeros((len(requests), answer), np.float32),
+        "routed_experts": np.full(shape, -1, np.int32),
+    }
+    for number, request in enumerate(requests):
+        start, num_answer = width - request.num_prompt, len(request.tokens) - request.num_prompt
+        arrays["prompt_ids"][number, start:] = request.tokens[: request.num_prompt]
+        arrays["prompt_mask"][number, start:] = 1
+        arrays["completion_ids"][number, :num_answer] = request.tokens[request.num_prompt :]
+        # the answer of a tool is not trained
+        arrays["completion_mask"][number, :num_answer] = np.arange(num_answer) != 2
+        rows = arrays["routed_experts"][number, start : start + len(request.ids)]
+        rows[...] = narrowed(request, "int32")[: len(rows)]
+    return arrays
+
+
+def write_tunix(path: Path, requests: list[Written]) -> None:
+    np.savez(path, **tunix_arrays(requests))
+
+
+def write_flame(path: Path, requests: list[Written]) -> None:
+    """iter_<n> of FLAME-MoE-Traces: a file to a layer, a token to a row, of no sequence."""
+    path.mkdir(parents=True)
+    ids = np.concatenate([request.ids for request in requests]).astype(np.int16)
+    for layer in range(FIRST, ids.shape[1]):
+        columns = {
+            "scores": pa.array(list(np.zeros(ids[:, layer].shape, np.float16))),
+            "indices": pa.array(list(ids[:, layer])),
+        }
+        pq.write_table(pa.table(columns), path / f"layer_{layer:02}.parquet")
+
+
+def write_moe_atlas(path: Path, requests: list[Written]) -> None:
+    """Lines with the four known fields, tokens numbered through."""
+    ids = np.concatenate([request.ids for request in requests])
+    lines(
+        path,
+        [
+            {
+                "layer": layer,
+                "token_idx": token,
+                "expert_idx": int(expert),
+                "gate_weight": 1.0 / (slot + 2),
+            }
+            for token, row in enumerate(ids)
+            for layer in range(FIRST, ids.shape[1])
+            for slot, expert in enumerate(row[layer])
+        ],
+    )
+
+
 @dataclass(frozen=True)
 class Writer:
     """How one dialect is written, and what its files say."""
@@ -340,7 +510,9 @@ def writer(dialect: str, file: str, write: Callable, *kinds: str) -> Writer:
 
 
 #: ``tokens``: token ids are in the file; ``names layers``: layers are numbered; ``padded``: rows
-#: that are missing are zeros; ``batches``: no requests; ``numbered``: requests have no names.
+#: that are missing are zeros; ``batches``: no requests; ``log``: all of them are one;
+#: ``numbered``: requests have no names; ``aligned``: a row to a token, more are cut, missing ones
+#: filled; ``routers``: layers without a router are left out; ``endless``: no end could be missing.
 WRITERS = {
     "vllm": writer("vllm", "replies.jsonl", write_vllm, "tokens"),
     "vllm 0.21": writer("vllm", "replies.json", write_vllm_lists, "tokens"),
@@ -355,7 +527,28 @@ WRITERS = {
     ),
     "verl torch": writer("verl", "batch.pt", write_verl_torch, "tokens", "padded", "numbered"),
     "megatron": writer("megatron", "trace", write_megatron, "names layers", "batches"),
-    "llama_cpp": writer("llama_cpp", "eval.log", write_llama, "names layers", "batches", "split"),
+    "areal": writer("verl", "batch.pt", write_areal, "tokens", "padded", "numbered", "routers"),
+    "tunix": writer("tunix", "payload.npz", write_tunix, "tokens", "padded", "numbered"),
+    "nemo_rl": writer("nemo_rl", "rollouts.jsonl", write_nemo_rl, "tokens", "aligned"),
+    "prime_rl_batches": writer(
+        "prime_rl_batches", "rank_0.bin", write_prime_rl_batches, "tokens", "numbered", "aligned"
+    ),
+    "llama_cpp": writer(
+        "llama_cpp", "eval.log", write_llama, "names layers", "batches", "log", "endless"
+    ),
+    "llama_moe_trace": writer(
+        "llama_moe_trace",
+        "moe_trace.csv",
+        write_moe_trace,
+        "names layers",
+        "batches",
+        "log",
+        "endless",
+    ),
+    "moe_atlas": writer(
+        "moe_atlas", "routes.jsonl", write_moe_atlas, "names layers", "batches", "log"
+    ),
+    "flame": writer("flame", "iter_7", write_flame, "names layers", "batches", "log"),
 }
 
 __all__ = ["WRITERS", "Truth", "Writer", "Written", "known", "replace", "truth"]

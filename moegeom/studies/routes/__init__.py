@@ -1,0 +1,1 @@
+"""What a trace of choices holds before any checkpoint is at hand."""

@@ -1,0 +1,102 @@
+"""Traces before a checkpoint: request and record of what they hold and what is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moegeom.tokens.traces.trace import IdsAre
+
+State = Literal["sound", "defective", "not judged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutesRequest:
+    """Which files, and whose traces they are where they do not show it.
+
+    A folder, and a pattern such as ``dump/*.pt``, stand for one trace in several files.
+    """
+
+    files: tuple[str, ...]
+    dialect: str | None = None
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Why a request cannot be read, or with an empty name the file as a whole."""
+
+    request: str
+    text: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class LayerOfTrace:
+    """A layer with choices: ``largest`` is its largest id, ``num_seen`` counts different ones.
+
+    ``name`` is what the file calls it, else its place in the file, from 0.
+    """
+
+    name: int
+    largest: int
+    num_seen: int
+
+
+@dataclass(frozen=True)
+class FileOfRoutes:
+    """One trace.
+
+    Parameters
+    ----------
+    given
+        The path or pattern as it was typed.
+    dialect, writer
+        Which reader took it, and whose trace that is.
+    num_requests, num_rows
+        What the file holds; 0 where it could not be read, or holds counts alone.
+    num_tokens
+        Rows that are left as tokens of the requests without defect.
+    top_k
+        Slots of a row, without those that name no expert; None where no shape is stored.
+    layers, num_layers
+        Those with choices, and how many there are.
+    notes
+        What was left out or looks odd, with counts.
+    not_looked_at
+        What only a checkpoint, or more in the file, could tell.
+    """
+
+    name: str
+    given: str
+    dialect: str
+    writer: str
+    state: State
+    num_requests: int = 0
+    num_rows: int = 0
+    num_tokens: int = 0
+    top_k: int | None = None
+    num_layers: int = 0
+    layers: tuple[LayerOfTrace, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    ids_are: IdsAre = "unknown"
+    notes: tuple[str, ...] = ()
+    defects: tuple[Defect, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Routes:
+    """All files, in the order they were given."""
+
+    files: tuple[FileOfRoutes, ...]
+
+    def of_state(self, state: State) -> tuple[FileOfRoutes, ...]:
+        """The files of a state."""
+        return tuple(file for file in self.files if file.state == state)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all are sound, 1 when one is defective, else 4: one could not be judged."""
+        if self.of_state("defective"):
+            return 1
+        return 4 if self.of_state("not judged") else 0

@@ -1,0 +1,173 @@
+"""prime-rl, ``rank_<n>.bin`` of its rollouts folder: micro batches for a trainer, in msgpack.
+
+A file is a list of micro batches, each an array of fields in a fixed order; of them ``input_ids``,
+``position_ids``, ``sequence_lengths`` and ``routed_experts`` (bytes, shape, dtype) are read. A
+micro batch packs several sequences, whose positions begin at 0 again; so do those of the padding
+behind them. There is a row for each token; rows that were not captured, such as that of the last
+token, are zeros. A sequence that was cut to the trainer's length ends with a row of choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.extras import refuse_absent
+from moegeom.core.files import open_regular, read_regular, reading
+from moegeom.core.text import number_of, quoted
+from moegeom.tokens.stages import EXPERT_DTYPES
+from moegeom.tokens.traces.dialect import Dialect
+from moegeom.tokens.traces.dialects._encodings import shaped
+from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+
+#: Bytes of one list of token ids or positions, at most 27 million of them.
+_LIST_BYTES = 27_000_000
+
+#: Places of the fields that are read among those of a micro batch.
+_TOKENS, _POSITIONS, _LENGTHS, _ROUTED = 0, 4, 5, 10
+
+#: The token that a micro batch is filled up with.
+_PAD = 1
+
+#: First bytes of arrays in msgpack: short ones, and those with a length of 2 or 4 bytes.
+_ARRAYS = dict.fromkeys(range(0x90, 0xA0), 1) | {0xDC: 3, 0xDD: 5}
+
+
+def recognises(path: Path) -> bool:
+    """True for ``rank_<n>.bin`` that begins with an array of arrays of arrays of integers."""
+    if not path.match("rank_*.bin") or not path.is_file():
+        return False
+    with open_regular(path, follows=True) as stream:
+        start = stream.read(16)
+    for _ in range(3):
+        skipped = _ARRAYS.get(start[0]) if start else None
+        if skipped is None:
+            return False
+        start = start[skipped:]
+    return bool(start) and (start[0] < 0x80 or 0xCC <= start[0] <= 0xCF)
+
+
+def read(path: Path) -> Trace:
+    """Every sequence of every micro batch; micro batches without routed experts are counted."""
+    with reading(path, RecordingError, "Give the files of ranks one by one."):
+        raw = read_regular(path, TRACE_BYTES, follows=True)
+    batches = _decoded(raw, "list[list[Raw]]", path.name)
+    requests: list[RequestTrace] = []
+    without = padding = 0
+    for number, batch in enumerate(batches):
+        where = f"{path.name}: micro batch {number}"
+        if len(batch) <= _LENGTHS:
+            raise RecordingError(
+                f"{where}: {number_of(len(batch), 'field')}; expected at least {_LENGTHS + 1}.",
+                "Another version of prime-rl wrote it.",
+            )
+        routed = batch[_ROUTED] if len(batch) > _ROUTED else None
+        if routed is None or bytes(routed) == b"\xc0":
+            without += 1
+        else:
+            found = list(_sequences(batch, routed, number, where))
+            if _is_padding(found[-1:]):
+                padding += len(found.pop().ids)
+            requests += found
+    said = (
+        (without, "micro batches without routed experts"),
+        (padding, "tokens of padding behind packed sequences, left out"),
+    )
+    return Trace(
+        path.name,
+        "prime-rl",
+        tuple(requests),
+        last_is_routed=_only_the_longest_are_cut(requests),
+        notes=tuple(f"{text}: {count:,}" for count, text in said if count),
+    )
+
+
+def _is_padding(last: Sequence[RequestTrace]) -> bool:
+    """Whether the last sequence of a micro batch is what the trainer fills it up with."""
+    return any(
+        one.token_ids is not None and not one.ids.any() and bool((one.token_ids == _PAD).all())
+        for one in last
+    )
+
+
+def _only_the_longest_are_cut(requests: Sequence[RequestTrace]) -> bool:
+    """Whether sequences whose last row holds choices have the length of the longest."""
+    cut = [len(one.ids) for one in requests if len(one.ids) and one.ids[-1].any()]
+    return bool(cut) and min(cut) == max(len(one.ids) for one in requests)
+
+
+def _decoded(raw: Any, kind: str, where: str) -> Any:
+    """What msgpack holds, if it is of this kind: nothing is converted, nothing of it is code."""
+    refuse_absent("msgspec", "prime-rl", "A file of micro batches (msgpack)")
+    from msgspec import MsgspecError, Raw, msgpack
+
+    kinds = {
+        "list[list[Raw]]": list[list[Raw]],
+        "integers": list[int],
+        "(bytes, shape, dtype)": tuple[bytes, list[int], str],
+    }
+    try:
+        return msgpack.decode(raw, type=kinds[kind])
+    except (MsgspecError, RecursionError) as error:
+        raise RecordingError(
+            f"{where}: {first_line(error)[:120]}.",
+            "Is it whole, and of a version of prime-rl with the same order of fields?",
+        ) from None
+
+
+def _sequences(
+    batch: Sequence[Any], routed: Any, number: int, where: str
+) -> Iterator[RequestTrace]:
+    tokens, positions, lengths = (
+        _integers(batch[place], f"{where}: field {place}")
+        for place in (_TOKENS, _POSITIONS, _LENGTHS)
+    )
+    data, shape, dtype = _decoded(routed, "(bytes, shape, dtype)", f"{where}: routed_experts")
+    if dtype not in EXPERT_DTYPES or len(shape) != 3 or not all(0 <= n < 2**40 for n in shape):
+        raise RecordingError(
+            f"{where}: routed_experts is {quoted(dtype)} of shape {quoted(shape)}; expected "
+            f"(tokens, layers, k) of {', '.join(EXPERT_DTYPES)}."
+        )
+    ids = shaped(data, EXPERT_DTYPES[dtype], shape, where)
+    ends = np.cumsum(lengths)
+    if not len(tokens) == len(positions) == len(ids) == int(lengths.sum()):
+        raise RecordingError(
+            f"{where}: {number_of(len(tokens), 'token')}, {len(positions)} positions, "
+            f"{number_of(len(ids), 'row')} and sequences of {int(lengths.sum())} tokens; expected "
+            "as many of each."
+        )
+    starts = np.flatnonzero(positions == 0)
+    begun = {0, *ends[:-1][lengths[1:] > 0].tolist()} if len(tokens) else set()
+    if not begun <= set(starts.tolist()):
+        raise RecordingError(
+            f"{where}: positions do not begin at 0 where its sequences do.",
+            "Positions of several axes (images) do not say where a sequence begins.",
+        )
+    stops = [*starts[1:].tolist(), len(ids)]
+    for part, (start, stop) in enumerate(zip(starts.tolist(), stops, strict=False)):
+        yield RequestTrace(
+            f"{number}/{part}", ids[start:stop], token_ids=tokens[start:stop], is_place=True
+        )
+
+
+def _integers(raw: Any, where: str) -> Int64[np.ndarray, "numbers"]:
+    if memoryview(raw).nbytes > _LIST_BYTES:
+        raise RecordingError(f"{where}: has more than the {_LIST_BYTES:,} bytes allowed.")
+    found = _decoded(raw, "integers", where)
+    if found and not 0 <= min(found) <= max(found) < 2**31:
+        raise RecordingError(f"{where}: numbers from {min(found)} to {max(found)}.")
+    return np.array(found, np.int64)
+
+
+DIALECT = Dialect(
+    name="prime_rl_batches",
+    versions="prime-rl 69308b88c0 to 559b44772e (2026-08-19 to 21)",
+    source="prime_rl/transports/rollouts types.py (MicroBatch), filesystem.py; trainer/batch.py",
+    recognises=recognises,
+    read=read,
+)

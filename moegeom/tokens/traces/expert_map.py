@@ -1,0 +1,362 @@
+"""Maps from physical places to experts, with which ids of a trace become those of the checkpoint.
+
+An engine that balances experts over devices moves them, and may hold several copies of one: its
+ids are places then. A map says for each layer which expert lies at which place, the places of the
+devices one behind the other. It is a bijection, or a plan of replicas in which every expert stands
+at least once; anything else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64, Integer
+
+from moegeom.core.documents import DocumentError, json_value
+from moegeom.core.errors import RecordingError
+from moegeom.core.files import read_regular, reading
+from moegeom.core.text import number_of, quoted
+from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.axes import named_layers, unset_value
+from moegeom.tokens.traces.dialect import Dialect
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+    whole,
+)
+
+#: Bytes of a map: 200 layers of 4096 places, with room for white space.
+_MOST_BYTES = 16_000_000
+
+#: Places of a layer.
+_MOST_PLACES = 65_536
+
+#: Numbers that a message lists.
+_LISTED = 8
+
+_FORMS = (
+    "[[expert at each place] for each layer], one such list for all layers, "
+    '{"layer_list": [...]} of vllm-ascend, or a line with "initial_global_assignments"'
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertMap:
+    """The expert at each place, by layer; a single layer stands for all where it is ``shared``."""
+
+    where: str
+    layers: tuple[Int64[np.ndarray, "_"], ...]
+    shared: bool = False
+
+    def of_routers(self, routers: Sequence[KnownRouter]) -> list[Int64[np.ndarray, "_"]]:
+        """The layer of the map for each router, held against its number of experts.
+
+        Raises
+        ------
+        RecordingError
+            When layers do not fit the checkpoint, an expert stands nowhere, or one does not exist.
+        """
+        found = [self.layers[number] for number in self._numbers(routers)]
+        for router, places in zip(routers, found, strict=True):
+            self._check(router, places)
+        return found
+
+    def _numbers(self, routers: Sequence[KnownRouter]) -> Sequence[int]:
+        """Layers of the model where the map has so many, else layers with routers in order."""
+        if self.shared:
+            return [0] * len(routers)
+        if len(self.layers) == len(routers):
+            return range(len(routers))
+        if len(self.layers) > routers[-1].layer:
+            return [router.layer for router in routers]
+        raise RecordingError(
+            f"{self.where}: maps {number_of(len(self.layers), 'layer')}; the checkpoint has "
+            f"{number_of(len(routers), 'router')} in layers {routers[0].layer} to "
+            f"{routers[-1].layer}.",
+            "It is the map of another model, or of one stage of a pipeline.",
+        )
+
+    def _check(self, router: KnownRouter, places: Int64[np.ndarray, "places"]) -> None:
+        where = f"{self.where}: layer {router.layer}"
+        outside = places[(places < 0) | (places >= router.num_experts)]
+        if len(outside):
+            raise RecordingError(
+                f"{where}: expert {outside[0]} at place "
+                f"{int(np.flatnonzero(places == outside[0])[0])}; the checkpoint has experts 0 to "
+                f"{router.num_experts - 1}.",
+                "It is the map of another model.",
+            )
+        missing = np.setdiff1d(np.arange(router.num_experts), places)
+        if len(missing):
+            listed = ", ".join(map(str, missing[:_LISTED].tolist()))
+            raise RecordingError(
+                f"{where}: {number_of(len(places), 'place')} for {router.num_experts} experts, of "
+                f"which {len(missing)} stand nowhere ({listed}"
+                f"{' and more' if len(missing) > _LISTED else ''}).",
+                "Every expert has at least one place; is the map of one device alone?",
+            )
+
+
+def mapped(dialect: Dialect, expert_map: ExpertMap, routers: Sequence[KnownRouter]) -> Dialect:
+    """The dialect, whose traces now name the experts of ``routers`` in place of places.
+
+    Raises
+    ------
+    RecordingError
+        When the map does not fit the routers.
+    """
+    tables = expert_map.of_routers(routers)
+
+    def pieces(path: Path, place: Place) -> Pieces:
+        for trace, following in dialect.pieces_from(path, place):
+            yield in_experts(trace, expert_map, tables, routers), following
+
+    return replace(dialect, read=lambda path: whole(pieces(path, BEGINNING)), pieces=pieces)
+
+
+def in_experts(
+    trace: Trace,
+    expert_map: ExpertMap,
+    tables: Sequence[Int64[np.ndarray, "_"]],
+    routers: Sequence[KnownRouter],
+) -> Trace:
+    """The trace with experts for places, counts of copies added up.
+
+    Rows that are no choices stay as they are for the cleaning: those that repeat one number, and
+    those that count up in every layer.
+
+    Raises
+    ------
+    RecordingError
+        For a place that the map does not have, and for ids without a shape whose rows are not
+        counted.
+    """
+    replicas = sum(
+        len(table) - router.num_experts for table, router in zip(tables, routers, strict=True)
+    )
+    note = (
+        f"ids are places: experts by {expert_map.where}"
+        f"{f', which places {replicas:,} copies' if replicas else ''}"
+    )
+    if trace.counts is not None:
+        counts = _counts(trace, tables, routers)
+        return replace(
+            trace, counts=counts, counts_zeros=True, ids_are="logical", notes=(*trace.notes, note)
+        )
+    _refuse_narrow(trace, max(len(table) for table in tables))
+    requests = tuple(_request(request, trace, tables, routers) for request in trace.requests)
+    return replace(trace, requests=requests, ids_are="logical", notes=(*trace.notes, note))
+
+
+def _refuse_narrow(trace: Trace, num_places: int) -> None:
+    """Raises RecordingError where no request of the piece could name the last place."""
+    dtypes = [r.ids.dtype for r in trace.requests if r.ids.dtype.kind in "iu"]
+    widest = max(dtypes, key=lambda dtype: np.iinfo(dtype).max, default=np.dtype(np.int64))
+    if np.iinfo(widest).max < num_places - 1:
+        raise RecordingError(
+            f"{trace.where}: ids are {widest}, which cannot name {num_places} places.",
+            "Ids above its range have wrapped and are lost; store them wider.",
+        )
+
+
+def _request(
+    request: RequestTrace,
+    trace: Trace,
+    tables: Sequence[Int64[np.ndarray, "_"]],
+    routers: Sequence[KnownRouter],
+) -> RequestTrace:
+    ids = _shaped(request, trace, routers)
+    if ids.ndim != 3 or ids.dtype.kind not in "iu":
+        return request  # refused by the cleaning, in its words
+    columns = _columns(trace, ids.shape[1], routers)
+    if columns is None:
+        return request
+    where = f"{trace.where}: request {request.name}"
+    most = max(router.num_experts for router in routers) - 1
+    found = ids.astype(ids.dtype if np.iinfo(ids.dtype).max >= most else np.int32)
+    kept = _counts_up(ids[:, list(columns)])
+    for column, table, router in zip(columns, tables, routers, strict=True):
+        places = ids[:, column]
+        is_chosen = _is_chosen(places) & ~kept
+        used = places[is_chosen].astype(np.int64)
+        if used.size and used.max() >= len(table):
+            raise RecordingError(
+                f"{where}, layer {router.layer}: place {used.max()}; the map has "
+                f"{number_of(len(table), 'place')} there.",
+                "The trace is of a run with another map.",
+            )
+        if used.size and used.min() >= 0:
+            found[is_chosen, column] = table[used]
+    return replace(request, ids=found)
+
+
+def _shaped(
+    request: RequestTrace, trace: Trace, routers: Sequence[KnownRouter]
+) -> Integer[np.ndarray, "..."]:
+    """Ids of three axes; those without a shape have as many rows as the reply counts tokens."""
+    if request.ids.ndim != 1:
+        return request.ids
+    tokens = request.num_tokens if request.token_ids is None else len(request.token_ids)
+    num_rows = 0 if tokens is None else tokens - 1 - (request.start or 0)
+    width = num_rows * routers[0].top_k
+    if width <= 0 or request.ids.size % width:
+        told = "and no count of tokens" if tokens is None else f"for {number_of(num_rows, 'row')}"
+        raise RecordingError(
+            f"{trace.where}: request {request.name} holds {request.ids.size} places without a "
+            f"shape, {told}; "
+            "expected a multiple of rows and slots.",
+            "With --expert-map, keep the counts of tokens that the reply holds.",
+        )
+    return request.ids.reshape(num_rows, -1, routers[0].top_k)
+
+
+def _columns(
+    trace: Trace, num_layers: int, routers: Sequence[KnownRouter]
+) -> tuple[int, ...] | None:
+    """The index of each router's layer; None where it has none, which the cleaning refuses."""
+    if trace.layers is not None:
+        return named_layers(trace.where, trace.layers, routers)[0]
+    if num_layers == len(routers):
+        return tuple(range(num_layers))
+    return tuple(r.layer for r in routers) if num_layers > routers[-1].layer else None
+
+
+def _is_chosen(places: Integer[np.ndarray, "rows slots"]) -> Bool[np.ndarray, "rows"]:
+    if places.shape[1] > 1:
+        return (places != places[:, :1]).any(axis=1)
+    return (places != unset_value(places.dtype))[:, 0]
+
+
+def _counts_up(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "rows"]:
+    """Rows that are 0, 1, .. k-1 in every layer: written padding."""
+    return (ids == np.arange(ids.shape[2])).all(axis=(1, 2)) & (ids.shape[2] > 1)
+
+
+def _counts(
+    trace: Trace,
+    tables: Sequence[Int64[np.ndarray, "_"]],
+    routers: Sequence[KnownRouter],
+) -> Int64[np.ndarray, "steps layers experts"]:
+    assert trace.counts is not None, "a log of counts"
+    counts = trace.counts
+    columns = _columns(trace, counts.shape[1], routers)
+    if columns is None:
+        return counts
+    found = np.zeros((*counts.shape[:2], max(r.num_experts for r in routers)), np.int64)
+    for column, table, router in zip(columns, tables, routers, strict=True):
+        places = counts[:, column]
+        if places.shape[1] > len(table):
+            raise RecordingError(
+                f"{trace.where}: layer {router.layer} counts {places.shape[1]} places; the map "
+                f"has {len(table)}.",
+                "The counts are of a run with another map.",
+            )
+        np.add.at(found[:, column].T, table[: places.shape[1]], places.T)
+    return found
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def read_expert_map(path: Path) -> ExpertMap:
+    """The map in a file of JSON, in one of the forms that engines take.
+
+    vLLM: a list of experts by place for all layers, or one for each (``expert_map_path`` and
+    ``initial_expert_map_path``, PRs 53022 and 49572), or a line of JSON with
+    ``initial_global_assignments`` by layer (``initial_mapping_path``, PR 41141). vllm-ascend: an
+    object with ``layer_list``, whose ``device_list`` has the ``device_expert`` of each device
+    (``expert_map_path``; vllm_ascend/eplb/core/eplb_utils.py, 61eb47b4d8).
+
+    Raises
+    ------
+    RecordingError
+        When it is not there, or none of these.
+    """
+    with reading(path, RecordingError):
+        raw = read_regular(path, _MOST_BYTES, follows=True)
+    try:
+        found = json_value(raw)
+    except DocumentError:
+        found = _lines(raw, path.name)
+    if isinstance(found, dict):
+        found = _of_object(found, path.name)
+    if isinstance(found, list) and found and all(isinstance(layer, list) for layer in found):
+        layers = tuple(_places(layer, path.name, n) for n, layer in enumerate(found))
+        return ExpertMap(path.name, layers, shared=len(layers) == 1)
+    if isinstance(found, list) and found:
+        return ExpertMap(path.name, (_places(found, path.name, 0),), shared=True)
+    raise RecordingError(f"{path.name}: no map of experts; expected {_FORMS}.")
+
+
+def _lines(raw: bytes, name: str) -> Any:
+    """The first record with a map, of a file of several lines."""
+    try:
+        records = [json_value(line) for line in raw.splitlines() if line.strip()]
+    except DocumentError as error:
+        raise RecordingError(f"{name}: {error!s:.120}.", "Is it whole? Copy it again.") from None
+    maps = [one for one in records if isinstance(one, dict) and _ASSIGNED in one]
+    if len(maps) != 1:
+        raise RecordingError(
+            f"{name}: {number_of(len(maps), 'line')} with '{_ASSIGNED}'; expected one."
+        )
+    return maps[0]
+
+
+_ASSIGNED = "initial_global_assignments"
+
+
+def _of_object(found: Mapping[str, Any], name: str) -> Any:
+    if isinstance(found.get(_ASSIGNED), dict):
+        return _by_number(found[_ASSIGNED].items(), name)
+    layers = found.get("layer_list")
+    if isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers):
+        count = found.get("moe_layer_count", len(layers))
+        if count != len(layers):
+            raise RecordingError(
+                f"{name}: lists {number_of(len(layers), 'layer')} and counts {quoted(count)}.",
+                "The file was cut, or put together from two.",
+            )
+        numbered = [
+            (layer.get("layer_id", n), _of_devices(layer, name)) for n, layer in enumerate(layers)
+        ]
+        return _by_number(numbered, name)
+    return None
+
+
+def _by_number(entries: Any, name: str) -> list[Any]:
+    """Layers in the order of their numbers, which must be 0, 1, 2, ..."""
+    numbered = {str(number): layer for number, layer in entries}
+    expected = [str(number) for number in range(len(numbered))]
+    if set(numbered) != set(expected) or len(numbered) != len(list(entries)):
+        raise RecordingError(
+            f"{name}: layers are numbered {quoted(sorted(numbered)[:_LISTED])}; expected 0 to "
+            f"{len(numbered) - 1}, each once."
+        )
+    return [numbered[number] for number in expected]
+
+
+def _of_devices(layer: Mapping[str, Any], name: str) -> Any:
+    devices = layer.get("device_list")
+    if not isinstance(devices, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("device_expert"), list) for one in devices
+    ):
+        raise RecordingError(f"{name}: a layer without lists of 'device_expert'.")
+    return [expert for device in devices for expert in device["device_expert"]]
+
+
+def _places(layer: Sequence[Any], name: str, number: int) -> Int64[np.ndarray, "places"]:
+    if not 0 < len(layer) <= _MOST_PLACES or not all(
+        type(expert) is int and abs(expert) < 2**31 for expert in layer
+    ):
+        raise RecordingError(
+            f"{name}: layer {number} holds {quoted(list(layer)[:_LISTED])}; expected 1 to "
+            f"{_MOST_PLACES:,} numbers of experts."
+        )
+    return np.array(layer, np.int64)

@@ -1,0 +1,58 @@
+"""Counts for load balancers: as numpy, torch and JSON read them, and equal to the choices."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import moegeom as mg
+from moegeom.core.errors import ResultsError, UsageError
+from moegeom.results.counts import write_counts
+
+SAMPLE = "sample_ckpts/olmoe-balanced"
+
+
+@pytest.fixture(scope="module")
+def scanned():
+    return mg.scan(f"{SAMPLE}/step_1500", f"{SAMPLE}/rec/step_1500")
+
+
+def test_counts_are_those_of_the_recorded_choices(scanned):
+    found, source = scanned.counts(), mg.recording(f"{SAMPLE}/rec/step_1500").open()
+    num_tokens = source.facts.num_tokens
+    assert found.routers == source.facts.routers
+    for row, router in zip(found.counts, found.routers, strict=True):
+        ids = source.read_chosen(router, 0, num_tokens)
+        np.testing.assert_array_equal(row, np.bincount(ids.ravel(), minlength=16))
+    np.testing.assert_array_equal(found.counts.sum(axis=1), num_tokens * 4)
+
+
+def test_every_form_is_read_back_by_who_takes_it(scanned, tmp_path):
+    found = scanned.counts()
+    for ending in ("npy", "pt", "json", "jsonl"):
+        write_counts(found, tmp_path / f"c.{ending}")
+    weight = torch.load(tmp_path / "c.pt", weights_only=True)
+    assert (weight.dtype, tuple(weight.shape)) == (torch.int64, (3, 16))
+    read = [
+        np.load(tmp_path / "c.npy"),
+        weight.numpy(),
+        json.loads((tmp_path / "c.json").read_text()),
+    ]
+    for counts in read:
+        np.testing.assert_array_equal(counts, found.counts)
+    # what vLLM does with a record: loads of places, scattered to the experts that lie there
+    record = json.loads((tmp_path / "c.jsonl").read_text())
+    assert record["record_type"] == "eplb_load_stats"
+    load, places = (torch.tensor(record[key]) for key in ("expert_load", "p2l_map"))
+    logical = torch.zeros_like(load).scatter_add_(1, places, load)
+    np.testing.assert_array_equal(logical, found.counts)
+
+
+def test_weights_alone_have_no_counts_and_endings_are_told(scanned, tmp_path):
+    with pytest.raises(ResultsError, match="no tokens were counted at router text/0"):
+        mg.scan(f"{SAMPLE}/step_1500").counts()
+    with pytest.raises(UsageError, match=r"expected a name that ends in \.npy, \.pt"):
+        write_counts(scanned.counts(), tmp_path / "c.csv")
