@@ -1,4 +1,4 @@
-"""The processes of a distributed run: which one this is, and how they put together what they have."""
+"""The processes of a distributed run: which one this is, and how they add up what they have."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def _talking(call: Callable[[], object]) -> None:
         call()
     except RuntimeError as error:
         first = str(error).partition("\n")[0]
-        raise RecordingError(f"the ranks could not put their tokens together: {first}", _HINT) from (
-            error
-        )
+        raise RecordingError(
+            f"the ranks could not put their tokens together: {first}", _HINT
+        ) from (error)
 
 
 def ranks_of(rank: int | None, num_ranks: int | None, group: Any = None) -> Ranks:

@@ -14,7 +14,6 @@ from moegeom.core.registry import Registry, unknown_name
 from moegeom.core.series import Series
 from moegeom.studies.track.record import TrackRequest
 
-
 _PATH = "PATH"
 
 

@@ -16,8 +16,8 @@ NUM_WORST = 3
 def write(series: Series, project: str) -> None:
     """A run in ``project`` (or ``entity/project``), as wandb itself is set up.
 
-    Each step has ``<figure>/median`` over the routers, ``<figure>/worst``, and ``<figure>/<router>``
-    for the routers that are worst at the last step. The summary names the worst router of each
+    Each step has ``<figure>/median`` over the routers, ``<figure>/worst``, and for the routers that
+    are worst at the last step ``<figure>/<router>``. The summary names the worst router of each
     figure, the steps and the verdict. Rows by expert stay in the results.
 
     Raises
@@ -42,9 +42,7 @@ def _by_step(series: Series) -> Sequence[Mapping[str, float]]:
     found: list[dict[str, float]] = [{} for _ in series.steps]
     for column in SERIES_COLUMNS:
         curves = series.of_column(column.name)
-        shown = {
-            f"{column.name}/{curve.router}": curve for curve in _worst_first(curves, column)
-        }
+        shown = {f"{column.name}/{curve.router}": curve for curve in _worst_first(curves, column)}
         for index, logged in enumerate(found):
             known = [v for curve in curves if (v := curve.values[index]) is not None]
             if not known:
