@@ -111,8 +111,10 @@ def merged(progresses: Sequence[Progress]) -> Progress:
     first, *others = progresses
     states = dict(first.states)
     for other in others:
-        for name, state in states.items():
-            states[name] = REDUCTIONS[name].merge(state, other.states[name])
+        states = {
+            name: REDUCTIONS[name].merge(state, other.states[name])
+            for name, state in states.items()
+        }
     lost = sorted(token for part in progresses for token in part.non_finite)
     return Progress(
         next_tile=max(part.next_tile for part in progresses),

@@ -111,18 +111,19 @@ class FoldCallback(TrainerCallback):
             return
         ranks = ranks_of(None, None, self._group)
         # what one rank logs all of them do, and where one failed none has results
-        failures = [failure for failure in ranks.everywhere(step.failure) if failure]
-        found = failures[0] if failures else step.finish(ranks.rank == 0, self._layer_groups)
-        if failures:
+        failure = next(filter(None, ranks.everywhere(step.failure)), None)
+        if failure is not None:
             step.leave()
-        told = ranks.everywhere(found)
-        failures = [one for one in told if isinstance(one, MoeGeomError)]
-        if failures:
-            self._refuse(failures[0], step.out)
-            return
+        told = ranks.everywhere(failure or step.finish(ranks.rank == 0, self._layer_groups))
+        numbers: dict[str, float] = {}
+        for found in told:
+            if isinstance(found, MoeGeomError):
+                self._refuse(found, step.out)
+                return
+            numbers |= found
         self._has_worked = True
         should_log = control.should_log
-        self._trainer.log(dict(told[0]))
+        self._trainer.log(numbers)
         control.should_log = should_log  # logging takes it back, and the loss is still to come
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
