@@ -76,7 +76,7 @@ def holds_rows(
     dtype: torch.dtype | None = None,
 ) -> bool:
     """Whether ``running`` is ``stored``, rounded if need be to ``dtype``, or to its own."""
-    rows = torch.from_numpy(stored)
+    rows = torch.tensor(stored)
     rounded = rows.to(dtype or running.dtype).to(rows.dtype)
     found = running.detach().cpu().to(rows.dtype)
     return torch.equal(rows, found) or torch.equal(rounded, found)

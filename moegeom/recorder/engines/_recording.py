@@ -161,7 +161,7 @@ class EngineRecording:
     def _announced(self, name: str) -> bool:
         """Whether this gate's call belongs to a pass; the first one of a pass announces it."""
         if self._batch is None:
-            self._num_other_passes += name == self._first_gate
+            self._num_other_passes += name == self._first_gate and not self._requests.is_full
             return False
         if not self._is_open:
             self._announce(self._batch)
@@ -197,10 +197,10 @@ class EngineRecording:
             "stacks_left_out": list(self._routers.left_out),
             "num_passes": self._num_passes,
             "num_tokens": self._requests.num_recorded,
+            "has_all_tokens": self._requests.is_full,
             "num_padding": self._num_padding,
             "num_run_again": self._requests.num_again,
-            "num_after_the_last": self._requests.num_behind,
-            "num_positions_not_run": self._requests.num_before,
+            "num_positions_not_run": self._requests.num_not_run,
             "num_passes_of_no_request": self._num_other_passes,
             "has_chosen": self._recorder.has_chosen,
             "error": None if self._error is None else str(self._error),

@@ -42,13 +42,29 @@ class Rows:
 
 @dataclass
 class _Seen:
-    """A request: the number of its document, and the positions that were recorded."""
+    """A request: the number of its document, and the positions that have been run.
+
+    Those are ``first`` to ``next``, and what was run of the cached ones in front when the request
+    lost its cache: up to ``front``.
+    """
 
     document: int
     num_prompt: int
     first: int
     next: int
+    front: int = 0
+    num_run: int = 0
     num_recorded: int = 0
+
+    def run(self, places: Int64[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
+        """Which of these positions are run for the first time; they count as run from now on."""
+        is_new = (places >= self.next) | ((places >= self.front) & (places < self.first))
+        end = int(places[-1]) + 1
+        if places[0] < self.first:
+            self.front = max(self.front, min(end, self.first))
+        self.next = max(self.next, end)
+        self.num_run += int(is_new.sum())
+        return is_new
 
 
 @dataclass
@@ -64,7 +80,6 @@ class Requests:
     num_tokens: int | None = None
     num_recorded: int = 0
     num_again: int = 0
-    num_behind: int = 0
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def rows(self, slices: Sequence[Slice]) -> Rows:
@@ -77,16 +92,14 @@ class Requests:
             here = slice(first, first + one.num_rows)
             seen = self._of(one)
             places = np.arange(one.start, one.start + one.num_rows)
-            is_new = places >= seen.next
+            is_new = seen.run(places)
             room = np.cumsum(is_new) <= self._room()
             document[here], position[here] = seen.document, places
             is_prompt[here], kept[here] = places < one.num_prompt, is_new & room
             num_kept = int(kept[here].sum())
-            seen.next = max(seen.next, one.start + one.num_rows)
             seen.num_recorded += num_kept
             self.num_recorded += num_kept
             self.num_again += int((~is_new).sum())
-            self.num_behind += int((is_new & ~room).sum())
             first += one.num_rows
         return Rows(document, position, is_prompt, kept)
 
@@ -107,9 +120,9 @@ class Requests:
         return self._room() <= 0
 
     @property
-    def num_before(self) -> int:
-        """Positions in front of the first one seen: cached prefixes, or run before the start."""
-        return sum(seen.first for seen in self._seen.values())
+    def num_not_run(self) -> int:
+        """Positions that no pass had: cached prefixes, or run before the recording began."""
+        return sum(seen.next - seen.num_run for seen in self._seen.values())
 
     def as_json(self) -> list[dict[str, int | str]]:
         """One record for each request, in the order of documents."""
