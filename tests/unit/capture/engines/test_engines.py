@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -276,9 +278,7 @@ def test_folding_in_an_engine_is_a_scan_of_its_recording(
     assert report["num_tokens"] == 40
     assert report["has_all_tokens"]
     assert len(served.scheduler.ran) > 40
-    scan(
-        ScanRequest(checkpoint=checkpoint, tokens=str(tmp_path / "rec"), out=tmp_path / "scanned")
-    )
+    scan(ScanRequest(checkpoint=checkpoint, tokens=str(tmp_path / "rec"), out=tmp_path / "scanned"))
     assert_same_results(tmp_path / "folded", tmp_path / "scanned")
 
 
@@ -494,3 +494,20 @@ def test_outputs_of_experts_are_refused(checkpoint: str, tmp_path: Path) -> None
     served = on_vllm(some_requests(random.Random(1), 3))
     with pytest.raises(UsageError, match="outputs of experts"):
         served.start(str(tmp_path / "rec"), checkpoint, keep="outputs")
+
+
+def test_sglang_finds_the_plug_in_and_every_scheduler_gets_its_methods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the entry point, and by a hook that runs after a scheduler is made."""
+    hooks: dict[str, Any] = {}
+    registry = SimpleNamespace(register=lambda target, hook, kind: hooks.update({target: hook}))
+    module = SimpleNamespace(HookRegistry=registry, HookType=SimpleNamespace(AFTER="after"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", module)
+    root = Path(__file__).parents[4]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]
+    name, _, function = declared["sglang.srt.plugins"]["moegeom"].partition(":")
+    getattr(importlib.import_module(name), function)()
+    scheduler = SimpleNamespace()
+    assert hooks.popitem()[1](None, scheduler, "arguments", port_args="ports") is None
+    assert scheduler.moegeom_start.__self__ is scheduler.moegeom_stop.__self__
