@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
-class Gate:
+class EngineGate:
     """A router of the checkpoint and the engine's linear module that holds its weight."""
 
     router: Router
@@ -50,7 +50,7 @@ class EngineRouters:
     """
 
     identity: Identity
-    gates: tuple[Gate, ...]
+    gates: tuple[EngineGate, ...]
     left_out: tuple[str, ...]
 
 
@@ -74,7 +74,7 @@ def find_gates(model: torch.nn.Module, checkpoint: str | Path) -> EngineRouters:
         for path, module in model.named_modules()
         if isinstance(getattr(module, "weight", None), torch.Tensor)
     ]
-    found: list[Gate] = []
+    found: list[EngineGate] = []
     missing: dict[str, RecordingError] = {}
     for router in stored.routers:
         try:
@@ -96,10 +96,10 @@ def find_gates(model: torch.nn.Module, checkpoint: str | Path) -> EngineRouters:
     return EngineRouters(identity, tuple(found), tuple(sorted(missing)))
 
 
-def _gate(router: Router, modules: Iterable[tuple[str, torch.nn.Module]], label: str) -> Gate:
+def _gate(router: Router, modules: Iterable[tuple[str, torch.nn.Module]], label: str) -> EngineGate:
     shape = tuple(router.weight.shape)
     alike = [
-        Gate(router, path, module)
+        EngineGate(router, path, module)
         for path, module in modules
         if str(router.layer) in path.split(".") and _shape(module) == shape
     ]
@@ -125,7 +125,7 @@ def _gate(router: Router, modules: Iterable[tuple[str, torch.nn.Module]], label:
     )
 
 
-def _listed(gates: Sequence[Gate]) -> str:
+def _listed(gates: Sequence[EngineGate]) -> str:
     return ", ".join(f"'{gate.path}'" for gate in gates)
 
 
@@ -163,7 +163,7 @@ def _rows(module: torch.nn.Module, router: Router) -> torch.Tensor:
     return (response(unit) - response(torch.zeros_like(unit))).T
 
 
-def _versions(gates: Iterable[Gate]) -> tuple[tuple[str, torch.Tensor, int], ...]:
+def _versions(gates: Iterable[EngineGate]) -> tuple[tuple[str, torch.Tensor, int], ...]:
     """What tells of a change between two passes; tensors of inference mode count no versions."""
     return tuple(
         (f"{gate.path}.weight", weight, weight._version)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from moegeom.core.errors import RecordingError
-from moegeom.recorder.engines._gates import Gate
+from moegeom.recorder.engines._gates import EngineGate
 from moegeom.recorder.taps import Deliver
 
 #: Begins to call back with experts [rows, slots] whenever one router has chosen; ends it.
@@ -25,7 +25,7 @@ class GateTap:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: EngineGate,
         listen: Listen | None,
         deliver: Deliver,
         guard: Callable[[Callable[[], None]], None],

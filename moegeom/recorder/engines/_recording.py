@@ -14,9 +14,10 @@ import torch
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
+from moegeom.core.text import number_of
 from moegeom.recorder.engines._gates import EngineRouters
 from moegeom.recorder.engines._listening import GateTap, Listen
-from moegeom.recorder.engines._requests import PHASES, Requests, Slice
+from moegeom.recorder.engines._requests import PHASES, Requests, RequestSlice
 from moegeom.recorder.identity import Identity
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.recorder.taps import Deliver
@@ -37,14 +38,14 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class EnginePass:
     """A pass as the engine has laid it out: slices of requests, then padding.
 
     ``token_id`` is [rows] or longer, None where the engine has none; ``num_rows`` says how many
     rows the pass has in all, asked when the first gate is called.
     """
 
-    slices: Sequence[Slice]
+    slices: Sequence[RequestSlice]
     token_id: torch.Tensor | None
     num_rows: Callable[[], int]
 
@@ -103,7 +104,7 @@ class EngineRecording:
             num_ranks=num_ranks,
             taps=self,
         )
-        self._batch: Batch | None = None
+        self._batch: EnginePass | None = None
         self._is_open = False
         self._error: Exception | None = None
         self._num_padding = self._num_passes = self._num_other_passes = 0
@@ -127,7 +128,7 @@ class EngineRecording:
             yield from GateTap(gate, self._choices.get(gate.path), hear, self._guard).hooks()
 
     # ------------------------------------------------------------------------ what an engine calls
-    def begin(self, batch: Callable[[], Batch]) -> None:
+    def begin(self, batch: Callable[[], EnginePass]) -> None:
         """Says what the next pass holds; ``batch`` is called here, and may fail."""
 
         def take() -> None:
@@ -168,12 +169,13 @@ class EngineRecording:
             self._is_open = True
         return True
 
-    def _announce(self, batch: Batch) -> None:
+    def _announce(self, batch: EnginePass) -> None:
         rows = self._requests.rows(batch.slices)
         num_rows, num_real = batch.num_rows(), len(rows.document)
         if num_rows < num_real:
             raise RecordingError(
-                f"the engine's pass has {num_rows} rows; its batch lists {num_real} tokens.",
+                f"the engine's pass has {number_of(num_rows, 'row')}; its batch lists "
+                f"{number_of(num_real, 'token')}.",
                 "A pass that is cut into parts, or spread over ranks, cannot be recorded.",
             )
         self._num_padding += num_rows - num_real

@@ -13,7 +13,7 @@ PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
-class Slice:
+class RequestSlice:
     """Consecutive rows of one request: positions ``start``, ``start + 1`` and so on.
 
     ``num_prompt`` is the number of tokens of its prompt.
@@ -26,7 +26,7 @@ class Slice:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class PassRows:
     """The rows of one pass, padding left out; ``kept`` is False for those not to be recorded."""
 
     document: Int64[np.ndarray, "rows"]
@@ -82,7 +82,7 @@ class Requests:
     num_again: int = 0
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
-    def rows(self, slices: Sequence[Slice]) -> Rows:
+    def rows(self, slices: Sequence[RequestSlice]) -> PassRows:
         """The rows of a pass, in the order in which its slices stand."""
         total = sum(one.num_rows for one in slices)
         document, position = np.empty(total, np.int64), np.empty(total, np.int32)
@@ -101,9 +101,9 @@ class Requests:
             self.num_recorded += num_kept
             self.num_again += int((~is_new).sum())
             first += one.num_rows
-        return Rows(document, position, is_prompt, kept)
+        return PassRows(document, position, is_prompt, kept)
 
-    def _of(self, one: Slice) -> _Seen:
+    def _of(self, one: RequestSlice) -> _Seen:
         if one.request not in self._seen:
             number = self.first_document + len(self._seen) * self.stride
             self._seen[one.request] = _Seen(number, one.num_prompt, one.start, one.start)

@@ -21,12 +21,12 @@ from moegeom.recorder.engines._gates import EngineRouters, beside, find_gates
 from moegeom.recorder.engines._listening import Listen, wrap
 from moegeom.recorder.engines._recording import (
     Asked,
-    Batch,
+    EnginePass,
     EngineRecording,
     Obstacle,
     refuse_obstacles,
 )
-from moegeom.recorder.engines._requests import Slice
+from moegeom.recorder.engines._requests import RequestSlice
 
 
 def plugin() -> None:
@@ -175,7 +175,7 @@ class _Session:
             )
         return result
 
-    def _batch(self, batch: Any) -> Batch:
+    def _batch(self, batch: Any) -> EnginePass:
         if batch.forward_mode.is_decode():
             lengths = batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu
             starts = [int(length) - 1 for length in lengths]
@@ -183,11 +183,11 @@ class _Session:
         else:
             starts, counts = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
         slices = [
-            Slice(request, int(start), int(count), self._prompts[request])
+            RequestSlice(request, int(start), int(count), self._prompts[request])
             for request, start, count in zip(batch.rids, starts, counts, strict=True)
         ]
         # padding is added to the batch after this
-        return Batch(slices, batch.input_ids, lambda: len(batch.input_ids))
+        return EnginePass(slices, batch.input_ids, lambda: len(batch.input_ids))
 
 
 def _choices(model: torch.nn.Module, routers: EngineRouters) -> dict[str, Listen]:

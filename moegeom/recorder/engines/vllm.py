@@ -20,12 +20,12 @@ from moegeom.recorder.engines._gates import EngineRouters, beside, find_gates
 from moegeom.recorder.engines._listening import Listen, wrap
 from moegeom.recorder.engines._recording import (
     Asked,
-    Batch,
+    EnginePass,
     EngineRecording,
     Obstacle,
     refuse_obstacles,
 )
-from moegeom.recorder.engines._requests import Slice
+from moegeom.recorder.engines._requests import RequestSlice
 
 
 class RecorderExtension:
@@ -181,19 +181,19 @@ class _Session:
         if self._scheduled is not None:
             self.recording.begin(lambda: self._batch(named))
 
-    def _batch(self, named: dict[str, Any]) -> Batch:
+    def _batch(self, named: dict[str, Any]) -> EnginePass:
         token_id = named.get("input_ids")
         num_rows = len(named["inputs_embeds"] if token_id is None else token_id)
         if self._has_own_batch:
             slices, known = self._slices_of_runner(), self._runner.input_ids.gpu
         else:
             slices, known = self._slices_of_pass(), self._prepared.input_ids
-        return Batch(slices, known if token_id is None else token_id, lambda: num_rows)
+        return EnginePass(slices, known if token_id is None else token_id, lambda: num_rows)
 
-    def _slices_of_runner(self) -> list[Slice]:
+    def _slices_of_runner(self) -> list[RequestSlice]:
         batch = self._runner.input_batch
         return [
-            Slice(
+            RequestSlice(
                 request,
                 int(batch.num_computed_tokens_cpu[place]),
                 self._scheduled.num_scheduled_tokens[request],
@@ -202,11 +202,11 @@ class _Session:
             for place, request in enumerate(batch.req_ids[: batch.num_reqs])
         ]
 
-    def _slices_of_pass(self) -> list[Slice]:
+    def _slices_of_pass(self) -> list[RequestSlice]:
         batch = self._prepared
         prompts = self._runner.req_states.prompt_len.np[batch.idx_mapping_np]
         return [
-            Slice(request, int(start), int(count), int(prompt))
+            RequestSlice(request, int(start), int(count), int(prompt))
             for request, start, count, prompt in zip(
                 batch.req_ids,
                 batch.num_computed_tokens_np,
