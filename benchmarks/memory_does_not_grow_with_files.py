@@ -1,9 +1,9 @@
 """Claim: the memory of a scan of traces does not grow with the number of their files.
 
 Writes a trace of 40 files of 50 MB (one array [tokens, layers, k] each), scans two of its layers in
-a process of its own, adds files up to 400 (20 GB) and scans again. Prints the peak resident memory
-of both and their ratio, and the seconds of the first pass and of each router. Give a folder with
-room for the files, and other numbers of files:
+a process of its own with one worker, adds files up to 400 (20 GB) and scans again. Prints the peak
+resident memory of both and their ratio, that of the first pass alone, and seconds. Give a folder
+with room for the files, and other numbers of files:
 
     python benchmarks/memory_does_not_grow_with_files.py /scratch 40 400
 
@@ -41,6 +41,10 @@ def _write(folder: Path, first: int, last: int) -> None:
         np.save(folder / f"{number}.npy", moved)
 
 
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def _scan(checkpoint: str, folder: str) -> dict[str, float]:
     """A scan of two layers in this process: its peak memory, and seconds of its passes."""
     from moegeom.engine.session import Session
@@ -49,15 +53,21 @@ def _scan(checkpoint: str, folder: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / "results"
         request = ScanRequest(
-            checkpoint=checkpoint, tokens=folder, layers="0,1", dialect="vllm", out=out
+            checkpoint=checkpoint,
+            tokens=folder,
+            layers="0,1",
+            dialect="vllm",
+            out=out,
+            num_workers=1,
         )
         begun = time.perf_counter()
         opened = with_tokens(request, Session.of(checkpoint, request, with_varying=True))
-        read = time.perf_counter()
+        read, peak = time.perf_counter(), _peak()
         scan(request, opened=opened)
         scanned = time.perf_counter()
     return {
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "first_mib": peak,
+        "peak_mib": _peak(),
         "first_pass": read - begun,
         "router": (scanned - read) / 2,
     }
@@ -85,7 +95,8 @@ def main() -> None:
             print(
                 f"{number:>4} files, {number * FILE_BYTES / 1e9:4.1f} GB: peak "
                 f"{found['peak_mib']:5.0f} MiB, ratio {found['peak_mib'] / first:.2f}   (first "
-                f"pass {found['first_pass']:.0f} s, each router {found['router']:.0f} s)",
+                f"pass {found['first_mib']:.0f} MiB and {found['first_pass']:.0f} s; each router "
+                f"{found['router']:.0f} s)",
                 flush=True,
             )
 
