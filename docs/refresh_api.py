@@ -40,7 +40,7 @@ FUNCTIONS = (
         "outputs",
         "continuity",
     ),
-    *("attention", "hmoe"),
+    *("attention", "hmoe", "routes"),
     *("diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}

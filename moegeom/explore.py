@@ -402,11 +402,13 @@ def routes(files: str | Path | Iterable[str | Path], **options: Any) -> Report[R
 
     Examples
     --------
+    >>> import tempfile
     >>> import numpy as np
     >>> import moegeom as mg
     >>> ids = np.array([[[0, 2], [1, 3]], [[1, 2], [3, 0]], [[3, 3], [1, 2]]])
-    >>> np.savez("routes.npz", request=ids)
-    >>> found = mg.routes("routes.npz").value
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/routes.npz", request=ids)
+    ...     found = mg.routes(f"{folder}/routes.npz").value
     >>> found.exit_code, found.files[0].defects[0].request
     (1, 'request')
     """

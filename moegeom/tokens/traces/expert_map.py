@@ -23,6 +23,7 @@ from moegeom.core.text import number_of, quoted
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import named_layers, unset_value
 from moegeom.tokens.traces.dialect import Dialect
+from moegeom.tokens.traces.rows import is_no_accident
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     Pieces,
@@ -130,7 +131,7 @@ def in_experts(
     """The trace with experts for places, counts of copies added up.
 
     Rows that are no choices stay as they are for the cleaning: those that repeat one number, and
-    those that count up in every layer.
+    padding that counts up in every layer.
 
     Raises
     ------
@@ -181,7 +182,7 @@ def _request(
     where = f"{trace.where}: request {request.name}"
     most = max(router.num_experts for router in routers) - 1
     found = ids.astype(ids.dtype if np.iinfo(ids.dtype).max >= most else np.int32)
-    kept = _counts_up(ids[:, list(columns)])
+    kept = _is_padding(ids[:, list(columns)], routers)
     for column, table, router in zip(columns, tables, routers, strict=True):
         places = ids[:, column]
         is_chosen = _is_chosen(places) & ~kept
@@ -234,9 +235,19 @@ def _is_chosen(places: Integer[np.ndarray, "rows slots"]) -> Bool[np.ndarray, "r
     return (places != unset_value(places.dtype))[:, 0]
 
 
-def _counts_up(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "rows"]:
-    """Rows that are 0, 1, .. k-1 in every layer: written padding."""
-    return (ids == np.arange(ids.shape[2])).all(axis=(1, 2)) & (ids.shape[2] > 1)
+def _is_padding(
+    ids: Integer[np.ndarray, "rows layers slots"], routers: Sequence[KnownRouter]
+) -> Bool[np.ndarray, "rows"]:
+    """Rows at either end that are 0, 1, .. k-1 in every layer, where that does not come by chance.
+
+    The cleaning cuts or refuses them; the same row between others is a choice like any other.
+    """
+    found = np.zeros(len(ids), bool)
+    counts_up = (ids == np.arange(ids.shape[2])).all(axis=(1, 2)) & (ids.shape[2] > 1)
+    for ahead, kept in ((counts_up, found), (counts_up[::-1], found[::-1])):
+        run = len(ahead) if ahead.all() else int(np.argmin(ahead))
+        kept[:run] |= is_no_accident(run, routers)
+    return found
 
 
 def _counts(

@@ -164,12 +164,8 @@ class RequestRows:
 
     def _refuse_padding(self) -> None:
         """Raises RecordingError where rows at either end count up in every layer by no accident."""
-        run, top_k = max(self._pattern.leading, self._pattern.trailing), self._routers[0].top_k
-        one_row = sum(
-            math.log10(r.num_experts) - math.log10(math.perm(r.num_experts, top_k))
-            for r in self._routers
-        )
-        if run and run * one_row < _LOG10_ACCIDENT:
+        run = max(self._pattern.leading, self._pattern.trailing)
+        if is_no_accident(run, self._routers):
             shown = self._ends_with[0 if self._pattern.leading else 1]
             raise RecordingError(
                 f"{self._where}: {number_of(run, 'row at an end holds', 'rows at an end hold')} "
@@ -177,6 +173,14 @@ class RequestRows:
                 f"{shown.tolist()}: padding written as experts.",
                 "Store the token ids or a mask beside the ids; with them such rows are cut.",
             )
+
+
+def is_no_accident(run: int, routers: Sequence[KnownRouter]) -> bool:
+    """Whether so many rows that count up in every layer are padding, and no choices by chance."""
+    one_row = sum(
+        math.log10(r.num_experts) - math.log10(math.perm(r.num_experts, r.top_k)) for r in routers
+    )
+    return run * one_row < _LOG10_ACCIDENT
 
 
 class _Flags:

@@ -26,6 +26,7 @@ from moegeom.engine.sources import refuse_too_many
 from moegeom.kernels.reduction import select_counts
 from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.pipeline import merge, scan
+from moegeom.results.counts import expert_counts
 from moegeom.results.reader import open_results
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
@@ -160,12 +161,14 @@ def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
     found = merge(parts, tmp_path / "merged")
     assert isinstance(found, Path)
     assert tables(found) == tables(scan(request))
-    for router in range(MODEL.layers):
-        counts = open_results(found).table("experts")["count"].to_numpy()
-        expected = np.bincount(np.array(turned)[ids[:, router]].ravel(), minlength=MODEL.experts)
-        np.testing.assert_array_equal(np.split(counts, MODEL.layers)[router], expected)
+    experts = np.array(turned)[ids]
+    expected = [
+        np.bincount(experts[:, layer].ravel(), minlength=MODEL.experts)
+        for layer in range(MODEL.layers)
+    ]
+    np.testing.assert_array_equal(expert_counts(open_results(found)).counts, expected)
     (tmp_path / "map.json").write_text(json.dumps(turned[::-1]))
-    with pytest.raises(ResultsError, match="options, tokens here are not those|here are not"):
+    with pytest.raises(ResultsError, match="options, tokens here are not those"):
         merge(parts, tmp_path / "again")
 
 

@@ -28,7 +28,8 @@ def outcome_for(planted: Planted, name: str, writer: Writer) -> Outcome:
 
 
 def cleaned(path: Path, dialect: str, num_experts: int) -> CleanTrace:
-    one = next(path.iterdir()) if path.is_dir() else path
+    files = DIALECTS[dialect].files
+    one = path if files is None or not path.is_dir() else files(path)[0]
     return clean(DIALECTS[dialect].read(one), known(num_experts))
 
 
