@@ -2,8 +2,12 @@
 
 Prints wall time with a ``RouterRecorder`` over that of the bare forward pass, in alternation in one
 process: recording (each kind of ``keep``) and folding, for a sample model (tiny, so that the rest
-of the pass is nearly nothing) and for a stack of layers of real width. What folding does once per
-router, at the end, is a figure of its own: it does not grow with the tokens.
+of the pass is nearly nothing) and for a stack of layers of real width.
+
+What folding costs does not all grow with the tokens: samples, the test of the first tokens and the
+rows at the end cost the same for any number. So the processor time of folding alone, without a
+forward pass, is told for two numbers of tokens beyond the samples: what a token more costs, over
+the forward pass of a token, and what is left at none.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +91,55 @@ def _measure(what: str, model: Any, batches: list[torch.Tensor], repeats: int) -
             )
 
 
+def _folding_alone(model: Any, hidden: int, tokens: int) -> float:
+    """Processor seconds of folding inputs of length ``sqrt(hidden)``, less those of the gates."""
+    inputs = torch.nn.functional.rms_norm(torch.randn(_PIECE, hidden), (hidden,))
+    gates = [layer.mlp.gate for layer in model.model.layers]
+    ids = torch.zeros(1, _PIECE, dtype=torch.long)
+    seconds = []
+    for folds in (False, True):
+        folder = Path(tempfile.mkdtemp())
+        began = time.process_time()
+        with ExitStack() as stack:
+            recorder = folds and stack.enter_context(
+                RouterRecorder(model, folder / "out", fold=True, num_tokens=tokens)
+            )
+            for _ in range(tokens // _PIECE):
+                if recorder:
+                    recorder.tokens(ids)
+                for gate in gates:
+                    gate(inputs)
+        seconds.append(time.process_time() - began)
+        shutil.rmtree(folder)
+    return seconds[1] - seconds[0]
+
+
+@torch.no_grad()
+def _measure_growth(model: Any, hidden: int, repeats: int) -> None:
+    """What a token and router more costs, over a token and layer of the forward pass."""
+    num_layers, (few, many) = len(model.model.layers), _BEYOND_SAMPLES
+    ids = torch.randint(0, 512, (1, _PIECE))
+    model(input_ids=ids, use_cache=False)
+    began = time.process_time()
+    model(input_ids=ids, use_cache=False)
+    forward = (time.process_time() - began) / _PIECE / num_layers
+    _folding_alone(model, hidden, _PIECE)  # compiles
+    best = [
+        min(_folding_alone(model, hidden, tokens) for _ in range(repeats)) for tokens in (few, many)
+    ]
+    more = (best[1] - best[0]) / (many - few) / num_layers
+    fixed = best[0] / num_layers - more * few
+    print(
+        f"  folding alone: a token more {more / forward:.4f} of its forward pass "
+        f"({forward * 1e6:.0f} us a layer); {fixed:.2f} s a router for any number of tokens"
+    )
+
+
+#: Tokens of one forward pass, and numbers of tokens of which samples have no more than they hold.
+_PIECE = 1024
+_BEYOND_SAMPLES = 24 * _PIECE, 56 * _PIECE
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=2)
@@ -105,6 +159,7 @@ def main() -> None:
         long,
         arguments.repeats,
     )
+    _measure_growth(model, arguments.hidden, arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from threadpoolctl import threadpool_limits
 
 from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError
+from moegeom.core.files import read_regular
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
@@ -72,13 +73,15 @@ from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
-from moegeom.results.writer import ResultsWriter
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.what_if import parse_what_ifs
+
+if TYPE_CHECKING:
+    from moegeom.results.writer import ResultsWriter
 
 
 class Watch(Protocol):
@@ -109,6 +112,10 @@ def scan(
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
+    from moegeom.results.writer import (
+        ResultsWriter,
+    )  # pyarrow, which a check of weights need not have
+
     if opened is None:
         has_tokens = request.tokens is not None
         opened = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
@@ -133,17 +140,17 @@ def scan(
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
     refuse_too_many(token_facts)
-    sides = Sides(run_b, checkpoint_b, device, merged)
+    beside = Beside(run_b, checkpoint_b, device, merged)
     if merged is not None:
         plan = merged.same_plan(plan)
     if request.part is not None:
-        return _scan_part(request, opened, metrics, sides, plan, out, watch)
+        return _scan_part(request, opened, metrics, beside, plan, out, watch)
     if request.engine is not None:
         with parts_by_ray(request, source, _part_files, watch) as parts:
             return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch:
-            work = _work(chosen, source, _num_passes(request, sides))
+            work = _work(chosen, source, _num_passes(request, beside))
             watch.start(sum(work.values()))
             if done := writer.finished():
                 watch.say(
@@ -152,7 +159,7 @@ def scan(
                 watch.advance(sum(work[name] for name in done))
         for router in chosen:
             experts = _experts(opened, router, request)
-            measure(router, source, request, metrics, writer, watch, sides, experts)
+            measure(router, source, request, metrics, writer, watch, beside, experts)
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
@@ -169,7 +176,7 @@ def _scan_part(
     request: ScanRequest,
     opened: Session,
     metrics: Sequence[Metric],
-    sides: Sides,
+    beside: Beside,
     plan: Mapping[str, Any],
     out: Path,
     watch: Watch | None,
@@ -184,8 +191,8 @@ def _scan_part(
     num_tiles = -(-source.facts.num_tokens // TILE)
     with PartWriter(out, part, request, plan, num_tiles) as writer:
         if watch:
-            share = len(part.share(range(num_tiles), num_tiles)) * TILE
-            watch.start(len(heard) * share * _num_passes(request, sides))
+            share = len(part.tiles(range(num_tiles), num_tiles)) * TILE
+            watch.start(len(heard) * share * _num_passes(request, beside))
         for router in heard:
             if watch:
                 watch.begin(router.name)
@@ -195,17 +202,21 @@ def _scan_part(
                 request,
                 metrics,
                 watch,
-                dataclasses.replace(sides, folding=writer),
+                dataclasses.replace(beside, folding=writer),
                 _experts(opened, router, request),
             )
     return out
+
+
+#: Bytes of the states of one pass that a worker sends.
+_MOST_STATE = 1 << 33
 
 
 def _part_files(request: ScanRequest) -> dict[str, bytes]:
     """A part as the contents of its files by name: what a worker of a cluster sends back."""
     with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
         written = scan(dataclasses.replace(request, out=Path(folder) / "part"))
-        return {path.name: path.read_bytes() for path in written.iterdir()}
+        return {path.name: read_regular(path, _MOST_STATE) for path in written.iterdir()}
 
 
 def merge(
@@ -238,10 +249,10 @@ def merge(
     return scan(request, watch, merged=parts)
 
 
-def _num_passes(request: ScanRequest, sides: Sides) -> int:
+def _num_passes(request: ScanRequest, beside: Beside) -> int:
     """Passes over all tokens."""
     what_ifs = len(parse_what_ifs(request.what_ifs))
-    return 1 + len(request.arithmetics) + sides.count + what_ifs
+    return 1 + len(request.arithmetics) + beside.count + what_ifs
 
 
 def _answered(out: Path, watch: Watch | None) -> Path:
@@ -316,6 +327,8 @@ def write_folded(
 
     ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
     """
+    from moegeom.results.writer import ResultsWriter
+
     chosen = [router for router in routers.routers if router.name in measured]
     plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind)
     out, metrics = request.out or default_out(request, plan), metrics_for(request)
@@ -383,7 +396,7 @@ def lint(
 
 
 @dataclass(frozen=True)
-class Sides:
+class Beside:
     """What stands beside tokens and routers: choices of another run, routers of another checkpoint,
     devices, and where the progress of passes comes from, if not from a loop here.
     """
@@ -406,7 +419,7 @@ def measure(
     metrics: Sequence[Metric],
     writer: ResultsWriter,
     watch: Watch | None,
-    sides: Sides,
+    beside: Beside,
     experts: CountedExperts | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
@@ -416,7 +429,7 @@ def measure(
         return
     folder = writer.new_part(router.name)
     snapshot = writer.snapshot_path(router.name, "as_stored")
-    found = _measured(router, source, request, metrics, watch, sides, experts, folder, snapshot)
+    found = _measured(router, source, request, metrics, watch, beside, experts, folder, snapshot)
     writer.add_part(router.name, folder, found.rows, found.facts)
 
 
@@ -426,7 +439,7 @@ def _measured(
     request: ScanRequest,
     metrics: Sequence[Metric],
     watch: Watch | None,
-    sides: Sides,
+    beside: Beside,
     experts: CountedExperts | None,
     folder: Path | None = None,
     snapshot: Path | None = None,
@@ -447,21 +460,21 @@ def _measured(
         return measure_counts(router, source.counts(router.name), metrics)
     if watch:
         watch.begin(router.name)
-    side = sides.checkpoint_b
+    side = beside.checkpoint_b
     run = RouterRun(
         router,
         source,
         metrics,
         request,
-        run_b=sides.run_b,
+        run_b=beside.run_b,
         checkpoint_b=None if side is None else side.routers.get(router.name),
         folder=folder,
         snapshot=snapshot,
-        devices=sides.device.devices,
+        devices=beside.device.devices,
         advanced=watch.advance if watch else None,
         said=watch.say if watch else None,
         experts=None if experts is None else experts.mixed,
-        folding=sides.folding,
+        folding=beside.folding,
     )
     finished = measure_router(run)
     if experts is not None:

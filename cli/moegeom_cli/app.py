@@ -10,7 +10,7 @@ import typer
 
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError, OutputError, is_full
-from moegeom_cli.command import Commands, Interrupted
+from moegeom_cli.command import Commands, Interrupted, command_names
 from moegeom_cli.streams import error_line, error_width
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
@@ -64,9 +64,12 @@ def _exit_code(arguments: list[str]) -> int:
     try:
         code = app(arguments, standalone_mode=False)
     except MoeGeomError as error:
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        _show(error_line(error.message, error.hint, notes, error_width()))
-        return error.exit_code
+        return _refused(error)
+    except ModuleNotFoundError as error:
+        from moegeom.core.extras import left_out
+
+        told = left_out(error, next(filter(command_names().__contains__, arguments), "moegeom"))
+        return _internal(error) if told is None else _refused(told)
     except PARSER_ERROR as error:
         error.show()  # type: ignore[attr-defined] - every error of the parser can show itself
         return EXIT_USAGE
@@ -83,15 +86,19 @@ def _exit_code(arguments: list[str]) -> int:
     except OSError as error:
         if not is_full(error):
             return _internal(error)
-        told = OutputError.of("standard output", error)  # files say so where they are written
-        _show(error_line(told.message, told.hint, "", error_width()))
-        return told.exit_code
+        return _refused(OutputError.of("standard output", error))  # files say it where they are
     except SystemExit as ending:
         # the parser's own answer to a reader that has left
         return 0 if ending.code == 1 else EXIT_INTERNAL
     except Exception as error:  # noqa: BLE001 - the last line of defence names the error and exits 5
         return _internal(error)
     return code if isinstance(code, int) else 0
+
+
+def _refused(error: MoeGeomError) -> int:
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    _show(error_line(error.message, error.hint, notes, error_width()))
+    return error.exit_code
 
 
 def _internal(error: Exception) -> int:

@@ -69,9 +69,12 @@ class ParquetFacts:
         return [chunk.path for chunk in self._chunks(names, 0)]
 
     def _chunks(self, names: Collection[str], number: int) -> Iterator[Chunk]:
+        wanted = frozenset(f"{name}." for name in names)
+        sizes = {len(name) for name in wanted}
         for chunk in self.groups[number].chunks:
             # a column may have dots in its name, and lists have some behind it
-            if any(f"{chunk.path}.".startswith(f"{name}.") for name in names):
+            path = f"{chunk.path}."
+            if any(path[:size] in wanted for size in sizes):
                 yield chunk
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moegeom import __version__
+from moegeom.core.extras import is_installed
 from moegeom.engine.devices.choice import usable_devices
 from moegeom.engine.plan import num_workers
 from moegeom.engine.run_facts import arithmetic_facts
@@ -55,15 +55,16 @@ def _gpus() -> dict[str, str]:
 
 
 def _package(name: str, extra: str) -> dict[str, str]:
-    if importlib.util.find_spec(name) is None:
-        return _row(name, "absent", f"extra {extra}")
+    brought_by = extra if extra == "core" else f"extra {extra}"
+    if not is_installed(name):
+        return _row(name, "absent", brought_by)
     found = "present"
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
             found = version(distribution)
         except PackageNotFoundError:
             continue
-    return _row(name, found, "core" if extra == "core" else f"extra {extra}")
+    return _row(name, found, brought_by)
 
 
 def _has_avx512() -> bool:

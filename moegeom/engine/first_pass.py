@@ -14,13 +14,14 @@ from xxhash import xxh3_64_hexdigest
 from moegeom import __version__ as moegeom_version
 from moegeom.core.files import WorkFolder, is_there, writing
 from moegeom.core.router import RouterSet
+from moegeom.core.text import number_of
 from moegeom.engine.out import early_out
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.run_facts import files_identity
 from moegeom.engine.sources import known_routers
 from moegeom.results.writer import FILES_FOLDER, PLAN_FILE, is_begun
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces.journal import Journal
+from moegeom.tokens.traces.journal import FileJournal
 
 #: Seconds between two words on how far it is.
 _SECONDS = 10.0
@@ -54,14 +55,15 @@ def first_pass_of(
             folder.mkdir(exist_ok=True)
         places = [] if request.expert_map is None else files_identity(request.expert_map)
         terms = f"{moegeom_version} {request.dialect} {places} {known_routers(routers.routers)}"
-        journal = Journal(folder, xxh3_64_hexdigest(terms.encode()))
+        journal = FileJournal(folder, xxh3_64_hexdigest(terms.encode()))
         if said is not None and journal.num_kept:
-            said(f"going on in {work.path}: {journal.num_kept} files had their first pass")
+            files = number_of(journal.num_kept, "file")
+            said(f"going on in {work.path}: the first pass over {files} is done")
         yield Company(journal, _told(said))
     except KeyboardInterrupt as error:
         error.add_note(
-            f"what the first pass found in {_count(folder)} files is kept in {work.path}; the "
-            "same command goes on there"
+            f"what the first pass found in {number_of(_count(folder), 'file')} is kept in "
+            f"{work.path}; the same command goes on there"
         )
         raise
     finally:
@@ -81,7 +83,7 @@ def _told(said: Callable[[str], None] | None) -> Callable[[int, int], None] | No
     def advanced(number: int, total: int) -> None:
         nonlocal last
         if time.monotonic() - last > _SECONDS:
-            said(f"first pass: {number:,} of {total:,} files")
+            said(f"first pass: {number:,} of {number_of(total, 'file')}")
             last = time.monotonic()
 
     return advanced

@@ -16,8 +16,8 @@ from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
 from moegeom.engine.request import ScanRequest, tokens_path
 from moegeom.engine.run_facts import asked_facts, plan_facts
+from moegeom.results.plans import differing_parts
 from moegeom.results.reader import is_results, open_results
-from moegeom.results.writer import differing_parts
 from moegeom.tokens.files import TokenFiles, paths_of
 
 

@@ -23,6 +23,7 @@ from moegeom.core.files import (
     is_there,
     move_folder,
     new_folder,
+    open_regular,
     read_regular,
     reading,
     refuse_existing,
@@ -36,7 +37,7 @@ from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.kernels.reduction import REDUCTIONS
-from moegeom.results.writer import differing_parts
+from moegeom.results.plans import differing_parts
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.recording.fields import Fields
 
@@ -70,7 +71,7 @@ class Folding(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class Share:
     """The ``number``-th of ``count`` parts, from 1 on."""
 
     number: int
@@ -79,7 +80,7 @@ class Part:
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
-    def share(self, tiles: Sequence[int], num_tiles: int, together: int = 1) -> Sequence[int]:
+    def tiles(self, tiles: Sequence[int], num_tiles: int, together: int = 1) -> Sequence[int]:
         """Its share of the tiles: neighbours, in runs of ``together`` that stay whole.
 
         Every tile is in one part of all; a part may have none.
@@ -93,12 +94,12 @@ class Part:
         return [tile for tile in tiles if first <= tile < last]
 
 
-def parse_part(text: str) -> Part:
+def parse_part(text: str) -> Share:
     """``3/64``; UsageError for anything else."""
     match = _PART.fullmatch(text)
     if match is None or not int(match[1]) <= int(match[2]) <= _MOST_PARTS:
         raise UsageError(f"--part {text}: expected i/n, such as 3/64, with i from 1 to n.")
-    return Part(int(match[1]), int(match[2]))
+    return Share(int(match[1]), int(match[2]))
 
 
 def merged(progresses: Sequence[Progress]) -> Progress:
@@ -110,8 +111,10 @@ def merged(progresses: Sequence[Progress]) -> Progress:
     first, *others = progresses
     states = dict(first.states)
     for other in others:
-        for name in states:
-            states[name] = REDUCTIONS[name].merge(states[name], other.states[name])
+        states = {
+            name: REDUCTIONS[name].merge(state, other.states[name])
+            for name, state in states.items()
+        }
     lost = sorted(token for part in progresses for token in part.non_finite)
     return Progress(
         next_tile=max(part.next_tile for part in progresses),
@@ -129,7 +132,7 @@ class PartWriter:
     is_whole = False
 
     def __init__(
-        self, out: Path, part: Part, request: ScanRequest, plan: Mapping[str, Any], num_tiles: int
+        self, out: Path, part: Share, request: ScanRequest, plan: Mapping[str, Any], num_tiles: int
     ) -> None:
         refuse_existing(out, "Choose another --out, or --overwrite.", _may_replace(request))
         self._out, self._part, self._plan = out, part, plan
@@ -145,7 +148,7 @@ class PartWriter:
         self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
     ) -> Progress:
         """Folds the share of this part and keeps its states."""
-        progress = work(self._part.share(tiles, self._num_tiles, together))
+        progress = work(self._part.tiles(tiles, self._num_tiles, together))
         file = f"{len(self._states):06d}.npz"
         write_snapshot(self._folder / file, progress)
         self._states.append(
@@ -231,8 +234,11 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    with reading(path, ResultsError):
-        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    found = xxhash.xxh3_128()
+    with reading(path, ResultsError), open_regular(path, follows=True) as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------ merging
@@ -241,7 +247,7 @@ class StoredPart:
     """One part as it was written; ``states`` are files and digests, by router and pass."""
 
     folder: Path
-    part: Part
+    part: Share
     request: Mapping[str, Any]
     plan: Mapping[str, Any]
     states: Mapping[tuple[str, str], tuple[str, str]]

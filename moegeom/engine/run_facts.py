@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
 from moegeom.core.errors import RecordingError, RouterError
+from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
 from moegeom.core.identity import identity_of
 from moegeom.core.metric import Metric
@@ -34,7 +35,7 @@ from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.arithmetic import arithmetic
 
-#: Libraries whose version can change a bit of the results.
+#: Libraries whose version can change a bit of the results; a check of weights need not have them.
 _LIBRARIES = ("numpy", "scipy", "numba", "pyarrow")
 
 
@@ -66,12 +67,15 @@ def arithmetic_facts(backend: str) -> dict[str, Any]:
 def blas_libraries() -> list[dict[str, Any]]:
     """The libraries of linear algebra that NumPy and SciPy compute with, whatever else is loaded.
 
-    Where the two bring none of their own, all that are loaded.
+    Where the two bring none of their own, all that are loaded. Without SciPy those of NumPy.
     """
-    import scipy.linalg  # which brings the second one, if nothing did before
+    users = [np]
+    if is_installed("scipy"):
+        import scipy.linalg  # which brings the second one, if nothing did before
 
+        users.append(scipy)
     loaded = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
-    beside = [Path(module.__file__ or "").parents[1] for module in (np, scipy)]
+    beside = [Path(module.__file__ or "").parents[1] for module in users]
     own = [
         lib
         for lib in loaded
@@ -95,7 +99,7 @@ def run_facts(
     """Everything about the inputs that a reader of the results needs; no paths, no token text."""
     return {
         "moegeom": moegeom_version,
-        "libraries": {name: version(name) for name in _LIBRARIES},
+        "libraries": {name: version(name) for name in _LIBRARIES if is_installed(name)},
         "python": platform.python_version(),
         "checkpoint": {
             "name": routers.checkpoint,
@@ -185,7 +189,7 @@ def plan_facts(
         options["checkpoint_b"] = checkpoint_b_identity(checkpoint_b)
     return {
         "moegeom": moegeom_version,
-        "libraries": {name: version(name) for name in _LIBRARIES},
+        "libraries": {name: version(name) for name in _LIBRARIES if is_installed(name)},
         "checkpoint": routers.fingerprint,
         "rules": {router.name: repr(router.rule) for router in routers.routers},
         "routers": {router.name: router_identity(router) for router in routers.routers},

@@ -73,8 +73,8 @@ def refuse_too_many(source: SourceFacts | None) -> None:
     most = NUM_BLOCKS * MOST_TOKENS
     if source is not None and source.num_tokens > most:
         raise RecordingError(
-            f"{source.name}: {source.num_tokens:,} tokens; sums in units of 2^-36 hold "
-            f"{most:,} at most.",
+            f"{source.name}: holds {number_of(source.num_tokens, 'token')}; sums in units of 2^-36 "
+            f"hold {most:,} at most.",
             "Measure parts of the text apart, each into results of its own.",
         )
 

@@ -29,7 +29,7 @@ Blocks = Float64[np.ndarray, "blocks heads"]
 
 
 @dataclass(frozen=True)
-class Figure:
+class HeadFigure:
     """A figure of each head, its mean over heads, and standard errors; nan where not known."""
 
     value: Heads
@@ -42,7 +42,7 @@ def gating_figures(
     sums: Mapping[str, Blocks],
     tokens: Int64[np.ndarray, "blocks"],
     queries: Int64[np.ndarray, "blocks"],
-) -> dict[str, Figure]:
+) -> dict[str, HeadFigure]:
     r"""What sums over tokens say of each head, with jackknife errors over blocks of documents.
 
     With gates :math:`g` and what they multiply :math:`o`, means over tokens and channels:
@@ -69,12 +69,12 @@ def gating_figures(
         return {name: _figure(of(whole), of(without)) for name, of in FIGURES.items()}
 
 
-def _figure(value: Heads, without: Blocks) -> Figure:
+def _figure(value: Heads, without: Blocks) -> HeadFigure:
     known = np.isfinite(value)
     mean, means = math.nan, without[:, :0].sum(axis=1)
     if known.any():
         mean, means = float(value[known].mean()), without[:, known].mean(axis=1)
-    return Figure(value, jackknife_error(without), mean, float(jackknife_error(means)))
+    return HeadFigure(value, jackknife_error(without), mean, float(jackknife_error(means)))
 
 
 _Sums = Mapping[str, np.ndarray]

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64, Integer
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Integer
 
 from moegeom.geometry.gram import cosines
 
@@ -252,13 +252,17 @@ def nearest_order(
 ) -> Int64[np.ndarray, "rows"]:
     r"""The permutation p that minimises :math:`\sum_i |b_i - a_{p_i}|^2`.
 
-    Among equal rows the one in the same place. Hungarian method (scipy). Oracle in tests: all
-    permutations of up to six rows.
+    Among equal rows the one in the same place. Where the nearest rows are all different they are
+    it, for each term is least; else the Hungarian method (scipy). Oracle in tests: all permutations
+    of up to six rows.
     """
-    from scipy.optimize import linear_sum_assignment
-
     cost = squared_distances(a, b)
     np.fill_diagonal(cost, np.diag(cost) - _OWN_PLACE * cost.mean())
+    nearest = cost.argmin(axis=1)
+    if len(np.unique(nearest)) == len(nearest):
+        return nearest.astype(np.int64)
+    from scipy.optimize import linear_sum_assignment
+
     return linear_sum_assignment(cost)[1].astype(np.int64)
 
 
@@ -280,7 +284,9 @@ def matched_places(
     b = b / scale
     stayed = np.linalg.norm(b - a, axis=1)
     is_away = stayed > AWAY * np.linalg.norm(a, axis=1)
-    if is_away.sum() < 2:
+    # a superset of what is kept below: these squares are true to 1e-11 of themselves there
+    limit = np.where(is_away, (NEARER * stayed) ** 2, 0.0) * (1.0 + 1e-9)
+    if not _has_cycle(squared_distances(a, b) < limit[:, None]):
         return own
     order = nearest_order(a, b)
     moved = np.linalg.norm(b - a[order], axis=1)
@@ -289,6 +295,13 @@ def matched_places(
         if not is_elsewhere[cycle].all():
             order[cycle] = cycle
     return order
+
+
+def _has_cycle(leads: Bool[np.ndarray, "nodes nodes"]) -> bool:
+    """True when edges ``leads[from, to]`` close a cycle: nodes are left that have both ends."""
+    while not (goes_on := leads.any(axis=0) & leads.any(axis=1)).all():
+        leads = leads[np.ix_(goes_on, goes_on)]
+    return leads.size > 0
 
 
 def cycles(order: Int64[np.ndarray, "rows"]) -> list[list[int]]:

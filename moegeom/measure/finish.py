@@ -115,22 +115,24 @@ def _values(
         return metric.finish(selected(without), facts)
 
     whole = {table: dict(columns) for table, columns in finish(None).items()}
-    with_se = [
+    given: Values = {}
+    if metric.errors and len(blocks) > 1:
+        given = metric.errors(selected(None), [selected(block) for block in blocks])
+    by_jackknife = [
         (table, column.name)
         for table, columns in metric.columns.items()
         for column in columns
-        if column.has_se and column.name in whole.get(table, {})
+        if column.has_se
+        and column.name in whole.get(table, {}).keys() - given.get(table, {}).keys()
     ]
-    if with_se:
+    if by_jackknife:
         parts = [finish(block) for block in blocks] if len(blocks) > 1 else []
-        for table, name in with_se:
+        for table, name in by_jackknife:
             whole[table][f"{name}_se"] = _jackknife(
                 [part.get(table, {}).get(name) for part in parts], whole[table][name]
             )
-    if metric.errors and len(blocks) > 1:
-        found = metric.errors(selected(None), [selected(block) for block in blocks])
-        for table, columns in found.items():
-            whole[table] |= {f"{name}_se": error for name, error in columns.items()}
+    for table, columns in given.items():
+        whole[table] |= {f"{name}_se": error for name, error in columns.items()}
     return whole
 
 

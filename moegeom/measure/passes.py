@@ -25,7 +25,6 @@ from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.jumps import why_no_jumps
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.parts import Folding
-from moegeom.engine.per_token import PerTokenFile
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
     SMALL_SAMPLE_TOKENS,
@@ -519,6 +518,8 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
     task, tiles, skips = planned.task, planned.tiles, planned.skip_non_finite
     engine = _engine_for(task, run.devices, run.options.batch_tokens, run.said)
     if run.options.per_token and run.folder is not None:
+        from moegeom.engine.per_token import PerTokenFile
+
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         file = PerTokenFile(run.folder / "tokens.parquet", run.router)
         try:

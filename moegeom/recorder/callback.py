@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.recorder.ranks import ranks_of
@@ -40,7 +40,7 @@ class FoldCallback(TrainerCallback):
 
     The forward passes of a step, gradient accumulation and all, are folded as by
     ``RouterRecorder(fold=True)`` into ``OUT/step_N``, N the optimiser steps that the weights have
-    had: the routers of ``checkpoint-N``. Then ``trainer.log`` gets ``moegeom/<layers>/<figure>``,
+    had: the routers of ``checkpoint-N``. Then ``trainer.log`` gets ``routers/<layers>/<figure>``,
     the figure of the worst router of a group of layers, and ``.../<figure>_layer``, its layer.
 
     Left out are padding, passes in evaluation mode or without gradients, and second passes over the
@@ -111,18 +111,19 @@ class FoldCallback(TrainerCallback):
             return
         ranks = ranks_of(None, None, self._group)
         # what one rank logs all of them do, and where one failed none has results
-        failures = [failure for failure in ranks.everywhere(step.failure) if failure]
-        found = failures[0] if failures else step.finish(ranks.rank == 0, self._layer_groups)
-        if failures:
+        failure = next(filter(None, ranks.everywhere(step.failure)), None)
+        if failure is not None:
             step.leave()
-        told = ranks.everywhere(found)
-        failures = [one for one in told if isinstance(one, MoeGeomError)]
-        if failures:
-            self._refuse(failures[0], step.out)
-            return
+        told = ranks.everywhere(failure or step.finish(ranks.rank == 0, self._layer_groups))
+        numbers: dict[str, float] = {}
+        for found in told:
+            if isinstance(found, MoeGeomError):
+                self._refuse(found, step.out)
+                return
+            numbers |= found
         self._has_worked = True
         should_log = control.should_log
-        self._trainer.log(dict(told[0]))
+        self._trainer.log(numbers)
         control.should_log = should_log  # logging takes it back, and the loss is still to come
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -210,7 +211,7 @@ class _FoldedStep:
 
 
 def worst_of_groups(results: Results, layer_groups: int) -> dict[str, float]:
-    """``moegeom/<layers>/<figure>`` of the worst router of each group, and its layer."""
+    """``routers/<layers>/<figure>`` of the worst router of each group, and its layer."""
     logged: dict[str, float] = {}
     rows = results.layers().to_pylist()
     for stack in dict.fromkeys(row["router"].split("/")[0] for row in rows):
@@ -226,8 +227,8 @@ def worst_of_groups(results: Results, layer_groups: int) -> dict[str, float]:
                 if known:
                     pick = max if worst == "largest" else min
                     row = pick(known, key=lambda row: row[figure])
-                    logged[f"moegeom/{name}/{figure}"] = float(row[figure])
-                    logged[f"moegeom/{name}/{figure}_layer"] = row["layer"]
+                    logged[f"routers/{name}/{figure}"] = float(row[figure])
+                    logged[f"routers/{name}/{figure}_layer"] = row["layer"]
     return logged
 
 

@@ -307,11 +307,21 @@ class FoldSink:
         """Folds the tiles that are complete now; what is left waits for more tokens."""
         rows = InputRows.of(shard)
         self._documents.update(np.unique(rows.columns.document).tolist())
-        if self._left is not None:
-            rows = self._left.then(rows)
-        self._refuse_more(self._num_folded + len(rows))
+        left, self._left = self._left, None
+        self._refuse_more(self._num_folded + (0 if left is None else len(left)) + len(rows))
+        if left is not None:
+            # no more than the tile that is filled up is copied, but for the first tokens, which
+            # are examined together
+            filled = TILE - len(left) if self._trust is not None else len(rows)
+            self._take(left.then(rows.at(slice(0, filled))))
+            rows = rows.at(slice(filled, None))
+        if len(rows):
+            self._take(rows)
+
+    def _take(self, rows: InputRows) -> None:
+        """Folds whole tiles of rows of which none are left from before."""
         whole = len(rows) // TILE * TILE
-        self._left = rows.at(slice(whole, None))
+        self._left = rows.at(slice(whole, None)) if whole < len(rows) else None
         self._fold(rows.at(slice(0, whole)))
 
     def _refuse_more(self, num_tokens: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError
@@ -69,6 +70,18 @@ def identify(
     return Identity(stored, places, stored.fingerprint, stored.checkpoint, str(checkpoint), tensors)
 
 
+def holds_rows(
+    stored: Float[np.ndarray, "experts hidden"],
+    running: torch.Tensor,
+    dtype: torch.dtype | None = None,
+) -> bool:
+    """Whether ``running`` is ``stored``, rounded if need be to ``dtype``, or to its own."""
+    rows = torch.tensor(stored)
+    rounded = rows.to(dtype or running.dtype).to(rows.dtype)
+    found = running.detach().cpu().to(rows.dtype)
+    return torch.equal(rows, found) or torch.equal(rounded, found)
+
+
 def _refuse_other(running: Router, stored: Router | None, store: ModelStore, label: str) -> None:
     """Raises RecordingError unless the rows agree, rounded to the model's precision if need be."""
     dtype = store.tensor(running.provenance.tensors[0]).dtype
@@ -77,10 +90,8 @@ def _refuse_other(running: Router, stored: Router | None, store: ModelStore, lab
             f"{label} has no router {running.name}; the running model has.",
             "Name the checkpoint that the model was loaded from.",
         )
-    if stored.weight.shape == running.weight.shape:
-        rounded = torch.tensor(stored.weight).to(dtype).to(torch.float32).numpy()
-        if np.array_equal(stored.weight, running.weight) or np.array_equal(rounded, running.weight):
-            return
+    if holds_rows(stored.weight, torch.from_numpy(running.weight), dtype):
+        return
     raise RecordingError(
         f"router {running.name} of the running model is not that of {label}.",
         "Name the checkpoint that the model was loaded from, or none.",

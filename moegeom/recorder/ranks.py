@@ -1,4 +1,4 @@
-"""The processes of a distributed run: which one this is, and how they put together what they have."""
+"""The processes of a distributed run: which one this is, and how they add up what they have."""
 
 from __future__ import annotations
 

@@ -88,9 +88,10 @@ class _Held:
         def moved(array: np.ndarray | None) -> torch.Tensor | None:
             if array is None:
                 return None
-            return torch.from_numpy(array.astype(router.weight.dtype, copy=False)).to(device)
+            # arrays of a mapped checkpoint cannot be written to, which torch warns of
+            return torch.tensor(array.astype(router.weight.dtype, copy=False), device=device)
 
-        rows = torch.from_numpy(router.weight).to(device)
+        rows = torch.tensor(router.weight, device=device)
         bias, projection = moved(router.logit_bias), router.projection
         if projection is None or projection.scale is None:
             return cls(rows, bias, None, None, None)

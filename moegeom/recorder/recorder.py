@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +22,36 @@ from moegeom.recorder.reading import Kept, KeptParts
 from moegeom.recorder.sinks import Sink, SinkFacts, num_recorded, open_sink, refuse_unfoldable
 from moegeom.recorder.staging import Staged, Staging
 from moegeom.recorder.steps import Step, make_step
-from moegeom.recorder.taps import Place, Tap
+from moegeom.recorder.taps import Deliver, Place, Tap
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 
 #: Bytes of a shard: what is held before it is written.
 _SHARD_BYTES = 128 << 20
 _MOST_TOKENS, _LEAST_TOKENS = 65_536, 1024
+
+
+class Taps(Protocol):
+    """The routers of a model, and how to listen to them."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    def hooks(self, deliver: Deliver) -> Iterable[Callable[[], None]]:
+        """Begins to listen; each call that comes back ends a part of it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ModelTaps:
+    """Hooks at the modules whose names say that they are routers."""
+
+    model: torch.nn.Module
+    identity: Identity
+
+    def hooks(self, deliver: Deliver) -> Iterator[Callable[[], None]]:
+        for place in self.identity.places:
+            for handle in Tap(place, self.model, deliver).hooks():
+                yield handle.remove
 
 
 class RouterRecorder:
@@ -71,6 +95,8 @@ class RouterRecorder:
         Of this process; those of ``torch.distributed`` where it is in use.
     group
         The process group of the ranks that run different tokens, where it is not all of them.
+    taps
+        Where to listen in a model whose modules are not named as in its checkpoint.
 
     Nothing is waited for in a step: tensors of a device stay there until a shard is full, and a
     thread writes it. A forward pass that was not announced by ``tokens``, or is a second one over
@@ -94,9 +120,11 @@ class RouterRecorder:
         rank: int | None = None,
         num_ranks: int | None = None,
         group: Any = None,
+        taps: Taps | None = None,
     ) -> None:
-        self._model, self._out = model, Path(out)
-        self._identity: Identity = identify(model, checkpoint, family)
+        self._out = Path(out)
+        self._taps: Taps = taps or ModelTaps(model, identify(model, checkpoint, family))
+        self._identity: Identity = self._taps.identity
         routers = [place.router for place in self._identity.places]
         self.keep: Keep = (
             Keep("router_input") if fold and keep is None else parse_keep(keep, routers)
@@ -144,9 +172,8 @@ class RouterRecorder:
         for tap in self._outputs.values():
             for handle in tap.hooks():
                 self._stack.callback(handle.remove)
-        for place in self._identity.places:
-            for handle in Tap(place, self._model, self._deliver).hooks():
-                self._stack.callback(handle.remove)
+        for remove in self._taps.hooks(self._deliver):
+            self._stack.callback(remove)
         return self
 
     def tokens(

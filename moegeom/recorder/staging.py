@@ -120,7 +120,9 @@ def _values(parts: Sequence[Kept], rows: Sequence[np.ndarray]) -> np.ndarray | T
 
 def _joined(tensors: Sequence[torch.Tensor | None], rows: Sequence[np.ndarray]) -> np.ndarray:
     arrays = [as_array(tensor) for tensor in tensors if tensor is not None]
-    return np.concatenate([array[kept] for array, kept in zip(arrays, rows, strict=True)])
+    # without padding a row is copied once at most
+    found = [a if kept.all() else a[kept] for a, kept in zip(arrays, rows, strict=True)]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _on_host(step: Step) -> Step:

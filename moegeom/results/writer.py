@@ -34,6 +34,7 @@ from moegeom.core.files import (
 )
 from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.results.plans import differing_parts
 from moegeom.results.reader import SCHEMA_VERSION, is_results
 from moegeom.results.schema import (
     OTHER_TABLES,
@@ -51,6 +52,10 @@ PLAN_FILE = "plan.json"
 #: What the files of a part hash to. Before Arrow reads one: its reader ends the process for some
 #: of the bytes that a failing disk leaves.
 DIGEST_FILE = "digest"
+
+#: Bytes of tables that are kept in memory until all are put together: what was written a moment ago
+#: is not read again, footer by footer.
+_MOST_KEPT = 1 << 26
 
 
 #: What a first pass over the files of tokens found in each of them, made before the rest.
@@ -88,11 +93,13 @@ class ResultsWriter:
         self._out = out
         self._work = WorkFolder(out.with_name(out.name + ".partial"), PLAN_FILE)
         self._partial = self._work.path
-        self._metrics = tuple(metrics)
+        self._schemas = {name: arrow_schema(name, metrics) for name in metric_tables(metrics)}
         self._plan = json.loads(json.dumps(plan))
         self._restart = restart
         self._overwrite = overwrite
         self._sound: set[str] = set()
+        self._kept: dict[tuple[str, str], pa.Table] = {}
+        self._room = _MOST_KEPT
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -167,9 +174,12 @@ class ResultsWriter:
     def add_part(self, router: str, folder: Path, rows: Rows, facts: Mapping[str, Any]) -> None:
         """Writes the rows of one router beside what ``folder`` holds, and counts it as finished."""
         with writing(self._out):
-            for table in metric_tables(self._metrics):
-                schema = arrow_schema(table, self._metrics)
-                pq.write_table(table_of(rows.get(table, []), schema), folder / f"{table}.parquet")
+            for table, schema in self._schemas.items():
+                made = table_of(rows.get(table, []), schema)
+                pq.write_table(made, folder / f"{table}.parquet")
+                if made.nbytes <= self._room:
+                    self._room -= made.nbytes
+                    self._kept[router, table] = made
             (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
             (folder / DIGEST_FILE).write_bytes(_digest(folder))
             if is_there(self.part_folder(router)):
@@ -196,17 +206,20 @@ class ResultsWriter:
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
         """Rows of a metric table of all routers, in that order."""
-        parts = [self.part_folder(router) / f"{table}.parquet" for router in routers]
-        schema, tables = arrow_schema(table, self._metrics), []
-        for part in parts:
-            try:
-                facts = parquet_facts(part)
-                tables.append(read_columns(facts, facts.names))
-            except (OSError, DocumentError) as error:
-                raise _damaged(part, error) from None
-            if not tables[-1].schema.equals(schema):
-                raise _damaged(part, DocumentError("has other columns"))
-        return pa.concat_tables(tables)
+        return pa.concat_tables([self._part_rows(table, router) for router in routers])
+
+    def _part_rows(self, table: str, router: str) -> pa.Table:
+        if (router, table) in self._kept:
+            return self._kept[router, table]
+        part = self.part_folder(router) / f"{table}.parquet"
+        try:
+            facts = parquet_facts(part)
+            rows = read_columns(facts, facts.names)
+        except (OSError, DocumentError) as error:
+            raise _damaged(part, error) from None
+        if not rows.schema.equals(self._schemas[table]):
+            raise _damaged(part, DocumentError("has other columns"))
+        return rows.cast(self._schemas[table])  # a list that was read calls its items otherwise
 
     def finish(self, routers: Sequence[str], run: Mapping[str, Any], others: Rows) -> Path:
         """Puts the parts together, writes ``run.json`` and moves everything to ``out``."""
@@ -215,7 +228,7 @@ class ResultsWriter:
         with writing(self._out):
             shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
-            for table in metric_tables(self._metrics):
+            for table in self._schemas:
                 pq.write_table(self.gather(table, routers), whole / f"{table}.parquet")
             for table in OTHER_TABLES:
                 rows = table_of(others.get(table, []), other_schema(table))
@@ -284,24 +297,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-#: Parts of a plan whose names are not what a person would say.
-_PARTS = {"checkpoint": "router weights", "token_files": "tokens"}
-
-
-def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two plans: its parts by name, of the options each."""
-    found = _differing(before, now)
-    if "options" in found:
-        options = (before.get("options"), now.get("options"))
-        one, other = (option if isinstance(option, Mapping) else {} for option in options)
-        found = [*(key for key in found if key != "options"), *_differing(one, other)]
-    return list(dict.fromkeys(_PARTS.get(part, part) for part in found))
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
 
 
 def _sync(folder: Path) -> None:

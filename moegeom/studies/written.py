@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable, write_whole
 
@@ -26,6 +23,9 @@ def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str =
 
 def write_rows(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """A Parquet file of these rows: columns as rows name them first, null where one does not."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     write_whole(out, lambda file: pq.write_table(table, file))

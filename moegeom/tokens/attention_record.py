@@ -18,7 +18,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
-from moegeom.core.text import quoted
+from moegeom.core.text import number_of, quoted
 from moegeom.geometry.gating import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.tokens.recording.fields import Fields
@@ -146,7 +146,9 @@ def read_attention_record(path: Path) -> AttentionRecord:
         )
     listed = found.list("layers")
     if not 0 < len(listed) <= _MOST_LAYERS:
-        raise RecordingError(f"{where}: {len(listed)} layers, expected 1 to {_MOST_LAYERS:,}.")
+        raise RecordingError(
+            f"{where}: lists {number_of(len(listed), 'layer')}, expected 1 to {_MOST_LAYERS:,}."
+        )
     file = SafetensorsFile(CountingFile(path / SUMS_FILE, f"{path.name}/{SUMS_FILE}", ReadLog()))
     try:
         with reading(path / SUMS_FILE, RecordingError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.text import number_of
 
 #: Files that are looked at together.
 _MOST_FILES = 100_000
@@ -56,7 +57,9 @@ def paths_of(tokens: str | Path | TokenFiles) -> tuple[Path, ...]:
         return (Path(given[0]),)
     found = [path for one in given for path in _matched(one)]
     if len(found) > _MOST_FILES:
-        raise UsageError(f"{given[0]}: {len(found):,} files; at most {_MOST_FILES:,} are read.")
+        raise UsageError(
+            f"{given[0]}: {number_of(len(found), 'file')}; at most {_MOST_FILES:,} are read."
+        )
     seen: dict[str, Path] = {}
     for path in found:
         real = os.path.realpath(path)

@@ -12,7 +12,7 @@ from moegeom.core.registry import Registry
 from moegeom.core.tokens import Stage, TokenSource
 
 if TYPE_CHECKING:
-    from moegeom.tokens.traces.first_pass import FileFacts
+    from moegeom.tokens.traces.file_facts import FileFacts
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class KnownRouter:
     top_k: int
 
 
-class Kept(Protocol):
+class KeptFacts(Protocol):
     """Facts of files that an interrupted first pass found."""
 
     def find(self, path: Path) -> FileFacts | None: ...
@@ -45,7 +45,7 @@ class Company:
     otherwise the first one ends the pass.
     """
 
-    kept: Kept | None = None
+    kept: KeptFacts | None = None
     advanced: Callable[[int, int], None] | None = None
     refused: Refused | None = None
 

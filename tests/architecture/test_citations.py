@@ -12,7 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("moegeom", "cli", "docs", "tests", "benchmarks")
-TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", "action.yml")
+TOP = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"),
+    *("action.yml", "Containerfile", "requirements-check.txt"),
+)
 TEXTS = {".py", ".md", ".toml", ".bib", ".cu", ".cuh", ".yml"}
 
 THEORY = (ROOT / "docs/theory.md").read_text("utf-8")

@@ -240,6 +240,26 @@ def test_the_action_passes_what_check_takes(moegeom, folder) -> None:
     assert hook["entry"] == "moegeom check"
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "tokens", "is_small"),
+    [("model", "", True), ("model", "rec", False), ("results", "", False)],
+)
+def test_the_action_installs_the_small_set_for_weights_alone(
+    place, checkpoint, tokens, is_small
+) -> None:
+    step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
+    (place / "python").write_text('#!/bin/sh\necho "$@" >> asked\n')
+    (place / "python").chmod(0o755)
+    given = {"PYTHON": "./python", "ACTION": "A", "CHECKPOINT": checkpoint, "TOKENS": tokens}
+    assert given.keys() == step["env"].keys()
+    subprocess.run(
+        ["bash", "-eu", "-c", step["run"]], cwd=place, env=os.environ | given, check=True
+    )
+    start = "-m pip install --quiet -c A/constraints.txt"
+    small = [f"{start} -r A/requirements-check.txt", f"{start} --no-deps A"]
+    assert (place / "asked").read_text().splitlines() == (small if is_small else [f"{start} A"])
+
+
 GATE_PAGE = (ROOT / "docs/gate.md").read_text("utf-8")
 
 

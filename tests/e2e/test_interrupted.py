@@ -85,7 +85,7 @@ def dump(place, run):
 @pytest.fixture
 def stopped_at_file(monkeypatch):
     """Ctrl-C when a file is to be read; and the files that were."""
-    read, facts_of = [], first_pass._facts_of
+    read, facts_of = [], first_pass.facts_of
 
     def arrange(name: str) -> list[str]:
         def stopped(file, *given):
@@ -94,7 +94,7 @@ def stopped_at_file(monkeypatch):
             read.append(file.label)
             return facts_of(file, *given)
 
-        monkeypatch.setattr(first_pass, "_facts_of", stopped)
+        monkeypatch.setattr(first_pass, "facts_of", stopped)
         return read
 
     return arrange
@@ -109,7 +109,7 @@ def test_an_interrupted_first_pass_goes_on_and_gives_the_same_results(dump, stop
     read.clear()
     code, said = dump()
     assert (code, read) == (0, ["2.jsonl", "3.jsonl"])
-    assert said == "going on in out.partial: 2 files had their first pass\n"
+    assert said == "going on in out.partial: the first pass over 2 files is done\n"
     assert not (place / "out.partial").exists()
     read.clear()
     code, said = dump()

@@ -1,15 +1,19 @@
 """Runs commands of the command line in children of a process that has loaded everything already.
 
-Starting Python, Numba and ten kernels takes longer than most commands run. This script loads them
-once, then reads one request a line from stdin (folder, arguments, environment, files for stdout and
+Starting Python, Numba and ten kernels takes longer than most commands run, and so does importing
+what a command imports where it is used. This script loads them once, then reads one request a line from stdin (folder, arguments, environment, files for stdout and
 stderr), forks, and answers with the exit code. A child is as much a process of its own as one that
 was started from scratch; that a cold start works is what the other tests of this folder show.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
+import pkgutil
 import sys
 
 import numpy as np
@@ -29,6 +33,17 @@ from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom_cli import app
 from moegeom_cli.groups import ScreenOptions
+
+#: Packages that commands import where they use them; none of them brings torch.
+LAZY = (
+    "pandas",  # which pyarrow imports where a table is made of rows
+    "scipy.stats",
+    "moegeom.checkpoint",
+    "moegeom.router",
+    "moegeom.tokens",
+    "moegeom.studies",
+    "moegeom_cli.commands",
+)
 
 
 def warm_up() -> None:
@@ -53,6 +68,13 @@ def warm_up() -> None:
     assert METRICS.all()
     assert RENDERERS.all()
     assert CHECKS.all()
+    for name in LAZY:
+        package = importlib.import_module(name)
+        if name.startswith("moegeom"):
+            for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+                importlib.import_module(module.name)
+    with contextlib.redirect_stdout(io.StringIO()):
+        app.app(["routers", "--help"], standalone_mode=False)  # what the parser imports late
 
 
 #: Columns at which a request with ``everything`` is shown.

@@ -55,7 +55,7 @@ from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces.journal import Journal
+from moegeom.tokens.traces.journal import FileJournal
 from tests.unit.check.test_profile_file import WHOLE
 from tests.unit.tokens import test_expert_map
 from tests.unit.tokens.dialects import test_counts
@@ -680,7 +680,7 @@ def _kept_first_pass(folder: Path) -> None:
 
 def go_on_reading(folder: Path, draw: random.Random) -> None:
     """A first pass over many files that goes on where it was stopped."""
-    company = Company(Journal(folder / "files", "terms"))
+    company = Company(FileJournal(folder / "files", "terms"))
     source = open_tokens(folder / "dump", known=known(), routers=ROUTERS_OF_TRACE, company=company)
     source.read_chosen(ROUTERS_OF_TRACE[0], 0, source.facts.num_tokens)
 

@@ -12,6 +12,7 @@ from scipy.stats import ortho_group
 
 from moegeom.geometry.number_formats import CASTS, cast_of, grid_of
 from moegeom.geometry.rows import (
+    _has_cycle,
     column_factors,
     common_factor,
     cycles,
@@ -71,6 +72,24 @@ def test_rows_that_merely_moved_keep_their_places(noise):
 def test_unrelated_rows_keep_their_places():
     for seed in range(50):
         assert matched_places(rows(seed), rows(seed + 500)).tolist() == list(range(12))
+
+
+def test_rows_that_only_lead_away_need_no_matching(monkeypatch):
+    def unexpected(*rows):
+        raise AssertionError("the Hungarian method was asked")
+
+    monkeypatch.setattr("moegeom.geometry.rows.nearest_order", unexpected)
+    a = rows(0)
+    assert matched_places(a, a[[0, 0, 1, 1, 2, *range(5, 12)]]).tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_cycle_is_one_wherever_a_power_of_the_edges_comes_home(seed):
+    leads = np.random.default_rng(seed).random((9, 9)) < 0.13
+    np.fill_diagonal(leads, False)
+    ways = leads.astype(np.int64)
+    comes_home = any(np.trace(np.linalg.matrix_power(ways, length)) for length in range(1, 10))
+    assert _has_cycle(leads) == comes_home
 
 
 def test_equal_rows_stay_where_they_are():

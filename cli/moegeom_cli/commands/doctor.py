@@ -21,5 +21,8 @@ def run(
 
     rows = diagnose()
     typer.echo(render_listing(rows, format, "doctor"))
-    if format is Format.table and any(row["found"] == "absent" for row in rows):
+    absent = {row["meaning"] for row in rows if row["found"] == "absent"}
+    if format is Format.table and "core" in absent:
+        typer.echo(f"\nTo have the whole core: {install_command()}")
+    if format is Format.table and absent - {"core"}:
         typer.echo(f"\nTo add an extra: {install_command('EXTRA')}")

@@ -223,23 +223,23 @@ def boundary_angle(
     for i, j in np.argwhere(squared <= 1e-8 * (squares[:, None] + squares[None, :])):
         squared[i, j] = np.sum((effective_rows[i] - effective_rows[j]) ** 2)
     length = np.sqrt(squared)
+    shifts = bias[None, :] - bias[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cones = shifts / (np.sqrt(dimension) * length)
+    cone_angles, no_ties = np.arcsin(np.clip(cones, -1.0, 1.0)), np.abs(cones) > 1.0
     z = logits.astype(np.float64) - bias
     outside = np.ones((tokens, experts), dtype=bool)
     np.put_along_axis(outside, chosen.astype(np.int64), False, axis=1)
     nearest = np.full(tokens, np.inf)
     for rank in range(chosen.shape[1]):
         one = chosen[:, rank]
-        shift = bias[None, :] - bias[one][:, None]
         projection = np.take_along_axis(z, one[:, None].astype(np.int64), axis=1) - z
         apart = length[one]
         with np.errstate(divide="ignore", invalid="ignore"):
-            cone = shift / (np.sqrt(dimension) * apart)
             here = projection / (apart * unit_length[:, None])
-            angle = np.abs(
-                np.arcsin(np.clip(here, -1.0, 1.0)) - np.arcsin(np.clip(cone, -1.0, 1.0))
-            )
-        angle = np.where((np.abs(cone) > 1.0) | ~np.isfinite(angle), np.inf, angle)
-        angle = np.where(projection == shift, 0.0, angle)  # an exact tie, permanent or not
+            angle = np.abs(np.arcsin(np.clip(here, -1.0, 1.0)) - cone_angles[one])
+        angle = np.where(no_ties[one] | ~np.isfinite(angle), np.inf, angle)
+        angle = np.where(projection == shifts[one], 0.0, angle)  # an exact tie, permanent or not
         nearest = np.minimum(nearest, np.where(outside, angle, np.inf).min(axis=1))
     return nearest
 

@@ -141,16 +141,19 @@ def _variance(first, second, squares):
 
 
 @njit(nogil=True, cache=True)
-def _nearest(values, logits, chosen, weight, row_distance, unit, out):
+def _nearest(values, logits, chosen, weight, distance, distance_4, unit, out):
     tokens, experts = logits.shape
     inside = np.zeros(experts, dtype=np.bool_)
     squares = np.empty(values.shape[1])
     for token in range(tokens):
-        largest = 0.0
+        largest, fourth = 0.0, 0.0
         for coordinate in range(values.shape[1]):
             value = np.float64(values[token, coordinate])
-            squares[coordinate] = value * value
+            square = value * value
+            squares[coordinate] = square
+            fourth += square * square
             largest = max(largest, abs(value))
+        norm_4 = math.sqrt(math.sqrt(fourth)) * (1.0 + 1e-9)
         inside[:] = False
         for rank in range(chosen.shape[1]):
             inside[chosen[token, rank]] = True
@@ -161,9 +164,11 @@ def _nearest(values, logits, chosen, weight, row_distance, unit, out):
                 if inside[other]:
                     continue
                 gap = np.float64(logits[token, one]) - np.float64(logits[token, other])
-                # no coordinate moves by more than the largest one does: a pair that cannot be
-                # nearer even so needs no sum
-                if gap > best * unit * largest * row_distance[one, other] * (1.0 + 1e-9):
+                # no coordinate moves by more than the largest one does, and by Cauchy and Schwarz
+                # no sum exceeds that of the fourth powers: a pair that cannot be nearer even so
+                # needs no sum
+                most = min(largest * distance[one, other], norm_4 * distance_4[one, other])
+                if gap > best * unit * most * (1.0 + 1e-9):
                     continue
                 scale = unit * math.sqrt(_variance(weight[one], weight[other], squares))
                 if gap == 0.0:
@@ -171,6 +176,16 @@ def _nearest(values, logits, chosen, weight, row_distance, unit, out):
                 elif scale > 0.0:
                     best = min(best, gap / scale)
         out[token] = best
+
+
+def _distances_4(rows: np.ndarray) -> np.ndarray:
+    """Upper bounds on ``(sum of |r_i - r_j|^4)^(1/4)``, by products of powers of the rows."""
+    squares = rows**2
+    own = (squares**2).sum(axis=1)
+    mixed = (rows * squares) @ rows.T
+    both = own[:, None] + own[None, :]
+    fourth = both + 6.0 * (squares @ squares.T) - 4.0 * (mixed + mixed.T)
+    return (np.maximum(fourth, 0.0) + 1e-10 * both) ** 0.25
 
 
 def rounding_sigmas(
@@ -184,5 +199,5 @@ def rounding_sigmas(
     distance = np.sqrt(np.maximum(squared, 0.0) + 1e-12 * (squares[:, None] + squares[None, :]))
     out = np.empty(len(values))
     unit = ROUNDING_RMS * UNIT_BFLOAT16
-    _nearest(values, logits, chosen, weight, distance, unit, out)
+    _nearest(values, logits, chosen, weight, distance, _distances_4(rows), unit, out)
     return out

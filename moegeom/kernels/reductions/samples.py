@@ -1,8 +1,8 @@
 """Samples of tokens, with what metrics want to see of each.
 
 How small is fixed by the length of the stream, so that every token is decided by itself: samples of
-parts join into that of the whole, however it was cut, and memory does not grow with the stream. While
-the length is not known, what the tokens so far would keep is kept, which holds what all will keep.
+parts join into that of the whole, however it was cut, and memory does not grow with the stream.
+While the length is not known, what the tokens so far would keep is kept: it holds what all will.
 """
 
 from __future__ import annotations

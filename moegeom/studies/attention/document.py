@@ -16,7 +16,7 @@ from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
-from moegeom.studies.attention.record import Attention, AttentionLayer, Measured
+from moegeom.studies.attention.record import Attention, AttentionLayer, HeadRange
 
 _HEADS = (
     (
@@ -277,7 +277,7 @@ def _on_tokens(found: Attention, layers: Sequence[AttentionLayer]) -> Table:
     return Table(heads, rows, drops=(0, *(drop for *_, drop in columns)))
 
 
-def _spelled(name: str, figure: Measured | None) -> str:
+def _spelled(name: str, figure: HeadRange | None) -> str:
     if figure is None or figure.mean is None:
         return "-"
     has_width = name in _WITH_WIDTH and figure.half_width is not None

@@ -9,10 +9,10 @@ import numpy as np
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import half_width
-from moegeom.geometry.gating import Figure, gate_pull, gating_figures
+from moegeom.geometry.gating import HeadFigure, gate_pull, gating_figures
 from moegeom.router.attention.family import FUNCTIONS
 from moegeom.router.attention.tensors import AttentionTensors
-from moegeom.studies.attention.record import LayerOnTokens, Measured
+from moegeom.studies.attention.record import HeadRange, LayerOnTokens
 from moegeom.tokens.attention_record import BINS_PER_UNIT, NUM_BINS, AttentionRecord, LayerSums
 
 #: Shares of the gates of a head below the figure.
@@ -80,7 +80,7 @@ def _known(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
     return known
 
 
-def _deciles(sums: LayerSums, function: str) -> Mapping[str, Figure]:
+def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
     """From the histogram, right to an eighth in front of the function."""
     counts = np.cumsum(sums.histogram[0], axis=1)
     inner = (np.arange(NUM_BINS) + 0.5) / BINS_PER_UNIT - NUM_BINS / BINS_PER_UNIT / 2
@@ -91,17 +91,17 @@ def _deciles(sums: LayerSums, function: str) -> Mapping[str, Figure]:
     return {name: _exact(values[place]) for name, place in places.items()}
 
 
-def _exact(value: np.ndarray) -> Figure:
+def _exact(value: np.ndarray) -> HeadFigure:
     known = value[np.isfinite(value)]
     mean = float(known.mean()) if known.size else math.nan
-    return Figure(value, np.full(len(value), math.nan), mean, math.nan)
+    return HeadFigure(value, np.full(len(value), math.nan), mean, math.nan)
 
 
-def _measured(figure: Figure, blocks: int) -> Measured:
+def _measured(figure: HeadFigure, blocks: int) -> HeadRange:
     width = half_width(figure.mean_error, blocks) if blocks > 1 else math.nan
     known = figure.value[np.isfinite(figure.value)]
     ends = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
-    return Measured(*(_number(one) for one in (figure.mean, width, *ends)))
+    return HeadRange(*(_number(one) for one in (figure.mean, width, *ends)))
 
 
 def _number(value: float) -> float | None:

@@ -59,7 +59,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Measured:
+class HeadRange:
     """A figure of the heads of a layer: mean, half-width of its 95 % interval, least and most.
 
     None where it is not known: an interval needs documents in two blocks.
@@ -81,7 +81,7 @@ class LayerOnTokens:
 
     num_tokens: int
     num_blocks: int
-    figures: Mapping[str, Measured]
+    figures: Mapping[str, HeadRange]
     heads: tuple[Mapping[str, float | None], ...]
 
 

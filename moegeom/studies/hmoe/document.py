@@ -101,7 +101,7 @@ def _rate_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
         yield f"{said}{number_of(len(judged), 'case')} (a model and its channels).", "strong"
     for state, ending in _ENDINGS.items():
         if own := [rates.starts[0].loss for rates in judged if rates.state == state]:
-            slopes = f"{min(one.value for one in own):+.3f} to {max(one.value for one in own):+.3f}"
+            slopes = " to ".join(_signed(end(one.value for one in own)) for end in (min, max))
             widest = f"{max(one.half_width for one in own):.3f}"
             cases = f"{len(own)} of {number_of(len(judged), 'case')}"
             yield f"{cases}: slope {slopes}, +- {widest}, {_SAME_START}{ending}", _LOOKS[state]
@@ -160,8 +160,13 @@ def _descents(found: Mixtures) -> Iterator[Block]:
 
 def _exponent(found: Exponent) -> str:
     if math.isnan(found.half_width):
-        return f"{found.value:+.3f}"
-    return f"{found.value:+.3f} +- {found.half_width:.3f}"
+        return _signed(found.value)
+    return f"{_signed(found.value)} +- {found.half_width:.3f}"
+
+
+def _signed(slope: float) -> str:
+    """With its sign; that of rounding errors is none."""
+    return f"{round(slope, 3) + 0.0:+.3f}"
 
 
 # ------------------------------------------------------------------------------------------- tables

@@ -23,7 +23,8 @@ from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.sources.trace import dialect_and_files, recognises
 from moegeom.tokens.traces.axes import unset_value
 from moegeom.tokens.traces.dialect import DIALECTS, Dialect
-from moegeom.tokens.traces.first_pass import CountsAlone, FileOf, first_pass
+from moegeom.tokens.traces.file_facts import CountsAlone, FileOf
+from moegeom.tokens.traces.first_pass import first_pass
 from moegeom.tokens.traces.trace import BEGINNING, IdsAre, Notes, RequestTrace, Trace
 
 #: What no trace can tell by itself.

@@ -13,7 +13,8 @@ from moegeom.tokens.traces.axes import main_stack
 from moegeom.tokens.traces.counted import counted_source
 from moegeom.tokens.traces.dialect import Dialect, find_dialect
 from moegeom.tokens.traces.expert_map import mapped, read_expert_map
-from moegeom.tokens.traces.first_pass import ALONE, CountsAlone, FileOf, first_pass
+from moegeom.tokens.traces.file_facts import CountsAlone, FileOf
+from moegeom.tokens.traces.first_pass import ALONE, first_pass
 from moegeom.tokens.traces.source import trace_source
 
 #: Files of a folder that are looked at to see whether it holds traces.

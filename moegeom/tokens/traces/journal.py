@@ -17,7 +17,7 @@ from moegeom.core.files import write_whole
 from moegeom.core.identity import identity_of
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 from moegeom.tokens.traces.axes import Reading, Survey
-from moegeom.tokens.traces.first_pass import FileFacts, Manner
+from moegeom.tokens.traces.file_facts import FileFacts, Manner
 
 #: The array with what is no array: a text, and what all of it hashes to.
 _HEADER = "header"
@@ -32,7 +32,7 @@ _MOST_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
-class Journal:
+class FileJournal:
     """Facts by file in ``folder``, one file for each; ``terms`` is what else they depend on."""
 
     folder: Path

@@ -43,16 +43,16 @@ class PlacedRows:
     token_id: Int32[np.ndarray, "tokens"]
 
     @property
-    def span(self) -> Span | None:
+    def span(self) -> RowSpan | None:
         """Where the tokens are, if they follow one another; None where rows between are none."""
         if not len(self.row):
-            return Span(0, -1)
+            return RowSpan(0, -1)
         if self.row[-1] - self.row[0] + 1 != len(self.row):
             return None
-        return Span(int(self.row[0]), int(self.position[0]))
+        return RowSpan(int(self.row[0]), int(self.position[0]))
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """First row of a request that is a token, and its position; -1 where not known."""
 
     first: int

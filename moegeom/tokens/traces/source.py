@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +25,9 @@ from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.stages import CHOSEN
 from moegeom.tokens.stored import StoredSource
 from moegeom.tokens.traces.axes import main_stack
-from moegeom.tokens.traces.first_pass import (
-    FileOf,
-    InMemory,
-    Placed,
-    first_pass,
-    id_dtype,
-)
-from moegeom.tokens.traces.rows import RequestRows, Span, token_ids_at
+from moegeom.tokens.traces.file_facts import FileOf, InMemory, id_dtype
+from moegeom.tokens.traces.first_pass import PlacedFiles, first_pass
+from moegeom.tokens.traces.rows import RequestRows, RowSpan, token_ids_at
 from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
 #: Bytes of cleaned pieces that are kept: neighbouring ranges, and the samples of small traces, are
@@ -85,7 +81,7 @@ def clean(trace: Trace, known: Sequence[KnownRouter]) -> CleanTrace:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PlacedPart:
     """The tokens of a request in a piece; ids as they are stored, without a copy where rows that
     follow one another are tokens.
     """
@@ -97,10 +93,10 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class PlacedPiece:
     """The tokens of a piece; ``starts`` has the first token of each part, and the number of all."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlacedPart, ...]
     starts: tuple[int, ...]
     document: Int64[np.ndarray, "tokens"]
     position: Int32[np.ndarray, "tokens"]
@@ -115,7 +111,7 @@ class Piece:
             assign_rows(out[at : at + last - first], stored, "a trace")
 
 
-def piece_of(found: Placed, number: int, trace: Trace) -> Piece:
+def piece_of(found: PlacedFiles, number: int, trace: Trace) -> PlacedPiece:
     """The tokens of piece ``number``, which was read as ``trace``.
 
     Raises
@@ -126,14 +122,14 @@ def piece_of(found: Placed, number: int, trace: Trace) -> Piece:
     first, last = (int(part) for part in found.first_part[number : number + 2])
     if len(trace.requests) != last - first:
         raise _changed(trace.where)
-    parts: list[Part] = []
+    parts: list[PlacedPart] = []
     documents: list[int] = []
     for index, request in enumerate(trace.requests, start=first):
         if found.document[index] >= 0 and found.part_rows[index]:
             parts.append(_part(found, index, request, trace))
             documents.append(int(found.document[index]))
     lengths = [len(part.row) for part in parts]
-    return Piece(
+    return PlacedPiece(
         tuple(parts),
         (0, *np.cumsum(lengths).tolist()),
         np.repeat(np.array(documents, np.int64), lengths),
@@ -143,18 +139,18 @@ def piece_of(found: Placed, number: int, trace: Trace) -> Piece:
     )
 
 
-def _part(found: Placed, index: int, request: RequestTrace, trace: Trace) -> Part:
-    num_rows, span = int(found.part_rows[index]), Span(*found.part_span[index].tolist())
+def _part(found: PlacedFiles, index: int, request: RequestTrace, trace: Trace) -> PlacedPart:
+    num_rows, span = int(found.part_rows[index]), RowSpan(*found.part_span[index].tolist())
     if span.first < 0:  # rows between are no tokens: they are told apart again
         rows = RequestRows(request, found.axes.routers, trace.last_is_routed, trace.where)
         placed = rows.placed(request, found.axes.of(request.ids))
-        part = Part(placed.ids, placed.row.astype(np.int64), placed.position, placed.token_id)
+        part = PlacedPart(placed.ids, placed.row.astype(np.int64), placed.position, placed.token_id)
     else:
         start = span.first - request.first_row
         ids = found.axes.of(request.ids)[start : start + num_rows]
         row = np.arange(span.first, span.first + len(ids))
         position = np.full(len(ids), -1) if span.position < 0 else span.position + row - row[:1]
-        part = Part(
+        part = PlacedPart(
             ids, row, position.astype(np.int32), token_ids_at(request, position).astype(np.int32)
         )
     if len(part.ids) != num_rows:
@@ -169,24 +165,26 @@ def _changed(where: str) -> RecordingError:
     )
 
 
-class Reader:
-    """Pieces by number, read again; the last ones are kept, and one thread reads at a time.
+class PieceReader:
+    """Pieces by number, read again by one thread; the last ones are kept.
 
-    So memory is that of the pieces that are kept, and of one that is being read.
+    So memory is that of the pieces that are kept, and of one that is being read. Were they read by
+    each thread that needs one, allocators would hold what every thread freed.
     """
 
-    def __init__(self, found: Placed) -> None:
+    def __init__(self, found: PlacedFiles) -> None:
         self.found = found
         self._lock = threading.Lock()
-        self._held: OrderedDict[int, Piece] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="moegeom-pieces")
+        self._held: OrderedDict[int, PlacedPiece] = OrderedDict()
         self._size = 0
         self._live: tuple[int, Place | None, Pieces] | None = None
 
-    def piece(self, number: int) -> Piece:
+    def piece(self, number: int) -> PlacedPiece:
         """The tokens of one piece."""
         with self._lock:
             if number not in self._held:
-                piece = piece_of(self.found, number, self._read(number))
+                piece = self._thread.submit(self._read_piece, number).result()
                 self._size += piece.num_bytes
                 self._held[number] = piece
                 while self._size > CACHE_BYTES and len(self._held) > 1:
@@ -194,6 +192,9 @@ class Reader:
                     self._size -= gone.num_bytes
             self._held.move_to_end(number)
             return self._held[number]
+
+    def _read_piece(self, number: int) -> PlacedPiece:
+        return piece_of(self.found, number, self._read(number))
 
     def _read(self, number: int) -> Trace:
         """A piece as its file has it; where it follows the last one, the file is not begun anew."""
@@ -216,7 +217,7 @@ class Reader:
 class _ChosenRows:
     """The choices of one router as rows."""
 
-    reader: Reader
+    reader: PieceReader
     index: int
 
     @property
@@ -247,7 +248,7 @@ class _ChosenRows:
 class _Columns:
     """Document, position and token id."""
 
-    reader: Reader
+    reader: PieceReader
     has_documents: bool
 
     def read(self, start: int, stop: int) -> TokenColumns:
@@ -264,9 +265,9 @@ class _Columns:
         return found
 
 
-def trace_source(name: str, found: Placed, wanted: Sequence[str]) -> StoredSource:
+def trace_source(name: str, found: PlacedFiles, wanted: Sequence[str]) -> StoredSource:
     """The tokens that a first pass found as a source of ids, at the ``wanted`` routers."""
-    reader = Reader(found)
+    reader = PieceReader(found)
     tensors = {
         router.name: {CHOSEN.name: _ChosenRows(reader, index)}
         for index, router in enumerate(found.axes.routers)

@@ -87,14 +87,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 def test_the_trainer_logs_the_worst_router_of_a_group(run: tuple[Any, Path]) -> None:
     trainer, runs = run
-    logged = [e for e in trainer.state.log_history if any(k.startswith("moegeom/") for k in e)]
+    logged = [e for e in trainer.state.log_history if any(k.startswith("routers/") for k in e)]
     assert [entry["step"] for entry in logged] == [0, 2]
     for entry in logged:
         rows = open_results(runs / f"step_{entry['step']}").layers().to_pylist()
         for figure, pick in (("max_vio_global", max), ("routing_entropy_normalised", min)):
             worst = pick(rows, key=lambda row: row[figure])
-            assert entry[f"moegeom/text.0-1/{figure}"] == worst[figure]
-            assert entry[f"moegeom/text.0-1/{figure}_layer"] == worst["layer"]
+            assert entry[f"routers/text.0-1/{figure}"] == worst[figure]
+            assert entry[f"routers/text.0-1/{figure}_layer"] == worst["layer"]
     assert all(isinstance(v, int | float) for entry in logged for v in entry.values())
     assert len(losses(trainer)) == 3
 

@@ -15,8 +15,8 @@ from moegeom.pipeline import ScanRequest, scan
 from moegeom.recorder import RouterRecorder
 from moegeom.results.reader import open_results
 from tests.unit.capture.conftest import NAMES, Sample, sample_of
-from tests.unit.capture.two_ranks import fold_pieces
 from tests.unit.capture.test_recorder import record
+from tests.unit.capture.two_ranks import fold_pieces
 
 
 def assert_same_results(mine: Path, theirs: Path) -> None:

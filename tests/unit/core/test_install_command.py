@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from moegeom.core import extras
-from moegeom.core.extras import install_command
+from moegeom.core.extras import install_command, left_out
 
 
 @pytest.fixture
@@ -66,3 +66,14 @@ def test_an_installation_that_pip_does_not_know_is_named_too(monkeypatch):
     install_command.cache_clear()
     assert install_command("hub") == "pip install 'moegeom[hub]'"
     install_command.cache_clear()
+
+
+def test_what_is_left_out_of_the_core_is_refused_by_name_and_nothing_else():
+    told = left_out(ModuleNotFoundError("", name="scipy.special"), "scan")
+    assert told is not None
+    assert told.message == "scan needs scipy, which is not installed."
+    assert told.hint == install_command()
+    assert "[" not in told.hint
+    assert left_out(ModuleNotFoundError("", name="ml_dtypes"), "scan") is not None
+    for name in ("torch", "moegeom.nothing", "sci", None):
+        assert left_out(ModuleNotFoundError("", name=name), "scan") is None

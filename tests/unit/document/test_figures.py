@@ -240,6 +240,13 @@ def test_every_mark_is_a_file_for_a_paper_of_equal_bytes(kind, ending, tmp_path)
     assert len(first.read_bytes()) > 1000
 
 
+def test_an_axis_with_a_scale_has_numbers_though_it_holds_no_power(tmp_path):
+    narrow = Panel("", Axis("x"), Axis("y", "log10"), [Polyline("a", "tokens", [1, 2], [6.1, 9.8])])
+    write_figure(figure(narrow), tmp_path / "a.svg")
+    for text in (panel_svg(narrow, "alt"), (tmp_path / "a.svg").read_text("utf-8")):
+        assert {"7", "8", "9"} <= set(re.findall(r">\s*(\d+)\s*<", text))
+
+
 def test_bars_lie_where_their_names_stand_at_the_side():
     text = panel_svg(PANELS["lying"], "alt")
     bars = re.findall(r'<path class="f (?:tokens|other)" d="M([\d.]+) [\d.]+h([\d.]+)v', text)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.cluster import parts_by_ray
-from moegeom.engine.parts import PART_FILE, MissingParts, Part, parse_part
+from moegeom.engine.parts import PART_FILE, MissingParts, Share, parse_part
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_too_many
@@ -66,11 +66,11 @@ def parts_of(world: Path, folder: Path, order: Sequence[int], **given: Any) -> l
 # ------------------------------------------------------------------------------------- the shares
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(1, 5), st.randoms())
 def test_every_tile_is_in_one_share_and_no_group_is_cut(count, num_tiles, together, random):
-    parts = [Part(number, count) for number in range(1, count + 1)]
-    whole = [tile for part in parts for tile in part.share(range(num_tiles), num_tiles, together)]
+    parts = [Share(number, count) for number in range(1, count + 1)]
+    whole = [tile for part in parts for tile in part.tiles(range(num_tiles), num_tiles, together)]
     assert whole == [*range(num_tiles)]
     some = sorted(random.sample(range(num_tiles), random.randint(0, num_tiles)))
-    shares = [part.share(some, num_tiles, together) for part in parts]
+    shares = [part.tiles(some, num_tiles, together) for part in parts]
     assert [tile for share in shares for tile in share] == some
     owner = {tile: place for place, share in enumerate(shares) for tile in share}
     groups = {tile // together: owner[tile] for tile in some}

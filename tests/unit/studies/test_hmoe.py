@@ -228,7 +228,7 @@ def test_the_table_of_slopes_is_that_of_the_result_file():
     for rates in RESULT["result"]["rates"]:
         for one in rates["starts"]:
             parts = (one["loss"], one["start_loss"], one["error"])
-            numbers = [f"{p['value']:+.3f} ± {p['half_width']:.3f}" for p in parts]
+            numbers = [f"{round(p['value'], 3) + 0.0:+.3f} ± {p['half_width']:.3f}" for p in parts]
             expected.append([f"{one['start']:g}", *numbers])
     assert [row[1:] for row in table(PAGE, "What descents show")] == expected
     assert len(RESULT["core"]) > 3
@@ -262,6 +262,25 @@ def test_no_slope_of_the_page_is_more_than_that_of_its_start():
             found.append(abs(less.value) <= less.half_width)
     assert "in all 24 rows" in PAGE
     assert sum(found) == len(found) == 24
+
+
+def test_slopes_in_the_prose_are_those_of_the_result_file():
+    def powers(start: float, is_gated: bool) -> list[str]:
+        slopes = [
+            one["loss"]["value"]
+            for rates in RESULT["result"]["rates"]
+            for one in rates["starts"]
+            if one["start"] == start and (rates["model"] != "mha") == is_gated
+        ]
+        return [f"n^{slope:.2f}" for slope in (max(slopes), min(slopes))]
+
+    gated, free = powers(0.3, True), powers(0.3, False)
+    ends = sorted(powers(0.083, True) + powers(0.083, False))
+    assert f"it falls as {ends[0]} to {ends[-1]}, with an activation as without" in PAGE
+    said = (
+        f"it falls as {' to '.join(gated)} with an activation and as {' and '.join(free)} without"
+    )
+    assert said in PAGE
 
 
 def test_what_the_page_says_of_controls_is_in_the_result_file():

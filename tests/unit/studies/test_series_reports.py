@@ -130,7 +130,7 @@ def test_a_run_of_wandb_holds_medians_and_the_worst_routers_and_no_experts(
     wandb.teardown()
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     records = [Record.FromString(record) for record in log_records(file.read_bytes())]
-    assert [r.run.project for r in records if r.HasField("run")][0] == "routers"
+    assert next(r.run.project for r in records if r.HasField("run")) == "routers"
     rows = [
         {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}
         for r in records

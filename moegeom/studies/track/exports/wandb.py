@@ -16,8 +16,8 @@ NUM_WORST = 3
 def write(series: Series, project: str) -> None:
     """A run in ``project`` (or ``entity/project``), as wandb itself is set up.
 
-    Each step has ``<figure>/median`` over the routers, ``<figure>/worst``, and ``<figure>/<router>``
-    for the routers that are worst at the last step. The summary names the worst router of each
+    Each step has ``<figure>/median`` over the routers, ``<figure>/worst``, and for the routers that
+    are worst at the last step ``<figure>/<router>``. The summary names the worst router of each
     figure, the steps and the verdict. Rows by expert stay in the results.
 
     Raises

@@ -36,7 +36,7 @@ def shows(path: Path, *patterns: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Record:
+class JsonRecord:
     """An object, its place in the file in words, and where the one behind it begins."""
 
     where: str
@@ -44,7 +44,7 @@ class Record:
     following: Place
 
 
-def json_records(path: Path, place: Place = BEGINNING) -> Iterator[Record]:
+def json_records(path: Path, place: Place = BEGINNING) -> Iterator[JsonRecord]:
     """Every record from ``place`` on, lines one by one, whatever the size of the file.
 
     Raises
@@ -75,21 +75,21 @@ def whole_number(record: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def _lines(name: str, read: Callable[[int], bytes], place: Place) -> Iterator[Record]:
+def _lines(name: str, read: Callable[[int], bytes], place: Place) -> Iterator[JsonRecord]:
     offset, number = place
     while line := read(RECORD_BYTES + 1):
         number += 1
         offset += len(line)
         if line.strip():
             where = f"{name}: line {number}"
-            yield Record(where, _object(_parse(line, where), where), (offset, number))
+            yield JsonRecord(where, _object(_parse(line, where), where), (offset, number))
 
 
-def _document(name: str, raw: bytes) -> Iterator[Record]:
+def _document(name: str, raw: bytes) -> Iterator[JsonRecord]:
     found = _parse(raw, name)
     for number, item in enumerate(found if isinstance(found, list) else [found], start=1):
         where = f"{name}: entry {number}" if isinstance(found, list) else name
-        yield Record(where, _object(item, where), BEGINNING)
+        yield JsonRecord(where, _object(item, where), BEGINNING)
 
 
 def _is_object(line: bytes) -> bool:

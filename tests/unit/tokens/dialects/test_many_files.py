@@ -17,7 +17,7 @@ from moegeom.tokens.files import TokenFiles, natural
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces import dialects, source
-from moegeom.tokens.traces.journal import Journal
+from moegeom.tokens.traces.journal import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
     WRITERS,
@@ -245,7 +245,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
 
 
 # ----------------------------------------------------------------------------------- the journal
-class Watched(Journal):
+class Watched(FileJournal):
     """Which files had to be read."""
 
     read: list[str]

@@ -1,0 +1,1 @@
+"""Recordings from inside a running inference engine; an engine is a module here."""
