@@ -125,6 +125,8 @@ def world(tmp_path_factory) -> World:
     ran = run_cold(folder, "scan", "model", "--tokens", "rec", "--out", "results")
     assert ran.code == 0, ran.err
     assert ran.err == ""
+    part = run_cold(folder, "scan", "model", "--tokens", "rec", "--part", "1/1", "--out", "part")
+    assert (part.code, part.err) == (0, "")
     return World(folder, ran.out)
 
 
@@ -132,8 +134,8 @@ def world(tmp_path_factory) -> World:
 def place(world, tmp_path) -> Path:
     """An empty folder from which ``model``, ``rec`` and ``results`` can be reached, not changed.
 
-    ``routes.npy`` is a trace of 40 tokens.
+    ``routes.npy`` is a trace of 40 tokens, ``part`` the only part of a scan.
     """
-    for name in ("model", "rec", "results", "routes.npy"):
+    for name in ("model", "rec", "results", "part", "routes.npy"):
         (tmp_path / name).symlink_to(world.folder / name, target_is_directory=name != "routes.npy")
     return tmp_path

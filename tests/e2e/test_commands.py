@@ -31,6 +31,7 @@ CALLS = {
         *("capture", f"{SAMPLE}/step_1500", "--plan"),
         *("--text", "model/config.json", "--out", "recorded"),
     ),
+    "merge": ("merge", "part", "--out", "merged"),
     "report": ("report", "results"),
     "check": ("check", "results"),
     "diff": ("diff", "model", "model"),

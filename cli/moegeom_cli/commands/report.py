@@ -10,7 +10,7 @@ import typer
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 
-COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
+COMMAND = Command(Group.measure, 5, "moegeom report RESULTS --format md")
 
 
 @with_groups
