@@ -18,7 +18,14 @@ from moegeom.recorder import FoldCallback, RouterRecorder
 from moegeom.results.reader import open_results
 from moegeom.studies.track.study import TrackRequest, track
 from tests.unit.capture.test_fold import assert_same_results
-from tests.unit.capture.trained import Batches, losses, texts, tiny_model, trainer_of
+from tests.unit.capture.trained import (
+    Batches,
+    OtherPasses,
+    losses,
+    texts,
+    tiny_model,
+    trainer_of,
+)
 
 DATA = texts(16)
 
@@ -35,7 +42,7 @@ def _lora(model: Any) -> Any:
 TRAININGS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "accumulating, padded, with evaluations": (
         lambda model: model,
-        {"eval_strategy": "steps", "eval_steps": 1},
+        {"eval_strategy": "steps", "eval_steps": 1, "logging_strategy": "no"},
     ),
     "checkpointing activations": (
         lambda model: model,
@@ -56,6 +63,7 @@ def test_a_model_trains_bit_for_bit_as_without_and_its_own_passes_are_folded(
         model = make(tiny_model())
         before = deepcopy(model)
         trainer = trainer_of(model, tmp_path, DATA, **arguments)
+        trainer.add_callback(OtherPasses())
         batches = Batches(model)
         if folds:
             trainer.add_callback(FoldCallback(trainer, tmp_path / "runs", every=2))

@@ -75,9 +75,24 @@ class Batches(TrainerCallback):
         model.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def _keep(self, model: torch.nn.Module, arguments: Any, named: dict[str, Any]) -> None:
-        if model.training:
+        if model.training and torch.is_grad_enabled():
             kept = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
             self.found.append({k: v.clone() for k, v in kept.items()})
+
+
+class OtherPasses(TrainerCallback):
+    """Runs the model on other tokens between two micro-batches, and asks for a log."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log = True
+
+    def on_substep_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        ids = torch.arange(2, 22)[None]
+        model.eval()(input_ids=ids)
+        with torch.no_grad():
+            model.train()(input_ids=ids)
 
 
 def losses(trainer: Trainer) -> list[float]:

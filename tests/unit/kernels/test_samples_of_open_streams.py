@@ -67,5 +67,6 @@ def test_what_goes_from_a_part_goes_from_the_whole(
     gone = set(_dropped(both, most))
     left = {r: size for r, size in both.items() if r not in gone}
     assert sum(left.values()) <= most or len(left) == 1
+    assert not gone or max(gone) < min(left)
     for part in (first, second):
         assert set(_dropped(part, most)) <= gone
