@@ -140,7 +140,10 @@ def measured_rows(
     options: str = "",
     drifts: Mapping[str, Drift] | None = None,
 ) -> Measured:
-    """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
+    """The rows of the tables ``layers`` and ``experts``, sorted for the checks.
+
+    ``checkpoint`` is a path, ``tokens`` and ``options`` are what a shell is given.
+    """
     layers = [_Columns(row) for row in layers]
     experts = [_Columns(row) for row in experts]
     stored = [row for row in layers if row["variant"] == "as_stored"]
@@ -162,7 +165,7 @@ def measured_rows(
         experts=by_expert,
         domains=by_domain,
         checkpoint=_typed(checkpoint),
-        tokens=_typed(tokens),
+        tokens=tokens,
         options=options,
         run=run or {},
         baseline=baseline,

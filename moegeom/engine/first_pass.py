@@ -19,7 +19,7 @@ from moegeom.engine.out import early_out
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.run_facts import files_identity
 from moegeom.engine.sources import known_routers
-from moegeom.results.writer import FILES_FOLDER, PLAN_FILE, is_begun
+from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, is_begun
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces.journal import FileJournal
 

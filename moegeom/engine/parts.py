@@ -243,27 +243,38 @@ def _digest(path: Path) -> str:
 
 # ------------------------------------------------------------------------------------------ merging
 @dataclass(frozen=True)
+class StoredState:
+    """What a pass over a router folded: a file, and what it hashes to."""
+
+    router: str
+    pass_name: str
+    file: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class StoredPart:
-    """One part as it was written; ``states`` are files and digests, by router and pass."""
+    """One part as it was written."""
 
     folder: Path
     part: Share
     request: Mapping[str, Any]
     plan: Mapping[str, Any]
-    states: Mapping[tuple[str, str], tuple[str, str]]
+    states: tuple[StoredState, ...]
 
     def progress(self, router: str, name: str) -> Progress:
         """What it folded of a pass; ResultsError where that is not as it was written."""
-        if (router, name) not in self.states:
+        found = [s for s in self.states if (s.router, s.pass_name) == (router, name)]
+        if not found:
             raise ResultsError(
                 f"{self.folder.name}: holds nothing of router {router[:60]}, pass {name[:60]}.",
                 _AGAIN,
             )
-        file, digest = self.states[router, name]
-        found = read_snapshot(self.folder / file)
-        if found is None or _digest(self.folder / file) != digest:
-            raise ResultsError(f"{self.folder.name}/{file}: is not as it was written.", _AGAIN)
-        return found
+        path = self.folder / found[0].file
+        progress = read_snapshot(path)
+        if progress is None or _digest(path) != found[0].digest:
+            raise ResultsError(f"{self.folder.name}/{path.name}: is not as it was written.", _AGAIN)
+        return progress
 
 
 _AGAIN = "Make this part again: moegeom scan ... --part i/n."
@@ -289,14 +300,14 @@ def read_part(folder: Path) -> StoredPart:
         told = Fields(parse_json(raw, _MOST_BYTES), where)
         if (schema := told.number("schema")) != SCHEMA:
             raise ResultsError(f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.")
-        states = [Fields(one, f"{where}: states") for one in told.list("states")]
-        files = {
-            (s.text("router"), s.text("pass")): (s.text("file"), s.text("digest")) for s in states
-        }
-        if not all(re.fullmatch(r"[0-9]{6}\.npz", file) for file, _ in files.values()):
+        listed = [Fields(one, f"{where}: states") for one in told.list("states")]
+        states = tuple(
+            StoredState(*map(one.text, ("router", "pass", "file", "digest"))) for one in listed
+        )
+        if not all(re.fullmatch(r"[0-9]{6}\.npz", state.file) for state in states):
             raise ResultsError(f"{where}: names files that no part has.", _AGAIN)
         request, plan = (Fields(told.any(key), where).document for key in ("request", "plan"))
-        return StoredPart(folder, parse_part(told.text("part")), request, plan, files)
+        return StoredPart(folder, parse_part(told.text("part")), request, plan, states)
     except DocumentError as error:
         raise ResultsError(f"{where}: {error}.") from None
     except (RecordingError, UsageError) as error:
@@ -305,10 +316,11 @@ def read_part(folder: Path) -> StoredPart:
 
 @dataclass(frozen=True)
 class MissingParts:
-    """Parts of ``count`` that are not there."""
+    """Parts of ``count`` that are not among the folders ``given``."""
 
     numbers: tuple[int, ...]
     count: int
+    given: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -353,7 +365,7 @@ class MergedParts:
             raise UsageError("no part was given.", "moegeom merge PART... --out OUT.")
         numbers = range(1, first.part.count + 1)
         if missing := tuple(n for n in numbers if n not in by_number):
-            return MissingParts(missing, first.part.count)
+            return MissingParts(missing, first.part.count, tuple(map(str, folders)))
         return cls(tuple(by_number[number] for number in numbers))
 
     def same_plan(self, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,16 @@
-"""Plans of two runs beside each other."""
+"""Plans of two runs beside each other, and what unfinished results hold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+#: What is measured, and with what; by this file an unfinished run is known again.
+PLAN_FILE = "plan.json"
+
+#: What a first pass over the files of tokens found in each of them, made before the rest.
+FILES_FOLDER = "files"
 
 #: Parts of a plan whose names are not what a person would say.
 _PARTS = {"checkpoint": "router weights", "token_files": "tokens"}
@@ -21,3 +28,8 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
+
+
+def is_begun(partial: Path) -> bool:
+    """Whether unfinished results hold anything that a later run can go on with."""
+    return any(any(partial.glob(f"{name}/*")) for name in ("parts", "snapshots", FILES_FOLDER))

@@ -34,7 +34,7 @@ from moegeom.core.files import (
 )
 from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.results.plans import differing_parts
+from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun
 from moegeom.results.reader import SCHEMA_VERSION, is_results
 from moegeom.results.schema import (
     OTHER_TABLES,
@@ -46,9 +46,6 @@ from moegeom.results.schema import (
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
-#: What is measured, and with what; by this file an unfinished run is known again.
-PLAN_FILE = "plan.json"
-
 #: What the files of a part hash to. Before Arrow reads one: its reader ends the process for some
 #: of the bytes that a failing disk leaves.
 DIGEST_FILE = "digest"
@@ -56,15 +53,6 @@ DIGEST_FILE = "digest"
 #: Bytes of tables that are kept in memory until all are put together: what was written a moment ago
 #: is not read again, footer by footer.
 _MOST_KEPT = 1 << 26
-
-
-#: What a first pass over the files of tokens found in each of them, made before the rest.
-FILES_FOLDER = "files"
-
-
-def is_begun(partial: Path) -> bool:
-    """Whether unfinished results hold anything that a later run can go on with."""
-    return any(any(partial.glob(f"{name}/*")) for name in ("parts", "snapshots", FILES_FOLDER))
 
 
 def slug(router: str) -> str:

@@ -24,11 +24,14 @@ from moegeom.checks.pages import find_check, page_of
 from moegeom.core.errors import InternalError
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
-from moegeom.engine.request import Terms
+from moegeom.engine.parts import MissingParts, StoredPart, read_part
+from moegeom.engine.request import ScanRequest, Terms
+from moegeom.pipeline import scan
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import Captured, CaptureRequest, plan_capture
 from moegeom.recorder.text import TextFile
 from moegeom.studies.check.document import page_document
+from moegeom.studies.parts.document import missing_document, part_document
 from moegeom.studies.routers.document import document as routers_document
 from moegeom.studies.routers.study import routers
 from tests.unit.document.test_hostile_names import documents
@@ -75,6 +78,12 @@ def _routes() -> Any:
     return mg.routes(["sound.npz", "damaged.jsonl", "flat.jsonl"])
 
 
+def _part() -> StoredPart:
+    """Half of the tokens of one router."""
+    out = scan(ScanRequest(MODEL, tokens=REC, layers="0", part="1/2", out=Path("part")))
+    return read_part(out)
+
+
 #: What makes each document, by the function that tells it.
 MADE: dict[str, Callable[[], Any]] = {
     "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
@@ -110,6 +119,10 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.track": lambda: mg.track(f"{COLLAPSED}/step_*"),
     "recorder.captured": _captured,
     "recorder.plan": _planned,
+    "studies.parts.part": lambda: part_document(_part(), View(80)),
+    "studies.parts.missing": lambda: missing_document(
+        MissingParts((2, 4, 5), 8, ("parts/1", "parts/3")), View(80)
+    ),
     "document.results.results": lambda: mg.scan(f"{COLLAPSED}/step_1500"),
 }
 

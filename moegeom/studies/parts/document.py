@@ -15,10 +15,10 @@ from moegeom.engine.parts import MissingParts, StoredPart
 def part_document(found: StoredPart, view: View) -> Document:
     """What one part holds, and what comes next."""
     del view
-    routers = {router for router, _ in found.states}
+    routers = {state.router for state in found.states}
     plan_tokens = found.plan.get("tokens")
     total = plan_tokens.get("num_tokens", 0) if isinstance(plan_tokens, Mapping) else 0
-    name = found.folder.name
+    name = str(found.folder)
     then = f"moegeom merge PART... --out OUT  (all {found.part.count} of them)"
     return Document(
         "part",
@@ -36,12 +36,13 @@ def part_document(found: StoredPart, view: View) -> Document:
 
 def _record(found: StoredPart, total: int) -> dict[str, Any]:
     return {
+        "folder": str(found.folder),
         "part": found.part.number,
         "num_parts": found.part.count,
         "num_tokens_of_all": total,
         "states": [
-            {"router": router, "pass": name, "digest": digest}
-            for (router, name), (_, digest) in found.states.items()
+            {"router": state.router, "pass": state.pass_name, "digest": state.digest}
+            for state in found.states
         ],
     }
 
@@ -59,6 +60,7 @@ def missing_document(found: MissingParts, view: View) -> Document:
         [
             [
                 Title("merge", text),
+                Fact("given", ", ".join(found.given), "plain"),
                 Note(
                     "Nothing was written: results of some parts would be those of fewer tokens. "
                     "Make them with moegeom scan ... --part i/n, and merge again."
@@ -67,6 +69,7 @@ def missing_document(found: MissingParts, view: View) -> Document:
         ],
         lambda: {
             "missing": list(found.numbers),
+            "given": list(found.given),
             "num_parts": found.count,
             "exit_code": EXIT_INCONCLUSIVE,
         },

@@ -24,7 +24,7 @@ NEEDY = [name for name in SERIES_EXPORTS.names() if SERIES_EXPORTS[name].package
 def bare(monkeypatch):
     """An installation of the core alone."""
     find = importlib.util.find_spec
-    absent = ("matplotlib", "plotly", "tensorboard")
+    absent = ("matplotlib", "plotly", "tensorboard", "wandb")
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in absent else find(name)
     )
@@ -40,7 +40,7 @@ def refused(error: UsageError) -> tuple[str, str]:
 
 
 def test_exports_need_packages_that_their_extra_brings():
-    assert NEEDY == ["tensorboard"]
+    assert NEEDY == ["tensorboard", "wandb"]
     for name in NEEDY:
         export = SERIES_EXPORTS[name]
         assert any(export.package in entry for entry in EXTRAS[export.extra])

@@ -180,7 +180,7 @@ def three(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_missing_part_is_inconclusive_and_nothing_is_written(three, tmp_path):
     found = merge([three[0], three[2]], tmp_path / "merged")
-    assert found == MissingParts((2,), 3)
+    assert found == MissingParts((2,), 3, (str(three[0]), str(three[2])))
     assert not [*tmp_path.iterdir()]
 
 
