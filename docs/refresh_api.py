@@ -28,7 +28,7 @@ HEAD = (
 
 #: In the order of the page; what it is called as a command, where that is another name.
 FUNCTIONS = (
-    *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
+    *("open", "recording", "scan", "merge", "report", "check", "route", "boundary_report"),
     *(
         "space",
         "balance",

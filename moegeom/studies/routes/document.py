@@ -73,7 +73,7 @@ def _summary(found: Routes) -> str:
     if len(found.files) == 1:
         (one,) = found.files
         said = {
-            "defective": f"{one.name} cannot be read as it is ({_first_defect(one)})",
+            "defective": f"{one.name} cannot be read as written ({_first_defect(one)})",
             "not judged": f"{one.name} says too little by itself",
             "sound": _tokens(one),
         }
