@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RecordingError, RouterError
@@ -21,7 +20,8 @@ from moegeom.core.text import number_of
 from moegeom.engine.labels import block_of
 from moegeom.geometry.gating import CLOSED, FIRST_QUERY, SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.recorder.arrays import STORED_NAMES, as_array
+from moegeom.recorder.arrays import as_array
+from moegeom.recorder.identity import holds_rows
 from moegeom.recorder.model_store import ModelStore
 from moegeom.recorder.steps import Step, make_step
 from moegeom.router.attention.tensors import (
@@ -38,6 +38,7 @@ from moegeom.tokens.attention_record import (
 )
 from moegeom.tokens.recording.draft import PlainDraft
 from moegeom.tokens.recording.shard_arrays import ShapeBook
+from moegeom.variants.random_router import rows_in_random_directions
 
 #: What a gate makes of its projection.
 _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -259,13 +260,12 @@ class _Tap:
             self._channels = tensors.gate_channels
             rows = tensors.read_gate()
             width = rows.rows.shape[2]
-            self._random = torch.from_numpy(_random_rows(rows.rows, tensors.name))
+            self._random = torch.from_numpy(rows_in_random_directions(rows.rows, tensors.name))
             self._bias = torch.from_numpy(rows.bias)
             self._own_bias = 0.0
             if tensors.gate_bias is not None:
                 self._own_bias = store.tensor(tensors.start + tensors.gate_bias).detach()
-        dtype = _dtype(tensors, store)
-        if own is None or not tensors.is_as(own, dtype):
+        if own is None or not _is_held(own, tensors, _dtype(tensors, store)):
             raise RecordingError(
                 f"gates or sinks of layer {tensors.name} of the running model are not those of "
                 "the checkpoint.",
@@ -462,21 +462,23 @@ def _weights(result: Any, heads: int) -> torch.Tensor | None:
     )
 
 
-def _random_rows(rows: np.ndarray, name: str) -> np.ndarray:
-    """Rows of the same lengths in random directions, the same for the same layer."""
-    drawn = np.random.default_rng([*name.encode()]).normal(size=rows.shape)
-    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return drawn * (lengths / np.linalg.norm(drawn, axis=-1, keepdims=True))
+def _is_held(stored: AttentionTensors, running: AttentionTensors, dtype: torch.dtype) -> bool:
+    """Whether gate and sinks of the model are those of the checkpoint, rounded if need be."""
+    theirs, ours = ([*one.recorded()] for one in (stored, running))
+    return [found.shape for found in theirs] == [found.shape for found in ours] and all(
+        holds_rows(one.reshape(len(one), -1), torch.from_numpy(two.reshape(len(two), -1)), dtype)
+        for one, two in zip(theirs, ours, strict=True)
+    )
 
 
-def _dtype(tensors: AttentionTensors, store: ModelStore) -> np.dtype | None:
+def _dtype(tensors: AttentionTensors, store: ModelStore) -> torch.dtype:
     """The dtype in which the model holds what is recorded."""
     name = next(
         tensors.start + name
         for name in tensors.inside
         if name in (tensors.sinks, f"{tensors.gate.name if tensors.gate else ''}.weight")
     )
-    return DTYPES[STORED_NAMES[store.tensor(name).dtype]].numpy
+    return store.tensor(name).dtype
 
 
 def _module(

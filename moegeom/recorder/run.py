@@ -133,7 +133,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
     keep = Keep("router_input") if request.fold else parse_keep(request.keep, routers.routers)
     if request.fold and request.keep not in (None, "hidden"):
         raise UsageError(f"--fold measures router inputs; --keep {request.keep} does not apply.")
-    length = request.length or min(DEFAULT_LENGTH, _longest(store.config) or DEFAULT_LENGTH)
+    length = _length(request, store.config)
     size = _float_bytes(request, store.config)
     row = 0 if request.fold else sum(keep.bytes_per_token(r, size) for r in routers.routers)
     free = shutil.disk_usage(_existing(request.out)).free
@@ -156,7 +156,7 @@ def _attention_plan(request: CaptureRequest, store: TensorStore) -> AttentionPla
         if given:
             raise UsageError(f"{option} does not apply to --keep {request.keep}.")
     found = listened_layers(store, request.attention_layers)
-    length = request.length or min(DEFAULT_LENGTH, _longest(store.config) or DEFAULT_LENGTH)
+    length = _length(request, store.config)
     return AttentionPlan(
         store.label,
         found[0].family.name,
@@ -203,23 +203,18 @@ def capture(
         journal=None if request.fold else _journal(request, plan, engine),
         restart=request.restart,
     )
-    if watch:
-        watch.start(request.num_tokens)
-        watch.begin("tokens")
     documents: set[int] = set()
     done = 0
     with recorder, _one_way(model):
         resumed = recorder.num_recorded
-        for piece in pieces:
+        for piece in _told(pieces, request.num_tokens, watch):
             documents.add(piece.document)
             if done < resumed:
                 recorder.skip(piece.domain)
             else:
                 _run(model, piece, recorder)
             done += len(piece.token_ids)
-            if watch:
-                watch.advance(len(piece.token_ids))
-    size = sum(file.stat().st_size for file in request.out.iterdir() if file.is_file())
+    size = _size(request.out)
     return Captured(request.out, done, resumed, len(documents), recorder.has_chosen, size)
 
 
@@ -237,18 +232,28 @@ def _captured_attention(
         layers=request.attention_layers,
         engine=engine,
     )
-    if watch:
-        watch.start(request.num_tokens)
-        watch.begin("tokens")
     documents: set[int] = set()
     with recorder, _one_way(model):
-        for piece in pieces:
+        for piece in _told(pieces, request.num_tokens, watch):
             documents.add(piece.document)
             _run(model, piece, recorder)
-            if watch:
-                watch.advance(len(piece.token_ids))
-    size = sum(file.stat().st_size for file in request.out.iterdir())
+    size = _size(request.out)
     return Captured(request.out, recorder.num_tokens, 0, len(documents), True, size)
+
+
+def _told(pieces: Iterable[TextPiece], total: int, watch: Watch | None) -> Iterator[TextPiece]:
+    """The pieces; ``watch`` is told when one is done with."""
+    if watch:
+        watch.start(total)
+        watch.begin("tokens")
+    for piece in pieces:
+        yield piece
+        if watch:
+            watch.advance(len(piece.token_ids))
+
+
+def _size(out: Path) -> int:
+    return sum(file.stat().st_size for file in out.iterdir() if file.is_file())
 
 
 def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[str, Any]:
@@ -324,6 +329,11 @@ def _engine(request: CaptureRequest, model: torch.nn.Module) -> str:
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     kernels = "eager" if request.eager else getattr(model.config, "_attn_implementation", "")
     return ", ".join(filter(None, (f"transformers {__version__}", dtype, kernels)))
+
+
+def _length(request: CaptureRequest, config: Any) -> int:
+    """Tokens that are read at once."""
+    return request.length or min(DEFAULT_LENGTH, _longest(config) or DEFAULT_LENGTH)
 
 
 def _longest(config: Any) -> int | None:

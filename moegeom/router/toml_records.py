@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from moegeom.core.documents import DocumentError, parse_toml
 from moegeom.core.errors import InternalError
@@ -52,7 +52,7 @@ def record_of(cls: type[T], table: Any, where: str, converters: Mapping[str, Con
     """
     if not isinstance(table, dict):
         raise InternalError(f"{where}: is {short(table)}, expected a table.")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cast("Any", cls))}
     unknown = sorted(table.keys() - known.keys())
     if unknown:
         raise InternalError(

@@ -72,7 +72,7 @@ def paths_of(tokens: str | Path | TokenFiles) -> tuple[Path, ...]:
 def are_there(tokens: str | TokenFiles) -> bool:
     """Whether every path is there, and every pattern matches a file."""
     given = tokens.paths if isinstance(tokens, TokenFiles) else (tokens,)
-    return all(Path(path).exists() or bool(glob.glob(path)) for path in given)  # noqa: PTH207
+    return all(Path(path).exists() or bool(_globbed(path)) for path in given)
 
 
 def name_of(paths: Sequence[Path]) -> str:
@@ -103,13 +103,17 @@ def _is_pattern(path: str) -> bool:
     return glob.has_magic(path) and not os.path.lexists(path)
 
 
+def _globbed(pattern: str) -> list[Path]:
+    # Path.glob refuses absolute patterns
+    return [Path(path) for path in glob.glob(pattern, recursive=True)]  # noqa: PTH207
+
+
 def _matched(given: str) -> list[Path]:
     if not _is_pattern(given):
         if not os.path.lexists(given):
             raise RecordingError(f"{Path(given).name}: no such file or directory.")
         return [Path(given)]
-    # Path.glob refuses absolute patterns
-    found = [Path(path) for path in glob.glob(given, recursive=True)]  # noqa: PTH207
+    found = _globbed(given)
     if not found:
         raise RecordingError(
             f"{given}: no file matches.", "* stands for any characters of a name, ** for folders."

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 
 import numpy as np
+from jaxtyping import Float, Float64
 
 from moegeom.core.router import Router
 
@@ -17,9 +18,17 @@ def random_router(router: Router, seed: int) -> Router:
     of experts and with k, so a share means something only beside that of this router on the same
     tokens. The seed is mixed with the name: layers differ, runs agree.
     """
-    digest = hashlib.sha256(f"{seed}:{router.name}".encode()).digest()
-    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
-    rows = generator.standard_normal(router.weight.shape)
-    lengths = np.linalg.norm(router.weight.astype(np.float64), axis=1)
-    rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
+    rows = rows_in_random_directions(router.weight, f"{seed}:{router.name}")
     return dataclasses.replace(router, weight=rows.astype(router.weight.dtype))
+
+
+def rows_in_random_directions(
+    rows: Float[np.ndarray, "*shape width"], key: str
+) -> Float64[np.ndarray, "*shape width"]:
+    """Rows of the same lengths in Gaussian directions, the same for the same ``key`` and shape."""
+    digest = hashlib.sha256(key.encode()).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
+    drawn = generator.standard_normal(rows.shape)
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=-1)
+    drawn *= (lengths / np.linalg.norm(drawn, axis=-1))[..., None]
+    return drawn

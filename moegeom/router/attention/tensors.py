@@ -219,23 +219,12 @@ class AttentionTensors:
     def fingerprint(self) -> str:
         """A digest of gate and sinks in float32, by which a recording knows its layer again."""
         digest = xxhash.xxh3_128()
-        for found in self._recorded():
+        for found in self.recorded():
             digest.update(np.ascontiguousarray(found, dtype=np.float32).data)
         return digest.hexdigest()
 
-    def is_as(self, stored: AttentionTensors, dtype: np.dtype | None) -> bool:
-        """Whether gate and sinks are those of another layer, rounded to ``dtype`` if need be."""
-        ours, theirs = [*self._recorded()], [*stored._recorded()]
-        return len(ours) == len(theirs) and all(
-            one.shape == two.shape
-            and any(
-                np.array_equal(one.astype(np.float32), kind.astype(np.float32))
-                for kind in (two, *((two.astype(dtype),) if dtype is not None else ()))
-            )
-            for one, two in zip(ours, theirs, strict=True)
-        )
-
-    def _recorded(self) -> Iterator[np.ndarray]:
+    def recorded(self) -> Iterator[np.ndarray]:
+        """Rows and biases of the gate, and sinks: what a recording belongs to."""
         if self.gate is not None:
             gate = self.read_gate()
             yield from (gate.rows, gate.bias)

@@ -132,7 +132,7 @@ def npy_shape(path: Path) -> tuple[int, ...] | None:
 def npz_shapes(path: Path) -> dict[str, tuple[int, ...] | None]:
     """The shapes of the first members; None for what is no array of integers; empty if no archive.
 
-    For recognising a file: ``read_npz`` looks at every member.
+    For recognising a file: readers look at every member.
     """
     try:
         with npz_members(path) as (archive, members):
@@ -238,17 +238,6 @@ def data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + _LOCAL_HEADER_BYTES + variable
 
 
-def read_npz(path: Path) -> dict[str, Integer[np.ndarray, "..."]]:
-    """Every member of an archive that holds nothing but integers.
-
-    Raises
-    ------
-    RecordingError
-        When it is damaged or too large.
-    """
-    return _read(path, _INTEGERS, "integers", TRACE_BYTES)
-
-
 def iter_npz(path: Path, first: int = 0) -> Iterator[tuple[str, Integer[np.ndarray, "..."]]]:
     """The members of an archive of integers one by one, from number ``first`` on.
 
@@ -285,10 +274,6 @@ def read_numbers(path: Path, most: int = TRACE_BYTES) -> dict[str, Shaped[np.nda
     RecordingError
         When it is damaged, or has more than ``most`` bytes of numbers.
     """
-    return _read(path, _NUMBERS, "numbers", most)
-
-
-def _read(path: Path, allowed: frozenset[np.dtype], word: str, most: int) -> dict[str, np.ndarray]:
     with npz_members(path) as (archive, members):
         size = sum(info.file_size for info in members)
         if size > most:
@@ -301,7 +286,7 @@ def _read(path: Path, allowed: frozenset[np.dtype], word: str, most: int) -> dic
             with archive.open(info) as member:
                 # no more than the directory promised, whatever decompression would give
                 raw = member.read(info.file_size)
-            arrays[_key(info)] = _parsed(raw, f"{path.name}: {info.filename}", allowed, word)
+            arrays[_key(info)] = _parsed(raw, f"{path.name}: {info.filename}", _NUMBERS, "numbers")
         return arrays
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError
-from moegeom.core.files import write_whole
 from moegeom.core.identity import identity_of
-from moegeom.tokens.foreign.npy_arrays import read_numbers
+from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
 from moegeom.tokens.traces.axes import Reading, Survey
 from moegeom.tokens.traces.file_facts import FileFacts, Manner
-
-#: The array with what is no array: a text, and what all of it hashes to.
-_HEADER = "header"
 
 _ARRAYS = (
     *("digest", "name", "content", "is_positioned"),
@@ -57,10 +51,7 @@ class FileJournal:
     def keep(self, path: Path, facts: FileFacts) -> None:
         """Keeps the facts of a file, whole or not at all."""
         arrays = {name: getattr(facts, name) for name in _ARRAYS}
-        header = _header(facts) | {"terms": self.terms}
-        text = json.dumps(header | {"digest": _digest(header, arrays)})
-        arrays[_HEADER] = np.frombuffer(text.encode(), np.uint8)
-        write_whole(self._path(path), lambda file: np.savez(file, allow_pickle=False, **arrays))
+        write_sealed(self._path(path), _header(facts) | {"terms": self.terms}, arrays)
 
     @property
     def num_kept(self) -> int:
@@ -72,27 +63,10 @@ class FileJournal:
         return self.folder / f"{name}.npz"
 
     def _read(self, path: Path) -> FileFacts | None:
-        if not path.exists():
+        found = read_sealed(path, _MOST_BYTES)
+        if found is None or found[0].pop("terms") != self.terms:
             return None
-        try:
-            arrays = read_numbers(path, _MOST_BYTES)
-            header = parse_json(arrays.pop(_HEADER, np.zeros(0, np.uint8)).tobytes())
-        except (RecordingError, DocumentError):
-            return None
-        if not isinstance(header, dict) or header.pop("digest", None) != _digest(header, arrays):
-            return None
-        if header.pop("terms") != self.terms:
-            return None
-        return _facts(header, arrays)
-
-
-def _digest(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    found = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        return _facts(*found)
 
 
 def _header(facts: FileFacts) -> dict[str, Any]:
