@@ -6,6 +6,7 @@ States are integers and merge in any order, so parts give what one machine gives
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -209,28 +210,31 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
         Where one is no text, number or list of these: tokens in memory, noise.
     """
     usual = ScanRequest(request.checkpoint)
-    found: dict[str, Any] = {}
     given = {f.name: getattr(request, f.name) for f in dataclasses.fields(ScanRequest)}
     given |= family_parameters(given.pop("asked"))
     standing = {**vars(usual), **family_parameters(usual.asked)}
-    for name, value in given.items():
-        if name in _NOT_TOLD or (name != "checkpoint" and value == standing[name]):
-            continue
-        told = str(value) if isinstance(value, Path) else value
-        if isinstance(told, TokenFiles):
-            told = told.paths
-        if isinstance(told, tuple):
-            told = list(told)
-        if isinstance(told, Mapping):
-            told = dict(told)
-        parts = [*told, *told.values()] if isinstance(told, dict) else told
-        flat = parts if isinstance(parts, list) else [parts]
-        if name == "per_token" or not all(isinstance(p, str | int | float) for p in flat):
-            raise UsageError(
-                f"{option_of(name)} cannot be cut into parts: a part holds files and numbers alone."
-            )
-        found[name] = told
-    return found
+    return {
+        name: _told(name, value)
+        for name, value in given.items()
+        if name not in _NOT_TOLD and (name == "checkpoint" or value != standing[name])
+    }
+
+
+def _told(name: str, value: Any) -> Any:
+    """A parameter as JSON has it, and as a request takes it again."""
+    if isinstance(value, TokenFiles):
+        return list(value.paths)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_told(name, one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _told(name, one) for key, one in value.items()}
+    if name == "per_token" or not isinstance(value, str | int | float):
+        raise UsageError(
+            f"{option_of(name)} cannot be cut into parts: a part holds files and numbers alone."
+        )
+    return value
 
 
 def _digest(path: Path) -> str:
@@ -390,8 +394,9 @@ class MergedParts:
     def fold(
         self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
     ) -> Progress:
-        """The states of all parts added up in their order."""
-        return merged([part.progress(router, name) for part in self.parts])
+        """The states of all parts added up in their order, two of them in memory."""
+        found = (part.progress(router, name) for part in self.parts)
+        return functools.reduce(lambda first, other: merged([first, other]), found)
 
     def __str__(self) -> str:
         return number_of(len(self.parts), "part")
