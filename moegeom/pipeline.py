@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.engine.first_pass import first_pass_of
+from moegeom.engine.in_step import in_step
 from moegeom.engine.out import (
     default_out,
     early_out,
@@ -65,7 +66,7 @@ from moegeom.measure.passes import (
     MeasuredRouter,
     RouterRun,
     measure_counts,
-    measure_router,
+    measure_in_step,
     measure_weights,
 )
 from moegeom.measure.what_ifs import with_what_ifs
@@ -140,26 +141,25 @@ def scan(
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
     refuse_too_many(token_facts)
-    beside = Beside(run_b, checkpoint_b, device, merged)
+    setting = Setting(request, opened, metrics, watch, run_b, checkpoint_b, device, merged)
     if merged is not None:
         plan = merged.same_plan(plan)
     if request.part is not None:
-        return _scan_part(request, opened, metrics, beside, plan, out, watch)
+        return _scan_part(setting, plan, out)
     if request.engine is not None:
         with parts_by_ray(request, source, _part_files, watch) as parts:
             return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch:
-            work = _work(chosen, source, _num_passes(request, beside))
+            work = _work(chosen, source, setting.num_passes)
             watch.start(sum(work.values()))
             if done := writer.finished():
                 watch.say(
                     f"going on in {out}.partial: {len(done)} of {len(chosen)} routers are done"
                 )
                 watch.advance(sum(work[name] for name in done))
-        for router in chosen:
-            experts = _experts(opened, router, request)
-            measure(router, source, request, metrics, writer, watch, beside, experts)
+        for group in in_step(chosen, source):
+            measure(group, setting, writer)
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
@@ -172,39 +172,24 @@ def scan(
         return finish(writer, chosen, request, routers, facts)
 
 
-def _scan_part(
-    request: ScanRequest,
-    opened: Session,
-    metrics: Sequence[Metric],
-    beside: Beside,
-    plan: Mapping[str, Any],
-    out: Path,
-    watch: Watch | None,
-) -> Path:
+def _scan_part(setting: Setting, plan: Mapping[str, Any], out: Path) -> Path:
     """The passes of every router over the share of one part: a folder for :func:`merge`."""
-    source, part = opened.source, parse_part(request.part or "")
+    request, watch, source = setting.request, setting.watch, setting.opened.source
+    part = parse_part(request.part or "")
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--part cuts tokens: it needs --tokens with the choices of each.")
-    heard = [r for r in opened.chosen if r.name in source.facts.routers]
+    heard = [r for r in setting.opened.chosen if r.name in source.facts.routers]
     if request.out is None:
         out = out.with_name(f"{out.name}.part-{part.number}-of-{part.count}")
     num_tiles = -(-source.facts.num_tokens // TILE)
     with PartWriter(out, part, request, plan, num_tiles) as writer:
         if watch:
             share = len(part.tiles(range(num_tiles), num_tiles)) * TILE
-            watch.start(len(heard) * share * _num_passes(request, beside))
-        for router in heard:
-            if watch:
-                watch.begin(router.name)
-            _measured(
-                router,
-                source,
-                request,
-                metrics,
-                watch,
-                dataclasses.replace(beside, folding=writer),
-                _experts(opened, router, request),
-            )
+            watch.start(len(heard) * share * setting.num_passes)
+        folding = dataclasses.replace(setting, folding=writer)
+        for group in in_step(heard, source):
+            for _ in _measured([Wanted(router) for router in group], folding):
+                pass  # what it folded is written
     return out
 
 
@@ -249,12 +234,6 @@ def merge(
     return scan(request, watch, merged=parts)
 
 
-def _num_passes(request: ScanRequest, beside: Beside) -> int:
-    """Passes over all tokens."""
-    what_ifs = len(parse_what_ifs(request.what_ifs))
-    return 1 + len(request.arithmetics) + beside.count + what_ifs
-
-
 def _answered(out: Path, watch: Watch | None) -> Path:
     if watch:
         watch.say(f"{out}: the results of this very request; --overwrite measures again.")
@@ -265,13 +244,6 @@ def with_tokens(request: ScanRequest, opened: Session, watch: Watch | None = Non
     """The session with the tokens of a scan; a first pass over many files is gone on with."""
     with first_pass_of(request, opened.routers, watch.say if watch else None) as company:
         return opened.on(request.tokens, request.prior, company)
-
-
-def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:
-    """The experts behind a router; None unless they are asked for."""
-    if not request.experts or router.listed:
-        return None
-    return CountedExperts(open_expert_functions(opened.store, router))
 
 
 def _work(routers: Sequence[Router], source: TokenSource | None, passes: int) -> dict[str, int]:
@@ -396,90 +368,107 @@ def lint(
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What stands beside tokens and routers: choices of another run, routers of another checkpoint,
-    devices, and where the progress of passes comes from, if not from a loop here.
+class Setting:
+    """What is the same for every router: request, checkpoint, tokens and metrics, choices of
+    another run, routers of another checkpoint, devices, and where the progress of passes comes
+    from, if not from a loop here.
     """
 
+    request: ScanRequest
+    opened: Session
+    metrics: Sequence[Metric]
+    watch: Watch | None = None
     run_b: RunB | None = None
     checkpoint_b: CheckpointB | None = None
     device: DeviceChoice = ON_THE_PROCESSOR
     folding: Folding | None = None
 
     @property
-    def count(self) -> int:
-        """How many other choices are compared."""
-        return (self.run_b is not None) + (self.checkpoint_b is not None)
+    def num_passes(self) -> int:
+        """Passes over all tokens."""
+        request = self.request
+        others = (self.run_b is not None) + (self.checkpoint_b is not None)
+        return 1 + len(request.arithmetics) + others + len(parse_what_ifs(request.what_ifs))
+
+    def experts(self, router: Router) -> CountedExperts | None:
+        """The experts behind a router; None unless they are asked for."""
+        if not self.request.experts or router.listed:
+            return None
+        return CountedExperts(open_expert_functions(self.opened.store, router))
 
 
-def measure(
-    router: Router,
-    source: TokenSource | None,
-    request: ScanRequest,
-    metrics: Sequence[Metric],
-    writer: ResultsWriter,
-    watch: Watch | None,
-    beside: Beside,
-    experts: CountedExperts | None = None,
-) -> None:
-    """One router through everything; does nothing when an earlier run finished it."""
-    if writer.has_part(router.name):
-        done = {router.name: writer.part_facts(router.name)}
-        refuse_skipped(request, done, "the unfinished results", "begin again with --restart")
-        return
-    folder = writer.new_part(router.name)
-    snapshot = writer.snapshot_path(router.name, "as_stored")
-    found = _measured(router, source, request, metrics, watch, beside, experts, folder, snapshot)
-    writer.add_part(router.name, folder, found.rows, found.facts)
+@dataclass(frozen=True)
+class Wanted:
+    """A router to measure, and where what it leaves is kept."""
+
+    router: Router
+    folder: Path | None = None
+    snapshot: Path | None = None
 
 
-def _measured(
-    router: Router,
-    source: TokenSource | None,
-    request: ScanRequest,
-    metrics: Sequence[Metric],
-    watch: Watch | None,
-    beside: Beside,
-    experts: CountedExperts | None,
-    folder: Path | None = None,
-    snapshot: Path | None = None,
-) -> MeasuredRouter:
-    if router.listed:  # choices alone: no figure of weights
-        metrics = [metric for metric in metrics if metric.scope != "weights"]
-        if source is not None and not isinstance(source, CountedSource):
-            source = ChoicesAlone(source)
-    if source is None or router.name not in source.facts.routers:
-        if watch and source is None:
+def measure(routers: Sequence[Router], setting: Setting, writer: ResultsWriter) -> None:
+    """Routers that read the tokens together through everything; not those that an earlier run
+    finished.
+    """
+    wanted: list[Wanted] = []
+    for router in routers:
+        if writer.has_part(router.name):
+            done = {router.name: writer.part_facts(router.name)}
+            refuse_skipped(
+                setting.request, done, "the unfinished results", "begin again with --restart"
+            )
+        else:
+            snapshot = writer.snapshot_path(router.name, "as_stored")
+            wanted.append(Wanted(router, writer.new_part(router.name), snapshot))
+    for one, found in zip(wanted, _measured(wanted, setting), strict=True):
+        assert one.folder is not None
+        writer.add_part(one.router.name, one.folder, found.rows, found.facts)
+
+
+def _measured(wanted: Sequence[Wanted], setting: Setting) -> Iterator[MeasuredRouter]:
+    """Each of them in turn. Only those whose choices are read together are more than one."""
+    source, watch = setting.opened.source, setting.watch
+    runs: list[RouterRun] = []
+    experts: list[CountedExperts | None] = []
+    for one in wanted:
+        router, metrics = one.router, setting.metrics
+        if router.listed:  # choices alone: no figure of weights
+            metrics = [metric for metric in metrics if metric.scope != "weights"]
+        if watch and (source is None or router.name in source.facts.routers):
             watch.begin(router.name)
-        reason = "no tokens" if source is None else f"{source.facts.name} does not record it"
-        finished = measure_weights(router, metrics, reason)
-        if watch and source is None:
-            watch.advance(1)
-        return finished
-    if isinstance(source, CountedSource):
-        return measure_counts(router, source.counts(router.name), metrics)
-    if watch:
-        watch.begin(router.name)
-    side = beside.checkpoint_b
-    run = RouterRun(
-        router,
-        source,
-        metrics,
-        request,
-        run_b=beside.run_b,
-        checkpoint_b=None if side is None else side.routers.get(router.name),
-        folder=folder,
-        snapshot=snapshot,
-        devices=beside.device.devices,
-        advanced=watch.advance if watch else None,
-        said=watch.say if watch else None,
-        experts=None if experts is None else experts.mixed,
-        folding=beside.folding,
-    )
-    finished = measure_router(run)
-    if experts is not None:
-        finished.facts.update(experts.facts)
-    return with_what_ifs(run, finished) if request.what_ifs else finished
+        if source is None:
+            yield measure_weights(router, metrics, "no tokens")
+            if watch:
+                watch.advance(1)
+        elif router.name not in source.facts.routers:
+            yield measure_weights(router, metrics, f"{source.facts.name} does not record it")
+        elif isinstance(source, CountedSource):
+            yield measure_counts(router, source.counts(router.name), metrics)
+        else:
+            experts.append(setting.experts(router))
+            side, mixed = setting.checkpoint_b, experts[-1]
+            runs.append(
+                RouterRun(
+                    router,
+                    ChoicesAlone(source) if router.listed else source,
+                    metrics,
+                    setting.request,
+                    run_b=setting.run_b,
+                    checkpoint_b=None if side is None else side.routers.get(router.name),
+                    folder=one.folder,
+                    snapshot=one.snapshot,
+                    devices=setting.device.devices,
+                    advanced=watch.advance if watch else None,
+                    said=watch.say if watch else None,
+                    experts=None if mixed is None else mixed.mixed,
+                    folding=setting.folding,
+                )
+            )
+    in_turn = measure_in_step(runs) if runs else ()
+    for run, found, mixed in zip(runs, in_turn, experts, strict=True):
+        if mixed is not None:
+            found.facts.update(mixed.facts)
+        yield with_what_ifs(run, found) if setting.request.what_ifs else found
 
 
 def finish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -51,6 +52,9 @@ class Progress:
         )
 
 
+_NOTHING = Progress()
+
+
 @dataclass(frozen=True)
 class Hooks:
     """What a caller may listen to.
@@ -80,6 +84,16 @@ class Pace:
     snapshot_seconds: float = SNAPSHOT_SECONDS
 
 
+@dataclass(frozen=True)
+class Lane:
+    """One task, and how its tokens are gone through; ``begin`` is what an earlier run folded."""
+
+    task: Task
+    skip_non_finite: bool = False
+    hooks: Hooks = NO_HOOKS
+    begin: Progress = _NOTHING
+
+
 def scan_router(
     task: Task,
     tiles: Sequence[int],
@@ -95,57 +109,88 @@ def scan_router(
     NonFiniteError
         At the first batch with a non-finite token, unless ``skip_non_finite``.
     """
-    progress = begin or Progress()
-    if not skip_non_finite:  # what another run skipped is refused now
-        refuse_non_finite(
-            task.prepared.router.name,
-            task.source.facts.name,
-            progress.non_finite,
-            progress.num_tokens,
-        )
-    router = task.prepared.router
-    with Workers(task, task.reductions, pace.num_workers, hooks.rows) as workers:
-        pending: deque[tuple[TokenRange, Future[Folded]]] = deque()
-        folded = progress.next_tile
+    lane = Lane(task, skip_non_finite, hooks, begin or _NOTHING)
+    return scan_in_step([lane], tiles, pace)[0]
+
+
+def scan_in_step(lanes: Sequence[Lane], tiles: Sequence[int], pace: Pace) -> list[Progress]:
+    """All ``tiles`` of one source through every lane: a range goes through all of them before the
+    next is read.
+
+    Raises
+    ------
+    NonFiniteError
+        At the first batch with a non-finite token, in a lane that does not skip them.
+    """
+    with Threads(pace.num_workers) as threads:
+        # each lane has one set of states, as long as that keeps all threads at work
+        each = math.ceil(pace.num_workers / len(lanes))
+        running = [_Running(lane, Workers(lane.task, threads, each, lane.hooks)) for lane in lanes]
+        pending: deque[tuple[_Running, TokenRange, Future[Folded]]] = deque()
         last_snapshot = time.monotonic()
 
         def finish_one() -> None:
-            nonlocal progress, folded
-            batch, future = pending.popleft()
-            folded_in = future.result()
-            progress = progress.after(
-                batch.next_tile, batch.stop - batch.start, folded_in.non_finite
-            )
-            if not skip_non_finite:
-                refuse_non_finite(
-                    router.name,
-                    task.source.facts.name,
-                    folded_in.non_finite,
-                    progress.num_tokens,
-                )
-            if hooks.written:
-                hooks.written(folded_in.rows)
-            if hooks.advanced:
-                hooks.advanced(batch.stop - batch.start)
+            one, batch, future = pending.popleft()
+            one.finish(batch, future.result())
 
-        # of few tokens every worker has some
-        each = math.ceil(len(tiles) / (_BATCHES * pace.num_workers))
-        longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES, max(each, 1))
-        if task.what_if is not None and task.what_if.batch > TILE:
-            longest = task.what_if.batch // TILE
-        for batch in token_ranges(tiles, folded, task.source.facts.num_tokens, longest):
-            pending.append((batch, workers.submit(batch.start, batch.stop)))
-            if len(pending) > 2 * pace.num_workers:
-                finish_one()
-            due = time.monotonic() - last_snapshot > pace.snapshot_seconds
-            if hooks.snapshot and due:
+        begins = [lane.begin.next_tile for lane in lanes]
+        for batch in _ranges_from(begins, tiles, lanes[0].task, pace):
+            for one in running:
+                if batch.next_tile <= one.lane.begin.next_tile:
+                    continue  # an earlier run came further in this lane
+                pending.append((one, batch, one.workers.submit(batch.start, batch.stop)))
+                if len(pending) > 2 * pace.num_workers:
+                    finish_one()
+            if time.monotonic() - last_snapshot > pace.snapshot_seconds:
                 while pending:
                     finish_one()
-                hooks.snapshot(with_states(progress, workers.states()))
+                for one in running:
+                    if one.lane.hooks.snapshot:
+                        one.lane.hooks.snapshot(one.progress_with_states())
                 last_snapshot = time.monotonic()
         while pending:
             finish_one()
-        return with_states(progress, workers.states())
+        return [one.progress_with_states() for one in running]
+
+
+class _Running:
+    """A lane on its way."""
+
+    def __init__(self, lane: Lane, workers: Workers) -> None:
+        self.lane, self.workers, self._progress = lane, workers, lane.begin
+        self._refuse(lane.begin.non_finite)  # what another run skipped is refused now
+
+    def finish(self, batch: TokenRange, folded: Folded) -> None:
+        """Counts a range that was folded, and tells of it."""
+        num_tokens, hooks = batch.stop - batch.start, self.lane.hooks
+        self._progress = self._progress.after(batch.next_tile, num_tokens, folded.non_finite)
+        self._refuse(folded.non_finite)
+        if hooks.written:
+            hooks.written(folded.rows)
+        if hooks.advanced:
+            hooks.advanced(num_tokens)
+
+    def progress_with_states(self) -> Progress:
+        """What is folded by now; only while no thread is working."""
+        return with_states(self._progress, self.workers.states())
+
+    def _refuse(self, lost: tuple[int, ...]) -> None:
+        if not self.lane.skip_non_finite:
+            router, source = self.lane.task.prepared.router, self.lane.task.source
+            refuse_non_finite(router.name, source.facts.name, lost, self._progress.num_tokens)
+
+
+def _ranges_from(
+    begins: Sequence[int], tiles: Sequence[int], task: Task, pace: Pace
+) -> Iterator[TokenRange]:
+    """Ranges of the tiles from the least of ``begins`` on, cut at the others too."""
+    # of few tokens every worker has some
+    each = math.ceil(len(tiles) / (_BATCHES * pace.num_workers))
+    longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES, max(each, 1))
+    if task.what_if is not None and task.what_if.batch > TILE:
+        longest = task.what_if.batch // TILE
+    for first, last in itertools.pairwise(sorted({*begins, len(tiles)})):
+        yield from token_ranges(tiles[:last], first, task.source.facts.num_tokens, longest)
 
 
 def extent_of(task: Task) -> Extent:
@@ -194,19 +239,46 @@ class Folded(NamedTuple):
     rows: Any
 
 
+class Threads:
+    """Threads that fold ranges, each with one thread of BLAS: the result of a product must not
+    depend on how many there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
+        from threadpoolctl import threadpool_limits  # not for scans that devices do alone
+
+        self._limits = threadpool_limits(1, user_api="blas")
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._limits.restore_original_limits()
+
+    def submit(self, work: Callable[..., Folded], *given: Any) -> Future[Folded]:
+        """What ``work`` makes of what is given, once a thread is free."""
+        return self._pool.submit(work, *given)
+
+
 class Workers:
-    """Threads that fold ranges into ``reductions``, each into accumulators of its own."""
+    """What threads fold ranges of one task into: ``count`` sets of accumulators, one for each
+    thread that is at it.
+    """
 
     def __init__(
         self,
         task: Task,
-        reductions: Sequence[str],
+        threads: Threads,
         count: int,
-        rows: Callable[[TokenBatch], Any] | None = None,
+        hooks: Hooks = NO_HOOKS,
+        reductions: Sequence[str] | None = None,
     ) -> None:
-        self._task, self._rows = task, rows
+        self._task, self._threads, self._rows = task, threads, hooks.rows
         extent = extent_of(task)
-        self._reductions = {name: REDUCTIONS[name] for name in reductions}
+        names = task.reductions if reductions is None else reductions
+        self._reductions = {name: REDUCTIONS[name] for name in names}
         self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()
         self._all = [
             {name: reduction.start(extent) for name, reduction in self._reductions.items()}
@@ -214,22 +286,10 @@ class Workers:
         ]
         for accumulators in self._all:
             self._free.put(accumulators)
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
-        # One BLAS thread per product: its result must not depend on how many there are.
-        from threadpoolctl import threadpool_limits  # not for scans that devices do alone
-
-        self._limits = threadpool_limits(1, user_api="blas")
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._limits.restore_original_limits()
 
     def submit(self, start: int, stop: int, known: Known | None = None) -> Future[Folded]:
         """Folds tokens ``[start, stop)``, of which a device may know the choice already."""
-        return self._pool.submit(self._work, start, stop, known)
+        return self._threads.submit(self._work, start, stop, known)
 
     def _work(self, start: int, stop: int, known: Known | None) -> Folded:
         of_task = LazyBatch if self._task.what_if is None else what_if_batch

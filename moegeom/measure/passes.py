@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.jumps import why_no_jumps
-from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
+from moegeom.engine.loop import Hooks, Lane, Pace, Progress, scan_in_step, scan_router
 from moegeom.engine.parts import Folding
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
@@ -186,16 +186,48 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
 
     None of a part of the tokens.
     """
+    return next(measure_in_step([run]))
+
+
+def measure_in_step(runs: Sequence[RouterRun]) -> Iterator[MeasuredRouter]:
+    """What :func:`measure_router` gives for each run; the pass over all tokens is one for all.
+
+    The runs are of one source, and differ in the router alone.
+    """
     started = time.perf_counter()
-    passes = plan_passes(run)
-    told = dataclasses.replace(run, advanced=_evenly(run, passes))
-    progress = {
-        planned.name: fold_pass(told, planned, _scan if planned.name == MAIN else scan_again)
-        for planned in passes
-    }
-    if not run.is_whole:
-        return MeasuredRouter({}, {})
-    return finish_passes(run, passes, progress, time.perf_counter() - started)
+    planned = [plan_passes(run) for run in runs]
+    told = [
+        dataclasses.replace(run, advanced=_evenly(run, passes))
+        for run, passes in zip(runs, planned, strict=True)
+    ]
+    main = _MainPasses(told, [next(p for p in passes if p.name == MAIN) for passes in planned])
+    planning = (time.perf_counter() - started) / len(runs)
+    for number, (run, passes) in enumerate(zip(told, planned, strict=True)):
+        started, before = time.perf_counter(), main.seconds
+        scans = {MAIN: lambda _, part, n=number: main.of(n, part.tiles)}
+        progress = {p.name: fold_pass(run, p, scans.get(p.name, scan_again)) for p in passes}
+        if not run.is_whole:
+            yield MeasuredRouter({}, {})
+            continue
+        alone = time.perf_counter() - started - (main.seconds - before)
+        yield finish_passes(run, passes, progress, planning + alone + main.seconds / len(runs))
+
+
+class _MainPasses:
+    """The passes over all tokens of runs that are in step, gone through once they are asked for."""
+
+    def __init__(self, runs: Sequence[RouterRun], passes: Sequence[Pass]) -> None:
+        self._runs, self._passes = runs, passes
+        self._found: tuple[Sequence[int], list[Progress]] | None = None
+        self.seconds = 0.0
+
+    def of(self, number: int, tiles: Sequence[int]) -> Progress:
+        """That of one run; ``tiles`` are those of a part, which is the same for all."""
+        if self._found is None or self._found[0] != tiles:
+            started = time.perf_counter()
+            self._found = tiles, _scan_in_step(self._runs, self._passes, tiles)
+            self.seconds += time.perf_counter() - started
+        return self._found[1][number]
 
 
 def fold_pass(
@@ -513,20 +545,42 @@ def pace_of(run: RouterRun) -> Pace:
     return Pace(tokens, options.num_workers or num_workers())
 
 
-def _scan(run: RouterRun, planned: Pass) -> Progress:
-    """The pass over all tokens, with rows per token or with snapshots to go on from."""
-    task, tiles, skips = planned.task, planned.tiles, planned.skip_non_finite
-    engine = _engine_for(task, run.devices, run.options.batch_tokens, run.said)
+def _scan_in_step(
+    runs: Sequence[RouterRun], passes: Sequence[Pass], tiles: Sequence[int]
+) -> list[Progress]:
+    """The passes over all tokens, with rows per token or with snapshots to go on from."""
+    pace, options = pace_of(runs[0]), runs[0].options
+    with ExitStack() as files:
+        lanes = [_lane(run, one, files) for run, one in zip(runs, passes, strict=True)]
+        devices = runs[0].devices if all(map(_is_for_devices, runs, passes)) else ()
+        if not devices:
+            return scan_in_step(lanes, tiles, pace)
+        return [
+            scan_on_devices(
+                lane.task,
+                tiles,
+                pace,
+                lane.skip_non_finite,
+                lane.hooks,
+                lane.begin,
+                devices=devices,
+                batch_tokens=options.batch_tokens,
+                said=runs[0].said,
+            )
+            for lane in lanes
+        ]
+
+
+def _lane(run: RouterRun, planned: Pass, files: ExitStack) -> Lane:
+    """The pass of a run as the loop takes it; ``files`` closes what it writes."""
     if run.options.per_token and run.folder is not None:
         from moegeom.engine.per_token import PerTokenFile
 
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         file = PerTokenFile(run.folder / "tokens.parquet", run.router)
-        try:
-            hooks = Hooks(advanced=run.advanced, rows=file.rows, written=file.write)
-            return engine(task, tiles, pace_of(run), skips, hooks)
-        finally:
-            file.close()
+        files.callback(file.close)
+        hooks = Hooks(advanced=run.advanced, rows=file.rows, written=file.write)
+        return Lane(planned.task, planned.skip_non_finite, hooks)
     snapshot = run.snapshot
     begin = read_snapshot(snapshot) if snapshot else None
     if begin and run.advanced:
@@ -535,27 +589,17 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         advanced=run.advanced,
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
-    return engine(task, tiles, pace_of(run), skips, hooks, begin)
+    return Lane(planned.task, planned.skip_non_finite, hooks, begin or Progress())
 
 
-def _engine_for(
-    task: Task,
-    devices: Sequence[Device],
-    batch_tokens: int | None = None,
-    said: Callable[[str], None] | None = None,
-) -> Callable[..., Progress]:
-    """The loop on the devices where there are any that can do the task, else the processor's.
-
-    ``batch_tokens`` is what a user asked for; ``said`` hears why a task stays on the
-    processor though there are devices.
-    """
-    if not devices:
-        return scan_router
-    if reason := refusal(task):
-        if said:
-            said(f"router {task.prepared.router.name}: on the processor, since {reason}")
-        return scan_router
-    return functools.partial(scan_on_devices, devices=devices, batch_tokens=batch_tokens, said=said)
+def _is_for_devices(run: RouterRun, planned: Pass) -> bool:
+    """Whether there are devices and they can do the task; where they cannot, that is said."""
+    if not run.devices:
+        return False
+    reason = refusal(planned.task)
+    if reason and run.said:
+        run.said(f"router {run.router.name}: on the processor, since {reason}")
+    return not reason
 
 
 def extend_rows(rows: Rows, more: Rows) -> None:

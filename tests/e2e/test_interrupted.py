@@ -17,18 +17,19 @@ from tests.unit.tokens.dialects.written import Written, write_vllm
 
 @pytest.fixture
 def interrupted_at(monkeypatch):
-    """Ctrl-C when the n-th router is begun."""
+    """Ctrl-C when the n-th router is measured, before it is kept."""
 
     def arrange(number: int) -> None:
-        measure, begun = moegeom.pipeline.measure_router, []
+        measure, begun = moegeom.pipeline.measure_in_step, []
 
-        def interrupted(*given, **named):
-            begun.append(given)
-            if len(begun) == number:
-                raise KeyboardInterrupt
-            return measure(*given, **named)
+        def interrupted(runs):
+            for found in measure(runs):
+                begun.append(found)
+                if len(begun) == number:
+                    raise KeyboardInterrupt
+                yield found
 
-        monkeypatch.setattr(moegeom.pipeline, "measure_router", interrupted)
+        monkeypatch.setattr(moegeom.pipeline, "measure_in_step", interrupted)
 
     return arrange
 

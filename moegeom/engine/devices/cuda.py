@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from moegeom.engine.loop import (
     Hooks,
     Pace,
     Progress,
+    Threads,
     TokenRange,
     Workers,
     token_ranges,
@@ -120,11 +121,15 @@ class _Run:
                 self._batch_tiles = tokens // TILE
                 return
 
-    def workers(self) -> AbstractContextManager[Workers | None]:
+    @contextmanager
+    def workers(self) -> Iterator[Workers | None]:
         """Threads of the host; None where devices do everything."""
         if not self._folds:
-            return nullcontext()
-        return Workers(self._task, self._on_host, self._pace.num_workers, self._hooks.rows)
+            yield None
+            return
+        with Threads(self._pace.num_workers) as threads:
+            count = self._pace.num_workers
+            yield Workers(self._task, threads, count, self._hooks, self._on_host)
 
     def scan(self, tiles: Sequence[int], workers: Workers | None) -> Progress:
         """Everything from the first tile that is not folded in yet."""

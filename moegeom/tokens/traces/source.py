@@ -31,8 +31,9 @@ from moegeom.tokens.traces.rows import RequestRows, RowSpan, token_ids_at
 from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
 #: Bytes of cleaned pieces that are kept: neighbouring ranges, and the samples of small traces, are
-#: read once.
+#: read once. The last two are kept whatever they take, since a range may end in the next one.
 CACHE_BYTES = 256_000_000
+_KEPT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,7 @@ class PieceReader:
                 piece = self._thread.submit(self._read_piece, number).result()
                 self._size += piece.num_bytes
                 self._held[number] = piece
-                while self._size > CACHE_BYTES and len(self._held) > 1:
+                while self._size > CACHE_BYTES and len(self._held) > _KEPT:
                     _, gone = self._held.popitem(last=False)
                     self._size -= gone.num_bytes
             self._held.move_to_end(number)
@@ -265,7 +266,11 @@ class _Columns:
         return found
 
 
-def trace_source(name: str, found: PlacedFiles, wanted: Sequence[str]) -> StoredSource:
+class TraceSource(StoredSource):
+    """Choices of which a piece of a file holds those of every router: it is read whole for one."""
+
+
+def trace_source(name: str, found: PlacedFiles, wanted: Sequence[str]) -> TraceSource:
     """The tokens that a first pass found as a source of ids, at the ``wanted`` routers."""
     reader = PieceReader(found)
     tensors = {
@@ -287,4 +292,4 @@ def trace_source(name: str, found: PlacedFiles, wanted: Sequence[str]) -> Stored
         size_bytes=sum(identity[0] for identity in found.identities if identity is not None),
         notes=found.notes,
     )
-    return StoredSource(facts, tensors, _Columns(reader, has_documents))
+    return TraceSource(facts, tensors, _Columns(reader, has_documents))

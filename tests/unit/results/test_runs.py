@@ -33,10 +33,10 @@ class Killed(BaseException):
 def interrupted(disk, tmp_path, monkeypatch):
     """A run that ended after its first router."""
 
-    def stop(router, *rest):
-        if router.name == "text/1":
+    def stop(routers, *rest):
+        if routers[0].name == "text/1":
             raise Killed
-        return measure(router, *rest)
+        return measure(routers, *rest)
 
     measure = pipeline.measure
     monkeypatch.setattr(pipeline, "measure", stop)
@@ -58,9 +58,11 @@ def test_an_existing_output_is_a_usage_error_and_left_alone(disk, tmp_path):
 
 def test_a_run_goes_on_after_the_routers_that_are_finished(disk, interrupted, monkeypatch):
     begun = []
-    measure = pipeline.measure_router
+    measure = pipeline.measure_in_step
     monkeypatch.setattr(
-        pipeline, "measure_router", lambda run: begun.append(run.router.name) or measure(run)
+        pipeline,
+        "measure_in_step",
+        lambda runs: begun.extend(run.router.name for run in runs) or measure(runs),
     )
     assert not interrupted.exists()
     out = scan(disk.request(interrupted))
@@ -214,9 +216,11 @@ def test_another_pace_goes_on(disk, interrupted):
 
 def test_restart_discards(disk, interrupted, monkeypatch):
     begun = []
-    measure = pipeline.measure_router
+    measure = pipeline.measure_in_step
     monkeypatch.setattr(
-        pipeline, "measure_router", lambda run: begun.append(run.router.name) or measure(run)
+        pipeline,
+        "measure_in_step",
+        lambda runs: begun.extend(run.router.name for run in runs) or measure(runs),
     )
     scan(disk.request(interrupted, seed=5, restart=True))
     assert begun == ["text/0", "text/1"]
@@ -226,10 +230,10 @@ def test_a_recording_that_changed_meanwhile_is_another_plan(disk, tmp_path, monk
     tokens = shutil.copytree(disk.tokens, tmp_path / "rec")
     out = tmp_path / "out"
 
-    def stop(router, *rest):
-        if router.name == "text/1":
+    def stop(routers, *rest):
+        if routers[0].name == "text/1":
             raise Killed
-        return measure(router, *rest)
+        return measure(routers, *rest)
 
     measure = pipeline.measure
     monkeypatch.setattr(pipeline, "measure", stop)
@@ -294,9 +298,11 @@ def test_a_part_that_a_disk_damaged_is_measured_again(disk, interrupted, monkeyp
     elif damage != "gone":
         path.write_bytes(raw if damage == "a bit" else raw[: len(raw) // 2])
     begun = []
-    measure = pipeline.measure_router
+    measure = pipeline.measure_in_step
     monkeypatch.setattr(
-        pipeline, "measure_router", lambda run: begun.append(run.router.name) or measure(run)
+        pipeline,
+        "measure_in_step",
+        lambda runs: begun.extend(run.router.name for run in runs) or measure(runs),
     )
     out = scan(disk.request(interrupted))
     assert begun == ["text/0", "text/1"]

@@ -1,0 +1,115 @@
+"""Routers in step: a trace is read once for all of them, and each is measured as if alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.core.tokens import TILE
+from moegeom.engine import in_step
+from moegeom.engine.loop import Lane, Pace, scan_in_step, scan_router
+from moegeom.engine.prepared import prepare
+from moegeom.engine.request import ScanRequest
+from moegeom.engine.session import Session
+from moegeom.engine.task import Task
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import merge, scan, with_tokens
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from moegeom.tokens.traces import source as traces
+
+MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=3)
+
+#: What lanes fold.
+REDUCED = ("token_counts", "expert_sets", "margin_histogram")
+
+#: Files, each a piece, of tokens that end in no tile.
+FILES, TOKENS = 3, 2 * TILE + 77
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in_step")
+    write_checkpoint(folder / "model", MODEL)
+    (folder / "dump").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(FILES):
+        chosen = random.random((TOKENS, MODEL.layers, MODEL.experts)).argsort(axis=2)
+        np.save(folder / "dump" / f"{number}.npy", chosen[:, :, : MODEL.top_k].astype(np.uint8))
+    return folder
+
+
+@pytest.fixture
+def pieces_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pieces that were read again after the first pass, where no more than one is kept."""
+    read: list[int] = []
+    piece_of = traces.piece_of
+
+    def noted(found, number, trace):
+        read.append(number)
+        return piece_of(found, number, trace)
+
+    monkeypatch.setattr(traces, "piece_of", noted)
+    monkeypatch.setattr(traces, "CACHE_BYTES", 0)
+    return read
+
+
+def scanned(world: Path, out: Path, **asked) -> dict[str, bytes]:
+    given = {"tokens": str(world / "dump"), "dialect": "vllm", "num_workers": 1} | asked
+    return tables(scan(ScanRequest(str(world / "model"), out=out, **given)))
+
+
+def tables(results: Path) -> dict[str, bytes]:
+    files = sorted(results.rglob("*.parquet"))
+    return {str(path.relative_to(results)): path.read_bytes() for path in files}
+
+
+def test_a_trace_is_read_once_for_all_routers(world, tmp_path, pieces_read):
+    scanned(world, tmp_path / "out")
+    assert pieces_read == list(range(FILES))
+
+
+@pytest.mark.parametrize("asked", [{}, {"per_token": True, "num_workers": 2}], ids=str)
+def test_each_router_is_measured_as_if_alone(asked, world, tmp_path, pieces_read, monkeypatch):
+    together = scanned(world, tmp_path / "together", **asked)
+    pieces_read.clear()
+    monkeypatch.setattr(in_step, "_MOST_BYTES", 0)
+    assert scanned(world, tmp_path / "alone", **asked) == together
+    assert len(pieces_read) >= MODEL.layers * FILES
+
+
+def test_there_are_as_many_in_step_as_their_sums_have_room_for(world, monkeypatch):
+    request = ScanRequest(str(world / "model"), tokens=str(world / "dump"), dialect="vllm")
+    opened = with_tokens(request, Session.of(request.checkpoint, request))
+    needed = in_step._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
+    monkeypatch.setattr(in_step, "_MOST_BYTES", 2 * needed)
+    groups = in_step.in_step(opened.chosen, opened.source)
+    assert [[router.layer for router in group] for group in groups] == [[0, 1], [2]]
+
+
+def test_parts_are_folded_in_step_too(world, tmp_path, pieces_read):
+    whole = scanned(world, tmp_path / "whole")
+    pieces_read.clear()
+    for number in (1, 2):
+        scanned(world, tmp_path / str(number), part=f"{number}/2")
+    assert len(pieces_read) == FILES + 1  # the piece that both have a share of
+    merged = merge([tmp_path / "1", tmp_path / "2"], tmp_path / "merged")
+    assert tables(merged) == whole
+
+
+def test_lanes_go_on_from_where_each_of_them_was(made):
+    source, tiles = made.recording(5 * TILE - 9), range(5)
+    tasks = [
+        Task(prepare(made.router(kind)), source, load_kernels("cpu"), REDUCED)
+        for kind in ("softmax", "sigmoid", "softmax")
+    ]
+    lanes = [
+        Lane(task, begin=scan_router(task, tiles[:done], Pace(TILE, 1)))
+        for task, done in zip(tasks, (3, 0, 1), strict=True)
+    ]
+    found = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
+    for task, progress in zip(tasks, found, strict=True):
+        expected = scan_router(task, tiles, Pace(2 * TILE, 1))
+        assert progress.num_tokens == expected.num_tokens == source.facts.num_tokens
+        np.testing.assert_equal(progress.states, expected.states)
