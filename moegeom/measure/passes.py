@@ -23,7 +23,7 @@ from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.jumps import why_no_jumps
-from moegeom.engine.loop import Hooks, Lane, Pace, Progress, scan_in_step, scan_router
+from moegeom.engine.loop import Hooks, Lane, Pace, Progress, scan_in_step
 from moegeom.engine.parts import Folding
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
@@ -190,7 +190,7 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
 
 
 def measure_in_step(runs: Sequence[RouterRun]) -> Iterator[MeasuredRouter]:
-    """What :func:`measure_router` gives for each run; the pass over all tokens is one for all.
+    """What :func:`measure_router` gives for each run; passes of one name are one for all.
 
     The runs are of one source, and differ in the router alone.
     """
@@ -200,38 +200,50 @@ def measure_in_step(runs: Sequence[RouterRun]) -> Iterator[MeasuredRouter]:
         dataclasses.replace(run, advanced=_evenly(run, passes))
         for run, passes in zip(runs, planned, strict=True)
     ]
-    main = _MainPasses(told, [next(p for p in passes if p.name == MAIN) for passes in planned])
+    together = _Together(told, planned)
     planning = (time.perf_counter() - started) / len(runs)
-    for number, (run, passes) in enumerate(zip(told, planned, strict=True)):
-        started, before = time.perf_counter(), main.seconds
-        scans = {MAIN: lambda _, part, n=number: main.of(n, part.tiles)}
-        progress = {p.name: fold_pass(run, p, scans.get(p.name, scan_again)) for p in passes}
+    for run, passes in zip(told, planned, strict=True):
+        started, before = time.perf_counter(), together.seconds
+        progress = {one.name: fold_pass(run, one, together.scan) for one in passes}
         if not run.is_whole:
             yield MeasuredRouter({}, {})
             continue
-        alone = time.perf_counter() - started - (main.seconds - before)
-        yield finish_passes(run, passes, progress, planning + alone + main.seconds / len(runs))
+        alone = time.perf_counter() - started - (together.seconds - before)
+        seconds = planning + alone + together.seconds / len(runs)
+        yield finish_passes(run, passes, progress, seconds)
 
 
-class _MainPasses:
-    """The passes over all tokens of runs that are in step, gone through once they are asked for."""
+class _Together:
+    """The passes of runs that are in step: those of one name are gone through with the first."""
 
-    def __init__(self, runs: Sequence[RouterRun], passes: Sequence[Pass]) -> None:
-        self._runs, self._passes = runs, passes
-        self._found: tuple[Sequence[int], list[Progress]] | None = None
+    def __init__(self, runs: Sequence[RouterRun], planned: Sequence[Sequence[Pass]]) -> None:
+        self._passes: dict[str, list[tuple[RouterRun, Pass]]] = {}
+        for run, passes in zip(runs, planned, strict=True):
+            for one in passes:
+                self._passes.setdefault(one.name, []).append((run, one))
+        self._found: dict[tuple[str, str], Progress] = {}
         self.seconds = 0.0
 
-    def of(self, number: int, tiles: Sequence[int]) -> Progress:
-        """That of one run; ``tiles`` are those of a part, which is the same for all."""
-        if self._found is None or self._found[0] != tiles:
+    def scan(self, run: RouterRun, planned: Pass) -> Progress:
+        """What the pass folds; ``planned.tiles``, those of a part, are the same for all runs."""
+        key = (planned.name, run.router.name)
+        if key not in self._found:
             started = time.perf_counter()
-            self._found = tiles, _scan_in_step(self._runs, self._passes, tiles)
+            runs, passes = zip(*self._passes[planned.name], strict=True)
+            found = _scan_in_step(runs, passes, planned.tiles)
+            for other, progress in zip(runs, found, strict=True):
+                self._found[planned.name, other.router.name] = progress
             self.seconds += time.perf_counter() - started
-        return self._found[1][number]
+        return self._found.pop(key)
+
+
+def scan_pass(run: RouterRun, planned: Pass) -> Progress:
+    """The pass of one run."""
+    return _scan_in_step([run], [planned], planned.tiles)[0]
 
 
 def fold_pass(
-    run: RouterRun, planned: Pass, scan: Callable[[RouterRun, Pass], Progress]
+    run: RouterRun, planned: Pass, scan: Callable[[RouterRun, Pass], Progress] = scan_pass
 ) -> Progress:
     """A pass by ``scan``, whole or in the parts of the run."""
     if run.folding is None:
@@ -244,12 +256,6 @@ def fold_pass(
         max(what_if.batch // TILE, 1) if what_if is not None else 1,
         lambda tiles: scan(run, dataclasses.replace(planned, tiles=tiles)),
     )
-
-
-def scan_again(run: RouterRun, planned: Pass) -> Progress:
-    """A pass after the first."""
-    hooks = Hooks(advanced=run.advanced)
-    return scan_router(planned.task, planned.tiles, pace_of(run), planned.skip_non_finite, hooks)
 
 
 def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | None:
@@ -548,12 +554,11 @@ def pace_of(run: RouterRun) -> Pace:
 def _scan_in_step(
     runs: Sequence[RouterRun], passes: Sequence[Pass], tiles: Sequence[int]
 ) -> list[Progress]:
-    """The passes over all tokens, with rows per token or with snapshots to go on from."""
+    """Passes of one name; that over all tokens goes to devices, where there are any."""
     pace, options = pace_of(runs[0]), runs[0].options
     with ExitStack() as files:
         lanes = [_lane(run, one, files) for run, one in zip(runs, passes, strict=True)]
-        devices = runs[0].devices if all(map(_is_for_devices, runs, passes)) else ()
-        if not devices:
+        if not all(map(_is_for_devices, runs, passes)):
             return scan_in_step(lanes, tiles, pace)
         return [
             scan_on_devices(
@@ -563,7 +568,7 @@ def _scan_in_step(
                 lane.skip_non_finite,
                 lane.hooks,
                 lane.begin,
-                devices=devices,
+                devices=runs[0].devices,
                 batch_tokens=options.batch_tokens,
                 said=runs[0].said,
             )
@@ -572,29 +577,32 @@ def _scan_in_step(
 
 
 def _lane(run: RouterRun, planned: Pass, files: ExitStack) -> Lane:
-    """The pass of a run as the loop takes it; ``files`` closes what it writes."""
+    """The pass of a run as the loop takes it: that over all tokens with rows per token, which
+    ``files`` closes, or with snapshots to go on from.
+    """
+    hooks, skips, snapshot = Hooks(advanced=run.advanced), planned.skip_non_finite, run.snapshot
+    if planned.name != MAIN:
+        return Lane(planned.task, skips, hooks)
     if run.options.per_token and run.folder is not None:
         from moegeom.engine.per_token import PerTokenFile
 
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         file = PerTokenFile(run.folder / "tokens.parquet", run.router)
         files.callback(file.close)
-        hooks = Hooks(advanced=run.advanced, rows=file.rows, written=file.write)
-        return Lane(planned.task, planned.skip_non_finite, hooks)
-    snapshot = run.snapshot
-    begin = read_snapshot(snapshot) if snapshot else None
+        hooks = dataclasses.replace(hooks, rows=file.rows, written=file.write)
+        return Lane(planned.task, skips, hooks)
+    if snapshot is None:
+        return Lane(planned.task, skips, hooks)
+    begin = read_snapshot(snapshot)
     if begin and run.advanced:
         run.advanced(begin.num_tokens)
-    hooks = Hooks(
-        advanced=run.advanced,
-        snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
-    )
-    return Lane(planned.task, planned.skip_non_finite, hooks, begin or Progress())
+    hooks = dataclasses.replace(hooks, snapshot=lambda found: write_snapshot(snapshot, found))
+    return Lane(planned.task, skips, hooks, begin or Progress())
 
 
 def _is_for_devices(run: RouterRun, planned: Pass) -> bool:
     """Whether there are devices and they can do the task; where they cannot, that is said."""
-    if not run.devices:
+    if not run.devices or planned.name != MAIN:
         return False
     reason = refusal(planned.task)
     if reason and run.said:

@@ -24,7 +24,6 @@ from moegeom.measure.passes import (
     RouterRun,
     extend_rows,
     fold_pass,
-    scan_again,
     task_of,
     typical_norm,
 )
@@ -78,7 +77,7 @@ def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str
     tried = dataclasses.replace(task, reductions=tuple(wanted), what_if=made)
     tiles = range(-(-run.source.facts.num_tokens // TILE))
     planned = Pass(made.name, tried, tiles, run.options.skip_non_finite)
-    progress = fold_pass(run, planned, scan_again)
+    progress = fold_pass(run, planned)
     if not run.is_whole:
         return {}, {}
     names = task.populations.names
