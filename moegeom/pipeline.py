@@ -158,7 +158,7 @@ def scan(
                     f"going on in {out}.partial: {len(done)} of {len(chosen)} routers are done"
                 )
                 watch.advance(sum(work[name] for name in done))
-        for group in in_step(chosen, source):
+        for group in in_step(chosen, setting.sources):
             measure(group, setting, writer)
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
@@ -187,7 +187,7 @@ def _scan_part(setting: Setting, plan: Mapping[str, Any], out: Path) -> Path:
             share = len(part.tiles(range(num_tiles), num_tiles)) * TILE
             watch.start(len(heard) * share * setting.num_passes)
         folding = dataclasses.replace(setting, folding=writer)
-        for group in in_step(heard, source):
+        for group in in_step(heard, setting.sources):
             for _ in _measured([Wanted(router) for router in group], folding):
                 pass  # what it folded is written
     return out
@@ -382,6 +382,11 @@ class Setting:
     checkpoint_b: CheckpointB | None = None
     device: DeviceChoice = ON_THE_PROCESSOR
     folding: Folding | None = None
+
+    @property
+    def sources(self) -> tuple[TokenSource | None, ...]:
+        """What holds tokens: that of the scan, and that of the other run."""
+        return self.opened.source, None if self.run_b is None else self.run_b.source
 
     @property
     def num_passes(self) -> int:

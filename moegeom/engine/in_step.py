@@ -18,11 +18,13 @@ from moegeom.tokens.traces.source import TraceSource
 _MOST_BYTES = 1 << 30
 
 
-def in_step(routers: Sequence[Router], source: TokenSource | None) -> Iterator[tuple[Router, ...]]:
-    """The routers in their order, in groups that read the tokens together."""
+def in_step(
+    routers: Sequence[Router], sources: Sequence[TokenSource | None]
+) -> Iterator[tuple[Router, ...]]:
+    """The routers in their order, in groups that read the tokens of the sources together."""
     group: list[Router] = []
     for router in routers:
-        if group and not _fits(router, group, source):
+        if group and not _fits(router, group, sources):
             yield tuple(group)
             group = []
         group.append(router)
@@ -30,20 +32,23 @@ def in_step(routers: Sequence[Router], source: TokenSource | None) -> Iterator[t
         yield tuple(group)
 
 
-def _fits(router: Router, group: Sequence[Router], source: TokenSource | None) -> bool:
-    """Whether the tokens of the group are those of the router, and there is room for its sums."""
-    if not isinstance(source, TraceSource):
-        return False
+def _fits(router: Router, group: Sequence[Router], sources: Sequence[TokenSource | None]) -> bool:
+    """Whether some source is a trace of the group and of the router, and their sums have room."""
     members = (*group, router)
-    if any(one.name not in source.facts.routers for one in members):
+    if not any(isinstance(source, TraceSource) for source in sources):
         return False
-    return sum(_state_bytes(one, source.facts.num_tokens) for one in members) <= _MOST_BYTES
+    heard = [source.facts for source in sources if source is not None]
+    if any(one.name not in facts.routers for facts in heard for one in members):
+        return False
+    return sum(_state_bytes(one, heard[0].num_tokens) for one in members) <= _MOST_BYTES
 
 
 def _state_bytes(router: Router, num_tokens: int) -> int:
-    """What the largest sums of a router take at most: pairs of experts, and sets of them.
+    """What the largest sums of a router take at most: pairs of experts, sets of them, and a bit for
+    each token that flips.
 
     Sets are an entry of key, count and members each; as many again wait to be sorted in.
     """
     pairs = 8 * NUM_BLOCKS * router.num_experts**2
-    return pairs + 2 * min(num_tokens, CAPACITY) * (16 + 2 * router.rule.top_k)
+    sets = 2 * min(num_tokens, CAPACITY) * (16 + 2 * router.rule.top_k)
+    return pairs + sets + num_tokens // 8

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int, Int32, Integer
+from jaxtyping import Bool, Int, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.traces.source import CleanTrace
 
 #: Shifts that are tried: rows of the trace against tokens of the reference, and layers.
 TOKEN_SHIFTS = (-2, -1, 0, 1, 2)
@@ -26,6 +26,9 @@ LAYER_SHIFTS = (-1, 0, 1)
 
 #: Tokens whose choices are compared at each shift.
 COMPARED_TOKENS = 20_000
+
+#: Rows that follow one another among them, since files are read in ranges.
+_RUN = 32
 
 #: Tokens of a request that make it a continuation of a shorter document.
 _BEGINNING = 16
@@ -37,16 +40,38 @@ _STANDS_OUT = 4.0
 _SAME_EVERYWHERE = 0.9
 
 
+class Chosen(Protocol):
+    """Choices (tokens, routers, slots) in any order of the slots: an array, or what reads rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(
+        self, rows: Int64[np.ndarray, "some"], /
+    ) -> Integer[np.ndarray, "some routers slots"]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a trace that are aligned. Columns are -1 where not known; ``row`` is the row in
+    the request, ``names`` are those of requests.
+    """
+
+    chosen: Chosen
+    request: Int64[np.ndarray, "tokens"]
+    row: Int32[np.ndarray, "tokens"]
+    position: Int32[np.ndarray, "tokens"]
+    token_id: Int32[np.ndarray, "tokens"]
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What a trace is aligned to: columns and, where known, choices of the same routers.
-
-    ``chosen`` is (tokens, routers, slots), in any order of the slots.
-    """
+    """What a trace is aligned to: columns and, where known, choices of the same routers."""
 
     name: str
     columns: TokenColumns
-    chosen: Integer[np.ndarray, "tokens routers slots"] | None = None
+    chosen: Chosen | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +97,7 @@ class Alignment:
     notes: tuple[str, ...]
 
 
-def align(reference: Reference, trace: CleanTrace, must_fit: bool = True) -> Alignment:
+def align(reference: Reference, trace: Rows, must_fit: bool = True) -> Alignment:
     """The reference token of every row, by (request, position, token id).
 
     Without ``must_fit`` a place that fits worse than another is no error: the fits tell of it.
@@ -85,7 +110,7 @@ def align(reference: Reference, trace: CleanTrace, must_fit: bool = True) -> Ali
     """
     documents = _documents(reference)
     matched = _match_requests(reference, trace, documents)
-    token = np.full(len(trace.ids), -1, np.int64)
+    token = np.full(len(trace.request), -1, np.int64)
     starts = np.searchsorted(trace.request, np.arange(len(trace.names) + 1))
     for request, document in enumerate(matched):
         if document is None:
@@ -140,13 +165,13 @@ def _documents(reference: Reference) -> list[Int[np.ndarray, "tokens"]]:
     return parts
 
 
-def _positions(trace: CleanTrace) -> Int32[np.ndarray, "rows"]:
+def _positions(trace: Rows) -> Int32[np.ndarray, "rows"]:
     """Positions in the sequence; the row where the file does not say."""
     return np.where(trace.position >= 0, trace.position, trace.row).astype(np.int32)
 
 
 def _match_requests(
-    reference: Reference, trace: CleanTrace, documents: Sequence[np.ndarray]
+    reference: Reference, trace: Rows, documents: Sequence[np.ndarray]
 ) -> list[int | None]:
     """The document of each request: by content where token ids are known, else by order."""
     token_ids = reference.columns.token_id
@@ -210,7 +235,7 @@ def _has(ids: np.ndarray, position: np.ndarray, wanted: np.ndarray) -> bool:
 
 
 def _match_by_order(
-    reference: Reference, trace: CleanTrace, documents: Sequence[np.ndarray]
+    reference: Reference, trace: Rows, documents: Sequence[np.ndarray]
 ) -> list[int | None]:
     rows = np.bincount(trace.request, minlength=len(trace.names))
     lengths = np.array([len(part) for part in documents])
@@ -234,7 +259,7 @@ def _match_by_order(
     return list(range(len(rows)))
 
 
-def _check_token_ids(reference: Reference, trace: CleanTrace, token: np.ndarray) -> None:
+def _check_token_ids(reference: Reference, trace: Rows, token: np.ndarray) -> None:
     """Raises RecordingError where matched rows are of different token ids."""
     known = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
     other = reference.columns.token_id[token[known]]
@@ -251,31 +276,41 @@ def _check_token_ids(reference: Reference, trace: CleanTrace, token: np.ndarray)
         )
 
 
-def _fits(
-    chosen: np.ndarray, trace: CleanTrace, token: np.ndarray, reference: Reference
-) -> tuple[Fit, ...]:
-    """Agreement at every shift, on evenly spaced rows."""
-    if chosen.shape[1:] != trace.ids.shape[1:]:
+def _fits(chosen: Chosen, trace: Rows, token: np.ndarray, reference: Reference) -> tuple[Fit, ...]:
+    """Agreement at every shift, on evenly spaced runs of rows."""
+    if chosen.shape[1:] != trace.chosen.shape[1:]:
         raise RecordingError(
             f"{reference.name}: choices of {chosen.shape[1]} routers x {chosen.shape[2]} experts; "
-            f"the trace has {trace.ids.shape[1]} x {trace.ids.shape[2]}."
+            f"the trace has {trace.chosen.shape[1]} x {trace.chosen.shape[2]}."
         )
-    matched = np.flatnonzero(token >= 0)
-    some = matched[:: max(1, len(matched) // COMPARED_TOKENS)]
-    rows = np.sort(trace.ids[some].astype(np.int64), axis=2)
+    some = _spread(np.flatnonzero(token >= 0))
+    rows = np.sort(trace.chosen[some].astype(np.int64), axis=2)
     num_layers, document = rows.shape[1], reference.columns.document
+    last_token = len(document) - 1
+    # every token that some shift meets, read once
+    near = np.unique(token[some, None] + np.array(TOKEN_SHIFTS))
+    near = near[(near >= 0) & (near <= last_token)]
+    there = np.sort(chosen[near].astype(np.int64), axis=2)
     fits = []
     for by_tokens, by_layers in product(TOKEN_SHIFTS, LAYER_SHIFTS):
         at = token[some] + by_tokens
-        inside = (at >= 0) & (at < len(chosen))
-        inside &= document[np.clip(at, 0, len(chosen) - 1)] == document[token[some]]
+        inside = (at >= 0) & (at <= last_token)
+        inside &= document[np.clip(at, 0, last_token)] == document[token[some]]
         first, last = max(0, -by_layers), num_layers - max(0, by_layers)
         if not inside.any() or first >= last:
             continue
-        there = np.sort(chosen[at[inside], first + by_layers : last + by_layers], axis=2)
-        equal = _equal_sets(rows[inside, first:last], there)
+        found = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
+        equal = _equal_sets(rows[inside, first:last], found)
         fits.append(Fit(by_tokens, by_layers, float(equal.mean()), int(equal.size)))
     return tuple(fits)
+
+
+def _spread(rows: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
+    """All rows if they are few, else runs of them, evenly spaced."""
+    every = len(rows) // COMPARED_TOKENS
+    if every < 2:
+        return rows
+    return rows[np.arange(len(rows)) // _RUN % every == 0]
 
 
 def _equal_sets(one: np.ndarray, other: np.ndarray) -> Bool[np.ndarray, "rows layers"]:

@@ -12,12 +12,13 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import DOCUMENTS_HINT, Fit, Reference, align
-from moegeom.tokens.traces.source import CleanTrace
-from moegeom.tokens.traces.trace import TRACE_BYTES
+from moegeom.tokens.traces.alignment import DOCUMENTS_HINT, Fit, Reference, Rows, align
 
-#: Tokens whose choices prove the place of all.
-_PROVING = 65_536
+#: Tokens whose columns are held, of each side: document, position and token id.
+MOST_TOKENS = 100_000_000
+
+#: Tokens of a reference without choices that are routed again, to prove the place by what they are.
+_ROUTED = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +82,22 @@ def match_run_b(
             f"{other.facts.name}: does not say what was chosen; expected choices to compare with.",
             "moegeom capture records them; traces of engines hold them.",
         )
-    trace = _as_trace(other, shared)
-    proving = min(reference.facts.num_tokens, _PROVING)
-    names = [router.name for router in shared]
-    columns = reference.read_columns(0, reference.facts.num_tokens)
-    chosen = None
-    if proving == reference.facts.num_tokens:
-        # proof needs the choices of all matched tokens, and only a part is held in memory
-        if reference.facts.has_chosen:
-            chosen = _stacked(reference, names, proving)
-        elif own is not None:
-            chosen = np.stack([own(name).astype(np.int16) for name in names], axis=1)
+    for source in (reference, other):
+        if source.facts.num_tokens > MOST_TOKENS:
+            raise RecordingError(
+                f"{source.facts.name}: {source.facts.num_tokens:,} tokens; two runs are matched "
+                f"where each has {MOST_TOKENS:,} at most.",
+                "Compare fewer documents.",
+            )
+    trace = _as_rows(other, shared)
+    num_tokens, names = reference.facts.num_tokens, [router.name for router in shared]
+    columns, chosen = reference.read_columns(0, num_tokens), None
+    if reference.facts.has_chosen:
+        chosen = _StoredChoices.of(reference, names)
+    elif own is not None and num_tokens <= _ROUTED:
+        chosen = np.stack([own(name).astype(np.int16) for name in names], axis=1)
     aligned = align(Reference(reference.facts.name, columns, chosen), trace, must_fit)
-    token = np.full(reference.facts.num_tokens, -1, np.int64)
+    token = np.full(num_tokens, -1, np.int64)
     row = np.flatnonzero(aligned.token >= 0)
     token[aligned.token[row]] = row
     unproven = "alignment rests on documents, positions and token ids: no choices to prove it by"
@@ -101,7 +105,7 @@ def match_run_b(
     return RunB(other, token, aligned.fits, notes)
 
 
-def _as_trace(other: TokenSource, routers: Sequence[KnownRouter]) -> CleanTrace:
+def _as_rows(other: TokenSource, routers: Sequence[KnownRouter]) -> Rows:
     num_tokens = other.facts.num_tokens
     columns = other.read_columns(0, num_tokens)
     if (columns.document < 0).any():
@@ -110,52 +114,84 @@ def _as_trace(other: TokenSource, routers: Sequence[KnownRouter]) -> CleanTrace:
             DOCUMENTS_HINT,
         )
     documents, request = np.unique(columns.document, return_inverse=True)
-    order = np.argsort(request, kind="stable")
-    if (order != np.arange(num_tokens)).any():
+    if (np.diff(request) < 0).any():
         raise RecordingError(
             f"{other.facts.name}: tokens of its documents are mixed; expected one after the other.",
             "Merge the recording again (moegeom writes documents in order).",
         )
     starts = np.searchsorted(request, np.arange(len(documents)))
-    ids = _stacked(other, [router.name for router in routers], num_tokens)
-    wrong = [router for router in routers if router.top_k != ids.shape[2]]
+    chosen = _StoredChoices.of(other, [router.name for router in routers])
+    wrong = [router for router in routers if router.top_k != chosen.shape[2]]
     if wrong:
         raise RecordingError(
-            f"{other.facts.name}: {ids.shape[2]} experts a token; router {wrong[0].name} chooses "
-            f"{wrong[0].top_k}."
+            f"{other.facts.name}: {chosen.shape[2]} experts a token; router {wrong[0].name} "
+            f"chooses {wrong[0].top_k}."
         )
-    for index, router in enumerate(routers):
-        beyond = (ids[:, index] < 0) | (ids[:, index] >= router.num_experts)
-        if beyond.any():
-            token = int(np.argmax(beyond.any(axis=1)))
-            raise RecordingError(
-                f"{other.facts.name}: token {token} of router {router.name} names experts "
-                f"{ids[token, index].tolist()}; the checkpoint has {router.num_experts}.",
-                "It was recorded from another model, or holds padding.",
-            )
-    return CleanTrace(
-        routers=tuple(routers),
-        ids=ids,
+    _refuse_strangers(other, routers)
+    return Rows(
+        chosen=chosen,
         request=request.astype(np.int64),
         row=(np.arange(num_tokens) - starts[request]).astype(np.int32),
         position=columns.position,
         token_id=columns.token_id,
         names=tuple(str(document) for document in documents),
-        notes=other.facts.notes,
     )
 
 
-def _stacked(source: TokenSource, routers: Sequence[str], num_tokens: int) -> np.ndarray:
-    """Choices [tokens, routers, slots], as small as the numbers of experts allow."""
-    parts = []
-    for name in routers:
-        chosen = source.read_chosen(name, 0, num_tokens)
-        if chosen is None:
-            raise RecordingError(f"{source.facts.name}: holds no choices of router {name}.")
-        parts.append(chosen.astype(np.int16))
-        if sum(part.nbytes for part in parts) > TRACE_BYTES:
+#: Tokens of which all routers are read before the next.
+_AT_ONCE = 65_536
+
+
+def _refuse_strangers(other: TokenSource, routers: Sequence[KnownRouter]) -> None:
+    """Raises RecordingError for experts that the checkpoint does not have."""
+    for start in range(0, other.facts.num_tokens, _AT_ONCE):
+        stop = min(start + _AT_ONCE, other.facts.num_tokens)
+        for router in routers:
+            ids = other.read_chosen(router.name, start, stop)
+            assert ids is not None, "has choices"
+            beyond = ((ids < 0) | (ids >= router.num_experts)).any(axis=1)
+            if beyond.any():
+                token = int(np.argmax(beyond))
+                raise RecordingError(
+                    f"{other.facts.name}: token {start + token} of router {router.name} names "
+                    f"experts {ids[token].tolist()}; the checkpoint has {router.num_experts}.",
+                    "It was recorded from another model, or holds padding.",
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class _StoredChoices:
+    """Choices (tokens, routers, slots) of a source, of which rows are read when asked for."""
+
+    source: TokenSource
+    routers: Sequence[str]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: TokenSource, routers: Sequence[str]) -> _StoredChoices:
+        """Those of some routers, which choose equally many."""
+        widths = set()
+        for name in routers:
+            first = source.read_chosen(name, 0, 1)
+            if first is None:
+                raise RecordingError(f"{source.facts.name}: holds no choices of router {name}.")
+            widths.add(first.shape[1])
+        if len(widths) > 1:
             raise RecordingError(
-                f"{source.facts.name}: more than {TRACE_BYTES:,} bytes of choices.",
-                "Compare fewer documents, or fewer layers (--layers).",
+                f"{source.facts.name}: {' and '.join(map(str, sorted(widths)))} experts a token, "
+                "by router; expected one number."
             )
-    return np.stack(parts, axis=1)
+        return cls(source, routers, (source.facts.num_tokens, len(routers), widths.pop()))
+
+    def __getitem__(
+        self, rows: Int64[np.ndarray, "some"]
+    ) -> Int32[np.ndarray, "some routers slots"]:
+        found = np.empty((len(rows), *self.shape[1:]), np.int32)
+        done = 0
+        for start, stop in consecutive(rows):
+            for index, name in enumerate(self.routers):
+                ids = self.source.read_chosen(name, start, stop)
+                assert ids is not None, "looked at in `of`"
+                found[done : done + stop - start, index] = ids
+            done += stop - start
+        return found

@@ -16,8 +16,9 @@ from moegeom.engine.session import Session
 from moegeom.engine.task import Task
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import merge, scan, with_tokens
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.traces import source as traces
+from tests.unit.tokens.dialects.written import Written, write_vllm
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=3)
 
@@ -26,6 +27,9 @@ REDUCED = ("token_counts", "expert_sets", "margin_histogram")
 
 #: Files, each a piece, of tokens that end in no tile.
 FILES, TOKENS = 3, 2 * TILE + 77
+
+#: Documents that another run answered, and the ids of each; its last token was never routed.
+DOCUMENTS, TEXT = 10, np.arange(128)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(FILES):
         chosen = random.random((TOKENS, MODEL.layers, MODEL.experts)).argsort(axis=2)
         np.save(folder / "dump" / f"{number}.npy", chosen[:, :, : MODEL.top_k].astype(np.uint8))
+    write_tokens(folder / "rec", MODEL, DOCUMENTS * 128)
+    requests = [
+        Written(str(number), chosen[127 * number : 127 * (number + 1), :, : MODEL.top_k], TEXT, 5)
+        for number in range(DOCUMENTS)
+    ]
+    write_vllm(folder / "other.jsonl", requests)
     return folder
 
 
@@ -70,13 +80,20 @@ def test_a_trace_is_read_once_for_all_routers(world, tmp_path, pieces_read):
     assert pieces_read == list(range(FILES))
 
 
-@pytest.mark.parametrize("asked", [{}, {"per_token": True, "num_workers": 2}], ids=str)
-def test_each_router_is_measured_as_if_alone(asked, world, tmp_path, pieces_read, monkeypatch):
+@pytest.mark.parametrize("case", ["a trace", "rows by token", "the trace of another run"])
+def test_each_router_is_measured_as_if_alone(case, world, tmp_path, pieces_read, monkeypatch):
+    asked: dict[str, object] = {}
+    if case == "rows by token":
+        asked = {"per_token": True, "num_workers": 2}
+    if case == "the trace of another run":
+        asked = {"tokens": str(world / "rec"), "dialect": None}
+        asked |= {"run_b": str(world / "other.jsonl"), "arithmetics": ("bf16",)}
     together = scanned(world, tmp_path / "together", **asked)
     pieces_read.clear()
     monkeypatch.setattr(in_step, "_MOST_BYTES", 0)
     assert scanned(world, tmp_path / "alone", **asked) == together
-    assert len(pieces_read) >= MODEL.layers * FILES
+    if case != "the trace of another run":  # which is one piece
+        assert len(pieces_read) >= MODEL.layers * FILES
 
 
 def test_there_are_as_many_in_step_as_their_sums_have_room_for(world, monkeypatch):
@@ -84,7 +101,7 @@ def test_there_are_as_many_in_step_as_their_sums_have_room_for(world, monkeypatc
     opened = with_tokens(request, Session.of(request.checkpoint, request))
     needed = in_step._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
     monkeypatch.setattr(in_step, "_MOST_BYTES", 2 * needed)
-    groups = in_step.in_step(opened.chosen, opened.source)
+    groups = in_step.in_step(opened.chosen, [opened.source])
     assert [[router.layer for router in group] for group in groups] == [[0, 1], [2]]
 
 

@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.traces.alignment import LAYER_SHIFTS, TOKEN_SHIFTS, Alignment, Reference, align
-from moegeom.tokens.traces.source import CleanTrace, clean
+from moegeom.tokens.traces.alignment import (
+    LAYER_SHIFTS,
+    TOKEN_SHIFTS,
+    Alignment,
+    Reference,
+    Rows,
+    align,
+)
+from moegeom.tokens.traces.source import clean
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.written import Truth, known, truth
 
 
-def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0, 0)) -> CleanTrace:
+def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0, 0)) -> Rows:
     requests = [
         RequestTrace(
             f"r{n}",
@@ -27,14 +34,16 @@ def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0
         )
         for n in order
     ]
-    return clean(Trace("t", "test", tuple(requests)), known())
+    found = clean(Trace("t", "test", tuple(requests)), known())
+    columns = (found.request, found.row, found.position, found.token_id)
+    return Rows(found.ids, *columns, found.names)
 
 
-def token_of(held: Truth, found: Alignment, trace: CleanTrace) -> None:
+def token_of(held: Truth, found: Alignment, trace: Rows) -> None:
     """Every row is at a token whose choices are its own."""
     reference = held.reference
     assert reference.chosen is not None
-    np.testing.assert_array_equal(reference.chosen[found.token], trace.ids)
+    np.testing.assert_array_equal(reference.chosen[found.token], trace.chosen)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1,), (2, 1)])
