@@ -99,6 +99,7 @@ def test_each_router_is_measured_as_if_alone(case, world, tmp_path, pieces_read,
 def test_there_are_as_many_in_step_as_their_sums_have_room_for(world, monkeypatch):
     request = ScanRequest(str(world / "model"), tokens=str(world / "dump"), dialect="vllm")
     opened = with_tokens(request, Session.of(request.checkpoint, request))
+    assert opened.source is not None
     needed = in_step._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
     monkeypatch.setattr(in_step, "_MOST_BYTES", 2 * needed)
     groups = in_step.in_step(opened.chosen, [opened.source])
@@ -112,6 +113,7 @@ def test_parts_are_folded_in_step_too(world, tmp_path, pieces_read):
         scanned(world, tmp_path / str(number), part=f"{number}/2")
     assert len(pieces_read) == FILES + 1  # the piece that both have a share of
     merged = merge([tmp_path / "1", tmp_path / "2"], tmp_path / "merged")
+    assert isinstance(merged, Path)
     assert tables(merged) == whole
 
 

@@ -247,7 +247,10 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
 
 
 # ------------------------------------------------------------------------------------------- Ray
-def test_workers_that_are_killed_are_replaced_and_the_tables_stay(world, tmp_path):
+@pytest.mark.parametrize(
+    "num_workers", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4, 8))]
+)
+def test_workers_that_are_killed_are_replaced_and_the_tables_stay(num_workers, world, tmp_path):
     import ray
 
     whole = scan(asked(world, tmp_path / "whole"))
@@ -258,20 +261,20 @@ def test_workers_that_are_killed_are_replaced_and_the_tables_stay(world, tmp_pat
         from moegeom.pipeline import _part_files
 
         number = (request.part or "").partition("/")[0]
-        if number in ("1", "3") and not (killed / number).exists():
+        if number in ("1", "2") and not (killed / number).exists():
             (killed / number).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return _part_files(request)
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
     try:
         request = asked(world, tmp_path / "merged", engine="ray")
         source = Session.open(request).source
         with parts_by_ray(request, source, fragile, None) as parts:
-            assert len(parts.parts) == 4
+            assert len(parts.parts) == min(2 * num_workers, 5)
             alone = asked(world, tmp_path / "merged")
             found = scan(alone, merged=parts)
-        assert sorted(path.name for path in killed.iterdir()) == ["1", "3"]
+        assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
         assert tables(found) == tables(whole)
     finally:
         ray.shutdown()
