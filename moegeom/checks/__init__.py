@@ -8,7 +8,7 @@ from moegeom.checks.measured import (
     measured_results,
     measured_rows,
 )
-from moegeom.checks.run import judge, run_checks
+from moegeom.checks.run import judge, run_checks, verdicts_of
 
 __all__ = [
     "CHECKS",
@@ -23,4 +23,5 @@ __all__ = [
     "measured_results",
     "measured_rows",
     "run_checks",
+    "verdicts_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,21 +58,33 @@ class JudgedCheck:
 
 def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
     """The verdict of the selected checks, in the order of their codes."""
-    measured = dataclasses.replace(measured, thresholds=profile.thresholds)
-    judged = [
-        _judge(check, measured, profile)
-        if profile.judges(check)
-        else JudgedCheck(check, state="inconclusive", reason="required, and not selected")
-        for check in sorted(CHECKS.all(), key=lambda check: check.code)
-        if (profile.judges(check) or profile.requires(check.code))
-        and _is_asked(check, measured, profile)
-    ]
+    return next(verdicts_of(measured, profile))
+
+
+def verdicts_of(measured: Measured, *profiles: Profile) -> Iterator[Verdict]:
+    """The verdict of each profile; they differ in the built-in one that they extend alone, so that
+    a check is judged once for all of them.
+    """
+    measured = dataclasses.replace(measured, thresholds=profiles[0].thresholds)
     left_out = tuple(unseen(measured))
-    return dataclasses.replace(
-        verdict_of(judged, profile),
-        not_looked_at=(*left_out, *_not_looked_at(measured)),
-        unseen=(*left_out, TRAINED),
-    )
+    known: dict[str, JudgedCheck] = {}
+    for profile in profiles:
+        judged = []
+        for check in sorted(CHECKS.all(), key=lambda check: check.code):
+            if not _is_asked(check, measured, profile):
+                continue
+            if profile.judges(check):
+                if check.code not in known:
+                    known[check.code] = _judge(check, measured, profile)
+                judged.append(known[check.code])
+            elif profile.requires(check.code):
+                reason = "required, and not selected"
+                judged.append(JudgedCheck(check, state="inconclusive", reason=reason))
+        yield dataclasses.replace(
+            verdict_of(judged, profile),
+            not_looked_at=(*left_out, *_not_looked_at(measured)),
+            unseen=(*left_out, TRAINED),
+        )
 
 
 def verdict_of(judged: Sequence[JudgedCheck], profile: Profile) -> Verdict:

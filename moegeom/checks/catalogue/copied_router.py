@@ -141,10 +141,10 @@ def _proportion(
     """The factor between two lists of lengths, when all have the same; None when they have not."""
     if bound is None or len(first) != len(second) or len(first) < _LEAST_IN_PROPORTION:
         return None
-    if any(length != length for length in (*first, *second)):
-        return None
     if abs(math.log(first[1] * second[0] / (first[0] * second[1]))) > 2.0 * bound:
         return None  # most pairs end here
+    if any(length != length for length in (*first, *second)):
+        return None
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
     middle = statistics.median(logs)
     if max(abs(step - middle) for step in logs) > bound:

@@ -45,12 +45,13 @@ _FEATURES = {
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     rows = _rows(measured)
     found: dict[str, list[tuple[float, int, str]]] = {}
+    limit = {router: limits("sigmas", router) for router, _ in rows}
     for name, words in _FEATURES.items():
         values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
         if not values:
             continue
         for sigmas, (router, expert) in _distances(values, name == "zeros"):
-            if sigmas > limits("sigmas", router):
+            if sigmas > limit[router]:
                 found.setdefault(router, []).append((sigmas, expert, words))
     for router, told in sorted(found.items(), key=lambda item: -max(item[1])[0]):
         sigmas, expert, words = max(told)
@@ -60,7 +61,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             f"expert {expert} is unlike every other row of this checkpoint.",
             f"By {words}: {sigmas:.0f} robust standard deviations from the median of {len(rows):,} "
-            f"rows (limit {limits('sigmas', router):g}, heuristic).{also}",
+            f"rows (limit {limit[router]:g}, heuristic).{also}",
         )
 
 

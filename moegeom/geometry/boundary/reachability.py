@@ -230,7 +230,8 @@ def _by_point(
         # W x = C x + m . x for x = unit combinations of the centred rows
         logits = unit @ rows.gram + (unit @ common)[:, None]
         for length in lengths:
-            reached |= _chosen(length * far * logits + offset, rule, selection_bias)
+            if not reached.all():
+                reached |= _chosen(length * far * logits + offset, rule, selection_bias)
     return reached
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.remote.url import scheme_of
-from moegeom.checks import CHECKS, NO_CHECKPOINT, NO_NAME, measured_results, run_checks
+from moegeom.checks import (
+    CHECKS,
+    NO_CHECKPOINT,
+    NO_NAME,
+    Measured,
+    measured_results,
+    run_checks,
+    verdicts_of,
+)
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
 from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, told
 from moegeom.checks.profile_file import (
@@ -64,11 +72,11 @@ def gate(
     if opened is not None and (facts := _facts_on_request(request, opened, announce)):
         tables = {table: results.rows(table) for table in ("layers", "experts")}
         results = MemoryResults({**results.run, **facts}, tables)
-    verdict = judge_results(request, results, profile, baseline)
-    release = None
+    stricter = dataclasses.replace(profile, base="release")
+    verdicts = verdicts_of(_measured(request, results, baseline), profile, stricter)
+    verdict, release = next(verdicts), None
     if profile.base == "default" and not verdict.exit_code:
-        stricter = dataclasses.replace(profile, base="release")
-        release = judge_results(request, results, stricter, baseline)
+        release = next(verdicts)
     verdict = dataclasses.replace(
         verdict,
         profile=profile_told(request, profile),
@@ -252,13 +260,16 @@ def judge_results(
     request: GateRequest, results: ResultsView, profile: Profile, baseline: Baseline | None
 ) -> Verdict:
     """The checks of the profile on these results."""
+    return run_checks(_measured(request, results, baseline), profile)
+
+
+def _measured(request: GateRequest, results: ResultsView, baseline: Baseline | None) -> Measured:
     tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     typed = request.target if isinstance(request.target, str) else NO_CHECKPOINT
     drifts = None
     if baseline is not None and "refused" not in results.run:
         drifts = drifts_since(results, baseline)
-    measured = measured_results(results, typed, tokens, baseline, options, drifts)
-    return run_checks(measured, profile)
+    return measured_results(results, typed, tokens, baseline, options, drifts)
 
 
 def update_baseline(request: GateRequest, results: ResultsView, file: Path) -> None:
