@@ -9,12 +9,9 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from threadpoolctl import threadpool_limits
 
 from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError
@@ -36,7 +33,6 @@ from moegeom.engine.out import (
 )
 from moegeom.engine.parameters import request_of
 from moegeom.engine.parts import Folding, MergedParts, MissingParts, PartWriter, parse_part
-from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import ScanRequest, Terms, tokens_text
 from moegeom.engine.run_facts import (
@@ -68,6 +64,7 @@ from moegeom.measure.passes import (
     measure_counts,
     measure_in_step,
     measure_weights,
+    measure_weights_of,
 )
 from moegeom.measure.what_ifs import with_what_ifs
 from moegeom.metrics import METRICS, metrics_of_scan
@@ -345,15 +342,13 @@ def lint(
     routers, chosen = opened.routers, opened.chosen
     judged = (metric for metric in METRICS.all() if not metric.is_for_figures)
     metrics = [metric for metric in judged if metric.scope == "weights"]
-    # one product after the other on each core: small matrices gain nothing from more threads
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
+    if watch:
+        watch.start(len(chosen))
+    measured = []
+    for found in measure_weights_of([(router, metrics) for router in chosen]):
+        measured.append(found.rows)
         if watch:
-            watch.start(len(chosen))
-        measured = []
-        for found in pool.map(lambda r: measure_weights(r, metrics, "no tokens"), chosen):
-            measured.append(found.rows)
-            if watch:
-                watch.advance(1)
+            watch.advance(1)
     tables = {
         table: [row for rows in measured for row in rows.get(table, ())]
         for table in ("layers", "experts")
@@ -382,6 +377,12 @@ class Setting:
     checkpoint_b: CheckpointB | None = None
     device: DeviceChoice = ON_THE_PROCESSOR
     folding: Folding | None = None
+
+    def metrics_of(self, router: Router) -> Sequence[Metric]:
+        """Where choices alone are known of a router, no figure of weights."""
+        if not router.listed:
+            return self.metrics
+        return [metric for metric in self.metrics if metric.scope != "weights"]
 
     @property
     def sources(self) -> tuple[TokenSource | None, ...]:
@@ -431,21 +432,24 @@ def measure(routers: Sequence[Router], setting: Setting, writer: ResultsWriter) 
 
 
 def _measured(wanted: Sequence[Wanted], setting: Setting) -> Iterator[MeasuredRouter]:
-    """Each of them in turn. Only those whose choices are read together are more than one."""
+    """Each of them in turn. Only those whose choices are read together, and those without tokens,
+    are more than one.
+    """
     source, watch = setting.opened.source, setting.watch
+    if source is None:
+        pairs = [(one.router, setting.metrics_of(one.router)) for one in wanted]
+        for found in measure_weights_of(pairs):
+            yield found
+            if watch:
+                watch.advance(1)
+        return
     runs: list[RouterRun] = []
     experts: list[CountedExperts | None] = []
     for one in wanted:
-        router, metrics = one.router, setting.metrics
-        if router.listed:  # choices alone: no figure of weights
-            metrics = [metric for metric in metrics if metric.scope != "weights"]
-        if watch and (source is None or router.name in source.facts.routers):
+        router, metrics = one.router, setting.metrics_of(one.router)
+        if watch and router.name in source.facts.routers:
             watch.begin(router.name)
-        if source is None:
-            yield measure_weights(router, metrics, "no tokens")
-            if watch:
-                watch.advance(1)
-        elif router.name not in source.facts.routers:
+        if router.name not in source.facts.routers:
             yield measure_weights(router, metrics, f"{source.facts.name} does not record it")
         elif isinstance(source, CountedSource):
             yield measure_counts(router, source.counts(router.name), metrics)

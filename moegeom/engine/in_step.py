@@ -21,7 +21,9 @@ _MOST_BYTES = 1 << 30
 def in_step(
     routers: Sequence[Router], sources: Sequence[TokenSource | None]
 ) -> Iterator[tuple[Router, ...]]:
-    """The routers in their order, in groups that read the tokens of the sources together."""
+    """The routers in their order, in groups that read the tokens of the sources together; one group
+    where there are none to read.
+    """
     group: list[Router] = []
     for router in routers:
         if group and not _fits(router, group, sources):
@@ -35,6 +37,8 @@ def in_step(
 def _fits(router: Router, group: Sequence[Router], sources: Sequence[TokenSource | None]) -> bool:
     """Whether some source is a trace of the group and of the router, and their sums have room."""
     members = (*group, router)
+    if sources[0] is None:
+        return True
     if not any(isinstance(source, TraceSource) for source in sources):
         return False
     heard = [source.facts for source in sources if source is not None]

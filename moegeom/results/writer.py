@@ -163,7 +163,9 @@ class ResultsWriter:
         """Writes the rows of one router beside what ``folder`` holds, and counts it as finished."""
         with writing(self._out):
             for table, schema in self._schemas.items():
-                made = table_of(rows.get(table, []), schema)
+                if not rows.get(table):
+                    continue  # a digest tells this from a file that is lost
+                made = table_of(rows[table], schema)
                 pq.write_table(made, folder / f"{table}.parquet")
                 if made.nbytes <= self._room:
                     self._room -= made.nbytes
@@ -200,6 +202,8 @@ class ResultsWriter:
         if (router, table) in self._kept:
             return self._kept[router, table]
         part = self.part_folder(router) / f"{table}.parquet"
+        if not part.exists():
+            return self._schemas[table].empty_table()
         try:
             facts = parquet_facts(part)
             rows = read_columns(facts, facts.names)
