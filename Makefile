@@ -17,7 +17,7 @@ TEST    := $(VENV)/.stamp-test
 DOCS    := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs clean
+.PHONY: help demo test lint style types format docs clean
 
 help:
 	@echo "make demo     install moegeom without torch and scan a sample checkpoint"
@@ -67,17 +67,26 @@ demo: $(CORE)
 	@echo "results directory: $(DEMO_OUT)"
 	@echo "next: $(BIN)/moegeom report $(DEMO_OUT)"
 
-lint: $(TEST)
+lint: $(TEST) style types
+
+style: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(TEST)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 # One thread of BLAS a worker: workers fill the cores, and threads of small products wait by spinning.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-test: lint
-	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+# Types are checked beside the tests and said before pytest's closing line is repeated: by themselves
+# they would leave all cores but one idle.
+test: style
+	@said=$$(mktemp); $(MAKE) --no-print-directory types >"$$said" 2>&1 & types=$$!; \
+	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat "$$said"; rm -f "$$said"; \
+	[ $$tests -eq 0 ] || exit $$tests; exit $$types
 
 format: $(TEST)
 	$(BIN)/ruff format .

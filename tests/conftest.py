@@ -150,6 +150,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not is_for_the_night(item, by_day)]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: typing.Any) -> typing.Any:
+    from tests.schedule import Pieces
+
+    return Pieces(config, log) if config.getoption("dist") == "load" else None
+
+
 def is_for_the_night(item: pytest.Item, by_day: set[str]) -> bool:
     """Runs only with HYPOTHESIS_PROFILE=nightly."""
     if item.get_closest_marker("nightly"):
