@@ -17,7 +17,7 @@ TEST    := $(VENV)/.stamp-test
 DOCS    := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs clean
+.PHONY: help demo test lint style types format docs clean
 
 help:
 	@echo "make demo     install moegeom without torch and scan a sample checkpoint"
@@ -50,10 +50,12 @@ $(CORE): $(CREATED) pyproject.toml constraints.txt
 	$(PIP) install --quiet -c constraints.txt -e .
 	@touch $@
 
-# torch first and by its exact version, so that whatever build is at hand is taken and kept.
+# torch first and by its exact version, so that whatever build is at hand is taken and kept. pip
+# compiles twenty thousand files on one core; files for newer Pythons do not compile, nor need to.
 $(TEST): $(CREATED) pyproject.toml constraints.txt
-	$(PIP) install --quiet -c constraints.txt torch==2.13.0
-	$(PIP) install --quiet -c constraints.txt -e '.[test,dev]'
+	$(PIP) install --quiet --no-compile -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet --no-compile -c constraints.txt -e '.[test,dev]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' "$(VENV)/lib" || true
 	@touch $(CORE) $@
 
 # The demo owns its results: a folder that no run has written is left alone.
@@ -67,17 +69,26 @@ demo: $(CORE)
 	@echo "results directory: $(DEMO_OUT)"
 	@echo "next: $(BIN)/moegeom report $(DEMO_OUT)"
 
-lint: $(TEST)
+lint: $(TEST) style types
+
+style: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(TEST)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 # One thread of BLAS a worker: workers fill the cores, and threads of small products wait by spinning.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-test: lint
-	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+# Types are checked beside the tests and said before pytest's closing line is repeated: by themselves
+# they would leave all cores but one idle.
+test: style
+	@said=$$(mktemp); $(MAKE) --no-print-directory types >"$$said" 2>&1 & types=$$!; \
+	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat "$$said"; rm -f "$$said"; \
+	[ $$tests -eq 0 ] || exit $$tests; exit $$types
 
 format: $(TEST)
 	$(BIN)/ruff format .

@@ -9,9 +9,9 @@ modules without shapes are hooked at night alone.
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
+import re
 import sys
 import typing
 import zlib
@@ -33,22 +33,13 @@ execute = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 
 
-def imports_numba(source: str) -> bool:
-    """True when a module imports Numba anywhere, also inside a function."""
-    return imports(source, "numba")
-
-
 def imports(source: str, package: str) -> bool:
-    """True when a module imports something of a package anywhere, also inside a function."""
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        if any(name.split(".")[0] == package for name in names):
-            return True
-    return False
+    """True when a module imports something of a package anywhere, also inside a function.
+
+    By its lines, one import on each as ruff holds them: to parse the whole package costs seconds in
+    every process of the tests.
+    """
+    return re.search(rf"^\s*(?:from|import) {package}\b", source, re.MULTILINE) is not None
 
 
 def checked_modules(package: Path) -> list[str]:
@@ -56,10 +47,11 @@ def checked_modules(package: Path) -> list[str]:
 
     The hook matches by prefix, so naming a package would also take in its compiled modules.
     """
-    compiled = {file for file in package.rglob("*.py") if imports_numba(file.read_text("utf-8"))}
+    sources = {file: file.read_text("utf-8") for file in sorted(package.rglob("*.py"))}
+    compiled = {file for file, source in sources.items() if imports(source, "numba")}
     names = []
-    for file in sorted(package.rglob("*.py")):
-        if PROFILE != "nightly" and not imports(file.read_text("utf-8"), "jaxtyping"):
+    for file, source in sources.items():
+        if PROFILE != "nightly" and not imports(source, "jaxtyping"):
             continue
         parts = file.relative_to(package.parent).with_suffix("").parts
         if file.name == "__init__.py":
@@ -142,16 +134,34 @@ def why_no_gpu() -> str:
     return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    by_day = set() if PROFILE == "nightly" else runs_by_day(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """GPU tests say why they are skipped; what is for the night is deselected.
+
+    It is a third of all cases, and to skip one costs each side of a worker's pipe milliseconds.
+    """
     for item in items:
         if item.get_closest_marker("gpu") and why_no_gpu():
             item.add_marker(pytest.mark.skip(reason=why_no_gpu()))
-        if PROFILE == "nightly":
-            continue
-        is_left_out = item.get_closest_marker("one_in") and item.nodeid not in by_day
-        if item.get_closest_marker("nightly") or is_left_out:
-            item.add_marker(pytest.mark.skip(reason="nightly only (HYPOTHESIS_PROFILE=nightly)"))
+    if PROFILE == "nightly":
+        return
+    by_day = runs_by_day(items)
+    left_out = [item for item in items if is_for_the_night(item, by_day)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not is_for_the_night(item, by_day)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: typing.Any) -> typing.Any:
+    from tests.schedule import Pieces
+
+    return Pieces(config, log) if config.getoption("dist") == "load" else None
+
+
+def is_for_the_night(item: pytest.Item, by_day: set[str]) -> bool:
+    """Runs only with HYPOTHESIS_PROFILE=nightly."""
+    if item.get_closest_marker("nightly"):
+        return True
+    return item.get_closest_marker("one_in") is not None and item.nodeid not in by_day
 
 
 def runs_by_day(items: list[pytest.Item]) -> set[str]:

@@ -154,7 +154,7 @@ def test_only_compiled_kernels_escape_the_hook(conftest):
     outside = [
         str(file.relative_to(ROOT))
         for file in sorted((ROOT / "moegeom").rglob("*.py"))
-        if conftest.imports_numba(file.read_text("utf-8"))
+        if conftest.imports(file.read_text("utf-8"), "numba")
         and not any(file.is_relative_to(folder) for folder in compiled)
     ]
     assert outside == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,18 @@ SOURCES = sorted([*(ROOT / "moegeom").rglob("*.py"), *(ROOT / "cli").rglob("*.py
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog")
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed_once():
+    """Each search goes over the same trees; they are large, and not kept for other tests."""
+    yield
+    parsed.cache_clear()
+
+
 def calls(tree: ast.AST):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -25,7 +38,7 @@ def calls(tree: ast.AST):
 def renames(source: str) -> list[int]:
     """Lines in which something gets another name: of ``os``, of ``shutil`` and of paths."""
     found = []
-    for node, called in calls(ast.parse(source)):
+    for node, called in calls(parsed(source)):
         module = called.value.id if isinstance(called.value, ast.Name) else ""
         of_system = module == "os" and called.attr in ("replace", "rename", "renames")
         of_path = (
@@ -43,7 +56,7 @@ def opens_by_name(source: str, names: dict[str, tuple[str, ...]]) -> list[int]:
     """Lines that call one of ``names``: module to functions."""
     return [
         node.lineno
-        for node, called in calls(ast.parse(source))
+        for node, called in calls(parsed(source))
         if isinstance(called.value, ast.Name) and called.attr in names.get(called.value.id, ())
     ]
 
@@ -101,12 +114,11 @@ OPENERS = {
 
 def opened(source: str) -> list[int]:
     """Lines that open a file for reading by its name."""
-    tree = ast.parse(source)
     found = opens_by_name(source, OPENERS)
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found += [node.lineno] * (node.func.id in ("open", "FileIO", "ZipFile"))
-    for node, called in calls(tree):
+    for node, called in calls(parsed(source)):
         keys = {keyword.arg for keyword in node.keywords}
         mode = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
         of_path = called.attr == "open" and (
@@ -122,7 +134,7 @@ def parsed_json(source: str) -> list[int]:
     """Lines that parse JSON which was not made in the same place."""
     return [
         node.lineno
-        for node, called in calls(ast.parse(source))
+        for node, called in calls(parsed(source))
         if isinstance(called.value, ast.Name)
         and (called.value.id, called.attr) in (("json", "loads"), ("json", "load"))
         and "json.dumps" not in ast.unparse(node.args[0])

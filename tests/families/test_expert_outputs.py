@@ -137,10 +137,15 @@ def opened(name: str, folder: Path) -> tuple[TensorStore, list[tuple[Any, Router
 
 
 def _has_own_words(name: str) -> bool:
-    """Whether the file of a family says something of its experts."""
-    family = family_of(tiny_config(name).model_type) or family_of(name.partition("__")[0])
-    return name in OWN or (
-        family is not None and any(s.experts != ExpertsSpec() for s in family.stacks)
+    """Whether a file of a family that the name names says something of its experts.
+
+    By the name alone: a configuration takes the module of the model, and this is asked of all.
+    """
+    families = [family for part in name.split("__") if (family := family_of(part)) is not None]
+    return (
+        name in OWN
+        or not families
+        or any(s.experts != ExpertsSpec() for family in families for s in family.stacks)
     )
 
 
