@@ -26,8 +26,9 @@ NUM_FILES = (40, 400)
 
 
 def _write(folder: Path, first: int, last: int) -> None:
-    """Files that differ everywhere, of expert sets that the first 16 hold: how the table of sets
-    fills up is measured by ``memory_does_not_grow_with_tokens.py``.
+    """Files that differ everywhere and hold the same 1024 expert sets of each layer. The table of
+    sets keeps each of them for every block of documents; how it fills up is measured by
+    ``memory_does_not_grow_with_tokens.py``.
     """
     import numpy as np
 
@@ -36,7 +37,7 @@ def _write(folder: Path, first: int, last: int) -> None:
     few = np.argsort(random.random((1024, LAYERS, EXPERTS)), axis=2)[:, :, :TOP_K].astype(np.uint8)
     ids = few[random.integers(0, len(few), num_tokens)]
     for number in range(first, last):
-        moved = (ids + np.uint8(number % 16)) % np.uint8(EXPERTS)
+        moved = np.roll(ids, number, axis=0)
         moved[: number + 1] = moved[: number + 1, :, ::-1]
         np.save(folder / f"{number}.npy", moved)
 

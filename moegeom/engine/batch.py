@@ -31,9 +31,9 @@ from moegeom.engine.recorded import (
 from moegeom.engine.sampled import noisy_flip, order_distances
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.curved import POINT
-from moegeom.geometry.boundary.linear import angle_bound, boundary_angle
+from moegeom.geometry.boundary.linear import angle_bound
 from moegeom.geometry.rounding import bf16_noise_scale
-from moegeom.geometry.rows import cosine_scale, unit_rows
+from moegeom.geometry.rows import ROWS_IN_CACHE, cosine_scale, unit_rows
 from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits, score_sum
 from moegeom.geometry.whatif.moved import same_sets
 from moegeom.geometry.whatif.smooth import packed
@@ -344,9 +344,8 @@ class LazyBatch(TokenBatch):
 
     @quantity
     def rounding_sigmas(self) -> Float64[np.ndarray, "tokens"] | None:
-        weight = self._prepared.router.weight
         return self.task.kernels["rounding_sigmas"](
-            self._float32(), self.logits, self.chosen, weight
+            self._float32(), self.logits, self.chosen, self._prepared.spreads
         )
 
     @quantity
@@ -488,10 +487,20 @@ def angle_before_norm(
     gain = router.gain.astype(np.float64)
     length = np.full(len(values), np.sqrt(router.hidden_size))
     if gain.all():  # else a coordinate is lost, and the norm of the input stands for all of them
-        length = np.sqrt(((values / gain) ** 2).sum(axis=1))
+        length = _lengths(values, gain)
     if not router.rule.is_affine:
         lower, _, _ = kernels["curved_distance"](logits, chosen, prepared.curved_before_norm)
         return angle_bound(lower, length)
-    bias = np.zeros(router.num_experts) if router.affine_bias is None else router.affine_bias
-    rows = router.weight.astype(np.float64) * gain
-    return boundary_angle(logits, chosen, rows, bias.astype(np.float64), length)
+    assert prepared.cones is not None, "there is a gain"
+    return kernels["boundary_angle"](logits, chosen, prepared.cones, length)
+
+
+def _lengths(
+    values: Float[np.ndarray, "tokens hidden"], gain: Float64[np.ndarray, "hidden"]
+) -> Float64[np.ndarray, "tokens"]:
+    """Euclidean length of each row over the gain."""
+    length = np.empty(len(values))
+    for start in range(0, len(values), ROWS_IN_CACHE):
+        there = slice(start, start + ROWS_IN_CACHE)
+        length[there] = np.sqrt(((values[there] / gain) ** 2).sum(axis=1))
+    return length

@@ -15,8 +15,9 @@ from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
-from moegeom.geometry.boundary.linear import RowDistances, row_distances
+from moegeom.geometry.boundary.linear import Cones, RowDistances, cones_of, row_distances
 from moegeom.geometry.boundary.order_distance import row_coordinates
+from moegeom.geometry.rounding import RowSpreads, row_spreads
 
 #: Quantities of router inputs, of boundaries, and of the logits of all experts.
 _OF_INPUTS = (
@@ -95,6 +96,21 @@ class PreparedRouter:
         if self.router.gain is None:
             return None
         return self._curved(self.router.weight.astype(np.float64) * self.router.gain)
+
+    @cached_property
+    def spreads(self) -> RowSpreads:
+        """Rows with bounds on how far they are apart."""
+        return row_spreads(self.router.weight)
+
+    @cached_property
+    def cones(self) -> Cones | None:
+        """Where experts of an affine rule tie, for inputs without the gain; None for no gain."""
+        router = self.router
+        if router.gain is None:
+            return None
+        bias = np.zeros(router.num_experts) if router.affine_bias is None else router.affine_bias
+        rows = router.weight.astype(np.float64) * router.gain.astype(np.float64)
+        return cones_of(rows, bias.astype(np.float64))
 
     @cached_property
     def coordinates(self) -> Float64[np.ndarray, "experts dims"] | None:

@@ -253,6 +253,37 @@ def flip_probability(
     return probability
 
 
+@dataclass(frozen=True, eq=False)
+class RowSpreads:
+    r"""Rows, and upper bounds on how far any two are apart: made once, for any number of tokens.
+
+    ``distance`` bounds :math:`(\sum_d |w_{id} - w_{jd}|^2)^{1/2}` and ``fourth``
+    :math:`(\sum_d |w_{id} - w_{jd}|^4)^{1/4}`, both from products of powers of the rows.
+    """
+
+    weight: Float[np.ndarray, "experts hidden"]
+    distance: Float64[np.ndarray, "experts experts"]
+    fourth: Float64[np.ndarray, "experts experts"]
+
+
+def row_spreads(weight: Float[np.ndarray, "experts hidden"]) -> RowSpreads:
+    """The rows with their bounds. Products may lose what is equal up to rounding, 1e-12 of the
+    squares and 1e-10 of the fourth powers: so much is added.
+    """
+    rows = weight.astype(np.float64)
+    squares = rows**2
+    first, second = squares.sum(axis=1), (squares**2).sum(axis=1)
+    both, both_4 = first[:, None] + first[None, :], second[:, None] + second[None, :]
+    squared = both - 2.0 * (rows @ rows.T)
+    mixed = (rows * squares) @ rows.T
+    fourth = both_4 + 6.0 * (squares @ squares.T) - 4.0 * (mixed + mixed.T)
+    return RowSpreads(
+        weight=weight,
+        distance=np.sqrt(np.maximum(squared, 0.0) + 1e-12 * both),
+        fourth=(np.maximum(fourth, 0.0) + 1e-10 * both_4) ** 0.25,
+    )
+
+
 def rounding_sigmas(
     values: Float[np.ndarray, "tokens hidden"],
     logits: Float[np.ndarray, "tokens experts"],

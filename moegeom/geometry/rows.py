@@ -32,14 +32,22 @@ def normed(
     return (x / scale * gain + (0.0 if bias is None else bias)).astype(np.float32)
 
 
+#: Rows that stay in the processor's cache while several things are done to them.
+ROWS_IN_CACHE = 64
+
+
 def unit_rows(
     values: Float[np.ndarray, "tokens hidden"],
 ) -> Float64[np.ndarray, "tokens hidden"]:
     """Each row over its Euclidean length; 0 for a zero row, nan or 0 for one that is not finite."""
-    rows = values.astype(np.float64)
+    unit = np.zeros(values.shape)
     with np.errstate(invalid="ignore", over="ignore"):
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths != 0.0)
+        for start in range(0, len(values), ROWS_IN_CACHE):
+            there = slice(start, start + ROWS_IN_CACHE)
+            rows = values[there].astype(np.float64)
+            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+            np.divide(rows, lengths, out=unit[there], where=lengths != 0.0)
+    return unit
 
 
 # ----------------------------------------------------------------------------- projections in front

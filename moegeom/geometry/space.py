@@ -8,6 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, Integer
 
+from moegeom.geometry.rows import ROWS_IN_CACHE
+
+#: Products of all pairs of rows, less the mean of all.
+Gram = Float64[np.ndarray, "points points"]
+
+
+def centred_gram(rows: Float64[np.ndarray, "points dimension"]) -> Gram:
+    """Products of all pairs of rows, less their mean."""
+    centred = rows - rows.mean(axis=0) if len(rows) else rows
+    return centred @ centred.T
+
 
 # ----------------------------------------------------------------------------------- second moments
 @dataclass(frozen=True, eq=False)
@@ -36,10 +47,12 @@ class Moments:
 class BlockedMoments:
     """Sums over pairs of blocks, from which the moments without any block follow in O(points).
 
-    Points are kept less the mean of all of them (``centre``), so that little cancels.
+    Points are kept less the mean of all of them (``centre``), so that little cancels; ``gram`` are
+    the products of all pairs.
     """
 
     centre: Float64[np.ndarray, "dimension"]
+    gram: Gram
     block: Int32[np.ndarray, "points"]
     diagonal: Float64[np.ndarray, "points"]
     row_sums: Float64[np.ndarray, "points blocks"]
@@ -80,6 +93,7 @@ def blocked_moments(
     member[block, np.arange(len(points))] = 1.0
     return BlockedMoments(
         centre=centre,
+        gram=gram,
         block=block,
         diagonal=np.diag(gram).copy(),
         row_sums=gram @ member.T,
@@ -120,31 +134,51 @@ def squared_distances(
     the squared lengths, :math:`(D + 8) 2^{-53} (|x| + |y|)^2` at most, so distances far below
     the lengths are wrong: :func:`nearest_distances`. Oracle in tests: scipy.spatial.
     """
-    centred = rows - rows.mean(axis=0) if len(rows) else rows
-    gram = centred @ centred.T
+    gram = centred_gram(rows)
     square = np.diag(gram)
     squared = np.maximum(square[:, None] + square[None, :] - 2.0 * gram, 0.0)
     np.fill_diagonal(squared, 0.0)
     return squared
 
 
-def nearest_distances(rows: Float64[np.ndarray, "tokens dimension"], count: int) -> Nearest:
+def nearest_distances(
+    rows: Float64[np.ndarray, "tokens dimension"], count: int, gram: Gram | None = None
+) -> Nearest:
     """Distances from each row to its ``count`` nearest others, ascending.
 
-    From :func:`squared_distances` where its error is small beside the distances; else the nearest
-    candidates are measured again by differences of rows, and all rows are where one that was left
-    out could be nearer. Relative error at most 1e-10. nan where there are fewer than ``count``
-    others. Oracle in tests: sklearn.neighbors.NearestNeighbors.
+    As :func:`squared_distances` has them where their error is small beside the distances; else the
+    nearest candidates are measured again by differences of rows, and all rows are where one that
+    was left out could be nearer. ``gram`` is :func:`centred_gram` of the rows, where it is there.
+    Relative error at most 1e-10. nan where there are fewer than ``count`` others. Oracle in tests:
+    sklearn.neighbors.NearestNeighbors.
     """
     tokens, dimension = rows.shape
     nearest = np.full((tokens, count), np.nan)
     if tokens < 2:
         return nearest
-    squared = squared_distances(rows)
+    gram = centred_gram(rows) if gram is None else gram
     length = np.linalg.norm(rows - rows.mean(axis=0), axis=1)
-    # of each pair the least that its squared distance can be
-    least = squared - (dimension + 8) * 2.0**-53 * (length[:, None] + length[None, :]) ** 2
-    np.fill_diagonal(least, np.inf)
+    for start in range(0, tokens, ROWS_IN_CACHE):
+        there = np.arange(start, min(start + ROWS_IN_CACHE, tokens))
+        squared = np.maximum(
+            np.diag(gram)[there, None] + np.diag(gram)[None, :] - 2.0 * gram[there], 0.0
+        )
+        error = (dimension + 8) * 2.0**-53 * (length[there, None] + length[None, :]) ** 2
+        nearest[there] = _nearest_of(rows, there, squared, squared - error, count)
+    return nearest
+
+
+def _nearest_of(
+    rows: Float64[np.ndarray, "tokens dimension"],
+    there: Int64[np.ndarray, "some"],
+    squared: Float64[np.ndarray, "some tokens"],
+    least: Float64[np.ndarray, "some tokens"],
+    count: int,
+) -> Float64[np.ndarray, "some neighbours"]:
+    """Those of some rows, from squared distances and the least that each of them can be."""
+    tokens = len(rows)
+    nearest = np.full((len(there), count), np.nan)
+    least[np.arange(len(there)), there] = np.inf
     wanted, candidates = min(count, tokens - 1), min(count + _SPARE, tokens - 1)
     # the candidates, then the nearest of those left out
     order = np.argpartition(least, candidates, axis=1)[:, : candidates + 1]
@@ -152,11 +186,12 @@ def nearest_distances(rows: Float64[np.ndarray, "tokens dimension"], count: int)
     near = np.take_along_axis(squared, order[:, :-1], axis=1)
     is_sharp = (surely[:, :-1] > (1.0 - _SHARP) * near).all(axis=1)
     nearest[is_sharp, :wanted] = np.sqrt(np.sort(near[is_sharp], axis=1)[:, :wanted])
-    for token in np.flatnonzero(~is_sharp):
-        found = _distances(rows, token, order[token, :-1])[:wanted]
-        if found[-1] > 0.0 and found[-1] ** 2 > surely[token, -1]:
+    for row in np.flatnonzero(~is_sharp):
+        token = there[row]
+        found = _distances(rows, token, order[row, :-1])[:wanted]
+        if found[-1] > 0.0 and found[-1] ** 2 > surely[row, -1]:
             found = _distances(rows, token, np.arange(tokens))[1 : wanted + 1]
-        nearest[token, :wanted] = found
+        nearest[row, :wanted] = found
     return nearest
 
 
@@ -225,20 +260,23 @@ _LEAST_ROWS = 100
 
 
 def dimension_estimates(
-    rows: Float64[np.ndarray, "tokens dimension"],
+    rows: Float64[np.ndarray, "tokens dimension"], gram: Gram | None = None
 ) -> list[tuple[str, int, float]]:
     """Estimates of the intrinsic dimension: estimator, number of rows, dimension.
 
     TwoNN and its fitted form, Levina-Bickel with 10 and 20 neighbours; each on all rows, on the
     first half and on the first quarter, which should be in no order. No estimates below 100 rows;
-    rows should differ (:func:`distinct_rows`). Together they are a range and never one number:
+    rows should differ (:func:`distinct_rows`). ``gram`` is :func:`centred_gram` of all rows, where
+    it is there. Together they are a range and never one number:
     docs/theory.md B12.
     """
     found: list[tuple[str, int, float]] = []
     for size in (len(rows), len(rows) // 2, len(rows) // 4):
         if size < _LEAST_ROWS:
             continue
-        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS))
+        nearest = nearest_distances(
+            rows[:size], max(_NEIGHBOURS), gram if size == len(rows) else None
+        )
         found += [
             ("two_nn", size, two_nn(nearest)),
             ("two_nn_fitted", size, two_nn_fitted(nearest)),

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt64
 from moegeom.core.router import GroupMask, Rule
 from moegeom.geometry import rounding
 from moegeom.geometry import selection as steps
-from moegeom.geometry.boundary import linear
+from moegeom.geometry.boundary import linear, orders
 from moegeom.geometry.histogram import bin_index
 from moegeom.geometry.load import entropy_nats, log_sum_exp, normalised_scores
 from moegeom.geometry.selection import SCORES
@@ -101,7 +101,18 @@ def distance_bracket(
     return found.lower, found.upper, found.pair
 
 
-rounding_sigmas = rounding.rounding_sigmas
+def rounding_sigmas(
+    values: Float[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    rows: rounding.RowSpreads,
+) -> Float64[np.ndarray, "tokens"]:
+    """Nearest boundary in standard deviations of rounding; faster kernels prune with the bounds."""
+    return rounding.rounding_sigmas(values, logits, chosen, rows.weight)
+
+
+boundary_angle = linear.boundary_angle
+near_ties = orders.near_tie_ladder
 
 
 # ------------------------------------------------------------------------------------------- counts

@@ -26,9 +26,11 @@ from moegeom.kernels.reductions.samples import NUM_INPUTS
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sample = reductions["input_sample"]
     rows = sample.inputs.astype(np.float64)
-    rows = rows[np.sort(distinct_rows(rows))] if len(rows) else rows
+    distinct = distinct_rows(rows)
+    gram = sample.gram if len(distinct) == len(rows) else None
+    rows = rows[distinct]
     # the sample is in the order of a hash: its beginning is a sample too
-    found = dimension_estimates(rows)
+    found = dimension_estimates(rows, gram)
     values = [value for _, _, value in found if np.isfinite(value)]
     whole = {name: value for name, size, value in found if size == len(rows)}
     return {

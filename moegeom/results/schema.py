@@ -169,11 +169,18 @@ def other_schema(table: str) -> pa.Schema:
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows as an Arrow table; what a row does not hold, and nan, is null."""
-    columns = [
-        pa.array([plain_value(row.get(field.name)) for row in rows], type=field.type)
-        for field in schema
-    ]
+    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+#: Types of cells that Arrow takes as they are.
+_PLAIN = frozenset({float, int, bool, str, type(None)})
+
+
+def _column(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    plain = [cell if type(cell) in _PLAIN else plain_value(cell) for cell in cells]
+    # nan within a list stays: it is a number of an array, not a missing cell
+    return pa.array(plain, type=kind, from_pandas=not pa.types.is_list(kind))
 
 
 def _field(column: Column, facts: Mapping[str, str] = {}) -> pa.Field:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Norm
 from moegeom.core.text import number_of, percent
+from moegeom.geometry.rows import ROWS_IN_CACHE
 
 #: An RMS within this of 1 counts as right. Rounding moves it far less: independent errors of
 #: 2^-9 per element (bf16) average out over the hidden size, and a norm computed in bf16
@@ -141,8 +142,8 @@ def rms_test(
     is_tested = is_finite & keeps.any()
     tested = values if is_tested.all() else values[is_tested]
     size, mean = np.zeros(len(tested)), np.zeros(len(tested))
-    for start in range(0, len(tested), _ROWS):
-        there = slice(start, start + _ROWS)
+    for start in range(0, len(tested), ROWS_IN_CACHE):
+        there = slice(start, start + ROWS_IN_CACHE)
         unit = _unit_rows(tested[there], keeps, gain, bias)
         size[there], mean[there] = _size_and_mean(unit, kind)
     share, is_right = _share_right(size, mean, float(keeps.mean()))
@@ -162,10 +163,6 @@ def rms_test(
         worst_mean=worst_mean,
         eps_may_explain=_eps_may_explain(size, worst_mean, norm),
     )
-
-
-#: Rows that stay in the processor's cache.
-_ROWS = 64
 
 
 def _unit_rows(

@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry.boundary.curved import curved_rows
-from moegeom.geometry.boundary.linear import angle_bound, boundary_angle
+from moegeom.geometry.boundary.linear import angle_bound, boundary_angle, cones_of
 from moegeom.geometry.selection import top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
@@ -55,7 +55,7 @@ def test_the_sine_of_the_angle_is_the_distance_over_the_length(seed, biased):
     logits = logits_of(rows, bias, x)[None]
     chosen = top_k(logits, k)
     length = np.array([np.sqrt(dimension)])
-    (angle,) = boundary_angle(logits, chosen, rows, bias, length)
+    (angle,) = boundary_angle(logits, chosen, cones_of(rows, bias), length)
     expected = nearest_by_minimisation(rows, bias, x, k)
     if np.isfinite(angle) and angle < np.pi / 2:
         np.testing.assert_allclose(np.sin(angle) * np.linalg.norm(x), expected, rtol=1e-5)
@@ -66,7 +66,9 @@ def test_the_worked_cone():
     rows, bias = np.array([[1.0, -1.0], [0.0, 0.0]]), np.array([0.0, 1.0])
     x = np.array([3.0, 1.0])
     logits = logits_of(rows, bias, x)[None]
-    (angle,) = boundary_angle(logits, top_k(logits, 1), rows, bias, np.array([np.sqrt(2.0)]))
+    (angle,) = boundary_angle(
+        logits, top_k(logits, 1), cones_of(rows, bias), np.array([np.sqrt(2.0)])
+    )
     np.testing.assert_allclose(angle, np.arctan2(1, 3) - np.deg2rad(15), rtol=1e-12)
     distance = np.linalg.norm(x) * np.sin(angle)
     np.testing.assert_allclose(distance, nearest_by_minimisation(rows, bias, x, 1), rtol=1e-6)
@@ -77,12 +79,14 @@ def test_degenerate_points():
     none = np.zeros(3)
     length = np.array([np.sqrt(2.0)])
     tie = np.array([[1.0, 1.0, 0.0]])
-    assert boundary_angle(tie, np.array([[0]], np.int32), rows, none, length)[0] == 0.0
+    assert boundary_angle(tie, np.array([[0]], np.int32), cones_of(rows, none), length)[0] == 0.0
     every = np.array([[0, 1, 2]], np.int32)
-    assert boundary_angle(tie, every, rows, none, length)[0] == np.inf
+    assert boundary_angle(tie, every, cones_of(rows, none), length)[0] == np.inf
     apart = np.array([[1.0, 9.0, 0.0]])
     steep = np.array([0.0, 8.0, -20.0])
-    assert boundary_angle(apart, np.array([[1]], np.int32), rows, steep, length)[0] == np.inf
+    assert (
+        boundary_angle(apart, np.array([[1]], np.int32), cones_of(rows, steep), length)[0] == np.inf
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,6 +8,7 @@ from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
 from moegeom.geometry.space import (
+    centred_gram,
     distinct_rows,
     levina_bickel,
     nearest_distances,
@@ -52,7 +53,9 @@ CLOUDS = {
 def test_nearest_distances_are_those_of_all_pairs(name):
     rows = CLOUDS[name]
     apart = np.sort(cdist(rows, rows), axis=1)[:, 1:21]  # by differences of coordinates
-    np.testing.assert_allclose(nearest_distances(rows, 20), apart, rtol=1e-9, atol=0)
+    nearest = nearest_distances(rows, 20)
+    np.testing.assert_allclose(nearest, apart, rtol=1e-9, atol=0)
+    np.testing.assert_array_equal(nearest_distances(rows, 20, centred_gram(rows)), nearest)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "outliers"])
@@ -177,11 +180,6 @@ def test_too_few_or_equal_tokens_have_no_dimension():
     nearest = nearest_distances(np.stack([ring.real, ring.imag], axis=1).round(12), 2)
     assert not two_nn(nearest) < 1e6
     assert np.isnan(levina_bickel(nearest_distances(random_rows(0), 4), 1))
-
-
-def centred_gram(rows):
-    centred = rows - rows.mean(axis=0)
-    return centred @ centred.T
 
 
 @pytest.mark.parametrize("shape", [(30, 200), (200, 30)])

@@ -16,10 +16,12 @@ import pytest
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
-from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.boundary.linear import cones_of, row_distances
 from moegeom.geometry.histogram import NUM_BINS, bin_edges
+from moegeom.geometry.rounding import row_spreads
 from moegeom.geometry.selection import margin, route
 from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.kernels.reductions.scores import LADDER
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
 
@@ -254,11 +256,30 @@ def rounding_sigmas(case: Case) -> list[tuple]:
     duplicates[-1] = duplicates[0]
     logits, chosen = case.logits(), case.chosen()
     return [
-        (values, logits, chosen, weight),
-        (sink, logits, chosen, weight.astype(np.float64)),
-        (values, logits, chosen, duplicates),
-        (np.zeros_like(values), logits, chosen, weight),
+        (inputs, logits, chosen, row_spreads(rows))
+        for inputs, rows in (
+            (values, weight),
+            (sink, weight.astype(np.float64)),
+            (values, duplicates),
+            (np.zeros_like(values), weight),
+        )
     ]
+
+
+def boundary_angle(case: Case) -> list[tuple]:
+    weight = case.random.standard_normal((case.experts, 6))
+    duplicates = weight.copy()
+    duplicates[-1] = duplicates[0]
+    none, some = np.zeros(case.experts), np.arange(case.experts) * 0.5
+    length = case.random.uniform(0.1, 3.0, case.tokens)
+    return [
+        (case.logits(), case.chosen(), cones_of(rows, bias), length)
+        for rows, bias in ((weight, none), (duplicates, none), (weight * 0, none), (weight, some))
+    ]
+
+
+def near_ties(case: Case) -> list[tuple]:
+    return [(scores, case.k, LADDER) for scores in (case.logits(), _masked(case))]
 
 
 def count_bins(case: Case) -> list[tuple]:
@@ -291,6 +312,8 @@ ARGUMENTS = {
         score_statistics,
         add_scores,
         rounding_sigmas,
+        boundary_angle,
+        near_ties,
     )
 }
 

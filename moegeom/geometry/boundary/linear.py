@@ -193,11 +193,43 @@ def spread(
 
 
 # ----------------------------------------------------------------------------- in front of the norm
+@dataclass(frozen=True, eq=False)
+class Cones:
+    r"""For each two experts the cone of directions on which they tie, around
+    :math:`a = \tilde w_i - \tilde w_j` with the effective rows :math:`\tilde w = w \odot g`.
+
+    ``length`` is |a|, ``shift`` :math:`b_j - b_i`, ``angle`` of what the cone is off a right angle
+    (nan where no direction is singled out), ``is_empty`` where no direction ties.
+    """
+
+    bias: Float64[np.ndarray, "experts"]
+    length: Float64[np.ndarray, "experts experts"]
+    shift: Float64[np.ndarray, "experts experts"]
+    angle: Float64[np.ndarray, "experts experts"]
+    is_empty: Bool[np.ndarray, "experts experts"]
+
+
+def cones_of(
+    effective_rows: Float64[np.ndarray, "experts hidden"], bias: Float64[np.ndarray, "experts"]
+) -> Cones:
+    r"""Cones :math:`\cos \phi_0 = (b_j - b_i) / (\sqrt D |a|)`; see :func:`boundary_angle`."""
+    gram = effective_rows @ effective_rows.T
+    squares = np.diag(gram)
+    squared = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
+    for i, j in np.argwhere(squared <= 1e-8 * (squares[:, None] + squares[None, :])):
+        squared[i, j] = np.sum((effective_rows[i] - effective_rows[j]) ** 2)
+    length = np.sqrt(squared)
+    shift = bias[None, :] - bias[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosine = shift / (np.sqrt(effective_rows.shape[1]) * length)
+    angle = np.arcsin(np.clip(cosine, -1.0, 1.0))
+    return Cones(bias, length, shift, angle, np.abs(cosine) > 1.0)
+
+
 def boundary_angle(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
-    effective_rows: Float64[np.ndarray, "experts hidden"],
-    bias: Float64[np.ndarray, "experts"],
+    cones: Cones,
     unit_length: Float64[np.ndarray, "tokens"],
 ) -> Float64[np.ndarray, "tokens"]:
     r"""Angle, in radians, from an RMS-normed input to the nearest direction with another choice.
@@ -216,30 +248,20 @@ def boundary_angle(
     inputs before the norm.
     """
     tokens, experts = logits.shape
-    dimension = effective_rows.shape[1]
-    gram = effective_rows @ effective_rows.T
-    squares = np.diag(gram)
-    squared = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
-    for i, j in np.argwhere(squared <= 1e-8 * (squares[:, None] + squares[None, :])):
-        squared[i, j] = np.sum((effective_rows[i] - effective_rows[j]) ** 2)
-    length = np.sqrt(squared)
-    shifts = bias[None, :] - bias[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cones = shifts / (np.sqrt(dimension) * length)
-    cone_angles, no_ties = np.arcsin(np.clip(cones, -1.0, 1.0)), np.abs(cones) > 1.0
-    z = logits.astype(np.float64) - bias
+    z = logits.astype(np.float64) - cones.bias
     outside = np.ones((tokens, experts), dtype=bool)
     np.put_along_axis(outside, chosen.astype(np.int64), False, axis=1)
     nearest = np.full(tokens, np.inf)
     for rank in range(chosen.shape[1]):
         one = chosen[:, rank]
         projection = np.take_along_axis(z, one[:, None].astype(np.int64), axis=1) - z
-        apart = length[one]
+        apart = cones.length[one]
         with np.errstate(divide="ignore", invalid="ignore"):
             here = projection / (apart * unit_length[:, None])
-            angle = np.abs(np.arcsin(np.clip(here, -1.0, 1.0)) - cone_angles[one])
-        angle = np.where(no_ties[one] | ~np.isfinite(angle), np.inf, angle)
-        angle = np.where(projection == shifts[one], 0.0, angle)  # an exact tie, permanent or not
+            angle = np.abs(np.arcsin(np.clip(here, -1.0, 1.0)) - cones.angle[one])
+        angle = np.where(cones.is_empty[one] | ~np.isfinite(angle), np.inf, angle)
+        # an exact tie, permanent or not
+        angle = np.where(projection == cones.shift[one], 0.0, angle)
         nearest = np.minimum(nearest, np.where(outside, angle, np.inf).min(axis=1))
     return nearest
 

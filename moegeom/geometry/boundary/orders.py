@@ -13,9 +13,10 @@ from moegeom.geometry.gram import RANK_TOLERANCE
 
 
 # ------------------------------------------------------------------------------------------- orders
-def _descending(
+def descending(
     selection: Float[np.ndarray, "tokens experts"],
 ) -> Float64[np.ndarray, "tokens experts"]:
+    """Selection scores of each token, the largest first."""
     return -np.sort(-selection.astype(np.float64), axis=1)
 
 
@@ -31,7 +32,7 @@ def tie_spread(
     tie of n + 1 experts at the border. Source: docs/theory.md A2, A5 (S0 Definition 4.6 up to the
     factor 2, F-02). Oracle in tests: all windows by brute force.
     """
-    ordered = _descending(selection)
+    ordered = descending(selection)
     experts = ordered.shape[1]
     # ranks from 0: a window [a, a + n] holds k - 1 and k
     starts = np.arange(max(k - order, 0), min(k - 1, experts - 1 - order) + 1)
@@ -51,7 +52,7 @@ def order_eps(
     For each first rank a <= k the window reaches as far as scores stay above z_[a] - eps.
     Source: docs/theory.md A2. Oracle in tests: tie_spread for every n.
     """
-    return _order_of(_descending(selection), k, eps)
+    return _order_of(descending(selection), k, eps)
 
 
 def extra_experts(
@@ -62,14 +63,14 @@ def extra_experts(
     What a smoothed router would run beside the k chosen ones. At most :func:`order_eps`; 0 for
     k = E or eps = 0. Source: docs/theory.md 0, A11, A12.
     """
-    return _extras_of(_descending(selection), k, eps)
+    return _extras_of(descending(selection), k, eps)
 
 
 def near_tie_ladder(
     selection: Float[np.ndarray, "tokens experts"], k: int, ladder: Float64[np.ndarray, "steps"]
 ) -> tuple[Int64[np.ndarray, "tokens steps"], Int64[np.ndarray, "tokens steps"]]:
     """:func:`order_eps` and :func:`extra_experts` for every ``eps`` of a ladder, sorted once."""
-    ordered = _descending(selection)
+    ordered = descending(selection)
     orders = [_order_of(ordered, k, eps) for eps in ladder.tolist()]
     extras = [_extras_of(ordered, k, eps) for eps in ladder.tolist()]
     return np.stack(orders, axis=1), np.stack(extras, axis=1)

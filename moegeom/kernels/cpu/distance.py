@@ -1,4 +1,6 @@
-"""Distances to the boundary of an affine cell: exact, of the largest logits, in deviations."""
+"""Distances to the boundary of an affine cell: exact, of the largest logits, in deviations, as
+angles; and near-ties.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import math
 import numpy as np
 from numba import njit
 
-from moegeom.geometry.boundary.linear import BELOW_ALL, NEVER, RowDistances, spread
-from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.boundary import linear
+from moegeom.geometry.boundary.linear import BELOW_ALL, NEVER, Cones, RowDistances, spread
+from moegeom.geometry.boundary.orders import descending
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, RowSpreads
 
 # -------------------------------------------------------------------------------------------- exact
 # An expert i of the chosen set can only give a nearer boundary if its smallest gap, to the (k+1)-th
@@ -141,63 +145,163 @@ def _variance(first, second, squares):
 
 
 @njit(nogil=True, cache=True)
+def _sigmas(token, rank, other, logits, chosen, weight, squares, unit):
+    one = chosen[token, rank]
+    gap = np.float64(logits[token, one]) - np.float64(logits[token, other])
+    scale = unit * math.sqrt(_variance(weight[one], weight[other], squares))
+    return gap / scale if scale > 0.0 else np.inf
+
+
+# All terms are at least 0, so that no order of summation errs by more than 1e-10 of the sum: enough
+# for a bound, and a tenth of the time.
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def _about_variance(first, second, squares):
+    total = 0.0
+    for coordinate in range(squares.shape[0]):
+        difference = np.float64(first[coordinate]) - np.float64(second[coordinate])
+        total += difference * difference * squares[coordinate]
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def _squares(values, squares):
+    """The squares of a token's coordinates, the sum of theirs, and the largest square."""
+    fourth, largest = 0.0, 0.0
+    for coordinate in range(values.shape[0]):
+        value = np.float64(values[coordinate])
+        square = value * value
+        squares[coordinate] = square
+        fourth += square * square
+        largest = square if square > largest else largest
+    return fourth, largest
+
+
+#: What bounds are stretched by: more than they are rounded.
+_SLACK = 1.0 + 1e-9
+
+
+@njit(nogil=True, cache=True)
 def _nearest(values, logits, chosen, weight, distance, distance_4, unit, out):
     tokens, experts = logits.shape
+    k = chosen.shape[1]
     inside = np.zeros(experts, dtype=np.bool_)
     squares = np.empty(values.shape[1])
+    least = np.empty((k, experts))
     for token in range(tokens):
-        largest, fourth = 0.0, 0.0
-        for coordinate in range(values.shape[1]):
-            value = np.float64(values[token, coordinate])
-            square = value * value
-            squares[coordinate] = square
-            fourth += square * square
-            largest = max(largest, abs(value))
-        norm_4 = math.sqrt(math.sqrt(fourth)) * (1.0 + 1e-9)
+        fourth, largest = _squares(values[token], squares)
+        largest = math.sqrt(largest) * _SLACK
+        norm_4 = math.sqrt(math.sqrt(fourth)) * _SLACK
         inside[:] = False
-        for rank in range(chosen.shape[1]):
+        for rank in range(k):
             inside[chosen[token, rank]] = True
-        best = np.inf
-        for rank in range(chosen.shape[1] - 1, -1, -1):
+        # no coordinate moves by more than the largest one does, and by Cauchy and Schwarz no sum
+        # exceeds that of the fourth powers: what is no nearer even so needs no sum
+        first, nearest, first_rank, first_other = np.inf, np.inf, -1, -1
+        for rank in range(k):
             one = chosen[token, rank]
             for other in range(experts):
+                least[rank, other] = np.inf
                 if inside[other]:
                     continue
                 gap = np.float64(logits[token, one]) - np.float64(logits[token, other])
-                # no coordinate moves by more than the largest one does, and by Cauchy and Schwarz
-                # no sum exceeds that of the fourth powers: a pair that cannot be nearer even so
-                # needs no sum
-                most = min(largest * distance[one, other], norm_4 * distance_4[one, other])
-                if gap > best * unit * most * (1.0 + 1e-9):
-                    continue
-                scale = unit * math.sqrt(_variance(weight[one], weight[other], squares))
                 if gap == 0.0:
-                    best = 0.0
-                elif scale > 0.0:
-                    best = min(best, gap / scale)
-        out[token] = best
-
-
-def _distances_4(rows: np.ndarray) -> np.ndarray:
-    """Upper bounds on ``(sum of |r_i - r_j|^4)^(1/4)``, by products of powers of the rows."""
-    squares = rows**2
-    own = (squares**2).sum(axis=1)
-    mixed = (rows * squares) @ rows.T
-    both = own[:, None] + own[None, :]
-    fourth = both + 6.0 * (squares @ squares.T) - 4.0 * (mixed + mixed.T)
-    return (np.maximum(fourth, 0.0) + 1e-10 * both) ** 0.25
+                    nearest = 0.0
+                most = unit * min(largest * distance[one, other], norm_4 * distance_4[one, other])
+                if most > 0.0:
+                    least[rank, other] = gap / most
+                    if least[rank, other] < first:
+                        first, first_rank, first_other = least[rank, other], rank, other
+        if first_rank >= 0 and nearest > 0.0:
+            nearest = _sigmas(token, first_rank, first_other, logits, chosen, weight, squares, unit)
+            for rank in range(k):
+                one = chosen[token, rank]
+                for other in range(experts):
+                    if not least[rank, other] <= nearest * _SLACK:
+                        continue
+                    gap = np.float64(logits[token, one]) - np.float64(logits[token, other])
+                    about = unit * math.sqrt(_about_variance(weight[one], weight[other], squares))
+                    if gap <= nearest * about * _SLACK:
+                        found = _sigmas(token, rank, other, logits, chosen, weight, squares, unit)
+                        nearest = min(nearest, found)
+        out[token] = nearest
 
 
 def rounding_sigmas(
-    values: np.ndarray, logits: np.ndarray, chosen: np.ndarray, weight: np.ndarray
+    values: np.ndarray, logits: np.ndarray, chosen: np.ndarray, rows: RowSpreads
 ) -> np.ndarray:
     """As :mod:`moegeom.geometry.rounding`; skips pairs that a bound rules out."""
-    rows = weight.astype(np.float64)
-    squares = (rows**2).sum(axis=1)
-    squared = squares[:, None] + squares[None, :] - 2.0 * (rows @ rows.T)
-    # the product may lose what is equal up to rounding: it only has to be an upper bound
-    distance = np.sqrt(np.maximum(squared, 0.0) + 1e-12 * (squares[:, None] + squares[None, :]))
     out = np.empty(len(values))
     unit = ROUNDING_RMS * UNIT_BFLOAT16
-    _nearest(values, logits, chosen, weight, distance, _distances_4(rows), unit, out)
+    _nearest(values, logits, chosen, rows.weight, rows.distance, rows.fourth, unit, out)
     return out
+
+
+# -------------------------------------------------------------------------- angles before the norm
+# Without biases all cones are planes through 0, and the arc sine rises: that of the least sine is
+# the least angle, so that one is taken for each token and not one for each pair.
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _least_sine(logits, chosen, length, unit_length, out):
+    tokens, experts = logits.shape
+    closed = np.zeros(experts)  # inf for the chosen experts of the current token
+    for token in range(tokens):
+        for rank in range(chosen.shape[1]):
+            closed[chosen[token, rank]] = np.inf
+        best = np.inf
+        for rank in range(chosen.shape[1]):
+            one = chosen[token, rank]
+            own = np.float64(logits[token, one])
+            for other in range(experts):
+                gap = own - np.float64(logits[token, other])
+                apart = length[one, other]
+                sine = min(abs(gap / (apart * unit_length[token])), 1.0)
+                # rows that are equal tie at a gap of 0, and never else
+                sine = sine if apart > 0.0 else np.inf
+                sine = sine if gap != 0.0 else 0.0
+                best = min(best, sine + closed[other])
+        out[token] = best
+        for rank in range(chosen.shape[1]):
+            closed[chosen[token, rank]] = 0.0
+
+
+def boundary_angle(
+    logits: np.ndarray, chosen: np.ndarray, cones: Cones, unit_length: np.ndarray
+) -> np.ndarray:
+    """As :mod:`moegeom.geometry.boundary.linear`."""
+    if cones.bias.any():
+        return linear.boundary_angle(logits, chosen, cones, unit_length)
+    out = np.empty(len(logits))
+    _least_sine(logits, chosen, cones.length, unit_length, out)
+    return np.where(out <= 1.0, np.arcsin(np.minimum(out, 1.0)), np.inf)
+
+
+# ---------------------------------------------------------------------------------------- near-ties
+@njit(nogil=True, cache=True)
+def _near_ties(ordered, k, ladder, orders, extras):
+    tokens, experts = ordered.shape
+    for token in range(tokens):
+        z = ordered[token]
+        for step in range(len(ladder)):
+            eps, last, found = ladder[step], 0, 0
+            # the window of the next rank reaches at least as far
+            for first in range(k):
+                last = max(last, first)
+                while last + 1 < experts and z[first] - z[last + 1] <= eps:
+                    last += 1
+                if last >= k:
+                    found = max(found, last - first)
+            orders[token, step] = found
+            beyond = k
+            while beyond < experts and z[k - 1] - z[beyond] < eps:
+                beyond += 1
+            extras[token, step] = beyond - k
+
+
+def near_ties(selection: np.ndarray, k: int, ladder: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As :mod:`moegeom.geometry.boundary.orders`."""
+    shape = len(selection), len(ladder)
+    orders, extras = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    if k < selection.shape[1]:
+        _near_ties(descending(selection), k, ladder, orders, extras)
+    return orders, extras

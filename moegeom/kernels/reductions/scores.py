@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.geometry.boundary.orders import near_tie_ladder
+from moegeom.geometry.rows import ROWS_IN_CACHE
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._counters import FIXED_POINT, added, block_total, counters, sums
@@ -90,7 +90,7 @@ EXTRAS, FIRST_ORDER = 0, 1
 def _count_orders(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     assert batch.selection is not None
     (_, experts), top_k = batch.selection.shape, batch.chosen.shape[1]
-    orders, extras = near_tie_ladder(batch.selection, top_k, LADDER)
+    orders, extras = kernels["near_ties"](batch.selection, top_k, LADDER)
     for step in range(len(LADDER)):
         counts[..., step, EXTRAS] += batch.count_labels(len(counts), extras[:, step])
         # orders are below the number of experts: one more label beside population and block
@@ -120,7 +120,11 @@ class _Directions:
         member = np.zeros((NUM_BLOCKS, len(batch.block)))
         member[batch.block, np.arange(len(batch.block))] = 1.0
         # whole numbers below 2^53: the product is exact in any order of summation
-        self._sums += (member @ np.rint(batch.direction * FIXED_POINT)).astype(np.int64)
+        total = np.zeros(self._sums.shape)
+        for start in range(0, len(batch.block), ROWS_IN_CACHE):
+            there = slice(start, start + ROWS_IN_CACHE)
+            total += member[:, there] @ np.rint(batch.direction[there] * FIXED_POINT)
+        self._sums += total.astype(np.int64)
         self._tokens += np.bincount(batch.block, minlength=NUM_BLOCKS)
 
     def state(self) -> State:

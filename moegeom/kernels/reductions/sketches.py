@@ -93,12 +93,11 @@ def _compact(states: list[State]) -> State:
     The number of halvings depends on the set of keys alone, not on their order of arrival: it is
     the least that brings the whole set under capacity, and it can only grow with the set.
     """
+    # at full capacity a column has megabytes: none is held longer than it is needed
     key = np.concatenate([state["key"] for state in states])
     order = np.argsort(key, kind="stable")
     key = key[order]
     starts = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, int)
-    count = np.concatenate([state["count"] for state in states])[order]
-    members = np.concatenate([state["members"] for state in states])
     halvings = max(int(state["halvings"][0]) for state in states)
     key = key[starts]
     while True:
@@ -106,10 +105,14 @@ def _compact(states: list[State]) -> State:
         if limit <= CAPACITY:
             break
         halvings += 1
+    count = np.concatenate([state["count"] for state in states])[order]
+    count = np.add.reduceat(count, starts)[:limit].copy() if len(starts) else count
+    first = order[starts[:limit]]
+    del order, starts
     return {
         "key": key[:limit].copy(),  # a view would keep the longer array alive
-        "count": np.add.reduceat(count, starts)[:limit].copy() if len(starts) else count,
-        "members": members[order[starts[:limit]]],
+        "count": count,
+        "members": np.concatenate([state["members"] for state in states])[first],
         "halvings": np.array([halvings], dtype=np.int64),
     }
 

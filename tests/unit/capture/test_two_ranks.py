@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from moegeom.results.reader import open_results
 from tests.unit.capture.conftest import Sample
@@ -16,8 +18,17 @@ from tests.unit.capture.two_ranks import FOLDED, TOKENS, fold_pieces, on_two_ran
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return on_two_ranks(tmp_path_factory.mktemp("ranks"))
+def ran(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What two ranks made: of several workers of pytest one runs them, for all."""
+    if worker_id == "master":
+        return on_two_ranks(tmp_path_factory.mktemp("ranks"))
+    folder = tmp_path_factory.getbasetemp().parent / "ranks"
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "losses.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            on_two_ranks(folder)
+    return folder
 
 
 @pytest.mark.parametrize("name", FOLDED)

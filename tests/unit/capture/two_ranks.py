@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -50,17 +51,32 @@ def on_two_ranks(folder: Path) -> Path:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": "2",
+        # gloo looks up the name of the host else, which need not lead back to it
+        "GLOO_SOCKET_IFNAME": _loopback(),
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(rank), str(folder)],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in (0, 1)
-    ]
+    said = [folder / f"rank-{rank}.log" for rank in (0, 1)]
+    ranks = []
+    for rank, log in enumerate(said):
+        with log.open("w") as out:
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "ignore", __file__, str(rank), str(folder)],
+                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            )
     codes = [rank.wait() for rank in ranks]
-    assert codes == [0, 0]
+    assert codes == [0, 0], "\n".join(
+        f"rank {rank} ended with {code}:\n{log.read_text()[-8000:]}"
+        for rank, (code, log) in enumerate(zip(codes, said, strict=True))
+    )
     return folder
+
+
+def _loopback() -> str:
+    """The name of the interface that leads nowhere else."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
 def _run_rank(rank: int, folder: Path) -> None:

@@ -19,7 +19,12 @@ from moegeom.geometry.border_shares import (
     tie_factor,
 )
 from moegeom.geometry.boundary.curved import BENDS, curved_rows
-from moegeom.geometry.boundary.linear import boundary_angle, boundary_distance, row_distances
+from moegeom.geometry.boundary.linear import (
+    boundary_angle,
+    boundary_distance,
+    cones_of,
+    row_distances,
+)
 from moegeom.geometry.boundary.order_distance import order_distance
 from moegeom.geometry.boundary.orders import (
     extra_experts,
@@ -113,7 +118,7 @@ def angle():
     inputs, rows = np.array([[3.0, 1.0]]), np.eye(2)
     logits = inputs @ rows.T
     unit_length = np.linalg.norm(inputs, axis=1)
-    return boundary_angle(logits, top_k(logits, 1), rows, np.zeros(2), unit_length)[0]
+    return boundary_angle(logits, top_k(logits, 1), cones_of(rows, np.zeros(2)), unit_length)[0]
 
 
 def rows_scored():
