@@ -24,7 +24,7 @@ from moegeom.geometry.region_counts import (
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.studies.cells.exact.crossings import crossing_rate
-from moegeom.studies.cells.graph.facet_graph import exchanged
+from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.plane.subspace import Slice
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
@@ -243,13 +243,13 @@ def _cells(
             swaps[experts] = list(product(experts, sorted(set(every) - set(experts))))
     else:
         sets = [tuple(experts) for experts in found.expert_set.tolist()]
-        swaps = {experts: [] for experts in sets}
+        pairs_of = {experts: [] for experts in sets}
         if len(found.facets):
-            out, into = exchanged(found.expert_set, found.facets)
+            out, into = swaps(found.expert_set, found.facets).first
             for (one, other), i, j in zip(found.facets.tolist(), out, into, strict=True):
-                swaps[sets[one]].append((int(i), int(j)))
-                swaps[sets[other]].append((int(j), int(i)))
-    for experts, pairs in swaps.items():
+                pairs_of[sets[one]].append((int(i), int(j)))
+                pairs_of[sets[other]].append((int(j), int(i)))
+    for experts, pairs in pairs_of.items():
         sides: list[Line] = [
             (rows[i][0] - rows[j][0], rows[i][1] - rows[j][1], rows[i][2] - rows[j][2])
             for i, j in pairs
