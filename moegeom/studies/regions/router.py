@@ -236,11 +236,11 @@ def _cells(
         for (a, b), c in zip(weight.tolist(), offset.tolist(), strict=True)
     ]
     found = enumerate_cells(weight, offset, router.rule.top_k)
-    swaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    pairs_of: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     if isinstance(found, AllSubsets):
         every = range(router.num_experts)
         for experts in combinations(every, router.rule.top_k):
-            swaps[experts] = list(product(experts, sorted(set(every) - set(experts))))
+            pairs_of[experts] = list(product(experts, sorted(set(every) - set(experts))))
     else:
         sets = [tuple(experts) for experts in found.expert_set.tolist()]
         pairs_of = {experts: [] for experts in sets}

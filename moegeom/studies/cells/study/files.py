@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from moegeom.core.errors import InternalError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
+from moegeom.engine.plan import num_workers
 from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.writer import slug
-from moegeom.studies.cells.ball.ball_cells import filter_ball
+from moegeom.studies.cells.ball.ball_cells import facet_distances
 from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.certificate_check import CellPoint
 from moegeom.studies.cells.exact.witness import check_witness
@@ -160,14 +161,18 @@ def _distances(
     if looked.sample is not None and looked.part is not None:
         mean = looked.sample.inputs.astype(np.float64).mean(axis=0)
         centre = looked.part.coordinates(mean[None, :])[0]
-    out, into = swapped.first
     scaled = Scaled.of(weight, bias, request, is_metric=True)
     offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
     centre = np.ldexp(centre, -scaled.exponent)
-    met = filter_ball(
-        scaled.weight, offset, found.expert_set, found.facets, out, into, centre, np.inf
+    brackets = facet_distances(
+        scaled.weight,
+        offset,
+        found.expert_set,
+        found.facets,
+        swapped.first,
+        centre,
+        request.num_workers or num_workers(),
     )
-    brackets = np.column_stack([met.facet_lower, met.facet_upper])
     return np.ldexp(brackets, scaled.longer)
 
 
@@ -181,7 +186,7 @@ def _inputs(looked: Looked, witness: np.ndarray) -> pa.Array:
     if looked.part is None or len(witness) * looked.router.hidden_size > _MOST_COORDINATES:
         return pa.nulls(len(witness))
     rows = looked.part.inputs(witness).astype(np.float32)
-    return _rows(rows, ~np.isfinite(rows).all(axis=1))
+    return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
 
 
 def _rational(found: FoundCells) -> list[str | None]:
@@ -262,10 +267,11 @@ def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
     fields, arrays = [], []
     for column, kind, unit, text in CELL_TABLES[name]:
         values = columns.get(column)
-        if isinstance(values, pa.Array):
-            arrays.append(values.cast(kind))
+        if values is None:
+            arrays.append(pa.nulls(length, kind))
         else:
-            arrays.append(pa.nulls(length, kind) if values is None else pa.array(values, kind))
+            is_array = isinstance(values, pa.Array)
+            arrays.append(values.cast(kind) if is_array else pa.array(values, kind))
         facts = {"text": text, "unit": unit}
         fields.append(pa.field(column, kind, metadata={k: v for k, v in facts.items() if v}))
     schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})

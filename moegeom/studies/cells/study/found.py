@@ -328,4 +328,3 @@ def _kept(
         facets=number[whole.facets[facets]].reshape(-1, 2),
         is_bounded=None,
     )
-
