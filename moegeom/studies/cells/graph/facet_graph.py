@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int16, Int64, Integer
-from numba import njit
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+from moegeom.studies.cells.graph._searches import searched
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,54 +123,16 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
         most = (most_passed - passed) // size
         if most < 1:
             return longest, False
-        farthest, steps = _searched(starts, neighbour, some, nowhere, most, bits, wider, is_left)
+        farthest, steps = searched(starts, neighbour, some, nowhere, most, bits, wider, is_left)
         passed += steps * size
         longest = max(longest, int(farthest.max()))
         if steps > most:
             return longest, False
         is_left[some] = False
         reach = longest - farthest
-        _, steps = _searched(starts, neighbour, some, reach, int(reach.max()), bits, wider, is_left)
+        _, steps = searched(starts, neighbour, some, reach, int(reach.max()), bits, wider, is_left)
         passed += steps * size
     return longest, True
-
-
-@njit(nogil=True, cache=True)
-def _searched(starts, neighbour, sources, reach, most, bits, wider, is_left):
-    """Searches from up to 64 cells at once, a bit each, of ``most`` steps at most.
-
-    How far the farthest cell of each is, and the steps that were made: one more where the last one
-    reached no further cell. Cells that are ``reach`` or fewer steps from a source are taken out of
-    ``is_left``.
-    """
-    one, zero = np.uint64(1), np.uint64(0)
-    farthest = np.zeros(len(sources), np.int64)
-    everyone, steps = zero, 0
-    bits[:] = zero
-    for n in range(len(sources)):
-        everyone |= one << np.uint64(n)
-        bits[sources[n]] |= one << np.uint64(n)
-    while True:
-        ending, gained = zero, zero
-        for n in range(len(sources)):
-            if reach[n] == steps:
-                ending |= one << np.uint64(n)
-        for cell in range(len(bits)):
-            own = bits[cell]
-            if own & ending:
-                is_left[cell] = False
-            if own != everyone and steps < most:
-                for place in range(starts[cell], starts[cell + 1]):
-                    own |= bits[neighbour[place]]
-                gained |= own ^ bits[cell]
-            wider[cell] = own
-        steps += 1
-        for n in range(len(sources)):
-            if gained >> np.uint64(n) & one:
-                farthest[n] = steps
-        if steps > most or not gained:
-            return farthest, steps
-        bits, wider = wider, bits
 
 
 def _far_apart(graph: csr_array, cell: int) -> int:
