@@ -44,7 +44,7 @@ def swaps(
 
 
 #: Facets that searches for the diameter pass at most, each 64 searches at once: some seconds.
-MOST_PASSED = 2**29
+MOST_PASSED = 2**31
 
 
 @dataclass(frozen=True)
