@@ -7,7 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.studies.cells.ball.ball_cells import ball_cells, cells_within_hops, filter_ball
+from moegeom.studies.cells.ball.ball_cells import (
+    ball_cells,
+    cells_within_hops,
+    facet_distances,
+    filter_ball,
+)
 from moegeom.studies.cells.ball.nearest import arrangement_of
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
@@ -116,6 +121,33 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(seed):
     inside = inside[np.linalg.norm(inside - centre, axis=1) < 1.5]
     seen = np.sort(np.argsort(-(inside @ weight.T + bias), axis=1)[:, :k], axis=1)
     assert {tuple(row) for row in seen.tolist()} <= {tuple(r) for r in found.expert_set.tolist()}
+
+
+def test_facets_have_one_distance_on_any_number_of_threads():
+    weight, bias = router(64, 3)
+    cells = walked(weight, bias, 8)
+    given = weight, bias, cells.expert_set, cells.facets, (cells.out, cells.into), np.ones(3)
+    found = facet_distances(*given)
+    assert len(found) > 3 * 4096
+    np.testing.assert_array_equal(found, facet_distances(*given, threads=3))
+    met = filter_ball(*given[:4], cells.out, cells.into, np.ones(3), np.inf)
+    np.testing.assert_array_equal(found, np.stack([met.facet_lower, met.facet_upper], axis=1))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_cones_are_nowhere_away_from_their_tip(shift):
+    """Also where the tip is not at 0, of which only exact arithmetic knows."""
+    weight, tip = np.round(4.0 * router(9, 3)[0]), np.array([shift, -shift, 2.0 * shift])
+    bias = -weight @ tip
+    whole = exact_cells(weight, bias, 3)
+    rows = expert_sets(whole)
+    place = {frozenset(row): n for n, row in enumerate(rows)}
+    facets = np.array([[place[one], place[other]] for one, other in whole.facets])
+    pairs = np.array([[min(one - other), min(other - one)] for one, other in whole.facets])
+    pairs = pairs.astype(np.int16)
+    expert_set = np.array(rows, np.int16)
+    found = facet_distances(weight, bias, expert_set, facets, (pairs[:, 0], pairs[:, 1]), tip)
+    np.testing.assert_array_equal(found, 0.0)
 
 
 @pytest.mark.parametrize("instance", DEGENERATE, ids=lambda instance: instance["name"])

@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy.sparse.csgraph import floyd_warshall
+from scipy.sparse.csgraph import floyd_warshall, shortest_path
 from scipy.stats import binom
 
 from moegeom.geometry.solid_angles import sampled_angles, shares_of
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.graph.facet_graph import facet_graph, is_one_swap
+from moegeom.studies.cells.graph.facet_graph import facet_graph, swaps
 from moegeom.studies.cells.graph.visited_graph import visited_graph
 from tests.oracle.exact_angles import exact_angles
 
@@ -47,17 +47,36 @@ def test_the_diameter_and_the_degrees_are_those_of_all_pairs(experts, k, dims):
     assert (found.degree_min, found.degree_max) == (degree.min(), degree.max())
     assert found.degree_mean == degree.mean()
     assert found.one_swap_share == 1.0
-    bound = facet_graph(cells, facets, most_searched=1)
+    bound = facet_graph(cells, facets, most_passed=len(facets))
     assert not bound.is_diameter_exact
     assert found.diameter / 2 <= bound.diameter <= found.diameter
 
 
-def test_the_diameter_needs_words_of_more_than_64_cells():
+def test_the_diameter_of_a_path_is_found_at_its_ends():
     path = np.stack([np.arange(199), np.arange(1, 200)], axis=1)
     cells = np.arange(200)[:, None]
     found = facet_graph(cells, path)
     assert (found.diameter, found.degree_min, found.degree_max) == (199, 1, 2)
-    assert facet_graph(cells, path, most_searched=10).diameter == 199
+    assert facet_graph(cells, path, most_passed=10).diameter == 199
+
+
+@pytest.mark.parametrize("cells", [65, 300, 700])
+@pytest.mark.parametrize("degree", [0.8, 1.5, 3.0, 12.0])
+def test_the_diameter_of_random_graphs_in_pieces_is_that_of_all_pairs(cells, degree):
+    """Sparse ones have long arms and fall into pieces, of dense ones most cells are searched."""
+    random = np.random.default_rng(cells)
+    facets = np.unique(np.sort(random.integers(0, cells, (int(degree * cells), 2))), axis=0)
+    facets = facets[facets[:, 0] < facets[:, 1]]
+    matrix = np.zeros((cells, cells))
+    matrix[facets[:, 0], facets[:, 1]] = 1
+    steps = shortest_path(matrix, directed=False, unweighted=True)
+    found = facet_graph(np.arange(cells)[:, None], facets)
+    assert found.is_diameter_exact
+    assert found.diameter == steps[np.isfinite(steps)].max()
+    for most_passed in (10, 10 * len(facets), 50 * len(facets)):
+        bound = facet_graph(np.arange(cells)[:, None], facets, most_passed)
+        assert bound.diameter <= found.diameter
+        assert bound.diameter == found.diameter or not bound.is_diameter_exact
 
 
 def test_pieces_and_facets_of_several_swaps_are_counted():
@@ -65,7 +84,10 @@ def test_pieces_and_facets_of_several_swaps_are_counted():
     facets = np.array([[0, 1], [1, 2], [0, 2]])
     found = facet_graph(cells, facets)
     assert (found.num_components, found.largest_component, found.diameter) == (3, 3, 1)
-    assert is_one_swap(cells, facets).tolist() == [True, True, False]
+    swapped = swaps(cells, facets)
+    assert swapped.num.tolist() == [1, 1, 2]
+    assert (swapped.out.tolist(), swapped.into.tolist()) == ([1, 0, 0, 1], [2, 3, 2, 3])
+    assert [part.tolist() for part in swapped.first] == [[1, 0, 0], [2, 3, 2]]
     assert found.one_swap_share == 2 / 3
     lonely = facet_graph(cells[:1], facets[:0])
     assert (lonely.diameter, lonely.degree_mean) == (0, 0.0)

@@ -79,6 +79,49 @@ def test_brackets_of_kernel_and_reference_hold_the_exact_distance(shape):
         np.testing.assert_allclose(ours.point, case.centre + found.step[n], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_exact_point_and_its_multipliers_satisfy_the_conditions_of_optimality(seed):
+    """Karush, Kuhn and Tucker, or Farkas, in fractions: ties, equal rows and cones among them."""
+    generator = np.random.default_rng(seed)
+    experts, d = 4 + seed % 5, 1 + seed % 4
+    weight = generator.integers(-2, 3, (experts, d)) / generator.choice([1, 4])
+    bias = generator.integers(-2, 3, experts) * float(seed % 3 > 0)
+    centre = [Fraction(int(c), 7) for c in generator.integers(-3, 4, d)]
+    k = int(generator.integers(1, experts))
+    chosen = sorted(generator.permutation(experts)[:k].tolist())
+    others = [j for j in range(experts) if j not in chosen]
+    exchanged = None if seed % 2 else (chosen[0], others[-1])
+    found = exact_nearest(arrangement_of(weight, bias), frozenset(chosen), centre, exchanged)
+    slopes = [
+        [Fraction(a) - Fraction(b) for a, b in zip(weight[i], weight[j], strict=True)]
+        for i, j in found.pairs
+    ]
+    total = [
+        sum((v * row[m] for v, row in zip(found.multipliers, slopes, strict=True)), Fraction())
+        for m in range(d)
+    ]
+    for pair, value in zip(found.pairs, found.multipliers, strict=True):
+        assert value >= 0 or pair == exchanged
+
+    def logits(x):
+        return [
+            sum((Fraction(w) * c for w, c in zip(row, x, strict=True)), Fraction(offset))
+            for row, offset in zip(weight.tolist(), bias.tolist(), strict=True)
+        ]
+
+    at = logits(centre if found.point is None else found.point)
+    gaps = [at[i] - at[j] for i, j in found.pairs]
+    if found.point is None:
+        assert not any(total)
+        assert sum(v * gap for v, gap in zip(found.multipliers, gaps, strict=True)) < 0
+        return
+    assert not any(gaps)
+    assert total == [x - c for x, c in zip(found.point, centre, strict=True)]
+    assert found.squared == sum(step * step for step in total)
+    assert min(at[i] for i in chosen) >= max(at[j] for j in others)
+    assert exchanged is None or at[exchanged[0]] == at[exchanged[1]]
+
+
 def least_distance(slopes: np.ndarray, gaps: np.ndarray) -> float:
     """Lawson and Hanson's problem LDP: the shortest y with slopes y + gaps >= 0, by scipy's NNLS."""
     matrix = np.vstack([slopes.T, -gaps])

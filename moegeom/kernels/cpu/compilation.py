@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from numba.core import event
@@ -22,6 +24,25 @@ class _First(event.Listener):
 
     def on_end(self, event: Any) -> None:
         """Nothing: who listens says only that it takes a while."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of what was done, but for those in which kernels were compiled."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def stopwatch() -> Iterator[Stopwatch]:
+    """Times what is done within it, by the wall clock; known when it ends."""
+    found, compiling = Stopwatch(), event.TimingListener()
+    started = time.perf_counter()
+    with event.install_listener("numba:compile", compiling):
+        yield found
+    found.seconds = time.perf_counter() - started
+    if compiling.done:
+        found.seconds -= compiling.duration
 
 
 @contextmanager

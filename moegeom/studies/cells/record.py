@@ -75,9 +75,10 @@ class RouterCells:
     """One router on one slice.
 
     ``most_cells`` is the bound of docs/theory.md B4 for any router there, ``expected_vertices``
-    what a random router has. Of ``num_tokens`` projected onto the slice ``num_own`` choose what the
-    slice chooses at their place; ``num_cells_with_tokens`` hold one. ``left_out`` tokens are not
-    finite.
+    what a random router has. ``seconds`` are those of finding cells with their proofs, without
+    those in which kernels were compiled. Of ``num_tokens`` projected onto the slice ``num_own``
+    choose what the slice chooses at their place; ``num_cells_with_tokens`` hold one. ``left_out``
+    tokens are not finite.
     """
 
     router: str

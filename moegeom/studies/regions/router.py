@@ -24,7 +24,7 @@ from moegeom.geometry.region_counts import (
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.studies.cells.exact.crossings import crossing_rate
-from moegeom.studies.cells.graph.facet_graph import exchanged
+from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.plane.subspace import Slice
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
@@ -236,20 +236,20 @@ def _cells(
         for (a, b), c in zip(weight.tolist(), offset.tolist(), strict=True)
     ]
     found = enumerate_cells(weight, offset, router.rule.top_k)
-    swaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    pairs_of: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     if isinstance(found, AllSubsets):
         every = range(router.num_experts)
         for experts in combinations(every, router.rule.top_k):
-            swaps[experts] = list(product(experts, sorted(set(every) - set(experts))))
+            pairs_of[experts] = list(product(experts, sorted(set(every) - set(experts))))
     else:
         sets = [tuple(experts) for experts in found.expert_set.tolist()]
-        swaps = {experts: [] for experts in sets}
+        pairs_of = {experts: [] for experts in sets}
         if len(found.facets):
-            out, into = exchanged(found.expert_set, found.facets)
+            out, into = swaps(found.expert_set, found.facets).first
             for (one, other), i, j in zip(found.facets.tolist(), out, into, strict=True):
-                swaps[sets[one]].append((int(i), int(j)))
-                swaps[sets[other]].append((int(j), int(i)))
-    for experts, pairs in swaps.items():
+                pairs_of[sets[one]].append((int(i), int(j)))
+                pairs_of[sets[other]].append((int(j), int(i)))
+    for experts, pairs in pairs_of.items():
         sides: list[Line] = [
             (rows[i][0] - rows[j][0], rows[i][1] - rows[j][1], rows[i][2] - rows[j][2])
             for i, j in pairs

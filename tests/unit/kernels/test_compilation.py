@@ -1,8 +1,10 @@
 """A kernel that is compiled is told once; one that is there already is not."""
 
 from numba import njit
+from numba.core import event
 
-from moegeom.kernels.cpu.compilation import told_once
+from moegeom.kernels.cpu import compilation
+from moegeom.kernels.cpu.compilation import stopwatch, told_once
 
 
 def test_the_first_compilation_is_told_and_no_later_one():
@@ -26,3 +28,17 @@ def test_nobody_is_told_afterwards():
         pass
     assert njit(lambda x: x + 1)(1) == 2
     assert told == []
+
+
+def test_the_time_of_compiling_is_no_time_of_the_work(monkeypatch):
+    clock = iter(range(100, 10_000, 7))
+    monkeypatch.setattr(compilation.time, "perf_counter", clock.__next__)
+    monkeypatch.setattr(event, "timer", clock.__next__)
+    with stopwatch() as took:
+        pass
+    assert took.seconds == 7
+    with stopwatch() as took, event.trigger_event("numba:compile"):
+        next(clock)  # what is compiled on the way belongs to it
+        with event.trigger_event("numba:compile"):
+            pass
+    assert took.seconds == 2 * 7

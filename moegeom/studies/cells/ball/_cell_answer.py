@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER
+from moegeom.kernels.cpu import INNER, UNCOUNTED
 
 #: Where a search ended: at the nearest point, past the radius, at a contradiction, nowhere.
 SOLVED, PASSED, CONTRADICTED, STUCK = 0, 1, 2, 3
@@ -111,7 +111,7 @@ def work_for(experts, dims):
     )
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def ordered(ball, inside, order, columns, shift):
     """Puts the experts of a cell first; how many they are."""
     n, k = 0, 0
@@ -127,7 +127,7 @@ def ordered(ball, inside, order, columns, shift):
     return k
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def evaluate(columns, shift, step, logits):
     """The logits after a step."""
     for j in range(len(shift)):
@@ -137,20 +137,29 @@ def evaluate(columns, shift, step, logits):
             logits[j] += columns[c, j] * step[c]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def ends(logits, k, out, into):
     """The least of the chosen and the greatest of the others, but for a pair."""
+    # values first: a place that is kept along with them costs a wrong guess at each new one
     low, high, i, j = np.inf, -np.inf, -1, -1
     for m in range(k):
-        if logits[m] < low and m != out:
-            low, i = logits[m], m
+        value = np.inf if m == out else logits[m]
+        low = value if value < low else low
     for m in range(k, len(logits)):
-        if logits[m] > high and m != into:
-            high, j = logits[m], m
+        value = -np.inf if m == into else logits[m]
+        high = value if value > high else high
+    for m in range(k):
+        if logits[m] == low < np.inf and m != out:
+            i = m
+            break
+    for m in range(k, len(logits)):
+        if logits[m] == high > -np.inf and m != into:
+            j = m
+            break
     return i, j, low, high
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def projected(columns, i, j, q, basis, height, away):
     """Slope of a pair, its heights on the basis and the rest; both squared lengths."""
     length, gain = 0.0, 0.0
@@ -175,7 +184,7 @@ def projected(columns, i, j, q, basis, height, away):
     return length, gain
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def appended(q, gain, basis, upper, height, away):
     """Takes what was projected last into the basis."""
     root = math.sqrt(gain)
@@ -186,7 +195,7 @@ def appended(q, gain, basis, upper, height, away):
         basis[q, c] = away[c] / root
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _dropped(columns, q, leaving, pairs, multipliers, basis, upper, height, away):
     """Without one of the active pairs; how many are left."""
     for m in range(leaving, q - 1):
@@ -197,7 +206,7 @@ def _dropped(columns, q, leaving, pairs, multipliers, basis, upper, height, away
     return q - 1
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def search(work, limits, k, out, into):
     """Where the search ended, and how many pairs hold its step.
 
@@ -299,7 +308,7 @@ OPEN, MET, BEYOND, EMPTY = 0, 1, 2, 3
 _STEPS = (2.0**-36, 2.0**-26, 2.0**-16)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _lower_bound(work, q, fixed, error):
     """A lower bound of the distance, by weak duality."""
     columns, shift = work.columns, work.shift
@@ -326,21 +335,22 @@ def _lower_bound(work, q, fixed, error):
     return rise / length if rise > 0.0 else 0.0
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _inwards(work, k, out, into, near):
     """Makes ``away`` a unit direction in which no tie is left; False where there is none."""
     columns, logits = work.columns, work.logits
     basis, upper = work.basis, work.upper
     height, share, away = work.height, work.share, work.away
     dims = len(away)
-    i, j, low, high = ends(logits, k, -1, -1)
     for c in range(dims):
         away[c] = 0.0
-    if out < 0 and (j < 0 or low > high + near):
-        return True
-    level = logits[out] if out >= 0 else 0.5 * (low + high)
-    first = out if out >= 0 else i
-    base = 0.0 if out >= 0 else 1.0
+    if out >= 0:
+        level, first, base = logits[out], out, 0.0
+    else:
+        first, j, low, high = ends(logits, k, -1, -1)
+        if j < 0 or low > high + near:
+            return True
+        level, base = 0.5 * (low + high), 1.0
     q = 0
     for m in range(len(logits)):
         is_near = logits[m] < level + near if m < k else logits[m] > level - near
@@ -372,7 +382,7 @@ def _inwards(work, k, out, into, near):
     return True
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _off(work, k, out, into, rounding, longest):
     """How far a point of the set may be from ``moved``; infinite where that is not proved."""
     columns, logits, moved = work.columns, work.logits, work.moved
@@ -393,9 +403,12 @@ def _off(work, k, out, into, rounding, longest):
     return np.inf
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _upper_bound(work, limits, k, out, into):
-    """The length of a step surely inside, left in ``moved``; infinite where none is found."""
+    """The length of a step surely inside, left in ``moved``; infinite where none is found.
+
+    Logits are those after the step that was searched.
+    """
     step, moved, direction = work.step, work.moved, work.away
     error, greatest, longest = limits.error, limits.greatest, limits.longest
     dims = len(step)
@@ -405,7 +418,6 @@ def _upper_bound(work, limits, k, out, into):
         length += step[c] * step[c]
     length = math.sqrt(length)
     rounding = 1.01 * error + gamma * (greatest + longest * length)
-    evaluate(work.columns, work.shift, step, work.logits)
     if not _inwards(work, k, out, into, 64.0 * rounding):
         return np.inf
     for relative in _STEPS:
@@ -484,7 +496,7 @@ def _is_empty(work, q, fixed, error):
     return total + 1.01 * loss < 0.0
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _is_parallel(columns, shift, pairs, q, error):
     """Whether the last pair has equal rows, and logits in the wrong order."""
     i, j = pairs[q - 1, 0], pairs[q - 1, 1]

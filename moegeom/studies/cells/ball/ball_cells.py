@@ -133,7 +133,10 @@ class BallProblem:
         return kind is Inner.WHOLE, lower, upper
 
     def filtered(
-        self, inside: Bool[np.ndarray, "cells experts"], pairs: Int64[np.ndarray, "cells 2"]
+        self,
+        inside: Bool[np.ndarray, "cells experts"],
+        pairs: Int64[np.ndarray, "cells 2"],
+        threads: int = 1,
     ) -> tuple[Float64[np.ndarray, "cells 2"], int]:
         """Brackets of cells or facets, infinite above where not met; how many were settled."""
         bracket = np.empty((len(inside), 2))
@@ -145,8 +148,12 @@ class BallProblem:
         dropped[self.kept] = dropped[self.fixed] = False
         can = inside[:, self.fixed].all(axis=1) & ~inside[:, dropped].any(axis=1)
         rows = np.flatnonzero(can & (pairs != -2).all(axis=1))
-        reduced = np.ascontiguousarray(inside[np.ix_(rows, self.kept)])
-        found = cell_distance(self.ball, reduced, pairs[rows])
+        if not self.ball.limits.error and (self.ball.shift == self.ball.shift[:1]).all():
+            bracket[rows] = 0.0  # all experts tie at the centre, which each closed set holds
+            return bracket, 0
+        is_all = len(rows) == len(inside) and len(self.kept) == self.experts
+        reduced = inside if is_all else np.ascontiguousarray(inside[np.ix_(rows, self.kept)])
+        found = cell_distance(self.ball, reduced, pairs[rows], threads)
         bracket[rows, 0] = found.lower
         bracket[rows, 1] = np.where(found.state == MET, found.upper, math.inf)
         left = np.flatnonzero(found.state == OPEN).tolist()
@@ -269,8 +276,7 @@ def filter_ball(
     k = expert_set.shape[1]
     _check(weight, bias, k, centre, radius)
     problem = BallProblem.of(weight, bias, k, centre, radius)
-    inside = np.zeros((len(expert_set), len(bias)), np.bool_)
-    np.put_along_axis(inside, expert_set.astype(np.int64), True, axis=1)
+    inside = _members(expert_set, len(bias))
     no_pair = np.full((len(expert_set), 2), -1, np.int64)
     cells, cell_exact = problem.filtered(inside, no_pair)
     pairs = np.stack([out, into], axis=1).astype(np.int64)
@@ -284,6 +290,32 @@ def filter_ball(
         facets[:, 1],
         cell_exact + facet_exact,
     )
+
+
+def facet_distances(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    facets: Int64[np.ndarray, "facets 2"],
+    swapped: tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]],
+    centre: Float64[np.ndarray, "dims"],
+    threads: int = 1,
+) -> Float64[np.ndarray, "facets 2"]:
+    """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length."""
+    k = expert_set.shape[1]
+    _check(weight, bias, k, centre, math.inf)
+    problem = BallProblem.of(weight, bias, k, centre, math.inf)
+    inside = _members(expert_set, len(bias))[facets[:, 0]]
+    pairs = np.stack(swapped, axis=1).astype(np.int64)
+    return problem.filtered(inside, pairs, threads)[0]
+
+
+def _members(
+    expert_set: Int16[np.ndarray, "cells k"], experts: int
+) -> Bool[np.ndarray, "cells experts"]:
+    inside = np.zeros((len(expert_set), experts), np.bool_)
+    np.put_along_axis(inside, expert_set.astype(np.int64), True, axis=1)
+    return inside
 
 
 def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, radius: float) -> None:

@@ -7,12 +7,15 @@ the search ends as soon as the radius is passed, and an answer that float64 cann
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 from numba import njit
 
+from moegeom.kernels.cpu import UNCOUNTED
 from moegeom.studies.cells.ball._cell_answer import (
     BEYOND,
     EMPTY,
@@ -24,6 +27,9 @@ from moegeom.studies.cells.ball._cell_answer import (
     ordered,
     work_for,
 )
+
+#: Cells or facets that are worth a thread.
+_LEAST = 4096
 
 
 class Distances(NamedTuple):
@@ -58,11 +64,15 @@ class BallFacets(NamedTuple):
 
 
 def cell_distance(
-    ball: Ball, inside: Bool[np.ndarray, "cells experts"], exchanged: Int64[np.ndarray, "cells 2"]
+    ball: Ball,
+    inside: Bool[np.ndarray, "cells experts"],
+    exchanged: Int64[np.ndarray, "cells 2"],
+    threads: int = 1,
 ) -> Distances:
     """Distance of each cell, or of its facet where the pair (out, into) ties; (-1, -1) for none.
 
-    A search that passes the radius ends there with a lower bound beyond it.
+    A search that passes the radius ends there with a lower bound beyond it. Threads change nothing
+    of what is found.
     """
     num, dims = len(inside), ball.weight.shape[1]
     found = Distances(
@@ -73,7 +83,19 @@ def cell_distance(
         np.full((num, dims + 1, 2), -1, np.int64),
         np.zeros((num, dims + 1)),
     )
-    _distance_loop(ball, np.ascontiguousarray(inside), np.ascontiguousarray(exchanged), found)
+    rows, pairs = np.ascontiguousarray(inside), np.ascontiguousarray(exchanged)
+    cuts = np.linspace(0, num, max(1, min(threads, num // _LEAST)) + 1).astype(int).tolist()
+    parts = [slice(*ends) for ends in pairwise(cuts)]
+
+    def fill(part: slice) -> None:
+        own = Distances(*(values[part] for values in found))
+        _distance_loop(ball, rows[part], pairs[part], own)
+
+    if len(parts) == 1:
+        fill(parts[0])
+    else:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(fill, parts))
     return found
 
 
@@ -83,10 +105,12 @@ def _distance_loop(ball, inside, exchanged, found):
     experts, dims = ball.weight.shape
     work = work_for(experts, dims)
     order, place = np.empty(experts, np.int64), np.empty(experts, np.int64)
+    k = 0
     for n in range(len(inside)):
-        k = ordered(ball, inside[n], order, work.columns, work.shift)
-        for m in range(experts):
-            place[order[m]] = m
+        if n == 0 or not _is_same(inside[n - 1], inside[n]):
+            k = ordered(ball, inside[n], order, work.columns, work.shift)
+            for m in range(experts):
+                place[order[m]] = m
         out = place[exchanged[n, 0]] if exchanged[n, 0] >= 0 else -1
         into = place[exchanged[n, 1]] if exchanged[n, 0] >= 0 else -1
         state, found.lower[n], found.upper[n], q = answer(work, ball.limits, k, out, into)
@@ -97,6 +121,15 @@ def _distance_loop(ball, inside, exchanged, found):
             found.pairs[n, m, 0] = order[work.pairs[m, 0]]
             found.pairs[n, m, 1] = order[work.pairs[m, 1]]
             found.multipliers[n, m] = work.multipliers[m]
+
+
+@njit(**UNCOUNTED)
+def _is_same(one, other):
+    """Whether two cells are one; neighbours in a list of facets often share the first."""
+    found = True
+    for j in range(len(one)):
+        found = found and one[j] == other[j]
+    return found
 
 
 @njit(nogil=True, cache=True)

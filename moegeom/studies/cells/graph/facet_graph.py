@@ -5,39 +5,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int16, Int64, Integer
-from scipy.sparse import csr_array, eye_array
-from scipy.sparse.csgraph import connected_components, dijkstra
+from jaxtyping import Int16, Int64, Integer
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+from moegeom.studies.cells.graph._searches import searched
 
 
-def exchanged(
-    expert_set: Int16[np.ndarray, "cells k"], facets: Int64[np.ndarray, "facets 2"]
-) -> tuple[Int64[np.ndarray, "facets"], Int64[np.ndarray, "facets"]]:
-    """The first expert that only a facet's first cell has, and the first that only its second has.
+@dataclass(frozen=True, eq=False)
+class Swaps:
+    """The experts that one of the two cells of a facet has and the other has not, ascending.
 
-    The only ones but where several pairs tie on one hyperplane.
+    ``num`` of them at each facet on either side: 1 but where several pairs tie on one hyperplane.
+    Those that the first cell has are ``out``, facet after facet, those of the second ``into``.
     """
-    rows = expert_set.astype(np.int64)
-    members = np.zeros((len(rows), int(rows.max(initial=0)) + 1), dtype=bool)
-    members[np.arange(len(rows))[:, None], rows] = True
-    first, second = members[facets[:, 0]], members[facets[:, 1]]
-    return (first & ~second).argmax(axis=1), (second & ~first).argmax(axis=1)
+
+    num: Int64[np.ndarray, "facets"]
+    out: Integer[np.ndarray, "swapped"]
+    into: Integer[np.ndarray, "swapped"]
+
+    @property
+    def first(self) -> tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]]:
+        """The lowest expert of each side."""
+        starts = np.cumsum(self.num) - self.num
+        return self.out[starts].astype(np.int16), self.into[starts].astype(np.int16)
 
 
-#: Cells up to which the diameter is found by searches from every one of them.
-MOST_SEARCHED = 2**14
+def swaps(
+    expert_set: Integer[np.ndarray, "cells k"], facets: Int64[np.ndarray, "facets 2"]
+) -> Swaps:
+    """What the two cells of each facet do not share; rows of ``expert_set`` are ascending."""
+    one, other = expert_set[facets[:, 0]], expert_set[facets[:, 1]]
+    is_out, is_in = np.ones(one.shape, bool), np.ones(one.shape, bool)
+    for c in range(one.shape[1]):
+        is_out &= one != other[:, c, None]
+        is_in &= other != one[:, c, None]
+    return Swaps(is_out.sum(axis=1), one[is_out], other[is_in])
 
-#: Numbers that a batch of searches holds at once.
-_BATCH = 2**22
+
+#: Facets that searches for the diameter pass at most, each 64 searches at once: some seconds.
+MOST_PASSED = 2**31
 
 
 @dataclass(frozen=True)
 class FacetGraph:
     """Cells as nodes, facets as edges.
 
-    ``diameter`` is the largest number of facets between two cells of one piece; of a graph of more
-    than ``most_searched`` cells it is a lower bound. Degrees are facets of a cell.
-    ``one_swap_share`` is that of facets at which one expert is exchanged, nan without facets.
+    ``diameter`` is the largest number of facets between two cells of one piece, a lower bound
+    unless it ``is_diameter_exact``. Degrees are facets of a cell. ``one_swap_share`` is that of
+    facets at which one expert is exchanged, nan without facets.
     """
 
     num_cells: int
@@ -55,13 +71,13 @@ class FacetGraph:
 def facet_graph(
     expert_set: Integer[np.ndarray, "cells k"],
     facets: Int64[np.ndarray, "facets 2"],
-    most_searched: int = MOST_SEARCHED,
+    most_passed: int = MOST_PASSED,
 ) -> FacetGraph:
     """Figures of the graph whose edges are ``facets``, each given once, without loops.
 
-    The diameter by breadth-first searches from every cell; beyond ``most_searched`` cells from four
-    cells of the largest piece, each the farthest from the one before, which gives a lower bound.
-    Raises ValueError without cells. Oracle in tests: all pairs by Floyd-Warshall.
+    Where the diameter needs more than ``most_passed`` facets to be passed, it is the longest way
+    that was found until then. Raises ValueError without cells. Oracle in tests: all pairs by
+    Floyd-Warshall, networkx.
     """
     cells, count = len(expert_set), len(facets)
     if cells == 0:
@@ -70,14 +86,10 @@ def facet_graph(
     graph = csr_array((np.ones(len(both)), (both[:, 0], both[:, 1])), shape=(cells, cells))
     pieces, label = connected_components(graph, directed=False)
     sizes = np.bincount(label)
-    is_exact = cells <= most_searched
-    if is_exact:
-        diameter = _diameter(graph, cells)
-    else:
-        start = int(np.flatnonzero(label == np.argmax(sizes))[0])
-        diameter = _far_apart(graph, start)
+    start = int(np.flatnonzero(label == np.argmax(sizes))[0])
+    diameter, is_exact = _diameter(graph, start, most_passed)
     degree = np.bincount(both[:, 0], minlength=cells)
-    swaps = is_one_swap(expert_set, facets)
+    is_one_swap = swaps(expert_set, facets).num == 1
     return FacetGraph(
         num_cells=cells,
         num_facets=count,
@@ -88,50 +100,49 @@ def facet_graph(
         degree_min=int(degree.min()),
         degree_mean=2.0 * count / cells,
         degree_max=int(degree.max()),
-        one_swap_share=float(swaps.mean()) if count else float("nan"),
+        one_swap_share=float(is_one_swap.mean()) if count else float("nan"),
     )
 
 
-def is_one_swap(
-    expert_set: Integer[np.ndarray, "cells k"], facets: Int64[np.ndarray, "facets 2"]
-) -> Bool[np.ndarray, "facets"]:
-    """Whether the two cells of each facet differ in one expert."""
-    found = np.zeros(len(facets), bool)
-    k = expert_set.shape[1]
-    step = max(1, _BATCH // (k * k))
-    for start in range(0, len(facets), step):
-        some = slice(start, start + step)
-        one, other = expert_set[facets[some, 0]], expert_set[facets[some, 1]]
-        found[some] = (one[:, :, None] == other[:, None, :]).sum(axis=(1, 2)) == k - 1
-    return found
+def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool]:
+    r"""The diameter from searches of some cells, or a lower bound of it.
+
+    A cell v that is :math:`d(s, v)` facets from one searched before, whose farthest cell is
+    :math:`e(s)` away, has none farther than :math:`d(s, v) + e(s)`. Where that is no more than the
+    longest way found so far, v needs no search. Of those that do, 64 all over the list are next.
+    Source: Takes and Kosters, "Determining the diameter of small world networks", 2011.
+    """
+    starts, neighbour = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
+    cells, size = len(starts) - 1, max(1, len(neighbour))
+    bits, wider = np.empty((2, cells), np.uint64)
+    is_left, longest, passed = np.ones(cells, bool), _far_apart(graph, start), 0
+    while is_left.any():
+        left = np.flatnonzero(is_left)
+        some = left[:: -(-len(left) // 64)]
+        nowhere = np.full(len(some), -1)
+        most = (most_passed - passed) // size
+        if most < 1:
+            return longest, False
+        farthest, steps = searched(starts, neighbour, some, nowhere, most, bits, wider, is_left)
+        passed += steps * size
+        longest = max(longest, int(farthest.max()))
+        if steps > most:
+            return longest, False
+        is_left[some] = False
+        reach = longest - farthest
+        _, steps = searched(starts, neighbour, some, reach, int(reach.max()), bits, wider, is_left)
+        passed += steps * size
+    return longest, True
 
 
-def _diameter(graph: csr_array, cells: int) -> int:
-    """The number of steps after which no cell reaches further ones, 64 sources to a word."""
-    closed = csr_array(graph + eye_array(cells), dtype=np.float64)
-    neighbour, starts = closed.indices, closed.indptr[:-1]
-    words = max(1, _BATCH // len(neighbour))
-    most = 0
-    for first in range(0, cells, 64 * words):
-        sources = np.arange(first, min(first + 64 * words, cells))
-        bits = np.zeros((cells, (len(sources) + 63) // 64), np.uint64)
-        place = sources - first
-        bits[sources, place // 64] = np.uint64(1) << (place % 64).astype(np.uint64)
-        steps = -1
-        is_growing = True
-        while is_growing:
-            wider = np.bitwise_or.reduceat(bits[neighbour], starts, axis=0)
-            is_growing = not np.array_equal(wider, bits)
-            bits, steps = wider, steps + 1
-        most = max(most, steps)
-    return most
-
-
-def _far_apart(graph: csr_array, node: int) -> int:
+def _far_apart(graph: csr_array, cell: int) -> int:
+    """Facets between two cells far apart: each of four is the farthest from the one before."""
     most = 0
     for _ in range(4):
-        steps = dijkstra(graph, directed=False, unweighted=True, indices=node)
-        steps[np.isinf(steps)] = -1.0
-        node = int(np.argmax(steps))
-        most = max(most, int(steps[node]))
+        order, before = breadth_first_order(graph, cell)
+        cell = at = int(order[-1])
+        steps = 0
+        while before[at] >= 0:
+            at, steps = int(before[at]), steps + 1
+        most = max(most, steps)
     return most

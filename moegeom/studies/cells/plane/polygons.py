@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int16, Int64
 
-from moegeom.studies.cells.graph.facet_graph import exchanged
+from moegeom.studies.cells.graph.facet_graph import swaps
 
 Frame = tuple[float, float, float, float]
 
@@ -62,7 +62,7 @@ def half_planes(
 
     The first expert that only the first cell has against the first that only the second has.
     """
-    out, into = exchanged(expert_set, facets)
+    out, into = swaps(expert_set, facets).first
     return weight[out] - weight[into], bias[out] - bias[into]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from moegeom.core.errors import InternalError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
+from moegeom.engine.plan import num_workers
 from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.writer import slug
-from moegeom.studies.cells.ball.ball_cells import filter_ball
+from moegeom.studies.cells.ball.ball_cells import facet_distances
 from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.certificate_check import CellPoint
 from moegeom.studies.cells.exact.witness import check_witness
-from moegeom.studies.cells.graph.facet_graph import exchanged, is_one_swap
+from moegeom.studies.cells.graph.facet_graph import Swaps, swaps
 from moegeom.studies.cells.study.found import FoundCells, Scaled
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.router import Looked
@@ -91,17 +92,17 @@ class CellFiles:
 def _cells(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
     count = len(found.expert_set)
     columns: dict[str, Any] = {
-        "router": [looked.router.name] * count,
+        "router": pa.repeat(looked.router.name, count),
         "cell": np.arange(count),
-        "expert_set": found.expert_set.astype(np.int32).tolist(),
-        "witness": _listed(found),
+        "expert_set": _rows(found.expert_set),
+        "witness": _rows(found.witness, np.isin(np.arange(count), list(found.exact))),
         "witness_exact": _rational(found),
         "num_facets": np.bincount(found.facets.ravel(), minlength=count),
         "witness_input": _inputs(looked, found.witness),
         **_pair(found.cell_distance),
     }
     if found.at is not None:
-        columns["token"] = [found.at] * count
+        columns["token"] = pa.repeat(found.at, count)
     if found.hops is not None:
         columns["hops"] = found.hops
     if found.is_bounded is not None:
@@ -116,24 +117,23 @@ def _cells(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
         columns["inradius"] = _inradii(weight, bias, found, request)
     if request.certify:
         _check(weight, bias, found, request.tie_broken)
-        columns["is_checked"] = [True] * count
+        columns["is_checked"] = pa.repeat(True, count)
     return cell_table("cells", columns)
 
 
 def _facets(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
-    count = len(found.facets)
-    experts = [set(row) for row in found.expert_set.tolist()]
-    pairs = found.facets.tolist()
+    count, swapped = len(found.facets), swaps(found.expert_set, found.facets)
+    ends = np.cumsum(swapped.num)
     columns: dict[str, Any] = {
-        "router": [looked.router.name] * count,
+        "router": pa.repeat(looked.router.name, count),
         "cell": found.facets[:, 0],
         "other_cell": found.facets[:, 1],
-        "experts_out": [sorted(experts[one] - experts[other]) for one, other in pairs],
-        "experts_in": [sorted(experts[other] - experts[one]) for one, other in pairs],
-        **_pair(_distances(looked, found, request)),
+        "experts_out": _lists(swapped.out, ends),
+        "experts_in": _lists(swapped.into, ends),
+        **_pair(_distances(looked, found, swapped, request)),
     }
     if found.at is not None:
-        columns["token"] = [found.at] * count
+        columns["token"] = pa.repeat(found.at, count)
     return cell_table("facets", columns)
 
 
@@ -148,26 +148,31 @@ def _inradii(
     return [None if np.isnan(radius) else radius for radius in radii.tolist()]
 
 
-def _distances(looked: Looked, found: FoundCells, request: CellsRequest) -> np.ndarray | None:
+def _distances(
+    looked: Looked, found: FoundCells, swapped: Swaps, request: CellsRequest
+) -> np.ndarray | None:
     """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
     if found.at is not None or found.facet_distance is not None:
         return found.facet_distance
-    is_simple = is_one_swap(found.expert_set, found.facets).all()
-    if len(found.facets) > _MOST_MEASURED or not is_simple:
+    if len(found.facets) > _MOST_MEASURED or (swapped.num != 1).any():
         return None
     weight, bias = _numbers(looked)
     centre = np.zeros(weight.shape[1])
     if looked.sample is not None and looked.part is not None:
         mean = looked.sample.inputs.astype(np.float64).mean(axis=0)
         centre = looked.part.coordinates(mean[None, :])[0]
-    out, into = (part.astype(np.int16) for part in exchanged(found.expert_set, found.facets))
     scaled = Scaled.of(weight, bias, request, is_metric=True)
     offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
     centre = np.ldexp(centre, -scaled.exponent)
-    met = filter_ball(
-        scaled.weight, offset, found.expert_set, found.facets, out, into, centre, np.inf
+    brackets = facet_distances(
+        scaled.weight,
+        offset,
+        found.expert_set,
+        found.facets,
+        swapped.first,
+        centre,
+        request.num_workers or num_workers(),
     )
-    brackets = np.column_stack([met.facet_lower, met.facet_upper])
     return np.ldexp(brackets, scaled.longer)
 
 
@@ -177,23 +182,33 @@ def _numbers(looked: Looked) -> tuple[np.ndarray, np.ndarray]:
     return looked.weight, bias
 
 
-def _inputs(looked: Looked, witness: np.ndarray) -> Sequence[Any]:
+def _inputs(looked: Looked, witness: np.ndarray) -> pa.Array:
     if looked.part is None or len(witness) * looked.router.hidden_size > _MOST_COORDINATES:
-        return [None] * len(witness)
+        return pa.nulls(len(witness))
     rows = looked.part.inputs(witness).astype(np.float32)
-    return [row if np.isfinite(row).all() else None for row in rows.tolist()]
-
-
-def _listed(found: FoundCells) -> list[list[float] | None]:
-    """Witnesses; None where no float64 point was found."""
-    rows = found.witness.tolist()
-    return [None if n in found.exact else row for n, row in enumerate(rows)]
+    return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
 
 
 def _rational(found: FoundCells) -> list[str | None]:
     """Certificates of the cells that have no float64 witness, as JSON."""
     texts = {n: json.dumps(point.as_json()) for n, point in found.exact.items()}
     return [texts.get(n) for n in range(len(found.expert_set))]
+
+
+def _rows(values: np.ndarray, is_missing: np.ndarray | None = None) -> pa.ListArray:
+    """A list for each row."""
+    count, width = values.shape
+    return _lists(values.ravel(), width * np.arange(1, count + 1), is_missing)
+
+
+def _lists(
+    values: np.ndarray, ends: np.ndarray, is_missing: np.ndarray | None = None
+) -> pa.ListArray:
+    """The values up to each of the ends as a list of their own."""
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        offsets, pa.array(values), mask=None if is_missing is None else pa.array(is_missing)
+    )
 
 
 def _pair(bracket: np.ndarray | None) -> Mapping[str, np.ndarray]:
@@ -251,7 +266,12 @@ def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
     length = len(next(iter(columns.values())))
     fields, arrays = [], []
     for column, kind, unit, text in CELL_TABLES[name]:
-        arrays.append(pa.array(columns.get(column, [None] * length), type=kind))
+        values = columns.get(column)
+        if values is None:
+            arrays.append(pa.nulls(length, kind))
+        else:
+            is_array = isinstance(values, pa.Array)
+            arrays.append(values.cast(kind) if is_array else pa.array(values, kind))
         facts = {"text": text, "unit": unit}
         fields.append(pa.field(column, kind, metadata={k: v for k, v in facts.items() if v}))
     schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})

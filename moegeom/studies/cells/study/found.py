@@ -21,7 +21,7 @@ from moegeom.studies.cells.ball.box import filter_box
 from moegeom.studies.cells.exact.certificate_check import CellPoint
 from moegeom.studies.cells.exact.rank import independent_columns_of
 from moegeom.studies.cells.exact.witness import strict_witnesses
-from moegeom.studies.cells.graph.facet_graph import exchanged
+from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 
@@ -252,7 +252,7 @@ def _in_ball(
     whole = _enumerated(weight, bias, k, request, watch)
     if isinstance(whole, AllSubsets) or not whole.is_whole:
         raise ValueError("experts tie on whole facets in the ball, and the slice is too large")
-    out, into = _exchanged(whole)
+    out, into = swaps(whole.expert_set, whole.facets).first
     met = filter_ball(
         weight, offset, whole.expert_set, whole.facets, out, into, centre, request.radius
     )
@@ -272,7 +272,7 @@ def _in_box(
     if not whole.is_whole:
         return whole
     sides = np.full(weight.shape[1], half)
-    out, into = _exchanged(whole)
+    out, into = swaps(whole.expert_set, whole.facets).first
     met = filter_box(
         weight, bias, whole.expert_set, whole.facets, out, into, -sides, sides, whole.witness
     )
@@ -328,10 +328,3 @@ def _kept(
         facets=number[whole.facets[facets]].reshape(-1, 2),
         is_bounded=None,
     )
-
-
-def _exchanged(
-    whole: FoundCells,
-) -> tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]]:
-    out, into = exchanged(whole.expert_set, whole.facets)
-    return out.astype(np.int16), into.astype(np.int16)

@@ -7,7 +7,7 @@ import numpy as np
 from moegeom import __version__
 from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
-from moegeom.studies.cells.graph.facet_graph import exchanged
+from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.pictures import (
     CircleCells,
     PlaneCells,
@@ -110,7 +110,7 @@ def _plane(
     frame = frame_of(points, looked.asked, looked.sample, request, _spread(found))
     drawn = polygons(weight, bias, found.expert_set, found.facets, frame)
     inside = ~np.isnan(drawn.facet_ends[:, 0, 0])
-    out, into = exchanged(found.expert_set, found.facets[inside])
+    out, into = swaps(found.expert_set, found.facets[inside]).first
     chosen = found.expert_set.astype(np.int64)
     return PlaneCells(
         caption=caption,
@@ -156,7 +156,7 @@ def _drawn_rows(looked: Looked) -> np.ndarray:
 
 
 def _space(looked: Looked, found: FoundCells, caption: SliceCaption) -> SpaceCells:
-    out, into = exchanged(found.expert_set, found.facets)
+    out, into = swaps(found.expert_set, found.facets).first
     inside = None
     if looked.placed is not None:
         cell = looked.placed.cell

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import comb
@@ -13,6 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
+from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.studies.cells.exact.crossings import crossing_rate
 from moegeom.studies.cells.graph.facet_graph import facet_graph
 from moegeom.studies.cells.graph.visited_graph import visited_graph
@@ -79,17 +79,16 @@ def look_at(
     told: Told | None,
 ) -> Looked:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
-    started = time.perf_counter()
     if router.num_experts > MOST_EXPERTS:
         raise UsageError(
             f"router {router.name}: {router.num_experts:,} experts; expected at most "
             f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
         )
     if asked.circle is not None:
-        return _on_circle(router, asked, sample, request, started)
+        return _on_circle(router, asked, sample, request)
     if not router.rule.is_affine:
-        return _by_pixels(router, asked, sample, request, started)
-    return _by_cells(router, asked, sample, request, told, started)
+        return _by_pixels(router, asked, sample, request)
+    return _by_cells(router, asked, sample, request, told)
 
 
 def _refuse_out(router: Router, asked: RequestedSlice, request: CellsRequest) -> None:
@@ -106,7 +105,6 @@ def _by_cells(
     sample: SliceTokens | None,
     request: CellsRequest,
     told: Told | None,
-    started: float,
 ) -> Looked:
     part, bias = asked.part, router.affine_bias
     weight = router.weight.astype(np.float64)
@@ -127,7 +125,10 @@ def _by_cells(
             f"{asked.text} with {dims:,}.",
             "Add --subspace pca:D or random:D.",
         )
-    answer = find_cells(weight, offset, k, request, starts, told)
+    with stopwatch() as took:
+        answer = find_cells(weight, offset, k, request, starts, told)
+        if not isinstance(answer, AllSubsets):
+            answer = [with_witnesses(part, weight, offset, request) for part in answer]
     if isinstance(answer, AllSubsets) and (request.box is not None or request.out is not None):
         raise UsageError(
             f"router {router.name}: every set of {k} experts is a cell of {asked.text}, so there "
@@ -139,7 +140,7 @@ def _by_cells(
     placed, facts, random = None, None, None
     if not isinstance(answer, AllSubsets):
         is_whole = all(part.is_whole for part in answer)
-        found = tuple(with_witnesses(part, weight, offset, request) for part in answer)
+        found = tuple(answer)
         outcome = "cells" if is_whole else "unfinished"
         facts = facts_of(found) if is_whole else None
         if sample is not None and part is not None:
@@ -156,7 +157,7 @@ def _by_cells(
         outcome,
         facts,
         placed,
-        started,
+        took,
         request.seed,
         is_central=offset is None,
     )
@@ -207,7 +208,7 @@ def _record(
     outcome: Outcome,
     facts: Cells | None,
     placed: Placed | None,
-    started: float,
+    took: Stopwatch,
     seed: int,
     is_central: bool = False,
 ) -> RouterCells:
@@ -225,7 +226,7 @@ def _record(
         num_possible=comb(experts, k),
         most_cells=most_cells(experts, k, dims, is_central) if is_sliced else None,
         expected_vertices=_expected(experts, k, dims, is_central) if is_sliced else None,
-        seconds=time.perf_counter() - started,
+        seconds=took.seconds,
         variance_share=asked.variance_share,
         num_tokens=None if placed is None else len(placed.cell),
         num_own=None if placed is None else int(placed.is_own.sum()),
@@ -262,7 +263,6 @@ def _by_pixels(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    started: float,
 ) -> Looked:
     """Every rule on a plane, pixel by pixel."""
     part = asked.part
@@ -288,7 +288,8 @@ def _by_pixels(
         part.basis,
         router.projection,
     )
-    found = plane_raster(plane, Frame(*frame, request.pixels, request.pixels))
+    with stopwatch() as took:
+        found = plane_raster(plane, Frame(*frame, request.pixels, request.pixels))
     facts = Cells(
         num_cells=len(found.expert_sets),
         road="interval subdivision",
@@ -301,7 +302,7 @@ def _by_pixels(
         cells = np.array(found.expert_sets)
         placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
     seed, window = request.seed, _window(frame)
-    record = _record(router, asked, sample, 2, window, "pixels", facts, placed, started, seed)
+    record = _record(router, asked, sample, 2, window, "pixels", facts, placed, took, seed)
     return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
 
 
@@ -320,7 +321,6 @@ def _on_circle(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    started: float,
 ) -> Looked:
     if not router.rule.is_affine:
         raise RouterRuleError(
@@ -334,7 +334,8 @@ def _on_circle(
     axes, offset = weight @ asked.circle, weight @ asked.centre
     if router.affine_bias is not None:
         offset = offset + router.affine_bias
-    arcs = circle_arcs(axes[:, 0], axes[:, 1], offset, router.rule.top_k)
+    with stopwatch() as took:
+        arcs = circle_arcs(axes[:, 0], axes[:, 1], offset, router.rule.top_k)
     lengths = arcs.stop - arcs.start
     facts = Cells(
         num_cells=len(np.unique(arcs.expert_set, axis=0)),
@@ -342,7 +343,7 @@ def _on_circle(
         num_facets=len(arcs.start) if len(arcs.start) > 1 else 0,
         proved_share=float(lengths[arcs.is_proved].sum() / (2.0 * np.pi)),
     )
-    record = _record(router, asked, sample, 1, "", "arcs", facts, None, started, request.seed)
+    record = _record(router, asked, sample, 1, "", "arcs", facts, None, took, request.seed)
     return Looked(record, router, asked, sample, arcs=arcs)
 
 
