@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the counts down")
     is_new = parser.parse_args().write
     versions = _versions()
-    known = json.loads(WRITTEN.read_text()) if not is_new else {"versions": versions}
+    known: dict[str, Any] = {"versions": versions} if is_new else json.loads(WRITTEN.read_text())
     if known["versions"] != versions:
         print(f"counted with {known['versions']}, which these are not: {versions}")
         return 2

@@ -149,7 +149,8 @@ def open_regular(path: Path, follows: bool = False) -> BufferedReader:
 def read_regular(path: Path, most: int, follows: bool = False) -> bytes:
     """What a regular file of up to ``most`` bytes holds; OSError as above, or for a larger one."""
     with open_regular(path, follows) as file:
-        found = file.read(most + 1)
+        # a buffer of what the file has, and not of all that it might have
+        found = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
     if len(found) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", str(path))
     return found
