@@ -18,6 +18,7 @@ from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.files import read_regular
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.cluster import parts_by_ray
@@ -447,37 +448,44 @@ def _measured(wanted: Sequence[Wanted], setting: Setting) -> Iterator[MeasuredRo
     experts: list[CountedExperts | None] = []
     for one in wanted:
         router, metrics = one.router, setting.metrics_of(one.router)
-        if watch and router.name in source.facts.routers:
-            watch.begin(router.name)
         if router.name not in source.facts.routers:
             yield measure_weights(router, metrics, f"{source.facts.name} does not record it")
         elif isinstance(source, CountedSource):
             yield measure_counts(router, source.counts(router.name), metrics)
         else:
             experts.append(setting.experts(router))
-            side, mixed = setting.checkpoint_b, experts[-1]
-            runs.append(
-                RouterRun(
-                    router,
-                    ChoicesAlone(source) if router.listed else source,
-                    metrics,
-                    setting.request,
-                    run_b=setting.run_b,
-                    checkpoint_b=None if side is None else side.routers.get(router.name),
-                    folder=one.folder,
-                    snapshot=one.snapshot,
-                    devices=setting.device.devices,
-                    advanced=watch.advance if watch else None,
-                    said=watch.say if watch else None,
-                    experts=None if mixed is None else mixed.mixed,
-                    folding=setting.folding,
-                )
-            )
-    in_turn = measure_in_step(runs) if runs else ()
-    for run, found, mixed in zip(runs, in_turn, experts, strict=True):
+            runs.append(_run_of(one, source, setting, experts[-1]))
+    if not runs:
+        return
+    if watch:
+        first, others = runs[0].router.name, len(runs) - 1
+        watch.begin(f"{first} and {number_of(others, 'other')}" if others else first)
+    for run, found, mixed in zip(runs, measure_in_step(runs), experts, strict=True):
         if mixed is not None:
             found.facts.update(mixed.facts)
         yield with_what_ifs(run, found) if setting.request.what_ifs else found
+
+
+def _run_of(
+    one: Wanted, source: TokenSource, setting: Setting, experts: CountedExperts | None
+) -> RouterRun:
+    """A router on tokens."""
+    router, side, watch = one.router, setting.checkpoint_b, setting.watch
+    return RouterRun(
+        router,
+        ChoicesAlone(source) if router.listed else source,
+        setting.metrics_of(router),
+        setting.request,
+        run_b=setting.run_b,
+        checkpoint_b=None if side is None else side.routers.get(router.name),
+        folder=one.folder,
+        snapshot=one.snapshot,
+        devices=setting.device.devices,
+        advanced=watch.advance if watch else None,
+        said=watch.say if watch else None,
+        experts=None if experts is None else experts.mixed,
+        folding=setting.folding,
+    )
 
 
 def finish(
