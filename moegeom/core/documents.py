@@ -70,15 +70,19 @@ def _check_integers(found: Any) -> None:
             _checked(value)
 
 
+#: What a parser of JSON nests; its types themselves are told faster than what is like them.
+_NESTS = frozenset((dict, list))
+
+
 def _check_depth(found: Any) -> None:
     """What is read must also be written again, by functions that call themselves."""
-    level = [found] if isinstance(found, dict | list) else []
+    level = [found] if type(found) in _NESTS else []
     for _ in range(MOST_NESTED):
         level = [
             inner
             for value in level
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if isinstance(inner, dict | list)
+            for inner in (value.values() if type(value) is dict else value)
+            if type(inner) in _NESTS
         ]
         if not level:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import gt
 from typing import Any
@@ -97,16 +97,28 @@ def read_header(file: RangeFile) -> SafetensorsHeader:
 
 def _check_apart(header: SafetensorsHeader) -> None:
     """Raise if two tensors name the same bytes, which no writer does."""
-    pairs = [_begin_and_end(entry) for entry in header.entries.values()]
-    begins, ends = sorted(b for b, _ in pairs), sorted(e for _, e in pairs)
+    begins, ends = _places(list(header.entries.values()))
     # Each begins where all before it have ended; this is on the way of every header.
-    if any(map(gt, ends, begins[1:])) or any(b > e for b, e in pairs):
-        spans = ((b, e, name) for (b, e), name in zip(pairs, header.entries, strict=True))
+    if any(map(gt, sorted(ends), sorted(begins)[1:])) or any(map(gt, begins, ends)):
+        spans = zip(begins, ends, header.entries, strict=True)
         check_apart(spans, f"{header.file}: behind the header", hint=_NO_WRITER)
 
 
+def _places(entries: list[Any]) -> tuple[Sequence[int], Sequence[int]]:
+    """Begins and ends of the tensors; 0 where an entry has none, which is an error for who asks."""
+    try:
+        pairs = [entry["data_offsets"] for entry in entries]
+        if set(map(type, pairs)) <= {list} and set(map(len, pairs)) <= {2}:
+            begins, ends = ([pair[side] for pair in pairs] for side in (0, 1))
+            if {*map(type, begins), *map(type, ends)} <= {int}:
+                return begins, ends
+    except (TypeError, KeyError):
+        pass
+    found = [_begin_and_end(entry) for entry in entries]
+    return [begin for begin, _ in found], [end for _, end in found]
+
+
 def _begin_and_end(entry: Any) -> tuple[int, int]:
-    """The place of a tensor; (0, 0) where the entry has none, which is an error for who asks."""
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if isinstance(offsets, list) and list(map(type, offsets)) == [int, int]:
         return offsets[0], offsets[1]
