@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
+from jaxtyping import Float64, Int16, Int32, Int64, UInt8, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
 
 #: Unit roundoff.
 _UNIT = 2.0**-53
@@ -22,6 +23,13 @@ UNCERTAIN, PROVED, EXACT, GONE = 0, 1, 2, 3
 
 #: Set in ``rising`` where the order of the vertex and its neighbours along u is not proved.
 UNORDERED = np.uint32(1 << 31)
+
+#: Vertices that are worked on side by side, in the lanes of vector registers. They are examined
+#: before their edges are entered: few, so that most edges are known from their other end.
+TURN = 32
+
+#: A slot of the table without a vertex.
+EMPTY = np.uint64(2**64 - 1)
 
 #: Numbers below or above are not worked with: products and reciprocals stay finite.
 _LEAST, _MOST = 1e-140, 1e140
@@ -37,139 +45,187 @@ _FUSED: set[str] = {"nnan", "nsz", "contract"}
 
 
 class Level(NamedTuple):
-    """A router, padded with experts far below all, and the direction ``upwards`` of its diagram.
-
-    The direction is a tuple, for its length is a part of its type: kernels are compiled for each.
-    """
+    """A router, padded with experts far below all, and the direction ``upwards`` of its diagram."""
 
     columns: Float64[np.ndarray, "dims lanes"]
     bias: Float64[np.ndarray, "lanes"]
     k: int
     num_experts: int
-    upwards: tuple[float, ...]
+    upwards: Float64[np.ndarray, "dims"]
 
 
 class Vertices(NamedTuple):
     """Room for vertices: the experts ``on`` the level and, as bits, those ``above`` it.
 
     ``rising`` are the experts of ``on`` as bits whose edge upwards climbs, ``links`` the vertices
-    at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up.
+    at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. Nothing is
+    written before a vertex is entered, so that room costs no memory.
     """
 
     on: Int16[np.ndarray, "vertices on"]
     above: UInt64[np.ndarray, "vertices words"]
-    point: Float64[np.ndarray, "vertices dims"]
     rising: UInt32[np.ndarray, "vertices"]
     state: UInt8[np.ndarray, "vertices"]
     links: Int32[np.ndarray, "vertices edges"]
 
 
 class Seen(NamedTuple):
-    """Where a vertex is found by its on-set: a table of numbers, and the hashes of the sets."""
+    """Where a vertex is found by its on-set.
 
-    table: Int32[np.ndarray, "slots"]
-    codes: UInt64[np.ndarray, "vertices"]
+    A slot holds the upper half of the set's hash and, below it, the number of the vertex.
+    ``following`` is room for a set, ``fetched`` for what was read ahead.
+    """
+
+    table: UInt64[np.ndarray, "slots"]
     marks: UInt64[np.ndarray, "experts"]
+    following: Int16[np.ndarray, "on"]
+    fetched: UInt64[np.ndarray, "2 edges"]
 
 
-@njit(**INNER)
-def _inverted(matrix, swapped, dims):
-    """Gauss-Jordan with row pivots, in place; False where a pivot is 0."""
-    size = len(dims) + 1
+@njit(**UNCOUNTED)
+def _inverted(matrix, pivot, factor, is_regular, first, last):
+    """Gauss-Jordan with row pivots, in place and in each lane; regular where no pivot is 0."""
+    size = len(matrix)
     for column in range(size):
-        pivot = column
+        for w in range(first, last):
+            pivot[column, w] = column
+            factor[w] = abs(matrix[column, column, w])
         for r in range(column + 1, size):
-            if abs(matrix[r, column]) > abs(matrix[pivot, column]):
-                pivot = r
-        swapped[column] = pivot
-        if matrix[pivot, column] == 0.0:
-            return False
-        scale = 1.0 / matrix[pivot, column]
-        if pivot != column:
+            for w in range(first, last):
+                value = abs(matrix[r, column, w])
+                is_larger = value > factor[w]
+                pivot[column, w] = r if is_larger else pivot[column, w]
+                factor[w] = value if is_larger else factor[w]
+        for r in range(column + 1, size):
             for c in range(size):
-                matrix[column, c], matrix[pivot, c] = matrix[pivot, c], matrix[column, c]
-        matrix[column, column] = 1.0
+                for w in range(first, last):
+                    one, other = matrix[column, c, w], matrix[r, c, w]
+                    is_pivot = pivot[column, w] == r
+                    matrix[column, c, w] = other if is_pivot else one
+                    matrix[r, c, w] = one if is_pivot else other
+        for w in range(first, last):
+            is_regular[w] = 0.0 if factor[w] == 0.0 else is_regular[w]
+            factor[w] = 1.0 / matrix[column, column, w]
+            matrix[column, column, w] = 1.0
         for c in range(size):
-            matrix[column, c] *= scale
+            for w in range(first, last):
+                matrix[column, c, w] *= factor[w]
         for r in range(size):
             if r == column:
                 continue
-            factor = matrix[r, column]
-            matrix[r, column] = 0.0
+            for w in range(first, last):
+                factor[w] = matrix[r, column, w]
+                matrix[r, column, w] = 0.0
             for c in range(size):
-                matrix[r, c] -= factor * matrix[column, c]
+                for w in range(first, last):
+                    matrix[r, c, w] -= factor[w] * matrix[column, c, w]
     for column in range(size - 1, -1, -1):
-        if swapped[column] != column:
+        for other in range(column + 1, size):
             for r in range(size):
-                other = swapped[column]
-                matrix[r, column], matrix[r, other] = matrix[r, other], matrix[r, column]
-    return True
+                for w in range(first, last):
+                    one, two = matrix[r, column, w], matrix[r, other, w]
+                    is_pivot = pivot[column, w] == other
+                    matrix[r, column, w] = two if is_pivot else one
+                    matrix[r, other, w] = one if is_pivot else two
 
 
-@njit(**INNER)
-def _spoiled(basis, inverse, dims):
+@njit(**UNCOUNTED)
+def _spoil(basis, inverse, spoiled, value, reach, total, first, last):
     """Bound of the largest column sum of |I - G M|, what rounding hides included."""
-    size, most = len(dims) + 1, 0.0
+    size = len(basis)
     gamma = 2.0 * (size + 3) * _UNIT
+    for w in range(first, last):
+        spoiled[w] = 0.0
     for c in range(size):
-        total = 0.0
+        for w in range(first, last):
+            total[w] = 0.0
         for r in range(size):
-            value, reach = -1.0 if r == c else 0.0, 1.0
+            start = -1.0 if r == c else 0.0
+            for w in range(first, last):
+                value[w], reach[w] = start, 1.0
             for m in range(size):
-                term = inverse[r, m] * basis[m, c]
-                value += term
-                reach += abs(term)
-            total += abs(value) + gamma * reach
-        most = max(most, total)
-    return most
+                for w in range(first, last):
+                    term = inverse[r, m, w] * basis[m, c, w]
+                    value[w] += term
+                    reach[w] += abs(term)
+            for w in range(first, last):
+                total[w] += abs(value[w]) + gamma * reach[w]
+        for w in range(first, last):
+            spoiled[w] = spoiled[w] if total[w] <= spoiled[w] else total[w]
 
 
-@njit(**INNER)
-def _solved(basis, inverse, spoiled, right, out, error, left, dims):
+@njit(**UNCOUNTED)
+def _solve(basis, inverse, spoiled, right, out, error, left, whole, first, last):
     """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
 
     The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
     residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
     """
-    size = len(dims) + 1
+    size = len(basis)
     gamma = 2.0 * (size + 3) * _UNIT
     for r in range(size):
-        value = 0.0
+        for w in range(first, last):
+            out[r, w] = 0.0
         for c in range(size):
-            value += inverse[r, c] * right[c]
-        out[r] = value
+            for w in range(first, last):
+                out[r, w] += inverse[r, c, w] * right[c, w]
     for r in range(size):
-        value, reach = -right[r], abs(right[r])
+        for w in range(first, last):
+            whole[w], left[r, w] = -right[r, w], abs(right[r, w])
         for c in range(size):
-            term = basis[r, c] * out[c]
-            value += term
-            reach += abs(term)
-        left[r] = abs(value) + gamma * reach
-    whole = 0.0
+            for w in range(first, last):
+                term = basis[r, c, w] * out[c, w]
+                whole[w] += term
+                left[r, w] += abs(term)
+        for w in range(first, last):
+            left[r, w] = abs(whole[w]) + gamma * left[r, w]
+    for w in range(first, last):
+        whole[w] = 0.0
     for r in range(size):
-        value = 0.0
+        for w in range(first, last):
+            error[r, w] = 0.0
         for c in range(size):
-            value += abs(inverse[r, c]) * left[c]
-        error[r] = value
-        whole += value
+            for w in range(first, last):
+                error[r, w] += abs(inverse[r, c, w]) * left[c, w]
+        for w in range(first, last):
+            whole[w] += error[r, w]
     for r in range(size):
-        error[r] = 1.01 * (error[r] + 1.5 * spoiled * whole)
+        for w in range(first, last):
+            error[r, w] = 1.01 * (error[r, w] + 1.5 * spoiled[w] * whole[w])
 
 
-@njit(**INNER, fastmath=_FUSED)
-def _levels(columns, bias, y, error, gamma, f, bound, dims):
-    """f of every expert at y, and what it may be wrong by: |f - f_computed| < bound."""
-    d = len(dims)
+@njit(**UNCOUNTED, fastmath=_FUSED)
+def _levels(columns, bias, y, error, gamma, f, bound):
+    """f of every expert at y, and what it may be wrong by: |f - f_computed| < bound.
+
+    ``error`` becomes what a coefficient of each coordinate adds to the bound.
+    """
+    d, level = len(columns), y[len(columns)]
+    least = _LEAST + 1.01 * error[d] + gamma * abs(level)
+    for c in range(d):
+        error[c] = 1.01 * error[c] + gamma * abs(y[c])
+    # two columns at a time: what is summed up is read and written half as often
     for j in range(len(bias)):
-        value = bias[j] - y[d]
-        reach = _LEAST + 1.01 * error[d] + gamma * (abs(y[d]) + abs(bias[j]))
-        for c in range(d):
-            value += columns[c, j] * y[c]
-            reach += abs(columns[c, j]) * (1.01 * error[c] + gamma * abs(y[c]))
-        f[j], bound[j] = value, reach
+        one, two = columns[0, j], columns[1, j]
+        value = bias[j] - level + one * y[0]
+        f[j] = value + two * y[1]
+        reach = least + gamma * abs(bias[j]) + abs(one) * error[0]
+        bound[j] = reach + abs(two) * error[1]
+    for c in range(2, d - 1, 2):
+        for j in range(len(bias)):
+            one, two = columns[c, j], columns[c + 1, j]
+            value = f[j] + one * y[c]
+            f[j] = value + two * y[c + 1]
+            reach = bound[j] + abs(one) * error[c]
+            bound[j] = reach + abs(two) * error[c + 1]
+    if d % 2 == 1:
+        for j in range(len(bias)):
+            one = columns[d - 1, j]
+            f[j] += one * y[d - 1]
+            bound[j] += abs(one) * error[d - 1]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _are_certain(f, bound):
     """Whether every sign is proved; not so where something is not a number."""
     certain = True
@@ -178,46 +234,7 @@ def _are_certain(f, bound):
     return certain
 
 
-@njit(**INNER, fastmath=_FAST)
-def _reciprocals(f, bound, inverse_f):
-    """1 / f, and the largest of bound / |f|."""
-    most = 0.0
-    for j in range(len(f)):
-        inverse_f[j] = 1.0 / f[j]
-        most = max(most, bound[j] * abs(inverse_f[j]))
-    return most
-
-
-@njit(**INNER, fastmath=_FUSED)
-def _shot(columns, direction, inverse_f, h, bits, dims):
-    """h = -slope / f along an edge; the bits of its largest and of its least.
-
-    At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
-    that is met upwards, its least the first one downwards, 0 where there is none.
-    """
-    d = len(dims)
-    for j in range(len(h)):
-        slope = -direction[d]
-        for c in range(d):
-            slope += columns[c, j] * direction[c]
-        h[j] = -slope * inverse_f[j]
-    # floats of one sign are ordered as their bits, and maxima of integers are vector code
-    largest, least = np.int64(0), np.int64(0)
-    for j in range(len(h)):
-        largest = max(largest, bits[j])
-        least = max(least, bits[j] ^ _SIGN)
-    return largest, least ^ _SIGN
-
-
-@njit(**INNER)
-def _largest(values):
-    most = 0.0
-    for value in values:
-        most = max(most, abs(value)) if value == value else np.inf
-    return most
-
-
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _found(bits, value):
     """The first place of a value that is there."""
     place = np.int64(len(bits))
@@ -226,88 +243,184 @@ def _found(bits, value):
     return place
 
 
-@njit(**INNER)
-def _is_ray(
-    columns, basis, inverse, spoiled, inverse_f, direction, column, scratch, num_experts, dims
-):
+@njit(**UNCOUNTED, fastmath=_FAST)
+def _reciprocals(f, bound, inverse_f, ratio, bits):
+    """1 / f, and the largest of bound / |f|."""
+    for j in range(len(f)):
+        inverse_f[j] = 1.0 / f[j]
+        ratio[j] = bound[j] * abs(inverse_f[j])
+    # positive floats are ordered as their bits
+    most = np.int64(0)
+    for j in range(len(f)):
+        most = max(most, bits[j])
+    return ratio[_found(bits, most)]
+
+
+@njit(**UNCOUNTED, fastmath=_FUSED)
+def _shot(columns, direction, inverse_f, h, bits):
+    """h = -slope / f along an edge; the bits of its largest and of its least.
+
+    At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
+    that is met upwards, its least the first one downwards, 0 where there is none.
+    """
+    d = len(columns)
+    for j in range(len(h)):
+        slope = -direction[d] + columns[0, j] * direction[0]
+        h[j] = slope + columns[1, j] * direction[1]
+    for c in range(2, d - 1, 2):
+        for j in range(len(h)):
+            slope = h[j] + columns[c, j] * direction[c]
+            h[j] = slope + columns[c + 1, j] * direction[c + 1]
+    if d % 2 == 1:
+        for j in range(len(h)):
+            h[j] += columns[d - 1, j] * direction[d - 1]
+    for j in range(len(h)):
+        h[j] = -h[j] * inverse_f[j]
+    # floats of one sign are ordered as their bits, and maxima of integers are vector code
+    largest, least = np.int64(0), np.int64(0)
+    for j in range(len(h)):
+        largest = max(largest, bits[j])
+        least = max(least, bits[j] ^ _SIGN)
+    return largest, least ^ _SIGN
+
+
+@njit(**UNCOUNTED)
+def _largest(values):
+    most = 0.0
+    for value in values:
+        most = max(most, abs(value)) if value == value else np.inf
+    return most
+
+
+class Room(NamedTuple):
+    """What a turn of vertices is worked out in: ``squares`` hold bases and their inverses by lane.
+
+    ``columns`` by lane: what is solved for, solutions and their errors of vertices and of an edge,
+    and residuals. ``lines`` by lane: bounds of the inverses, whether there are any, and three to
+    spare. ``experts``: f, its bounds, 1 / f and h. ``vectors``: a point, its errors, a direction.
+    """
+
+    squares: Float64[np.ndarray, "2 on on turn"]
+    columns: Float64[np.ndarray, "6 on turn"]
+    lines: Float64[np.ndarray, "5 turn"]
+    pivot: Int64[np.ndarray, "on turn"]
+    experts: Float64[np.ndarray, "4 lanes"]
+    vectors: Float64[np.ndarray, "3 on"]
+
+
+def aligned(*shape: int) -> Float64[np.ndarray, "..."]:
+    """An array that begins where a cache line does: then no vector lies across two of them."""
+    size = math.prod(shape)
+    room = np.empty(size + 7)
+    start = -(room.ctypes.data // 8) % 8
+    return room[start : start + size].reshape(shape)
+
+
+def room_for(size: int, lanes: int) -> Room:
+    """Room for vertices with as many experts on the level."""
+    return Room(
+        aligned(2, size, size, TURN),
+        aligned(6, size, TURN),
+        aligned(5, TURN),
+        aligned(size, TURN).view(np.int64),
+        aligned(4, lanes),
+        aligned(3, size),
+    )
+
+
+@njit(**UNCOUNTED)
+def _solve_turn(columns, bias, on, start, stop, room):
+    """Where the vertices ``start`` to ``stop`` lie, by lane; lanes beyond repeat the last one."""
+    d = len(columns)
+    basis, inverse = room.squares[0], room.squares[1]
+    right, y, error, left = room.columns[0], room.columns[1], room.columns[2], room.columns[5]
+    spoiled, is_regular, spare = room.lines[0], room.lines[1], room.lines[2]
+    for w in range(TURN):
+        vertex = min(start + w, stop - 1)
+        for r in range(d + 1):
+            expert = on[vertex, r]
+            for c in range(d):
+                basis[r, c, w] = columns[c, expert]
+            basis[r, d, w] = -1.0
+            right[r, w] = -bias[expert]
+        is_regular[w] = 1.0
+    for r in range(d + 1):
+        for c in range(d + 1):
+            for w in range(TURN):
+                inverse[r, c, w] = basis[r, c, w]
+    _inverted(inverse, room.pivot, spare, is_regular, 0, TURN)
+    _spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4], 0, TURN)
+    _solve(basis, inverse, spoiled, right, y, error, left, spare, 0, TURN)
+
+
+@njit(**UNCOUNTED)
+def _is_ray(columns, room, w, inverse_f, direction, column, num_experts):
     """Whether every slope along an edge is known to differ from 0, where nothing is met."""
-    size = len(dims) + 1
-    edge, error, right, left = scratch[0], scratch[1], scratch[2], scratch[3]
+    size = len(columns) + 1
+    right, edge, error = room.columns[0], room.columns[3], room.columns[4]
     gamma = 2.0 * (size + 3) * _UNIT
     for m in range(size):
-        right[m] = 1.0 if m == column else 0.0
-    _solved(basis, inverse, spoiled, right, edge, error, left, dims)
+        right[m, w] = 1.0 if m == column else 0.0
+    _solve(
+        room.squares[0], room.squares[1], room.lines[0], right, edge, error, room.columns[5],
+        room.lines[2], w, w + 1,
+    )  # fmt: skip
     for j in range(num_experts):
         if inverse_f[j] == 0.0:  # on the level itself
             continue
-        bound = 1.01 * error[size - 1] + gamma * abs(edge[size - 1])
+        bound = 1.01 * error[size - 1, w] + gamma * abs(edge[size - 1, w])
         slope = -direction[size - 1]
         for m in range(size - 1):
             slope += columns[m, j] * direction[m]
-            bound += abs(columns[m, j]) * (1.01 * error[m] + gamma * abs(edge[m]))
+            bound += abs(columns[m, j]) * (1.01 * error[m, w] + gamma * abs(edge[m, w]))
         if not abs(slope) > bound:
             return False
     return True
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def examine(level, vertices, met, gap, start, stop):
-    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
-
-    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
-    that the diagram has and the links do not know yet. ``gap`` [0] is the least of |f| / bound.
-    """
-    columns, bias, k, num_experts, upwards = level
-    on, above, point, rising, state, links = vertices
-    dims, lanes = upwards, columns.shape[1]
-    # known to the compiler, which unrolls what runs over it
-    d = len(dims)
+@njit(**UNCOUNTED)
+def _examine(level, vertices, met, notes, start, stop, room):
+    columns, bias, k, num_experts, along = level
+    on, above, rising, state, links = vertices
+    d, num_lanes = columns.shape
     size = d + 1
-    basis, inverse = np.empty((size, size)), np.empty((size, size))
-    y, error, right, left = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
-    spare = np.empty((4, size))
-    f, bound, inverse_f = np.empty(lanes), np.empty(lanes), np.empty(lanes)
-    h, direction, along = np.empty(lanes), np.empty(size), np.empty(d)
-    f_bits, h_bits, swapped = f.view(np.uint64), h.view(np.int64), np.empty(size, np.int64)
+    f, bound, inverse_f, h = room.experts[0], room.experts[1], room.experts[2], room.experts[3]
+    y, error, direction = room.vectors[0], room.vectors[1], room.vectors[2]
+    inverse = room.squares[1]
+    f_bits, h_bits = f.view(np.uint64), h.view(np.int64)
     gamma = 2.0 * (size + 3) * _UNIT
-    for c in range(d):
-        along[c] = upwards[c]
     reach, largest_row = _largest(along), 1.0
     for c in range(d):
         largest_row = max(largest_row, _largest(columns[c]))
     for vertex in range(start, stop):
-        own, ends = on[vertex], met[vertex - start]
-        ends[:] = NONE
+        w = (vertex - start) % TURN
+        if w == 0:
+            _solve_turn(columns, bias, on, vertex, min(vertex + TURN, stop), room)
         state[vertex] = UNCERTAIN
-        for r in range(size):
-            for c in range(d):
-                basis[r, c] = columns[c, own[r]]
-            basis[r, d] = -1.0
-            right[r] = -bias[own[r]]
-        inverse[:] = basis
-        if not _inverted(inverse, swapped, dims):
+        for edge in range(2 * size):
+            met[vertex - start, edge] = NONE
+        spoiled = room.lines[0, w]
+        if room.lines[1, w] == 0.0 or not spoiled < 0.3:
             continue
-        spoiled = _spoiled(basis, inverse, dims)
-        if not spoiled < 0.3:
-            continue
-        _solved(basis, inverse, spoiled, right, y, error, left, dims)
+        for c in range(size):
+            y[c], error[c] = room.columns[1, c, w], room.columns[2, c, w]
         if not _largest(y) * largest_row < _MOST:
             continue
-        _levels(columns, bias, y, error, gamma, f, bound, dims)
+        _levels(columns, bias, y, error, gamma, f, bound)
         for r in range(size):
-            f[own[r]], bound[own[r]] = _MOST, 0.0
+            f[on[vertex, r]], bound[on[vertex, r]] = _MOST, 0.0
         if not _are_certain(f, bound):
             continue
-        worst = _reciprocals(f, bound, inverse_f)
+        worst = _reciprocals(f, bound, inverse_f, h, h_bits)
         count = 0
         for r in range(size):
-            f[own[r]], inverse_f[own[r]] = -1.0, 0.0  # on the level: never met
-        for j in range(num_experts, lanes):
+            f[on[vertex, r]], inverse_f[on[vertex, r]] = -1.0, 0.0  # on the level: never met
+        for j in range(num_experts, num_lanes):
             inverse_f[j] = 0.0
         for word in range(above.shape[1]):
-            over, signs = np.uint64(0), f_bits[64 * word : 64 * word + 64]
-            for j in range(len(signs)):
-                over |= ((signs[j] >> np.uint64(63)) ^ np.uint64(1)) << np.uint64(j)
+            over = np.uint64(0)
+            for j in range(64 * word, min(64 * word + 64, num_lanes)):
+                over |= ((f_bits[j] >> np.uint64(63)) ^ np.uint64(1)) << np.uint64(j & 63)
             above[vertex, word] = over
             while over:
                 over &= over - np.uint64(1)
@@ -315,14 +428,12 @@ def examine(level, vertices, met, gap, start, stop):
         if count < k - d or count > k - 1:
             continue
         state[vertex] = PROVED
-        gap[0] = min(gap[0], 1.0 / worst)
-        for c in range(d):
-            point[vertex, c] = y[c]
+        notes[0] = min(notes[0], 1.0 / worst)
         bits = np.uint32(0)
         for c in range(size):
             climb, length = 0.0, 0.0
             for m in range(size):
-                direction[m] = inverse[m, c]
+                direction[m] = inverse[m, c, w]
                 length += abs(direction[m])
                 if m < d:
                     climb += along[m] * direction[m]
@@ -338,32 +449,42 @@ def examine(level, vertices, met, gap, start, stop):
             up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
             if not down and not up:
                 continue
-            largest, least = _shot(columns, direction, inverse_f, h, h_bits, dims)
+            largest, least = _shot(columns, direction, inverse_f, h, h_bits)
             for side in range(2):
                 nearest = largest if side else least
                 if not (up if side else down):
                     continue
                 if nearest != (0 if side else _SIGN):
-                    ends[2 * c + side] = _found(h_bits, nearest)
-                elif _is_ray(
-                    columns,
-                    basis,
-                    inverse,
-                    spoiled,
-                    inverse_f,
-                    direction,
-                    c,
-                    spare,
-                    num_experts,
-                    dims,
-                ):
-                    ends[2 * c + side] = RAY
+                    met[vertex - start, 2 * c + side] = _found(h_bits, nearest)
+                elif _is_ray(columns, room, w, inverse_f, direction, c, num_experts):
+                    met[vertex - start, 2 * c + side] = RAY
                 else:
                     state[vertex] = UNCERTAIN
         rising[vertex] = bits
 
 
-@njit(**INNER)
+@njit(**COUNTLESS)
+def examine(level, vertices, met, notes, start, stop, room):
+    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
+
+    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
+    that the diagram has and the links do not know yet. ``notes`` [0] is the least of |f| / bound.
+    """
+    _examine(level, vertices, met, notes, start, stop, room)
+
+
+@njit(**COUNTLESS)
+def fill_points(columns, bias, on, room, point):
+    """Where vertices lie: the numbers that ``examine`` worked with."""
+    for start in range(0, len(on), TURN):
+        stop = min(start + TURN, len(on))
+        _solve_turn(columns, bias, on, start, stop, room)
+        for c in range(len(columns)):
+            for vertex in range(start, stop):
+                point[vertex, c] = room.columns[1, c, vertex - start]
+
+
+@njit(**UNCOUNTED)
 def _code(marks, row):
     """The hash of a set of experts, which changes by two marks when one is exchanged."""
     value = np.uint64(0)
@@ -372,16 +493,15 @@ def _code(marks, row):
     return value
 
 
-@njit(**INNER)
-def _place(table, on, codes, row, code, dims):
+@njit(**UNCOUNTED)
+def _place(table, on, row, code):
     """The slot of an on-set in the table, or the empty one where it belongs."""
-    mask = np.uint64(len(table) - 1)
+    mask, upper = np.uint64(len(table) - 1), code >> np.uint64(32)
     slot = code & mask
-    while table[slot] >= 0:
-        vertex = table[slot]
-        if codes[vertex] == code:
-            same = True
-            for c in range(len(dims) + 1):
+    while table[slot] != EMPTY:
+        if table[slot] >> np.uint64(32) == upper:
+            vertex, same = table[slot] & np.uint64(0xFFFFFFFF), True
+            for c in range(len(row)):
                 same &= on[vertex, c] == row[c]
             if same:
                 return slot
@@ -389,47 +509,72 @@ def _place(table, on, codes, row, code, dims):
     return slot
 
 
-@njit(**INNER)
-def _number(table, on, codes, num, row, code, dims):
+@njit(**UNCOUNTED)
+def _number(table, vertices, num, row, code):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    slot = _place(table, on, codes, row, code, dims)
-    if table[slot] < 0:
+    on = vertices.on
+    slot = _place(table, on, row, code)
+    if table[slot] == EMPTY:
         if num == len(on):
             return -1
-        for c in range(len(dims) + 1):
+        for c in range(len(row)):
             on[num, c] = row[c]
-        codes[num] = code
-        table[slot] = num
-    return table[slot]
+        for edge in range(2 * len(row)):
+            vertices.links[num, edge] = NONE
+        vertices.state[num] = UNCERTAIN
+        table[slot] = ((code >> np.uint64(32)) << np.uint64(32)) | np.uint64(num)
+    return np.int64(table[slot] & np.uint64(0xFFFFFFFF))
 
 
-@njit(**INNER)
-def _swapped(on, leaving, entering, out, dims):
-    """The on-set without ``on[leaving]`` and with ``entering``, in order; where that stands."""
-    size, place = len(dims) + 1, 0
+@njit(**UNCOUNTED)
+def _swap(own, leaving, entering, out):
+    """The on-set without ``own[leaving]`` and with ``entering``, in order; where that stands."""
+    size, place = len(own), 0
     for c in range(size):
-        place += np.int64((on[c] < entering) & (c != leaving))
+        place += np.int64((own[c] < entering) & (c != leaving))
     # no branches: which way they went could not be foretold
     for n in range(size):
         left = n - np.int64(n > place)
-        out[n] = on[min(left + np.int64(left >= leaving), size - 1)]
+        out[n] = own[min(left + np.int64(left >= leaving), size - 1)]
     out[place] = entering
     return place
 
 
-@njit(nogil=True, cache=True)
-def enter(vertices, seen, met, start, first, stop, num, dims):
+@njit(**UNCOUNTED)
+def _fetch(vertices, seen, met, start, first, stop):
+    """Reads what entering these edges will read, all at once: waiting for memory is shared."""
+    on, links, table = vertices.on, vertices.links, seen.table
+    slots, ends = seen.fetched[0], seen.fetched[1]
+    mask, num = np.uint64(len(table) - 1), 0
+    for vertex in range(first, stop):
+        code = _code(seen.marks, on[vertex])
+        for edge in range(links.shape[1]):
+            entering = met[vertex - start, edge]
+            if entering >= 0 and links[vertex, edge] == NONE:
+                changed = seen.marks[on[vertex, edge >> 1]] ^ seen.marks[entering]
+                slots[num] = table[(code ^ changed) & mask]
+                num += 1
+    for n in range(num):
+        end = np.int64(slots[n] & np.uint64(0xFFFFFFFF)) if slots[n] != EMPTY else 0
+        ends[n] = np.uint64(on[end, 0]) ^ np.uint64(links[end, 0])
+
+
+@njit(**UNCOUNTED)
+def _enter(vertices, seen, met, notes, start, first, stop, num):
     """Numbers for the ends of the edges of the vertices ``first`` to ``stop``.
 
     ``met`` is what ``examine`` found for the vertices from ``start`` on. The same edge is entered
-    at its other end, which need not be shot again. Returns the first vertex that is left, as there
-    was no room for all of its ends, and the number of vertices.
+    at its other end, which need not be shot again; ``notes`` [1] counts the edges that another
+    vertex was entered for there. Returns the first vertex that is left, as there was no room for
+    all of its ends, and the number of vertices.
     """
     on, above, links = vertices.on, vertices.above, vertices.links
-    table, codes, marks = seen
-    following = np.empty(on.shape[1], dtype=on.dtype)
+    following = seen.following
     for vertex in range(first, stop):
-        for edge in range(2 * len(dims) + 2):
+        if (vertex - first) % TURN == 0:
+            _fetch(vertices, seen, met, start, vertex, min(vertex + TURN, stop))
+        code = _code(seen.marks, on[vertex])
+        for edge in range(links.shape[1]):
             entering = met[vertex - start, edge]
             if entering == NONE or links[vertex, edge] != NONE:
                 continue
@@ -437,9 +582,9 @@ def enter(vertices, seen, met, start, first, stop, num, dims):
                 links[vertex, edge] = RAY
                 continue
             leaving = on[vertex, edge >> 1]
-            place = _swapped(on[vertex], edge >> 1, entering, following, dims)
-            code = codes[vertex] ^ marks[leaving] ^ marks[entering]
-            end = _number(table, on, codes, num, following, code, dims)
+            place = _swap(on[vertex], edge >> 1, entering, following)
+            exchanged = code ^ seen.marks[leaving] ^ seen.marks[entering]
+            end = _number(seen.table, vertices, num, following, exchanged)
             if end < 0:
                 return vertex, num
             num = max(num, end + 1)
@@ -448,11 +593,19 @@ def enter(vertices, seen, met, start, first, stop, num, dims):
             back = 2 * place + np.int64(was_above)
             if links[end, back] == NONE:
                 links[end, back] = vertex
+            elif links[end, back] != vertex:
+                notes[1] += 1.0
     return stop, num
 
 
-@njit(nogil=True, cache=True)
-def advance(level, vertices, seen, met, gap, head, num, most):
+@njit(**COUNTLESS)
+def enter(vertices, seen, met, notes, start, first, stop, num):
+    """``_enter`` by itself, where several threads examined."""
+    return _enter(vertices, seen, met, notes, start, first, stop, num)
+
+
+@njit(**COUNTLESS)
+def advance(level, vertices, seen, met, notes, head, num, most, room):
     """``examine`` and ``enter`` by turns, for at most ``most`` vertices from ``head`` on.
 
     Returns the first vertex whose edges are not entered, the number of vertices, and whether there
@@ -461,30 +614,32 @@ def advance(level, vertices, seen, met, gap, head, num, most):
     last = head + most
     while head < min(num, last):
         stop = min(num, head + len(met), last)
-        examine(level, vertices, met, gap, head, stop)
-        done, num = enter(vertices, seen, met, head, head, stop, num, level.upwards)
+        _examine(level, vertices, met, notes, head, stop, room)
+        done, num = _enter(vertices, seen, met, notes, head, head, stop, num)
         head = done
         if done < stop:
             return head, num, False
     return head, num, True
 
 
-@njit(nogil=True, cache=True)
-def check_links(vertices, num):
+@njit(**COUNTLESS)
+def check_links(vertices, num, is_plain, expected):
     """Takes the proof from vertices with an edge whose ends differ in more than was exchanged.
 
     Where both ends have proved signs and differ in the two experts alone, no hyperplane lies
-    between them: each is the other's neighbour, whatever rounding did to the shot.
+    between them: each is the other's neighbour, whatever rounding did to the shot. Where
+    ``is_plain``, all vertices are proved and linked from both sides, and each edge is looked at
+    from one of them. ``expected`` is room
+    for a set of experts. Returns how many lost their proof.
     """
     on, above, state, links = vertices.on, vertices.above, vertices.state, vertices.links
     words, lost = above.shape[1], 0
-    expected = np.empty(words, np.uint64)
     for u in range(num):
         if state[u] != PROVED:
             continue
         for edge in range(links.shape[1]):
             v = links[u, edge]
-            if v < 0 or state[v] == UNCERTAIN:
+            if v < (u if is_plain else 0) or state[v] == UNCERTAIN:
                 continue
             leaving = on[u, edge // 2]
             for w in range(words):
@@ -504,15 +659,17 @@ def check_links(vertices, num):
     return lost
 
 
-@njit(nogil=True, cache=True)
-def fill_table(seen, on, num, dims):
+@njit(**COUNTLESS)
+def fill_table(seen, on, num):
     """Puts the first on-sets into the table."""
-    table, codes, _ = seen
+    table, marks = seen.table, seen.marks
     for row in range(num):
-        table[_place(table, on, codes, on[row], codes[row], dims)] = row
+        code = _code(marks, on[row])
+        slot = _place(table, on, on[row], code)
+        table[slot] = ((code >> np.uint64(32)) << np.uint64(32)) | np.uint64(row)
 
 
-@njit(nogil=True, cache=True)
-def entered(seen, on, num, row, dims):
+@njit(**COUNTLESS)
+def entered(seen, vertices, num, row):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    return _number(seen.table, on, seen.codes, num, row, _code(seen.marks, row), dims)
+    return _number(seen.table, vertices, num, row, _code(seen.marks, row))

@@ -16,8 +16,8 @@ from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.studies.cells.exact.rank import independent_columns_of
 from moegeom.studies.cells.walk._level_diagram import diagram_of, points_near
 from moegeom.studies.cells.walk._level_vertex import UNORDERED
-from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk
-from moegeom.studies.cells.walk.settled_cells import settled_cells
+from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk, points_of
+from moegeom.studies.cells.walk.settled_cells import SettledCells, settled_cells
 
 #: Sets of experts are kept as int16.
 MOST_EXPERTS = 2**15
@@ -295,36 +295,20 @@ def level_cells(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
     k: int,
-) -> CollectedCells:
-    """The cells and facets that meet at the vertices of a whole walk, as ``collected`` gives them.
+) -> SettledCells | CollectedCells:
+    """The cells and facets that meet at the vertices of a whole walk, all proved in float64.
 
     Along a direction without pattern each cell and each facet that is bounded below has one lowest
     vertex, which tells from its own edges; only those that hold a ray are looked up. A witness is
     the mean of one vertex and of the ends of the cell's edges there. Source: docs/theory.md G1.
     """
-    if not walked.is_simple.all() or (walked.rising & UNORDERED).any():
+    if (walked.rising & UNORDERED).any():
         return collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
     diagram = diagram_of(walked, walked.rising, k)
-    masks, facets = diagram.masks, diagram.facets
-    witness = points_near(walked, weight, masks, diagram.vertex_of)
-    octets = masks.astype("<u8").view(np.uint8)
-    members = np.unpackbits(octets, axis=1, count=len(bias), bitorder="little")
-    # of two expert sets the one whose lowest expert outside the other is lower comes first
-    ranks = np.packbits(members, axis=1)
-    ranks = np.pad(ranks, ((0, 0), (0, -ranks.shape[1] % 8))).view(">u8").astype(np.uint64)
-    order = np.lexsort(~ranks.T[::-1]) if ranks.shape[1] > 1 else np.argsort(~ranks[:, 0])
-    expert_set = np.nonzero(members[order])[1].reshape(len(masks), k)
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    pairs = place[facets[:, :2]]
-    # facets in the order of their cells, whatever vertex they were found at
-    by_cells = np.argsort(pairs[:, 0] * len(order) + pairs[:, 1])
-    return CollectedCells(
-        expert_set=expert_set.astype(np.int16),
-        witness=witness[order],
-        is_bounded=diagram.is_bounded[order],
-        is_proved=np.ones(len(order), dtype=bool),
-        facets=pairs[by_cells],
-        out=facets[by_cells, 2].astype(np.int16),
-        into=facets[by_cells, 3].astype(np.int16),
+    point = points_of(walked.on, weight, bias)
+    return SettledCells(
+        expert_set=diagram.expert_set,
+        witness=points_near(walked, weight, diagram.masks, diagram.vertex_of, point),
+        is_bounded=diagram.is_bounded,
+        facets=diagram.facets,
     )

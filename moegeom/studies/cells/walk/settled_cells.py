@@ -29,7 +29,7 @@ from moegeom.studies.cells.exact.dictionary import Arrangement, Dictionary, dict
 from moegeom.studies.cells.exact.exact_walk import Hull
 from moegeom.studies.cells.walk._level_diagram import diagram_of, points_near
 from moegeom.studies.cells.walk._level_vertex import RAY, UNORDERED
-from moegeom.studies.cells.walk.level_walk import Walked
+from moegeom.studies.cells.walk.level_walk import Walked, points_of
 
 #: A set of experts, as the bits of an integer.
 Mask = int
@@ -211,7 +211,10 @@ def settled_cells(
         is_cell[number[cell]] = _is_open(cell, tied, class_of)
     for cell, vertex in faces.simple_vertex.items():
         vertex_of[number[cell]] = vertex
-    witness = points_near(walked, weight, diagram.masks, vertex_of)
+    point = points_of(walked.on, weight, bias)
+    for vertex in np.flatnonzero(~walked.is_simple).tolist():
+        point[vertex] = [float(value) for value in settled.at(vertex).point(arrangement)]
+    witness = points_near(walked, weight, diagram.masks, vertex_of, point)
     for cell in faces.cells:
         if is_cell[number[cell]]:
             witness[number[cell]] = [float(value) for value in _inner(cell, faces, settled)]
@@ -222,7 +225,7 @@ def settled_cells(
         if one in number and other in number
     ]
     facets = np.concatenate(
-        [_without(diagram.facets[:, :2], left), np.array(behind, np.int64).reshape(-1, 2)]
+        [_without(diagram.facets, left), np.array(behind, np.int64).reshape(-1, 2)]
     )
     expert_set = np.array([list(experts_of(mask)) for mask in masks], np.int16).reshape(-1, k)
     order = np.lexsort(expert_set.T[::-1])
