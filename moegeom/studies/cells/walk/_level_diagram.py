@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER, UNCOUNTED
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
 from moegeom.studies.cells.walk._level_vertex import NONE, RAY
 from moegeom.studies.cells.walk.level_walk import Walked
 
@@ -81,7 +80,7 @@ def _slot(table, masks, mask):
     return slot
 
 
-@njit(nogil=True, cache=True)
+@njit(**COUNTLESS)
 def fill_cells(table, masks):
     """Puts expert sets into an empty table."""
     for cell in range(len(masks)):
@@ -101,41 +100,49 @@ def _cell(found, num, mask, vertex):
     return table[slot]
 
 
-@njit(nogil=True, cache=True)
-def gather_cells(vertices, k, found, start, num, spare):
+@njit(**UNCOUNTED)
+def _read_rays(links, vertex, rays):
+    """As bits the experts of the level whose edge downwards and whose edge upwards has no end."""
+    rays[0] = rays[1] = np.uint32(0)
+    for edge in range(links.shape[1]):
+        is_ray = np.uint32(links[vertex, edge] == RAY)
+        rays[edge & 1] |= is_ray << np.uint32(edge >> 1)
+
+
+@njit(**COUNTLESS)
+def gather_cells(vertices, k, found, start, num, mask, rays):
     """The expert sets of the cells at the vertices from ``start`` on.
 
     A cell that is bounded below has one vertex at which the edges of its experts climb and those
     of the others fall: S is the experts above and those of ``rising``. All others hold a ray.
-    ``found`` are a table, expert sets, a vertex of each, and whether it is bounded; ``spare`` is
-    what one vertex may need. Returns the first vertex that there was no room for, and how many.
+    ``found`` are a table, expert sets, a vertex of each, and whether it is bounded; ``mask`` and
+    ``rays`` are room. Returns the first vertex that there was no room for, and how many.
     """
     on, above, rising, links = vertices
-    size, last = on.shape[1], np.uint32(1) << np.uint32(on.shape[1] - 1)
-    mask = np.empty(above.shape[1], np.uint64)
+    size = on.shape[1]
+    last = np.uint32(1) << np.uint32(size)
     for vertex in range(start, len(on)):
-        if num + spare > len(found[1]):
-            return vertex, num
-        count = _num_above(above[vertex])
-        if _num_bits(rising[vertex]) == k - count:
-            _join(above[vertex], on[vertex], rising[vertex], mask)
-            num = max(num, _cell(found, num, mask, vertex) + 1)
-        for edge in range(2 * size):
-            if links[vertex, edge] != RAY:
-                continue
-            c, up = edge // 2, edge % 2
-            # the experts that stay on the level, of which the cells around take some
-            some = (np.uint32(1) << np.uint32(k - count - up)) - np.uint32(1)
-            while some < last:
-                low = some & ((np.uint32(1) << np.uint32(c)) - np.uint32(1))
-                chosen = low | ((some ^ low) << np.uint32(1)) | (np.uint32(up) << np.uint32(c))
-                _join(above[vertex], on[vertex], chosen, mask)
-                cell = _cell(found, num, mask, vertex)
+        own, over = on[vertex], above[vertex]
+        wanted = k - _num_above(over)
+        _read_rays(links, vertex, rays)
+        if _num_bits(rising[vertex]) == wanted:
+            if num == len(found[1]):
+                return vertex, num
+            _join(over, own, rising[vertex], mask)
+            num = max(num, np.int64(_cell(found, num, mask, vertex)) + 1)
+        if not rays[0] | rays[1]:
+            continue
+        # the cells around take some of the experts on the level
+        some = (np.uint32(1) << np.uint32(wanted)) - np.uint32(1)
+        while some < last:
+            if (some & rays[1]) | (~some & rays[0]):
+                if num == len(found[1]):
+                    return vertex, num
+                _join(over, own, some, mask)
+                cell = np.int64(_cell(found, num, mask, vertex))
                 num = max(num, cell + 1)
                 found[3][cell] = False
-                if some == 0:
-                    break
-                some = _next_choice(some)
+            some = _next_choice(some)
     return len(on), num
 
 
@@ -146,18 +153,17 @@ def _number(table, masks, above, own, some, mask):
     return np.int64(table[_slot(table, masks, mask)])
 
 
-@njit(nogil=True, cache=True)
-def gather_facets(vertices, k, table, masks, facets):
+@njit(**COUNTLESS)
+def gather_facets(vertices, k, table, masks, facets, mask, around):
     """Both cells of the facets that are bounded below; their number, also where there is no room.
 
     Such a facet has one vertex at which all but its two experts climb or fall as in its cells.
     Where r edges climb and n experts of the level are chosen, those are, of the r, all and another
-    (n = r + 1), all, or all but one and another (n = r), or all but one (n = r - 1).
+    (n = r + 1), all, or all but one and another (n = r), or all but one (n = r - 1). ``mask`` and
+    ``around`` [d + 1] are room.
     """
     on, above, rising, _ = vertices
-    size, num = on.shape[1], 0
-    mask, around = np.empty(above.shape[1], np.uint64), np.empty(size, np.int64)
-    one_bit = np.uint32(1)
+    size, num, one_bit = on.shape[1], 0, np.uint32(1)
     for vertex in range(len(on)):
         own, over, climbing = on[vertex], above[vertex], rising[vertex]
         missing = k - _num_above(over) - _num_bits(climbing)
@@ -208,7 +214,7 @@ def _pair_slot(pairs, pair):
     return slot
 
 
-@njit(nogil=True, cache=True)
+@njit(**COUNTLESS)
 def refill_pairs(old, pairs):
     """Puts what one table holds into a larger one."""
     for pair in old:
@@ -216,57 +222,64 @@ def refill_pairs(old, pairs):
             pairs[_pair_slot(pairs, pair)] = pair
 
 
-@njit(nogil=True, cache=True)
-def gather_open_facets(vertices, k, table, masks, pairs, start, num, spare):
+@njit(**UNCOUNTED)
+def _pair(near, vertex, table, masks, over, own, some, pair, mask):
+    """The numbers of the cells of ``some`` and one of ``pair``, the lower one in the upper half.
+
+    ``near`` holds the numbers that this vertex asked for last: vertex and choice, and the number.
+    """
+    both, whole = pair, np.uint64(0)
+    while both:
+        low = both & (~both + np.uint32(1))
+        both ^= low
+        chosen = some | low
+        key = (np.uint64(vertex) << np.uint64(32)) | np.uint64(chosen)
+        slot = chosen & np.uint32(near.shape[1] - 1)
+        if near[0, slot] != key:
+            near[0, slot] = key
+            near[1, slot] = np.uint64(_number(table, masks, over, own, chosen, mask))
+        whole = (whole << np.uint64(32)) | near[1, slot]
+    return whole
+
+
+@njit(**COUNTLESS)
+def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays, near):
     """Both cells of the facets that hold a ray downwards, as the halves of 64 bits in ``pairs``.
 
     As ``gather_cells``: the first vertex that there was no room for, and how many there are.
     """
     on, above, rising, links = vertices
     size, one_bit = on.shape[1], np.uint32(1)
-    mask = np.empty(above.shape[1], np.uint64)
-    last = one_bit << np.uint32(size - 3)
+    last = one_bit << np.uint32(size)
     for vertex in range(start, len(on)):
-        if 2 * (num + spare) > len(pairs):
-            return vertex, num
-        own, over, climbing = on[vertex], above[vertex], rising[vertex]
-        count = _num_above(over)
-        for edge in range(2 * size):
-            c, up = edge // 2, edge % 2
-            climbs = np.int64((climbing >> np.uint32(c)) & one_bit) == up
-            wanted = k - count - up - 1  # experts of the level in both cells
-            if links[vertex, edge] != RAY or climbs or wanted < 0:
-                continue
+        own, over = on[vertex], above[vertex]
+        _read_rays(links, vertex, rays)
+        # an edge downwards falls where the one upwards climbs
+        down, up = rays[0] & rising[vertex], rays[1] & ~rising[vertex]
+        if not down | up:
+            continue
+        some = (one_bit << np.uint32(k - _num_above(over) - 1)) - one_bit
+        while some < last:
             for one in range(size):
                 for other in range(one + 1, size):
-                    if c in (one, other):
+                    # of two sets the one with the lower of the two experts comes first
+                    pair = (one_bit << np.uint32(one)) | (one_bit << np.uint32(other))
+                    if some & pair or not (some & up) | (~(some | pair) & down):
                         continue
-                    some = (one_bit << np.uint32(wanted)) - one_bit
-                    while some < last:
-                        chosen, place = np.uint32(up) << np.uint32(c), 0
-                        for m in range(size):
-                            if m in (one, other, c):
-                                continue
-                            chosen |= ((some >> np.uint32(place)) & one_bit) << np.uint32(m)
-                            place += 1
-                        # of two sets the one with the lower of the two experts comes first
-                        first = chosen | (one_bit << np.uint32(one))
-                        second = chosen | (one_bit << np.uint32(other))
-                        pair = np.uint64(_number(table, masks, over, own, first, mask))
-                        pair = (pair << np.uint64(32)) | np.uint64(
-                            _number(table, masks, over, own, second, mask)
-                        )
-                        slot = _pair_slot(pairs, pair)
-                        if pairs[slot] == _NO_PAIR:
-                            pairs[slot] = pair
-                            num += 1
-                        if some == 0:
-                            break
-                        some = _next_choice(some)
+                    if 2 * num >= len(pairs):
+                        return vertex, num
+                    whole = _pair(near, vertex, table, masks, over, own, some, pair, mask)
+                    slot = _pair_slot(pairs, whole)
+                    if pairs[slot] == _NO_PAIR:
+                        pairs[slot] = whole
+                        num += 1
+            if some == 0:
+                break
+            some = _next_choice(some)
     return len(on), num
 
 
-@njit(nogil=True, cache=True)
+@njit(**COUNTLESS)
 def order_facets(facets, pairs, starts, out):
     """Facets in order: by the first cell, whose facets are counted, then by the second.
 
@@ -297,7 +310,7 @@ def order_facets(facets, pairs, starts, out):
         out[place, 1] = second
 
 
-@njit(nogil=True, cache=True)
+@njit(**COUNTLESS)
 def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness):
     """A point inside each cell: the mean of a vertex and of the ends of its edges there.
 
@@ -341,95 +354,119 @@ def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness)
             witness[cell, m] = point[vertex, m] + witness[cell, m] / (count + 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Diagram:
-    """Cells as bits in the order of their experts, with a vertex of each; facets as pairs, in order.
+@njit(**COUNTLESS)
+def list_experts(masks, expert_set):
+    """The experts of each mask, in order."""
+    for cell in range(len(masks)):
+        count = 0
+        for w in range(masks.shape[1]):
+            word, expert = masks[cell, w], 64 * w
+            while word:
+                if word & np.uint64(1):
+                    expert_set[cell, count] = expert
+                    count += 1
+                word >>= np.uint64(1)
+                expert += 1
 
-    The first cell of a facet comes first: it has the lower of the two experts.
-    """
+
+@dataclass(frozen=True, eq=False)
+class LevelCells:
+    """Cells as bits and as experts, in the order of those, and a vertex of each."""
 
     masks: UInt64[np.ndarray, "cells words"]
     expert_set: Int16[np.ndarray, "cells k"]
     vertex_of: Int32[np.ndarray, "cells"]
     is_bounded: Bool[np.ndarray, "cells"]
-    facets: Int64[np.ndarray, "facets 2"]
 
 
-def diagram_of(walked: Walked, rising: UInt32[np.ndarray, "vertices"], k: int) -> Diagram:
-    """Cells and facets that meet at the vertices; ``rising`` as there, proved at all of them."""
-    vertices = walked.on, walked.bits, rising, walked.links
-    masks, vertex_of, is_bounded = _cells(vertices, k)
-    order, expert_set = _in_order(masks, walked.num_experts, k)
-    masks = masks[order]
-    table = np.full(1 << (2 * len(masks)).bit_length(), -1, np.int32)
-    fill_cells(table, masks)
-    return Diagram(
-        masks, expert_set, vertex_of[order], is_bounded[order], _facets(vertices, k, table, masks)
-    )
+@dataclass(frozen=True, eq=False)
+class LooseFacets:
+    """Facets in no order: as pairs of cells, and as the halves of the slots of a table."""
+
+    pairs: Int32[np.ndarray, "pairs 2"]
+    table: UInt64[np.ndarray, "slots"]
+    num_facets: int
+    num_cells: int
+
+    def in_order(self) -> Int64[np.ndarray, "facets 2"]:
+        """Both cells of each facet; the first has the lower of the two experts."""
+        out = np.empty((self.num_facets, 2), np.int64)
+        order_facets(self.pairs, self.table, np.zeros(self.num_cells + 1, np.int64), out)
+        return out
 
 
 _Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
+def cells_of(walked: Walked, rising: UInt32[np.ndarray, "vertices"], k: int) -> LevelCells:
+    """The cells that meet at the vertices; ``rising`` as there, proved at all of them."""
+    masks, vertex_of, is_bounded = _cells((walked.on, walked.bits, rising, walked.links), k)
+    order = _order(masks)
+    expert_set = np.empty((len(masks), k), np.int16)
+    list_experts(masks[order], expert_set)
+    return LevelCells(masks[order], expert_set, vertex_of[order], is_bounded[order])
+
+
 def _cells(vertices: _Vertices, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Expert sets, a vertex of each, and whether it is bounded."""
-    on, above = vertices[0], vertices[1]
-    # what one vertex may need: a choice of its experts for every edge
-    spare = 2 * on.shape[1] * comb(on.shape[1] - 1, (on.shape[1] - 1) // 2) + 1
+    words = vertices[1].shape[1]
+    mask, rays = np.empty(words, np.uint64), np.empty(2, np.uint32)
     slots, start, num = _SLOTS, 0, 0
-    columns = [
-        np.empty((0, above.shape[1]), np.uint64),
-        np.empty(0, np.int32),
-        np.empty(0, np.bool_),
-    ]
-    while start < len(on):
-        room = slots // 2
-        grown = [np.empty((room, *column.shape[1:]), column.dtype) for column in columns]
+    columns = [np.empty((0, words), np.uint64), np.empty(0, np.int32), np.empty(0, np.bool_)]
+    while start < len(vertices[0]):
+        grown = [np.empty((slots // 2, *old.shape[1:]), old.dtype) for old in columns]
         for new, old in zip(grown, columns, strict=True):
             new[:num] = old[:num]
         columns, table = grown, np.full(slots, -1, np.int32)
         fill_cells(table, columns[0][:num])
-        start, num = gather_cells(vertices, k, (table, *columns), start, num, spare)
+        start, num = gather_cells(vertices, k, (table, *columns), start, num, mask, rays)
         slots *= 2
     return columns[0][:num], columns[1][:num], columns[2][:num]
 
 
-def _in_order(
-    masks: UInt64[np.ndarray, "cells words"], num_experts: int, k: int
-) -> tuple[Int64[np.ndarray, "cells"], Int16[np.ndarray, "cells k"]]:
-    """How expert sets follow each other, and their experts."""
-    octets = masks.astype("<u8").view(np.uint8)
-    members = np.unpackbits(octets, axis=1, count=num_experts, bitorder="little")
-    # of two expert sets the one whose lowest expert outside the other is lower comes first
-    ranks = np.packbits(members, axis=1)
-    ranks = np.pad(ranks, ((0, 0), (0, -ranks.shape[1] % 8))).view(">u8").astype(np.uint64)
-    order = np.lexsort(~ranks.T[::-1]) if ranks.shape[1] > 1 else np.argsort(~ranks[:, 0])
-    expert_set = np.nonzero(members[order])[1].reshape(len(masks), k)
-    return order, expert_set.astype(np.int16)
+def _order(masks: UInt64[np.ndarray, "cells words"]) -> Int64[np.ndarray, "cells"]:
+    """How expert sets follow each other.
+
+    Of two the one whose lowest expert outside the other is lower comes first: its bits, from the
+    lowest to the highest, are the larger number.
+    """
+    words = masks
+    for shift, some in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
+        by, kept = np.uint64(shift), np.uint64(some)
+        words = ((words >> by) & kept) | ((words & kept) << by)
+    words = ~words.byteswap()
+    return np.lexsort(words.T[::-1]) if words.shape[1] > 1 else np.argsort(words[:, 0])
 
 
-def _facets(
-    vertices: _Vertices, k: int, table: np.ndarray, masks: np.ndarray
-) -> Int64[np.ndarray, "facets 2"]:
-    size, start, num_open = vertices[0].shape[1], 0, 0
-    spare = 2 * size * comb(size - 1, 2) * comb(max(size - 3, 0), max(size - 3, 0) // 2)
-    pairs = np.full(_SLOTS, _NO_PAIR)
+def facets_of(
+    walked: Walked,
+    rising: UInt32[np.ndarray, "vertices"],
+    k: int,
+    masks: UInt64[np.ndarray, "cells words"],
+) -> LooseFacets:
+    """The facets between those cells."""
+    vertices = walked.on, walked.bits, rising, walked.links
+    table = np.full(1 << (2 * len(masks)).bit_length(), -1, np.int32)
+    fill_cells(table, masks)
+    num_vertices, size = vertices[0].shape
+    mask, rays = np.empty(masks.shape[1], np.uint64), np.empty(2, np.uint32)
+    near = np.full((2, 1 << min(size, 10)), _NO_PAIR)
+    pairs, start, num_open = np.full(_SLOTS, _NO_PAIR), 0, 0
     while True:
         start, num_open = gather_open_facets(
-            vertices, k, table, masks, pairs, start, num_open, spare
+            vertices, k, table, masks, pairs, start, num_open, mask, rays, near
         )
-        if start == len(vertices[0]):
+        if start == num_vertices:
             break
         old, pairs = pairs, np.full(2 * len(pairs), _NO_PAIR)
         refill_pairs(old, pairs)
-    facets = np.empty((4 * len(vertices[0]), 2), np.int32)
-    num = gather_facets(vertices, k, table, masks, facets)
-    if num > len(facets):
-        facets = np.empty((num, 2), np.int32)
-        gather_facets(vertices, k, table, masks, facets)
-    out = np.empty((num + num_open, 2), np.int64)
-    order_facets(facets[:num], pairs, np.zeros(len(masks) + 1, np.int64), out)
-    return out
+    around, room = np.empty(size, np.int64), 4 * num_vertices
+    loose = np.empty((room, 2), np.int32)
+    num = gather_facets(vertices, k, table, masks, loose, mask, around)
+    if num > room:
+        loose = np.empty((num, 2), np.int32)
+        gather_facets(vertices, k, table, masks, loose, mask, around)
+    return LooseFacets(loose[:num], pairs, num + num_open, len(masks))
 
 
 def points_near(
@@ -446,10 +483,13 @@ def points_near(
     """
     is_wanted = np.zeros(len(walked.on), bool)
     is_wanted[vertex_of] = True
-    has_ray = np.flatnonzero(is_wanted & walked.is_simple & (walked.links == RAY).any(axis=1))
-    row, edge = np.nonzero(walked.links[has_ray] == RAY)
+    has_ray = np.flatnonzero(is_wanted & walked.is_simple)
+    is_ray = walked.links[has_ray] == RAY
+    some = is_ray.any(axis=1)
+    has_ray, is_ray = has_ray[some], is_ray[some]
+    row, edge = np.nonzero(is_ray)
     ray_of = np.full(len(walked.on), -1, np.int32)
-    ray_of[has_ray] = np.searchsorted(row, np.arange(len(has_ray)))
+    ray_of[has_ray] = np.cumsum(is_ray.sum(axis=1)) - is_ray.sum(axis=1)
     experts = walked.on[has_ray].astype(np.int64)
     basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
     direction = np.linalg.inv(basis)[row, :-1, edge // 2]
