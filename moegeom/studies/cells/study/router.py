@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import comb
@@ -13,6 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
+from moegeom.kernels.cpu.compilation import WorkClock, work_clock
 from moegeom.studies.cells.exact.crossings import crossing_rate
 from moegeom.studies.cells.graph.facet_graph import facet_graph
 from moegeom.studies.cells.graph.visited_graph import visited_graph
@@ -78,18 +78,21 @@ def look_at(
     request: CellsRequest,
     told: Told | None,
 ) -> Looked:
-    """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
-    started = time.perf_counter()
+    """Cells of an affine router, arcs on a circle, pixels of any other router on a plane.
+
+    Its seconds are those of the work: kernels are compiled once, whatever is looked at.
+    """
     if router.num_experts > MOST_EXPERTS:
         raise UsageError(
             f"router {router.name}: {router.num_experts:,} experts; expected at most "
             f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
         )
-    if asked.circle is not None:
-        return _on_circle(router, asked, sample, request, started)
-    if not router.rule.is_affine:
-        return _by_pixels(router, asked, sample, request, started)
-    return _by_cells(router, asked, sample, request, told, started)
+    with work_clock() as clock:
+        if asked.circle is not None:
+            return _on_circle(router, asked, sample, request, clock)
+        if not router.rule.is_affine:
+            return _by_pixels(router, asked, sample, request, clock)
+        return _by_cells(router, asked, sample, request, told, clock)
 
 
 def _refuse_out(router: Router, asked: RequestedSlice, request: CellsRequest) -> None:
@@ -106,7 +109,7 @@ def _by_cells(
     sample: SliceTokens | None,
     request: CellsRequest,
     told: Told | None,
-    started: float,
+    clock: WorkClock,
 ) -> Looked:
     part, bias = asked.part, router.affine_bias
     weight = router.weight.astype(np.float64)
@@ -156,7 +159,7 @@ def _by_cells(
         outcome,
         facts,
         placed,
-        started,
+        clock,
         request.seed,
         is_central=offset is None,
     )
@@ -207,7 +210,7 @@ def _record(
     outcome: Outcome,
     facts: Cells | None,
     placed: Placed | None,
-    started: float,
+    clock: WorkClock,
     seed: int,
     is_central: bool = False,
 ) -> RouterCells:
@@ -225,7 +228,7 @@ def _record(
         num_possible=comb(experts, k),
         most_cells=most_cells(experts, k, dims, is_central) if is_sliced else None,
         expected_vertices=_expected(experts, k, dims, is_central) if is_sliced else None,
-        seconds=time.perf_counter() - started,
+        seconds=clock.seconds,
         variance_share=asked.variance_share,
         num_tokens=None if placed is None else len(placed.cell),
         num_own=None if placed is None else int(placed.is_own.sum()),
@@ -262,7 +265,7 @@ def _by_pixels(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    started: float,
+    clock: WorkClock,
 ) -> Looked:
     """Every rule on a plane, pixel by pixel."""
     part = asked.part
@@ -301,7 +304,7 @@ def _by_pixels(
         cells = np.array(found.expert_sets)
         placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
     seed, window = request.seed, _window(frame)
-    record = _record(router, asked, sample, 2, window, "pixels", facts, placed, started, seed)
+    record = _record(router, asked, sample, 2, window, "pixels", facts, placed, clock, seed)
     return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
 
 
@@ -320,7 +323,7 @@ def _on_circle(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    started: float,
+    clock: WorkClock,
 ) -> Looked:
     if not router.rule.is_affine:
         raise RouterRuleError(
@@ -342,7 +345,7 @@ def _on_circle(
         num_facets=len(arcs.start) if len(arcs.start) > 1 else 0,
         proved_share=float(lengths[arcs.is_proved].sum() / (2.0 * np.pi)),
     )
-    record = _record(router, asked, sample, 1, "", "arcs", facts, None, started, request.seed)
+    record = _record(router, asked, sample, 1, "", "arcs", facts, None, clock, request.seed)
     return Looked(record, router, asked, sample, arcs=arcs)
 
 

@@ -329,7 +329,9 @@ def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness)
             ray = ray_of[vertex]
             for c in range(size):
                 expert = on[vertex, c]
-                inside = np.int64((masks[cell, expert >> 6] >> np.uint64(expert & 63)) & np.uint64(1))
+                inside = np.int64(
+                    (masks[cell, expert >> 6] >> np.uint64(expert & 63)) & np.uint64(1)
+                )
                 for side in range(2):
                     end = links[vertex, 2 * c + side]
                     if end == RAY:

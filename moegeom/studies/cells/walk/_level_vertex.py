@@ -45,9 +45,12 @@ _FUSED: set[str] = {"nnan", "nsz", "contract"}
 
 
 class Level(NamedTuple):
-    """A router, padded with experts far below all, and the direction ``upwards`` of its diagram."""
+    """A router, padded with experts far below all, and the direction ``upwards`` of its diagram.
 
-    columns: Float64[np.ndarray, "dims lanes"]
+    Behind its columns stands one of zeros, so that they can be taken by two.
+    """
+
+    columns: Float64[np.ndarray, "on lanes"]
     bias: Float64[np.ndarray, "lanes"]
     k: int
     num_experts: int
@@ -83,46 +86,46 @@ class Seen(NamedTuple):
 
 
 @njit(**UNCOUNTED)
-def _inverted(matrix, pivot, factor, is_regular, first, last):
+def _inverted(matrix, pivot, factor, is_regular):
     """Gauss-Jordan with row pivots, in place and in each lane; regular where no pivot is 0."""
     size = len(matrix)
     for column in range(size):
-        for w in range(first, last):
+        for w in range(TURN):
             pivot[column, w] = column
             factor[w] = abs(matrix[column, column, w])
         for r in range(column + 1, size):
-            for w in range(first, last):
+            for w in range(TURN):
                 value = abs(matrix[r, column, w])
                 is_larger = value > factor[w]
                 pivot[column, w] = r if is_larger else pivot[column, w]
                 factor[w] = value if is_larger else factor[w]
         for r in range(column + 1, size):
             for c in range(size):
-                for w in range(first, last):
+                for w in range(TURN):
                     one, other = matrix[column, c, w], matrix[r, c, w]
                     is_pivot = pivot[column, w] == r
                     matrix[column, c, w] = other if is_pivot else one
                     matrix[r, c, w] = one if is_pivot else other
-        for w in range(first, last):
+        for w in range(TURN):
             is_regular[w] = 0.0 if factor[w] == 0.0 else is_regular[w]
             factor[w] = 1.0 / matrix[column, column, w]
             matrix[column, column, w] = 1.0
         for c in range(size):
-            for w in range(first, last):
+            for w in range(TURN):
                 matrix[column, c, w] *= factor[w]
         for r in range(size):
             if r == column:
                 continue
-            for w in range(first, last):
+            for w in range(TURN):
                 factor[w] = matrix[r, column, w]
                 matrix[r, column, w] = 0.0
             for c in range(size):
-                for w in range(first, last):
+                for w in range(TURN):
                     matrix[r, c, w] -= factor[w] * matrix[column, c, w]
     for column in range(size - 1, -1, -1):
         for other in range(column + 1, size):
             for r in range(size):
-                for w in range(first, last):
+                for w in range(TURN):
                     one, two = matrix[r, column, w], matrix[r, other, w]
                     is_pivot = pivot[column, w] == other
                     matrix[r, column, w] = two if is_pivot else one
@@ -130,32 +133,32 @@ def _inverted(matrix, pivot, factor, is_regular, first, last):
 
 
 @njit(**UNCOUNTED)
-def _spoil(basis, inverse, spoiled, value, reach, total, first, last):
+def _spoil(basis, inverse, spoiled, value, reach, total):
     """Bound of the largest column sum of |I - G M|, what rounding hides included."""
     size = len(basis)
     gamma = 2.0 * (size + 3) * _UNIT
-    for w in range(first, last):
+    for w in range(TURN):
         spoiled[w] = 0.0
     for c in range(size):
-        for w in range(first, last):
+        for w in range(TURN):
             total[w] = 0.0
         for r in range(size):
             start = -1.0 if r == c else 0.0
-            for w in range(first, last):
+            for w in range(TURN):
                 value[w], reach[w] = start, 1.0
             for m in range(size):
-                for w in range(first, last):
+                for w in range(TURN):
                     term = inverse[r, m, w] * basis[m, c, w]
                     value[w] += term
                     reach[w] += abs(term)
-            for w in range(first, last):
+            for w in range(TURN):
                 total[w] += abs(value[w]) + gamma * reach[w]
-        for w in range(first, last):
+        for w in range(TURN):
             spoiled[w] = spoiled[w] if total[w] <= spoiled[w] else total[w]
 
 
 @njit(**UNCOUNTED)
-def _solve(basis, inverse, spoiled, right, out, error, left, whole, first, last):
+def _solve(basis, inverse, spoiled, right, out, error, left, whole):
     """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
 
     The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
@@ -164,33 +167,33 @@ def _solve(basis, inverse, spoiled, right, out, error, left, whole, first, last)
     size = len(basis)
     gamma = 2.0 * (size + 3) * _UNIT
     for r in range(size):
-        for w in range(first, last):
+        for w in range(TURN):
             out[r, w] = 0.0
         for c in range(size):
-            for w in range(first, last):
+            for w in range(TURN):
                 out[r, w] += inverse[r, c, w] * right[c, w]
     for r in range(size):
-        for w in range(first, last):
+        for w in range(TURN):
             whole[w], left[r, w] = -right[r, w], abs(right[r, w])
         for c in range(size):
-            for w in range(first, last):
+            for w in range(TURN):
                 term = basis[r, c, w] * out[c, w]
                 whole[w] += term
                 left[r, w] += abs(term)
-        for w in range(first, last):
+        for w in range(TURN):
             left[r, w] = abs(whole[w]) + gamma * left[r, w]
-    for w in range(first, last):
+    for w in range(TURN):
         whole[w] = 0.0
     for r in range(size):
-        for w in range(first, last):
+        for w in range(TURN):
             error[r, w] = 0.0
         for c in range(size):
-            for w in range(first, last):
+            for w in range(TURN):
                 error[r, w] += abs(inverse[r, c, w]) * left[c, w]
-        for w in range(first, last):
+        for w in range(TURN):
             whole[w] += error[r, w]
     for r in range(size):
-        for w in range(first, last):
+        for w in range(TURN):
             error[r, w] = 1.01 * (error[r, w] + 1.5 * spoiled[w] * whole[w])
 
 
@@ -200,7 +203,8 @@ def _levels(columns, bias, y, error, gamma, f, bound):
 
     ``error`` becomes what a coefficient of each coordinate adds to the bound.
     """
-    d, level = len(columns), y[len(columns)]
+    d = len(columns) - 1
+    level = y[d]
     least = _LEAST + 1.01 * error[d] + gamma * abs(level)
     for c in range(d):
         error[c] = 1.01 * error[c] + gamma * abs(y[c])
@@ -211,18 +215,13 @@ def _levels(columns, bias, y, error, gamma, f, bound):
         f[j] = value + two * y[1]
         reach = least + gamma * abs(bias[j]) + abs(one) * error[0]
         bound[j] = reach + abs(two) * error[1]
-    for c in range(2, d - 1, 2):
+    for c in range(2, d, 2):
         for j in range(len(bias)):
             one, two = columns[c, j], columns[c + 1, j]
             value = f[j] + one * y[c]
             f[j] = value + two * y[c + 1]
             reach = bound[j] + abs(one) * error[c]
             bound[j] = reach + abs(two) * error[c + 1]
-    if d % 2 == 1:
-        for j in range(len(bias)):
-            one = columns[d - 1, j]
-            f[j] += one * y[d - 1]
-            bound[j] += abs(one) * error[d - 1]
 
 
 @njit(**UNCOUNTED)
@@ -263,17 +262,14 @@ def _shot(columns, direction, inverse_f, h, bits):
     At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
     that is met upwards, its least the first one downwards, 0 where there is none.
     """
-    d = len(columns)
+    d = len(columns) - 1
     for j in range(len(h)):
         slope = -direction[d] + columns[0, j] * direction[0]
         h[j] = slope + columns[1, j] * direction[1]
-    for c in range(2, d - 1, 2):
+    for c in range(2, d, 2):
         for j in range(len(h)):
             slope = h[j] + columns[c, j] * direction[c]
             h[j] = slope + columns[c + 1, j] * direction[c + 1]
-    if d % 2 == 1:
-        for j in range(len(h)):
-            h[j] += columns[d - 1, j] * direction[d - 1]
     for j in range(len(h)):
         h[j] = -h[j] * inverse_f[j]
     # floats of one sign are ordered as their bits, and maxima of integers are vector code
@@ -331,7 +327,7 @@ def room_for(size: int, lanes: int) -> Room:
 @njit(**UNCOUNTED)
 def _solve_turn(columns, bias, on, start, stop, room):
     """Where the vertices ``start`` to ``stop`` lie, by lane; lanes beyond repeat the last one."""
-    d = len(columns)
+    d = len(columns) - 1
     basis, inverse = room.squares[0], room.squares[1]
     right, y, error, left = room.columns[0], room.columns[1], room.columns[2], room.columns[5]
     spoiled, is_regular, spare = room.lines[0], room.lines[1], room.lines[2]
@@ -348,42 +344,56 @@ def _solve_turn(columns, bias, on, start, stop, room):
         for c in range(d + 1):
             for w in range(TURN):
                 inverse[r, c, w] = basis[r, c, w]
-    _inverted(inverse, room.pivot, spare, is_regular, 0, TURN)
-    _spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4], 0, TURN)
-    _solve(basis, inverse, spoiled, right, y, error, left, spare, 0, TURN)
+    _inverted(inverse, room.pivot, spare, is_regular)
+    _spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4])
+    _solve(basis, inverse, spoiled, right, y, error, left, spare)
 
 
 @njit(**UNCOUNTED)
-def _is_ray(columns, room, w, inverse_f, direction, column, num_experts):
-    """Whether every slope along an edge is known to differ from 0, where nothing is met."""
-    size = len(columns) + 1
-    right, edge, error = room.columns[0], room.columns[3], room.columns[4]
-    gamma = 2.0 * (size + 3) * _UNIT
-    for m in range(size):
-        right[m, w] = 1.0 if m == column else 0.0
-    _solve(
-        room.squares[0], room.squares[1], room.lines[0], right, edge, error, room.columns[5],
-        room.lines[2], w, w + 1,
-    )  # fmt: skip
-    for j in range(num_experts):
-        if inverse_f[j] == 0.0:  # on the level itself
+def _are_sloping(columns, room, direction, w, bound):
+    """Whether every slope along an edge is known to differ from 0, where nothing is met.
+
+    The bound of a slope is ``bound`` or, where that is negative, what the errors of the edge of
+    lane ``w`` make of it.
+    """
+    d, inverse_f = len(columns) - 1, room.experts[2]
+    edge, error, gamma = room.columns[3], room.columns[4], 2.0 * (d + 4) * _UNIT
+    for j in range(len(inverse_f)):
+        if inverse_f[j] == 0.0:  # on the level itself, or nobody
             continue
-        bound = 1.01 * error[size - 1, w] + gamma * abs(edge[size - 1, w])
-        slope = -direction[size - 1]
-        for m in range(size - 1):
+        slope, most = -direction[d], bound
+        for m in range(d):
             slope += columns[m, j] * direction[m]
-            bound += abs(columns[m, j]) * (1.01 * error[m, w] + gamma * abs(edge[m, w]))
-        if not abs(slope) > bound:
+        if bound < 0.0:
+            most = 1.01 * error[d, w] + gamma * abs(edge[d, w])
+            for m in range(d):
+                most += abs(columns[m, j]) * (1.01 * error[m, w] + gamma * abs(edge[m, w]))
+        if not abs(slope) > most:
             return False
     return True
+
+
+@njit(**UNCOUNTED)
+def _is_ray(columns, room, direction, w, column, bound):
+    """Whether nothing is met along an edge: by a bound for all, or where need be for each."""
+    if _are_sloping(columns, room, direction, w, bound):
+        return True
+    right = room.columns[0]
+    for m in range(len(right)):
+        right[m, w] = 1.0 if m == column else 0.0
+    _solve(
+        room.squares[0], room.squares[1], room.lines[0], right, room.columns[3], room.columns[4],
+        room.columns[5], room.lines[2],
+    )  # fmt: skip
+    return _are_sloping(columns, room, direction, w, -1.0)
 
 
 @njit(**UNCOUNTED)
 def _examine(level, vertices, met, notes, start, stop, room):
     columns, bias, k, num_experts, along = level
     on, above, rising, state, links = vertices
-    d, num_lanes = columns.shape
-    size = d + 1
+    size, num_lanes = columns.shape
+    d = size - 1
     f, bound, inverse_f, h = room.experts[0], room.experts[1], room.experts[2], room.experts[3]
     y, error, direction = room.vectors[0], room.vectors[1], room.vectors[2]
     inverse = room.squares[1]
@@ -443,7 +453,8 @@ def _examine(level, vertices, met, notes, start, stop, room):
             if climb > 0.0:
                 bits |= np.uint32(1) << np.uint32(c)
             # M^-1 - G = E M^-1 with E = I - G M
-            if not abs(climb) > reach * length * (spoiled / (1.0 - spoiled) + gamma):
+            wrong = length * (spoiled / (1.0 - spoiled) + gamma)
+            if not abs(climb) > reach * wrong:
                 bits |= UNORDERED
             down = count >= k - d + 1 and links[vertex, 2 * c] == NONE
             up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
@@ -456,7 +467,7 @@ def _examine(level, vertices, met, notes, start, stop, room):
                     continue
                 if nearest != (0 if side else _SIGN):
                     met[vertex - start, 2 * c + side] = _found(h_bits, nearest)
-                elif _is_ray(columns, room, w, inverse_f, direction, c, num_experts):
+                elif _is_ray(columns, room, direction, w, c, 1.01 * largest_row * wrong):
                     met[vertex - start, 2 * c + side] = RAY
                 else:
                     state[vertex] = UNCERTAIN
@@ -479,7 +490,7 @@ def fill_points(columns, bias, on, room, point):
     for start in range(0, len(on), TURN):
         stop = min(start + TURN, len(on))
         _solve_turn(columns, bias, on, start, stop, room)
-        for c in range(len(columns)):
+        for c in range(point.shape[1]):
             for vertex in range(start, stop):
                 point[vertex, c] = room.columns[1, c, vertex - start]
 

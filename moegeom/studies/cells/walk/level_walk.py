@@ -137,9 +137,9 @@ class _Walk:
         self._weight, self._bias, self._most = weight, bias, most
         self._threads, self._watch, self._size = threads, watch, d + 1
         lanes = -(-experts // _LANES) * _LANES
-        columns, padded = aligned(d, lanes), aligned(lanes)
-        columns[:, :experts], padded[:experts] = weight.T, bias
-        columns[:, experts:], padded[experts:] = 0.0, _BELOW
+        columns, padded = _columns(weight, lanes), aligned(lanes)
+        padded.fill(_BELOW)
+        padded[:experts] = bias
         generator = np.random.default_rng(0)
         self._level = Level(columns, padded, k, experts, generator.standard_normal(d))
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
@@ -236,7 +236,7 @@ class _Walk:
                 else:
                     has_room = self._advance(_STEP)
                 if self._watch is not None:
-                    self._watch(self._head, self._num)
+                    self._watch(int(self._head), int(self._num))
                 if not has_room and not self._grow():
                     return False
             state = self._vertices.state[: self._num]
@@ -260,9 +260,15 @@ class _Walk:
         with ThreadPoolExecutor(self._threads) as pool:
             parts = [
                 pool.submit(
-                    examine, self._level, self._vertices, met[a - start : b - start], n, a, b,
+                    examine,
+                    self._level,
+                    self._vertices,
+                    met[a - start : b - start],
+                    n,
+                    a,
+                    b,
                     room_for(self._size, len(self._level.bias)),
-                )  # fmt: skip
+                )
                 for a, b, n in zip(cuts[:-1].tolist(), cuts[1:].tolist(), notes, strict=True)
             ]
             for part in parts:
@@ -330,6 +336,17 @@ class _Walk:
         )
 
 
+def _columns(
+    weight: Float64[np.ndarray, "experts dims"], lanes: int
+) -> Float64[np.ndarray, "on lanes"]:
+    """The columns of the rows, padded with zeros, and one of zeros."""
+    experts, d = weight.shape
+    columns = aligned(d + 1, lanes)
+    columns.fill(0.0)
+    columns[:d, :experts] = weight.T
+    return columns
+
+
 def points_of(
     on: Int16[np.ndarray, "vertices on"],
     weight: Float64[np.ndarray, "experts dims"],
@@ -337,8 +354,8 @@ def points_of(
 ) -> Float64[np.ndarray, "vertices dims"]:
     """Where vertices lie: the numbers with which their signs were proved."""
     point = np.empty((len(on), weight.shape[1]))
-    columns, room = np.ascontiguousarray(weight.T), room_for(on.shape[1], 0)
-    fill_points(columns, np.ascontiguousarray(bias), on, room, point)
+    room = room_for(on.shape[1], 0)
+    fill_points(_columns(weight, len(weight)), np.ascontiguousarray(bias), on, room, point)
     return point
 
 

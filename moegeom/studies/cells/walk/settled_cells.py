@@ -226,9 +226,7 @@ def settled_cells(
         for one, other in _facets(faces, arrangement, k)
         if one in number and other in number
     ]
-    facets = np.concatenate(
-        [_without(between, left), np.array(behind, np.int64).reshape(-1, 2)]
-    )
+    facets = np.concatenate([_without(between, left), np.array(behind, np.int64).reshape(-1, 2)])
     expert_set = np.array([list(experts_of(mask)) for mask in masks], np.int16).reshape(-1, k)
     order = np.lexsort(expert_set.T[::-1])
     order = order[is_cell[order]]
