@@ -13,12 +13,13 @@ from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
 from moegeom.studies.cells.exact.exact_cells import exact_cells
 from moegeom.studies.cells.exact.exact_walk import exact_walk
 from moegeom.studies.cells.exact.rank import independent_columns
+from moegeom.studies.cells.walk._level_bases import fill_points
 from moegeom.studies.cells.walk._level_diagram import (
     gather_cells,
     gather_facets,
     gather_open_facets,
 )
-from moegeom.studies.cells.walk._level_vertex import advance, check_links, fill_points
+from moegeom.studies.cells.walk._level_vertex import advance, check_links
 from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.studies.cells.walk.level_walk import Walked, level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest

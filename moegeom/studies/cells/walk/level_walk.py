@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float64, Int16, Int32, UInt32, UInt64
 
 from moegeom.studies.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.studies.cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
+from moegeom.studies.cells.walk._level_bases import TURN, aligned, fill_points, room_for
 from moegeom.studies.cells.walk._level_vertex import (
     EMPTY,
     EXACT,
@@ -23,21 +24,17 @@ from moegeom.studies.cells.walk._level_vertex import (
     NONE,
     PROVED,
     RAY,
-    TURN,
     UNCERTAIN,
     UNORDERED,
     Level,
     Seen,
     Vertices,
     advance,
-    aligned,
     check_links,
     enter,
     entered,
     examine,
-    fill_points,
     fill_table,
-    room_for,
 )
 
 #: Slots of the table at first, twice as many when there is no room; five of eight are used at most.
