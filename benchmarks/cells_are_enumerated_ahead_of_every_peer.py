@@ -6,10 +6,13 @@ one thread, in processor time, the least of several repeats, moegeom and the pee
 - for each peer seconds, the ratio to moegeom's cells, facets and witnesses, and how many cells it
   finds: WRONG where that is not the certified number,
 - the same inside balls around 0,
-- the walk per vertex: its E (d + 1)^2 multiply-adds over those of the fastest float64 product
-  in this process in the same time, the share of vertices that exact arithmetic settled, and
-  microseconds per vertex and, for the full output, per cell,
-- one thread over two by the clock, and the memory of the largest walk.
+- the walk per vertex over the same in plain C++ without proofs (plain_walk.cpp, where there is a
+  compiler), in turns, medians; its E (d + 1)^2 multiply-adds over those of the fastest float64
+  product in this process in the same time, the share of vertices that exact arithmetic settled,
+  and microseconds per vertex and, for the full output, per cell,
+- one thread over two by the clock, and the memory of the largest walk,
+- with ``--compile`` (in an empty NUMBA_CACHE_DIR) seconds of the first walk, and of the first one
+  in another number of dimensions.
 
 Peers: Qhull's hull of all sums of k rows (where there are at most a million); Qhull's intersection
 of half-spaces, breadth first, in a box; HiGHS on one linear program per set, or breadth first over
@@ -18,21 +21,28 @@ balls Qhull's vertices with nonnegative least squares, or HiGHS's quadratic prog
 ``--limit`` seconds; "~" marks what is extrapolated from the part that was done by then. A peer that
 is not installed is skipped.
 
-Targets (docs/benchmarks.md): ratio > 1 for all peers; nothing settled exactly on generic numbers.
+Targets (docs/benchmarks.md): at most 1.5 times plain C++; 150 bytes a vertex; ratio > 1 for all
+peers; nothing settled exactly on generic numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import math
 import multiprocessing
 import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -449,7 +459,57 @@ def product_rate(repeats: int) -> float:
     return size**3 / best
 
 
-def speed(shape: tuple[int, int, int], rate: float, repeats: int) -> None:
+def plain_walk(folder: str) -> ctypes.CDLL | None:
+    """The walk in C++; None without a compiler."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        print("no C++ compiler: plain_walk.cpp skipped")
+        return None
+    source, library = Path(__file__).with_name("plain_walk.cpp"), Path(folder) / "plain_walk.so"
+    flags = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, "-o", str(library), str(source)], check=True)
+    found = ctypes.CDLL(str(library))
+    found.walk_vertices.restype = ctypes.c_long
+    return found
+
+
+def over_plain(plain: ctypes.CDLL, case: Case, repeats: int) -> float:
+    """Processor time of the walk over that in C++, by turns, the median of ratios."""
+    walked = level_walk(case.weight, case.bias, case.k, 10**7)
+    assert walked is not None
+    first, columns = np.ascontiguousarray(walked.on[0]), np.ascontiguousarray(case.weight.T)
+    experts, d = case.weight.shape
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (columns, case.bias, first)]
+
+    def in_cpp() -> None:
+        found = plain.walk_vertices(*pointers[:2], experts, d, case.k, pointers[2])
+        assert found == len(walked.on)
+
+    # small ones several times, of which the least counts
+    times = max(1, 100_000 // len(walked.on))
+    ratios = []
+    for _ in range(repeats):
+        least = [
+            min(seconds_of(work, time.process_time) for _ in range(times))
+            for work in (lambda: level_walk(case.weight, case.bias, case.k, 10**7), in_cpp)
+        ]
+        ratios.append(least[0] / least[1])
+    return statistics.median(ratios)
+
+
+def compilation() -> None:
+    """Processor time of the first walks beyond that of second ones."""
+    for shape in ((16, 4, 3), (16, 4, 4)):
+        case = random_case(*shape)
+        first, second = (
+            seconds_of(lambda case=case: moegeom_cells(case), time.process_time) for _ in range(2)
+        )
+        print(f"{shape}: the first takes {first - second:.1f} s more than the second")
+
+
+def speed(
+    shape: tuple[int, int, int], rate: float, repeats: int, plain: ctypes.CDLL | None
+) -> None:
     """The walk per vertex and the full output per cell."""
     (experts, k, d), case = shape, random_case(*shape)
     found = enumerate_cells(case.weight, case.bias, k)
@@ -477,6 +537,8 @@ def speed(shape: tuple[int, int, int], rate: float, repeats: int) -> None:
         f"{1e6 * whole / cells:.1f} us/cell; one thread over two {clock[1] / clock[2]:.2f}",
         flush=True,
     )
+    if plain is not None and d <= 6:
+        print(f"    {over_plain(plain, case, repeats):.2f} times plain C++", flush=True)
 
 
 def largest() -> None:
@@ -484,21 +546,24 @@ def largest() -> None:
     case = random_case(*LARGEST)
 
     def work(full: bool) -> tuple[float, float, int]:
+        moegeom_cells(random_case(16, 4, 3))  # compiles
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.process_time()
         if full:
-            num = moegeom_cells(case)
+            found = enumerate_cells(case.weight, case.bias, case.k)
+            assert isinstance(found, Enumeration)
+            num = found.num_vertices
         else:
             walked = level_walk(case.weight, case.bias, case.k, 10**7)
             num = 0 if walked is None else len(walked.on)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        return time.process_time() - started, peak / 2**10, num
+        return time.process_time() - started, 2**10 * peak / num, num
 
-    for full, unit in ((False, "vertices"), (True, "cells, and facets")):
+    for full, what in ((False, "walk"), (True, "cells, facets and witnesses")):
         found = limited(lambda full=full: work(full), 200.0)
         if isinstance(found, tuple):
             seconds, peak, num = found
-            print(f"{LARGEST}: {num} {unit} in {seconds:.1f} s, {peak:.0f} MiB", flush=True)
+            print(f"{LARGEST}, {num} vertices: {what} in {seconds:.1f} s, {peak:.0f} bytes each")
 
 
 def main() -> None:
@@ -506,7 +571,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each peer")
     parser.add_argument("--quick", action="store_true", help="small instances, one second a peer")
+    parser.add_argument("--compile", action="store_true", help="only what compiling takes")
     options = parser.parse_args()
+    if options.compile:
+        compilation()
+        return
     limit = 1.0 if options.quick else options.limit
     for peer in PEERS:
         if find_spec(peer.module) is None:
@@ -516,8 +585,10 @@ def main() -> None:
     with threadpool_limits(1, user_api="blas"):
         rate = product_rate(options.repeats)
         print(f"float64 product, one thread: {1e-9 * rate:.1f} billion multiply-adds/s")
-        for shape in SPEEDS[:4] if options.quick else SPEEDS:
-            speed(shape, rate, options.repeats)
+        with tempfile.TemporaryDirectory() as folder:
+            plain = plain_walk(folder)
+            for shape in SPEEDS[:4] if options.quick else SPEEDS:
+                speed(shape, rate, options.repeats, plain)
         for shape in AGAINST_PEERS[:4] if options.quick else AGAINST_PEERS:
             compared(random_case(*shape), PEERS, str(shape), limit, options.repeats)
         for *shape, radius in BALLS[:1] if options.quick else BALLS:

@@ -13,6 +13,14 @@ from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
 from moegeom.studies.cells.exact.exact_cells import exact_cells
 from moegeom.studies.cells.exact.exact_walk import exact_walk
 from moegeom.studies.cells.exact.rank import independent_columns
+from moegeom.studies.cells.walk._level_bases import fill_points
+from moegeom.studies.cells.walk._level_diagram import (
+    gather_cells,
+    gather_facets,
+    gather_open_facets,
+)
+from moegeom.studies.cells.walk._level_vertex import advance, check_links
+from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.studies.cells.walk.level_walk import Walked, level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest
 
@@ -130,6 +138,17 @@ def test_edges_lead_back_and_cells_satisfy_eulers_relation():
         num_edges = num_rays + int((walked.links >= 0).sum()) // 2
         # in the plane an edge of the diagram is a facet; V - E + F = 1 with rays to one point
         assert len(walked.on) - num_edges + len(cells_of(walked, k)) == 1
+
+
+def test_kernels_are_compiled_for_all_numbers_of_dimensions_at_once():
+    generator = np.random.default_rng(6)
+    for dims in (2, 3, 4):
+        assert isinstance(
+            enumerate_cells(generator.standard_normal((9, dims)), generator.standard_normal(9), 3),
+            Enumeration,
+        )
+    kernels = advance, check_links, fill_points, gather_cells, gather_facets, gather_open_facets
+    assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
 
 
 def test_a_budget_ends_the_walk_and_says_so():

@@ -20,3 +20,10 @@ INNER: dict[str, Any] = {
 #: The same for functions that allocate nothing: arrays that are handed on are not counted. With
 #: tuples of many arrays that counting took half of the time.
 UNCOUNTED: dict[str, Any] = {**INNER, "_nrt": False}
+#: What Python calls of that kind: all room is handed in.
+COUNTLESS: dict[str, Any] = {
+    "nogil": True,
+    "cache": True,
+    "error_model": "numpy",
+    "_nrt": False,
+}

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt32, UInt64
+from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
 from moegeom.studies.cells.walk._level_vertex import NONE, RAY
 from moegeom.studies.cells.walk.level_walk import Walked
 
+#: Slots of a table at first, twice as many when half of them are used.
+_SLOTS = 1024
 
-@njit(**INNER)
+#: No pair of cells.
+_NO_PAIR = np.uint64(2**64 - 1)
+
+
+@njit(**UNCOUNTED)
 def _num_bits(value):
     count = 0
     while value:
@@ -22,7 +28,7 @@ def _num_bits(value):
     return count
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _next_choice(value):
     """The next larger number with as many bits."""
     low = value & (~value + np.uint32(1))
@@ -30,7 +36,7 @@ def _next_choice(value):
     return high | (((value ^ high) // low) >> np.uint32(2))
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _num_above(bits):
     count = 0
     for word in bits:
@@ -40,20 +46,8 @@ def _num_above(bits):
     return count
 
 
-@njit(**INNER)
-def _code_above(bits, marks):
-    """The hash of the experts above, to which the marks of others are added."""
-    code = np.uint64(0)
-    for w in range(len(bits)):
-        word, some = bits[w], marks[64 * w : 64 * w + 64]
-        for j in range(len(some)):
-            # all ones where the bit is set: no branches, so that lanes are worked on together
-            code ^= some[j] & (np.uint64(0) - ((word >> np.uint64(j)) & np.uint64(1)))
-    return code
-
-
-@njit(**INNER)
-def _joined(bits, own, some, out):
+@njit(**UNCOUNTED)
+def _join(bits, own, some, out):
     """The experts above and those of ``own`` that ``some`` marks."""
     for w in range(len(bits)):
         out[w] = bits[w]
@@ -62,177 +56,267 @@ def _joined(bits, own, some, out):
         out[own[c] >> 6] |= bit << np.uint64(own[c] & 63)
 
 
-@njit(**INNER)
-def _code_joined(code, own, some, marks):
-    for c in range(len(own)):
-        bit = np.uint64((some >> np.uint32(c)) & np.uint32(1))
-        code ^= marks[own[c]] & (np.uint64(0) - bit)
-    return code
+@njit(**UNCOUNTED)
+def _mixed(value):
+    """A number whose low bits depend on all bits of ``value``."""
+    value = (value ^ (value >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    return value ^ (value >> np.uint64(29))
 
 
-@njit(**INNER)
-def _slot(table, codes, masks, code, mask):
+@njit(**UNCOUNTED)
+def _slot(table, masks, mask):
     """Where an expert set is in the table, or the empty slot where it belongs."""
-    last = np.uint64(len(table) - 1)
+    last, code = np.uint64(len(table) - 1), np.uint64(0)
+    for w in range(len(mask)):
+        code = _mixed(code ^ mask[w])
     slot = code & last
     while table[slot] >= 0:
-        cell = table[slot]
-        if codes[cell] == code:
-            same = True
-            for w in range(len(mask)):
-                same &= masks[cell, w] == mask[w]
-            if same:
-                return slot
+        same = True
+        for w in range(len(mask)):
+            same &= masks[table[slot], w] == mask[w]
+        if same:
+            return slot
         slot = (slot + np.uint64(1)) & last
     return slot
 
 
-@njit(**INNER)
-def _cell(table, codes, masks, vertex_of, num, code, mask, vertex):
-    """The number of an expert set, ``num`` for a new one; -1 without room for it."""
-    slot = _slot(table, codes, masks, code, mask)
+@njit(**COUNTLESS)
+def fill_cells(table, masks):
+    """Puts expert sets into an empty table."""
+    for cell in range(len(masks)):
+        table[_slot(table, masks, masks[cell])] = cell
+
+
+@njit(**UNCOUNTED)
+def _cell(found, num, mask, vertex):
+    """The number of an expert set, ``num`` for a new one."""
+    table, masks, vertex_of, is_bounded = found
+    slot = _slot(table, masks, mask)
     if table[slot] < 0:
-        if num == len(masks):
-            return -1
         for w in range(len(mask)):
             masks[num, w] = mask[w]
-        codes[num] = code
-        vertex_of[num] = vertex
+        vertex_of[num], is_bounded[num] = vertex, True
         table[slot] = num
     return table[slot]
 
 
-@njit(nogil=True, cache=True)
-def gather_cells(on, above, rising, links, k, marks, table, codes, masks, vertex_of, is_bounded):
-    """The expert sets of all cells, a vertex of each, and whether it is bounded; their number.
+@njit(**UNCOUNTED)
+def _read_rays(links, vertex, rays):
+    """As bits the experts of the level whose edge downwards and whose edge upwards has no end."""
+    rays[0] = rays[1] = np.uint32(0)
+    for edge in range(links.shape[1]):
+        is_ray = np.uint32(links[vertex, edge] == RAY)
+        rays[edge & 1] |= is_ray << np.uint32(edge >> 1)
+
+
+@njit(**COUNTLESS)
+def gather_cells(vertices, k, found, start, num, mask, rays):
+    """The expert sets of the cells at the vertices from ``start`` on.
 
     A cell that is bounded below has one vertex at which the edges of its experts climb and those
     of the others fall: S is the experts above and those of ``rising``. All others hold a ray.
-    -1 where there is no room.
+    ``found`` are a table, expert sets, a vertex of each, and whether it is bounded; ``mask`` and
+    ``rays`` are room. Returns the first vertex that there was no room for, and how many.
     """
-    size, num = on.shape[1], 0
-    mask = np.empty(above.shape[1], np.uint64)
-    for vertex in range(len(on)):
-        count = _num_above(above[vertex])
-        code = _code_above(above[vertex], marks)
-        if _num_bits(rising[vertex]) == k - count:
-            _joined(above[vertex], on[vertex], rising[vertex], mask)
-            whole = _code_joined(code, on[vertex], rising[vertex], marks)
-            cell = _cell(table, codes, masks, vertex_of, num, whole, mask, vertex)
-            if cell < 0:
-                return -1
-            num = max(num, cell + 1)
-        for edge in range(2 * size):
-            if links[vertex, edge] != RAY:
-                continue
-            c, up = edge // 2, edge % 2
-            # the experts that stay on the level, of which the cells around take some
-            some = (np.uint32(1) << np.uint32(k - count - up)) - np.uint32(1)
-            end = np.uint32(1) << np.uint32(size - 1)
-            while some < end:
-                low = some & ((np.uint32(1) << np.uint32(c)) - np.uint32(1))
-                chosen = low | ((some ^ low) << np.uint32(1)) | (np.uint32(up) << np.uint32(c))
-                _joined(above[vertex], on[vertex], chosen, mask)
-                whole = _code_joined(code, on[vertex], chosen, marks)
-                cell = _cell(table, codes, masks, vertex_of, num, whole, mask, vertex)
-                if cell < 0:
-                    return -1
+    on, above, rising, links = vertices
+    size = on.shape[1]
+    last = np.uint32(1) << np.uint32(size)
+    for vertex in range(start, len(on)):
+        own, over = on[vertex], above[vertex]
+        wanted = k - _num_above(over)
+        _read_rays(links, vertex, rays)
+        if _num_bits(rising[vertex]) == wanted:
+            if num == len(found[1]):
+                return vertex, num
+            _join(over, own, rising[vertex], mask)
+            num = max(num, np.int64(_cell(found, num, mask, vertex)) + 1)
+        if not rays[0] | rays[1]:
+            continue
+        # the cells around take some of the experts on the level
+        some = (np.uint32(1) << np.uint32(wanted)) - np.uint32(1)
+        while some < last:
+            if (some & rays[1]) | (~some & rays[0]):
+                if num == len(found[1]):
+                    return vertex, num
+                _join(over, own, some, mask)
+                cell = np.int64(_cell(found, num, mask, vertex))
                 num = max(num, cell + 1)
-                is_bounded[cell] = False
-                if some == 0:
-                    break
-                some = _next_choice(some)
+                found[3][cell] = False
+            some = _next_choice(some)
+    return len(on), num
+
+
+@njit(**UNCOUNTED)
+def _number(table, masks, above, own, some, mask):
+    """The number of the cell of the experts above and ``some`` of the level."""
+    _join(above, own, some, mask)
+    return np.int64(table[_slot(table, masks, mask)])
+
+
+@njit(**COUNTLESS)
+def gather_facets(vertices, k, table, masks, facets, mask, around):
+    """Both cells of the facets that are bounded below; their number, also where there is no room.
+
+    Such a facet has one vertex at which all but its two experts climb or fall as in its cells.
+    Where r edges climb and n experts of the level are chosen, those are, of the r, all and another
+    (n = r + 1), all, or all but one and another (n = r), or all but one (n = r - 1). ``mask`` and
+    ``around`` [d + 1] are room.
+    """
+    on, above, rising, _ = vertices
+    size, num, one_bit = on.shape[1], 0, np.uint32(1)
+    for vertex in range(len(on)):
+        own, over, climbing = on[vertex], above[vertex], rising[vertex]
+        missing = k - _num_above(over) - _num_bits(climbing)
+        if abs(missing) > 1:
+            continue
+        r = _num_bits(climbing)
+        if missing == 0:
+            count = r * (size - r)
+        else:
+            free = size - r if missing == 1 else r
+            count = free * (free - 1) // 2
+        if num + count > len(facets):
+            num += count
+            continue
+        if missing == 0:
+            whole = _number(table, masks, over, own, climbing, mask)
+            for out in range(size):
+                if not (climbing >> np.uint32(out)) & one_bit:
+                    continue
+                for into in range(size):
+                    if (climbing >> np.uint32(into)) & one_bit:
+                        continue
+                    some = climbing ^ (one_bit << np.uint32(out)) ^ (one_bit << np.uint32(into))
+                    other = _number(table, masks, over, own, some, mask)
+                    facets[num, 0], facets[num, 1] = min(whole, other), max(whole, other)
+                    num += 1
+            continue
+        found = 0
+        for c in range(size):
+            if np.int64((climbing >> np.uint32(c)) & one_bit) != np.int64(missing == -1):
+                continue
+            some = climbing ^ (one_bit << np.uint32(c))
+            around[found] = _number(table, masks, over, own, some, mask)
+            for n in range(found):
+                one, other = around[n], around[found]
+                facets[num, 0], facets[num, 1] = min(one, other), max(one, other)
+                num += 1
+            found += 1
     return num
 
 
-@njit(**INNER)
-def _pair(cells, own, above, code, some, one, other, marks, mask, tables):
-    """The numbers of the two cells of a facet: with ``one`` and with ``other`` beside ``some``."""
-    table, codes, masks = tables
-    for n in range(2):
-        chosen = some | (np.uint32(1) << np.uint32(one if n == 0 else other))
-        _joined(above, own, chosen, mask)
-        whole = _code_joined(code, own, chosen, marks)
-        cells[n] = table[_slot(table, codes, masks, whole, mask)]
+@njit(**UNCOUNTED)
+def _pair_slot(pairs, pair):
+    last = np.uint64(len(pairs) - 1)
+    slot = _mixed(pair) & last
+    while pairs[slot] != _NO_PAIR and pairs[slot] != pair:
+        slot = (slot + np.uint64(1)) & last
+    return slot
 
 
-@njit(nogil=True, cache=True)
-def gather_facets(on, above, rising, links, k, marks, table, codes, masks, facets, seen):
-    """Both cells of every facet, and the expert that leaves and the one that enters; their number.
+@njit(**COUNTLESS)
+def refill_pairs(old, pairs):
+    """Puts what one table holds into a larger one."""
+    for pair in old:
+        if pair != _NO_PAIR:
+            pairs[_pair_slot(pairs, pair)] = pair
 
-    A facet that is bounded below has one vertex at which all but its two experts climb or fall as
-    in its cells; those that hold a ray downwards are looked up in ``seen``. -1 without room.
+
+@njit(**UNCOUNTED)
+def _pair(near, vertex, table, masks, over, own, some, pair, mask):
+    """The numbers of the cells of ``some`` and one of ``pair``, the lower one in the upper half.
+
+    ``near`` holds the numbers that this vertex asked for last: vertex and choice, and the number.
     """
-    size, num = on.shape[1], 0
-    mask, cells = np.empty(above.shape[1], np.uint64), np.empty(2, np.int64)
-    last = np.uint64(len(seen) - 1)
-    tables = (table, codes, masks)
-    for vertex in range(len(on)):
+    both, whole = pair, np.uint64(0)
+    while both:
+        low = both & (~both + np.uint32(1))
+        both ^= low
+        chosen = some | low
+        key = (np.uint64(vertex) << np.uint64(32)) | np.uint64(chosen)
+        slot = chosen & np.uint32(near.shape[1] - 1)
+        if near[0, slot] != key:
+            near[0, slot] = key
+            near[1, slot] = np.uint64(_number(table, masks, over, own, chosen, mask))
+        whole = (whole << np.uint64(32)) | near[1, slot]
+    return whole
+
+
+@njit(**COUNTLESS)
+def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays, near):
+    """Both cells of the facets that hold a ray downwards, as the halves of 64 bits in ``pairs``.
+
+    As ``gather_cells``: the first vertex that there was no room for, and how many there are.
+    """
+    on, above, rising, links = vertices
+    size, one_bit = on.shape[1], np.uint32(1)
+    last = one_bit << np.uint32(size)
+    for vertex in range(start, len(on)):
         own, over = on[vertex], above[vertex]
-        count = _num_above(over)
-        code = _code_above(over, marks)
-        climbing = rising[vertex]
-        all_climbing = _num_bits(climbing)
-        for one in range(size):
-            for other in range(one + 1, size):
-                pair = (np.uint32(1) << np.uint32(one)) | (np.uint32(1) << np.uint32(other))
-                taken = np.int64((climbing >> np.uint32(one)) & np.uint32(1))
-                taken += np.int64((climbing >> np.uint32(other)) & np.uint32(1))
-                if all_climbing - taken != k - count - 1:
-                    continue
-                if num == len(facets):
-                    return -1
-                _pair(cells, own, over, code, climbing & ~pair, one, other, marks, mask, tables)
-                facets[num, 0], facets[num, 1] = cells[0], cells[1]
-                facets[num, 2], facets[num, 3] = own[one], own[other]
-                num += 1
-        for edge in range(2 * size):
-            c, up = edge // 2, edge % 2
-            climbs = np.int64((climbing >> np.uint32(c)) & np.uint32(1)) == up
-            wanted = k - count - up - 1  # experts of the level in both cells
-            if links[vertex, edge] != RAY or climbs or wanted < 0:
-                continue
+        _read_rays(links, vertex, rays)
+        # an edge downwards falls where the one upwards climbs
+        down, up = rays[0] & rising[vertex], rays[1] & ~rising[vertex]
+        if not down | up:
+            continue
+        some = (one_bit << np.uint32(k - _num_above(over) - 1)) - one_bit
+        while some < last:
             for one in range(size):
                 for other in range(one + 1, size):
-                    if c in (one, other):
+                    # of two sets the one with the lower of the two experts comes first
+                    pair = (one_bit << np.uint32(one)) | (one_bit << np.uint32(other))
+                    if some & pair or not (some & up) | (~(some | pair) & down):
                         continue
-                    some = (np.uint32(1) << np.uint32(wanted)) - np.uint32(1)
-                    end = np.uint32(1) << np.uint32(size - 3)
-                    while some < end:
-                        chosen, place = np.uint32(up) << np.uint32(c), 0
-                        for m in range(size):
-                            if m in (one, other, c):
-                                continue
-                            chosen |= ((some >> np.uint32(place)) & np.uint32(1)) << np.uint32(m)
-                            place += 1
-                        _pair(cells, own, over, code, chosen, one, other, marks, mask, tables)
-                        key = np.uint64(cells[0]) * np.uint64(0x9E3779B97F4A7C15)
-                        key ^= np.uint64(cells[1]) * np.uint64(0xC2B2AE3D27D4EB4F)
-                        slot = (key ^ (key >> np.uint64(29))) & last
-                        while seen[slot] >= 0:
-                            facet = seen[slot]
-                            if facets[facet, 0] == cells[0] and facets[facet, 1] == cells[1]:
-                                break
-                            slot = (slot + np.uint64(1)) & last
-                        if seen[slot] < 0:
-                            if num == len(facets):
-                                return -1
-                            facets[num, 0], facets[num, 1] = cells[0], cells[1]
-                            facets[num, 2], facets[num, 3] = own[one], own[other]
-                            seen[slot] = num
-                            num += 1
-                        if some == 0:
-                            break
-                        some = _next_choice(some)
-    return num
+                    if 2 * num >= len(pairs):
+                        return vertex, num
+                    whole = _pair(near, vertex, table, masks, over, own, some, pair, mask)
+                    slot = _pair_slot(pairs, whole)
+                    if pairs[slot] == _NO_PAIR:
+                        pairs[slot] = whole
+                        num += 1
+            if some == 0:
+                break
+            some = _next_choice(some)
+    return len(on), num
 
 
-@njit(nogil=True, cache=True)
+@njit(**COUNTLESS)
+def order_facets(facets, pairs, starts, out):
+    """Facets in order: by the first cell, whose facets are counted, then by the second.
+
+    ``starts`` [cells + 1] has room for where those of each cell begin.
+    """
+    for n in range(len(facets)):
+        starts[facets[n, 0] + 1] += 1
+    for pair in pairs:
+        if pair != _NO_PAIR:
+            starts[(pair >> np.uint64(32)) + np.uint64(1)] += 1
+    for cell in range(len(starts) - 1):
+        starts[cell + 1] += starts[cell]
+    for n in range(len(facets)):
+        place = starts[facets[n, 0]]
+        starts[facets[n, 0]] += 1
+        out[place, 0], out[place, 1] = facets[n, 0], facets[n, 1]
+    for pair in pairs:
+        if pair != _NO_PAIR:
+            first = np.int64(pair >> np.uint64(32))
+            place = starts[first]
+            starts[first] += 1
+            out[place, 0], out[place, 1] = first, np.int64(pair & np.uint64(0xFFFFFFFF))
+    for n in range(1, len(out)):
+        first, second, place = out[n, 0], out[n, 1], n
+        while place > 0 and out[place - 1, 0] == first and out[place - 1, 1] > second:
+            out[place, 1] = out[place - 1, 1]
+            place -= 1
+        out[place, 1] = second
+
+
+@njit(**COUNTLESS)
 def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness):
     """A point inside each cell: the mean of a vertex and of the ends of its edges there.
 
-    ``direction`` [rays, d] are unit vectors of the edges without end, ``ray_of`` [vertices, edges]
-    their numbers; they count as long as the edges that end, and as 1 where none does.
+    ``direction`` [rays, d] are unit vectors of the edges without end, ``ray_of`` [vertices] the
+    number of the first at each vertex, whose others follow; they count as long as the edges that
+    end, and as 1 where none does.
     """
     d, size = point.shape[1], on.shape[1]
     for cell in range(len(masks)):
@@ -242,84 +326,177 @@ def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness)
         num_ends = 0
         for turn in range(2):
             scale = length / num_ends if num_ends else 1.0
+            ray = ray_of[vertex]
             for c in range(size):
                 expert = on[vertex, c]
-                inside = (masks[cell, expert >> 6] >> np.uint64(expert & 63)) & np.uint64(1)
-                end = links[vertex, 2 * c + np.int64(inside)]
-                if end == NONE or (end == RAY) != (turn == 1):
-                    continue
-                squares = 0.0
-                for m in range(d):
+                inside = np.int64(
+                    (masks[cell, expert >> 6] >> np.uint64(expert & 63)) & np.uint64(1)
+                )
+                for side in range(2):
+                    end = links[vertex, 2 * c + side]
+                    if end == RAY:
+                        ray += 1
+                    if side != inside or end == NONE or (end == RAY) != (turn == 1):
+                        continue
+                    if end == RAY and ray_of[vertex] < 0:
+                        continue  # of a vertex that is not simple
+                    squares = 0.0
+                    for m in range(d):
+                        if turn == 0:
+                            step = point[end, m] - point[vertex, m]
+                        else:
+                            step = scale * direction[ray - 1, m]
+                        witness[cell, m] += step
+                        squares += step * step
+                    count += 1
                     if turn == 0:
-                        step = point[end, m] - point[vertex, m]
-                    else:
-                        step = scale * direction[ray_of[vertex, 2 * c + np.int64(inside)], m]
-                    witness[cell, m] += step
-                    squares += step * step
-                count += 1
-                if turn == 0:
-                    num_ends += 1
-                    length += np.sqrt(squares)
+                        num_ends += 1
+                        length += np.sqrt(squares)
         for m in range(d):
             witness[cell, m] = point[vertex, m] + witness[cell, m] / (count + 1)
 
 
+@njit(**COUNTLESS)
+def list_experts(masks, expert_set):
+    """The experts of each mask, in order."""
+    for cell in range(len(masks)):
+        count = 0
+        for w in range(masks.shape[1]):
+            word, expert = masks[cell, w], 64 * w
+            while word:
+                if word & np.uint64(1):
+                    expert_set[cell, count] = expert
+                    count += 1
+                word >>= np.uint64(1)
+                expert += 1
+
+
 @dataclass(frozen=True, eq=False)
-class Diagram:
-    """Cells as bits, a vertex of each, and facets: both cells, the expert that only each has."""
+class LevelCells:
+    """Cells as bits and as experts, in the order of those, and a vertex of each."""
 
     masks: UInt64[np.ndarray, "cells words"]
-    vertex_of: Int64[np.ndarray, "cells"]
+    expert_set: Int16[np.ndarray, "cells k"]
+    vertex_of: Int32[np.ndarray, "cells"]
     is_bounded: Bool[np.ndarray, "cells"]
-    facets: Int64[np.ndarray, "facets 4"]
 
 
-def diagram_of(walked: Walked, rising: UInt32[np.ndarray, "vertices"], k: int) -> Diagram:
-    """Cells and facets that meet at the vertices; ``rising`` as there, proved at all of them."""
-    marks = np.random.default_rng(2).integers(1, 2**63, walked.num_experts).astype(np.uint64)
+@dataclass(frozen=True, eq=False)
+class LooseFacets:
+    """Facets in no order: as pairs of cells, and as the halves of the slots of a table."""
+
+    pairs: Int32[np.ndarray, "pairs 2"]
+    table: UInt64[np.ndarray, "slots"]
+    num_facets: int
+    num_cells: int
+
+    def in_order(self) -> Int64[np.ndarray, "facets 2"]:
+        """Both cells of each facet; the first has the lower of the two experts."""
+        out = np.empty((self.num_facets, 2), np.int64)
+        order_facets(self.pairs, self.table, np.zeros(self.num_cells + 1, np.int64), out)
+        return out
+
+
+_Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def cells_of(walked: Walked, rising: UInt32[np.ndarray, "vertices"], k: int) -> LevelCells:
+    """The cells that meet at the vertices; ``rising`` as there, proved at all of them."""
+    masks, vertex_of, is_bounded = _cells((walked.on, walked.bits, rising, walked.links), k)
+    order = _order(masks)
+    expert_set = np.empty((len(masks), k), np.int16)
+    list_experts(masks[order], expert_set)
+    return LevelCells(masks[order], expert_set, vertex_of[order], is_bounded[order])
+
+
+def _cells(vertices: _Vertices, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Expert sets, a vertex of each, and whether it is bounded."""
+    words = vertices[1].shape[1]
+    mask, rays = np.empty(words, np.uint64), np.empty(2, np.uint32)
+    slots, start, num = _SLOTS, 0, 0
+    columns = [np.empty((0, words), np.uint64), np.empty(0, np.int32), np.empty(0, np.bool_)]
+    while start < len(vertices[0]):
+        grown = [np.empty((slots // 2, *old.shape[1:]), old.dtype) for old in columns]
+        for new, old in zip(grown, columns, strict=True):
+            new[:num] = old[:num]
+        columns, table = grown, np.full(slots, -1, np.int32)
+        fill_cells(table, columns[0][:num])
+        start, num = gather_cells(vertices, k, (table, *columns), start, num, mask, rays)
+        slots *= 2
+    return columns[0][:num], columns[1][:num], columns[2][:num]
+
+
+def _order(masks: UInt64[np.ndarray, "cells words"]) -> Int64[np.ndarray, "cells"]:
+    """How expert sets follow each other.
+
+    Of two the one whose lowest expert outside the other is lower comes first: its bits, from the
+    lowest to the highest, are the larger number.
+    """
+    words = masks
+    for shift, some in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
+        by, kept = np.uint64(shift), np.uint64(some)
+        words = ((words >> by) & kept) | ((words & kept) << by)
+    words = ~words.byteswap()
+    return np.lexsort(words.T[::-1]) if words.shape[1] > 1 else np.argsort(words[:, 0])
+
+
+def facets_of(
+    walked: Walked,
+    rising: UInt32[np.ndarray, "vertices"],
+    k: int,
+    masks: UInt64[np.ndarray, "cells words"],
+) -> LooseFacets:
+    """The facets between those cells."""
     vertices = walked.on, walked.bits, rising, walked.links
-    room, num = len(walked.on) + 64, -1
-    while num < 0:
-        table, codes = _empty_table(room), np.empty(room, np.uint64)
-        masks = np.empty((room, walked.bits.shape[1]), np.uint64)
-        vertex_of, is_bounded = np.empty(room, np.int64), np.ones(room, bool)
-        num = gather_cells(*vertices, k, marks, table, codes, masks, vertex_of, is_bounded)
-        room *= 2
-    cells = table, codes[:num], masks[:num]
-    room, num_facets = 4 * len(walked.on) + 64, -1
-    while num_facets < 0:
-        facets = np.empty((room, 4), np.int64)
-        num_facets = gather_facets(*vertices, k, marks, *cells, facets, _empty_table(room))
-        room *= 2
-    return Diagram(masks[:num], vertex_of[:num], is_bounded[:num], facets[:num_facets])
-
-
-def _empty_table(room: int) -> Int64[np.ndarray, "slots"]:
-    return np.full(1 << (2 * room - 1).bit_length(), -1, np.int64)
+    table = np.full(1 << (2 * len(masks)).bit_length(), -1, np.int32)
+    fill_cells(table, masks)
+    num_vertices, size = vertices[0].shape
+    mask, rays = np.empty(masks.shape[1], np.uint64), np.empty(2, np.uint32)
+    near = np.full((2, 1 << min(size, 10)), _NO_PAIR)
+    pairs, start, num_open = np.full(_SLOTS, _NO_PAIR), 0, 0
+    while True:
+        start, num_open = gather_open_facets(
+            vertices, k, table, masks, pairs, start, num_open, mask, rays, near
+        )
+        if start == num_vertices:
+            break
+        old, pairs = pairs, np.full(2 * len(pairs), _NO_PAIR)
+        refill_pairs(old, pairs)
+    around, room = np.empty(size, np.int64), 4 * num_vertices
+    loose = np.empty((room, 2), np.int32)
+    num = gather_facets(vertices, k, table, masks, loose, mask, around)
+    if num > room:
+        loose = np.empty((num, 2), np.int32)
+        gather_facets(vertices, k, table, masks, loose, mask, around)
+    return LooseFacets(loose[:num], pairs, num + num_open, len(masks))
 
 
 def points_near(
     walked: Walked,
     weight: Float64[np.ndarray, "experts dims"],
     masks: UInt64[np.ndarray, "cells words"],
-    vertex_of: Int64[np.ndarray, "cells"],
+    vertex_of: Int32[np.ndarray, "cells"],
+    point: Float64[np.ndarray, "vertices dims"],
 ) -> Float64[np.ndarray, "cells dims"]:
     """The mean of a vertex of each cell and of the ends of its edges there.
 
-    Inside the cell, but for rounding, where the vertex is simple; of no meaning where it is not.
+    ``point`` is where the vertices lie. Inside the cell, but for rounding, where the vertex is
+    simple; of no meaning where it is not.
     """
-    is_ray = (walked.links == RAY) & walked.is_simple[:, None]
-    vertex, edge = np.nonzero(is_ray)
-    ray_of = np.full(walked.links.shape, -1, np.int32)
-    ray_of[is_ray] = np.arange(len(vertex))
-    # a vertex has several edges without end: each basis is inverted once
-    is_new = np.append(True, vertex[1:] != vertex[:-1])[: len(vertex)]
-    experts, basis_of = walked.on[vertex[is_new]].astype(np.int64), np.cumsum(is_new) - 1
+    is_wanted = np.zeros(len(walked.on), bool)
+    is_wanted[vertex_of] = True
+    has_ray = np.flatnonzero(is_wanted & walked.is_simple)
+    is_ray = walked.links[has_ray] == RAY
+    some = is_ray.any(axis=1)
+    has_ray, is_ray = has_ray[some], is_ray[some]
+    row, edge = np.nonzero(is_ray)
+    ray_of = np.full(len(walked.on), -1, np.int32)
+    ray_of[has_ray] = np.cumsum(is_ray.sum(axis=1)) - is_ray.sum(axis=1)
+    experts = walked.on[has_ray].astype(np.int64)
     basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
-    direction = np.linalg.inv(basis)[basis_of, :-1, edge // 2]
+    direction = np.linalg.inv(basis)[row, :-1, edge // 2]
     direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    ends = np.where((walked.links == RAY) & ~is_ray, NONE, walked.links)
     found = np.empty((len(masks), weight.shape[1]))
-    inner_points(walked.on, walked.point, ends, masks, vertex_of, direction, ray_of, found)
+    inner_points(walked.on, point, walked.links, masks, vertex_of, direction, ray_of, found)
     return found

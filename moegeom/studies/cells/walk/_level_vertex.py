@@ -8,10 +8,8 @@ import numpy as np
 from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER
-
-#: Unit roundoff.
-_UNIT = 2.0**-53
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
+from moegeom.studies.cells.walk._level_bases import TURN, UNIT, solve, solve_turn
 
 #: What is no expert, or no vertex, at the end of an edge.
 NONE, RAY = -1, -2
@@ -22,6 +20,9 @@ UNCERTAIN, PROVED, EXACT, GONE = 0, 1, 2, 3
 
 #: Set in ``rising`` where the order of the vertex and its neighbours along u is not proved.
 UNORDERED = np.uint32(1 << 31)
+
+#: A slot of the table without a vertex.
+EMPTY = np.uint64(2**64 - 1)
 
 #: Numbers below or above are not worked with: products and reciprocals stay finite.
 _LEAST, _MOST = 1e-140, 1e140
@@ -39,137 +40,72 @@ _FUSED: set[str] = {"nnan", "nsz", "contract"}
 class Level(NamedTuple):
     """A router, padded with experts far below all, and the direction ``upwards`` of its diagram.
 
-    The direction is a tuple, for its length is a part of its type: kernels are compiled for each.
+    Behind its columns stands one of zeros, so that they can be taken by two.
     """
 
-    columns: Float64[np.ndarray, "dims lanes"]
+    columns: Float64[np.ndarray, "on lanes"]
     bias: Float64[np.ndarray, "lanes"]
     k: int
     num_experts: int
-    upwards: tuple[float, ...]
+    upwards: Float64[np.ndarray, "dims"]
 
 
 class Vertices(NamedTuple):
     """Room for vertices: the experts ``on`` the level and, as bits, those ``above`` it.
 
     ``rising`` are the experts of ``on`` as bits whose edge upwards climbs, ``links`` the vertices
-    at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up.
+    at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. Nothing is
+    written before a vertex is entered, so that room costs no memory.
     """
 
     on: Int16[np.ndarray, "vertices on"]
     above: UInt64[np.ndarray, "vertices words"]
-    point: Float64[np.ndarray, "vertices dims"]
     rising: UInt32[np.ndarray, "vertices"]
     state: UInt8[np.ndarray, "vertices"]
     links: Int32[np.ndarray, "vertices edges"]
 
 
 class Seen(NamedTuple):
-    """Where a vertex is found by its on-set: a table of numbers, and the hashes of the sets."""
+    """Where a vertex is found by its on-set.
 
-    table: Int32[np.ndarray, "slots"]
-    codes: UInt64[np.ndarray, "vertices"]
-    marks: UInt64[np.ndarray, "experts"]
-
-
-@njit(**INNER)
-def _inverted(matrix, swapped, dims):
-    """Gauss-Jordan with row pivots, in place; False where a pivot is 0."""
-    size = len(dims) + 1
-    for column in range(size):
-        pivot = column
-        for r in range(column + 1, size):
-            if abs(matrix[r, column]) > abs(matrix[pivot, column]):
-                pivot = r
-        swapped[column] = pivot
-        if matrix[pivot, column] == 0.0:
-            return False
-        scale = 1.0 / matrix[pivot, column]
-        if pivot != column:
-            for c in range(size):
-                matrix[column, c], matrix[pivot, c] = matrix[pivot, c], matrix[column, c]
-        matrix[column, column] = 1.0
-        for c in range(size):
-            matrix[column, c] *= scale
-        for r in range(size):
-            if r == column:
-                continue
-            factor = matrix[r, column]
-            matrix[r, column] = 0.0
-            for c in range(size):
-                matrix[r, c] -= factor * matrix[column, c]
-    for column in range(size - 1, -1, -1):
-        if swapped[column] != column:
-            for r in range(size):
-                other = swapped[column]
-                matrix[r, column], matrix[r, other] = matrix[r, other], matrix[r, column]
-    return True
-
-
-@njit(**INNER)
-def _spoiled(basis, inverse, dims):
-    """Bound of the largest column sum of |I - G M|, what rounding hides included."""
-    size, most = len(dims) + 1, 0.0
-    gamma = 2.0 * (size + 3) * _UNIT
-    for c in range(size):
-        total = 0.0
-        for r in range(size):
-            value, reach = -1.0 if r == c else 0.0, 1.0
-            for m in range(size):
-                term = inverse[r, m] * basis[m, c]
-                value += term
-                reach += abs(term)
-            total += abs(value) + gamma * reach
-        most = max(most, total)
-    return most
-
-
-@njit(**INNER)
-def _solved(basis, inverse, spoiled, right, out, error, left, dims):
-    """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
-
-    The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
-    residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
+    A slot holds the upper half of the set's hash and, below it, the number of the vertex.
+    ``following`` is room for a set, ``fetched`` for what was read ahead.
     """
-    size = len(dims) + 1
-    gamma = 2.0 * (size + 3) * _UNIT
-    for r in range(size):
-        value = 0.0
-        for c in range(size):
-            value += inverse[r, c] * right[c]
-        out[r] = value
-    for r in range(size):
-        value, reach = -right[r], abs(right[r])
-        for c in range(size):
-            term = basis[r, c] * out[c]
-            value += term
-            reach += abs(term)
-        left[r] = abs(value) + gamma * reach
-    whole = 0.0
-    for r in range(size):
-        value = 0.0
-        for c in range(size):
-            value += abs(inverse[r, c]) * left[c]
-        error[r] = value
-        whole += value
-    for r in range(size):
-        error[r] = 1.01 * (error[r] + 1.5 * spoiled * whole)
+
+    table: UInt64[np.ndarray, "slots"]
+    marks: UInt64[np.ndarray, "experts"]
+    following: Int16[np.ndarray, "on"]
+    fetched: UInt64[np.ndarray, "2 edges"]
 
 
-@njit(**INNER, fastmath=_FUSED)
-def _levels(columns, bias, y, error, gamma, f, bound, dims):
-    """f of every expert at y, and what it may be wrong by: |f - f_computed| < bound."""
-    d = len(dims)
+@njit(**UNCOUNTED, fastmath=_FUSED)
+def _levels(columns, bias, y, error, gamma, f, bound):
+    """f of every expert at y, and what it may be wrong by: |f - f_computed| < bound.
+
+    ``error`` becomes what a coefficient of each coordinate adds to the bound.
+    """
+    d = len(columns) - 1
+    level = y[d]
+    least = _LEAST + 1.01 * error[d] + gamma * abs(level)
+    for c in range(d):
+        error[c] = 1.01 * error[c] + gamma * abs(y[c])
+    # two columns at a time: what is summed up is read and written half as often
     for j in range(len(bias)):
-        value = bias[j] - y[d]
-        reach = _LEAST + 1.01 * error[d] + gamma * (abs(y[d]) + abs(bias[j]))
-        for c in range(d):
-            value += columns[c, j] * y[c]
-            reach += abs(columns[c, j]) * (1.01 * error[c] + gamma * abs(y[c]))
-        f[j], bound[j] = value, reach
+        one, two = columns[0, j], columns[1, j]
+        value = bias[j] - level + one * y[0]
+        f[j] = value + two * y[1]
+        reach = least + gamma * abs(bias[j]) + abs(one) * error[0]
+        bound[j] = reach + abs(two) * error[1]
+    for c in range(2, d, 2):
+        for j in range(len(bias)):
+            one, two = columns[c, j], columns[c + 1, j]
+            value = f[j] + one * y[c]
+            f[j] = value + two * y[c + 1]
+            reach = bound[j] + abs(one) * error[c]
+            bound[j] = reach + abs(two) * error[c + 1]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _are_certain(f, bound):
     """Whether every sign is proved; not so where something is not a number."""
     certain = True
@@ -178,46 +114,7 @@ def _are_certain(f, bound):
     return certain
 
 
-@njit(**INNER, fastmath=_FAST)
-def _reciprocals(f, bound, inverse_f):
-    """1 / f, and the largest of bound / |f|."""
-    most = 0.0
-    for j in range(len(f)):
-        inverse_f[j] = 1.0 / f[j]
-        most = max(most, bound[j] * abs(inverse_f[j]))
-    return most
-
-
-@njit(**INNER, fastmath=_FUSED)
-def _shot(columns, direction, inverse_f, h, bits, dims):
-    """h = -slope / f along an edge; the bits of its largest and of its least.
-
-    At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
-    that is met upwards, its least the first one downwards, 0 where there is none.
-    """
-    d = len(dims)
-    for j in range(len(h)):
-        slope = -direction[d]
-        for c in range(d):
-            slope += columns[c, j] * direction[c]
-        h[j] = -slope * inverse_f[j]
-    # floats of one sign are ordered as their bits, and maxima of integers are vector code
-    largest, least = np.int64(0), np.int64(0)
-    for j in range(len(h)):
-        largest = max(largest, bits[j])
-        least = max(least, bits[j] ^ _SIGN)
-    return largest, least ^ _SIGN
-
-
-@njit(**INNER)
-def _largest(values):
-    most = 0.0
-    for value in values:
-        most = max(most, abs(value)) if value == value else np.inf
-    return most
-
-
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _found(bits, value):
     """The first place of a value that is there."""
     place = np.int64(len(bits))
@@ -226,88 +123,134 @@ def _found(bits, value):
     return place
 
 
-@njit(**INNER)
-def _is_ray(
-    columns, basis, inverse, spoiled, inverse_f, direction, column, scratch, num_experts, dims
-):
-    """Whether every slope along an edge is known to differ from 0, where nothing is met."""
-    size = len(dims) + 1
-    edge, error, right, left = scratch[0], scratch[1], scratch[2], scratch[3]
-    gamma = 2.0 * (size + 3) * _UNIT
-    for m in range(size):
-        right[m] = 1.0 if m == column else 0.0
-    _solved(basis, inverse, spoiled, right, edge, error, left, dims)
-    for j in range(num_experts):
-        if inverse_f[j] == 0.0:  # on the level itself
+@njit(**UNCOUNTED, fastmath=_FAST)
+def _reciprocals(f, bound, inverse_f, ratio, bits):
+    """1 / f, and the largest of bound / |f|."""
+    for j in range(len(f)):
+        inverse_f[j] = 1.0 / f[j]
+        ratio[j] = bound[j] * abs(inverse_f[j])
+    # positive floats are ordered as their bits
+    most = np.int64(0)
+    for j in range(len(f)):
+        most = max(most, bits[j])
+    return ratio[_found(bits, most)]
+
+
+@njit(**UNCOUNTED, fastmath=_FUSED)
+def _shot(columns, direction, inverse_f, h, bits):
+    """h = -slope / f along an edge; the bits of its largest and of its least.
+
+    At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
+    that is met upwards, its least the first one downwards, 0 where there is none.
+    """
+    d = len(columns) - 1
+    for j in range(len(h)):
+        slope = -direction[d] + columns[0, j] * direction[0]
+        h[j] = slope + columns[1, j] * direction[1]
+    for c in range(2, d, 2):
+        for j in range(len(h)):
+            slope = h[j] + columns[c, j] * direction[c]
+            h[j] = slope + columns[c + 1, j] * direction[c + 1]
+    for j in range(len(h)):
+        h[j] = -h[j] * inverse_f[j]
+    # floats of one sign are ordered as their bits, and maxima of integers are vector code
+    largest, least = np.int64(0), np.int64(0)
+    for j in range(len(h)):
+        largest = max(largest, bits[j])
+        least = max(least, bits[j] ^ _SIGN)
+    return largest, least ^ _SIGN
+
+
+@njit(**UNCOUNTED)
+def _largest(values):
+    most = 0.0
+    for value in values:
+        most = max(most, abs(value)) if value == value else np.inf
+    return most
+
+
+@njit(**UNCOUNTED)
+def _are_sloping(columns, room, direction, w, bound):
+    """Whether every slope along an edge is known to differ from 0, where nothing is met.
+
+    The bound of a slope is ``bound`` or, where that is negative, what the errors of the edge of
+    lane ``w`` make of it.
+    """
+    d, inverse_f = len(columns) - 1, room.experts[2]
+    edge, error, gamma = room.columns[3], room.columns[4], 2.0 * (d + 4) * UNIT
+    for j in range(len(inverse_f)):
+        if inverse_f[j] == 0.0:  # on the level itself, or nobody
             continue
-        bound = 1.01 * error[size - 1] + gamma * abs(edge[size - 1])
-        slope = -direction[size - 1]
-        for m in range(size - 1):
+        slope, most = -direction[d], bound
+        for m in range(d):
             slope += columns[m, j] * direction[m]
-            bound += abs(columns[m, j]) * (1.01 * error[m] + gamma * abs(edge[m]))
-        if not abs(slope) > bound:
+        if bound < 0.0:
+            most = 1.01 * error[d, w] + gamma * abs(edge[d, w])
+            for m in range(d):
+                most += abs(columns[m, j]) * (1.01 * error[m, w] + gamma * abs(edge[m, w]))
+        if not abs(slope) > most:
             return False
     return True
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def examine(level, vertices, met, gap, start, stop):
-    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
+@njit(**UNCOUNTED)
+def _is_ray(columns, room, direction, w, column, bound):
+    """Whether nothing is met along an edge: by a bound for all, or where need be for each."""
+    if _are_sloping(columns, room, direction, w, bound):
+        return True
+    right = room.columns[0]
+    for m in range(len(right)):
+        right[m, w] = 1.0 if m == column else 0.0
+    solve(
+        room.squares[0], room.squares[1], room.lines[0], right, room.columns[3], room.columns[4],
+        room.columns[5], room.lines[2],
+    )  # fmt: skip
+    return _are_sloping(columns, room, direction, w, -1.0)
 
-    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
-    that the diagram has and the links do not know yet. ``gap`` [0] is the least of |f| / bound.
-    """
-    columns, bias, k, num_experts, upwards = level
-    on, above, point, rising, state, links = vertices
-    dims, lanes = upwards, columns.shape[1]
-    # known to the compiler, which unrolls what runs over it
-    d = len(dims)
-    size = d + 1
-    basis, inverse = np.empty((size, size)), np.empty((size, size))
-    y, error, right, left = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
-    spare = np.empty((4, size))
-    f, bound, inverse_f = np.empty(lanes), np.empty(lanes), np.empty(lanes)
-    h, direction, along = np.empty(lanes), np.empty(size), np.empty(d)
-    f_bits, h_bits, swapped = f.view(np.uint64), h.view(np.int64), np.empty(size, np.int64)
-    gamma = 2.0 * (size + 3) * _UNIT
-    for c in range(d):
-        along[c] = upwards[c]
+
+@njit(**UNCOUNTED)
+def _examine(level, vertices, met, notes, start, stop, room):
+    columns, bias, k, num_experts, along = level
+    on, above, rising, state, links = vertices
+    size, num_lanes = columns.shape
+    d = size - 1
+    f, bound, inverse_f, h = room.experts[0], room.experts[1], room.experts[2], room.experts[3]
+    y, error, direction = room.vectors[0], room.vectors[1], room.vectors[2]
+    inverse = room.squares[1]
+    f_bits, h_bits = f.view(np.uint64), h.view(np.int64)
+    gamma = 2.0 * (size + 3) * UNIT
     reach, largest_row = _largest(along), 1.0
     for c in range(d):
         largest_row = max(largest_row, _largest(columns[c]))
     for vertex in range(start, stop):
-        own, ends = on[vertex], met[vertex - start]
-        ends[:] = NONE
+        w = (vertex - start) % TURN
+        if w == 0:
+            solve_turn(columns, bias, on, vertex, min(vertex + TURN, stop), room)
         state[vertex] = UNCERTAIN
-        for r in range(size):
-            for c in range(d):
-                basis[r, c] = columns[c, own[r]]
-            basis[r, d] = -1.0
-            right[r] = -bias[own[r]]
-        inverse[:] = basis
-        if not _inverted(inverse, swapped, dims):
+        for edge in range(2 * size):
+            met[vertex - start, edge] = NONE
+        spoiled = room.lines[0, w]
+        if room.lines[1, w] == 0.0 or not spoiled < 0.3:
             continue
-        spoiled = _spoiled(basis, inverse, dims)
-        if not spoiled < 0.3:
-            continue
-        _solved(basis, inverse, spoiled, right, y, error, left, dims)
+        for c in range(size):
+            y[c], error[c] = room.columns[1, c, w], room.columns[2, c, w]
         if not _largest(y) * largest_row < _MOST:
             continue
-        _levels(columns, bias, y, error, gamma, f, bound, dims)
+        _levels(columns, bias, y, error, gamma, f, bound)
         for r in range(size):
-            f[own[r]], bound[own[r]] = _MOST, 0.0
+            f[on[vertex, r]], bound[on[vertex, r]] = _MOST, 0.0
         if not _are_certain(f, bound):
             continue
-        worst = _reciprocals(f, bound, inverse_f)
+        worst = _reciprocals(f, bound, inverse_f, h, h_bits)
         count = 0
         for r in range(size):
-            f[own[r]], inverse_f[own[r]] = -1.0, 0.0  # on the level: never met
-        for j in range(num_experts, lanes):
+            f[on[vertex, r]], inverse_f[on[vertex, r]] = -1.0, 0.0  # on the level: never met
+        for j in range(num_experts, num_lanes):
             inverse_f[j] = 0.0
         for word in range(above.shape[1]):
-            over, signs = np.uint64(0), f_bits[64 * word : 64 * word + 64]
-            for j in range(len(signs)):
-                over |= ((signs[j] >> np.uint64(63)) ^ np.uint64(1)) << np.uint64(j)
+            over = np.uint64(0)
+            for j in range(64 * word, min(64 * word + 64, num_lanes)):
+                over |= ((f_bits[j] >> np.uint64(63)) ^ np.uint64(1)) << np.uint64(j & 63)
             above[vertex, word] = over
             while over:
                 over &= over - np.uint64(1)
@@ -315,14 +258,12 @@ def examine(level, vertices, met, gap, start, stop):
         if count < k - d or count > k - 1:
             continue
         state[vertex] = PROVED
-        gap[0] = min(gap[0], 1.0 / worst)
-        for c in range(d):
-            point[vertex, c] = y[c]
+        notes[0] = min(notes[0], 1.0 / worst)
         bits = np.uint32(0)
         for c in range(size):
             climb, length = 0.0, 0.0
             for m in range(size):
-                direction[m] = inverse[m, c]
+                direction[m] = inverse[m, c, w]
                 length += abs(direction[m])
                 if m < d:
                     climb += along[m] * direction[m]
@@ -332,38 +273,38 @@ def examine(level, vertices, met, gap, start, stop):
             if climb > 0.0:
                 bits |= np.uint32(1) << np.uint32(c)
             # M^-1 - G = E M^-1 with E = I - G M
-            if not abs(climb) > reach * length * (spoiled / (1.0 - spoiled) + gamma):
+            wrong = length * (spoiled / (1.0 - spoiled) + gamma)
+            if not abs(climb) > reach * wrong:
                 bits |= UNORDERED
             down = count >= k - d + 1 and links[vertex, 2 * c] == NONE
             up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
             if not down and not up:
                 continue
-            largest, least = _shot(columns, direction, inverse_f, h, h_bits, dims)
+            largest, least = _shot(columns, direction, inverse_f, h, h_bits)
             for side in range(2):
                 nearest = largest if side else least
                 if not (up if side else down):
                     continue
                 if nearest != (0 if side else _SIGN):
-                    ends[2 * c + side] = _found(h_bits, nearest)
-                elif _is_ray(
-                    columns,
-                    basis,
-                    inverse,
-                    spoiled,
-                    inverse_f,
-                    direction,
-                    c,
-                    spare,
-                    num_experts,
-                    dims,
-                ):
-                    ends[2 * c + side] = RAY
+                    met[vertex - start, 2 * c + side] = _found(h_bits, nearest)
+                elif _is_ray(columns, room, direction, w, c, 1.01 * largest_row * wrong):
+                    met[vertex - start, 2 * c + side] = RAY
                 else:
                     state[vertex] = UNCERTAIN
         rising[vertex] = bits
 
 
-@njit(**INNER)
+@njit(**COUNTLESS)
+def examine(level, vertices, met, notes, start, stop, room):
+    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
+
+    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
+    that the diagram has and the links do not know yet. ``notes`` [0] is the least of |f| / bound.
+    """
+    _examine(level, vertices, met, notes, start, stop, room)
+
+
+@njit(**UNCOUNTED)
 def _code(marks, row):
     """The hash of a set of experts, which changes by two marks when one is exchanged."""
     value = np.uint64(0)
@@ -372,16 +313,15 @@ def _code(marks, row):
     return value
 
 
-@njit(**INNER)
-def _place(table, on, codes, row, code, dims):
+@njit(**UNCOUNTED)
+def _place(table, on, row, code):
     """The slot of an on-set in the table, or the empty one where it belongs."""
-    mask = np.uint64(len(table) - 1)
+    mask, upper = np.uint64(len(table) - 1), code >> np.uint64(32)
     slot = code & mask
-    while table[slot] >= 0:
-        vertex = table[slot]
-        if codes[vertex] == code:
-            same = True
-            for c in range(len(dims) + 1):
+    while table[slot] != EMPTY:
+        if table[slot] >> np.uint64(32) == upper:
+            vertex, same = table[slot] & np.uint64(0xFFFFFFFF), True
+            for c in range(len(row)):
                 same &= on[vertex, c] == row[c]
             if same:
                 return slot
@@ -389,47 +329,72 @@ def _place(table, on, codes, row, code, dims):
     return slot
 
 
-@njit(**INNER)
-def _number(table, on, codes, num, row, code, dims):
+@njit(**UNCOUNTED)
+def _number(table, vertices, num, row, code):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    slot = _place(table, on, codes, row, code, dims)
-    if table[slot] < 0:
+    on = vertices.on
+    slot = _place(table, on, row, code)
+    if table[slot] == EMPTY:
         if num == len(on):
             return -1
-        for c in range(len(dims) + 1):
+        for c in range(len(row)):
             on[num, c] = row[c]
-        codes[num] = code
-        table[slot] = num
-    return table[slot]
+        for edge in range(2 * len(row)):
+            vertices.links[num, edge] = NONE
+        vertices.state[num] = UNCERTAIN
+        table[slot] = ((code >> np.uint64(32)) << np.uint64(32)) | np.uint64(num)
+    return np.int64(table[slot] & np.uint64(0xFFFFFFFF))
 
 
-@njit(**INNER)
-def _swapped(on, leaving, entering, out, dims):
-    """The on-set without ``on[leaving]`` and with ``entering``, in order; where that stands."""
-    size, place = len(dims) + 1, 0
+@njit(**UNCOUNTED)
+def _swap(own, leaving, entering, out):
+    """The on-set without ``own[leaving]`` and with ``entering``, in order; where that stands."""
+    size, place = len(own), 0
     for c in range(size):
-        place += np.int64((on[c] < entering) & (c != leaving))
+        place += np.int64((own[c] < entering) & (c != leaving))
     # no branches: which way they went could not be foretold
     for n in range(size):
         left = n - np.int64(n > place)
-        out[n] = on[min(left + np.int64(left >= leaving), size - 1)]
+        out[n] = own[min(left + np.int64(left >= leaving), size - 1)]
     out[place] = entering
     return place
 
 
-@njit(nogil=True, cache=True)
-def enter(vertices, seen, met, start, first, stop, num, dims):
+@njit(**UNCOUNTED)
+def _fetch(vertices, seen, met, start, first, stop):
+    """Reads what entering these edges will read, all at once: waiting for memory is shared."""
+    on, links, table = vertices.on, vertices.links, seen.table
+    slots, ends = seen.fetched[0], seen.fetched[1]
+    mask, num = np.uint64(len(table) - 1), 0
+    for vertex in range(first, stop):
+        code = _code(seen.marks, on[vertex])
+        for edge in range(links.shape[1]):
+            entering = met[vertex - start, edge]
+            if entering >= 0 and links[vertex, edge] == NONE:
+                changed = seen.marks[on[vertex, edge >> 1]] ^ seen.marks[entering]
+                slots[num] = table[(code ^ changed) & mask]
+                num += 1
+    for n in range(num):
+        end = np.int64(slots[n] & np.uint64(0xFFFFFFFF)) if slots[n] != EMPTY else 0
+        ends[n] = np.uint64(on[end, 0]) ^ np.uint64(links[end, 0])
+
+
+@njit(**UNCOUNTED)
+def _enter(vertices, seen, met, notes, start, first, stop, num):
     """Numbers for the ends of the edges of the vertices ``first`` to ``stop``.
 
     ``met`` is what ``examine`` found for the vertices from ``start`` on. The same edge is entered
-    at its other end, which need not be shot again. Returns the first vertex that is left, as there
-    was no room for all of its ends, and the number of vertices.
+    at its other end, which need not be shot again; ``notes`` [1] counts the edges that another
+    vertex was entered for there. Returns the first vertex that is left, as there was no room for
+    all of its ends, and the number of vertices.
     """
     on, above, links = vertices.on, vertices.above, vertices.links
-    table, codes, marks = seen
-    following = np.empty(on.shape[1], dtype=on.dtype)
+    following = seen.following
     for vertex in range(first, stop):
-        for edge in range(2 * len(dims) + 2):
+        if (vertex - first) % TURN == 0:
+            _fetch(vertices, seen, met, start, vertex, min(vertex + TURN, stop))
+        code = _code(seen.marks, on[vertex])
+        for edge in range(links.shape[1]):
             entering = met[vertex - start, edge]
             if entering == NONE or links[vertex, edge] != NONE:
                 continue
@@ -437,9 +402,9 @@ def enter(vertices, seen, met, start, first, stop, num, dims):
                 links[vertex, edge] = RAY
                 continue
             leaving = on[vertex, edge >> 1]
-            place = _swapped(on[vertex], edge >> 1, entering, following, dims)
-            code = codes[vertex] ^ marks[leaving] ^ marks[entering]
-            end = _number(table, on, codes, num, following, code, dims)
+            place = _swap(on[vertex], edge >> 1, entering, following)
+            exchanged = code ^ seen.marks[leaving] ^ seen.marks[entering]
+            end = _number(seen.table, vertices, num, following, exchanged)
             if end < 0:
                 return vertex, num
             num = max(num, end + 1)
@@ -448,11 +413,19 @@ def enter(vertices, seen, met, start, first, stop, num, dims):
             back = 2 * place + np.int64(was_above)
             if links[end, back] == NONE:
                 links[end, back] = vertex
+            elif links[end, back] != vertex:
+                notes[1] += 1.0
     return stop, num
 
 
-@njit(nogil=True, cache=True)
-def advance(level, vertices, seen, met, gap, head, num, most):
+@njit(**COUNTLESS)
+def enter(vertices, seen, met, notes, start, first, stop, num):
+    """``_enter`` by itself, where several threads examined."""
+    return _enter(vertices, seen, met, notes, start, first, stop, num)
+
+
+@njit(**COUNTLESS)
+def advance(level, vertices, seen, met, notes, head, num, most, room):
     """``examine`` and ``enter`` by turns, for at most ``most`` vertices from ``head`` on.
 
     Returns the first vertex whose edges are not entered, the number of vertices, and whether there
@@ -461,30 +434,32 @@ def advance(level, vertices, seen, met, gap, head, num, most):
     last = head + most
     while head < min(num, last):
         stop = min(num, head + len(met), last)
-        examine(level, vertices, met, gap, head, stop)
-        done, num = enter(vertices, seen, met, head, head, stop, num, level.upwards)
+        _examine(level, vertices, met, notes, head, stop, room)
+        done, num = _enter(vertices, seen, met, notes, head, head, stop, num)
         head = done
         if done < stop:
             return head, num, False
     return head, num, True
 
 
-@njit(nogil=True, cache=True)
-def check_links(vertices, num):
+@njit(**COUNTLESS)
+def check_links(vertices, num, is_plain, expected):
     """Takes the proof from vertices with an edge whose ends differ in more than was exchanged.
 
     Where both ends have proved signs and differ in the two experts alone, no hyperplane lies
-    between them: each is the other's neighbour, whatever rounding did to the shot.
+    between them: each is the other's neighbour, whatever rounding did to the shot. Where
+    ``is_plain``, all vertices are proved and linked from both sides, and each edge is looked at
+    from one of them. ``expected`` is room
+    for a set of experts. Returns how many lost their proof.
     """
     on, above, state, links = vertices.on, vertices.above, vertices.state, vertices.links
     words, lost = above.shape[1], 0
-    expected = np.empty(words, np.uint64)
     for u in range(num):
         if state[u] != PROVED:
             continue
         for edge in range(links.shape[1]):
             v = links[u, edge]
-            if v < 0 or state[v] == UNCERTAIN:
+            if v < (u if is_plain else 0) or state[v] == UNCERTAIN:
                 continue
             leaving = on[u, edge // 2]
             for w in range(words):
@@ -504,15 +479,17 @@ def check_links(vertices, num):
     return lost
 
 
-@njit(nogil=True, cache=True)
-def fill_table(seen, on, num, dims):
+@njit(**COUNTLESS)
+def fill_table(seen, on, num):
     """Puts the first on-sets into the table."""
-    table, codes, _ = seen
+    table, marks = seen.table, seen.marks
     for row in range(num):
-        table[_place(table, on, codes, on[row], codes[row], dims)] = row
+        code = _code(marks, on[row])
+        slot = _place(table, on, on[row], code)
+        table[slot] = ((code >> np.uint64(32)) << np.uint64(32)) | np.uint64(row)
 
 
-@njit(nogil=True, cache=True)
-def entered(seen, on, num, row, dims):
+@njit(**COUNTLESS)
+def entered(seen, vertices, num, row):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    return _number(seen.table, on, seen.codes, num, row, _code(seen.marks, row), dims)
+    return _number(seen.table, vertices, num, row, _code(seen.marks, row))

@@ -11,12 +11,12 @@ from math import comb
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
-from moegeom.studies.cells.exact.collected import CollectedCells, collected
+from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.studies.cells.exact.rank import independent_columns_of
-from moegeom.studies.cells.walk._level_diagram import diagram_of, points_near
+from moegeom.studies.cells.walk._level_diagram import cells_of, facets_of, points_near
 from moegeom.studies.cells.walk._level_vertex import UNORDERED
-from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk
+from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk, points_of
 from moegeom.studies.cells.walk.settled_cells import settled_cells
 
 #: Sets of experts are kept as int16.
@@ -155,20 +155,26 @@ class _Job:
             return self._exactly("exact walk")
         if not walked.is_whole:
             return self._unfinished(walked)
+        summary = len(walked.on), walked.num_exact, walked.gap
         if walked.num_exact > 0:
             found = settled_cells(walked, self.weight, self.bias, self.k, self.tie_broken)
+            witness, facets = found.witness, found.facets
+        elif (walked.rising & UNORDERED).any():
+            found = collected(
+                walked.on, walked.above, walked.is_simple, walked.rays, self.weight, self.bias,
+                self.k,
+            )  # fmt: skip
+            witness, facets = found.witness, _ordered(found.facets)
         else:
-            found = level_cells(walked, self.weight, self.bias, self.k)
-        return Enumeration(
-            expert_set=found.expert_set,
-            witness=found.witness,
-            is_bounded=found.is_bounded,
-            facets=_ordered(found.facets),
-            road="walk",
-            num_vertices=len(walked.on),
-            num_exact=walked.num_exact,
-            gap=walked.gap,
-        )
+            found = cells_of(walked, walked.rising, self.k)
+            point = points_of(walked.on, self.weight, self.bias)
+            witness = points_near(walked, self.weight, found.masks, found.vertex_of, point)
+            # what is done with makes room for what comes
+            del point
+            loose = facets_of(walked, walked.rising, self.k, found.masks)
+            del walked
+            facets = loose.in_order()
+        return Enumeration(found.expert_set, witness, found.is_bounded, facets, "walk", *summary)
 
     def _unfinished(self, walked: Walked) -> Enumeration:
         d = self.weight.shape[1]
@@ -287,44 +293,4 @@ def _from_exact(found: ExactCells, dims: int, k: int) -> Enumeration:
         is_bounded=np.array([cell not in found.unbounded for cell in cells], dtype=bool),
         facets=_ordered(np.array(facets, np.int64)),
         road="exact walk",
-    )
-
-
-def level_cells(
-    walked: Walked,
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    k: int,
-) -> CollectedCells:
-    """The cells and facets that meet at the vertices of a whole walk, as ``collected`` gives them.
-
-    Along a direction without pattern each cell and each facet that is bounded below has one lowest
-    vertex, which tells from its own edges; only those that hold a ray are looked up. A witness is
-    the mean of one vertex and of the ends of the cell's edges there. Source: docs/theory.md G1.
-    """
-    if not walked.is_simple.all() or (walked.rising & UNORDERED).any():
-        return collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
-    diagram = diagram_of(walked, walked.rising, k)
-    masks, facets = diagram.masks, diagram.facets
-    witness = points_near(walked, weight, masks, diagram.vertex_of)
-    octets = masks.astype("<u8").view(np.uint8)
-    members = np.unpackbits(octets, axis=1, count=len(bias), bitorder="little")
-    # of two expert sets the one whose lowest expert outside the other is lower comes first
-    ranks = np.packbits(members, axis=1)
-    ranks = np.pad(ranks, ((0, 0), (0, -ranks.shape[1] % 8))).view(">u8").astype(np.uint64)
-    order = np.lexsort(~ranks.T[::-1]) if ranks.shape[1] > 1 else np.argsort(~ranks[:, 0])
-    expert_set = np.nonzero(members[order])[1].reshape(len(masks), k)
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    pairs = place[facets[:, :2]]
-    # facets in the order of their cells, whatever vertex they were found at
-    by_cells = np.argsort(pairs[:, 0] * len(order) + pairs[:, 1])
-    return CollectedCells(
-        expert_set=expert_set.astype(np.int16),
-        witness=witness[order],
-        is_bounded=diagram.is_bounded[order],
-        is_proved=np.ones(len(order), dtype=bool),
-        facets=pairs[by_cells],
-        out=facets[by_cells, 2].astype(np.int16),
-        into=facets[by_cells, 3].astype(np.int16),
     )

@@ -16,7 +16,9 @@ from jaxtyping import Bool, Float64, Int16, Int32, UInt32, UInt64
 
 from moegeom.studies.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.studies.cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
+from moegeom.studies.cells.walk._level_bases import TURN, aligned, fill_points, room_for
 from moegeom.studies.cells.walk._level_vertex import (
+    EMPTY,
     EXACT,
     GONE,
     NONE,
@@ -35,12 +37,11 @@ from moegeom.studies.cells.walk._level_vertex import (
     fill_table,
 )
 
-#: Vertices that there is room for at first; four times as many when that is full.
-_ROOM = 1024
+#: Slots of the table at first, twice as many when there is no room; five of eight are used at most.
+_SLOTS = 2048
 
-#: Vertices that are examined before their edges are entered: few, so that most edges are known from
-#: their other end, and per thread where there are several.
-_TURN, _TURN_PER_THREAD = 32, 2048
+#: Vertices that each thread examines before their edges are entered.
+_TURN_PER_THREAD = 2048
 
 #: Vertices between two calls of ``watch``.
 _STEP = 50_000
@@ -67,7 +68,6 @@ class Walked:
 
     on: Int16[np.ndarray, "vertices on"]
     bits: UInt64[np.ndarray, "vertices words"]
-    point: Float64[np.ndarray, "vertices dims"]
     rising: UInt32[np.ndarray, "vertices"]
     links: Int32[np.ndarray, "vertices edges"]
     is_simple: Bool[np.ndarray, "vertices"]
@@ -134,16 +134,17 @@ class _Walk:
         self._weight, self._bias, self._most = weight, bias, most
         self._threads, self._watch, self._size = threads, watch, d + 1
         lanes = -(-experts // _LANES) * _LANES
-        columns, padded = np.zeros((d, lanes)), np.full(lanes, _BELOW)
-        columns[:, :experts], padded[:experts] = weight.T, bias
+        columns, padded = _columns(weight, lanes), aligned(lanes)
+        padded.fill(_BELOW)
+        padded[:experts] = bias
         generator = np.random.default_rng(0)
-        upwards = tuple(generator.standard_normal(d).tolist())
-        self._level = Level(columns, padded, k, experts, upwards)
+        self._level = Level(columns, padded, k, experts, generator.standard_normal(d))
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
         self._exact: Arrangement | None = None
         self._num = self._head = 0
-        self._gap = np.array([np.inf])
-        self._make(min(most, _ROOM))
+        self._notes = np.array([np.inf, 0.0])
+        self._room = room_for(self._size, lanes)
+        self._make(_SLOTS)
 
     @property
     def _arrangement(self) -> Arrangement:
@@ -154,31 +155,39 @@ class _Walk:
             )
         return self._exact
 
-    def _make(self, room: int) -> None:
-        """Room for so many vertices; what was found stays."""
-        words, size, num = (len(self._weight) + 63) // 64, self._size, self._num
-        grown = Vertices(
-            on=np.full((room, size), -1, np.int16),
-            above=np.zeros((room, words), np.uint64),
-            point=np.zeros((room, size - 1)),
-            rising=np.zeros(room, np.uint32),
-            state=np.zeros(room, np.uint8),
-            links=np.full((room, 2 * size), NONE, np.int32),
+    def _make(self, slots: int) -> None:
+        """A table of so many slots with room for its vertices; what was found stays.
+
+        Array by array, so that only one of them is held twice.
+        """
+        room, size, num = min(self._most, slots // 8 * 5), self._size, self._num
+        words = (len(self._weight) + 63) // 64
+        empty = Vertices(
+            on=np.empty((room, size), np.int16),
+            above=np.empty((room, words), np.uint64),
+            rising=np.empty(room, np.uint32),
+            state=np.empty(room, np.uint8),
+            links=np.empty((room, 2 * size), np.int32),
         )
-        table = np.full(1 << max(4, (2 * room - 1).bit_length()), -1, np.int32)
-        seen = Seen(table, np.zeros(room, np.uint64), self._marks)
         if num:
-            for array, old in zip(grown, self._vertices, strict=True):
-                array[:num] = old[:num]
-            seen.codes[:num] = self._seen.codes[:num]
-        fill_table(seen, grown.on, num, self._level.upwards)
-        self._vertices, self._seen = grown, seen
+            old = list(self._vertices)
+            del self._vertices, self._seen
+            for array in empty:
+                array[:num] = old.pop(0)[:num]
+        self._vertices = empty
+        self._seen = Seen(
+            np.full(slots, EMPTY),
+            self._marks,
+            np.empty(size, np.int16),
+            np.empty((2, TURN * 2 * size), np.uint64),
+        )
+        fill_table(self._seen, empty.on, num)
 
     def _add(self, on: tuple[int, ...]) -> int | None:
         """The number of a vertex, a new one if need be; None where there is no room for it."""
         row = np.array(on, np.int16)
         for _ in range(2):
-            number = entered(self._seen, self._vertices.on, self._num, row, self._level.upwards)
+            number = entered(self._seen, self._vertices, self._num, row)
             if number >= 0:
                 self._num = max(self._num, int(number) + 1)
                 return int(number)
@@ -189,7 +198,7 @@ class _Walk:
     def _grow(self) -> bool:
         if len(self._vertices.on) == self._most:
             return False
-        self._make(min(self._most, 4 * len(self._vertices.on)))
+        self._make(2 * len(self._seen.table))
         return True
 
     def begin(self) -> bool:
@@ -198,36 +207,41 @@ class _Walk:
             number = self._add(on)
             if number is None:
                 return True
-            met = np.empty((1, 2 * self._size), np.int16)
-            self._examine(met, number, number + 1, self._gap)
+            self._advance(1)
             if self._vertices.state[number] == PROVED:
                 return True
-            self._num, self._vertices.state[number] = 0, UNCERTAIN
-            self._seen.table.fill(-1)
+            self._num = self._head = 0
+            self._seen.table.fill(EMPTY)
         first = first_vertex(self._arrangement, self._level.k)
         return first is not None and self._add(first.on) is not None
 
-    def _examine(self, met: np.ndarray, start: int, stop: int, gap: np.ndarray) -> None:
-        examine(self._level, self._vertices, met, gap, start, stop)
+    def _advance(self, most: int) -> bool:
+        """So many vertices, if there are; False where there is no room for more."""
+        met = np.empty((TURN, 2 * self._size), np.int16)
+        self._head, self._num, has_room = advance(
+            self._level, self._vertices, self._seen, met, self._notes, self._head, self._num, most,
+            self._room,
+        )  # fmt: skip
+        return has_room
 
     def run(self) -> bool:
         """Walks until nothing is left; False where there is no room for more."""
-        turn = np.empty((_TURN, 2 * self._size), np.int16)
         while True:
             while self._head < self._num:
                 if self._threads > 1 and self._num - self._head >= self._threads * 512:
                     has_room = self._turn_of_all()
                 else:
-                    self._head, self._num, has_room = advance(
-                        self._level, self._vertices, self._seen, turn, self._gap,
-                        self._head, self._num, _STEP,
-                    )  # fmt: skip
+                    has_room = self._advance(_STEP)
                 if self._watch is not None:
-                    self._watch(self._head, self._num)
+                    self._watch(int(self._head), int(self._num))
                 if not has_room and not self._grow():
                     return False
-            check_links(self._vertices, self._num)
-            left = np.flatnonzero(self._vertices.state[: self._num] == UNCERTAIN).tolist()
+            state = self._vertices.state[: self._num]
+            is_plain = self._notes[1] == 0.0 and bool((state == PROVED).all())
+            expected = np.empty_like(self._vertices.above[0])
+            if check_links(self._vertices, self._num, is_plain, expected) == 0 and is_plain:
+                return True
+            left = np.flatnonzero(state == UNCERTAIN).tolist()
             if not left:
                 return True
             if not all(self._settle(vertex) for vertex in left):
@@ -239,20 +253,28 @@ class _Walk:
         stop = min(self._num, start + self._threads * _TURN_PER_THREAD)
         met = np.empty((stop - start, 2 * self._size), np.int16)
         cuts = np.linspace(start, stop, self._threads + 1).astype(int)
-        gaps = [np.array([np.inf]) for _ in range(self._threads)]
+        notes = [np.array([np.inf, 0.0]) for _ in range(self._threads)]
         with ThreadPoolExecutor(self._threads) as pool:
             parts = [
-                pool.submit(self._examine, met[a - start : b - start], a, b, gap)
-                for a, b, gap in zip(cuts[:-1].tolist(), cuts[1:].tolist(), gaps, strict=True)
+                pool.submit(
+                    examine,
+                    self._level,
+                    self._vertices,
+                    met[a - start : b - start],
+                    n,
+                    a,
+                    b,
+                    room_for(self._size, len(self._level.bias)),
+                )
+                for a, b, n in zip(cuts[:-1].tolist(), cuts[1:].tolist(), notes, strict=True)
             ]
             for part in parts:
                 part.result()
-        self._gap[0] = min(self._gap[0], *(gap[0] for gap in gaps))
+        self._notes[0] = min(self._notes[0], *(part[0] for part in notes))
         while self._head < stop:
             self._head, self._num = enter(
-                self._vertices, self._seen, met, start, self._head, stop, self._num,
-                self._level.upwards,
-            )  # fmt: skip
+                self._vertices, self._seen, met, self._notes, start, self._head, stop, self._num
+            )
             if self._head < stop and not self._grow():
                 return False
         return True
@@ -276,7 +298,6 @@ class _Walk:
             return True
         self._vertices.state[vertex] = EXACT
         self._vertices.rising[vertex] = UNORDERED
-        self._vertices.point[vertex] = [float(value) for value in found.point(self._arrangement)]
         for column, upwards in diagram_edges(found, self._level.k, self._size - 1):
             end = self._end(found, column, upwards)
             if end is None:
@@ -292,22 +313,47 @@ class _Walk:
 
     def found(self, is_whole: bool) -> Walked:
         """What was found until now; vertices that are none are left out."""
-        state = self._vertices.state[: self._num]
-        kept = np.flatnonzero(state != GONE)
-        number = np.append(np.full(self._num, NONE, np.int32), np.array([RAY, NONE], np.int32))
-        number[kept] = np.arange(len(kept))
+        on, above, rising, state, links = (array[: self._num] for array in self._vertices)
+        if (state == GONE).any():
+            kept = np.flatnonzero(state != GONE)
+            number = np.append(np.full(self._num, NONE, np.int32), np.array([RAY, NONE], np.int32))
+            number[kept] = np.arange(len(kept))
+            on, above, rising, state = on[kept], above[kept], rising[kept], state[kept]
+            links = number[links[kept]]
         return Walked(
-            on=self._vertices.on[kept],
-            bits=self._vertices.above[kept],
-            point=self._vertices.point[kept],
-            rising=self._vertices.rising[kept],
-            links=number[self._vertices.links[kept]],
-            is_simple=state[kept] == PROVED,
-            upwards=np.array(self._level.upwards),
+            on=on,
+            bits=above,
+            rising=rising,
+            links=links,
+            is_simple=state == PROVED,
+            upwards=self._level.upwards,
             num_experts=len(self._weight),
-            gap=float(self._gap[0]),
+            gap=float(self._notes[0]),
             is_whole=is_whole,
         )
+
+
+def _columns(
+    weight: Float64[np.ndarray, "experts dims"], lanes: int
+) -> Float64[np.ndarray, "on lanes"]:
+    """The columns of the rows, padded with zeros, and one of zeros."""
+    experts, d = weight.shape
+    columns = aligned(d + 1, lanes)
+    columns.fill(0.0)
+    columns[:d, :experts] = weight.T
+    return columns
+
+
+def points_of(
+    on: Int16[np.ndarray, "vertices on"],
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+) -> Float64[np.ndarray, "vertices dims"]:
+    """Where vertices lie: the numbers with which their signs were proved."""
+    point = np.empty((len(on), weight.shape[1]))
+    room = room_for(on.shape[1], 0)
+    fill_points(_columns(weight, len(weight)), np.ascontiguousarray(bias), on, room, point)
+    return point
 
 
 def _guesses(weight: np.ndarray, bias: np.ndarray, k: int) -> Iterator[tuple[int, ...]]:

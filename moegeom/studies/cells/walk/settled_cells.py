@@ -27,9 +27,9 @@ from jaxtyping import Bool, Float64, Int16, Int64, UInt32
 
 from moegeom.studies.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.studies.cells.exact.exact_walk import Hull
-from moegeom.studies.cells.walk._level_diagram import diagram_of, points_near
+from moegeom.studies.cells.walk._level_diagram import cells_of, facets_of, points_near
 from moegeom.studies.cells.walk._level_vertex import RAY, UNORDERED
-from moegeom.studies.cells.walk.level_walk import Walked
+from moegeom.studies.cells.walk.level_walk import Walked, points_of
 
 #: A set of experts, as the bits of an integer.
 Mask = int
@@ -200,18 +200,23 @@ def settled_cells(
         [[Fraction(value) for value in row] for row in weight.tolist()],
         [Fraction(value) for value in bias.tolist()],
     )
-    diagram = diagram_of(walked, _rising(walked, arrangement), k)
+    rising = _rising(walked, arrangement)
+    cells = cells_of(walked, rising, k)
+    between = facets_of(walked, rising, k, cells.masks).in_order()
     settled = Settled(arrangement, walked.on.tolist())
     faces = settled_faces(walked, k, settled)
-    masks = masks_of(diagram.masks)
+    masks = masks_of(cells.masks)
     number = {mask: n for n, mask in enumerate(masks)}
     class_of = _classes(arrangement) if tie_broken else list(range(len(bias)))
-    is_cell, vertex_of = np.ones(len(masks), bool), diagram.vertex_of.copy()
+    is_cell, vertex_of = np.ones(len(masks), bool), cells.vertex_of.copy()
     for cell, tied in faces.cells.items():
         is_cell[number[cell]] = _is_open(cell, tied, class_of)
     for cell, vertex in faces.simple_vertex.items():
         vertex_of[number[cell]] = vertex
-    witness = points_near(walked, weight, diagram.masks, vertex_of)
+    point = points_of(walked.on, weight, bias)
+    for vertex in np.flatnonzero(~walked.is_simple).tolist():
+        point[vertex] = [float(value) for value in settled.at(vertex).point(arrangement)]
+    witness = points_near(walked, weight, cells.masks, vertex_of, point)
     for cell in faces.cells:
         if is_cell[number[cell]]:
             witness[number[cell]] = [float(value) for value in _inner(cell, faces, settled)]
@@ -221,9 +226,7 @@ def settled_cells(
         for one, other in _facets(faces, arrangement, k)
         if one in number and other in number
     ]
-    facets = np.concatenate(
-        [_without(diagram.facets[:, :2], left), np.array(behind, np.int64).reshape(-1, 2)]
-    )
+    facets = np.concatenate([_without(between, left), np.array(behind, np.int64).reshape(-1, 2)])
     expert_set = np.array([list(experts_of(mask)) for mask in masks], np.int16).reshape(-1, k)
     order = np.lexsort(expert_set.T[::-1])
     order = order[is_cell[order]]
@@ -233,7 +236,7 @@ def settled_cells(
     return SettledCells(
         expert_set=expert_set[order],
         witness=witness[order],
-        is_bounded=diagram.is_bounded[order],
+        is_bounded=cells.is_bounded[order],
         facets=np.unique(facets[facets[:, 0] >= 0], axis=0).reshape(-1, 2),
     )
 
