@@ -3,7 +3,7 @@
 Counts, for small inputs that are always the same: calls of functions, in all threads; bytes at the
 peak of what Python and NumPy hold; bytes read from files and written to them. Unlike seconds these
 are the same on a busy machine, so that the tests compare them with
-benchmarks/results/counted_costs.json: more is a regression, less a gain to be written down.
+benchmarks/counted_costs.json: more is a regression, less a gain to be written down.
 
     python benchmarks/commands_do_no_more_than_counted.py            ratios to what is written down
     python benchmarks/commands_do_no_more_than_counted.py --write    writes it down
@@ -36,7 +36,7 @@ from moegeom.studies.boundary.study import measure_boundary
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
-WRITTEN = Path(__file__).parent / "results" / "counted_costs.json"
+WRITTEN = Path(__file__).parent / "counted_costs.json"
 
 MODEL = SyntheticModel(hidden=256, experts=32, top_k=4, layers=3)
 NUM_TOKENS = 2 * TILE

@@ -59,15 +59,17 @@ from moegeom.engine.sources import (
     refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
+from moegeom.measure.finish import MeasuredRouter
 from moegeom.measure.passes import (
-    MeasuredRouter,
     RouterRun,
-    measure_counts,
     measure_in_step,
+)
+from moegeom.measure.what_ifs import with_what_ifs
+from moegeom.measure.without_choices import (
+    measure_counts,
     measure_weights,
     measure_weights_of,
 )
-from moegeom.measure.what_ifs import with_what_ifs
 from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
@@ -139,7 +141,7 @@ def scan(
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
     refuse_too_many(token_facts)
-    setting = Setting(request, opened, metrics, watch, run_b, checkpoint_b, device, merged)
+    setting = ScanSetting(request, opened, metrics, watch, run_b, checkpoint_b, device, merged)
     if merged is not None:
         plan = merged.same_plan(plan)
     if request.part is not None:
@@ -170,7 +172,7 @@ def scan(
         return finish(writer, chosen, request, routers, facts)
 
 
-def _scan_part(setting: Setting, plan: Mapping[str, Any], out: Path) -> Path:
+def _scan_part(setting: ScanSetting, plan: Mapping[str, Any], out: Path) -> Path:
     """The passes of every router over the share of one part: a folder for :func:`merge`."""
     request, watch, source = setting.request, setting.watch, setting.opened.source
     part = parse_part(request.part or "")
@@ -364,7 +366,7 @@ def lint(
 
 
 @dataclass(frozen=True)
-class Setting:
+class ScanSetting:
     """What is the same for every router: request, checkpoint, tokens and metrics, choices of
     another run, routers of another checkpoint, devices, and where the progress of passes comes
     from, if not from a loop here.
@@ -413,7 +415,7 @@ class Wanted:
     snapshot: Path | None = None
 
 
-def measure(routers: Sequence[Router], setting: Setting, writer: ResultsWriter) -> None:
+def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWriter) -> None:
     """Routers that read the tokens together through everything; not those that an earlier run
     finished.
     """
@@ -432,7 +434,7 @@ def measure(routers: Sequence[Router], setting: Setting, writer: ResultsWriter) 
         writer.add_part(one.router.name, one.folder, found.rows, found.facts)
 
 
-def _measured(wanted: Sequence[Wanted], setting: Setting) -> Iterator[MeasuredRouter]:
+def _measured(wanted: Sequence[Wanted], setting: ScanSetting) -> Iterator[MeasuredRouter]:
     """Each of them in turn. Only those whose choices are read together, and those without tokens,
     are more than one.
     """
@@ -467,7 +469,7 @@ def _measured(wanted: Sequence[Wanted], setting: Setting) -> Iterator[MeasuredRo
 
 
 def _run_of(
-    one: Wanted, source: TokenSource, setting: Setting, experts: CountedExperts | None
+    one: Wanted, source: TokenSource, setting: ScanSetting, experts: CountedExperts | None
 ) -> RouterRun:
     """A router on tokens."""
     router, side, watch = one.router, setting.checkpoint_b, setting.watch

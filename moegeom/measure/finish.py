@@ -30,6 +30,14 @@ class Finished:
     reasons: dict[str, str]
 
 
+@dataclass(frozen=True)
+class MeasuredRouter:
+    """Rows of the results, and facts about how they came about."""
+
+    rows: Rows
+    facts: dict[str, Any]
+
+
 def finish_router(
     router: Router,
     states: Mapping[str, State],

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
@@ -49,7 +46,7 @@ from moegeom.kernels.reduction import (
 from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
-from moegeom.measure.finish import Rows, finish_router
+from moegeom.measure.finish import MeasuredRouter, Rows, finish_router
 from moegeom.measure.jumps import jump_states
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
@@ -61,10 +58,6 @@ from moegeom.variants.random_router import random_router
 #: Tokens whose median length is the usual length of a router input: one tile, so that tokens of a
 #: running model can be told apart as soon as the first tile is full.
 _TYPICAL_TOKENS = TILE
-
-
-#: Why a log of counts gives some metrics no value.
-_COUNTS_ALONE = "needs the choices of each token; this log counts experts only"
 
 
 @dataclass(frozen=True)
@@ -109,62 +102,6 @@ class RouterRun:
         return bool(
             self.options.arithmetics or self.run_b is not None or self.checkpoint_b is not None
         )
-
-
-@dataclass(frozen=True)
-class MeasuredRouter:
-    """Rows of the results, and facts about how they came about."""
-
-    rows: Rows
-    facts: dict[str, Any]
-
-
-def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> MeasuredRouter:
-    """Rows of the metrics that need no tokens; the others are missing for ``reason``."""
-    missing = {
-        reduction_of(need): reason for m in metrics if m.scope != "weights" for need in m.needs
-    }
-    finished = finish_router(router, {}, (), metrics, missing)
-    return MeasuredRouter(finished.rows, {"num_tokens": 0, "reasons": finished.reasons})
-
-
-def measure_weights_of(
-    wanted: Sequence[tuple[Router, Sequence[Metric]]],
-) -> Iterator[MeasuredRouter]:
-    """What :func:`measure_weights` gives for each router without tokens, on all cores, in order."""
-    pool = ThreadPoolExecutor(num_workers(), thread_name_prefix="moegeom-weights")
-    try:
-        # one product after the other on each core: small matrices gain nothing from more threads
-        with threadpool_limits(1, user_api="blas"):
-            yield from pool.map(lambda one: measure_weights(one[0], one[1], "no tokens"), wanted)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def measure_counts(
-    router: Router, counts: Int64[np.ndarray, "steps experts"], metrics: Sequence[Metric]
-) -> MeasuredRouter:
-    """Rows of the load metrics and of weights; the others are missing with the reason.
-
-    Step n belongs to block n modulo 16, so that standard errors are those of steps; a log of one
-    step has none.
-    """
-    blocks = np.zeros((1, NUM_BLOCKS, router.num_experts), np.int64)
-    np.add.at(blocks[0], np.arange(len(counts)) % NUM_BLOCKS, counts)
-    tokens = np.zeros((1, NUM_BLOCKS, 2), np.int64)
-    tokens[..., TOKENS] = blocks.sum(axis=2) // router.rule.top_k
-    states = {"expert_counts": {"counts": blocks}, "token_counts": {"counts": tokens}}
-    missing = dict.fromkeys(set(REDUCTIONS.names()) - set(states), _COUNTS_ALONE)
-    finished = finish_router(router, states, ("domain=(none)",), metrics, missing)
-    facts = {
-        "num_tokens": int(tokens.sum()),
-        "num_excluded": 0,
-        "num_non_finite": 0,
-        "first_non_finite": [],
-        "reasons": finished.reasons,
-        "disagreements": [],
-    }
-    return MeasuredRouter(finished.rows, facts)
 
 
 @dataclass(frozen=True)

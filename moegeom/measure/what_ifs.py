@@ -17,9 +17,8 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import MadeWhatIf, Task
 from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
 from moegeom.kernels.reduction import reduction_of
-from moegeom.measure.finish import Rows, finish_router
+from moegeom.measure.finish import MeasuredRouter, Rows, finish_router
 from moegeom.measure.passes import (
-    MeasuredRouter,
     Pass,
     RouterRun,
     extend_rows,

@@ -27,9 +27,9 @@ from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
+from moegeom.measure.finish import MeasuredRouter
 from moegeom.measure.passes import (
     MAIN,
-    MeasuredRouter,
     Pass,
     RouterRun,
     finish_passes,

@@ -27,7 +27,7 @@ LAYER_SHIFTS = (-1, 0, 1)
 #: Tokens whose choices are compared at each shift.
 COMPARED_TOKENS = 20_000
 
-#: Rows that follow one another among them, since files are read in ranges.
+#: TraceRows that follow one another among them, since files are read in ranges.
 _RUN = 32
 
 #: Tokens of a request that make it a continuation of a shorter document.
@@ -40,7 +40,7 @@ _STANDS_OUT = 4.0
 _SAME_EVERYWHERE = 0.9
 
 
-class Chosen(Protocol):
+class ChosenRows(Protocol):
     """Choices (tokens, routers, slots) in any order of the slots: an array, or what reads rows."""
 
     @property
@@ -52,12 +52,12 @@ class Chosen(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TraceRows:
     """The rows of a trace that are aligned. Columns are -1 where not known; ``row`` is the row in
     the request, ``names`` are those of requests.
     """
 
-    chosen: Chosen
+    chosen: ChosenRows
     request: Int64[np.ndarray, "tokens"]
     row: Int32[np.ndarray, "tokens"]
     position: Int32[np.ndarray, "tokens"]
@@ -71,7 +71,7 @@ class Reference:
 
     name: str
     columns: TokenColumns
-    chosen: Chosen | None = None
+    chosen: ChosenRows | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Alignment:
     notes: tuple[str, ...]
 
 
-def align(reference: Reference, trace: Rows, must_fit: bool = True) -> Alignment:
+def align(reference: Reference, trace: TraceRows, must_fit: bool = True) -> Alignment:
     """The reference token of every row, by (request, position, token id).
 
     Without ``must_fit`` a place that fits worse than another is no error: the fits tell of it.
@@ -165,13 +165,13 @@ def _documents(reference: Reference) -> list[Int[np.ndarray, "tokens"]]:
     return parts
 
 
-def _positions(trace: Rows) -> Int32[np.ndarray, "rows"]:
+def _positions(trace: TraceRows) -> Int32[np.ndarray, "rows"]:
     """Positions in the sequence; the row where the file does not say."""
     return np.where(trace.position >= 0, trace.position, trace.row).astype(np.int32)
 
 
 def _match_requests(
-    reference: Reference, trace: Rows, documents: Sequence[np.ndarray]
+    reference: Reference, trace: TraceRows, documents: Sequence[np.ndarray]
 ) -> list[int | None]:
     """The document of each request: by content where token ids are known, else by order."""
     token_ids = reference.columns.token_id
@@ -235,7 +235,7 @@ def _has(ids: np.ndarray, position: np.ndarray, wanted: np.ndarray) -> bool:
 
 
 def _match_by_order(
-    reference: Reference, trace: Rows, documents: Sequence[np.ndarray]
+    reference: Reference, trace: TraceRows, documents: Sequence[np.ndarray]
 ) -> list[int | None]:
     rows = np.bincount(trace.request, minlength=len(trace.names))
     lengths = np.array([len(part) for part in documents])
@@ -259,7 +259,7 @@ def _match_by_order(
     return list(range(len(rows)))
 
 
-def _check_token_ids(reference: Reference, trace: Rows, token: np.ndarray) -> None:
+def _check_token_ids(reference: Reference, trace: TraceRows, token: np.ndarray) -> None:
     """Raises RecordingError where matched rows are of different token ids."""
     known = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
     other = reference.columns.token_id[token[known]]
@@ -276,7 +276,9 @@ def _check_token_ids(reference: Reference, trace: Rows, token: np.ndarray) -> No
         )
 
 
-def _fits(chosen: Chosen, trace: Rows, token: np.ndarray, reference: Reference) -> tuple[Fit, ...]:
+def _fits(
+    chosen: ChosenRows, trace: TraceRows, token: np.ndarray, reference: Reference
+) -> tuple[Fit, ...]:
     """Agreement at every shift, on evenly spaced runs of rows."""
     if chosen.shape[1:] != trace.chosen.shape[1:]:
         raise RecordingError(

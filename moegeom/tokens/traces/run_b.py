@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import DOCUMENTS_HINT, Fit, Reference, Rows, align
+from moegeom.tokens.traces.alignment import DOCUMENTS_HINT, Fit, Reference, TraceRows, align
 
 #: Tokens whose columns are held, of each side: document, position and token id.
 MOST_TOKENS = 100_000_000
@@ -85,8 +86,8 @@ def match_run_b(
     for source in (reference, other):
         if source.facts.num_tokens > MOST_TOKENS:
             raise RecordingError(
-                f"{source.facts.name}: {source.facts.num_tokens:,} tokens; two runs are matched "
-                f"where each has {MOST_TOKENS:,} at most.",
+                f"{source.facts.name}: {number_of(source.facts.num_tokens, 'token')}; two runs are "
+                f"matched where each has {MOST_TOKENS:,} at most.",
                 "Compare fewer documents.",
             )
     trace = _as_rows(other, shared)
@@ -105,7 +106,7 @@ def match_run_b(
     return RunB(other, token, aligned.fits, notes)
 
 
-def _as_rows(other: TokenSource, routers: Sequence[KnownRouter]) -> Rows:
+def _as_rows(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
     num_tokens = other.facts.num_tokens
     columns = other.read_columns(0, num_tokens)
     if (columns.document < 0).any():
@@ -128,7 +129,7 @@ def _as_rows(other: TokenSource, routers: Sequence[KnownRouter]) -> Rows:
             f"chooses {wrong[0].top_k}."
         )
     _refuse_strangers(other, routers)
-    return Rows(
+    return TraceRows(
         chosen=chosen,
         request=request.astype(np.int64),
         row=(np.arange(num_tokens) - starts[request]).astype(np.int32),

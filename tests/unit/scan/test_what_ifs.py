@@ -14,7 +14,8 @@ from scipy.spatial.distance import cityblock
 from moegeom.core.row_keys import ALL
 from moegeom.core.tokens import TILE
 from moegeom.engine import loop
-from moegeom.measure.passes import MeasuredRouter, measure_router
+from moegeom.measure.finish import MeasuredRouter
+from moegeom.measure.passes import measure_router
 from moegeom.measure.what_ifs import with_what_ifs
 from moegeom.metrics import METRICS
 from moegeom.variants.whatif import _choices, capacity

@@ -1,4 +1,4 @@
-"""Rows of a trace find their tokens, and only theirs."""
+"""TraceRows of a trace find their tokens, and only theirs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moegeom.tokens.traces.alignment import (
     TOKEN_SHIFTS,
     Alignment,
     Reference,
-    Rows,
+    TraceRows,
     align,
 )
 from moegeom.tokens.traces.source import clean
@@ -24,7 +24,7 @@ from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.written import Truth, known, truth
 
 
-def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0, 0)) -> Rows:
+def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0, 0)) -> TraceRows:
     requests = [
         RequestTrace(
             f"r{n}",
@@ -36,10 +36,10 @@ def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0
     ]
     found = clean(Trace("t", "test", tuple(requests)), known())
     columns = (found.request, found.row, found.position, found.token_id)
-    return Rows(found.ids, *columns, found.names)
+    return TraceRows(found.ids, *columns, found.names)
 
 
-def token_of(held: Truth, found: Alignment, trace: Rows) -> None:
+def token_of(held: Truth, found: Alignment, trace: TraceRows) -> None:
     """Every row is at a token whose choices are its own."""
     reference = held.reference
     assert reference.chosen is not None
