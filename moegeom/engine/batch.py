@@ -232,7 +232,7 @@ class LazyBatch(TokenBatch):
     @quantity
     def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
         groups = self._prepared.router.rule.groups
-        last = np.take_along_axis(self._compared[0], self.chosen[:, -1:], axis=1)[:, 0]
+        last = self._compared[0][np.arange(len(self.chosen)), self.chosen[:, -1]]
         return fill_decides(last, np.nan if groups is None else groups.fill)  # nan: nothing is
 
     @quantity
