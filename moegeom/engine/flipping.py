@@ -49,15 +49,21 @@ class ReferenceChoice:
     pair: Int32[np.ndarray, "tokens 2"] | None
 
 
-def flip_of(emulated: Emulated, reference: ReferenceChoice, kernels: Kernels) -> Flip:
-    """What the variant changes; the tokens begin on a tile border.
+def flip_of(
+    emulated: Emulated,
+    reference: ReferenceChoice,
+    kernels: Kernels,
+    entered: Entered | None = None,
+) -> Flip:
+    """What the variant changes; the tokens begin on a tile border. ``entered`` is of these tokens.
 
     The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
     them; where it adds in a known order and the order could matter, they are added in that order.
     """
     # an engine's logits may leave its range: infinite and undefined numbers prove nothing
     with np.errstate(over="ignore", invalid="ignore"):
-        routed = _routed(emulated, reference.values, kernels)
+        entered = entered or enter(emulated, reference.values, kernels)
+        routed = _routed(emulated, entered, kernels)
         chosen = routed.chosen
         found = flip_to_ranked(chosen, reference.chosen, reference.weights)
         surely, tied = found.differs.copy(), routed.margin == 0.0
@@ -69,7 +75,7 @@ def flip_of(emulated: Emulated, reference: ReferenceChoice, kernels: Kernels) ->
             perhaps=found.differs | tied,
             tied=tied & (reference.margin > 0.0),
             proved=_proved(emulated, reference.chosen, routed, kernels),
-            predicted=_predicted(emulated, reference, routed.inputs, routed.norm, kernels),
+            predicted=_predicted(emulated, reference, entered),
         )
 
 
@@ -144,6 +150,37 @@ def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernel
 
 
 @dataclass(frozen=True, eq=False)
+class Entered:
+    """Inputs as they enter the product of an engine, how far each moved, and what follows before
+    anything else is rounded: the float32 product and its gap.
+
+    Engines that have the same entry (``Emulated.has_entry_of``) share it.
+    """
+
+    inputs: Float[np.ndarray, "tokens hidden"]
+    norm: Float64[np.ndarray, "tokens"]
+    moved: Float64[np.ndarray, "tokens"]
+    logits: Float[np.ndarray, "tokens experts"]
+    gap: _Gap
+
+
+def enter(
+    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+) -> Entered:
+    """What enters the engine's product; the tokens begin on a tile border."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        inputs = emulated.inputs(values)
+        logits = engine_logits(emulated, inputs)
+        return Entered(
+            inputs,
+            kernels["input_norm"](inputs),
+            _change(inputs, values, kernels),
+            logits,
+            _gap(emulated, logits, kernels),
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class _Routed:
     """The engine's choice, and what it follows from; ``gap`` is that of the float32 product."""
 
@@ -161,7 +198,7 @@ def emulated_choice(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits, chosen experts and margins of the engine; the tokens begin on a tile border."""
     with np.errstate(over="ignore", invalid="ignore"):
-        routed = _routed(emulated, values, kernels)
+        routed = _routed(emulated, enter(emulated, values, kernels), kernels)
     return routed.logits, routed.chosen, routed.margin
 
 
@@ -174,13 +211,9 @@ def engine_logits(
     return logits if bias is None else logits + bias.astype(np.float32)
 
 
-def _routed(
-    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
-) -> _Routed:
-    inputs = emulated.inputs(values)
-    norm = kernels["input_norm"](inputs)
-    logits = engine_logits(emulated, inputs)
-    gap = _gap(emulated, logits, kernels)
+def _routed(emulated: Emulated, entered: Entered, kernels: Kernels) -> _Routed:
+    inputs, norm = entered.inputs, entered.norm
+    logits, gap = entered.logits, entered.gap
     if emulated.has_known_order:
         # where no order could change the choice, this product's will do
         error = emulated.sum_error(norm, emulated.arithmetic.order) + emulated.sum_error(
@@ -231,15 +264,16 @@ def _proved(
 def _same_set(
     one: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
 ) -> Bool[np.ndarray, "tokens"]:
-    return np.asarray(shares_expert(one, other).all(axis=1))
+    if one.shape != other.shape:
+        return np.asarray(shares_expert(one, other).all(axis=1))
+    same = np.asarray((one == other).all(axis=1))
+    rest = np.flatnonzero(~same)  # few: nearly all stand in the same order, too
+    same[rest] = shares_expert(one[rest], other[rest]).all(axis=1)
+    return same
 
 
 def _predicted(
-    emulated: Emulated,
-    reference: ReferenceChoice,
-    inputs: Float[np.ndarray, "tokens hidden"],
-    norm: Float64[np.ndarray, "tokens"],
-    kernels: Kernels,
+    emulated: Emulated, reference: ReferenceChoice, entered: Entered
 ) -> Float64[np.ndarray, "tokens"] | None:
     """The noise model: input and rows move at random by as much as they moved; None without pair.
 
@@ -251,10 +285,10 @@ def _predicted(
         return None
     out, into = np.maximum(reference.pair, 0).T
     has_boundary = reference.pair[:, 0] >= 0
-    token, width = np.arange(len(inputs)), emulated.router.hidden_size
+    token, width = np.arange(len(out)), emulated.router.hidden_size
     of_out, of_in = (reference.logits[token, expert].astype(np.float64) for expert in (out, into))
-    of_input = _change(inputs, reference.values, kernels) / np.sqrt(width)
-    of_rows = norm / np.sqrt(width)
+    of_input = entered.moved / np.sqrt(width)
+    of_rows = entered.norm / np.sqrt(width)
     inverse = emulated.distances.inverse[out, into]
     is_boundary = (inverse > 0.0) & (inverse < NEVER)
     between = np.divide(1.0, inverse, out=np.zeros(len(token)), where=is_boundary)

@@ -19,7 +19,6 @@ from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
 
-
 #: Bytes that are copied at a time: what is on its way stays in the cache.
 _AT_ONCE = 2**19
 
