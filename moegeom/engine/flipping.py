@@ -33,8 +33,8 @@ _LEAST_SIZE = 0.5
 #: Below this chance of crossing the nearest boundary the others are not checked.
 _LEAST_CHANCE = 1e-4
 
-#: Inputs whose difference stays in the processor's cache.
-_ROWS = 32
+#: Inputs that stay in the processor's cache while they are rounded; divides a tile.
+_ROWS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def flip_of(
     # an engine's logits may leave its range: infinite and undefined numbers prove nothing
     with np.errstate(over="ignore", invalid="ignore"):
         entered = entered or enter(emulated, reference.values, kernels)
-        routed = _routed(emulated, entered, kernels)
+        routed = _routed(emulated, reference.values, entered, kernels)
         chosen = routed.chosen
         found = flip_to_ranked(chosen, reference.chosen, reference.weights)
         surely, tied = found.differs.copy(), routed.margin == 0.0
@@ -74,7 +74,7 @@ def flip_of(
             surely=surely,
             perhaps=found.differs | tied,
             tied=tied & (reference.margin > 0.0),
-            proved=_proved(emulated, reference.chosen, routed, kernels),
+            proved=_proved(emulated, reference, routed, kernels),
             predicted=_predicted(emulated, reference, entered),
         )
 
@@ -151,13 +151,12 @@ def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernel
 
 @dataclass(frozen=True, eq=False)
 class Entered:
-    """Inputs as they enter the product of an engine, how far each moved, and what follows before
-    anything else is rounded: the float32 product and its gap.
+    """Of inputs as they enter the product of an engine: their length, how far each moved, and what
+    follows before anything else is rounded, the float32 product and its gap.
 
     Engines that have the same entry (``Emulated.has_entry_of``) share it.
     """
 
-    inputs: Float[np.ndarray, "tokens hidden"]
     norm: Float64[np.ndarray, "tokens"]
     moved: Float64[np.ndarray, "tokens"]
     logits: Float[np.ndarray, "tokens experts"]
@@ -168,23 +167,29 @@ def enter(
     emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
 ) -> Entered:
     """What enters the engine's product; the tokens begin on a tile border."""
+    norm, moved = np.empty((2, len(values)))
+    logits = np.empty((len(values), emulated.columns.shape[1]), emulated.columns.dtype)
+    # rounded inputs of a tile at a time: of a whole batch they would be fresh memory, which is slow
+    inputs = np.empty((TILE, values.shape[1]), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        inputs = emulated.inputs(values)
-        logits = engine_logits(emulated, inputs)
-        return Entered(
-            inputs,
-            kernels["input_norm"](inputs),
-            _change(inputs, values, kernels),
-            logits,
-            _gap(emulated, logits, kernels),
-        )
+        for start in range(0, len(values), _ROWS):
+            rows, place = slice(start, start + _ROWS), start % TILE
+            part = values[rows]
+            entering = emulated.inputs(part)
+            norm[rows] = kernels["input_norm"](entering)
+            moved[rows] = 0.0 if entering is part else kernels["input_norm"](entering - part)
+            inputs[place : place + len(part)] = entering
+            stop = start + len(part)
+            if stop % TILE == 0 or stop == len(values):
+                first = stop - (place + len(part))
+                logits[first:stop] = engine_logits(emulated, inputs[: stop - first])
+        return Entered(norm, moved, logits, _gap(emulated, logits, kernels))
 
 
 @dataclass(frozen=True, eq=False)
 class _Routed:
     """The engine's choice, and what it follows from; ``gap`` is that of the float32 product."""
 
-    inputs: Float[np.ndarray, "tokens hidden"]
     norm: Float64[np.ndarray, "tokens"]
     logits: Float[np.ndarray, "tokens experts"]
     gap: _Gap
@@ -198,7 +203,7 @@ def emulated_choice(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits, chosen experts and margins of the engine; the tokens begin on a tile border."""
     with np.errstate(over="ignore", invalid="ignore"):
-        routed = _routed(emulated, enter(emulated, values, kernels), kernels)
+        routed = _routed(emulated, values, enter(emulated, values, kernels), kernels)
     return routed.logits, routed.chosen, routed.margin
 
 
@@ -211,9 +216,13 @@ def engine_logits(
     return logits if bias is None else logits + bias.astype(np.float32)
 
 
-def _routed(emulated: Emulated, entered: Entered, kernels: Kernels) -> _Routed:
-    inputs, norm = entered.inputs, entered.norm
-    logits, gap = entered.logits, entered.gap
+def _routed(
+    emulated: Emulated,
+    values: Float[np.ndarray, "tokens hidden"],
+    entered: Entered,
+    kernels: Kernels,
+) -> _Routed:
+    norm, logits, gap = entered.norm, entered.logits, entered.gap
     if emulated.has_known_order:
         # where no order could change the choice, this product's will do
         error = emulated.sum_error(norm, emulated.arithmetic.order) + emulated.sum_error(
@@ -222,24 +231,21 @@ def _routed(emulated: Emulated, entered: Entered, kernels: Kernels) -> _Routed:
         rows = np.flatnonzero(~(gap.spare(emulated, error) > 0.0))
         if len(rows):
             logits = logits.copy()
-            logits[rows] = emulated.ordered_logits(inputs[rows])
+            logits[rows] = emulated.ordered_logits(emulated.inputs(values[rows]))
     compared, _ = group_masked(emulated.router.rule, emulated.compared(logits), kernels)
     chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
-    return _Routed(inputs, norm, logits, gap, compared, chosen, margin)
+    return _Routed(norm, logits, gap, compared, chosen, margin)
 
 
 def _proved(
-    emulated: Emulated,
-    chosen: Int32[np.ndarray, "tokens k"],
-    routed: _Routed,
-    kernels: Kernels,
+    emulated: Emulated, reference: ReferenceChoice, routed: _Routed, kernels: Kernels
 ) -> Bool[np.ndarray, "tokens"]:
-    """Tokens whose set is proved to be ``chosen``, whichever way the engine rounds and adds.
+    """Tokens whose set is proved to stay, whichever way the engine rounds and adds.
 
     The gap is that of the float32 product and the error that of the longest row; where this leaves
     it open by little, the gap is that of a float64 product and the error that of its own products.
     """
-    gap = routed.gap
+    chosen, gap = reference.chosen, routed.gap
     own = emulated.sum_error(routed.norm, emulated.arithmetic.order)
     product = emulated.sum_error(routed.norm, "any")
     spare = gap.spare(emulated, own + product)
@@ -251,7 +257,7 @@ def _proved(
         # tile by tile, so that a batch cannot change the shape of a product
         rows = start + np.flatnonzero(close[start : start + TILE])
         if len(rows):
-            inputs = routed.inputs[rows]
+            inputs = emulated.inputs(reference.values[rows])
             exact = _gap(emulated, emulated.exact_logits(inputs), kernels)
             # its own error: one part in 2^53 of what the float32 sums allow in 2^24
             error = emulated.closer_sum_error(inputs) + product[rows] * 2.0**-28
@@ -309,18 +315,3 @@ def _predicted(
     stays = (1.0 - among) / np.maximum(1.0 - alone[near], _LEAST_CHANCE)
     predicted[near] = 1.0 - (1.0 - predicted[near]) * np.minimum(stays, 1.0)
     return np.where(has_boundary, predicted, 0.0)
-
-
-def _change(
-    inputs: Float[np.ndarray, "tokens hidden"],
-    values: Float[np.ndarray, "tokens hidden"],
-    kernels: Kernels,
-) -> Float64[np.ndarray, "tokens"]:
-    """How far each input moved; 0 where none was rounded."""
-    if inputs is values:
-        return np.zeros(len(values))
-    change = np.empty(len(values))
-    for start in range(0, len(values), _ROWS):
-        part = slice(start, start + _ROWS)
-        change[part] = kernels["input_norm"](inputs[part] - values[part])
-    return change
