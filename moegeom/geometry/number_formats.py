@@ -63,8 +63,10 @@ def _cut(lost: int) -> Callable[[Float32[np.ndarray, "..."]], Float32[np.ndarray
             out += below_half
             out += bits
             out &= kept
-            is_nan = np.isnan(part)
-            if is_nan.any():  # its bits may have run over
+            with np.errstate(over="ignore", invalid="ignore"):
+                has_nan = np.isnan(np.dot(part, part))
+            if has_nan:  # its bits may have run over
+                is_nan = np.isnan(part)
                 found[start : start + _AT_ONCE][is_nan] = part[is_nan]
         return found.reshape(values.shape)
 

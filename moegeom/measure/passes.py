@@ -251,17 +251,12 @@ class _Together:
         return self._found.pop(key)
 
     def _beside(self, run: RouterRun, planned: Pass) -> list[tuple[RouterRun, Pass]]:
-        """What is gone through with a pass: those of its name, or of a single run all that look at
-        the same batches, each of which is then read and multiplied once.
-        """
+        """Passes of one name in step; of a single run all of the same batches, computed once."""
         of_name = self._passes[planned.name]
         if len(of_name) > 1 or run.folding is not None or run.devices:
             return of_name
-        return [
-            (run, one)
-            for ((_, one),) in self._passes.values()
-            if one.tiles == planned.tiles and one.task.has_batches_of(planned.task)
-        ]
+        alike = [one for ((_, one),) in self._passes.values() if one.tiles == planned.tiles]
+        return [(run, one) for one in alike if one.task.has_batches_of(planned.task)]
 
 
 def scan_pass(run: RouterRun, planned: Pass) -> Progress:
