@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
@@ -11,8 +12,10 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32
 from moegeom.core.errors import NonFiniteError
 from moegeom.engine.choice import chosen_by, compared_scores, logits_of
 from moegeom.engine.flipping import (
+    Entered,
     ReferenceChoice,
     emulated_choice,
+    enter,
     flip_of,
     flip_to,
     flip_to_ranked,
@@ -40,6 +43,7 @@ from moegeom.geometry.whatif.smooth import packed
 from moegeom.geometry.whatif.threshold import threshold_distance
 from moegeom.kernels.batch import Flip, NoisyFlip, OrderDistances, TokenBatch
 from moegeom.kernels.reduction import Kernels
+from moegeom.variants.emulated import Emulated
 
 T = TypeVar("T")
 
@@ -117,6 +121,16 @@ class LazyBatch(TokenBatch):
         known_rows = {name: self._kept(found) for name, found in read.items() if found is not None}
         vars(self).update(known_rows)
 
+    def beside(self, task: Task) -> LazyBatch:
+        """The same tokens for a task that has the same batches; what is computed by now is known.
+
+        For the thread of this batch.
+        """
+        other = copy.copy(self)
+        vars(other).pop("flip", None)  # the only quantity that variants change
+        other.task = task
+        return other
+
     def _kept(self, array: np.ndarray) -> np.ndarray:
         """The kept rows; the array itself when all are."""
         return array if self._row is None else np.ascontiguousarray(array[self._row])
@@ -124,6 +138,9 @@ class LazyBatch(TokenBatch):
     def _output(self, kind: str) -> np.ndarray | None:
         found = recorded_output(self.task, kind, self.start, self.stop)
         return None if found is None else self._kept(found)
+
+    #: The last variant of these tokens, with what entered its product.
+    _entered: tuple[Emulated, Entered] | None = None
 
     # -------------------------------------------------------------------------- what is read
     #: ``W y + b``, whose order is the choice and whose differences are distances.
@@ -232,7 +249,7 @@ class LazyBatch(TokenBatch):
     @quantity
     def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
         groups = self._prepared.router.rule.groups
-        last = np.take_along_axis(self._compared[0], self.chosen[:, -1:], axis=1)[:, 0]
+        last = self._compared[0][np.arange(len(self.chosen)), self.chosen[:, -1]]
         return fill_decides(last, np.nan if groups is None else groups.fill)  # nan: nothing is
 
     @quantity
@@ -386,7 +403,13 @@ class LazyBatch(TokenBatch):
             reference = ReferenceChoice(
                 self._inputs, self.logits, self.chosen, margin, weights, pair
             )
-        return flip_of(task.variant, reference, kernels)
+        return flip_of(task.variant, reference, kernels, self._enter(task.variant))
+
+    def _enter(self, variant: Emulated) -> Entered:
+        """What the variant before, if it has the same entry, left here."""
+        if self._entered is None or not variant.has_entry_of(self._entered[0]):
+            self._entered = variant, enter(variant, self._inputs, self.task.kernels)
+        return self._entered[1]
 
     @quantity
     def noise(self) -> NoisyFlip | None:

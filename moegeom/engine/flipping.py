@@ -33,8 +33,8 @@ _LEAST_SIZE = 0.5
 #: Below this chance of crossing the nearest boundary the others are not checked.
 _LEAST_CHANCE = 1e-4
 
-#: Inputs whose difference stays in the processor's cache.
-_ROWS = 32
+#: Inputs that stay in the processor's cache while they are rounded; divides a tile.
+_ROWS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +49,21 @@ class ReferenceChoice:
     pair: Int32[np.ndarray, "tokens 2"] | None
 
 
-def flip_of(emulated: Emulated, reference: ReferenceChoice, kernels: Kernels) -> Flip:
-    """What the variant changes; the tokens begin on a tile border.
+def flip_of(
+    emulated: Emulated,
+    reference: ReferenceChoice,
+    kernels: Kernels,
+    entered: Entered | None = None,
+) -> Flip:
+    """What the variant changes; the tokens begin on a tile border. ``entered`` is of these tokens.
 
     The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
     them; where it adds in a known order and the order could matter, they are added in that order.
     """
     # an engine's logits may leave its range: infinite and undefined numbers prove nothing
     with np.errstate(over="ignore", invalid="ignore"):
-        routed = _routed(emulated, reference.values, kernels)
+        entered = entered or enter(emulated, reference.values, kernels)
+        routed = _routed(emulated, reference.values, entered, kernels)
         chosen = routed.chosen
         found = flip_to_ranked(chosen, reference.chosen, reference.weights)
         surely, tied = found.differs.copy(), routed.margin == 0.0
@@ -68,8 +74,8 @@ def flip_of(emulated: Emulated, reference: ReferenceChoice, kernels: Kernels) ->
             surely=surely,
             perhaps=found.differs | tied,
             tied=tied & (reference.margin > 0.0),
-            proved=_proved(emulated, reference.chosen, routed, kernels),
-            predicted=_predicted(emulated, reference, routed.inputs, routed.norm, kernels),
+            proved=_proved(emulated, reference, routed, kernels),
+            predicted=_predicted(emulated, reference, entered),
         )
 
 
@@ -144,10 +150,46 @@ def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernel
 
 
 @dataclass(frozen=True, eq=False)
+class Entered:
+    """Of inputs as they enter the product of an engine: their length, how far each moved, and what
+    follows before anything else is rounded, the float32 product and its gap.
+
+    Engines that have the same entry (``Emulated.has_entry_of``) share it.
+    """
+
+    norm: Float64[np.ndarray, "tokens"]
+    moved: Float64[np.ndarray, "tokens"]
+    logits: Float[np.ndarray, "tokens experts"]
+    gap: _Gap
+
+
+def enter(
+    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+) -> Entered:
+    """What enters the engine's product; the tokens begin on a tile border."""
+    norm, moved = np.empty((2, len(values)))
+    logits = np.empty((len(values), emulated.columns.shape[1]), emulated.columns.dtype)
+    # rounded inputs of a tile at a time: of a whole batch they would be fresh memory, which is slow
+    inputs = np.empty((TILE, values.shape[1]), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(values), _ROWS):
+            rows, place = slice(start, start + _ROWS), start % TILE
+            part = values[rows]
+            entering = emulated.inputs(part)
+            norm[rows] = kernels["input_norm"](entering)
+            moved[rows] = 0.0 if entering is part else kernels["input_norm"](entering - part)
+            inputs[place : place + len(part)] = entering
+            stop = start + len(part)
+            if stop % TILE == 0 or stop == len(values):
+                first = stop - (place + len(part))
+                logits[first:stop] = engine_logits(emulated, inputs[: stop - first])
+        return Entered(norm, moved, logits, _gap(emulated, logits, kernels))
+
+
+@dataclass(frozen=True, eq=False)
 class _Routed:
     """The engine's choice, and what it follows from; ``gap`` is that of the float32 product."""
 
-    inputs: Float[np.ndarray, "tokens hidden"]
     norm: Float64[np.ndarray, "tokens"]
     logits: Float[np.ndarray, "tokens experts"]
     gap: _Gap
@@ -161,7 +203,7 @@ def emulated_choice(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits, chosen experts and margins of the engine; the tokens begin on a tile border."""
     with np.errstate(over="ignore", invalid="ignore"):
-        routed = _routed(emulated, values, kernels)
+        routed = _routed(emulated, values, enter(emulated, values, kernels), kernels)
     return routed.logits, routed.chosen, routed.margin
 
 
@@ -175,12 +217,12 @@ def engine_logits(
 
 
 def _routed(
-    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+    emulated: Emulated,
+    values: Float[np.ndarray, "tokens hidden"],
+    entered: Entered,
+    kernels: Kernels,
 ) -> _Routed:
-    inputs = emulated.inputs(values)
-    norm = kernels["input_norm"](inputs)
-    logits = engine_logits(emulated, inputs)
-    gap = _gap(emulated, logits, kernels)
+    norm, logits, gap = entered.norm, entered.logits, entered.gap
     if emulated.has_known_order:
         # where no order could change the choice, this product's will do
         error = emulated.sum_error(norm, emulated.arithmetic.order) + emulated.sum_error(
@@ -189,24 +231,21 @@ def _routed(
         rows = np.flatnonzero(~(gap.spare(emulated, error) > 0.0))
         if len(rows):
             logits = logits.copy()
-            logits[rows] = emulated.ordered_logits(inputs[rows])
+            logits[rows] = emulated.ordered_logits(emulated.inputs(values[rows]))
     compared, _ = group_masked(emulated.router.rule, emulated.compared(logits), kernels)
     chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
-    return _Routed(inputs, norm, logits, gap, compared, chosen, margin)
+    return _Routed(norm, logits, gap, compared, chosen, margin)
 
 
 def _proved(
-    emulated: Emulated,
-    chosen: Int32[np.ndarray, "tokens k"],
-    routed: _Routed,
-    kernels: Kernels,
+    emulated: Emulated, reference: ReferenceChoice, routed: _Routed, kernels: Kernels
 ) -> Bool[np.ndarray, "tokens"]:
-    """Tokens whose set is proved to be ``chosen``, whichever way the engine rounds and adds.
+    """Tokens whose set is proved to stay, whichever way the engine rounds and adds.
 
     The gap is that of the float32 product and the error that of the longest row; where this leaves
     it open by little, the gap is that of a float64 product and the error that of its own products.
     """
-    gap = routed.gap
+    chosen, gap = reference.chosen, routed.gap
     own = emulated.sum_error(routed.norm, emulated.arithmetic.order)
     product = emulated.sum_error(routed.norm, "any")
     spare = gap.spare(emulated, own + product)
@@ -218,7 +257,7 @@ def _proved(
         # tile by tile, so that a batch cannot change the shape of a product
         rows = start + np.flatnonzero(close[start : start + TILE])
         if len(rows):
-            inputs = routed.inputs[rows]
+            inputs = emulated.inputs(reference.values[rows])
             exact = _gap(emulated, emulated.exact_logits(inputs), kernels)
             # its own error: one part in 2^53 of what the float32 sums allow in 2^24
             error = emulated.closer_sum_error(inputs) + product[rows] * 2.0**-28
@@ -231,15 +270,16 @@ def _proved(
 def _same_set(
     one: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
 ) -> Bool[np.ndarray, "tokens"]:
-    return np.asarray(shares_expert(one, other).all(axis=1))
+    if one.shape != other.shape:
+        return np.asarray(shares_expert(one, other).all(axis=1))
+    same = np.asarray((one == other).all(axis=1))
+    rest = np.flatnonzero(~same)  # few: nearly all stand in the same order, too
+    same[rest] = shares_expert(one[rest], other[rest]).all(axis=1)
+    return same
 
 
 def _predicted(
-    emulated: Emulated,
-    reference: ReferenceChoice,
-    inputs: Float[np.ndarray, "tokens hidden"],
-    norm: Float64[np.ndarray, "tokens"],
-    kernels: Kernels,
+    emulated: Emulated, reference: ReferenceChoice, entered: Entered
 ) -> Float64[np.ndarray, "tokens"] | None:
     """The noise model: input and rows move at random by as much as they moved; None without pair.
 
@@ -251,10 +291,10 @@ def _predicted(
         return None
     out, into = np.maximum(reference.pair, 0).T
     has_boundary = reference.pair[:, 0] >= 0
-    token, width = np.arange(len(inputs)), emulated.router.hidden_size
+    token, width = np.arange(len(out)), emulated.router.hidden_size
     of_out, of_in = (reference.logits[token, expert].astype(np.float64) for expert in (out, into))
-    of_input = _change(inputs, reference.values, kernels) / np.sqrt(width)
-    of_rows = norm / np.sqrt(width)
+    of_input = entered.moved / np.sqrt(width)
+    of_rows = entered.norm / np.sqrt(width)
     inverse = emulated.distances.inverse[out, into]
     is_boundary = (inverse > 0.0) & (inverse < NEVER)
     between = np.divide(1.0, inverse, out=np.zeros(len(token)), where=is_boundary)
@@ -275,18 +315,3 @@ def _predicted(
     stays = (1.0 - among) / np.maximum(1.0 - alone[near], _LEAST_CHANCE)
     predicted[near] = 1.0 - (1.0 - predicted[near]) * np.minimum(stays, 1.0)
     return np.where(has_boundary, predicted, 0.0)
-
-
-def _change(
-    inputs: Float[np.ndarray, "tokens hidden"],
-    values: Float[np.ndarray, "tokens hidden"],
-    kernels: Kernels,
-) -> Float64[np.ndarray, "tokens"]:
-    """How far each input moved; 0 where none was rounded."""
-    if inputs is values:
-        return np.zeros(len(values))
-    change = np.empty(len(values))
-    for start in range(0, len(values), _ROWS):
-        part = slice(start, start + _ROWS)
-        change[part] = kernels["input_norm"](inputs[part] - values[part])
-    return change

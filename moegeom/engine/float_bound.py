@@ -26,10 +26,8 @@ def float_bound(
     if scale is not None:
         bound = bound * scale
     if rule.is_affine:
-        first, last = (
-            np.take_along_axis(logits, chosen[:, [rank]], axis=1)[:, 0].astype(np.float64)
-            for rank in (0, -1)
-        )
+        token = np.arange(len(logits))
+        first, last = (logits[token, chosen[:, rank]].astype(np.float64) for rank in (0, -1))
         if logit_map is not None:
             return _behind_map(rule.score, logit_map, bound, first, last, margin)
         return 2.0 * bound + score_resolution(rule.score, first, last, last - margin)

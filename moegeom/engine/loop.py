@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
@@ -20,6 +20,8 @@ from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
+
+T = TypeVar("T")
 
 #: Seconds between two snapshots of a running scan.
 SNAPSHOT_SECONDS = 10.0
@@ -124,21 +126,31 @@ def scan_in_step(lanes: Sequence[Lane], tiles: Sequence[int], pace: Pace) -> lis
     """
     with Threads(pace.num_workers) as threads:
         # each lane has one set of states, as long as that keeps all threads at work
-        each = math.ceil(pace.num_workers / len(lanes))
-        running = [_Running(lane, Workers(lane.task, threads, each, lane.hooks)) for lane in lanes]
-        pending: deque[tuple[_Running, TokenRange, Future[Folded]]] = deque()
+        groups = _sharing(lanes)
+        each = math.ceil(pace.num_workers / len(groups))
+        groups_running = [
+            [_Running(lane, Workers(lane.task, threads, each, lane.hooks)) for lane in group]
+            for group in groups
+        ]
+        running = [one for group in groups_running for one in group]
+        pending: deque[tuple[list[_Running], TokenRange, Future[list[Folded]]]] = deque()
         last_snapshot = time.monotonic()
 
         def finish_one() -> None:
-            one, batch, future = pending.popleft()
-            one.finish(batch, future.result())
+            group, batch, future = pending.popleft()
+            for one, folded in zip(group, future.result(), strict=True):
+                one.finish(batch, folded)
 
         begins = [lane.begin.next_tile for lane in lanes]
         for batch in _ranges_from(begins, tiles, lanes[0].task, pace):
-            for one in running:
-                if batch.next_tile <= one.lane.begin.next_tile:
-                    continue  # an earlier run came further in this lane
-                pending.append((one, batch, one.workers.submit(batch.start, batch.stop)))
+            for group in groups_running:
+                # in a lane that is left out an earlier run came further
+                here = [one for one in group if batch.next_tile > one.lane.begin.next_tile]
+                if not here:
+                    continue
+                workers = [one.workers for one in here]
+                future = threads.submit(_fold_range, workers, batch.start, batch.stop)
+                pending.append((here, batch, future))
                 if len(pending) > 2 * pace.num_workers:
                     finish_one()
             if time.monotonic() - last_snapshot > pace.snapshot_seconds:
@@ -151,6 +163,17 @@ def scan_in_step(lanes: Sequence[Lane], tiles: Sequence[int], pace: Pace) -> lis
         while pending:
             finish_one()
         return [one.progress_with_states() for one in running]
+
+
+def _sharing(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Neighbouring lanes whose tasks look at the same batches, together."""
+    groups: list[list[Lane]] = []
+    for lane in lanes:
+        if groups and lane.task.has_batches_of(groups[-1][0].task):
+            groups[-1].append(lane)
+        else:
+            groups.append([lane])
+    return groups
 
 
 class _Running:
@@ -257,7 +280,7 @@ class Threads:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._limits.restore_original_limits()
 
-    def submit(self, work: Callable[..., Folded], *given: Any) -> Future[Folded]:
+    def submit(self, work: Callable[..., T], *given: Any) -> Future[T]:
         """What ``work`` makes of what is given, once a thread is free."""
         return self._pool.submit(work, *given)
 
@@ -275,7 +298,7 @@ class Workers:
         hooks: Hooks = NO_HOOKS,
         reductions: Sequence[str] | None = None,
     ) -> None:
-        self._task, self._threads, self._rows = task, threads, hooks.rows
+        self.task, self._threads, self._rows = task, threads, hooks.rows
         extent = extent_of(task)
         names = task.reductions if reductions is None else reductions
         self._reductions = {name: REDUCTIONS[name] for name in names}
@@ -292,12 +315,19 @@ class Workers:
         return self._threads.submit(self._work, start, stop, known)
 
     def _work(self, start: int, stop: int, known: Known | None) -> Folded:
-        of_task = LazyBatch if self._task.what_if is None else what_if_batch
-        batch = of_task(self._task, start, stop, known)
+        return self.fold(self.batch(start, stop, known))
+
+    def batch(self, start: int, stop: int, known: Known | None = None) -> TokenBatch:
+        """Tokens ``[start, stop)``."""
+        of_task = LazyBatch if self.task.what_if is None else what_if_batch
+        return of_task(self.task, start, stop, known)
+
+    def fold(self, batch: TokenBatch) -> Folded:
+        """Folds a batch, in the thread that it belongs to."""
         accumulators = self._free.get()
         try:
             for accumulator in accumulators.values():
-                accumulator.fold(batch, self._task.kernels)
+                accumulator.fold(batch, self.task.kernels)
         finally:
             self._free.put(accumulators)
         return Folded(vars(batch)["non_finite"], self._rows(batch) if self._rows else None)
@@ -311,6 +341,17 @@ class Workers:
                 total = reduction.merge(total, other[name].state())
             merged[name] = total
         return merged
+
+
+def _fold_range(workers: Sequence[Workers], start: int, stop: int) -> list[Folded]:
+    """Folds tokens ``[start, stop)`` for tasks that look at the same batches."""
+    batch = workers[0].batch(start, stop)
+    found = [workers[0].fold(batch)]
+    for one in workers[1:]:
+        assert isinstance(batch, LazyBatch), "a what-if shares no batch"
+        batch = batch.beside(one.task)
+        found.append(one.fold(batch))
+    return found
 
 
 def with_states(progress: Progress, merged: Mapping[str, State]) -> Progress:

@@ -82,6 +82,15 @@ class Task:
         others = (self.variant, self.run_b, self.checkpoint_b, self.what_if)
         return any(other is not None for other in others)
 
+    def has_batches_of(self, other: Task) -> bool:
+        """Whether both look at the same quantities, but for what a variant changes about them."""
+        same = (
+            getattr(self, field.name) is getattr(other, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("kernels", "reductions", "variant", "reference")
+        )
+        return self.kernels == other.kernels and self.what_if is None and all(same)
+
     @cached_property
     def populations(self) -> Populations:
         """What tokens are counted under."""

@@ -47,23 +47,43 @@ def _cast(dtype: type) -> Callable[[Float[np.ndarray, "..."]], Float[np.ndarray,
     return rounded
 
 
+def _cut(lost: int) -> Callable[[Float32[np.ndarray, "..."]], Float32[np.ndarray, "..."]]:
+    """Rounds to the nearest number whose last ``lost`` bits are 0, ties to even."""
+    below_half, kept = np.uint32(2 ** (lost - 1) - 1), np.uint32(2**32 - 2**lost)
+
+    def rounded(values: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+        single = np.ascontiguousarray(values).reshape(-1)
+        found = np.empty_like(single)
+        for start in range(0, len(single), _AT_ONCE):
+            part = single[start : start + _AT_ONCE]
+            bits, out = part.view(np.uint32), found[start : start + _AT_ONCE].view(np.uint32)
+            # half of what is cut off, less one where the last kept bit is even: ties go to even
+            np.right_shift(bits, np.uint32(lost), out=out)
+            out &= np.uint32(1)
+            out += below_half
+            out += bits
+            out &= kept
+            with np.errstate(over="ignore", invalid="ignore"):
+                has_nan = np.isnan(np.dot(part, part))
+            if has_nan:  # its bits may have run over
+                is_nan = np.isnan(part)
+                found[start : start + _AT_ONCE][is_nan] = part[is_nan]
+        return found.reshape(values.shape)
+
+    return rounded
+
+
+_to_tf32, _to_bfloat16, _cast_to_bfloat16 = _cut(13), _cut(16), _cast(ml_dtypes.bfloat16)
+
+
 def _tf32(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """Ten bits of mantissa behind the first one, in the exponents of float32."""
-    single = np.ascontiguousarray(values, dtype=np.float32)
-    bits = single.view(np.uint32).reshape(-1)
-    cut = np.empty_like(bits)
-    for start in range(0, len(bits), _AT_ONCE):
-        part, out = bits[start : start + _AT_ONCE], cut[start : start + _AT_ONCE]
-        # half of what is cut off, less one where the last kept bit is even: ties go to even
-        np.right_shift(part, np.uint32(13), out=out)
-        out &= np.uint32(1)
-        out += np.uint32(0xFFF)
-        out += part
-        out &= np.uint32(0xFFFFE000)
-    rounded = cut.view(np.float32).reshape(single.shape)
-    if np.isnan(single).any():  # its bits may have run over
-        rounded = np.where(np.isnan(single), single, rounded)
-    return rounded.astype(values.dtype, copy=False)
+    return _to_tf32(values.astype(np.float32, copy=False)).astype(values.dtype, copy=False)
+
+
+def _bfloat16(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Seven bits of mantissa behind the first one, in the exponents of float32."""
+    return _to_bfloat16(values) if values.dtype == np.float32 else _cast_to_bfloat16(values)
 
 
 def _largest(bits: int, exponent: int) -> float:
@@ -79,7 +99,7 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
         NumberFormat("float32", 2.0**-24, 2.0**-150, _largest(24, 127), _cast(np.float32)),
         NumberFormat("tf32", 2.0**-11, 2.0**-137, _largest(11, 127), _tf32),
         NumberFormat("float16", 2.0**-11, 2.0**-25, _largest(11, 15), _cast(np.float16)),
-        NumberFormat("bfloat16", 2.0**-8, 2.0**-134, _largest(8, 127), _cast(ml_dtypes.bfloat16)),
+        NumberFormat("bfloat16", 2.0**-8, 2.0**-134, _largest(8, 127), _bfloat16),
     )
 }
 

@@ -180,12 +180,20 @@ class _Together:
         key = (planned.name, run.router.name)
         if key not in self._found:
             started = time.perf_counter()
-            runs, passes = zip(*self._passes[planned.name], strict=True)
+            runs, passes = zip(*self._beside(run, planned), strict=True)
             found = _scan_in_step(runs, passes, planned.tiles)
-            for other, progress in zip(runs, found, strict=True):
-                self._found[planned.name, other.router.name] = progress
+            for other, one, progress in zip(runs, passes, found, strict=True):
+                self._found[one.name, other.router.name] = progress
             self.seconds += time.perf_counter() - started
         return self._found.pop(key)
+
+    def _beside(self, run: RouterRun, planned: Pass) -> list[tuple[RouterRun, Pass]]:
+        """Passes of one name in step; of a single run all of the same batches, computed once."""
+        of_name = self._passes[planned.name]
+        if len(of_name) > 1 or run.folding is not None or run.devices:
+            return of_name
+        alike = [one for ((_, one),) in self._passes.values() if one.tiles == planned.tiles]
+        return [(run, one) for one in alike if one.task.has_batches_of(planned.task)]
 
 
 def scan_pass(run: RouterRun, planned: Pass) -> Progress:
@@ -505,7 +513,7 @@ def pace_of(run: RouterRun) -> Pace:
 def _scan_in_step(
     runs: Sequence[RouterRun], passes: Sequence[Pass], tiles: Sequence[int]
 ) -> list[Progress]:
-    """Passes of one name; that over all tokens goes to devices, where there are any."""
+    """Passes in step; those over all tokens go to devices, where there are any."""
     pace, options = pace_of(runs[0]), runs[0].options
     with ExitStack() as files:
         lanes = [_lane(run, one, files) for run, one in zip(runs, passes, strict=True)]

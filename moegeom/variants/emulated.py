@@ -36,11 +36,13 @@ from moegeom.variants.arithmetic import Arithmetic
 class Emulated:
     """Rows and biases as the engine holds them, and the steps from inputs to selection scores.
 
-    ``router`` holds the rows as stored by the engine; ``shift`` is how far each row moved.
+    ``router`` holds the rows as stored by the engine, ``stored`` is the router that they were taken
+    from; ``shift`` is how far each row moved.
     """
 
     arithmetic: Arithmetic
     router: Router
+    stored: Router
     columns: Float[np.ndarray, "hidden experts"]
     logit_bias: Float64[np.ndarray, "experts"] | None
     selection_bias: Float64[np.ndarray, "experts"] | None
@@ -54,6 +56,14 @@ class Emulated:
         rule = self.router.rule
         own = 1.0 if rule.is_affine else LARGEST_SLOPE[rule.score]
         return own * (rule.logit_map.multiplier if rule.logit_map else 1.0)
+
+    def has_entry_of(self, other: Emulated) -> bool:
+        """Whether the same inputs meet the same rows and biases in the same product."""
+        one, two = self.arithmetic, other.arithmetic
+        same = ("parameter", "input", "operands", "bias")
+        return self.stored is other.stored and all(
+            getattr(one, name) == getattr(two, name) for name in same
+        )
 
     def inputs(self, values: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
         """Router inputs as they enter the product, in float32."""
@@ -234,6 +244,7 @@ def emulate(router: Router, how: Arithmetic) -> Emulated:
     return Emulated(
         arithmetic=how,
         router=dataclasses.replace(router, weight=stored),
+        stored=router,
         columns=np.ascontiguousarray(rows.T),
         logit_bias=bias,
         selection_bias=selection_bias,

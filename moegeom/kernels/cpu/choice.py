@@ -8,6 +8,8 @@ import numpy as np
 from numba import njit
 
 from moegeom.core.router import GroupMask, Rule
+from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu.exponential import LEAST, power_of_e
 from moegeom.kernels.reference import routing_weights as reference
 
 
@@ -31,6 +33,21 @@ def input_norm(values: np.ndarray) -> np.ndarray:
         row = values[token].astype(np.float64)
         squares[token] = np.dot(row, row)
     return np.sqrt(squares)
+
+
+# ------------------------------------------------------------------------------------------- powers
+#: The order of sums is free, so that they run in vector registers.
+_ANY_ORDER = {"reassoc", "contract"}
+
+
+# Without nan rules the comparisons run in vector registers.
+@njit(**UNCOUNTED, fastmath={"nnan", "nsz"})
+def _largest(row):
+    """As a float64, of numbers that are not nan."""
+    largest = row[0]
+    for column in range(row.shape[0]):
+        largest = row[column] if row[column] > largest else largest
+    return np.float64(largest)
 
 
 # ------------------------------------------------------------------------------------------- scores
@@ -211,16 +228,27 @@ def top_k(selection: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 # ---------------------------------------------------------------------------------- routing weights
 @njit(nogil=True, cache=True)
-def _weights_of_scores(scores, chosen, renormalise, epsilon, scale, out):
-    for token in range(chosen.shape[0]):
+def _scale_weights(renormalise, epsilon, scale, out):
+    for token in range(out.shape[0]):
         total = 0.0
-        for rank in range(chosen.shape[1]):
-            value = scores[token, chosen[token, rank]]
-            out[token, rank] = value
-            total += value
+        for rank in range(out.shape[1]):
+            total += out[token, rank]
         factor = scale / (total + epsilon) if renormalise else scale
-        for rank in range(chosen.shape[1]):
+        for rank in range(out.shape[1]):
             out[token, rank] *= factor
+
+
+@njit(nogil=True, cache=True, fastmath=_ANY_ORDER)
+def _softmax_of_chosen(logits, chosen, out):
+    for token in range(logits.shape[0]):
+        top = _largest(logits[token])
+        total = 0.0
+        for expert in range(logits.shape[1]):
+            total += power_of_e(np.float64(logits[token, expert]) - top)
+        for rank in range(chosen.shape[1]):
+            # powers that are no normal numbers are powers here, too
+            out[token, rank] = math.exp(np.float64(logits[token, chosen[token, rank]]) - top)
+            out[token, rank] /= total
 
 
 @njit(nogil=True, cache=True)
@@ -254,8 +282,12 @@ def routing_weights(
 
 def _of_scores(logits: np.ndarray, chosen: np.ndarray, rule: Rule, out: np.ndarray) -> None:
     facts = rule.weights
-    scores = selection_scores(logits, rule.score, np.zeros(logits.shape[1]))
-    _weights_of_scores(scores, chosen, facts.renormalise, facts.epsilon, facts.scale, out)
+    if rule.score == "softmax":
+        _softmax_of_chosen(logits, chosen, out)
+    else:
+        scores = selection_scores(logits, rule.score, np.zeros(logits.shape[1]))
+        out[:] = np.take_along_axis(scores, chosen, axis=1)
+    _scale_weights(facts.renormalise, facts.epsilon, facts.scale, out)
 
 
 def _of_selected(logits: np.ndarray, chosen: np.ndarray, rule: Rule, out: np.ndarray) -> None:
@@ -268,11 +300,8 @@ _WEIGHT_LOOPS = {"scores": _of_scores, "softmax_of_selected_logits": _of_selecte
 
 
 # ------------------------------------------------------------------------------------ probabilities
-# NumPy's exponential of float32 arrays runs in vector registers, which a compiled loop over
-# ``math.exp`` does not: here it is the faster one.
-
 #: Tokens at a time, so that the arrays stay in the cache.
-_CHUNK = 256
+_CHUNK = 512
 
 
 def _log_scores(z: np.ndarray, score: str) -> np.ndarray:
@@ -289,35 +318,48 @@ def _log_scores(z: np.ndarray, score: str) -> np.ndarray:
 
 def score_statistics(logits: np.ndarray, score: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities (of the dtype of the logits), entropy and log-sum-exp."""
+    logits = np.ascontiguousarray(logits)
     probability = np.empty(logits.shape, logits.dtype)
-    entropy = np.empty(len(logits))
-    log_sum_exp = np.empty(len(logits))
-    monotone_of_logits = score in ("softmax", "identity")
+    entropy, log_sum_exp = np.empty((2, len(logits)))
     for start in range(0, len(logits), _CHUNK):
         part = slice(start, start + _CHUNK)
-        z = np.ascontiguousarray(logits[part])
+        z = logits[part]
         u = _log_scores(z, score)
-        total, largest = _softmax(u, probability[part], entropy[part])
-        if not monotone_of_logits:
-            largest = z.max(axis=1, keepdims=True)
-            with np.errstate(over="ignore"):
-                total = np.exp(z - largest).sum(axis=1)
-        log_sum_exp[part] = largest[:, 0].astype(np.float64) + np.log(total.astype(np.float64))
+        _softmax(u, probability[part], entropy[part], log_sum_exp[part])
+        if u is not z:
+            _log_sum_exp(z, log_sum_exp[part])
     return probability, entropy, log_sum_exp
 
 
-def _softmax(
-    u: np.ndarray, probability: np.ndarray, entropy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fills the two outputs; returns the sum of powers and the largest entry."""
-    largest = u.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore", under="ignore"):  # as far below as its format goes is enough
-        shifted = np.maximum(u - largest, np.finfo(u.dtype).min)
-    np.exp(shifted, out=probability)
-    total = probability.sum(axis=1)
-    probability /= total[:, None]
-    shifted *= probability
-    entropy[:] = np.log(total.astype(np.float64)) - shifted.sum(axis=1, dtype=np.float64)
-    # rounding may leave -1e-8 where one expert has all
-    np.maximum(entropy, 0.0, out=entropy)
-    return total, largest
+@njit(nogil=True, cache=True, fastmath=_ANY_ORDER)
+def _softmax(u, probability, entropy, log_sum_exp):
+    powers = np.empty(u.shape[1])
+    for token in range(u.shape[0]):
+        top = _largest(u[token])
+        total = 0.0
+        moment = 0.0
+        for expert in range(u.shape[1]):
+            # as far below as powers go is enough
+            shifted = np.float64(u[token, expert]) - top
+            shifted = shifted if shifted > LEAST else LEAST
+            power = power_of_e(shifted)
+            powers[expert] = power
+            total += power
+            moment += shifted * power
+        share = 1.0 / total
+        for expert in range(u.shape[1]):
+            probability[token, expert] = powers[expert] * share
+        log_total = math.log(total)
+        # rounding may leave -1e-16 where one expert has all
+        entropy[token] = max(log_total - moment * share, 0.0)
+        log_sum_exp[token] = top + log_total
+
+
+@njit(nogil=True, cache=True, fastmath=_ANY_ORDER)
+def _log_sum_exp(logits, out):
+    for token in range(logits.shape[0]):
+        top = _largest(logits[token])
+        total = 0.0
+        for expert in range(logits.shape[1]):
+            total += power_of_e(np.float64(logits[token, expert]) - top)
+        out[token] = top + math.log(total)

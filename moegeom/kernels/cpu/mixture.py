@@ -22,6 +22,7 @@ from moegeom.geometry.hmoe.descent import Objective
 from moegeom.geometry.hmoe.mixture import Mixture
 from moegeom.geometry.hmoe.regression import Inputs, Position
 from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu.exponential import power_of_e
 
 #: Products are added without rounding in between ("contract"); in sums the order is free as well
 #: ("reassoc"), so that they run in vector registers.
@@ -34,16 +35,6 @@ _BLOCK = 256
 #: What the sigmoid is applied to.
 _NOTHING, _VALUES, _ATTENTION = range(3)
 _PLACES: Mapping[Position, int] = {"none": _NOTHING, "value": _VALUES, "sdpa": _ATTENTION}
-
-#: ln 2 in two parts: multiples of the first are exact.
-_LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
-_PER_LN2 = 1.0 / math.log(2.0)
-#: Added to a number of less than 2^51, leaves it rounded to an integer in the low bits.
-_ROUNDER = 1.5 * 2.0**52
-#: Numbers are held between these, where a power of e is a normal number.
-_LEAST, _MOST = -708.0, 709.0
-#: Where an exponent stands in the bits of a number, and what is added to it there.
-_SHIFT, _BIAS = np.int64(52), np.int64(1023)
 
 
 class _Samples(NamedTuple):
@@ -153,45 +144,17 @@ def _dot(left, right):
 
 
 @njit(**_FUSED)
-def _exp(z):
-    r"""Power of e of a number that is held in [-708, 709].
-
-    :math:`e^z = 2^k e^r` with :math:`|r| \le \ln 2 / 2` and 13 terms of the series of :math:`e^r`.
-    The next is less than :math:`(\ln 2 / 2)^{13} / 13! < 2^{-52}`; with rounding the error stays
-    below 4 units in the last place.
-    """
-    held = _LEAST if z < _LEAST else z
-    held = _MOST if held > _MOST else held
-    whole = np.float64(held * _PER_LN2 + _ROUNDER)
-    k = whole - _ROUNDER
-    r = (held - k * _LN2_HIGH) - k * _LN2_LOW
-    p = 1.0 / 479001600.0
-    p = p * r + 1.0 / 39916800.0
-    p = p * r + 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
-    power = np.int64((whole.view(np.int64) + _BIAS) << _SHIFT)
-    return (1.0 + (r + r * r * p)) * power.view(np.float64)
-
-
-@njit(**_FUSED)
 def _sigmoid(z):
     """In place."""
     for n in range(_BLOCK):
-        z[n] = 1.0 / (1.0 + _exp(-z[n]))
+        z[n] = 1.0 / (1.0 + power_of_e(-z[n]))
 
 
 @njit(**_FUSED)
 def _softmax_of_two(p, q):
     """In place, with one power of e."""
     for n in range(_BLOCK):
-        ratio = _exp(q[n] - p[n])
+        ratio = power_of_e(q[n] - p[n])
         p[n] = 1.0 / (1.0 + ratio)
         q[n] = ratio * p[n]
 
@@ -210,7 +173,7 @@ def _softmax(p, total):
     for i in range(p.shape[0]):
         score = p[i]
         for n in range(_BLOCK):
-            score[n] = _exp(score[n] - total[n])
+            score[n] = power_of_e(score[n] - total[n])
     _copy(p[0], total)
     for i in range(1, p.shape[0]):
         _add(1.0, p[i], total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from moegeom.core.tokens import TILE
 from moegeom.kernels.batch import TokenBatch
@@ -206,8 +206,8 @@ def _count_tiles(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> Non
     for start, stop in pairwise(borders):
         if stop - start < LEAST_TOKENS:
             continue
-        chosen = batch.chosen[start:stop]
-        slots = np.bincount(chosen[chosen >= 0], minlength=1)
+        # the first count is of empty slots
+        slots = np.bincount(batch.chosen[start:stop].ravel() + 1, minlength=2)[1:]
         share = np.rint(slots.max() / max(slots.sum(), 1) * _SHARES)
         counts[batch.block[start], TILES] += 1
         counts[batch.block[start], LARGEST] += np.int64(share)
@@ -225,8 +225,8 @@ TILE_LOAD = block_counters(
 
 
 # --------------------------------------------------------------------------------------- neighbours
-def first_of_pairs(batch: TokenBatch) -> Int64[np.ndarray, "pairs"]:
-    """Rows whose next row is the next position of the same document.
+def _leads(batch: TokenBatch) -> Bool[np.ndarray, "tokens"]:
+    """Whether the next row is the next position of the same document.
 
     A pair counts only within one tile: batches are made of whole tiles, so how they are cut cannot
     change which pairs count. One pair in 1024 is lost.
@@ -236,7 +236,7 @@ def first_of_pairs(batch: TokenBatch) -> Int64[np.ndarray, "pairs"]:
     follows = (q.document[1:] == q.document[:-1]) & (q.document[1:] >= 0)
     follows &= q.position[1:] == q.position[:-1] + 1
     follows &= q.token[1:] // TILE == q.token[:-1] // TILE
-    return np.flatnonzero(follows)
+    return np.append(follows, False)[: len(q.token)]
 
 
 #: Last axis of the counters: pairs of tokens, experts in common, equal chosen sets.
@@ -244,15 +244,15 @@ PAIRS, SHARED, SAME_SET = range(3)
 
 
 def _count_neighbours(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    first = first_of_pairs(batch)
-    chosen = batch.chosen
-    shared = kernels["num_shared"](chosen[first], chosen[first + 1])
-    at = (batch.population[first], batch.block[first])
-    np.add.at(counts[..., PAIRS], at, 1)
-    np.add.at(counts[..., SHARED], at, shared)
+    leads, chosen = _leads(batch), batch.chosen
+    shared = np.zeros(len(chosen), dtype=np.int64)
+    shared[:-1] = kernels["num_shared"](chosen[:-1], chosen[1:])
+    shared[~leads] = 0
+    counts[..., PAIRS] += batch.count_labels(len(counts), leads)
+    counts[..., SHARED] += batch.count_labels(len(counts), shared)
     sizes = (chosen >= 0).sum(axis=1)
-    same = (shared == sizes[first]) & (shared == sizes[first + 1])
-    np.add.at(counts[..., SAME_SET], at, same)
+    same = leads & (shared == sizes) & (shared == np.roll(sizes, -1))
+    counts[..., SAME_SET] += batch.count_labels(len(counts), same)
 
 
 #: How many experts a token shares with the next one of its document.
@@ -262,14 +262,12 @@ NEIGHBOURS = counters(
 
 
 def _count_top1(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    top1 = batch.chosen[:, 0]
-    row = np.flatnonzero(top1 >= 0)
-    np.add.at(counts, (batch.population[row], batch.block[row], 2 + top1[row]), 1)
-    first = first_of_pairs(batch)
-    repeated = (top1[first] == top1[first + 1]) & (top1[first] >= 0)
-    at = (batch.population[first], batch.block[first])
-    np.add.at(counts[..., 0], at, 1)
-    np.add.at(counts[..., 1], at, repeated)
+    leads, top1 = _leads(batch), batch.chosen[:, 0]
+    column = np.where(top1 >= 0, top1 + np.int32(2), np.int32(-1))
+    kernels["count_experts"](counts, column[:, None], batch.population, batch.block)
+    repeated = leads & (top1 >= 0) & (top1 == np.roll(top1, -1))
+    counts[..., 0] += batch.count_labels(len(counts), leads)
+    counts[..., 1] += batch.count_labels(len(counts), repeated)
 
 
 #: Last axis: pairs of neighbours, pairs with equal first choice, then tokens led by each expert.

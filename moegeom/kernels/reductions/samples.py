@@ -7,6 +7,7 @@ While the length is not known, what the tokens so far would keep is kept: it hol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,18 +19,31 @@ from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
 
+#: Bytes that are copied at a time: what is on its way stays in the cache.
+_AT_ONCE = 2**19
+
+
+def _rows_at_once(array: np.ndarray) -> int:
+    return max(_AT_ONCE * len(array) // max(array.nbytes, 1), 1)
+
 
 class TokenSample:
     """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer.
 
     Where ``num_tokens`` is None, ``Reduction.ended`` takes from the state what belongs to it.
+    Rows are written once, to where they stay: inputs are megabytes, and fresh memory is slow.
     """
 
     def __init__(self, size: int, num_tokens: int | None, empty: State) -> None:
         self._size, self._is_open = size, num_tokens is None
         self._largest = _largest_key(size, num_tokens or 0)
         self._seen, self._held = 0, 0
-        self._parts: list[State] = [{"key": np.empty(0, dtype=np.uint64), **empty}]
+        # by chance the square root of the size more or less, and six of them hardly ever
+        self._room = min(size + 6 * math.isqrt(size), num_tokens or 0)
+        self._columns = {
+            name: np.empty((self._room, *column.shape[1:]), column.dtype)
+            for name, column in {"key": np.empty(0, dtype=np.uint64), **empty}.items()
+        }
 
     def wanted(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
         """Rows that belong to the sample."""
@@ -38,18 +52,44 @@ class TokenSample:
             self._largest = _largest_key(self._size, self._seen)
         return np.flatnonzero(token_hash(token) <= self._largest)
 
-    def add(self, token: Int64[np.ndarray, "kept"], columns: State) -> None:
-        """Takes in rows that :meth:`wanted` named."""
-        self._parts.append({"key": token_hash(token), **columns})
-        self._held += len(token)
+    def add(
+        self,
+        token: Int64[np.ndarray, "tokens"],
+        columns: State,
+        row: Int64[np.ndarray, "kept"] | None = None,
+    ) -> None:
+        """Takes in the rows ``row``, which :meth:`wanted` named; all of them for None."""
+        row = np.arange(len(token)) if row is None else row
+        self._make_room(self._held + len(row))
+        first, self._held = self._held, self._held + len(row)
+        self._columns["key"][first : self._held] = token_hash(token[row])
+        for name, column in columns.items():
+            own, step = self._columns[name][first : self._held], _rows_at_once(column)
+            for start in range(0, len(row), step):
+                own[start : start + step] = column[row[start : start + step]]
         if self._is_open and self._held > 2 * self._size:
-            self._parts = [_up_to(self._largest, joined(self._parts))]
-            self._held = len(self._parts[0]["key"])
+            key = self.state()["key"]
+            self._held = int(np.searchsorted(key, self._largest, side="right"))
+
+    def _make_room(self, rows: int) -> None:
+        if rows > self._room:
+            self._room = max(rows, 2 * self._room)
+            for name, column in self._columns.items():
+                longer = np.empty((self._room, *column.shape[1:]), column.dtype)
+                longer[: self._held] = column[: self._held]
+                self._columns[name] = longer
 
     def state(self) -> State:
         """Columns in ascending order of the hash, which is ``key``."""
-        self._parts = [joined(self._parts)]
-        return self._parts[0]
+        held = {name: column[: self._held] for name, column in self._columns.items()}
+        if not (held["key"][1:] > held["key"][:-1]).all():
+            order = np.argsort(held["key"])
+            for column in held.values():
+                flat = column.reshape(len(column), -1)
+                step = _rows_at_once(flat.T)
+                for start in range(0, flat.shape[1], step):
+                    flat[:, start : start + step] = flat[order, start : start + step]
+        return held
 
 
 def _largest_key(size: int, num_tokens: int) -> np.uint64:
@@ -74,8 +114,18 @@ def _of_length(size: Callable[[Extent], int]) -> Callable[[State, Extent], State
 
 def joined(states: list[State]) -> State:
     """The rows of several states in ascending order of their keys."""
-    order = np.argsort(np.concatenate([state["key"] for state in states]))
-    return {name: np.concatenate([state[name] for state in states])[order] for name in states[0]}
+    key = np.concatenate([state["key"] for state in states])
+    place = np.empty(len(key), dtype=np.intp)
+    place[np.argsort(key)] = np.arange(len(key))
+    rows = np.split(place, np.cumsum([len(state["key"]) for state in states])[:-1])
+    found: State = {}
+    for name in states[0]:
+        columns = [state[name] for state in states]
+        # straight to its place: another copy of inputs is megabytes of fresh memory
+        found[name] = np.empty((len(key), *columns[0].shape[1:]), np.result_type(*columns))
+        for row, column in zip(rows, columns, strict=True):
+            found[name][row] = column
+    return found
 
 
 def _joined_two(first: State, second: State) -> State:
@@ -110,12 +160,12 @@ class _Ids(TokenSample):
         assert q.token_id is not None
         row = self.wanted(q.token)
         columns = {
-            "population": q.population[row],
-            "block": q.block[row],
-            "token_id": q.token_id[row],
-            "chosen": q.chosen[row].astype(np.int16),
+            "population": q.population,
+            "block": q.block,
+            "token_id": q.token_id,
+            "chosen": q.chosen,
         }
-        self.add(q.token[row], columns)
+        self.add(q.token, columns, row)
 
 
 def _select_ids(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
@@ -163,13 +213,13 @@ class _Inputs(TokenSample):
         row = self.wanted(q.token)
         row = row[q.population[row] != self._outliers]
         columns = {
-            "block": q.block[row],
-            "population": q.population[row],
-            "first": q.chosen[row, 0],
-            "margin": q.margin[row],
-            "input": q.input[row].astype(np.float32),
+            "block": q.block,
+            "population": q.population,
+            "first": q.chosen[:, 0],
+            "margin": q.margin,
+            "input": q.input,
         }
-        self.add(q.token[row], columns)
+        self.add(q.token, columns, row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,11 +293,11 @@ class _Scores(TokenSample):
         row = self.wanted(q.token)
         row = row[q.population[row] != self._outliers]
         columns = {
-            "block": q.block[row],
-            "population": q.population[row],
-            "scores": q.scores[row].astype(np.float32),
+            "block": q.block,
+            "population": q.population,
+            "scores": q.scores,
         }
-        self.add(q.token[row], columns)
+        self.add(q.token, columns, row)
 
 
 def _select_scores(
@@ -280,12 +330,12 @@ class _Outputs(TokenSample):
         assert q.input is not None and q.shared_output is not None and q.routed_output is not None
         row = self.wanted(q.token)
         columns = {
-            "block": q.block[row],
-            "input": q.input[row].astype(np.float32),
-            "shared": q.shared_output[row],
-            "routed": q.routed_output[row],
+            "block": q.block,
+            "input": q.input,
+            "shared": q.shared_output,
+            "routed": q.routed_output,
         }
-        self.add(q.token[row], columns)
+        self.add(q.token, columns, row)
 
 
 def _select_outputs(
@@ -366,19 +416,22 @@ class _Beginnings(TokenSample):
         super().__init__(1, 1, columns)
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        document, position, weights = batch.document, batch.position, batch.weights
-        assert document is not None and position is not None and weights is not None
+        document, position = batch.document, batch.position
+        assert document is not None and position is not None
         is_early = (position < FIRST_POSITIONS) & (document >= 0)
         row = np.flatnonzero((batch.token < FIRST_TOKENS) & is_early)
+        if not row.size:
+            return  # weights of a whole batch would be computed for nothing
+        assert batch.weights is not None
         columns = {
-            "population": batch.population[row],
-            "block": batch.block[row],
-            "document": document[row],
-            "position": position[row],
-            "chosen": batch.chosen[row],
-            "weights": weights[row],
+            "population": batch.population,
+            "block": batch.block,
+            "document": document,
+            "position": position,
+            "chosen": batch.chosen,
+            "weights": batch.weights,
         }
-        self.add(batch.token[row], columns)
+        self.add(batch.token, columns, row)
 
 
 def _select_beginnings(

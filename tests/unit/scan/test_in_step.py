@@ -14,10 +14,13 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.session import Session
 from moegeom.engine.task import Task
+from moegeom.kernels.reduction import reductions_for
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import merge, scan, with_tokens
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.traces import source as traces
+from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.emulated import emulate
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=3)
@@ -132,3 +135,29 @@ def test_lanes_go_on_from_where_each_of_them_was(made):
         expected = scan_router(task, tiles, Pace(2 * TILE, 1))
         assert progress.num_tokens == expected.num_tokens == source.facts.num_tokens
         np.testing.assert_equal(progress.states, expected.states)
+
+
+def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(made, monkeypatch):
+    source, tiles, router = made.recording(5 * TILE - 9), range(5), prepare(made.router("softmax"))
+    kernels, flips = load_kernels("cpu"), reductions_for(lambda use: use.of_flip)
+    tasks = [
+        Task(router, source, kernels, REDUCED),
+        *(
+            Task(router, source, kernels, flips, variant=emulate(router.router, arithmetic(name)))
+            for name in ("tf32", "bf16", "bf16-logits", "float32-sequential")
+        ),
+    ]
+    expected = [scan_router(task, tiles, Pace(TILE, 1)) for task in tasks]
+    begun = scan_router(tasks[0], tiles[:2], Pace(TILE, 1))
+    read, read_values = [], source.read_values
+
+    def noted(name, start, stop):
+        read.append(start)
+        return read_values(name, start, stop)
+
+    monkeypatch.setattr(source, "read_values", noted)
+    lanes = [Lane(tasks[0], begin=begun), *map(Lane, tasks[1:])]
+    found = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
+    assert sorted(read) == [0, 2 * TILE, 4 * TILE]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_equal(one.states, other.states)
