@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Integer
@@ -63,12 +64,21 @@ class SetDistances:
         With the chance :math:`\epsilon = 2^{-10}` that a set has nothing to do with its scores:
         :math:`-\log_2((1-\epsilon) 2^{-L} + \epsilon / \binom{E}{k})`.
         """
-        own = self._sum(self.by_expert(temperature, ties))
-        with np.errstate(under="ignore"):
-            found = -np.logaddexp2(
-                math.log2(1.0 - _OUTRIGHT) - own, math.log2(_OUTRIGHT) - self.outright
-            )
-        return np.maximum(found, 0.0)
+        asked = temperature, ties if self.is_tied is not None else "chance"
+        if asked not in self._told:
+            own = self._sum(self.by_expert(temperature, ties))
+            with np.errstate(under="ignore"):
+                found = -np.logaddexp2(
+                    math.log2(1.0 - _OUTRIGHT) - own, math.log2(_OUTRIGHT) - self.outright
+                )
+            self._told[asked] = np.maximum(found, 0.0, out=found)
+            found.flags.writeable = False
+        return self._told[asked]
+
+    @cached_property
+    def _told(self) -> dict[tuple[float, str], Float64[np.ndarray, "tokens"]]:
+        """Bits that were asked for: of many candidates the same noise is tried."""
+        return {}
 
     def by_expert(
         self, temperature: float, ties: str = "chance"

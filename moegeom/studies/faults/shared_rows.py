@@ -1,6 +1,7 @@
 """Logits of a router all of whose rows are those of routers that have been evaluated.
 
-In a product of one shape no column knows of the others: theirs are its own, bit by bit.
+In products of one shape a column does not depend on the others, so that no bit changes. Oracle in
+tests: the product itself.
 """
 
 from __future__ import annotations
