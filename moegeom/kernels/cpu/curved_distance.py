@@ -389,8 +389,8 @@ def bracket(boundaries, work, logits, chosen, on_rays):
     """Lower and upper bound of one token; ``work.pair`` is the pair if it is known, else -1.
 
     The pair is known where everything else is farther than the upper bound. 0 and 0 where the set
-    is not what the rule makes of these logits: a tie up to rounding. Rays, at half of the cost,
-    bring the upper bound down and leave the lower one.
+    is not what the rule makes of these logits: a tie up to rounding. Rays
+    take nearly half of the time; they bring the upper bound down and leave the lower one.
     """
     load_scores(boundaries, logits, work)
     fill(work.inside, False)
