@@ -512,7 +512,8 @@ def angle_before_norm(
     if gain.all():  # else a coordinate is lost, and the norm of the input stands for all of them
         length = _lengths(values, gain)
     if not router.rule.is_affine:
-        lower, _, _ = kernels["curved_distance"](logits, chosen, prepared.curved_before_norm)
+        curved = prepared.curved_before_norm
+        lower, _, _ = kernels["curved_distance"](logits, chosen, curved, on_rays=False)
         return angle_bound(lower, length)
     assert prepared.cones is not None, "there is a gain"
     return kernels["boundary_angle"](logits, chosen, prepared.cones, length)

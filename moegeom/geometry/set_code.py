@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Integer
@@ -63,23 +64,35 @@ class SetDistances:
         With the chance :math:`\epsilon = 2^{-10}` that a set has nothing to do with its scores:
         :math:`-\log_2((1-\epsilon) 2^{-L} + \epsilon / \binom{E}{k})`.
         """
-        own = self._sum(self.by_expert(temperature, ties))
-        with np.errstate(under="ignore"):
-            found = -np.logaddexp2(
-                math.log2(1.0 - _OUTRIGHT) - own, math.log2(_OUTRIGHT) - self.outright
-            )
-        return np.maximum(found, 0.0)
+        asked = temperature, ties if self.is_tied is not None else "chance"
+        if asked not in self._told:
+            own = self._sum(self.by_expert(temperature, ties))
+            with np.errstate(under="ignore"):
+                found = -np.logaddexp2(
+                    math.log2(1.0 - _OUTRIGHT) - own, math.log2(_OUTRIGHT) - self.outright
+                )
+            self._told[asked] = np.maximum(found, 0.0, out=found)
+            found.flags.writeable = False
+        return self._told[asked]
+
+    @cached_property
+    def _told(self) -> dict[tuple[float, str], Float64[np.ndarray, "tokens"]]:
+        """Bits that were asked for: of many candidates the same noise is tried."""
+        return {}
 
     def by_expert(
         self, temperature: float, ties: str = "chance"
     ) -> Float32[np.ndarray, "tokens experts"]:
         """The same bits by expert, of the scores alone."""
         with np.errstate(over="ignore"):  # clipped
-            scaled = np.clip(self.wrong / np.float32(temperature), -_FAR, _FAR)
+            scaled = self.wrong / np.float32(temperature)
+        np.clip(scaled, -_FAR, _FAR, out=scaled)
         if self.is_tied is not None and ties != "chance":
             # nearest numbers first: among those that tie the first ones would be taken
             scaled = self._broken(scaled, ties)
-        return np.log1p(np.exp(scaled)) * np.float32(1.0 / math.log(2.0))
+        # in place: a new array for each step would be most of the time
+        np.log1p(np.exp(scaled, out=scaled), out=scaled)
+        return np.multiply(scaled, np.float32(1.0 / math.log(2.0)), out=scaled)
 
     def _sum(self, bits: Float32[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens"]:
         return bits.sum(axis=1, dtype=np.float64)
@@ -118,13 +131,17 @@ def set_distances(
         surely = np.full((tokens, experts), -np.inf, np.float32)
         return SetDistances(surely, is_chosen, None, 1.0, 0.0)
     own = selection.astype(np.float64)
-    last, following = last_and_next(np.where(np.isnan(own), -np.inf, own), k)
+    last, following = last_and_next(_as_lowest(selection), k)
+    last, following = last.astype(np.float64), following.astype(np.float64)
     with np.errstate(invalid="ignore"):
         gap = last - following
         middle = np.where(np.isfinite(following), 0.5 * (last + following), last)
         apart = own - middle[:, None]
     positive = gap[np.isfinite(gap) & (gap > 0.0)]
-    spacing = float(np.median(positive)) if len(positive) else 1.0
+    positive.sort()
+    spacing, number = 1.0, len(positive)
+    if number:  # the median
+        spacing = 0.5 * float(positive[(number - 1) // 2] + positive[number // 2])
     is_edge = ~np.isfinite(following)
     if is_edge.any():  # nothing else could be chosen: the chosen ones stand clear
         few = np.isneginf(last)[:, None]  # too few are left: those that are dropped tie
@@ -133,9 +150,19 @@ def set_distances(
     if (gap == 0.0).any():
         is_tied = (apart == 0.0) & (gap == 0.0)[:, None]
     with np.errstate(invalid="ignore", over="ignore"):
-        wrong = (sign * apart).astype(np.float32)
-    wrong[np.isnan(wrong)] = np.inf
+        wrong = np.multiply(sign, apart, out=apart).astype(np.float32)
+    is_unknown = np.isnan(wrong)
+    if is_unknown.any():
+        wrong[is_unknown] = np.inf
     return SetDistances(wrong, is_chosen, is_tied, spacing, outright)
+
+
+def _as_lowest(
+    selection: Float[np.ndarray, "tokens experts"],
+) -> Float[np.ndarray, "tokens experts"]:
+    """The same with nan as the lowest number there is."""
+    is_unknown = np.isnan(selection)
+    return np.where(is_unknown, -np.inf, selection) if is_unknown.any() else selection
 
 
 def chosen_mask(
@@ -157,7 +184,7 @@ def boundary(
     experts = selection.shape[1]
     if k == experts:
         return np.full(len(selection), -np.inf, np.float32)
-    last, following = last_and_next(np.where(np.isnan(selection), -np.inf, selection), k)
+    last, following = last_and_next(_as_lowest(selection), k)
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(following), 0.5 * (last + following), last).astype(np.float32)
 
@@ -189,6 +216,7 @@ def fitted_bias(
     scores, chosen = selection[::step].astype(np.float64), theirs[::step].astype(np.int64)
     finite = np.where(np.isfinite(scores), scores, np.nan)
     experts, k = scores.shape[1], chosen.shape[1]
+    total = np.nansum if np.isnan(finite).any() else np.sum
     wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
     spacing = set_distances(scores, chosen).spacing
     bias = np.zeros(experts)
@@ -199,8 +227,8 @@ def fitted_bias(
             middle = 0.5 * np.sum(last_and_next(moved, k), axis=0)
             with np.errstate(over="ignore"):
                 chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
-            expected = np.nansum(chance, axis=0)
-            slope = np.nansum(chance * (1.0 - chance), axis=0) / scale
+            expected = total(chance, axis=0)
+            slope = total(chance * (1.0 - chance), axis=0) / scale
             change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
             bias += np.clip(change, -4.0 * scale, 4.0 * scale)
             bias -= np.median(bias)

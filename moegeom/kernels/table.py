@@ -98,5 +98,5 @@ def _function(backend: str, name: str) -> Callable[..., Any]:
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
-def _compiled(name: str, *arguments: Any) -> Any:
-    return _function("cpu", name)(*arguments)
+def _compiled(name: str, *arguments: Any, **named: Any) -> Any:
+    return _function("cpu", name)(*arguments, **named)

@@ -385,11 +385,12 @@ def _on_rays(boundaries, work, chosen, low, far):
 
 
 @njit(**UNCOUNTED)
-def bracket(boundaries, work, logits, chosen):
+def bracket(boundaries, work, logits, chosen, on_rays):
     """Lower and upper bound of one token; ``work.pair`` is the pair if it is known, else -1.
 
     The pair is known where everything else is farther than the upper bound. 0 and 0 where the set
-    is not what the rule makes of these logits: a tie up to rounding.
+    is not what the rule makes of these logits: a tie up to rounding. Rays
+    take nearly half of the time; they bring the upper bound down and leave the lower one.
     """
     load_scores(boundaries, logits, work)
     fill(work.inside, False)
@@ -418,7 +419,7 @@ def bracket(boundaries, work, logits, chosen):
         if work.bounds[2] < far:
             far = _search(boundaries, work, far)
     low = min(far, work.bounds[0])
-    if far > _CLOSE * low:
+    if on_rays and far > _CLOSE * low:
         far = _on_rays(boundaries, work, chosen, low, far)
     if not (work.bounds[0] < far < math.inf and work.bounds[1] >= far):
         fill(work.pair, -1)
@@ -427,7 +428,7 @@ def bracket(boundaries, work, logits, chosen):
 
 # ------------------------------------------------------------------------------------------- kernel
 @njit(nogil=True, cache=True, error_model="numpy")
-def _separable(boundaries, work, logits, chosen, lower, upper, pair):
+def _separable(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
         load_token(boundaries, logits[token], work)
         fill(work.is_open, True)
@@ -438,9 +439,10 @@ def _separable(boundaries, work, logits, chosen, lower, upper, pair):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _bounded(boundaries, work, logits, chosen, lower, upper, pair):
+def _bounded(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
-        lower[token], upper[token] = bracket(boundaries, work, logits[token], chosen[token])
+        found = bracket(boundaries, work, logits[token], chosen[token], on_rays)
+        lower[token], upper[token] = found
         pair[token, 0], pair[token, 1] = work.pair[0], work.pair[1]
 
 
@@ -448,6 +450,7 @@ def curved_distance(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     rows: CurvedRows,
+    on_rays: bool = True,
 ) -> tuple[
     Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"]
 ]:
@@ -466,8 +469,9 @@ def curved_distance(
     linear boundaries, those of docs/theory.md A3.
 
     Groups and softmax have bounds: nothing changes nearer than ``lower``, and the rule chooses
-    another set after some step of length ``upper``, which is inf if none is found. 0 and 0 where
-    the set is not what the rule makes of these logits: a tie up to rounding. The pair is -1, -1
+    another set after some step of length ``upper``, which is inf if none is found. Without
+    ``on_rays`` it is looked for in fewer directions; ``lower`` is the same. 0 and 0 where the set
+    is not what the rule makes of these logits: a tie up to rounding. The pair is -1, -1
     where no boundary exists or the nearest one is not known.
 
     The input is free to go anywhere: behind a norm it stays on an ellipsoid, and the distance along
@@ -482,5 +486,5 @@ def curved_distance(
     # one layout and type of arguments: each further one would be compiled apart
     arguments = (logits.astype(np.float64, order="C"), chosen.astype(np.int64, order="C"))
     loop = _separable if rows.is_separable else _bounded
-    loop(boundaries, work_for(boundaries), *arguments, lower, upper, pair)
+    loop(boundaries, work_for(boundaries), *arguments, on_rays, lower, upper, pair)
     return lower, upper, pair

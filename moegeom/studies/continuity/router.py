@@ -183,7 +183,7 @@ def _is_clear(
         if prepared.rows is not None:
             distance = boundary_distance(logits, chosen, prepared.rows).distance
         else:
-            distance = kernels["curved_distance"](logits, chosen, prepared.curved)[0]
+            distance = kernels["curved_distance"](logits, chosen, prepared.curved, on_rays=False)[0]
         is_clear &= distance >= _AS_FAR * half
     return is_clear
 

@@ -393,7 +393,9 @@ class NearestBoundaries:
             found = boundary_sigmas(logits, chosen, prepared.rows)
             found = np.partition(found, columns - 1, axis=1)[:, :columns]
         else:
-            lower, _, _ = sides.kernels["curved_distance"](logits, chosen, prepared.curved)
+            lower, _, _ = sides.kernels["curved_distance"](
+                logits, chosen, prepared.curved, on_rays=False
+            )
             found = lower[:, None]
         rms = norm / np.sqrt(prepared.router.hidden_size)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
@@ -65,7 +65,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
             "explain needs tokens: what A's routers read, and what they chose.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
-    run_b = _open_run_b(request, source, routers.routers)
+    run_b, routed = _open_run_b(request, source, routers.routers)
     sides = sides_of(source, run_b, load_kernels(request.backend))
     shared = [
         router
@@ -79,7 +79,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     elsewhere = _routers_against(request, shared)
     if request.experts:
         announce_experts(opened, request.yes, watch)
-    choices = _choices(shared, sides)
+    choices = _choices(shared, sides, routed)
     num_flipped = np.sum([~found.agrees for found in choices], axis=0)
     joined = None
     if request.log_probs is not None:
@@ -121,13 +121,21 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     )
 
 
-def _choices(routers: Sequence[Router], sides: Sides) -> list[MatchedChoices]:
-    """What both chose at every router, and which tokens had agreed until then."""
+def _choices(
+    routers: Sequence[Router], sides: Sides, routed: Mapping[str, Int32[np.ndarray, "tokens k"]]
+) -> list[MatchedChoices]:
+    """What both chose at every router, and which tokens had agreed until then.
+
+    ``routed`` are choices of A for all tokens of its recording, where they are known already.
+    """
     clean, found = np.ones(len(sides.token), dtype=bool), []
     for router in routers:
         prepared = prepare(router)
-        with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-            mine = sides.chosen(prepared)
+        if router.name in routed:
+            mine = routed[router.name][sides.token]
+        else:
+            with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+                mine = sides.chosen(prepared)
         other = sides.other_chosen(router.name)
         agrees = sides.kernels["same_set"](mine, other)
         common = common_choices(mine, other, router.num_experts)
@@ -192,17 +200,25 @@ def _told(fault: Fault) -> NamedFault:
     )
 
 
-def _open_run_b(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> RunB:
+def _open_run_b(
+    request: ExplainRequest, source: TokenSource, whole: Sequence[Router]
+) -> tuple[RunB, Mapping[str, Int32[np.ndarray, "tokens k"]]]:
+    """B matched with A, and what A's routers choose as far as that took it."""
     assert request.run_b is not None
     known = known_routers(whole)
     opened = open_choices(request.run_b, request, known)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
+    found: dict[str, Int32[np.ndarray, "tokens k"]] = {}
 
     def routed(name: str) -> np.ndarray:
-        return routed_choices(source, prepare(by_name[name]), kernels)
+        if name not in found:
+            with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+                found[name] = routed_choices(source, prepare(by_name[name]), kernels)
+        return found[name]
 
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
-    return match_run_b(source, opened, known, must_fit=False, own=routed if can_route else None)
+    own = routed if can_route else None
+    return match_run_b(source, opened, known, must_fit=False, own=own), found
 
 
 def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:

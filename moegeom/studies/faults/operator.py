@@ -153,8 +153,8 @@ class Proposal:
     routed: Emulated | None = None
     inputs: Inputs | None = None
     rows: Int64[np.ndarray, "tokens"] | None = None
-    scores: Callable[[Site], Float[np.ndarray, "tokens experts"]] | None = None
-    told: Callable[[Site], Float64[np.ndarray, "tokens values"]] | None = None
+    scores: Callable[[Site, np.ndarray], Float[np.ndarray, "rows experts"]] | None = None
+    told: Callable[[Site, np.ndarray], Float64[np.ndarray, "rows values"]] | None = None
     moves_logits: bool = False
     numbers: Int32[np.ndarray, "experts"] | None = None
     of_other: bool = False
@@ -187,7 +187,7 @@ class Proposal:
             found[there < 0] = np.nan
             return found
         if self.scores is not None:
-            return self.scores(site)[rows]
+            return self.scores(site, rows)
         return site.selection[rows]
 
     def logits(
@@ -199,6 +199,10 @@ class Proposal:
             return site.logits[rows]
         seen = values if self.inputs is None else self.inputs(site, rows, values)
         return engine_logits(self.routed, self.routed.inputs(seen))
+
+    def can_share(self, site: Site) -> bool:
+        """Whether logits have to be computed, of the inputs as they are."""
+        return self.routed is not None and self.inputs is None and not self.has_logits_of(site)
 
     def changes_logits(self, site: Site) -> bool:
         """Whether other logits are predicted than those of the router as it is."""
@@ -230,7 +234,7 @@ class Proposal:
         if as_is is None or site.told is None:
             return None
         if self.told is not None:
-            found = contrasts(site.told.values[rows], self.told(site)[rows])
+            found = contrasts(site.told.values[rows], self.told(site, rows))
             return np.where(np.isnan(found), as_is[rows], found)
         if self.scores is not None:
             return as_is[rows]

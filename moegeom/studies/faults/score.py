@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.engine.flipping import engine_logits
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.coding import Apart, Coded, Noise, as_it_is, fitted, fitted_both
-from moegeom.studies.faults.operator import OPERATORS, Proposal, Site, Values
+from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Proposal, Site, Values
 from moegeom.studies.faults.scope import TokenRegion, Where, best_region, found_by_chance
+from moegeom.studies.faults.shared_rows import composed, sources
 from moegeom.studies.faults.some_experts import of_some_experts
+from moegeom.variants.emulated import Emulated, emulate
 
 #: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
 #: and how many go on to all tokens.
@@ -170,6 +173,10 @@ def _tried(
     base, groups = noise.code(own), _groups(site, rows)
     found = []
     only_logits = site.is_of_logits
+    plain = None
+    if sample is not None and not only_logits:
+        emulated = emulate(site.router, AS_STORED)
+        plain = emulated, engine_logits(emulated, emulated.inputs(sample))
     for operator in OPERATORS.all():
         for candidate in operator.candidates(site):
             if only_logits and not candidate.changes_logits(site):
@@ -186,10 +193,31 @@ def _tried(
                 found.append(_compared(candidate, apart, own, base, weight, groups))
             for part in some:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    logits = part.logits(site, rows, sample)
-                apart = _apart(site, part, rows, logits)
+                    of_part = _of_part(site, part, candidate, logits, plain)
+                    if of_part is None:
+                        of_part = part.logits(site, rows, sample)
+                apart = _apart(site, part, rows, of_part)
                 found.append(_compared(part, apart, own, base, weight, groups))
     return found
+
+
+def _of_part(
+    site: Site,
+    part: Proposal,
+    whole: Proposal,
+    logits: Float[np.ndarray, "rows experts"],
+    plain: tuple[Emulated, Float[np.ndarray, "rows experts"]] | None,
+) -> Float[np.ndarray, "rows experts"] | None:
+    """Logits of an edit of some rows from those of the edit of all and of the router as it is.
+
+    None where they have to be computed, or are those of the site.
+    """
+    if plain is None or not (part.can_share(site) and whole.can_share(site)):
+        return None
+    assert part.routed is not None
+    assert whole.routed is not None
+    source = sources(part.routed, (whole.routed, plain[0]))
+    return None if source is None else composed(source, (logits, plain[1]))
 
 
 def _apart(
@@ -254,12 +282,16 @@ def _on_all(
     as_is = [[float(bits.sum()) for bits in ways] for ways in of_sets]
     is_met = [np.zeros(len(share), bool) for _ in kept]
     needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
+    again = _Again.of(site, [one.candidate for one in kept]) if needs else None
     for start in range(0, len(share), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(share)))
         inputs = values(rows) if needs else None
+        shared: dict[int, np.ndarray] = {}
+        if again is not None and inputs is not None:
+            shared = again.logits(inputs)
         for number, one in enumerate(kept):
-            logits = None
-            if one.candidate.needs_inputs:
+            logits = shared.get(number)
+            if one.candidate.needs_inputs and logits is None:
                 with np.errstate(over="ignore", invalid="ignore"):
                     logits = one.candidate.logits(site, rows, inputs)
             apart = _apart(site, one.candidate, rows, logits)
@@ -280,6 +312,38 @@ def _on_all(
             kept, as_is, saved, of_sets, is_met, strict=True
         )
     }
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """Candidates that are routed again, each row evaluated once; ``source`` by candidate."""
+
+    routed: Sequence[Emulated]
+    source: Mapping[int, Int64[np.ndarray, "experts"]]
+
+    @staticmethod
+    def of(site: Site, candidates: Sequence[Proposal]) -> _Again:
+        """Nothing where it would save nothing."""
+        number = [n for n, one in enumerate(candidates) if one.can_share(site)]
+        own = [routed for n in number if (routed := candidates[n].routed) is not None]
+        routed, source = [emulate(site.router, AS_STORED)], {}
+        # an edit of some rows takes more bits than that of all, which it is made of
+        order = sorted(range(len(own)), key=lambda n: candidates[number[n]].own_bits)
+        for n in order:
+            found = sources(own[n], routed)
+            if found is None:
+                routed.append(own[n])
+                found = np.full(own[n].columns.shape[1], len(routed) - 1)
+            source[number[n]] = found
+        return _Again(routed, source) if len(routed) < len(source) else _Again((), {})
+
+    def logits(
+        self, inputs: Float[np.ndarray, "rows hidden"]
+    ) -> dict[int, Float[np.ndarray, "rows experts"]]:
+        """Those of each candidate."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            known = [engine_logits(one, one.inputs(inputs)) for one in self.routed]
+        return {number: composed(source, known) for number, source in self.source.items()}
 
 
 #: An earlier router with more than this share of the bits has a fault of its own. Heuristic.

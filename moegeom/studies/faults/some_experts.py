@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +99,7 @@ def _experts(
         if (better == is_some).all():
             break
         is_some = better
-    guesses = [is_some, *(_snapped(other - own, by) for by in site.fitted_biases.values())]
+    guesses = [is_some, *_snapped(other, own, site.fitted_biases.values())]
     if rule.groups is not None:
         number = np.arange(experts)
         guesses += [number * parts // experts == part for parts in _PARTS for part in range(parts)]
@@ -115,18 +115,32 @@ def _experts(
 
 
 def _snapped(
-    change: Float[np.ndarray, "rows experts"], fitted: Float64[np.ndarray, "experts"]
-) -> Bool[np.ndarray, "experts"]:
-    """The experts whose fitted bias is nearer to what the edit adds than to nothing.
+    other: Float[np.ndarray, "rows experts"],
+    own: Float[np.ndarray, "rows experts"],
+    biases: Iterable[Float64[np.ndarray, "experts"]],
+) -> Iterator[Bool[np.ndarray, "experts"]]:
+    """For each fitted bias the experts whose own is nearer to what the edit adds than to nothing.
 
     None where the edit does not add the same to all tokens. Fitted biases are known up to a common
     number, which is the one that leaves least: then it fits one expert outright.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # a fault may leave the range of numbers
-        added = np.median(change, axis=0).astype(np.float64)
-        is_same = np.abs(change - added).max() <= _SAME * np.abs(added).max()
-    if not is_same or not np.isfinite(added).all():
-        return np.zeros(len(fitted), bool)
+        change = other - own
+        lowest, highest = change.min(axis=0), change.max(axis=0)
+        most = np.maximum(np.abs(lowest), np.abs(highest)).max()
+        # half of what lies between them is the least that any number may be off by
+        is_same = (highest - lowest).max() <= 2.0 * (1.0 + _SAME) * _SAME * most
+        if is_same:
+            added = np.median(change, axis=0).astype(np.float64)
+            is_same = np.abs(change - added).max() <= _SAME * np.abs(added).max()
+            is_same &= np.isfinite(added).all()
+    for fitted in biases:
+        yield _nearer(fitted, added) if is_same else np.zeros(len(fitted), bool)
+
+
+def _nearer(
+    fitted: Float64[np.ndarray, "experts"], added: Float64[np.ndarray, "experts"]
+) -> Bool[np.ndarray, "experts"]:
     common = np.concatenate([fitted, fitted - added])
     left = np.minimum(
         np.abs(fitted - common[:, None]), np.abs(fitted - common[:, None] - added)

@@ -160,3 +160,17 @@ def test_large_groups_get_a_coarser_slope_that_is_no_smaller():
     sums = [weight[part + pairs].sum(axis=1) for part in (0, 70)]
     drawn = [s[random.integers(0, len(s), 20000)] for s in sums]
     np.testing.assert_array_less(0.25 * np.linalg.norm(drawn[0] - drawn[1], axis=1), coarse)
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+def test_the_lower_bound_is_the_same_without_rays(score):
+    random = np.random.default_rng(5)
+    weight, y = random.standard_normal((16, 8)), random.standard_normal((64, 8))
+    rule = Rule(3, score, SCORES, True, groups=GroupMask(4, 2, "top2_sum", 0.0))
+    bias, logits = 0.5 * random.standard_normal(16), y @ weight.T
+    chosen, rows = route(logits, rule, bias).chosen, curved_rows(weight, rule, None, bias)
+    lower, upper, _ = curved_distance(logits, chosen, rows)
+    without, farther, _ = curved_distance(logits, chosen, rows, on_rays=False)
+    np.testing.assert_array_equal(without, lower)
+    assert (farther >= upper).all()
+    assert (farther > upper).any()

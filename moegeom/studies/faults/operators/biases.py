@@ -139,8 +139,8 @@ def _moved(
             yield from routed(site, name, text, "bias differs", edited, **how)
             return
 
-    def scores(there: Site) -> np.ndarray:
-        moved = there.scores + change.astype(there.scores.dtype)
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        moved = there.scores[rows] + change.astype(there.scores.dtype)
         return group_masked(there.router.rule, moved, there.kernels)[0]
 
     yield Proposal(name, text, "bias differs", own_bits=bits, scores=scores)
@@ -160,8 +160,8 @@ def _rounded_sum(site: Site) -> Iterator[Proposal]:
         for sign, word in ((-1.0, "low"), (1.0, "high")):
             lean = sign * spacing * 2.0**power * number
 
-            def scores(there: Site, lean: np.ndarray = lean) -> np.ndarray:
-                return there.selection.astype(np.float64) + lean
+            def scores(there: Site, rows: np.ndarray, lean: np.ndarray = lean) -> np.ndarray:
+                return there.selection[rows].astype(np.float64) + lean
 
             name = f"leaning_{word}_{power}"
             text = f"scores that lean to {word} numbers, by {abs(lean[1]):.1g} each"
@@ -180,8 +180,8 @@ def _tied(site: Site) -> Iterator[Proposal]:
     _, first, group = np.unique(np.hstack(kinds), axis=0, return_index=True, return_inverse=True)
     same = first[group.ravel()]
 
-    def scores(there: Site) -> np.ndarray:
-        return there.selection[:, same]
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return there.selection[rows[:, None], same]
 
     for way in ("lowest", "highest"):
         text = f"equal scores go to the {way} numbers"

@@ -47,9 +47,12 @@ def _filled(site: Site) -> Iterator[Proposal]:
                 continue
 
             def scores(
-                there: Site, is_full: Bool[np.ndarray, "tokens experts"] = is_full
-            ) -> Float[np.ndarray, "tokens experts"]:
-                return np.where(is_full, there.selection.dtype.type(-np.inf), there.selection)
+                there: Site,
+                rows: np.ndarray,
+                is_full: Bool[np.ndarray, "tokens experts"] = is_full,
+            ) -> Float[np.ndarray, "rows experts"]:
+                own = there.selection[rows]
+                return np.where(is_full[rows], own.dtype.type(-np.inf), own)
 
             text = f"experts full within {words}, the {order} ones sent to the next best"
             yield Proposal(

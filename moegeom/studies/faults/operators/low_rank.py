@@ -77,15 +77,16 @@ def _proposal(
     logits: Float[np.ndarray, "tokens experts"],
     selection: Float[np.ndarray, "tokens experts"],
 ) -> Proposal:
-    def scores(there: Site) -> np.ndarray:
-        return selection
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return selection[rows]
 
-    def told(there: Site) -> np.ndarray:
+    def told(there: Site, rows: np.ndarray) -> np.ndarray:
         assert there.told is not None
         if there.told.is_logits:
-            return logits.astype(np.float64)
+            return logits[rows].astype(np.float64)
         with np.errstate(divide="ignore"):
-            return np.log(weights_of(there.router, logits, there.theirs).astype(np.float64))
+            found = weights_of(there.router, logits[rows], there.theirs[rows])
+            return np.log(found.astype(np.float64))
 
     return Proposal(
         f"low_rank_{rank}",

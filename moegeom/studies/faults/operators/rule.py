@@ -76,8 +76,8 @@ def _clamped(site: Site) -> Iterator[Proposal]:
     if not site.has_logits or site.router.rule.groups is not None or not few.any():
         return
 
-    def scores(there: Site) -> np.ndarray:
-        return np.maximum(there.logits, 0.0)
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return np.maximum(there.logits[rows], 0.0)
 
     text = "negative logits lost (taken as 0)"
     yield Proposal("negative_lost", text, "rule differs", 2.0, scores=scores)
@@ -97,8 +97,8 @@ def _misread(site: Site) -> Iterator[Proposal]:
     found[: len(pairs)] = np.where(np.isfinite(pairs), pairs, 0.0)
     grid = found.reshape(logits.shape)
 
-    def scores(there: Site) -> np.ndarray:
-        return grid
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return grid[rows]
 
     text = "bf16 logits, their bytes read as float32"
     yield Proposal("logits_misread", text, "rule differs", 2.0, scores=scores)

@@ -14,14 +14,14 @@ _LOAD_BITS = 8.0
 
 def _loads(site: Site) -> Iterator[Proposal]:
     """What predicts B no better than the loads of its experts explains nothing."""
-    experts, tokens = len(site.matching), len(site.theirs)
+    experts = len(site.matching)
     ways = {"loads": site.theirs, "loads_where_different": site.theirs[site.differs]}
     for name, theirs in ways.items():
         load = np.bincount(theirs.ravel(), minlength=experts)[:experts]
         score = np.log((load + 0.5) / (len(theirs) - load + 0.5)).astype(np.float32)
 
-        def scores(there: Site, score: np.ndarray = score) -> np.ndarray:
-            return np.broadcast_to(score, (tokens, experts))
+        def scores(there: Site, rows: np.ndarray, score: np.ndarray = score) -> np.ndarray:
+            return np.broadcast_to(score, (len(rows), experts))
 
         text = "the same experts whatever the token"
         yield Proposal(name, text, "unrelated", own_bits=_LOAD_BITS * experts, scores=scores)

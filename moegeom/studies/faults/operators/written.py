@@ -111,10 +111,9 @@ def _layers(site: Site) -> Iterator[Proposal]:
         if other.rule.top_k != site.theirs.shape[1] or other.num_experts != len(site.matching):
             continue
         chosen = site.chosen_at(number)
-        known = np.ones(len(chosen), bool)
 
-        def scores(there: Site, chosen: np.ndarray = chosen, known: np.ndarray = known):
-            return of_sets(chosen, len(there.matching), known)
+        def scores(there: Site, rows: np.ndarray, chosen: np.ndarray = chosen) -> np.ndarray:
+            return of_sets(chosen[rows], len(there.matching), np.ones(len(rows), bool))
 
         text = f"choices of the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
         yield Proposal(f"layers{apart:+d}", text, "layers shifted", 4.0, scores=scores)
@@ -132,12 +131,12 @@ def _repeated(site: Site) -> Iterator[Proposal]:
     row = np.maximum(before, 0)
     sets = site.theirs[row]
 
-    def told(there: Site) -> np.ndarray:
+    def told(there: Site, rows: np.ndarray) -> np.ndarray:
         assert there.told is not None
-        return np.where(known[:, None], there.told.values[row], np.nan)
+        return np.where(known[rows, None], there.told.values[row[rows]], np.nan)
 
-    def scores(there: Site) -> np.ndarray:
-        return of_sets(sets, len(there.matching), known)
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return of_sets(sets[rows], len(there.matching), known[rows])
 
     text = "a row of B again (that of the token before)"
     yield Proposal(
@@ -157,11 +156,10 @@ def _one_set(site: Site) -> Iterator[Proposal]:
     most = int(counts.argmax())
     if counts[most] < max(_LEAST, _ONE_SET * len(rows)):
         return
-    one = np.broadcast_to(sets[most], site.theirs.shape)
-    known = np.ones(len(one), bool)
 
-    def scores(there: Site) -> np.ndarray:
-        return of_sets(one, len(there.matching), known)
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        one = np.broadcast_to(sets[most], (len(rows), sets.shape[1]))
+        return of_sets(one, len(there.matching), np.ones(len(rows), bool))
 
     bits = sets.shape[1] * math.log2(len(site.matching))
     named = ", ".join(map(str, sets[most].tolist()[:8]))
@@ -192,13 +190,13 @@ def _narrow(site: Site) -> Iterator[Proposal]:
         if np.array_equal(name, numbers):
             continue
 
-        def scores(there: Site, name: np.ndarray = name) -> np.ndarray:
-            return _best_of(there.selection, name)
+        def scores(there: Site, rows: np.ndarray, name: np.ndarray = name) -> np.ndarray:
+            return _best_of(there.selection[rows], name)
 
-        def told(there: Site, name: np.ndarray = name) -> np.ndarray:
+        def told(there: Site, rows: np.ndarray, name: np.ndarray = name) -> np.ndarray:
             assert there.told is not None
-            each = _best_of(there.told.of_each(there.router, there.logits), name)
-            expert = there.told.experts(there.theirs, each.shape[1])
+            each = _best_of(there.told.of_each(there.router, there.logits[rows]), name)
+            expert = there.told.experts(there.theirs[rows], each.shape[1])
             return np.take_along_axis(each, expert, axis=1).astype(np.float64)
 
         text = f"numbers of experts {words}"
@@ -226,8 +224,8 @@ def _one_more(site: Site) -> Iterator[Proposal]:
     best = np.argpartition(site.selection, experts - k - 1, axis=1)[:, experts - k - 1 :]
     kept = np.sort(best, axis=1)[:, :k]
 
-    def scores(there: Site) -> np.ndarray:
-        return of_sets(kept, experts, np.ones(len(kept), bool))
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return of_sets(kept[rows], experts, np.ones(len(rows), bool))
 
     text = f"top {k + 1} chosen, the {k} of lowest number written"
     yield Proposal("one_more", text, "rule differs", 2.0, scores=scores)
