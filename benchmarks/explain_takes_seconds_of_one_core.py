@@ -1,4 +1,4 @@
-"""Claim: explain takes at most 10 s of one core at 4 routers (2048, 64, 8) and 16,384 tokens.
+"""Claim: explain takes seconds of one core at 4 routers (2048, 64, 8) and 16,384 tokens.
 
 Prints, for each family and each way in which B differs, the processor time of `explain` and its
 verdict: noise on the inputs, int8 weights (ids alone are recorded), and noise where B recorded its
