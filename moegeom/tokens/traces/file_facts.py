@@ -72,22 +72,6 @@ class FileOf:
 
 
 @dataclass(frozen=True)
-class InMemory:
-    """A trace that has been read, as a file of one piece."""
-
-    trace: Trace
-
-    @property
-    def label(self) -> str:
-        return self.trace.where
-
-    def pieces(self, place: Place) -> Pieces:
-        """The trace."""
-        assert place == BEGINNING, "there is one piece"
-        yield self.trace, None
-
-
-@dataclass(frozen=True)
 class Manner:
     """What all files of a trace must say alike: whose it is, and what its axes are called."""
 

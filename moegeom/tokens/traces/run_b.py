@@ -90,7 +90,7 @@ def match_run_b(
                 f"matched where each has {MOST_TOKENS:,} at most.",
                 "Compare fewer documents.",
             )
-    trace = _as_rows(other, shared)
+    trace = rows_of(other, shared)
     num_tokens, names = reference.facts.num_tokens, [router.name for router in shared]
     columns, chosen = reference.read_columns(0, num_tokens), None
     if reference.facts.has_chosen:
@@ -106,7 +106,14 @@ def match_run_b(
     return RunB(other, token, aligned.fits, notes)
 
 
-def _as_rows(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
+def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
+    """What of a source is aligned; its choices are read when they are looked at.
+
+    Raises
+    ------
+    RecordingError
+        When documents are not known or mixed, or choices are not those of the routers.
+    """
     num_tokens = other.facts.num_tokens
     columns = other.read_columns(0, num_tokens)
     if (columns.document < 0).any():

@@ -21,12 +21,10 @@ from moegeom.core.tokens import SourceFacts, TokenColumns
 from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.recording.columns import unknown_columns
 from moegeom.tokens.rows import assign_rows
-from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.stages import CHOSEN
 from moegeom.tokens.stored import StoredSource
-from moegeom.tokens.traces.axes import main_stack
-from moegeom.tokens.traces.file_facts import FileOf, InMemory, id_dtype
-from moegeom.tokens.traces.first_pass import PlacedFiles, first_pass
+from moegeom.tokens.traces.file_facts import FileOf, id_dtype
+from moegeom.tokens.traces.first_pass import PlacedFiles
 from moegeom.tokens.traces.rows import RequestRows, RowSpan, token_ids_at
 from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
@@ -34,51 +32,6 @@ from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 #: read once. The last two are kept whatever they take, since a range may end in the next one.
 CACHE_BYTES = 256_000_000
 _KEPT = 2
-
-
-@dataclass(frozen=True, eq=False)
-class CleanTrace:
-    """The tokens of a trace: ``ids`` is (tokens, routers, slots), columns are -1 where not known.
-
-    ``row`` is the row in the request, which is what is left of the position where the file does
-    not say it.
-    """
-
-    routers: tuple[KnownRouter, ...]
-    ids: Integer[np.ndarray, "tokens routers slots"]
-    request: Int64[np.ndarray, "tokens"]
-    row: Int32[np.ndarray, "tokens"]
-    position: Int32[np.ndarray, "tokens"]
-    token_id: Int32[np.ndarray, "tokens"]
-    names: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def clean(trace: Trace, known: Sequence[KnownRouter]) -> CleanTrace:
-    """The tokens of ``trace``, held against all routers of the checkpoint, in memory.
-
-    Raises
-    ------
-    RecordingError
-        When the trace does not fit, with the numbers; nothing is guessed.
-    """
-    routers = main_stack(known, trace.where)
-    found = first_pass([InMemory(trace)], routers, trace.where)
-    piece = piece_of(found, 0, trace)
-    kept = found.document >= 0
-    ids = np.concatenate([part.ids for part in piece.parts])
-    return CleanTrace(
-        found.axes.routers,
-        ids.astype(id_dtype(routers), copy=False),
-        piece.document,
-        np.concatenate([part.row for part in piece.parts]).astype(np.int32),
-        piece.position,
-        piece.token_id,
-        tuple(
-            request.name for request, is_kept in zip(trace.requests, kept, strict=True) if is_kept
-        ),
-        found.notes,
-    )
 
 
 @dataclass(frozen=True, eq=False)

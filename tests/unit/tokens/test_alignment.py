@@ -19,9 +19,8 @@ from moegeom.tokens.traces.alignment import (
     TraceRows,
     align,
 )
-from moegeom.tokens.traces.source import clean
 from moegeom.tokens.traces.trace import RequestTrace, Trace
-from tests.unit.tokens.dialects.written import Truth, known, truth
+from tests.unit.tokens.dialects.written import Truth, rows_in_memory, truth
 
 
 def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0, 0)) -> TraceRows:
@@ -34,16 +33,16 @@ def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0
         )
         for n in order
     ]
-    found = clean(Trace("t", "test", tuple(requests)), known())
-    columns = (found.request, found.row, found.position, found.token_id)
-    return TraceRows(found.ids, *columns, found.names)
+    return rows_in_memory(Trace("t", "test", tuple(requests)))
 
 
 def token_of(held: Truth, found: Alignment, trace: TraceRows) -> None:
     """Every row is at a token whose choices are its own."""
     reference = held.reference
     assert reference.chosen is not None
-    np.testing.assert_array_equal(reference.chosen[found.token], trace.chosen)
+    np.testing.assert_array_equal(
+        reference.chosen[found.token], trace.chosen[np.arange(len(trace.request))]
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1,), (2, 1)])
@@ -126,7 +125,7 @@ def test_one_changed_token_is_refused_with_its_place():
     held = truth()
     tokens = [ids.copy() for ids in held.tokens]
     tokens[1][22] += 1
-    with pytest.raises(RecordingError, match=r"1 of 65 .* request r1 at position 22"):
+    with pytest.raises(RecordingError, match=r"1 of 65 .* request 1 at position 22"):
         align(held.reference, trace_of(Truth(held.ids, tokens)))
 
 

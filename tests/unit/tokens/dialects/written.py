@@ -18,7 +18,11 @@ from safetensors.numpy import save_file
 
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import Reference
+from moegeom.tokens.traces.alignment import Reference, TraceRows
+from moegeom.tokens.traces.first_pass import first_pass
+from moegeom.tokens.traces.run_b import rows_of
+from moegeom.tokens.traces.source import trace_source
+from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, Trace
 
 #: Layer 0 is dense; three layers of 64 experts choose 4.
 FIRST, NUM_LAYERS, EXPERTS, TOP_K = 1, 4, 64, 4
@@ -30,6 +34,29 @@ def known(num_experts: int = EXPERTS, top_k: int = TOP_K) -> tuple[KnownRouter, 
         KnownRouter(f"text/{layer}", "text", layer, num_experts, top_k)
         for layer in range(FIRST, NUM_LAYERS)
     )
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A trace that has been read, as a file of one piece."""
+
+    trace: Trace
+
+    @property
+    def label(self) -> str:
+        return self.trace.where
+
+    def pieces(self, place: Place) -> Pieces:
+        """The trace."""
+        assert place == BEGINNING
+        yield self.trace, None
+
+
+def rows_in_memory(trace: Trace) -> TraceRows:
+    """The tokens of a trace that is in no file."""
+    found = first_pass([InMemory(trace)], known(), trace.where)
+    names = [router.name for router in known()]
+    return rows_of(trace_source(trace.where, found, names), known())
 
 
 @dataclass(frozen=True)
