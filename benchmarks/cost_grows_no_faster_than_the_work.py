@@ -50,28 +50,20 @@ CURVES: dict[str, tuple[tuple[int, ...], Point]] = {
 def _scanned_router(point: Point) -> float:
     """Processor seconds of a second scan of one router."""
     import numpy as np
+    from scan_costs_little_more_than_its_matmul import everything_of, gaussian_router
 
-    from moegeom.core.router import Provenance, Router, Rule, Weights
     from moegeom.core.tokens import TILE
     from moegeom.engine.loop import Pace, scan_router
     from moegeom.engine.plan import batch_tokens
-    from moegeom.engine.prepared import prepare, unavailable
+    from moegeom.engine.prepared import prepare
     from moegeom.engine.task import Task
-    from moegeom.kernels.reduction import REDUCTIONS, reductions_for
     from moegeom.kernels.table import load_kernels
     from moegeom.testing.array_source import ArraySource
 
-    random = np.random.default_rng(0)
-    weight = random.standard_normal((point.experts, point.hidden), dtype=np.float32)
-    rule = Rule(min(8, point.experts // 2), "softmax", Weights("scores"))
-    router = Router("text/0", "text", 0, weight, rule, Provenance("synthetic", (), "", "F32"))
-    values = random.standard_normal((BUFFER_TOKENS, point.hidden), dtype=np.float32)
-    absent = unavailable(router, ArraySource({router.name: values}).facts)
-    lacking = {*(need for need, why in absent.items() if why), "flip", "noise", "jumps"}
-    sampled = reductions_for(lambda use: use.is_sampled)
-    kept = tuple(
-        r.name for r in REDUCTIONS.all() if r.name not in sampled and not lacking & {*r.needs}
-    )
+    router = gaussian_router(point.hidden, point.experts, min(8, point.experts // 2))
+    shape = (BUFFER_TOKENS, point.hidden)
+    values = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+    kept = everything_of(router, ArraySource({router.name: values}))
 
     def scan(num_tokens: int) -> None:
         source = ArraySource({router.name: values}, num_tokens)

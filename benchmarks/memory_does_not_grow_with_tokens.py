@@ -26,36 +26,27 @@ BUFFER_TOKENS = 8192
 def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     """One scan in this process; peak memory before and after it."""
     import numpy as np
+    from scan_costs_little_more_than_its_matmul import everything_of, gaussian_router
 
-    from moegeom.core.router import Provenance, Router, Rule, Weights
     from moegeom.core.tokens import TILE
     from moegeom.engine.loop import Pace, scan_router
     from moegeom.engine.plan import batch_tokens
     from moegeom.engine.prepared import prepare
     from moegeom.engine.task import Task
-    from moegeom.kernels.reduction import REDUCTIONS, reductions_for
     from moegeom.kernels.table import load_kernels
     from moegeom.testing.array_source import ArraySource
     from moegeom.tokens.prior import IsotropicRmsPrior
 
-    weight = np.random.default_rng(0).standard_normal((EXPERTS, HIDDEN), dtype=np.float32)
-    rule = Rule(TOP_K, "softmax", Weights("scores"))
-    origin = Provenance("synthetic", (), "", "F32")
-    router = Router("text/0", "text", 0, weight, rule, origin)
+    router = gaussian_router(HIDDEN, EXPERTS, TOP_K)
     kernels = load_kernels("cpu")
     if stream == "new":
         source = IsotropicRmsPrior(((router.name, None, HIDDEN),), num_tokens, 0)
     else:
         values = np.random.default_rng(1).standard_normal((BUFFER_TOKENS, HIDDEN), np.float32)
-        chosen = np.argsort(-(values @ weight.T), axis=1, kind="stable")[:, :TOP_K]
+        chosen = np.argsort(-(values @ router.weight.T), axis=1, kind="stable")[:, :TOP_K]
         recorded = {router.name: chosen.astype(np.int32)}
         source = ArraySource({router.name: values}, num_tokens, chosen=recorded)
-    has_chosen = source.facts.has_chosen
-    left_out = {*reductions_for(lambda use: use.is_sampled), "block_outputs", "output_cosines"}
-    if not has_chosen:
-        left_out.add("agreement")
-    reductions = tuple(name for name in REDUCTIONS.names() if name not in left_out)
-    task = Task(prepare(router), source, kernels, reductions)
+    task = Task(prepare(router), source, kernels, everything_of(router, source))
     tiles = range(-(-num_tokens // TILE))
     progress = scan_router(task, tiles, Pace(batch_tokens(HIDDEN), 1))
     return {

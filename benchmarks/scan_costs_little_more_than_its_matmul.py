@@ -19,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.core.tokens import TILE
+from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.loop import Pace, scan_router
 from moegeom.engine.plan import batch_tokens
 from moegeom.engine.prepared import prepare, unavailable
@@ -32,11 +32,23 @@ SHAPES = ((2048, 64, 8, 16384), (7168, 256, 8, 4096), (2880, 128, 4, 8192))
 FIRST = ("token_counts", "expert_counts", "margin_histogram", "distance_histogram")
 
 
-def _router(hidden: int, experts: int, top_k: int) -> Router:
+def gaussian_router(hidden: int, experts: int, top_k: int) -> Router:
+    """A router with softmax whose logits of inputs of rms 1 have about unit size."""
     weight = np.random.default_rng(0).standard_normal((experts, hidden), dtype=np.float32)
     rule = Rule(top_k, "softmax", Weights("scores"))
     origin = Provenance("synthetic", (), "", "F32")
     return Router("text/0", "text", 0, weight / np.float32(np.sqrt(hidden)), rule, origin)
+
+
+def everything_of(router: Router, source: TokenSource) -> tuple[str, ...]:
+    """Reductions that look at every token, but for those of what the source does not give."""
+    # what another choice changes, or nobody recorded, is not of the scan
+    not_there = {"flip", "noise", "jumps", *unavailable(router, source.facts)}
+    return tuple(
+        reduction.name
+        for reduction in REDUCTIONS.all()
+        if not reduction.use.is_sampled and not not_there & set(reduction.needs)
+    )
 
 
 def _products(values: np.ndarray, weight: np.ndarray) -> dict[str, Callable[[], object]]:
@@ -58,7 +70,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -> str:
-    router = _router(hidden, experts, top_k)
+    router = gaussian_router(hidden, experts, top_k)
     values = np.random.default_rng(1).standard_normal((tokens, hidden), dtype=np.float32)
     source = ArraySource({router.name: values})
     kernels, pace = load_kernels("cpu"), Pace(batch_tokens(hidden), 1)
@@ -70,17 +82,9 @@ def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -
         task = Task(prepare(router), source, kernels, reductions, typical)
         return lambda: scan_router(task, range(tokens // TILE), pace)
 
-    # what another choice changes, or no array source records, is not of the scan
-    not_there = {"flip", "noise", "jumps", *unavailable(router, source.facts)}
-    is_left_out = {
-        name
-        for name in REDUCTIONS.names()
-        if REDUCTIONS[name].use.is_sampled or not_there & set(REDUCTIONS[name].needs)
-    }
-    everything = tuple(name for name in REDUCTIONS.names() if name not in is_left_out)
     work = _products(values, router.weight) | {
         "load + margin + distance": scan(FIRST),
-        "everything": scan(everything),
+        "everything": scan(everything_of(router, source)),
     }
     best = dict.fromkeys(work, np.inf)
     with threadpool_limits(1, user_api="blas"):
