@@ -74,8 +74,10 @@ class Metric:
     to values. A metric of scope ``weights`` is finished once per router; it needs no reduction but
     may name quantities of the weights that several metrics share.
     ``errors`` gives standard errors where leaving out blocks does not: from the reductions of the
-    whole and of the whole without each block to table -> column -> error. What ``is_for_figures``
-    is drawn and never judged: a scan writes it, a gate does not ask for it.
+    whole and of the whole without each block to table -> column -> error. ``without_each`` is what
+    ``finish`` says of several selections in columns with a standard error, one after the other on a
+    first axis: a metric has it where that takes less than to finish each of them. What
+    ``is_for_figures`` is drawn and never judged: a scan writes it, a gate does not ask for it.
     """
 
     name: str
@@ -87,4 +89,5 @@ class Metric:
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
     invariances: tuple[Invariance, ...] = ()
     errors: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Values] | None = None
+    without_each: Callable[[Sequence[Mapping[str, Any]], RouterFacts], Values] | None = None
     is_for_figures: bool = False

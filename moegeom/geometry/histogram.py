@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from jaxtyping import Float64, Int64
 
@@ -23,10 +25,13 @@ def bin_index(values: Float64[np.ndarray, "*shape"]) -> Int64[np.ndarray, "*shap
     return np.clip(code - FIRST_CODE + 1, 0, NUM_BINS - 1)
 
 
+@cache
 def bin_edges() -> Float64[np.ndarray, "edges"]:
     """The NUM_BINS + 1 edges: 0, 2^-40, ..., 2^24, inf."""
     codes = np.arange(FIRST_CODE, FIRST_CODE + NUM_BINS - 1, dtype=np.int64) << 48
-    return np.concatenate([[0.0], codes.view(np.float64), [np.inf]])
+    edges = np.concatenate([[0.0], codes.view(np.float64), [np.inf]])
+    edges.setflags(write=False)
+    return edges
 
 
 def share_below(

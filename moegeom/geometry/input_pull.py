@@ -3,9 +3,10 @@ r"""How much of a choice the mean input makes, before any token has said what it
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64, Int, Int64
 
 
 def input_pull(scores: Float64[np.ndarray, "tokens experts"]) -> float:
@@ -19,18 +20,78 @@ def input_pull(scores: Float64[np.ndarray, "tokens experts"]) -> float:
     of experts, a number added to all scores of a token, and a factor of all scores. Float64; error
     about 1e-12. Oracle in tests: planted means, and the definition by loops.
     """
-    tokens, experts = scores.shape
-    if not tokens or experts < 2:
+    if not scores.size:
         return math.nan
     centred = scores - scores.mean(axis=1, keepdims=True)
     mean = centred.mean(axis=0)
-    pull, rest = (
-        math.sqrt(float((mean**2).mean())),
-        math.sqrt(float(((centred - mean) ** 2).mean())),
-    )
-    if rest == 0.0:
-        return math.inf if pull > 0.0 else math.nan
-    return pull / rest
+    return ScoreMoments(mean, float(((centred - mean) ** 2).mean())).pull()
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMoments:
+    """Of the scores of some tokens less the mean of each over experts: the mean over tokens, and
+    the mean square of the rest.
+    """
+
+    mean: Float64[np.ndarray, "experts"]
+    square: float
+
+    def pull(self, bias: Float[np.ndarray, "experts"] | None = None) -> float:
+        """:func:`input_pull` of the scores, or of the scores with a bias, which moves the mean."""
+        if len(self.mean) < 2:
+            return math.nan
+        mean = self.mean
+        if bias is not None:
+            own = bias.astype(np.float64)
+            mean = mean + (own - own.mean())
+        pull, rest = math.sqrt(float((mean**2).mean())), math.sqrt(self.square)
+        if rest == 0.0:
+            return math.inf if pull > 0.0 else math.nan
+        return pull / rest
+
+
+@dataclass(frozen=True, eq=False)
+class BlockedScores:
+    """Sums by block, from which the moments without any block follow at once.
+
+    Of scores less the mean of each token and less ``mean``, that of all of them, so that little
+    cancels: ``sums`` over tokens, and ``squares`` over tokens and experts.
+    """
+
+    mean: Float64[np.ndarray, "experts"]
+    tokens: Int64[np.ndarray, "blocks"]
+    sums: Float64[np.ndarray, "blocks experts"]
+    squares: Float64[np.ndarray, "blocks"]
+
+    @classmethod
+    def of(
+        cls,
+        scores: Float[np.ndarray, "tokens experts"],
+        block: Int[np.ndarray, "tokens"],
+        num_blocks: int,
+    ) -> BlockedScores:
+        """Oracle in tests: :func:`input_pull` of the tokens that are left."""
+        rest = scores - scores.mean(axis=1, keepdims=True, dtype=np.float64)
+        mean = rest.mean(axis=0) if len(rest) else np.zeros(scores.shape[1])
+        rest -= mean
+        member = np.zeros((num_blocks, len(rest)))
+        member[block, np.arange(len(rest))] = 1.0
+        squares = np.einsum("ij,ij->i", rest, rest)
+        tokens = np.bincount(block, minlength=num_blocks)
+        return cls(mean, tokens, member @ rest, member @ squares)
+
+    def without(self, block: int | None) -> ScoreMoments:
+        """Of all tokens but those of one block; the mean is nan where none are left."""
+        kept = np.ones(len(self.tokens), dtype=bool)
+        if block is not None:
+            kept[block] = False
+        number = int(self.tokens[kept].sum())
+        if not number:
+            return ScoreMoments(np.full(len(self.mean), np.nan), math.nan)
+        moved = self.sums[kept].sum(axis=0) / number
+        square = float(self.squares[kept].sum()) / (number * len(self.mean))
+        square -= float((moved**2).mean())
+        return ScoreMoments(self.mean + moved, max(square, 0.0))
 
 
 def pull_of_random_rows(

@@ -158,13 +158,16 @@ def nearest_distances(
         return nearest
     gram = centred_gram(rows) if gram is None else gram
     length = np.linalg.norm(rows - rows.mean(axis=0), axis=1)
+    square = np.diag(gram)
     for start in range(0, tokens, ROWS_IN_CACHE):
         there = np.arange(start, min(start + ROWS_IN_CACHE, tokens))
-        squared = np.maximum(
-            np.diag(gram)[there, None] + np.diag(gram)[None, :] - 2.0 * gram[there], 0.0
-        )
-        error = (dimension + 8) * 2.0**-53 * (length[there, None] + length[None, :]) ** 2
-        nearest[there] = _nearest_of(rows, there, squared, squared - error, count)
+        squared = square[there, None] + square[None, :]
+        squared -= 2.0 * gram[start : start + ROWS_IN_CACHE]
+        np.maximum(squared, 0.0, out=squared)
+        least = (length[there, None] + length[None, :]) ** 2
+        least *= (dimension + 8) * 2.0**-53
+        np.subtract(squared, least, out=least)
+        nearest[there] = _nearest_of(rows, there, squared, least, count)
     return nearest
 
 
@@ -181,7 +184,7 @@ def _nearest_of(
     least[np.arange(len(there)), there] = np.inf
     wanted, candidates = min(count, tokens - 1), min(count + _SPARE, tokens - 1)
     # the candidates, then the nearest of those left out
-    order = np.argpartition(least, candidates, axis=1)[:, : candidates + 1]
+    order = _least_columns(least, candidates)
     surely = np.take_along_axis(least, order, axis=1)
     near = np.take_along_axis(squared, order[:, :-1], axis=1)
     is_sharp = (surely[:, :-1] > (1.0 - _SHARP) * near).all(axis=1)
@@ -193,6 +196,32 @@ def _nearest_of(
             found = _distances(rows, token, np.arange(tokens))[1 : wanted + 1]
         nearest[row, :wanted] = found
     return nearest
+
+
+def _least_columns(
+    values: Float64[np.ndarray, "some tokens"], last: int
+) -> Int64[np.ndarray, "some least"]:
+    """Columns of the ``last`` + 1 least of each row; that of the largest of them comes last.
+
+    No more than half of the groups that columns are cut into have a least value above a limit that
+    ``last`` + 1 of them have below: only what is up to the limit is put in order.
+    """
+    rows, columns = values.shape
+    groups = 2 * (last + 1)
+    size = columns // groups
+    if size < 2:
+        return np.argpartition(values, last, axis=1)[:, : last + 1]
+    group_least = values[:, : groups * size].reshape(rows, size, groups).min(axis=1)
+    limit = np.partition(group_least, last, axis=1)[:, last]
+    row, column = np.nonzero(values <= limit[:, None])
+    number = np.bincount(row, minlength=rows)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
+    found = np.full((rows, int(number.max())), np.inf)
+    found[row, place] = values[row, column]
+    at = np.zeros(found.shape, np.int64)
+    at[row, place] = column
+    order = np.argpartition(found, last, axis=1)[:, : last + 1]
+    return np.take_along_axis(at, order, axis=1)
 
 
 def _distances(

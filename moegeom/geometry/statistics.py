@@ -19,7 +19,8 @@ def jackknife_error(
     standard error of the mean exactly. Source: Quenouille 1956, Tukey 1958.
     Oracle in tests: scipy.stats.sem.
     """
-    values = np.asarray(leave_one_out, dtype=np.float64)
+    # sums follow the layout: one of its own, however the figures came
+    values = np.ascontiguousarray(leave_one_out, dtype=np.float64)
     blocks = len(values)
     if blocks < 2:
         return np.full(values.shape[1:], np.nan)

@@ -89,11 +89,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class StateView:
-    """Another way of selecting from the state of the reduction ``of``."""
+    """Another way of selecting from the settled state of the reduction ``of``."""
 
     name: str
     of: str
-    select: Callable[[State, int | None, int | None], Any]
+    select: Callable[[Any, int | None, int | None], Any]
 
 
 def total_of(counts: np.ndarray) -> np.ndarray:
@@ -116,11 +116,29 @@ def total_of(counts: np.ndarray) -> np.ndarray:
 _MOST_SUM = 2.0**63 * (1.0 - 2.0**-40)
 
 
-def select_counts(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
-    """Counts [populations, blocks, *tail] summed to [*tail]."""
-    chosen = total_of(counts) if population is None else counts[population]
-    total = total_of(chosen)
-    return total if without is None else total - chosen[without]
+@dataclass(frozen=True, eq=False)
+class SettledCounts:
+    """Counts [populations, blocks, *tail] and, added up once, those of all populations."""
+
+    counts: np.ndarray
+    of_all: np.ndarray
+    _totals: dict[int | None, np.ndarray]
+
+    @classmethod
+    def of(cls, state: State) -> SettledCounts:
+        return cls(state["counts"], total_of(state["counts"]), {})
+
+    def blocks(self, population: int | None) -> np.ndarray:
+        """[blocks, *tail]."""
+        return self.of_all if population is None else self.counts[population]
+
+    def select(self, population: int | None, without: int | None) -> np.ndarray:
+        """Summed to [*tail]."""
+        chosen = self.blocks(population)
+        total = self._totals.get(population)
+        if total is None:
+            total = self._totals[population] = total_of(chosen)
+        return total if without is None else total - chosen[without]
 
 
 #: Reductions of the modules of ``moegeom/kernels/reductions``, by name.

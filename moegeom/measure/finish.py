@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from moegeom.core.metric import Metric, RouterFacts, Values
 from moegeom.core.router import Router
@@ -14,7 +15,7 @@ from moegeom.core.row_keys import ALL
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
+from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, selector
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.results.plain import plain_column, plain_value
 
@@ -54,6 +55,9 @@ def finish_router(
     metric may give its own (``Metric.errors``).
     """
     shared = weight_quantities(router, metrics)
+    tokens = np.zeros((1, NUM_BLOCKS), np.int64)
+    if "token_counts" in states:
+        tokens = states["token_counts"]["counts"][..., TOKENS]
     states = {name: REDUCTIONS[name].settle(state) for name, state in states.items()}
     reasons = {}
     for metric in metrics:
@@ -61,8 +65,8 @@ def finish_router(
         if metric.scope != "weights" and absent:
             reasons[metric.name] = missing[absent[0]]
     rows: Rows = {}
-    for index, population in _present(states, populations, whole):
-        blocks = _blocks(states, index)
+    for index, population in _present(tokens, populations, whole):
+        of_block = tokens.sum(axis=0) if index is None else tokens[index]
         for metric in metrics:
             if metric.name in reasons or (metric.scope == "weights" and index is not None):
                 continue
@@ -70,29 +74,21 @@ def finish_router(
             if metric.scope == "weights":
                 values = metric.finish(shared, RouterFacts(router, 0, variant == "random"))
             else:
-                values = _values(metric, router, states, index, blocks, variant)
+                values = _values(metric, router, states, index, of_block, variant)
             _add_rows(rows, key, values)
     return Finished(rows, reasons)
 
 
 def _present(
-    states: Mapping[str, Any], populations: Sequence[str], whole: str
+    tokens: Int64[np.ndarray, "populations blocks"], populations: Sequence[str], whole: str
 ) -> list[tuple[int | None, str]]:
     labels: list[tuple[int | None, str]] = [(None, whole)]
-    if "token_counts" not in states:
-        return labels
-    tokens = states["token_counts"]["counts"][..., TOKENS].sum(axis=1)
-    named = [(i, name) for i, name in enumerate(populations) if tokens[i] > 0]
-    # a stream with a single unlabelled population would only repeat the whole
-    return labels + [(i, name) for i, name in named if name != "domain=(none)"]
-
-
-def _blocks(states: Mapping[str, Any], population: int | None) -> list[int]:
-    if "token_counts" not in states:
-        return []
-    counts = states["token_counts"]["counts"][..., TOKENS]
-    tokens = counts.sum(axis=0) if population is None else counts[population]
-    return [block for block in range(NUM_BLOCKS) if tokens[block] > 0]
+    held = tokens.sum(axis=1).tolist()
+    for index, (name, number) in enumerate(zip(populations, held, strict=False)):
+        # a stream with a single unlabelled population would only repeat the whole
+        if number and name != "domain=(none)":
+            labels.append((index, name))
+    return labels
 
 
 def _values(
@@ -100,32 +96,30 @@ def _values(
     router: Router,
     states: Mapping[str, Any],
     population: int | None,
-    blocks: Sequence[int],
+    of_block: Int64[np.ndarray, "blocks"],
     variant: str,
 ) -> dict[str, dict[str, Any]]:
     # looked up once: the registry lists its folder on each access
     select = {need: selector(need) for need in metric.needs}
-    states = {
-        need: states[reduction_of(need)]
-        for need in (*metric.needs, "token_counts")
-        if reduction_of(need) in states
-    }
+    states = {need: states[reduction_of(need)] for need in metric.needs}
+    blocks, total = np.flatnonzero(of_block).tolist(), int(of_block.sum())
+    if len(blocks) == 1:
+        blocks = []  # without it nothing is left
 
     def selected(without: int | None) -> dict[str, Any]:
         return {need: select[need](states[need], population, without) for need in metric.needs}
 
-    def finish(without: int | None) -> Values:
-        tokens = 0
-        if "token_counts" in states:
-            counts = states["token_counts"]["counts"]
-            tokens = int(select_counts(counts, population, without)[TOKENS])
-        facts = RouterFacts(router, tokens, variant == "random", len(blocks), population is None)
-        return metric.finish(selected(without), facts)
+    def facts(tokens: int) -> RouterFacts:
+        num_blocks = int(np.count_nonzero(of_block))
+        return RouterFacts(router, tokens, variant == "random", num_blocks, population is None)
 
-    whole = {table: dict(columns) for table, columns in finish(None).items()}
+    selection = selected(None)
+    whole = {
+        table: dict(columns) for table, columns in metric.finish(selection, facts(total)).items()
+    }
     given: Values = {}
-    if metric.errors and len(blocks) > 1:
-        given = metric.errors(selected(None), [selected(block) for block in blocks])
+    if metric.errors and blocks:
+        given = metric.errors(selection, [selected(block) for block in blocks])
     by_jackknife = [
         (table, column.name)
         for table, columns in metric.columns.items()
@@ -134,17 +128,25 @@ def _values(
         and column.name in whole.get(table, {}).keys() - given.get(table, {}).keys()
     ]
     if by_jackknife:
-        parts = [finish(block) for block in blocks] if len(blocks) > 1 else []
+        each, parts = {}, []
+        if blocks and metric.without_each:
+            each = metric.without_each([selected(block) for block in blocks], facts(total))
+        if blocks and any(name not in each.get(table, {}) for table, name in by_jackknife):
+            parts = [
+                metric.finish(selected(block), facts(total - int(of_block[block])))
+                for block in blocks
+            ]
         for table, name in by_jackknife:
-            whole[table][f"{name}_se"] = _jackknife(
-                [part.get(table, {}).get(name) for part in parts], whole[table][name]
-            )
+            values = each.get(table, {}).get(name)
+            if values is None:
+                values = [part.get(table, {}).get(name) for part in parts]
+            whole[table][f"{name}_se"] = _jackknife(values, whole[table][name])
     for table, columns in given.items():
         whole[table] |= {f"{name}_se": error for name, error in columns.items()}
     return whole
 
 
-def _jackknife(leave_one_out: Sequence[Any], whole: Any) -> Any:
+def _jackknife(leave_one_out: Sequence[Any] | np.ndarray, whole: Any) -> Any:
     """Standard error, of the shape of ``whole``; nan where it cannot be had."""
     unknown = np.full(np.shape(whole), np.nan) if np.ndim(whole) else None
     if whole is None or len(leave_one_out) < 2 or any(v is None for v in leave_one_out):

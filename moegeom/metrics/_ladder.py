@@ -69,8 +69,11 @@ def ladder_metric(
             },
         }
 
+    def without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
+        return {"margins": {"share_below": share_below(_stacked(parts, histogram), ladder)}}
+
     def errors(whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Values:
-        counts, rest = whole[histogram], np.stack([part[histogram] for part in parts])
+        counts, rest = whole[histogram], _stacked(parts, histogram)
         found = {f"{column}_{s}": _quantile_error(counts, rest, p) for s, p in QUANTILES.items()}
         return {"layers": found}
 
@@ -99,7 +102,12 @@ def ladder_metric(
         finish=finish,
         invariances=invariances,
         errors=errors,
+        without_each=without_each,
     )
+
+
+def _stacked(parts: Sequence[Mapping[str, Any]], need: str) -> np.ndarray:
+    return np.stack([part[need] for part in parts])
 
 
 def within_ends(value: float) -> float | None:

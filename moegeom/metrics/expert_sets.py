@@ -14,7 +14,7 @@ than experts); what is informative is which of them data visit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,9 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         "layers": {
             "num_expert_sets": len(counts) / rate,
             "expert_sets_possible_log10": possible / math.log(10.0),
-            "expert_set_coverage": good_turing_coverage(counts),
             "expert_set_chao1": chao1(counts) / rate,
-            "expert_set_entropy_nats": expert_set_entropy_nats(counts) if rate == 1.0 else None,
-            "modal_expert_set_share": float(counts.max() / counts.sum())
-            if len(counts) and rate == 1.0
-            else None,
             "expert_set_sampling_rate": rate,
+            **_shares(counts, rate),
         },
         "expert_sets": {
             "expert_set": _members(seen["members"][seen["row"][top]]),
@@ -56,6 +52,23 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         },
         "rarefaction": _rarefaction(counts, rate),
     }
+
+
+def _shares(counts: np.ndarray, rate: float) -> dict[str, float | None]:
+    is_whole = rate == 1.0
+    return {
+        "expert_set_coverage": good_turing_coverage(counts),
+        "expert_set_entropy_nats": expert_set_entropy_nats(counts) if is_whole else None,
+        "modal_expert_set_share": float(counts.max() / counts.sum())
+        if len(counts) and is_whole
+        else None,
+    }
+
+
+def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
+    seen = [part["expert_sets"] for part in parts]
+    shares = [_shares(of["count"], float(of["rate"])) for of in seen]
+    return {"layers": {name: [share[name] for share in shares] for name in shares[0]}}
 
 
 def _members(rows: np.ndarray) -> np.ndarray | list[list[int]]:
@@ -136,5 +149,6 @@ METRIC = Metric(
         ),
     },
     finish=_finish,
+    without_each=_without_each,
     invariances=("token_permutation",),
 )

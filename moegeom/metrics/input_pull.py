@@ -15,24 +15,23 @@ On a sample of at most 4096 tokens; the range of random routers on that of about
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.input_pull import input_pull
+from moegeom.geometry.input_pull import ScoreMoments
 
 _FORMULA = "input_pull"
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    scores = reductions["score_sample"].astype(np.float64)
+    moments: ScoreMoments = reductions["score_sample"]
     bias = facts.router.selection_bias
-    found = {"input_pull": input_pull(scores), "input_pull_with_bias": None}
-    if bias is not None:
-        found["input_pull_with_bias"] = input_pull(scores + bias.astype(np.float64))
-    return {"layers": found}
+    pulls = (moments.pull(), math.nan if bias is None else moments.pull(bias))
+    # endless where scores are so small that all tokens score alike
+    known = (pull if math.isfinite(pull) else None for pull in pulls)
+    return {"layers": dict(zip(("input_pull", "input_pull_with_bias"), known, strict=True))}
 
 
 METRIC = Metric(

@@ -12,7 +12,7 @@ has no such excess: 0 within its error means that no imbalance was seen. Compare
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,26 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "num_slots": counts,
             "load": load.load_share(counts),
         },
+    }
+
+
+def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
+    counts = np.stack([part["expert_counts"] for part in parts])
+    entropy, experts = load.load_entropy_nats(counts), facts.router.num_experts
+    debiased = [load.load_cv_squared_debiased(part["expert_counts_by_block"]) for part in parts]
+    return {
+        "layers": {
+            "load_cv_ddof0": load.load_cv(counts),
+            "load_cv_squared_debiased": debiased,
+            "max_vio_global": load.max_vio(counts),
+            "min_vio_global": load.min_vio(counts),
+            "avg_vio_global": load.avg_vio(counts),
+            "jain": load.jain(counts),
+            "gini": load.gini(counts),
+            "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else (),
+            "effective_experts": np.exp(entropy),
+        },
+        "experts": {"load": load.load_share(counts)},
     }
 
 
@@ -134,5 +154,6 @@ METRIC = Metric(
         ),
     },
     finish=_finish,
+    without_each=_without_each,
     invariances=("token_permutation", "expert_relabelling"),
 )

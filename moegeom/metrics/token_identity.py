@@ -11,7 +11,7 @@ same id chooses it, given that one did; its chance level is the share of tokens 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,25 +22,36 @@ from moegeom.kernels.reductions.samples import NUM_IDS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    sample = reductions["token_sample"]
-    known = sample["token_id"] >= 0
-    label, chosen = sample["token_id"][known], sample["chosen"][known]
+    label, chosen = _known(reductions)
     experts = facts.router.num_experts
     specialisation = np.full(experts, np.nan)
-    layers: dict[str, Any] = {"num_token_ids": len(np.unique(label)) or None}
     if len(label) > 1:
         specialisation = expert_label_agreement(label, chosen, experts)
-    if len(label) > 1 and facts.router.rule.num_chosen is not None:
-        layers |= {
-            "same_token_overlap": same_label_agreement(label, chosen, experts),
-            "same_token_overlap_chance": same_label_agreement(
-                np.zeros_like(label), chosen, experts
-            ),
-        }
+    layers = {"num_token_ids": len(np.unique(label)) or None, **_overlaps(label, chosen, facts)}
     return {
         "layers": layers,
         "experts": {"expert": np.arange(experts), "vocabulary_specialisation": specialisation},
     }
+
+
+def _known(reductions: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    sample = reductions["token_sample"]
+    known = sample["token_id"] >= 0
+    return sample["token_id"][known], sample["chosen"][known]
+
+
+def _overlaps(label: np.ndarray, chosen: np.ndarray, facts: RouterFacts) -> dict[str, float]:
+    if len(label) < 2 or facts.router.rule.num_chosen is None:
+        return {}
+    labels = {"same_token_overlap": label, "same_token_overlap_chance": np.zeros_like(label)}
+    experts = facts.router.num_experts
+    return {name: same_label_agreement(own, chosen, experts) for name, own in labels.items()}
+
+
+def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
+    found = [_overlaps(*_known(part), facts) for part in parts]
+    names = ("same_token_overlap", "same_token_overlap_chance")
+    return {"layers": {name: [overlap.get(name) for overlap in found] for name in names}}
 
 
 METRIC = Metric(
@@ -77,5 +88,6 @@ METRIC = Metric(
         ),
     },
     finish=_finish,
+    without_each=_without_each,
     invariances=("expert_relabelling",),
 )

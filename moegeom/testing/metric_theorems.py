@@ -66,6 +66,16 @@ def cut_anywhere(metric: Metric) -> None:
         _same(metric, one, other, rtol=0.0)
 
 
+def errors_of_each(metric: Metric) -> None:
+    """``without_each`` gives the standard errors that finishing without each block does."""
+    if metric.without_each is None:
+        return
+    each = dataclasses.replace(metric, without_each=None)
+    for rule in RULES.values():
+        one = measured(metric, router(rule), stream())
+        _same(metric, one, measured(each, router(rule), stream()), rtol=0.0, rtol_error=1e-12)
+
+
 def permuted_tokens(metric: Metric) -> None:
     """Tokens in another order, with their documents and domains, give the same rows.
 
@@ -193,6 +203,7 @@ THEOREMS: Mapping[str, Callable[[Metric], None]] = {
     for theorem in (
         declared_columns,
         cut_anywhere,
+        errors_of_each,
         permuted_tokens,
         relabelled_experts,
         empty_stream,

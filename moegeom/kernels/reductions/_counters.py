@@ -12,12 +12,13 @@ from moegeom.geometry.histogram import NUM_BINS
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import (
     ANY_USE,
+    Accumulator,
     Extent,
     Kernels,
     Reduction,
+    SettledCounts,
     State,
     Use,
-    select_counts,
     total_of,
 )
 
@@ -41,8 +42,14 @@ def counters(
     use: Use = ANY_USE,
 ) -> Reduction:
     """A reduction that keeps counters of ``shape`` for each population and block."""
-    return _counting(
-        name, needs, lambda extent: extent.zeros(*shape(extent)), fold, select_counts, use
+    return Reduction(
+        name=name,
+        needs=needs,
+        start=_counting(lambda extent: extent.zeros(*shape(extent)), fold),
+        merge=added,
+        select=SettledCounts.select,
+        settle=SettledCounts.of,
+        use=use,
     )
 
 
@@ -55,13 +62,13 @@ def block_counters(
 ) -> Reduction:
     """Counters of ``shape`` for each block alone; ``read`` is what is made of their total."""
 
-    def select(counts: np.ndarray, population: int | None, without: int | None) -> Any:
-        return read(block_total(counts, population, without))
+    def select(state: State, population: int | None, without: int | None) -> Any:
+        return read(block_total(state["counts"], population, without))
 
     def start(extent: Extent) -> np.ndarray:
         return np.zeros((NUM_BLOCKS, *shape(extent)), dtype=np.int64)
 
-    return _counting(name, needs, start, fold, select, ANY_USE)
+    return Reduction(name, needs, _counting(start, fold), added, select)
 
 
 def block_total(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
@@ -77,14 +84,7 @@ def added(first: State, second: State) -> State:
     return {name: first[name] + second[name] for name in first}
 
 
-def _counting(
-    name: str,
-    needs: tuple[str, ...],
-    start: Callable[[Extent], np.ndarray],
-    fold: Fold,
-    select: Callable[[np.ndarray, int | None, int | None], Any],
-    use: Use,
-) -> Reduction:
+def _counting(start: Callable[[Extent], np.ndarray], fold: Fold) -> Callable[[Extent], Accumulator]:
     class Counters:
         def __init__(self, extent: Extent) -> None:
             self._counts = start(extent)
@@ -95,14 +95,7 @@ def _counting(
         def state(self) -> State:
             return {"counts": self._counts}
 
-    return Reduction(
-        name=name,
-        needs=needs,
-        start=Counters,
-        merge=added,
-        select=lambda state, population, without: select(state["counts"], population, without),
-        use=use,
-    )
+    return Counters
 
 
 def histogram_of(

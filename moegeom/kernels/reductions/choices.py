@@ -13,10 +13,10 @@ from moegeom.kernels.reduction import (
     Extent,
     Kernels,
     Reduction,
+    SettledCounts,
     State,
     StateView,
     Use,
-    select_counts,
 )
 from moegeom.kernels.reductions._counters import block_counters, counters
 
@@ -90,7 +90,8 @@ AGREEMENT = Reduction(
     needs=("matches_recording", "margin"),
     start=_Agreement,
     merge=_merge_agreement,
-    select=lambda state, population, without: select_counts(state["counts"], population, without),
+    select=SettledCounts.select,
+    settle=SettledCounts.of,
     use=Use(of_random_router=False),
 )
 
@@ -128,11 +129,10 @@ EXPERT_COUNTS = counters(
 
 
 def _by_block(
-    state: State, population: int | None, without: int | None
+    settled: SettledCounts, population: int | None, without: int | None
 ) -> Int64[np.ndarray, "blocks experts"]:
     """Blocks side by side, without the one that is left out."""
-    counts = state["counts"]
-    blocks = counts.sum(axis=0) if population is None else counts[population]
+    blocks = settled.blocks(population)
     return blocks if without is None else np.delete(blocks, without, axis=0)
 
 
@@ -141,10 +141,10 @@ EXPERT_COUNTS_BY_BLOCK = StateView("expert_counts_by_block", "expert_counts", _b
 
 
 def _by_domain(
-    state: State, population: int | None, without: int | None
+    settled: SettledCounts, population: int | None, without: int | None
 ) -> Int64[np.ndarray, "populations experts"]:
     """All populations side by side; for a single population only its own row."""
-    counts = state["counts"]
+    counts = settled.counts
     total = counts.sum(axis=1)
     if without is not None:
         total = total - counts[:, without]

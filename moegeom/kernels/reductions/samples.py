@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
+from moegeom.geometry.input_pull import BlockedScores, ScoreMoments
 from moegeom.geometry.space import BlockedMoments, Gram, Moments, blocked_moments
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
@@ -300,19 +301,29 @@ class _Scores(TokenSample):
         self.add(q.token, columns, row)
 
 
-def _select_scores(
-    state: State, population: int | None, without: int | None
-) -> Float32[np.ndarray, "tokens experts"]:
-    return state["scores"][rows_of(state, population, without)]
+@dataclass(frozen=True, eq=False)
+class _SettledScores:
+    state: State
+    _of_population: dict[int | None, BlockedScores]
+
+    def select(self, population: int | None, without: int | None) -> ScoreMoments:
+        blocked = self._of_population.get(population)
+        if blocked is None:
+            row = rows_of(self.state, population, None)
+            scores, block = self.state["scores"][row], self.state["block"][row]
+            blocked = BlockedScores.of(scores, block, NUM_BLOCKS)
+            self._of_population[population] = blocked
+        return blocked.without(without)
 
 
-#: Scores of all experts, without selection bias and mask, of a sample of the tokens.
+#: Moments of the scores of all experts, without selection bias and mask, of a sample of the tokens.
 SCORE_SAMPLE = Reduction(
     name="score_sample",
     needs=("scores",),
     start=_Scores,
     merge=_joined_two,
-    select=_select_scores,
+    select=_SettledScores.select,
+    settle=lambda state: _SettledScores(state, {}),
     use=Use(is_sampled=True),
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from moegeom.checks.catalogue.mean_decides import MOST_PULL
 from moegeom.checks.measured import MeanPull
-from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
+from moegeom.geometry.input_pull import BlockedScores, input_pull, pull_of_random_rows
 from moegeom.geometry.space import blocked_moments
 
 
@@ -49,6 +49,27 @@ def test_at_its_corners():
     assert math.isnan(input_pull(np.ones((5, 1))))
     assert math.isnan(input_pull(np.ones((5, 4))))
     assert input_pull(np.tile([1.0, 0.0], (5, 1))) == math.inf
+
+
+@pytest.mark.parametrize("lean", [0.0, 1.0, 1e4])
+def test_without_a_block_it_is_that_of_the_tokens_that_are_left(lean):
+    random = np.random.default_rng(4)
+    scores = random.standard_normal((300, 9)) + lean * random.standard_normal(9)
+    bias, block = random.standard_normal(9).astype(np.float32), random.integers(0, 5, 300)
+    scores[block == 2] += random.standard_normal(9)
+    blocked = BlockedScores.of(scores, block, 6)
+    for left_out in (None, 0, 2, 5):
+        left = scores[block != left_out] if left_out is not None else scores
+        found = blocked.without(left_out)
+        np.testing.assert_allclose(found.pull(), input_pull(left), rtol=1e-11)
+        np.testing.assert_allclose(found.pull(bias), input_pull(left + bias), rtol=1e-11)
+
+
+def test_without_its_only_block_there_is_none():
+    blocked = BlockedScores.of(np.eye(4), np.zeros(4, np.int64), 2)
+    assert math.isnan(blocked.without(0).pull())
+    alike = BlockedScores.of(np.tile([1.0, 0.0], (5, 1)), np.arange(5), 5)
+    assert alike.without(3).pull() == math.inf
 
 
 @pytest.mark.parametrize("experts", [16, 64])

@@ -30,7 +30,7 @@ def folded(matches, margin, bound=None, group_margin=None):
 
 
 def counted(state):
-    return REDUCTION.select(state, None, None)[[EQUAL, NEAR_TIE, BEYOND]]
+    return REDUCTION.select(REDUCTION.settle(state), None, None)[[EQUAL, NEAR_TIE, BEYOND]]
 
 
 def test_a_difference_within_the_float_bound_is_a_near_tie():

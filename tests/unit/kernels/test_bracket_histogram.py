@@ -27,7 +27,7 @@ def histogram_of(lower, upper):
     reduction = REDUCTIONS["bracket_histogram"]
     accumulator = reduction.start(Extent(1, 4, 1))
     accumulator.fold(batch, load_kernels("reference"))
-    return reduction.select(accumulator.state(), None, None)
+    return reduction.select(reduction.settle(accumulator.state()), None, None)
 
 
 def figures(lower, upper):

@@ -53,6 +53,15 @@ def test_an_invariance_that_does_not_hold_is_caught():
         THEOREMS["shifted_rows"](wrong)
 
 
+def test_errors_of_other_figures_are_caught():
+    def of_the_first(parts, facts):
+        return METRICS["load"].without_each([parts[0], *parts[:-1]], facts)
+
+    wrong = dataclasses.replace(METRICS["load"], without_each=of_the_first)
+    with pytest.raises(AssertionError, match=r"load: .*_se"):
+        THEOREMS["errors_of_each"](wrong)
+
+
 def test_a_column_that_is_not_declared_is_caught():
     def more(values, reductions, facts):
         return {"layers": {**values["layers"], "surprise": 1.0}}

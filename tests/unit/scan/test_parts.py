@@ -23,7 +23,7 @@ from moegeom.engine.parts import PART_FILE, MissingParts, Share, parse_part
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_too_many
-from moegeom.kernels.reduction import select_counts
+from moegeom.kernels.reduction import SettledCounts
 from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.pipeline import merge, scan
 from moegeom.results.counts import expert_counts
@@ -241,9 +241,9 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
     counts = np.zeros((1, 16, 1), np.int64)
     counts[0, :2] = 2**62
     with pytest.raises(ResultsError, match="64 bits"):
-        select_counts(counts, None, None)
+        SettledCounts.of({"counts": counts}).select(None, None)
     counts[0, 1] -= 2**30
-    assert select_counts(counts, None, None) == 2**63 - 2**30
+    assert SettledCounts.of({"counts": counts}).select(None, None) == 2**63 - 2**30
 
 
 # ------------------------------------------------------------------------------------------- Ray
