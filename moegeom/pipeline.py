@@ -420,18 +420,23 @@ def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWrit
     finished.
     """
     wanted: list[Wanted] = []
+    is_quick = setting.opened.source is None  # what weights tell is measured sooner than written
     for router in routers:
         if writer.has_part(router.name):
             done = {router.name: writer.part_facts(router.name)}
             refuse_skipped(
                 setting.request, done, "the unfinished results", "begin again with --restart"
             )
+        elif is_quick:
+            wanted.append(Wanted(router))
         else:
             snapshot = writer.snapshot_path(router.name, "as_stored")
             wanted.append(Wanted(router, writer.new_part(router.name), snapshot))
     for one, found in zip(wanted, _measured(wanted, setting), strict=True):
-        assert one.folder is not None
-        writer.add_part(one.router.name, one.folder, found.rows, found.facts)
+        if one.folder is None:
+            writer.hold(one.router.name, found.rows, found.facts)
+        else:
+            writer.add_part(one.router.name, one.folder, found.rows, found.facts)
 
 
 def _measured(wanted: Sequence[Wanted], setting: ScanSetting) -> Iterator[MeasuredRouter]:

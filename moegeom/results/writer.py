@@ -88,6 +88,8 @@ class ResultsWriter:
         self._sound: set[str] = set()
         self._kept: dict[tuple[str, str], pa.Table] = {}
         self._room = _MOST_KEPT
+        self._held: dict[str, tuple[Rows, dict[str, Any]]] = {}
+        self._gathered: dict[str, pa.Table] = {}
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class ResultsWriter:
 
         A part that is not as it was written is none: the router is measured again.
         """
-        if router not in self._sound:
+        if router not in self._sound and router not in self._held:
             folder = self.part_folder(router)
             try:
                 kept = read_regular(folder / DIGEST_FILE, 64)
@@ -179,12 +181,20 @@ class ResultsWriter:
         for snapshot in (self._partial / "snapshots").glob(f"{slug(router)}.*.npz"):
             snapshot.unlink()
 
+    def hold(self, router: str, rows: Rows, facts: Mapping[str, Any]) -> None:
+        """Counts a router as finished whose part would take as long to write as to measure again:
+        an interruption loses it.
+        """
+        self._held[router] = rows, json.loads(json.dumps(facts))
+
     def part_folder(self, router: str) -> Path:
         """The folder of a finished router, with what was put there beside its rows."""
         return self._partial / "parts" / slug(router)
 
     def part_facts(self, router: str) -> dict[str, Any]:
-        """What :meth:`add_part` was given as facts."""
+        """What :meth:`add_part`, or :meth:`hold`, was given as facts."""
+        if router in self._held:
+            return self._held[router][1]
         path = self.part_folder(router) / "facts.json"
         try:
             found = parse_json(read_regular(path, MOST_JSON))
@@ -196,9 +206,18 @@ class ResultsWriter:
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
         """Rows of a metric table of all routers, in that order."""
-        return pa.concat_tables([self._part_rows(table, router) for router in routers])
+        if table not in self._gathered:
+            if self._held.keys() >= set(routers):
+                rows = [row for name in routers for row in self._held[name][0].get(table, ())]
+                self._gathered[table] = table_of(rows, self._schemas[table])
+            else:
+                parts = [self._part_rows(table, router) for router in routers]
+                self._gathered[table] = pa.concat_tables(parts)
+        return self._gathered[table]
 
     def _part_rows(self, table: str, router: str) -> pa.Table:
+        if router in self._held:
+            return table_of(self._held[router][0].get(table, ()), self._schemas[table])
         if (router, table) in self._kept:
             return self._kept[router, table]
         part = self.part_folder(router) / f"{table}.parquet"
