@@ -70,13 +70,20 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
 
 
+#: Entries of rows that are no larger or smaller than two to this have no product beyond float32,
+#: and none below it that counts.
+_SAFE_EXPONENT = 30
+
+
 def _raw_cosines(weight: np.ndarray) -> Float64[np.ndarray, "rows rows"]:
     """Of the rows as stored; float32 products are exact enough for a figure shown as raw.
 
-    A power of two takes each row to the size of 1 before, so that no square leaves the format.
+    A power of two takes each row to the size of 1 before where a square could leave the format.
     """
-    _, exponent = np.frexp(np.abs(weight).max(axis=1, initial=0.0))
-    rows = np.ldexp(weight, -exponent[:, None])
+    largest = np.maximum(weight.max(axis=1, initial=0.0), -weight.min(axis=1, initial=0.0))
+    _, exponent = np.frexp(largest)
+    is_safe = np.abs(exponent).max(initial=0) <= _SAFE_EXPONENT
+    rows = weight if is_safe else np.ldexp(weight, -exponent[:, None])
     return cosines((rows @ rows.T).astype(np.float64))
 
 

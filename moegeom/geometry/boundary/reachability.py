@@ -218,34 +218,40 @@ def _by_point(
     far = (1.0 - _CLEAR) * radius if np.isfinite(radius) else float(np.sqrt(hidden))
     lengths = _LENGTHS if experts < hidden else _LENGTHS[:1]
     common = rows.centred @ rows.mean
-    for directions in _directions(rows, rule):
+    own = np.arange(experts)
+    for partner in _partners(experts, rule):
         if reached.all():
             break
-        squares = (directions @ rows.gram * directions).sum(axis=1)
+        # sums of the row of each expert and that of its partner, along with their own mean
+        products, along, sizes = rows.gram, common, rows.squared_norms
+        if partner is not None:
+            products, along, sizes = (
+                values + values[partner] for values in (products, along, sizes)
+            )
+        squares = products[own, own]
+        if partner is not None:
+            squares = squares + products[own, partner]
         # rows that cancel leave rounding, which is no direction
-        clear = squares > _RESOLVED * (directions**2 @ rows.squared_norms)
+        clear = squares > _RESOLVED * sizes
         if not clear.any():
             continue
-        unit = directions[clear] / np.sqrt(squares[clear, None])
         # W x = C x + m . x for x = unit combinations of the centred rows
-        logits = unit @ rows.gram + (unit @ common)[:, None]
+        logits = (products + along[:, None])[clear] / np.sqrt(squares[clear, None])
         for length in lengths:
             if not reached.all():
                 reached |= _chosen(length * far * logits + offset, rule, selection_bias)
     return reached
 
 
-def _directions(rows: EffectiveRows, rule: Rule) -> Iterator[Float64[np.ndarray, "points experts"]]:
-    """Combinations of the centred rows to walk along: each row, then pairs within a group."""
-    experts = len(rows.gram)
-    own = np.eye(experts)
-    yield own
+def _partners(experts: int, rule: Rule) -> Iterator[Int64[np.ndarray, "experts"] | None]:
+    """Whose row is taken along to walk along that of each expert: first nobody's, then others of
+    its group, which is ranked by its two best experts.
+    """
+    yield None
     if rule.groups is not None:
-        size = experts // rule.groups.num_groups
+        size, own = experts // rule.groups.num_groups, np.arange(experts)
         for step in range(1, size):
-            # the groups are ranked by their two best experts: take a partner along
-            partner = np.arange(experts) // size * size + (np.arange(experts) + step) % size
-            yield own + own[partner]
+            yield own // size * size + (own + step) % size
 
 
 def _chosen(
