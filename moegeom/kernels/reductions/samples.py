@@ -20,19 +20,11 @@ from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
 
-#: Bytes that are copied at a time: what is on its way stays in the cache.
-_AT_ONCE = 2**19
-
-
-def _rows_at_once(array: np.ndarray) -> int:
-    return max(_AT_ONCE * len(array) // max(array.nbytes, 1), 1)
-
 
 class TokenSample:
     """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer.
 
     Where ``num_tokens`` is None, ``Reduction.ended`` takes from the state what belongs to it.
-    Rows are written once, to where they stay: inputs are megabytes, and fresh memory is slow.
     """
 
     def __init__(self, size: int, num_tokens: int | None, empty: State) -> None:
@@ -65,9 +57,7 @@ class TokenSample:
         first, self._held = self._held, self._held + len(row)
         self._columns["key"][first : self._held] = token_hash(token[row])
         for name, column in columns.items():
-            own, step = self._columns[name][first : self._held], _rows_at_once(column)
-            for start in range(0, len(row), step):
-                own[start : start + step] = column[row[start : start + step]]
+            _take(column, row, self._columns[name][first : self._held])
         if self._is_open and self._held > 2 * self._size:
             key = self.state()["key"]
             self._held = int(np.searchsorted(key, self._largest, side="right"))
@@ -82,15 +72,21 @@ class TokenSample:
 
     def state(self) -> State:
         """Columns in ascending order of the hash, which is ``key``."""
-        held = {name: column[: self._held] for name, column in self._columns.items()}
-        if not (held["key"][1:] > held["key"][:-1]).all():
-            order = np.argsort(held["key"])
-            for column in held.values():
-                flat = column.reshape(len(column), -1)
-                step = _rows_at_once(flat.T)
-                for start in range(0, flat.shape[1], step):
-                    flat[:, start : start + step] = flat[order, start : start + step]
-        return held
+        key = self._columns["key"][: self._held]
+        if not (key[1:] > key[:-1]).all():
+            order = np.argsort(key)
+            for name, column in self._columns.items():
+                self._columns[name] = np.empty_like(column)
+                _take(column, order, self._columns[name][: self._held])
+        return {name: column[: self._held] for name, column in self._columns.items()}
+
+
+def _take(column: np.ndarray, row: Int64[np.ndarray, "kept"], out: np.ndarray) -> None:
+    """Rows of a column to where they stay; all of ``row`` are there."""
+    if column.dtype == out.dtype:
+        np.take(column, row, axis=0, out=out, mode="clip")  # any other mode copies once more
+    else:
+        out[:] = column[row]
 
 
 def _largest_key(size: int, num_tokens: int) -> np.uint64:
