@@ -20,6 +20,9 @@ _PLAIN_COPIES = 3
 #: One character of four bytes makes all others of its text as wide, and the parser's buffer too.
 _WIDE_COPIES = 12
 
+#: What no byte of a text takes more than.
+_MOST_OF_A_BYTE = _WIDE_COPIES + max(_COSTS.values())
+
 #: Digits of an integer at most; configs hold 10^30.
 _MOST_DIGITS = 40
 
@@ -91,7 +94,8 @@ def parse_object(
     CheckpointError
         If it is anything else, or would take more than ``limits.JSON_MEMORY``.
     """
-    memory = most_memory(raw)
+    is_short = len(raw) * _MOST_OF_A_BYTE <= limits.JSON_MEMORY
+    memory = 0 if is_short else most_memory(raw)
     if memory > limits.JSON_MEMORY:
         raise CheckpointError(
             f"{where}: has {len(raw)} bytes that describe up to {memory} bytes of objects, more "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Collection, Sequence
+from itertools import chain, compress
 from typing import Any
 
 #: Dots in a line of TOML; names of tensors have up to nine. The parser's time and memory grow with
@@ -74,16 +76,18 @@ def _check_integers(found: Any) -> None:
 _NESTS = frozenset((dict, list))
 
 
+def _of_types(types: Collection[type], values: Sequence[Any]) -> list[Any]:
+    # no step of it is taken by the interpreter: headers hold a million values
+    return list(compress(values, map(types.__contains__, map(type, values))))
+
+
 def _check_depth(found: Any) -> None:
     """What is read must also be written again, by functions that call themselves."""
-    level = [found] if type(found) in _NESTS else []
+    level = _of_types(_NESTS, [found])
     for _ in range(MOST_NESTED):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if type(value) is dict else value)
-            if type(inner) in _NESTS
-        ]
+        of_dicts = map(dict.values, _of_types({dict}, level))
+        inner = chain.from_iterable(chain(of_dicts, _of_types({list}, level)))
+        level = _of_types(_NESTS, list(inner))
         if not level:
             return
     raise DocumentError("is nested too deeply")
