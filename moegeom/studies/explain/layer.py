@@ -157,7 +157,7 @@ def _values(
     sides: Sides,
     own: MatchedChoices,
     rows: Int64[np.ndarray, "rows"],
-    kept: Sequence[Float[np.ndarray, "some hidden"]] | None,
+    kept: Sequence[Float[np.ndarray, "_ hidden"]] | None,
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
     if kept:
@@ -177,11 +177,11 @@ def _values(
 class Kept:
     """Rows of a matrix as they were read, part by part: nothing is copied that is read in turn."""
 
-    parts: Sequence[Float[np.ndarray, "some hidden"]]
+    parts: Sequence[Float[np.ndarray, "_ hidden"]]
     starts: Int64[np.ndarray, "parts"]
 
     @staticmethod
-    def of(parts: Sequence[Float[np.ndarray, "some hidden"]]) -> Kept:
+    def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> Kept:
         """Parts one behind the other; nobody writes into them from now on."""
         for part in parts:
             part.flags.writeable = False
