@@ -161,7 +161,7 @@ def _values(
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
     if kept:
-        return Kept.of(kept).rows
+        return ReadParts.of(kept).rows
 
     def read(some: np.ndarray) -> np.ndarray | None:
         if sides.has_other_inputs:
@@ -174,18 +174,18 @@ def _values(
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class ReadParts:
     """Rows of a matrix as they were read, part by part: nothing is copied that is read in turn."""
 
     parts: Sequence[Float[np.ndarray, "_ hidden"]]
     starts: Int64[np.ndarray, "parts"]
 
     @staticmethod
-    def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> Kept:
+    def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> ReadParts:
         """Parts one behind the other; nobody writes into them from now on."""
         for part in parts:
             part.flags.writeable = False
-        return Kept(parts, np.cumsum([0, *map(len, parts[:-1])]))
+        return ReadParts(parts, np.cumsum([0, *map(len, parts[:-1])]))
 
     def rows(self, some: Int64[np.ndarray, "rows"]) -> Float[np.ndarray, "rows hidden"]:
         """These rows; a view where they lie one behind the other in one part."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.studies.explain.layer import Kept
+from moegeom.studies.explain.layer import ReadParts
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,6 @@ from moegeom.studies.explain.layer import Kept
 )
 def test_any_rows_of_parts_are_those_of_the_whole(some):
     whole = np.random.default_rng(0).standard_normal((10, 3)).astype(np.float32)
-    kept = Kept.of([whole[:4].copy(), whole[4:7].copy(), whole[7:].copy()])
+    kept = ReadParts.of([whole[:4].copy(), whole[4:7].copy(), whole[7:].copy()])
     rows = np.array(some, np.int64)
     np.testing.assert_array_equal(kept.rows(rows), whole[rows])
