@@ -75,6 +75,9 @@ _EXCESSES = np.concatenate([[0.0], np.geomspace(1e-5, 0.5, 19)])
 #: Probabilities are kept this far from 0 and 1: no noise is exactly normal.
 _FLOOR = 1e-9
 
+#: Scales beyond which a normal number does not fall: its chance is less than any float64.
+_NEVER = 40.0
+
 #: Twice a difference of log-likelihoods beyond which an excess is believed: 10^-7 by chance.
 _BELIEVED = 28.0
 
@@ -111,14 +114,19 @@ def flip_chance(
 ) -> Float64[np.ndarray, "tokens"]:
     r""":math:`1 - \prod_w \Phi(r_w / s)`, as if boundaries were crossed one apart from the other.
 
-    The nearest boundaries of each token suffice. 0 for scale 0, one half on a single boundary.
+    The nearest boundaries of each token suffice. 0 for scale 0 and where none is nearer than 40
+    scales (chances below 1e-340 are no numbers), one half on a single boundary.
     """
     from scipy.special import log_ndtr
 
+    found = np.zeros(len(distances))
     if scale == 0.0:
-        return np.zeros(len(distances))
+        return found
+    far = distances > _NEVER * scale
+    near = np.flatnonzero(~far.all(axis=1))
     with np.errstate(over="ignore"):
-        return -np.expm1(log_ndtr(distances / scale).sum(axis=1))
+        found[near] = -np.expm1(log_ndtr(distances[near] / scale).sum(axis=1))
+    return found
 
 
 def upstream_noise(

@@ -126,11 +126,12 @@ def set_distances(
     k = chosen.shape[1]
     outright = log2_sets(experts, k)
     is_chosen = chosen_mask(chosen, experts)
-    sign = np.where(is_chosen, np.float32(-1.0), np.float32(1.0))
+    # a choice between two numbers for each entry takes three times as long
+    sign = np.float32(1.0) - np.float32(2.0) * is_chosen
     if k == experts:
         surely = np.full((tokens, experts), -np.inf, np.float32)
         return SetDistances(surely, is_chosen, None, 1.0, 0.0)
-    own = selection.astype(np.float64)
+    own = selection.astype(np.float64, copy=False)
     last, following = last_and_next(_as_lowest(selection), k)
     last, following = last.astype(np.float64), following.astype(np.float64)
     with np.errstate(invalid="ignore"):

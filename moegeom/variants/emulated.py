@@ -131,16 +131,23 @@ class Emulated:
         depth = SUMMATION_ORDERS[order].depth(width)
         return sum_error(input_norm, width, depth, self.longest_row, self.largest_bias)
 
-    def closer_sum_error(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
-        """The same for the engine's own order, from the sizes of the products: a sharper bound."""
+    def closer_sum_errors(
+        self, inputs: Float[np.ndarray, "tokens hidden"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same for the engine's own order and for any, from the sizes of the products: sharper
+        bounds.
+        """
         width = self.router.hidden_size
-        depth = SUMMATION_ORDERS[self.arithmetic.order].depth(width)
         # no product is negative, so that a float32 sum of them is off by a known share of itself
         with np.errstate(over="ignore"):
             sizes = (np.abs(inputs) @ self._column_sizes).max(axis=1).astype(np.float64)
         sizes /= 1.0 - gamma(width, UNIT_FLOAT32)
         sizes += float(np.finfo(np.float32).tiny)  # products that were too small for a float32
-        return error_of_sizes(sizes + self.largest_bias, width, depth)
+        own, of_any = (
+            error_of_sizes(sizes + self.largest_bias, width, SUMMATION_ORDERS[order].depth(width))
+            for order in (self.arithmetic.order, "any")
+        )
+        return own, of_any
 
     @cached_property
     def _exact_columns(self) -> Float64[np.ndarray, "hidden experts"]:

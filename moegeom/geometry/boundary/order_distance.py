@@ -98,12 +98,11 @@ class _Euclidean:
         lengths[lengths <= self.shortest] = 0.0
         return lengths
 
+    @property
+    def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:
+        return self._steps(np.abs(self.logits - self.logits[:, None]), self.lengths)
+
     def flat(self, tied: Experts) -> Flat:
-        if len(tied) == 1:
-            gaps = np.abs(self.logits - self.logits[tied[0]])
-            return Flat(
-                NearestOrder(0.0, 0.0, self.logits), self._steps(gaps, self.lengths[tied[0]])
-            )
         flat = self._along(tied)
         if flat is None:
             nowhere = NearestOrder(np.inf, np.inf, self.logits)
@@ -128,8 +127,8 @@ class _Euclidean:
         )
 
     def _steps(
-        self, gaps: Float64[np.ndarray, "experts"], lengths: Float64[np.ndarray, "experts"]
-    ) -> Float64[np.ndarray, "experts"]:
+        self, gaps: Float64[np.ndarray, "*some"], lengths: Float64[np.ndarray, "*some"]
+    ) -> Float64[np.ndarray, "*some"]:
         """How far it is until each gap is closed; inf where no step along the flat closes it."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(gaps <= self.slack, 0.0, gaps / lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -153,8 +153,13 @@ class RowMetric(Protocol):
     @property
     def slack(self) -> float: ...
 
+    @property
+    def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:
+        """The ``costs`` of every single expert, of which each flat is the input itself."""
+        ...
+
     def flat(self, tied: Experts) -> Flat:
-        """Where ``tied``, one expert or more, have one logit; bound and costs inf if nowhere."""
+        """Where ``tied``, two experts or more, have one logit; bound and costs inf if nowhere."""
         ...
 
     def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
@@ -191,9 +196,13 @@ def search_ties(
         return OrderDistance(np.inf, np.inf, ())
     search = _Search(metric, k, order)
     best = min(search.windows(logits), default=(np.inf, ()))
-    queue: list[_Node] = [(0.0, (expert,), (), ()) for expert in range(len(logits) - order)]
+    num_first = len(logits) - order
+    if most_nodes < num_first:
+        return OrderDistance(0.0, best[0], tuple(sorted(best[1])))
+    queue = search.pairs(logits, best[0])
+    heapify(queue)
     stuck = np.inf
-    for _ in range(most_nodes):
+    for _ in range(most_nodes - num_first):
         if not queue or queue[0][0] >= (1.0 - _SAME) * best[0]:
             break
         node = heappop(queue)
@@ -226,6 +235,26 @@ class _Search:
                 guess = tuple(ranked[start:end]), tuple(ranked[:start]), tuple(ranked[end:])
                 found += self._seen(*guess)
         return found
+
+    def pairs(self, logits: Float64[np.ndarray, "experts"], limit: float) -> list[_Node]:
+        """What every single expert grows to, as in :meth:`grown`, all at once."""
+        experts, costs = len(logits), self.metric.pair_costs
+        excess = logits - logits[:, None]
+        np.fill_diagonal(excess, 0.0)
+        least = np.zeros(experts)
+        is_done = np.zeros(experts, dtype=bool)
+        sides = excess > self.metric.slack, excess < -self.metric.slack
+        for side, most in zip(sides, self._most(experts), strict=True):
+            leaving = side.sum(axis=1) - most
+            rows = np.flatnonzero((leaving > 0) & ~is_done)
+            ordered = np.sort(np.where(side[rows], costs[rows], np.inf), axis=1)
+            least[rows] = ordered[np.arange(len(rows)), leaving[rows] - 1]
+            is_done[rows] = True
+        costs = np.maximum(costs, least[:, None])
+        number = np.arange(experts)
+        is_later = (number > number[:, None]) & (number < experts - self.order + 1)
+        found = np.argwhere(is_later & (costs < limit)).tolist()
+        return [(float(costs[i, j]), (i, j), (), ()) for i, j in found]
 
     def grown(self, node: _Node, limit: float) -> _Step:
         """One more tied expert, of a higher number, so that each set is made once.
@@ -375,9 +404,12 @@ class _Supremum:
     basis: Float64[np.ndarray, "experts rank"]
     slack: float
 
+    @property
+    def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:
+        return np.abs(self.logits - self.logits[:, None]) / 2.0
+
     def flat(self, tied: Experts) -> Flat:
-        is_single = len(tied) == 1
-        nearest = NearestOrder(0.0, 0.0, self.logits) if is_single else self.nearest(tied, (), ())
+        nearest = self.nearest(tied, (), ())
         own = self.logits[list(tied)]
         spread = np.maximum(own.max(), self.logits) - np.minimum(own.min(), self.logits)
         return Flat(nearest, np.maximum(spread / 2.0, nearest.bound))

@@ -120,12 +120,11 @@ def _mask(selection, num_groups, num_kept, is_sum_of_two, fill, masked, margin):
             first = -np.inf
             second = -np.inf
             for expert in range(group * size, (group + 1) * size):
+                # no branches: which of the numbers is larger cannot be foretold
                 value = selection[token, expert]
-                if value > first:
-                    second = first
-                    first = value
-                elif value > second:
-                    second = value
+                lower = first if value > first else value
+                first = value if value > first else first
+                second = lower if lower > second else second
             scores[group] = first + second if is_sum_of_two and size > 1 else first
             kept[group] = False
         last = np.inf

@@ -91,24 +91,26 @@ def look(
     as_stored = emulate(router, AS_STORED) if not reason else None
     nearest, apart, logits, kept = None, None, [], None
     if as_stored is not None:
-        nearest, stop = NearestBoundaries.of(prepared, len(rows), sides.source.facts), 0
+        lengths, own_logits, stop = np.full(len(rows), np.nan), [], 0
         if sides.has_other_inputs and stage in INPUT_STAGES:
             apart = InputsApart.of(len(rows))
+        if has_inputs and len(rows) * len(choices) * router.hidden_size * 4 <= _KEPT:
+            kept = []
         for batch in sides.batches(prepared, rows):
             there = slice(stop, stop := stop + len(batch.row))
-            nearest.note(there, prepared, sides, batch.logits, batch.norm)
+            own_logits.append(batch.logits)
+            if batch.norm is not None:
+                lengths[there] = batch.norm
             values = batch.values
             if apart is not None and batch.values is not None:
                 values = sides.other_values(prepared.router, batch.row)
                 apart.note(there, sides, batch.values, values)
                 logits.append(engine_logits(as_stored, as_stored.inputs(values)))
-            else:
-                logits.append(batch.logits)
-            if values is not None and len(rows) * len(choices) * values.shape[1] * 4 <= _KEPT:
-                if kept is None:
-                    kept = np.empty((len(rows), values.shape[1]), np.float32)
-                kept[there] = values
-        found = np.concatenate(logits)
+            if values is not None and kept is not None:
+                kept.append(values)
+        of_a = np.concatenate(own_logits)
+        nearest = NearestBoundaries.of(prepared, of_a, lengths, sides.source.facts)
+        found = np.concatenate(logits) if logits else of_a
         scores = as_stored.compared(found)
         selection, _ = group_masked(router.rule, scores, sides.kernels)
     else:
@@ -155,11 +157,11 @@ def _values(
     sides: Sides,
     own: MatchedChoices,
     rows: Int64[np.ndarray, "rows"],
-    kept: Float[np.ndarray, "rows hidden"] | None,
+    kept: Sequence[Float[np.ndarray, "_ hidden"]] | None,
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
-    if kept is not None:
-        return lambda some: kept[some]
+    if kept:
+        return ReadParts.of(kept).rows
 
     def read(some: np.ndarray) -> np.ndarray | None:
         if sides.has_other_inputs:
@@ -171,31 +173,64 @@ def _values(
     return read
 
 
-def nearest_under(
+@dataclass(frozen=True, eq=False)
+class ReadParts:
+    """Rows of a matrix as they were read, part by part: nothing is copied that is read in turn."""
+
+    parts: Sequence[Float[np.ndarray, "_ hidden"]]
+    starts: Int64[np.ndarray, "parts"]
+
+    @staticmethod
+    def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> ReadParts:
+        """Parts one behind the other; nobody writes into them from now on."""
+        for part in parts:
+            part.flags.writeable = False
+        return ReadParts(parts, np.cumsum([0, *map(len, parts[:-1])]))
+
+    def rows(self, some: Int64[np.ndarray, "rows"]) -> Float[np.ndarray, "rows hidden"]:
+        """These rows; a view where they lie one behind the other in one part."""
+        number = np.searchsorted(self.starts, some, side="right") - 1
+        at = some - self.starts[number]
+        if len(some) and (number == number[0]).all() and (np.diff(at) == 1).all():
+            return self.parts[int(number[0])][int(at[0]) : int(at[-1]) + 1]
+        found = np.empty((len(some), self.parts[0].shape[1]), np.float32)
+        for one in np.unique(number):
+            there = number == one
+            found[there] = self.parts[one][at[there]]
+        return found
+
+
+def note_under(
     looked: ReadySite, candidate: Proposal, is_inside: Bool[np.ndarray, "rows"], sides: Sides
-) -> ReadySite:
-    """The same with the boundaries of a believed operator, inside its scope."""
+) -> None:
+    """Notes the boundaries of these tokens under a believed operator: its scope, as far as asked.
+
+    Nothing where it has no router of its own.
+    """
     own, routed = looked.nearest, candidate.routed
     if own is None or routed is None or not looked.site.has_inputs:
-        return looked
+        return
     router = dataclasses.replace(routed.router, selection_bias=routed.selection_bias)
     prepared, rows = prepare(router), np.arange(len(is_inside))
-    found = NearestBoundaries.of(prepared, len(rows), sides.source.facts)
+    logits, lengths = np.zeros_like(own.logits), np.full(len(rows), np.nan)
     for start in range(0, len(rows), _AT_ONCE):
         there = slice(start, start + _AT_ONCE)
+        if not is_inside[there].any():
+            continue
         values = looked.values(rows[there])
         if values is None:
-            return looked
+            return
         seen = values
         if candidate.inputs is not None:
             seen = candidate.inputs(looked.site, rows[there], values)
-        logits = engine_logits(routed, routed.inputs(seen))
-        norm = sides.kernels["input_norm"](np.ascontiguousarray(seen, np.float32))
-        found.note(there, prepared, sides, logits, norm)
+        logits[there] = engine_logits(routed, routed.inputs(seen))
+        lengths[there] = sides.kernels["input_norm"](np.ascontiguousarray(seen, np.float32))
+    found = NearestBoundaries.of(prepared, logits, lengths, sides.source.facts)
     if found.distance.shape != own.distance.shape:
-        return looked
-    mixed = np.where(is_inside[:, None], found.distance, own.distance)
-    return dataclasses.replace(looked, nearest=NearestBoundaries(mixed, own.num_boundaries))
+        return
+    found.note(np.flatnonzero(is_inside), prepared, sides)
+    own.distance[is_inside] = found.distance[is_inside]
+    own.is_noted[is_inside] = True
 
 
 def layer_evidence(
@@ -210,6 +245,8 @@ def layer_evidence(
     prepared, agrees, clean = choices.prepared, choices.agrees, choices.is_clean
     noise = None
     if looked.nearest is not None:
+        # noise is fitted to tokens that agreed until then
+        looked.nearest.note(np.flatnonzero(clean[rows]), prepared, sides)
         noise = flip_noise(looked.nearest, sides, prepared, rows, is_met, clean[rows])
     own = np.arange(len(choices.matching))
     return LayerEvidence(
@@ -360,46 +397,56 @@ _IMPOSSIBLE, _EXAMPLES = 1e-6, 3
 class NearestBoundaries:
     """Distances to the nearest boundaries of tokens that are routed, over the rms of their input.
 
-    Filled batch by batch; a curved rule has one lower bound for each token, and an unknown one no
-    column. ``num_boundaries`` are all boundaries of a token.
+    Of tokens with these ``logits`` and inputs so long (nan: not known), noted for those that are
+    asked for; a curved rule has one lower bound for each token, and an unknown one no column.
+    ``num_boundaries`` are all boundaries of a token.
     """
 
+    logits: Float[np.ndarray, "rows experts"]
+    lengths: Float64[np.ndarray, "rows"]
     distance: Float64[np.ndarray, "rows boundaries"]
+    is_noted: Bool[np.ndarray, "rows"]
     num_boundaries: int
 
     @staticmethod
-    def of(prepared: PreparedRouter, num_rows: int, facts: SourceFacts) -> NearestBoundaries:
+    def of(
+        prepared: PreparedRouter,
+        logits: Float[np.ndarray, "rows experts"],
+        lengths: Float64[np.ndarray, "rows"],
+        facts: SourceFacts,
+    ) -> NearestBoundaries:
         """Nothing noted yet of tokens that are recorded so."""
         experts, k = prepared.router.num_experts, prepared.router.rule.top_k
         boundaries, columns = k * (experts - k), 0
         if "distance" not in unavailable(prepared.router, facts):
             columns = min(boundaries, _BOUNDARIES) if prepared.router.rule.is_affine else 1
-        return NearestBoundaries(np.full((num_rows, columns), np.nan), boundaries)
+        distance = np.full((len(lengths), columns), np.nan)
+        return NearestBoundaries(
+            logits, lengths, distance, np.zeros(len(lengths), bool), boundaries
+        )
 
-    def note(
-        self,
-        there: slice,
-        prepared: PreparedRouter,
-        sides: Sides,
-        logits: Float[np.ndarray, "tokens experts"],
-        norm: Float64[np.ndarray, "tokens"] | None,
-    ) -> None:
-        """Tokens with these logits; nothing where the lengths of their inputs are not known."""
+    def note(self, rows: Int64[np.ndarray, "some"], prepared: PreparedRouter, sides: Sides) -> None:
+        """Distances of those of these tokens that have none yet, where their lengths are known."""
         columns = self.distance.shape[1]
-        if not columns or norm is None:
+        rows = rows[~(self.is_noted[rows] | np.isnan(self.lengths[rows]))]
+        if not columns or not len(rows):
             return
-        chosen = chosen_by(prepared, logits, sides.kernels)
-        if prepared.rows is not None:
-            found = boundary_sigmas(logits, chosen, prepared.rows)
-            found = np.partition(found, columns - 1, axis=1)[:, :columns]
-        else:
-            lower, _, _ = sides.kernels["curved_distance"](
-                logits, chosen, prepared.curved, on_rays=False
-            )
-            found = lower[:, None]
-        rms = norm / np.sqrt(prepared.router.hidden_size)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self.distance[there] = found / rms[:, None]
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE]
+            logits = self.logits[some]
+            chosen = chosen_by(prepared, logits, sides.kernels)
+            if prepared.rows is not None:
+                found = boundary_sigmas(logits, chosen, prepared.rows)
+                found = np.partition(found, columns - 1, axis=1)[:, :columns]
+            else:
+                lower, _, _ = sides.kernels["curved_distance"](
+                    logits, chosen, prepared.curved, on_rays=False
+                )
+                found = lower[:, None]
+            rms = self.lengths[some] / np.sqrt(prepared.router.hidden_size)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                self.distance[some] = found / rms[:, None]
+        self.is_noted[rows] = True
 
 
 def flip_noise(
@@ -418,12 +465,14 @@ def flip_noise(
     found = upstream_noise(nearest.distance[fits], flipped[fits])
     if np.isnan(found.scale):
         return None
-    least = nearest.distance.min(axis=1)
+    some = np.flatnonzero(fits & flipped)
+    least = nearest.distance[some].min(axis=1)
     # the nearest boundary, as often as there are boundaries, bounds the chance for all of them
     chance = nearest.num_boundaries * found.chance(least[:, None])
-    beyond = np.flatnonzero(fits & flipped & (chance < _IMPOSSIBLE) & (least > 0.0))
+    is_beyond = (chance < _IMPOSSIBLE) & (least > 0.0)
+    beyond, least = some[is_beyond], least[is_beyond]
     # the farthest ones are the clearest
-    named = rows[beyond[np.argsort(-least[beyond])][:_EXAMPLES]]
+    named = rows[beyond[np.argsort(-least)][:_EXAMPLES]]
     examples = tuple(
         (int(sides.columns.document[row]), int(sides.columns.position[row])) for row in named
     )

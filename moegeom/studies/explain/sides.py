@@ -92,9 +92,12 @@ class Sides:
             stop = int(self.token[rows[those]].max()) + 1
             found = recorded_logits(task, start, stop)
             at = self.token[rows[those]] - start
-            values = None if found.values is None else np.ascontiguousarray(found.values[at])
+            values, logits = found.values, found.logits
+            if len(at) < len(logits):  # else every token, in order
+                values = None if values is None else values[at]
+                logits = logits[at]
             norm = None if values is None else self.kernels["input_norm"](values)
-            yield Batch(rows[those], np.ascontiguousarray(found.logits[at]), values, norm)
+            yield Batch(rows[those], logits, values, norm)
 
     def other_values(
         self, router: Router, row: Int64[np.ndarray, "rows"]

@@ -29,7 +29,7 @@ from moegeom.studies.explain.layer import (
     ReadySite,
     layer_evidence,
     look,
-    nearest_under,
+    note_under,
 )
 from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence, NamedFault
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
@@ -176,7 +176,7 @@ def _layers(
         for part in parts:
             if score.router in part.routers:
                 candidate, inside = score.scored[part.name].candidate, part.region.is_inside
-                one = nearest_under(one, candidate, inside, sides)
+                note_under(one, candidate, inside & choice.is_clean[rows], sides)
                 if candidate.rows is not None:  # what stands beyond its document nothing can tell
                     is_told = is_told & ~(inside & (candidate.rows < 0))
         layers.append(layer_evidence(choice, sides, one, score, rows, is_met))

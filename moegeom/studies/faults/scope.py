@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer
@@ -36,6 +37,24 @@ class Where:
         """From the columns of these tokens."""
         document, position = (x.astype(np.int64) for x in (columns.document, columns.position))
         return Where(document, position, number)
+
+    @cached_property
+    def documents(self) -> tuple[Int64[np.ndarray, "documents"], Int64[np.ndarray, "tokens"]]:
+        """The numbers of the documents, ascending, and the place there of that of each token."""
+        names, group = np.unique(self.document, return_inverse=True)
+        return names, group.ravel()
+
+    def turn(self, what: str, count: int) -> Int64[np.ndarray, "tokens"]:
+        """``number``, ``position`` or ``document`` of each token modulo so many, -1 for none."""
+        if (what, count) not in self._turns:
+            number = getattr(self, what)
+            self._turns[what, count] = np.where(number >= 0, number % count, -1)
+        return self._turns[what, count]
+
+    @cached_property
+    def _turns(self) -> dict[tuple[str, int], Int64[np.ndarray, "tokens"]]:
+        """Those that were asked for: every scope is looked for many times."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -112,7 +131,9 @@ def sums(
 ) -> Float64[np.ndarray, "groups"]:
     """What the tokens of each group would save together; tokens of group -1 count nowhere."""
     known = group >= 0
-    return np.bincount(group[known], weights=saved[known], minlength=1)
+    if not known.all():
+        group, saved = group[known], saved[known]
+    return np.bincount(group, weights=saved, minlength=1)
 
 
 #: Documents that are named.

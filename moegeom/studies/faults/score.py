@@ -144,8 +144,11 @@ def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
         return np.ones(len(logits))
     with np.errstate(invalid="ignore"):
         near = np.round(np.nan_to_num(logits) / (0.1 * spread)).astype(np.int32)
-    _, place, count = np.unique(near, axis=0, return_inverse=True, return_counts=True)
-    return 1.0 / count[place.ravel()]
+    # a number for each row, the same for equal ones; for others too, once in 2^64 pairs
+    draws = np.random.default_rng(0).integers(1, 2**63, near.shape[1], np.uint64)
+    name = near.astype(np.uint64) @ draws
+    _, place, count = np.unique(name, return_inverse=True, return_counts=True)
+    return 1.0 / count[place]
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,14 +72,14 @@ def _experts(
     with np.errstate(over="ignore", invalid="ignore"):
         other = edited.compared(logits).astype(own.dtype)
     theirs, experts = site.theirs[rows], own.shape[1]
-    is_chosen = chosen_mask(theirs, experts)
+    side = 1.0 - 2.0 * chosen_mask(theirs, experts)
     by_told = ToldOfSome.of(site, edited.router, rows, logits)
 
     def costs(is_some: np.ndarray) -> list[np.ndarray]:
         mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
         found = set_distances(mixed, theirs)
         # an expert of a dropped group is not chosen, whatever its score
-        sign = np.where(is_chosen, -1.0, 1.0) * np.isfinite(mixed)
+        sign = side * np.isfinite(mixed)
         middle = boundary(mixed, theirs.shape[1])[:, None]
         cost = []
         for scores in (own, other):

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.geometry.codes import Code, decoded
+from moegeom.geometry.codes import FLOATS, Code, decoded, in_eight_bits
 
 
 def rows(seed: int = 0, experts: int = 5, hidden: int = 37) -> np.ndarray:
@@ -63,3 +63,16 @@ def test_zeros_stay_zeros():
     weight = np.zeros((3, 8), np.float32)
     for form in ("int8", "uint4", "e4m3"):
         np.testing.assert_array_equal(decoded(weight, Code(form, 1, 0, 7.0)), weight)
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_eight_bits_are_those_of_a_cast_for_every_kind_of_number(form):
+    halves = np.arange(2**16, dtype=np.uint32) << 16
+    random = np.random.default_rng(3).integers(0, 2**32, 2**17, dtype=np.uint32)
+    # halfway between two numbers, and one bit to either side of it
+    bits = np.concatenate([halves, halves + 1, halves - 1, random])
+    with np.errstate(all="ignore"):
+        expected = bits.view(np.float32).astype(FLOATS[form]).astype(np.float32)
+    found = in_eight_bits(bits.view(np.float32), form)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))

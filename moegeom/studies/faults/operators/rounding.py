@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-import ml_dtypes
 import numpy as np
 
 from moegeom.engine.choice import group_masked
-from moegeom.geometry.codes import FLOATS, Code, decoded
+from moegeom.geometry.codes import FLOATS, Code, decoded, in_eight_bits, largest_of
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.operator import AS_STORED, Inputs, Operator, Proposal, Site, routed
@@ -61,8 +60,8 @@ def _codes() -> Iterator[tuple[str, Code]]:
         for form, largest in _LARGEST.items():
             ways += [(f"{form} {group}, scale amax/{most:g}", form, most) for most in largest]
             ways.append((f"{form} {group}, unsigned", f"u{form}", None))
-        for form, kind in FLOATS.items():
-            most = float(ml_dtypes.finfo(kind).max)
+        for form in FLOATS:
+            most = float(largest_of(form))
             ways.append((f"fp8 {form} {group}", form, most))
         for text, form, most in ways:
             yield text, Code(form, rows, columns, most)
@@ -130,25 +129,24 @@ def _values(site: Site) -> Iterator[Proposal]:
 
 def _in_eight_bits(site: Site) -> Iterator[Proposal]:
     """Inputs in eight bits: as they are, and with a scale for each token."""
-    for form, name in ((ml_dtypes.float8_e4m3fn, "e4m3"), (ml_dtypes.float8_e5m2, "e5m2")):
+    for name in FLOATS:
         for way in ("plain", "by token"):
             scaled = "" if way == "plain" else ", a scale for each token"
             text = f"router inputs rounded to fp8 {name}{scaled}"
             yield from routed(
                 site, f"inputs_{name}_{way}", text, "inputs rounded", site.router, bits=3.0,
-                inputs=_cast_inputs(form, way == "by token"),
+                inputs=_cast_inputs(name, way == "by token"),
             )  # fmt: skip
 
 
-def _cast_inputs(form: type, is_scaled: bool) -> Inputs:
-    largest = float(ml_dtypes.finfo(form).max)
-
+def _cast_inputs(form: str, is_scaled: bool) -> Inputs:
     def inputs(site: Site, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-        scale = np.ones((len(values), 1), np.float32)
-        if is_scaled:
-            most = np.abs(values).max(axis=1, keepdims=True)
-            scale = np.where(most > 0.0, most / np.float32(largest), np.float32(1.0))
-        return (values / scale).astype(form).astype(np.float32) * scale
+        values = values.astype(np.float32, copy=False)
+        if not is_scaled:
+            return in_eight_bits(values, form)
+        most = np.abs(values).max(axis=1, keepdims=True)
+        scale = np.where(most > 0.0, most / largest_of(form), np.float32(1.0))
+        return in_eight_bits(values / scale, form) * scale
 
     return inputs
 

@@ -11,7 +11,7 @@ from moegeom.studies.faults.scope import Scope, TokenRegion, Where, some_documen
 
 
 def _documents(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
-    names, group = np.unique(where.document, return_inverse=True)
+    names, group = where.documents
     if len(names) < 2 or names[0] < 0:
         return
     chosen, text, bits = some_documents(sums(saved, group), names, len(names) - 1)

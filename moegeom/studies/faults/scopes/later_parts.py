@@ -12,7 +12,7 @@ from moegeom.studies.faults.scope import Scope, TokenRegion, Where, some_documen
 
 
 def _later(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
-    names, group = np.unique(where.document, return_inverse=True)
+    names, group = where.documents
     if len(names) < 2 or names[0] < 0:
         return
     order = np.argsort(group, kind="stable")
