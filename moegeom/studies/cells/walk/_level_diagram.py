@@ -129,7 +129,7 @@ def gather_cells(vertices, k, found, start, num, mask, rays):
             if num == len(found[1]):
                 return vertex, num
             _join(over, own, rising[vertex], mask)
-            num = max(num, np.int64(_cell(found, num, mask, vertex)) + 1)
+            num += np.int64(_cell(found, num, mask, vertex) == num)
         if not rays[0] | rays[1]:
             continue
         # the cells around take some of the experts on the level
@@ -140,7 +140,7 @@ def gather_cells(vertices, k, found, start, num, mask, rays):
                     return vertex, num
                 _join(over, own, some, mask)
                 cell = np.int64(_cell(found, num, mask, vertex))
-                num = max(num, cell + 1)
+                num += np.int64(cell == num)
                 found[3][cell] = False
             some = _next_choice(some)
     return len(on), num
@@ -153,9 +153,17 @@ def _number(table, masks, above, own, some, mask):
     return np.int64(table[_slot(table, masks, mask)])
 
 
+@njit(**UNCOUNTED)
+def _both(one, other):
+    """Two cells, the lower one in the upper half."""
+    first, second = (one, other) if one < other else (other, one)
+    return (np.uint64(first) << np.uint64(32)) | np.uint64(second)
+
+
 @njit(**COUNTLESS)
 def gather_facets(vertices, k, table, masks, facets, mask, around):
-    """Both cells of the facets that are bounded below; their number, also where there is no room.
+    """Both cells of the facets that are bounded below, as the halves of 64 bits; their number, also
+    where there is no room.
 
     Such a facet has one vertex at which all but its two experts climb or fall as in its cells.
     Where r edges climb and n experts of the level are chosen, those are, of the r, all and another
@@ -188,7 +196,7 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
                         continue
                     some = climbing ^ (one_bit << np.uint32(out)) ^ (one_bit << np.uint32(into))
                     other = _number(table, masks, over, own, some, mask)
-                    facets[num, 0], facets[num, 1] = min(whole, other), max(whole, other)
+                    facets[num] = _both(whole, other)
                     num += 1
             continue
         found = 0
@@ -198,8 +206,7 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
             some = climbing ^ (one_bit << np.uint32(c))
             around[found] = _number(table, masks, over, own, some, mask)
             for n in range(found):
-                one, other = around[n], around[found]
-                facets[num, 0], facets[num, 1] = min(one, other), max(one, other)
+                facets[num] = _both(around[n], around[found])
                 num += 1
             found += 1
     return num
@@ -280,37 +287,6 @@ def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays,
 
 
 @njit(**COUNTLESS)
-def order_facets(facets, pairs, starts, out):
-    """Facets in order: by the first cell, whose facets are counted, then by the second.
-
-    ``starts`` [cells + 1] has room for where those of each cell begin.
-    """
-    for n in range(len(facets)):
-        starts[facets[n, 0] + 1] += 1
-    for pair in pairs:
-        if pair != _NO_PAIR:
-            starts[(pair >> np.uint64(32)) + np.uint64(1)] += 1
-    for cell in range(len(starts) - 1):
-        starts[cell + 1] += starts[cell]
-    for n in range(len(facets)):
-        place = starts[facets[n, 0]]
-        starts[facets[n, 0]] += 1
-        out[place, 0], out[place, 1] = facets[n, 0], facets[n, 1]
-    for pair in pairs:
-        if pair != _NO_PAIR:
-            first = np.int64(pair >> np.uint64(32))
-            place = starts[first]
-            starts[first] += 1
-            out[place, 0], out[place, 1] = first, np.int64(pair & np.uint64(0xFFFFFFFF))
-    for n in range(1, len(out)):
-        first, second, place = out[n, 0], out[n, 1], n
-        while place > 0 and out[place - 1, 0] == first and out[place - 1, 1] > second:
-            out[place, 1] = out[place - 1, 1]
-            place -= 1
-        out[place, 1] = second
-
-
-@njit(**COUNTLESS)
 def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness):
     """A point inside each cell: the mean of a vertex and of the ends of its edges there.
 
@@ -383,18 +359,17 @@ class LevelCells:
 
 @dataclass(frozen=True, eq=False)
 class LooseFacets:
-    """Facets in no order: as pairs of cells, and as the halves of the slots of a table."""
+    """Facets in no order, their cells as the halves of 64 bits: in a list, and in a table."""
 
-    pairs: Int32[np.ndarray, "pairs 2"]
+    listed: UInt64[np.ndarray, "facets"]
     table: UInt64[np.ndarray, "slots"]
-    num_facets: int
-    num_cells: int
 
     def in_order(self) -> Int64[np.ndarray, "facets 2"]:
         """Both cells of each facet; the first has the lower of the two experts."""
-        out = np.empty((self.num_facets, 2), np.int64)
-        order_facets(self.pairs, self.table, np.zeros(self.num_cells + 1, np.int64), out)
-        return out
+        both = np.concatenate([self.listed, self.table[self.table != _NO_PAIR]])
+        both.sort()
+        # the lower half comes first in memory
+        return both.astype("<u8").view("<u4").reshape(-1, 2)[:, ::-1].astype(np.int64)
 
 
 _Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -463,12 +438,12 @@ def facets_of(
         old, pairs = pairs, np.full(2 * len(pairs), _NO_PAIR)
         refill_pairs(old, pairs)
     around, room = np.empty(size, np.int64), 4 * num_vertices
-    loose = np.empty((room, 2), np.int32)
-    num = gather_facets(vertices, k, table, masks, loose, mask, around)
+    listed = np.empty(room, np.uint64)
+    num = gather_facets(vertices, k, table, masks, listed, mask, around)
     if num > room:
-        loose = np.empty((num, 2), np.int32)
-        gather_facets(vertices, k, table, masks, loose, mask, around)
-    return LooseFacets(loose[:num], pairs, num + num_open, len(masks))
+        listed = np.empty(num, np.uint64)
+        gather_facets(vertices, k, table, masks, listed, mask, around)
+    return LooseFacets(listed[:num], pairs)
 
 
 def points_near(

@@ -167,7 +167,7 @@ class _Job:
             witness, facets = found.witness, _ordered(found.facets)
         else:
             found = cells_of(walked, walked.rising, self.k)
-            point = points_of(walked.on, self.weight, self.bias)
+            point = points_of(walked, self.weight, self.bias)
             witness = points_near(walked, self.weight, found.masks, found.vertex_of, point)
             # what is done with makes room for what comes
             del point

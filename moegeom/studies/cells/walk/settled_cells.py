@@ -213,7 +213,7 @@ def settled_cells(
         is_cell[number[cell]] = _is_open(cell, tied, class_of)
     for cell, vertex in faces.simple_vertex.items():
         vertex_of[number[cell]] = vertex
-    point = points_of(walked.on, weight, bias)
+    point = points_of(walked, weight, bias)
     for vertex in np.flatnonzero(~walked.is_simple).tolist():
         point[vertex] = [float(value) for value in settled.at(vertex).point(arrangement)]
     witness = points_near(walked, weight, cells.masks, vertex_of, point)
