@@ -287,12 +287,12 @@ def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays,
 
 
 @njit(**COUNTLESS)
-def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness):
+def inner_points(vertex_of, on, links, point, masks, direction, ray_of, witness):
     """A point inside each cell: the mean of a vertex and of the ends of its edges there.
 
-    ``direction`` [rays, d] are unit vectors of the edges without end, ``ray_of`` [vertices] the
-    number of the first at each vertex, whose others follow; they count as long as the edges that
-    end, and as 1 where none does.
+    ``on`` and ``links`` are those of the vertex of each cell. ``direction`` [rays, d] are unit
+    vectors of the edges without end, ``ray_of`` [cells] the number of the first at the vertex,
+    whose others follow; they count as long as the edges that end, and as 1 where none does.
     """
     d, size = point.shape[1], on.shape[1]
     for cell in range(len(masks)):
@@ -302,19 +302,19 @@ def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness)
         num_ends = 0
         for turn in range(2):
             scale = length / num_ends if num_ends else 1.0
-            ray = ray_of[vertex]
+            ray = ray_of[cell]
             for c in range(size):
-                expert = on[vertex, c]
+                expert = on[cell, c]
                 inside = np.int64(
                     (masks[cell, expert >> 6] >> np.uint64(expert & 63)) & np.uint64(1)
                 )
                 for side in range(2):
-                    end = links[vertex, 2 * c + side]
+                    end = links[cell, 2 * c + side]
                     if end == RAY:
                         ray += 1
                     if side != inside or end == NONE or (end == RAY) != (turn == 1):
                         continue
-                    if end == RAY and ray_of[vertex] < 0:
+                    if end == RAY and ray_of[cell] < 0:
                         continue  # of a vertex that is not simple
                     squares = 0.0
                     for m in range(d):
@@ -369,7 +369,8 @@ class LooseFacets:
         both = np.concatenate([self.listed, self.table[self.table != _NO_PAIR]])
         both.sort()
         # the lower half comes first in memory
-        return both.astype("<u8").view("<u4").reshape(-1, 2)[:, ::-1].astype(np.int64)
+        halves = both.astype("<u8", copy=False).view("<u4").reshape(-1, 2)
+        return halves[:, ::-1].astype(np.int64)
 
 
 _Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -446,32 +447,43 @@ def facets_of(
     return LooseFacets(listed[:num], pairs)
 
 
-def points_near(
-    walked: Walked,
-    weight: Float64[np.ndarray, "experts dims"],
-    masks: UInt64[np.ndarray, "cells words"],
-    vertex_of: Int32[np.ndarray, "cells"],
-    point: Float64[np.ndarray, "vertices dims"],
-) -> Float64[np.ndarray, "cells dims"]:
-    """The mean of a vertex of each cell and of the ends of its edges there.
+@dataclass(frozen=True, eq=False)
+class Corners:
+    """A vertex of each cell: its number, its experts, the ends of its edges."""
 
-    ``point`` is where the vertices lie. Inside the cell, but for rounding, where the vertex is
-    simple; of no meaning where it is not.
-    """
-    is_wanted = np.zeros(len(walked.on), bool)
-    is_wanted[vertex_of] = True
-    has_ray = np.flatnonzero(is_wanted & walked.is_simple)
-    is_ray = walked.links[has_ray] == RAY
-    some = is_ray.any(axis=1)
-    has_ray, is_ray = has_ray[some], is_ray[some]
-    row, edge = np.nonzero(is_ray)
-    ray_of = np.full(len(walked.on), -1, np.int32)
-    ray_of[has_ray] = np.cumsum(is_ray.sum(axis=1)) - is_ray.sum(axis=1)
-    experts = walked.on[has_ray].astype(np.int64)
-    basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
-    direction = np.linalg.inv(basis)[row, :-1, edge // 2]
-    direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
-    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    found = np.empty((len(masks), weight.shape[1]))
-    inner_points(walked.on, point, walked.links, masks, vertex_of, direction, ray_of, found)
-    return found
+    vertex: Int32[np.ndarray, "cells"]
+    on: Int16[np.ndarray, "cells on"]
+    links: Int32[np.ndarray, "cells edges"]
+    is_simple: Bool[np.ndarray, "cells"]
+
+    @classmethod
+    def of(cls, walked: Walked, vertex: Int32[np.ndarray, "cells"]) -> Corners:
+        """What the walk knows of them, which is not needed any more."""
+        return cls(vertex, walked.on[vertex], walked.links[vertex], walked.is_simple[vertex])
+
+    def points_near(
+        self,
+        weight: Float64[np.ndarray, "experts dims"],
+        masks: UInt64[np.ndarray, "cells words"],
+        point: Float64[np.ndarray, "vertices dims"],
+    ) -> Float64[np.ndarray, "cells dims"]:
+        """The mean of the vertex of each cell and of the ends of its edges there.
+
+        ``point`` is where all vertices lie. Inside the cell, but for rounding, where the vertex is
+        simple; of no meaning where it is not.
+        """
+        is_ray = self.links == RAY
+        some = np.flatnonzero(is_ray.any(axis=1) & self.is_simple)
+        _, first, number = np.unique(self.vertex[some], return_index=True, return_inverse=True)
+        is_ray = is_ray[some[first]]
+        ray_of = np.full(len(masks), -1, np.int32)
+        ray_of[some] = (np.cumsum(is_ray.sum(axis=1)) - is_ray.sum(axis=1))[number]
+        row, edge = np.nonzero(is_ray)
+        experts = self.on[some[first]].astype(np.int64)
+        basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
+        direction = np.linalg.inv(basis)[row, :-1, edge // 2]
+        direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
+        direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+        found = np.empty((len(masks), weight.shape[1]))
+        inner_points(self.vertex, self.on, self.links, point, masks, direction, ray_of, found)
+        return found

@@ -380,14 +380,14 @@ def _seen(slots: int, marks: UInt64[np.ndarray, "experts"], size: int) -> Seen:
 
 
 def points_of(
-    walked: Walked,
+    on: Int16[np.ndarray, "vertices on"],
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
 ) -> Float64[np.ndarray, "vertices dims"]:
     """Where vertices lie: the numbers with which their signs were proved."""
-    num, size = walked.on.shape
-    point, level = np.empty((num, size - 1)), _level(weight, bias, 0, walked.upwards)
-    vertices = _vertices(0, size, len(bias))._replace(on=walked.on)
+    num, size = on.shape
+    point, level = np.empty((num, size - 1)), _level(weight, bias, 0, np.zeros(size - 1))
+    vertices = _vertices(0, size, len(bias))._replace(on=on)
     seen = _seen(0, np.empty(0, np.uint64), size)
     advance(
         level, vertices, seen, np.empty((0, 0), np.int16), np.empty(2), 0, 0, num, num,
