@@ -132,20 +132,26 @@ def spoil(basis, inverse, spoiled, value, reach, total):
 
 
 @njit(**UNCOUNTED)
-def solve(basis, inverse, spoiled, right, out, error, left, whole):
-    """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
-
-    The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
-    residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
-    """
-    size = len(basis)
-    gamma = 2.0 * (size + 3) * UNIT
+def multiply(inverse, right, out):
+    """G times ``right``."""
+    size = len(inverse)
     for r in range(size):
         for w in range(TURN):
             out[r, w] = 0.0
         for c in range(size):
             for w in range(TURN):
                 out[r, w] += inverse[r, c, w] * right[c, w]
+
+
+@njit(**UNCOUNTED)
+def bound_errors(basis, inverse, spoiled, right, out, error, left, whole):
+    """How far each coordinate of ``out`` = G ``right`` may be from the solution of M x = right.
+
+    The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
+    residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
+    """
+    size = len(basis)
+    gamma = 2.0 * (size + 3) * UNIT
     for r in range(size):
         for w in range(TURN):
             whole[w], left[r, w] = -right[r, w], abs(right[r, w])

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from numba import njit
 
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
-from moegeom.studies.cells.walk._level_vertex import NONE, RAY
+from moegeom.studies.cells.walk._level_vertex import NONE, RAY, num_bits
 from moegeom.studies.cells.walk.level_walk import Walked
 
 #: Slots of a table at first, twice as many when half of them are used.
@@ -17,15 +17,6 @@ _SLOTS = 1024
 
 #: No pair of cells.
 _NO_PAIR = np.uint64(2**64 - 1)
-
-
-@njit(**UNCOUNTED)
-def _num_bits(value):
-    count = 0
-    while value:
-        value &= value - np.uint32(1)
-        count += 1
-    return count
 
 
 @njit(**UNCOUNTED)
@@ -40,9 +31,7 @@ def _next_choice(value):
 def _num_above(bits):
     count = 0
     for word in bits:
-        while word:
-            word &= word - np.uint64(1)
-            count += 1
+        count += num_bits(word)
     return count
 
 
@@ -125,7 +114,7 @@ def gather_cells(vertices, k, found, start, num, mask, rays):
         own, over = on[vertex], above[vertex]
         wanted = k - _num_above(over)
         _read_rays(links, vertex, rays)
-        if _num_bits(rising[vertex]) == wanted:
+        if num_bits(np.uint64(rising[vertex])) == wanted:
             if num == len(found[1]):
                 return vertex, num
             _join(over, own, rising[vertex], mask)
@@ -174,10 +163,10 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
     size, num, one_bit = on.shape[1], 0, np.uint32(1)
     for vertex in range(len(on)):
         own, over, climbing = on[vertex], above[vertex], rising[vertex]
-        missing = k - _num_above(over) - _num_bits(climbing)
+        missing = k - _num_above(over) - num_bits(np.uint64(climbing))
         if abs(missing) > 1:
             continue
-        r = _num_bits(climbing)
+        r = num_bits(np.uint64(climbing))
         if missing == 0:
             count = r * (size - r)
         else:

@@ -9,7 +9,15 @@ from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
-from moegeom.studies.cells.walk._level_bases import TURN, UNIT, invert, load, solve, spoil
+from moegeom.studies.cells.walk._level_bases import (
+    TURN,
+    UNIT,
+    bound_errors,
+    invert,
+    load,
+    multiply,
+    spoil,
+)
 
 #: What is no expert, or no vertex, at the end of an edge.
 NONE, RAY = -1, -2
@@ -209,11 +217,22 @@ def _is_ray(columns, room, direction, w, column, bound):
     right = room.columns[0]
     for m in range(len(right)):
         right[m, w] = 1.0 if m == column else 0.0
-    solve(
+    multiply(room.squares[1], right, room.columns[3])
+    bound_errors(
         room.squares[0], room.squares[1], room.lines[0], right, room.columns[3], room.columns[4],
         room.columns[5], room.lines[2],
     )  # fmt: skip
     return _are_sloping(columns, room, direction, w, -1.0)
+
+
+@njit(**UNCOUNTED)
+def num_bits(word):
+    """How many bits of 64 are set: one instruction where there is one."""
+    ones, twos = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
+    word -= (word >> np.uint64(1)) & ones
+    word = (word & twos) + ((word >> np.uint64(2)) & twos)
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
 # the two take more arrays than a call can hand over quickly
@@ -249,9 +268,7 @@ def _signs(level, own, above, w, room, largest_row):
         for j in range(64 * word, last if last < num_lanes else num_lanes):
             over |= np.uint64(f_bits[j] >= 0) << np.uint64(j & 63)
         above[word] = over
-        while over:
-            over &= over - np.uint64(1)
-            count += 1
+        count += num_bits(over)
     return count, worst
 
 
@@ -441,8 +458,7 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
         if work != ENTER:
             load(columns, level.bias, on, head, stop, basis, inverse, right, is_regular)
             invert(inverse, room.pivot, spare, is_regular)
-            spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4])
-            solve(basis, inverse, spoiled, right, y, error, left, spare)
+            multiply(inverse, right, y)
         if work == PLACE:
             for c in range(d):
                 for vertex in range(head, stop):
@@ -450,6 +466,8 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
             head = stop
             continue
         if work != ENTER:
+            spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4])
+            bound_errors(basis, inverse, spoiled, right, y, error, left, spare)
             for vertex in range(head, stop):
                 w, own = vertex - head, on[vertex]
                 over, ends = vertices.above[vertex], met[vertex - first]
