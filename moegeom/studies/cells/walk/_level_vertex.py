@@ -22,6 +22,9 @@ from moegeom.studies.cells.walk._level_bases import (
 #: What is no expert, or no vertex, at the end of an edge.
 NONE, RAY = -1, -2
 
+#: An edge at whose end there may be nothing.
+_UNSETTLED = -3
+
 #: What is known of a vertex: its signs are not proved, they are, they were found in exact
 #: arithmetic; or it is none, because its hyperplanes are parallel.
 UNCERTAIN, PROVED, EXACT, GONE = 0, 1, 2, 3
@@ -210,19 +213,25 @@ def _are_sloping(columns, room, direction, w, bound):
 
 
 @njit(**UNCOUNTED)
-def _is_ray(columns, room, direction, w, column, bound):
-    """Whether nothing is met along an edge: by a bound for all, or where need be for each."""
-    if _are_sloping(columns, room, direction, w, bound):
-        return True
-    right = room.columns[0]
-    for m in range(len(right)):
-        right[m, w] = 1.0 if m == column else 0.0
-    multiply(room.squares[1], right, room.columns[3])
-    bound_errors(
-        room.squares[0], room.squares[1], room.lines[0], right, room.columns[3], room.columns[4],
-        room.columns[5], room.lines[2],
-    )  # fmt: skip
-    return _are_sloping(columns, room, direction, w, -1.0)
+def _settle_rays(level, room, w, ends):
+    """Whether nothing is met along the edges that no bound for all slopes decided: one for each."""
+    size, proved = len(level.columns), True
+    right, direction, inverse = room.columns[0], room.vectors[2], room.squares[1]
+    for edge in range(2 * size):
+        if ends[edge] != _UNSETTLED:
+            continue
+        for m in range(size):
+            right[m, w] = 1.0 if m == edge >> 1 else 0.0
+            direction[m] = inverse[m, edge >> 1, w]
+        multiply(inverse, right, room.columns[3])
+        bound_errors(
+            room.squares[0], inverse, room.lines[0], right, room.columns[3], room.columns[4],
+            room.columns[5], room.lines[2],
+        )  # fmt: skip
+        is_ray = _are_sloping(level.columns, room, direction, w, -1.0)
+        ends[edge] = RAY if is_ray else NONE
+        proved &= is_ray
+    return proved
 
 
 @njit(**UNCOUNTED)
@@ -274,13 +283,16 @@ def _signs(level, own, above, w, room, largest_row):
 
 @njit(**UNCOUNTED, forceinline=True)
 def _edges(level, vertices, met, vertex, count, w, room, reach, largest_row):
-    """What is met at the ends of the edges of a vertex, with ``count`` experts above it."""
+    """What is met at the ends of the edges of a vertex, with ``count`` experts above it.
+
+    Whether no edge is left for ``_settle_rays``.
+    """
     columns, k, along = level.columns, level.k, level.upwards
     size, spoiled = len(columns), room.lines[0, w]
     d, links = size - 1, vertices.links
     direction, inverse = room.vectors[2], room.squares[1]
     inverse_f, h, h_bits = room.experts[2], room.experts[3], room.bits[3]
-    gamma, bits = 2.0 * (size + 3) * UNIT, np.uint32(0)
+    gamma, bits, is_settled = 2.0 * (size + 3) * UNIT, np.uint32(0), True
     for c in range(size):
         climb, length = 0.0, 0.0
         for m in range(size):
@@ -308,11 +320,12 @@ def _edges(level, vertices, met, vertex, count, w, room, reach, largest_row):
                 continue
             if nearest != (0 if side else _SIGN):
                 met[2 * c + side] = _found(h_bits, nearest)
-            elif _is_ray(columns, room, direction, w, c, 1.01 * largest_row * wrong):
+            elif _are_sloping(columns, room, direction, w, 1.01 * largest_row * wrong):
                 met[2 * c + side] = RAY
             else:
-                vertices.state[vertex] = UNCERTAIN
+                met[2 * c + side], is_settled = _UNSETTLED, False
     vertices.rising[vertex] = bits
+    return is_settled
 
 
 @njit(**UNCOUNTED)
@@ -478,7 +491,11 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
                 if count >= 0 and level.k - d <= count < level.k:
                     vertices.state[vertex] = PROVED
                     notes[0] = 1.0 / worst if 1.0 / worst < notes[0] else notes[0]
-                    _edges(level, vertices, ends, vertex, count, w, room, reach, largest_row)
+                    is_settled = _edges(
+                        level, vertices, ends, vertex, count, w, room, reach, largest_row
+                    )
+                    if not is_settled and not _settle_rays(level, room, w, ends):
+                        vertices.state[vertex] = UNCERTAIN
         if work != EXAMINE:
             done, num = _enter(vertices, seen, met, notes, first, head, stop, num)
             if done < stop:
