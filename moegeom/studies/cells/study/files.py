@@ -86,7 +86,7 @@ class CellFiles:
             for name, parts in self._tables.items():
                 empty = cell_table(name, {"router": []})
                 table, path = pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet"
-                pq.write_table(table, path, use_dictionary=_RECURRING)
+                pq.write_table(table, path, use_dictionary=_RECURRING)  # pyright: ignore[reportArgumentType]
         self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
         # what is there was seen to hold cells
         replaced = self._work / "replaced" if self._request.overwrite else None

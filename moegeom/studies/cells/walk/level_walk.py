@@ -213,10 +213,11 @@ class _Walk:
         room: Room | None = None,
     ) -> tuple[int, int, bool]:
         """``advance``, where ``span`` is its ``first``, ``head``, ``num`` and ``last``."""
-        return advance(
+        head, num, has_room = advance(
             self._level, vertices, self._seen, met, notes, *span, room or self._room,
             np.empty((0, 0)), work,
         )  # fmt: skip
+        return int(head), int(num), has_room
 
     def run(self) -> bool:
         """Walks until nothing is left; False where there is no room for more."""
