@@ -79,6 +79,22 @@ def test_brackets_of_kernel_and_reference_hold_the_exact_distance(shape):
         np.testing.assert_allclose(ours.point, case.centre + found.step[n], rtol=1e-5, atol=1e-5)
 
 
+def test_facets_far_from_the_centre_are_proved_in_float64():
+    case = Case(12, 3, 3)
+    case.centre = case.centre * 1e8
+    found = case.found()
+    assert OPEN not in found.state.tolist()
+    exact = arrangement_of(case.weight, case.bias)
+    centre = [Fraction(value) for value in case.centre.tolist()]
+    for n in np.flatnonzero(found.state == MET).tolist():
+        row, pair = case.asked[n]
+        squared = exact_nearest(exact, frozenset(row), centre, pair).squared
+        assert squared is not None
+        assert Fraction(found.lower[n]) ** 2 <= squared <= Fraction(found.upper[n]) ** 2
+        assert found.upper[n] - found.lower[n] <= RTOL * found.upper[n]
+    assert (found.state == MET).sum() > 20
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_exact_point_and_its_multipliers_satisfy_the_conditions_of_optimality(seed):
     """Karush, Kuhn and Tucker, or Farkas, in fractions: ties, equal rows and cones among them."""

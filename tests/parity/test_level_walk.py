@@ -13,7 +13,6 @@ from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
 from moegeom.studies.cells.exact.exact_cells import exact_cells
 from moegeom.studies.cells.exact.exact_walk import exact_walk
 from moegeom.studies.cells.exact.rank import independent_columns
-from moegeom.studies.cells.walk._level_bases import fill_points
 from moegeom.studies.cells.walk._level_diagram import (
     gather_cells,
     gather_facets,
@@ -147,7 +146,7 @@ def test_kernels_are_compiled_for_all_numbers_of_dimensions_at_once():
             enumerate_cells(generator.standard_normal((9, dims)), generator.standard_normal(9), 3),
             Enumeration,
         )
-    kernels = advance, check_links, fill_points, gather_cells, gather_facets, gather_open_facets
+    kernels = advance, check_links, gather_cells, gather_facets, gather_open_facets
     assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
 
 

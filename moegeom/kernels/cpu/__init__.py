@@ -25,5 +25,6 @@ COUNTLESS: dict[str, Any] = {
     "nogil": True,
     "cache": True,
     "error_model": "numpy",
+    "no_cfunc_wrapper": True,
     "_nrt": False,
 }

@@ -304,7 +304,8 @@ def search(work, limits, k, out, into):
 #: is no such cell or facet at all.
 OPEN, MET, BEYOND, EMPTY = 0, 1, 2, 3
 
-#: How far inside a point is looked for that no rounding can take out, relative to the scale.
+#: How far inside a point is looked for that no rounding can take out, relative to the scale and,
+#: far from the centre, to the distance: there without the last one, which a bracket would show.
 _STEPS = (2.0**-36, 2.0**-26, 2.0**-16)
 
 
@@ -420,10 +421,16 @@ def _upper_bound(work, limits, k, out, into):
     rounding = 1.01 * error + gamma * (greatest + longest * length)
     if not _inwards(work, k, out, into, 64.0 * rounding):
         return np.inf
-    for relative in _STEPS:
+    far = length
+    for attempt in range(2 * len(_STEPS) - 1):
+        relative, unit = _STEPS[attempt % len(_STEPS)], limits.scale
+        if attempt >= len(_STEPS):
+            if not far > unit:
+                break
+            unit = far
         length, is_at_centre = 0.0, True
         for c in range(dims):
-            moved[c] = step[c] + relative * limits.scale * direction[c]
+            moved[c] = step[c] + relative * unit * direction[c]
             length += moved[c] * moved[c]
             is_at_centre = is_at_centre and moved[c] == 0.0
         length = math.sqrt(length) * (1.0 + gamma) + (0.0 if is_at_centre else TINY)

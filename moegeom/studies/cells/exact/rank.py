@@ -25,8 +25,8 @@ def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[
         return []
     found: list[int] = []
     for width in (2 * len(weight), weight.shape[1]):  # the first columns are enough as a rule
-        part = weight[:, :width]
-        found = _echelon(_residues(part[1:]) - _residues(part[:1]))
+        part = _residues(weight[:, :width])
+        found = _echelon(part[1:] - part[:1])
         if len(found) == len(weight) - 1:
             return found
     if len(found) == min(len(weight) - 1, weight.shape[1]):

@@ -33,6 +33,14 @@ _MOST_COORDINATES = 20_000_000
 #: Facets whose distance is measured.
 _MOST_MEASURED = 500_000
 
+#: Columns whose values recur, as Parquet calls them: dictionaries of the others cost time and room.
+_RECURRING = [
+    "router",
+    "expert_set.list.element",
+    "experts_out.list.element",
+    "experts_in.list.element",
+]
+
 
 def _are_cells(folder: Path) -> bool:
     return (folder / "cells.parquet").is_file()
@@ -77,7 +85,8 @@ class CellFiles:
         with writing(self._out):
             for name, parts in self._tables.items():
                 empty = cell_table(name, {"router": []})
-                pq.write_table(pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet")
+                table, path = pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet"
+                pq.write_table(table, path, use_dictionary=_RECURRING)  # pyright: ignore[reportArgumentType]
         self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
         # what is there was seen to hold cells
         replaced = self._work / "replaced" if self._request.overwrite else None

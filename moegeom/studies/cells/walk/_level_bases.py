@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
+from moegeom.kernels.cpu import UNCOUNTED
 
 #: Unit roundoff.
 UNIT = 2.0**-53
@@ -24,7 +24,8 @@ class Room(NamedTuple):
 
     ``columns`` by lane: what is solved for, solutions and their errors of vertices and of an edge,
     and residuals. ``lines`` by lane: bounds of the inverses, whether there are any, and three to
-    spare. ``experts``: f, its bounds, 1 / f and h. ``vectors``: a point, its errors, a direction.
+    spare. ``experts``: f, its bounds, 1 / f and h, and their ``bits``. ``vectors``: a point, its
+    errors, a direction.
     """
 
     squares: Float64[np.ndarray, "2 on on turn"]
@@ -32,6 +33,7 @@ class Room(NamedTuple):
     lines: Float64[np.ndarray, "5 turn"]
     pivot: Int64[np.ndarray, "on turn"]
     experts: Float64[np.ndarray, "4 lanes"]
+    bits: Int64[np.ndarray, "4 lanes"]
     vectors: Float64[np.ndarray, "3 on"]
 
 
@@ -45,18 +47,20 @@ def aligned(*shape: int) -> Float64[np.ndarray, "..."]:
 
 def room_for(size: int, lanes: int) -> Room:
     """Room for vertices with as many experts on the level."""
+    experts = aligned(4, lanes)
     return Room(
         aligned(2, size, size, TURN),
         aligned(6, size, TURN),
         aligned(5, TURN),
         aligned(size, TURN).view(np.int64),
-        aligned(4, lanes),
+        experts,
+        experts.view(np.int64),
         aligned(3, size),
     )
 
 
 @njit(**UNCOUNTED)
-def _inverted(matrix, pivot, factor, is_regular):
+def invert(matrix, pivot, factor, is_regular):
     """Gauss-Jordan with row pivots, in place and in each lane; regular where no pivot is 0."""
     size = len(matrix)
     for column in range(size):
@@ -103,7 +107,7 @@ def _inverted(matrix, pivot, factor, is_regular):
 
 
 @njit(**UNCOUNTED)
-def _spoil(basis, inverse, spoiled, value, reach, total):
+def spoil(basis, inverse, spoiled, value, reach, total):
     """Bound of the largest column sum of |I - G M|, what rounding hides included."""
     size = len(basis)
     gamma = 2.0 * (size + 3) * UNIT
@@ -128,20 +132,26 @@ def _spoil(basis, inverse, spoiled, value, reach, total):
 
 
 @njit(**UNCOUNTED)
-def solve(basis, inverse, spoiled, right, out, error, left, whole):
-    """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
-
-    The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
-    residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
-    """
-    size = len(basis)
-    gamma = 2.0 * (size + 3) * UNIT
+def multiply(inverse, right, out):
+    """G times ``right``."""
+    size = len(inverse)
     for r in range(size):
         for w in range(TURN):
             out[r, w] = 0.0
         for c in range(size):
             for w in range(TURN):
                 out[r, w] += inverse[r, c, w] * right[c, w]
+
+
+@njit(**UNCOUNTED)
+def bound_errors(basis, inverse, spoiled, right, out, error, left, whole):
+    """How far each coordinate of ``out`` = G ``right`` may be from the solution of M x = right.
+
+    The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
+    residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
+    """
+    size = len(basis)
+    gamma = 2.0 * (size + 3) * UNIT
     for r in range(size):
         for w in range(TURN):
             whole[w], left[r, w] = -right[r, w], abs(right[r, w])
@@ -168,14 +178,11 @@ def solve(basis, inverse, spoiled, right, out, error, left, whole):
 
 
 @njit(**UNCOUNTED)
-def solve_turn(columns, bias, on, start, stop, room):
-    """Where the vertices ``start`` to ``stop`` lie, by lane; lanes beyond repeat the last one."""
+def load(columns, bias, on, start, stop, basis, inverse, right, is_regular):
+    """The bases of the vertices ``start`` to ``stop`` by lane; lanes beyond repeat the last one."""
     d = len(columns) - 1
-    basis, inverse = room.squares[0], room.squares[1]
-    right, y, error, left = room.columns[0], room.columns[1], room.columns[2], room.columns[5]
-    spoiled, is_regular, spare = room.lines[0], room.lines[1], room.lines[2]
     for w in range(TURN):
-        vertex = min(start + w, stop - 1)
+        vertex = start + w if start + w < stop else stop - 1
         for r in range(d + 1):
             expert = on[vertex, r]
             for c in range(d):
@@ -187,17 +194,3 @@ def solve_turn(columns, bias, on, start, stop, room):
         for c in range(d + 1):
             for w in range(TURN):
                 inverse[r, c, w] = basis[r, c, w]
-    _inverted(inverse, room.pivot, spare, is_regular)
-    _spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4])
-    solve(basis, inverse, spoiled, right, y, error, left, spare)
-
-
-@njit(**COUNTLESS)
-def fill_points(columns, bias, on, room, point):
-    """Where vertices lie: the numbers that a walk worked with."""
-    for start in range(0, len(on), TURN):
-        stop = min(start + TURN, len(on))
-        solve_turn(columns, bias, on, start, stop, room)
-        for c in range(point.shape[1]):
-            for vertex in range(start, stop):
-                point[vertex, c] = room.columns[1, c, vertex - start]

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from numba import njit
 
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
-from moegeom.studies.cells.walk._level_vertex import NONE, RAY
+from moegeom.studies.cells.walk._level_vertex import NONE, RAY, num_bits
 from moegeom.studies.cells.walk.level_walk import Walked
 
 #: Slots of a table at first, twice as many when half of them are used.
@@ -17,15 +17,6 @@ _SLOTS = 1024
 
 #: No pair of cells.
 _NO_PAIR = np.uint64(2**64 - 1)
-
-
-@njit(**UNCOUNTED)
-def _num_bits(value):
-    count = 0
-    while value:
-        value &= value - np.uint32(1)
-        count += 1
-    return count
 
 
 @njit(**UNCOUNTED)
@@ -40,9 +31,7 @@ def _next_choice(value):
 def _num_above(bits):
     count = 0
     for word in bits:
-        while word:
-            word &= word - np.uint64(1)
-            count += 1
+        count += num_bits(word)
     return count
 
 
@@ -125,11 +114,11 @@ def gather_cells(vertices, k, found, start, num, mask, rays):
         own, over = on[vertex], above[vertex]
         wanted = k - _num_above(over)
         _read_rays(links, vertex, rays)
-        if _num_bits(rising[vertex]) == wanted:
+        if num_bits(np.uint64(rising[vertex])) == wanted:
             if num == len(found[1]):
                 return vertex, num
             _join(over, own, rising[vertex], mask)
-            num = max(num, np.int64(_cell(found, num, mask, vertex)) + 1)
+            num += np.int64(_cell(found, num, mask, vertex) == num)
         if not rays[0] | rays[1]:
             continue
         # the cells around take some of the experts on the level
@@ -140,7 +129,7 @@ def gather_cells(vertices, k, found, start, num, mask, rays):
                     return vertex, num
                 _join(over, own, some, mask)
                 cell = np.int64(_cell(found, num, mask, vertex))
-                num = max(num, cell + 1)
+                num += np.int64(cell == num)
                 found[3][cell] = False
             some = _next_choice(some)
     return len(on), num
@@ -153,9 +142,17 @@ def _number(table, masks, above, own, some, mask):
     return np.int64(table[_slot(table, masks, mask)])
 
 
+@njit(**UNCOUNTED)
+def _both(one, other):
+    """Two cells, the lower one in the upper half."""
+    first, second = (one, other) if one < other else (other, one)
+    return (np.uint64(first) << np.uint64(32)) | np.uint64(second)
+
+
 @njit(**COUNTLESS)
 def gather_facets(vertices, k, table, masks, facets, mask, around):
-    """Both cells of the facets that are bounded below; their number, also where there is no room.
+    """Both cells of the facets that are bounded below, as the halves of 64 bits; their number, also
+    where there is no room.
 
     Such a facet has one vertex at which all but its two experts climb or fall as in its cells.
     Where r edges climb and n experts of the level are chosen, those are, of the r, all and another
@@ -166,10 +163,10 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
     size, num, one_bit = on.shape[1], 0, np.uint32(1)
     for vertex in range(len(on)):
         own, over, climbing = on[vertex], above[vertex], rising[vertex]
-        missing = k - _num_above(over) - _num_bits(climbing)
+        missing = k - _num_above(over) - num_bits(np.uint64(climbing))
         if abs(missing) > 1:
             continue
-        r = _num_bits(climbing)
+        r = num_bits(np.uint64(climbing))
         if missing == 0:
             count = r * (size - r)
         else:
@@ -188,7 +185,7 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
                         continue
                     some = climbing ^ (one_bit << np.uint32(out)) ^ (one_bit << np.uint32(into))
                     other = _number(table, masks, over, own, some, mask)
-                    facets[num, 0], facets[num, 1] = min(whole, other), max(whole, other)
+                    facets[num] = _both(whole, other)
                     num += 1
             continue
         found = 0
@@ -198,8 +195,7 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
             some = climbing ^ (one_bit << np.uint32(c))
             around[found] = _number(table, masks, over, own, some, mask)
             for n in range(found):
-                one, other = around[n], around[found]
-                facets[num, 0], facets[num, 1] = min(one, other), max(one, other)
+                facets[num] = _both(around[n], around[found])
                 num += 1
             found += 1
     return num
@@ -280,43 +276,12 @@ def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays,
 
 
 @njit(**COUNTLESS)
-def order_facets(facets, pairs, starts, out):
-    """Facets in order: by the first cell, whose facets are counted, then by the second.
-
-    ``starts`` [cells + 1] has room for where those of each cell begin.
-    """
-    for n in range(len(facets)):
-        starts[facets[n, 0] + 1] += 1
-    for pair in pairs:
-        if pair != _NO_PAIR:
-            starts[(pair >> np.uint64(32)) + np.uint64(1)] += 1
-    for cell in range(len(starts) - 1):
-        starts[cell + 1] += starts[cell]
-    for n in range(len(facets)):
-        place = starts[facets[n, 0]]
-        starts[facets[n, 0]] += 1
-        out[place, 0], out[place, 1] = facets[n, 0], facets[n, 1]
-    for pair in pairs:
-        if pair != _NO_PAIR:
-            first = np.int64(pair >> np.uint64(32))
-            place = starts[first]
-            starts[first] += 1
-            out[place, 0], out[place, 1] = first, np.int64(pair & np.uint64(0xFFFFFFFF))
-    for n in range(1, len(out)):
-        first, second, place = out[n, 0], out[n, 1], n
-        while place > 0 and out[place - 1, 0] == first and out[place - 1, 1] > second:
-            out[place, 1] = out[place - 1, 1]
-            place -= 1
-        out[place, 1] = second
-
-
-@njit(**COUNTLESS)
-def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness):
+def inner_points(vertex_of, on, links, point, masks, direction, ray_of, witness):
     """A point inside each cell: the mean of a vertex and of the ends of its edges there.
 
-    ``direction`` [rays, d] are unit vectors of the edges without end, ``ray_of`` [vertices] the
-    number of the first at each vertex, whose others follow; they count as long as the edges that
-    end, and as 1 where none does.
+    ``on`` and ``links`` are those of the vertex of each cell. ``direction`` [rays, d] are unit
+    vectors of the edges without end, ``ray_of`` [cells] the number of the first at the vertex,
+    whose others follow; they count as long as the edges that end, and as 1 where none does.
     """
     d, size = point.shape[1], on.shape[1]
     for cell in range(len(masks)):
@@ -326,19 +291,19 @@ def inner_points(on, point, links, masks, vertex_of, direction, ray_of, witness)
         num_ends = 0
         for turn in range(2):
             scale = length / num_ends if num_ends else 1.0
-            ray = ray_of[vertex]
+            ray = ray_of[cell]
             for c in range(size):
-                expert = on[vertex, c]
+                expert = on[cell, c]
                 inside = np.int64(
                     (masks[cell, expert >> 6] >> np.uint64(expert & 63)) & np.uint64(1)
                 )
                 for side in range(2):
-                    end = links[vertex, 2 * c + side]
+                    end = links[cell, 2 * c + side]
                     if end == RAY:
                         ray += 1
                     if side != inside or end == NONE or (end == RAY) != (turn == 1):
                         continue
-                    if end == RAY and ray_of[vertex] < 0:
+                    if end == RAY and ray_of[cell] < 0:
                         continue  # of a vertex that is not simple
                     squares = 0.0
                     for m in range(d):
@@ -383,18 +348,18 @@ class LevelCells:
 
 @dataclass(frozen=True, eq=False)
 class LooseFacets:
-    """Facets in no order: as pairs of cells, and as the halves of the slots of a table."""
+    """Facets in no order, their cells as the halves of 64 bits: in a list, and in a table."""
 
-    pairs: Int32[np.ndarray, "pairs 2"]
+    listed: UInt64[np.ndarray, "facets"]
     table: UInt64[np.ndarray, "slots"]
-    num_facets: int
-    num_cells: int
 
     def in_order(self) -> Int64[np.ndarray, "facets 2"]:
         """Both cells of each facet; the first has the lower of the two experts."""
-        out = np.empty((self.num_facets, 2), np.int64)
-        order_facets(self.pairs, self.table, np.zeros(self.num_cells + 1, np.int64), out)
-        return out
+        both = np.concatenate([self.listed, self.table[self.table != _NO_PAIR]])
+        both.sort()
+        # the lower half comes first in memory
+        halves = both.astype("<u8", copy=False).view("<u4").reshape(-1, 2)
+        return halves[:, ::-1].astype(np.int64)
 
 
 _Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -463,40 +428,51 @@ def facets_of(
         old, pairs = pairs, np.full(2 * len(pairs), _NO_PAIR)
         refill_pairs(old, pairs)
     around, room = np.empty(size, np.int64), 4 * num_vertices
-    loose = np.empty((room, 2), np.int32)
-    num = gather_facets(vertices, k, table, masks, loose, mask, around)
+    listed = np.empty(room, np.uint64)
+    num = gather_facets(vertices, k, table, masks, listed, mask, around)
     if num > room:
-        loose = np.empty((num, 2), np.int32)
-        gather_facets(vertices, k, table, masks, loose, mask, around)
-    return LooseFacets(loose[:num], pairs, num + num_open, len(masks))
+        listed = np.empty(num, np.uint64)
+        gather_facets(vertices, k, table, masks, listed, mask, around)
+    return LooseFacets(listed[:num], pairs)
 
 
-def points_near(
-    walked: Walked,
-    weight: Float64[np.ndarray, "experts dims"],
-    masks: UInt64[np.ndarray, "cells words"],
-    vertex_of: Int32[np.ndarray, "cells"],
-    point: Float64[np.ndarray, "vertices dims"],
-) -> Float64[np.ndarray, "cells dims"]:
-    """The mean of a vertex of each cell and of the ends of its edges there.
+@dataclass(frozen=True, eq=False)
+class Corners:
+    """A vertex of each cell: its number, its experts, the ends of its edges."""
 
-    ``point`` is where the vertices lie. Inside the cell, but for rounding, where the vertex is
-    simple; of no meaning where it is not.
-    """
-    is_wanted = np.zeros(len(walked.on), bool)
-    is_wanted[vertex_of] = True
-    has_ray = np.flatnonzero(is_wanted & walked.is_simple)
-    is_ray = walked.links[has_ray] == RAY
-    some = is_ray.any(axis=1)
-    has_ray, is_ray = has_ray[some], is_ray[some]
-    row, edge = np.nonzero(is_ray)
-    ray_of = np.full(len(walked.on), -1, np.int32)
-    ray_of[has_ray] = np.cumsum(is_ray.sum(axis=1)) - is_ray.sum(axis=1)
-    experts = walked.on[has_ray].astype(np.int64)
-    basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
-    direction = np.linalg.inv(basis)[row, :-1, edge // 2]
-    direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
-    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    found = np.empty((len(masks), weight.shape[1]))
-    inner_points(walked.on, point, walked.links, masks, vertex_of, direction, ray_of, found)
-    return found
+    vertex: Int32[np.ndarray, "cells"]
+    on: Int16[np.ndarray, "cells on"]
+    links: Int32[np.ndarray, "cells edges"]
+    is_simple: Bool[np.ndarray, "cells"]
+
+    @classmethod
+    def of(cls, walked: Walked, vertex: Int32[np.ndarray, "cells"]) -> Corners:
+        """What the walk knows of them, which is not needed any more."""
+        return cls(vertex, walked.on[vertex], walked.links[vertex], walked.is_simple[vertex])
+
+    def points_near(
+        self,
+        weight: Float64[np.ndarray, "experts dims"],
+        masks: UInt64[np.ndarray, "cells words"],
+        point: Float64[np.ndarray, "vertices dims"],
+    ) -> Float64[np.ndarray, "cells dims"]:
+        """The mean of the vertex of each cell and of the ends of its edges there.
+
+        ``point`` is where all vertices lie. Inside the cell, but for rounding, where the vertex is
+        simple; of no meaning where it is not.
+        """
+        is_ray = self.links == RAY
+        some = np.flatnonzero(is_ray.any(axis=1) & self.is_simple)
+        _, first, number = np.unique(self.vertex[some], return_index=True, return_inverse=True)
+        is_ray = is_ray[some[first]]
+        ray_of = np.full(len(masks), -1, np.int32)
+        ray_of[some] = (np.cumsum(is_ray.sum(axis=1)) - is_ray.sum(axis=1))[number]
+        row, edge = np.nonzero(is_ray)
+        experts = self.on[some[first]].astype(np.int64)
+        basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
+        direction = np.linalg.inv(basis)[row, :-1, edge // 2]
+        direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
+        direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+        found = np.empty((len(masks), weight.shape[1]))
+        inner_points(self.vertex, self.on, self.links, point, masks, direction, ray_of, found)
+        return found

@@ -9,14 +9,28 @@ from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
-from moegeom.studies.cells.walk._level_bases import TURN, UNIT, solve, solve_turn
+from moegeom.studies.cells.walk._level_bases import (
+    TURN,
+    UNIT,
+    bound_errors,
+    invert,
+    load,
+    multiply,
+    spoil,
+)
 
 #: What is no expert, or no vertex, at the end of an edge.
 NONE, RAY = -1, -2
 
+#: An edge at whose end there may be nothing.
+_UNSETTLED = -3
+
 #: What is known of a vertex: its signs are not proved, they are, they were found in exact
 #: arithmetic; or it is none, because its hyperplanes are parallel.
 UNCERTAIN, PROVED, EXACT, GONE = 0, 1, 2, 3
+
+#: What ``advance`` does with vertices.
+EXAMINE, ENTER, BOTH, PLACE = 0, 1, 2, 3
 
 #: Set in ``rising`` where the order of the vertex and its neighbours along u is not proved.
 UNORDERED = np.uint32(1 << 31)
@@ -55,10 +69,11 @@ class Vertices(NamedTuple):
 
     ``rising`` are the experts of ``on`` as bits whose edge upwards climbs, ``links`` the vertices
     at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. Nothing is
-    written before a vertex is entered, so that room costs no memory.
+    written before a vertex is entered, so that room costs no memory. ``on`` has a row to spare, for
+    a vertex that is looked for.
     """
 
-    on: Int16[np.ndarray, "vertices on"]
+    on: Int16[np.ndarray, "vertices+1 on"]
     above: UInt64[np.ndarray, "vertices words"]
     rising: UInt32[np.ndarray, "vertices"]
     state: UInt8[np.ndarray, "vertices"]
@@ -117,9 +132,11 @@ def _are_certain(f, bound):
 @njit(**UNCOUNTED)
 def _found(bits, value):
     """The first place of a value that is there."""
-    place = np.int64(len(bits))
+    nowhere = np.int64(len(bits))
+    place = nowhere
     for j in range(len(bits)):
-        place = min(place, np.int64(j) if bits[j] == value else np.int64(len(bits)))
+        here = np.int64(j) if bits[j] == value else nowhere
+        place = here if here < place else place
     return place
 
 
@@ -132,7 +149,7 @@ def _reciprocals(f, bound, inverse_f, ratio, bits):
     # positive floats are ordered as their bits
     most = np.int64(0)
     for j in range(len(f)):
-        most = max(most, bits[j])
+        most = bits[j] if bits[j] > most else most
     return ratio[_found(bits, most)]
 
 
@@ -156,8 +173,9 @@ def _shot(columns, direction, inverse_f, h, bits):
     # floats of one sign are ordered as their bits, and maxima of integers are vector code
     largest, least = np.int64(0), np.int64(0)
     for j in range(len(h)):
-        largest = max(largest, bits[j])
-        least = max(least, bits[j] ^ _SIGN)
+        largest = bits[j] if bits[j] > largest else largest
+        below = bits[j] ^ _SIGN
+        least = below if below > least else least
     return largest, least ^ _SIGN
 
 
@@ -165,7 +183,8 @@ def _shot(columns, direction, inverse_f, h, bits):
 def _largest(values):
     most = 0.0
     for value in values:
-        most = max(most, abs(value)) if value == value else np.inf
+        size = abs(value) if value == value else np.inf
+        most = size if size > most else most
     return most
 
 
@@ -194,114 +213,119 @@ def _are_sloping(columns, room, direction, w, bound):
 
 
 @njit(**UNCOUNTED)
-def _is_ray(columns, room, direction, w, column, bound):
-    """Whether nothing is met along an edge: by a bound for all, or where need be for each."""
-    if _are_sloping(columns, room, direction, w, bound):
-        return True
-    right = room.columns[0]
-    for m in range(len(right)):
-        right[m, w] = 1.0 if m == column else 0.0
-    solve(
-        room.squares[0], room.squares[1], room.lines[0], right, room.columns[3], room.columns[4],
-        room.columns[5], room.lines[2],
-    )  # fmt: skip
-    return _are_sloping(columns, room, direction, w, -1.0)
+def _settle_rays(level, room, w, ends):
+    """Whether nothing is met along the edges that no bound for all slopes decided: one for each."""
+    size, proved = len(level.columns), True
+    right, direction, inverse = room.columns[0], room.vectors[2], room.squares[1]
+    for edge in range(2 * size):
+        if ends[edge] != _UNSETTLED:
+            continue
+        for m in range(size):
+            right[m, w] = 1.0 if m == edge >> 1 else 0.0
+            direction[m] = inverse[m, edge >> 1, w]
+        multiply(inverse, right, room.columns[3])
+        bound_errors(
+            room.squares[0], inverse, room.lines[0], right, room.columns[3], room.columns[4],
+            room.columns[5], room.lines[2],
+        )  # fmt: skip
+        is_ray = _are_sloping(level.columns, room, direction, w, -1.0)
+        ends[edge] = RAY if is_ray else NONE
+        proved &= is_ray
+    return proved
 
 
 @njit(**UNCOUNTED)
-def _examine(level, vertices, met, notes, start, stop, room):
-    columns, bias, k, num_experts, along = level
-    on, above, rising, state, links = vertices
-    size, num_lanes = columns.shape
-    d = size - 1
-    f, bound, inverse_f, h = room.experts[0], room.experts[1], room.experts[2], room.experts[3]
-    y, error, direction = room.vectors[0], room.vectors[1], room.vectors[2]
-    inverse = room.squares[1]
-    f_bits, h_bits = f.view(np.uint64), h.view(np.int64)
-    gamma = 2.0 * (size + 3) * UNIT
-    reach, largest_row = _largest(along), 1.0
-    for c in range(d):
-        largest_row = max(largest_row, _largest(columns[c]))
-    for vertex in range(start, stop):
-        w = (vertex - start) % TURN
-        if w == 0:
-            solve_turn(columns, bias, on, vertex, min(vertex + TURN, stop), room)
-        state[vertex] = UNCERTAIN
-        for edge in range(2 * size):
-            met[vertex - start, edge] = NONE
-        spoiled = room.lines[0, w]
-        if room.lines[1, w] == 0.0 or not spoiled < 0.3:
-            continue
-        for c in range(size):
-            y[c], error[c] = room.columns[1, c, w], room.columns[2, c, w]
-        if not _largest(y) * largest_row < _MOST:
-            continue
-        _levels(columns, bias, y, error, gamma, f, bound)
-        for r in range(size):
-            f[on[vertex, r]], bound[on[vertex, r]] = _MOST, 0.0
-        if not _are_certain(f, bound):
-            continue
-        worst = _reciprocals(f, bound, inverse_f, h, h_bits)
-        count = 0
-        for r in range(size):
-            f[on[vertex, r]], inverse_f[on[vertex, r]] = -1.0, 0.0  # on the level: never met
-        for j in range(num_experts, num_lanes):
-            inverse_f[j] = 0.0
-        for word in range(above.shape[1]):
-            over = np.uint64(0)
-            for j in range(64 * word, min(64 * word + 64, num_lanes)):
-                over |= ((f_bits[j] >> np.uint64(63)) ^ np.uint64(1)) << np.uint64(j & 63)
-            above[vertex, word] = over
-            while over:
-                over &= over - np.uint64(1)
-                count += 1
-        if count < k - d or count > k - 1:
-            continue
-        state[vertex] = PROVED
-        notes[0] = min(notes[0], 1.0 / worst)
-        bits = np.uint32(0)
-        for c in range(size):
-            climb, length = 0.0, 0.0
-            for m in range(size):
-                direction[m] = inverse[m, c, w]
-                length += abs(direction[m])
-                if m < d:
-                    climb += along[m] * direction[m]
-            if not length * largest_row < _MOST:
-                state[vertex] = UNCERTAIN
-                break
-            if climb > 0.0:
-                bits |= np.uint32(1) << np.uint32(c)
-            # M^-1 - G = E M^-1 with E = I - G M
-            wrong = length * (spoiled / (1.0 - spoiled) + gamma)
-            if not abs(climb) > reach * wrong:
-                bits |= UNORDERED
-            down = count >= k - d + 1 and links[vertex, 2 * c] == NONE
-            up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
-            if not down and not up:
-                continue
-            largest, least = _shot(columns, direction, inverse_f, h, h_bits)
-            for side in range(2):
-                nearest = largest if side else least
-                if not (up if side else down):
-                    continue
-                if nearest != (0 if side else _SIGN):
-                    met[vertex - start, 2 * c + side] = _found(h_bits, nearest)
-                elif _is_ray(columns, room, direction, w, c, 1.01 * largest_row * wrong):
-                    met[vertex - start, 2 * c + side] = RAY
-                else:
-                    state[vertex] = UNCERTAIN
-        rising[vertex] = bits
+def num_bits(word):
+    """How many bits of 64 are set: one instruction where there is one."""
+    ones, twos = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
+    word -= (word >> np.uint64(1)) & ones
+    word = (word & twos) + ((word >> np.uint64(2)) & twos)
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@njit(**COUNTLESS)
-def examine(level, vertices, met, notes, start, stop, room):
-    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
+# the two take more arrays than a call can hand over quickly
+@njit(**UNCOUNTED, forceinline=True)
+def _signs(level, own, above, w, room, largest_row):
+    """The experts ``above`` the vertex of lane ``w``; how many, and the largest of bound / |f|.
 
-    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
-    that the diagram has and the links do not know yet. ``notes`` [0] is the least of |f| / bound.
+    -1 experts where the signs are not proved. Leaves 1 / f in ``room``, 0 for who is never met.
     """
-    _examine(level, vertices, met, notes, start, stop, room)
+    columns, bias, num_experts = level.columns, level.bias, level.num_experts
+    size, num_lanes = columns.shape
+    f, bound, inverse_f, h = room.experts[0], room.experts[1], room.experts[2], room.experts[3]
+    y, error, f_bits = room.vectors[0], room.vectors[1], room.bits[0]
+    if room.lines[1, w] == 0.0 or not room.lines[0, w] < 0.3:
+        return -1, 0.0
+    for c in range(size):
+        y[c], error[c] = room.columns[1, c, w], room.columns[2, c, w]
+    if not _largest(y) * largest_row < _MOST:
+        return -1, 0.0
+    _levels(columns, bias, y, error, 2.0 * (size + 3) * UNIT, f, bound)
+    for r in range(size):
+        f[own[r]], bound[own[r]] = _MOST, 0.0
+    if not _are_certain(f, bound):
+        return -1, 0.0
+    worst = _reciprocals(f, bound, inverse_f, h, room.bits[3])
+    for r in range(size):
+        f[own[r]], inverse_f[own[r]] = -1.0, 0.0  # on the level: never met
+    for j in range(num_experts, num_lanes):
+        inverse_f[j] = 0.0
+    count = 0
+    for word in range(len(above)):
+        over, last = np.uint64(0), 64 * word + 64
+        for j in range(64 * word, last if last < num_lanes else num_lanes):
+            over |= np.uint64(f_bits[j] >= 0) << np.uint64(j & 63)
+        above[word] = over
+        count += num_bits(over)
+    return count, worst
+
+
+@njit(**UNCOUNTED, forceinline=True)
+def _edges(level, vertices, met, vertex, count, w, room, reach, largest_row):
+    """What is met at the ends of the edges of a vertex, with ``count`` experts above it.
+
+    Whether no edge is left for ``_settle_rays``.
+    """
+    columns, k, along = level.columns, level.k, level.upwards
+    size, spoiled = len(columns), room.lines[0, w]
+    d, links = size - 1, vertices.links
+    direction, inverse = room.vectors[2], room.squares[1]
+    inverse_f, h, h_bits = room.experts[2], room.experts[3], room.bits[3]
+    gamma, bits, is_settled = 2.0 * (size + 3) * UNIT, np.uint32(0), True
+    for c in range(size):
+        climb, length = 0.0, 0.0
+        for m in range(size):
+            direction[m] = inverse[m, c, w]
+            length += abs(direction[m])
+            if m < d:
+                climb += along[m] * direction[m]
+        if not length * largest_row < _MOST:
+            vertices.state[vertex] = UNCERTAIN
+            break
+        if climb > 0.0:
+            bits |= np.uint32(1) << np.uint32(c)
+        # M^-1 - G = E M^-1 with E = I - G M
+        wrong = length * (spoiled / (1.0 - spoiled) + gamma)
+        if not abs(climb) > reach * wrong:
+            bits |= UNORDERED
+        down = count >= k - d + 1 and links[vertex, 2 * c] == NONE
+        up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
+        if not down and not up:
+            continue
+        largest, least = _shot(columns, direction, inverse_f, h, h_bits)
+        for side in range(2):
+            nearest = largest if side else least
+            if not (up if side else down):
+                continue
+            if nearest != (0 if side else _SIGN):
+                met[2 * c + side] = _found(h_bits, nearest)
+            elif _are_sloping(columns, room, direction, w, 1.01 * largest_row * wrong):
+                met[2 * c + side] = RAY
+            else:
+                met[2 * c + side], is_settled = _UNSETTLED, False
+    vertices.rising[vertex] = bits
+    return is_settled
 
 
 @njit(**UNCOUNTED)
@@ -335,7 +359,7 @@ def _number(table, vertices, num, row, code):
     on = vertices.on
     slot = _place(table, on, row, code)
     if table[slot] == EMPTY:
-        if num == len(on):
+        if num == len(vertices.state):
             return -1
         for c in range(len(row)):
             on[num, c] = row[c]
@@ -355,7 +379,8 @@ def _swap(own, leaving, entering, out):
     # no branches: which way they went could not be foretold
     for n in range(size):
         left = n - np.int64(n > place)
-        out[n] = own[min(left + np.int64(left >= leaving), size - 1)]
+        left += np.int64(left >= leaving)
+        out[n] = own[left if left < size else size - 1]
     out[place] = entering
     return place
 
@@ -390,9 +415,8 @@ def _enter(vertices, seen, met, notes, start, first, stop, num):
     """
     on, above, links = vertices.on, vertices.above, vertices.links
     following = seen.following
+    _fetch(vertices, seen, met, start, first, stop)
     for vertex in range(first, stop):
-        if (vertex - first) % TURN == 0:
-            _fetch(vertices, seen, met, start, vertex, min(vertex + TURN, stop))
         code = _code(seen.marks, on[vertex])
         for edge in range(links.shape[1]):
             entering = met[vertex - start, edge]
@@ -407,7 +431,7 @@ def _enter(vertices, seen, met, notes, start, first, stop, num):
             end = _number(seen.table, vertices, num, following, exchanged)
             if end < 0:
                 return vertex, num
-            num = max(num, end + 1)
+            num = end + 1 if end == num else num
             links[vertex, edge] = end
             was_above = (above[vertex, entering >> 6] >> np.uint64(entering & 63)) & np.uint64(1)
             back = 2 * place + np.int64(was_above)
@@ -419,26 +443,64 @@ def _enter(vertices, seen, met, notes, start, first, stop, num):
 
 
 @njit(**COUNTLESS)
-def enter(vertices, seen, met, notes, start, first, stop, num):
-    """``_enter`` by itself, where several threads examined."""
-    return _enter(vertices, seen, met, notes, start, first, stop, num)
+def advance(level, vertices, seen, met, notes, first, head, num, last, room, point, work):
+    """Takes vertices from ``head`` to ``last``, as far as there are any, by turns.
 
-
-@njit(**COUNTLESS)
-def advance(level, vertices, seen, met, notes, head, num, most, room):
-    """``examine`` and ``enter`` by turns, for at most ``most`` vertices from ``head`` on.
-
-    Returns the first vertex whose edges are not entered, the number of vertices, and whether there
-    was room for all.
+    ``work`` is to EXAMINE them: signs and ends of edges, where ``met`` [vertices from ``first`` on,
+    2 (d + 1)] becomes the expert that enters at the end of each edge that the diagram has and the
+    links do not know yet, and ``notes`` [0] the least of |f| / bound; to ENTER what is met; to do
+    BOTH by turns; or to PLACE them only: ``point`` becomes where they lie, the numbers that signs
+    are proved with. Returns the first vertex that is not done, the number of vertices, and whether
+    there was room for all.
     """
-    last = head + most
-    while head < min(num, last):
-        stop = min(num, head + len(met), last)
-        _examine(level, vertices, met, notes, head, stop, room)
-        done, num = _enter(vertices, seen, met, notes, head, head, stop, num)
-        head = done
-        if done < stop:
-            return head, num, False
+    columns, on = level.columns, vertices.on
+    size = len(columns)
+    d, largest_row, reach = size - 1, 1.0, _largest(level.upwards)
+    basis, inverse = room.squares[0], room.squares[1]
+    right, y, error, left = room.columns[0], room.columns[1], room.columns[2], room.columns[5]
+    spoiled, is_regular, spare = room.lines[0], room.lines[1], room.lines[2]
+    for c in range(d):
+        length = _largest(columns[c])
+        largest_row = length if length > largest_row else largest_row
+    while head < num and head < last:
+        stop = head + TURN
+        stop = stop if stop < num else num
+        stop = stop if stop < last else last
+        if work == BOTH:
+            first = head
+        if work != ENTER:
+            load(columns, level.bias, on, head, stop, basis, inverse, right, is_regular)
+            invert(inverse, room.pivot, spare, is_regular)
+            multiply(inverse, right, y)
+        if work == PLACE:
+            for c in range(d):
+                for vertex in range(head, stop):
+                    point[vertex, c] = y[c, vertex - head]
+            head = stop
+            continue
+        if work != ENTER:
+            spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4])
+            bound_errors(basis, inverse, spoiled, right, y, error, left, spare)
+            for vertex in range(head, stop):
+                w, own = vertex - head, on[vertex]
+                over, ends = vertices.above[vertex], met[vertex - first]
+                vertices.state[vertex] = UNCERTAIN
+                for edge in range(2 * size):
+                    ends[edge] = NONE
+                count, worst = _signs(level, own, over, w, room, largest_row)
+                if count >= 0 and level.k - d <= count < level.k:
+                    vertices.state[vertex] = PROVED
+                    notes[0] = 1.0 / worst if 1.0 / worst < notes[0] else notes[0]
+                    is_settled = _edges(
+                        level, vertices, ends, vertex, count, w, room, reach, largest_row
+                    )
+                    if not is_settled and not _settle_rays(level, room, w, ends):
+                        vertices.state[vertex] = UNCERTAIN
+        if work != EXAMINE:
+            done, num = _enter(vertices, seen, met, notes, first, head, stop, num)
+            if done < stop:
+                return done, num, False
+        head = stop
     return head, num, True
 
 
@@ -480,16 +542,16 @@ def check_links(vertices, num, is_plain, expected):
 
 
 @njit(**COUNTLESS)
-def fill_table(seen, on, num):
-    """Puts the first on-sets into the table."""
-    table, marks = seen.table, seen.marks
-    for row in range(num):
-        code = _code(marks, on[row])
-        slot = _place(table, on, on[row], code)
-        table[slot] = ((code >> np.uint64(32)) << np.uint64(32)) | np.uint64(row)
+def put(seen, on, start, stop):
+    """Puts the on-sets ``start`` to ``stop`` into the table; the number that the last has there.
 
-
-@njit(**COUNTLESS)
-def entered(seen, vertices, num, row):
-    """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    return _number(seen.table, vertices, num, row, _code(seen.marks, row))
+    That is a lower one where the set has been put there before.
+    """
+    number = np.int64(NONE)
+    for row in range(start, stop):
+        code = _code(seen.marks, on[row])
+        slot = _place(seen.table, on, on[row], code)
+        if seen.table[slot] == EMPTY:
+            seen.table[slot] = ((code >> np.uint64(32)) << np.uint64(32)) | np.uint64(row)
+        number = np.int64(seen.table[slot] & np.uint64(0xFFFFFFFF))
+    return number

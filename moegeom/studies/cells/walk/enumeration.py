@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64, Int16, Int64
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.studies.cells.exact.rank import independent_columns_of
-from moegeom.studies.cells.walk._level_diagram import cells_of, facets_of, points_near
+from moegeom.studies.cells.walk._level_diagram import Corners, cells_of, facets_of
 from moegeom.studies.cells.walk._level_vertex import UNORDERED
 from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk, points_of
 from moegeom.studies.cells.walk.settled_cells import settled_cells
@@ -167,12 +167,14 @@ class _Job:
             witness, facets = found.witness, _ordered(found.facets)
         else:
             found = cells_of(walked, walked.rising, self.k)
-            point = points_of(walked.on, self.weight, self.bias)
-            witness = points_near(walked, self.weight, found.masks, found.vertex_of, point)
-            # what is done with makes room for what comes
-            del point
             loose = facets_of(walked, walked.rising, self.k, found.masks)
+            corners, on = Corners.of(walked, found.vertex_of), walked.on
+            # what is done with makes room for what comes
             del walked
+            point = points_of(on, self.weight, self.bias)
+            del on
+            witness = corners.points_near(self.weight, found.masks, point)
+            del corners, point
             facets = loose.in_order()
         return Enumeration(found.expert_set, witness, found.is_bounded, facets, "walk", *summary)
 

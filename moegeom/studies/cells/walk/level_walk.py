@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int32, UInt32, UInt64
+from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 
 from moegeom.studies.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.studies.cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
-from moegeom.studies.cells.walk._level_bases import TURN, aligned, fill_points, room_for
+from moegeom.studies.cells.walk._level_bases import TURN, Room, aligned, room_for
 from moegeom.studies.cells.walk._level_vertex import (
+    BOTH,
     EMPTY,
+    ENTER,
     EXACT,
+    EXAMINE,
     GONE,
     NONE,
+    PLACE,
     PROVED,
     RAY,
     UNCERTAIN,
@@ -31,10 +35,7 @@ from moegeom.studies.cells.walk._level_vertex import (
     Vertices,
     advance,
     check_links,
-    enter,
-    entered,
-    examine,
-    fill_table,
+    put,
 )
 
 #: Slots of the table at first, twice as many when there is no room; five of eight are used at most.
@@ -133,17 +134,13 @@ class _Walk:
         experts, d = weight.shape
         self._weight, self._bias, self._most = weight, bias, most
         self._threads, self._watch, self._size = threads, watch, d + 1
-        lanes = -(-experts // _LANES) * _LANES
-        columns, padded = _columns(weight, lanes), aligned(lanes)
-        padded.fill(_BELOW)
-        padded[:experts] = bias
         generator = np.random.default_rng(0)
-        self._level = Level(columns, padded, k, experts, generator.standard_normal(d))
+        self._level = _level(weight, bias, k, generator.standard_normal(d))
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
         self._exact: Arrangement | None = None
         self._num = self._head = 0
         self._notes = np.array([np.inf, 0.0])
-        self._room = room_for(self._size, lanes)
+        self._room = room_for(self._size, len(self._level.bias))
         self._make(_SLOTS)
 
     @property
@@ -161,68 +158,66 @@ class _Walk:
         Array by array, so that only one of them is held twice.
         """
         room, size, num = min(self._most, slots // 8 * 5), self._size, self._num
-        words = (len(self._weight) + 63) // 64
-        empty = Vertices(
-            on=np.empty((room, size), np.int16),
-            above=np.empty((room, words), np.uint64),
-            rising=np.empty(room, np.uint32),
-            state=np.empty(room, np.uint8),
-            links=np.empty((room, 2 * size), np.int32),
-        )
+        empty = _vertices(room, size, len(self._weight))
         if num:
             old = list(self._vertices)
             del self._vertices, self._seen
             for array in empty:
                 array[:num] = old.pop(0)[:num]
         self._vertices = empty
-        self._seen = Seen(
-            np.full(slots, EMPTY),
-            self._marks,
-            np.empty(size, np.int16),
-            np.empty((2, TURN * 2 * size), np.uint64),
-        )
-        fill_table(self._seen, empty.on, num)
+        self._seen = _seen(slots, self._marks, size)
+        put(self._seen, empty.on, 0, num)
 
-    def _add(self, on: tuple[int, ...]) -> int | None:
+    def _add(self, on: Int64[np.ndarray, "on"] | tuple[int, ...]) -> int | None:
         """The number of a vertex, a new one if need be; None where there is no room for it."""
-        row = np.array(on, np.int16)
-        for _ in range(2):
-            number = entered(self._seen, self._vertices, self._num, row)
-            if number >= 0:
-                self._num = max(self._num, int(number) + 1)
-                return int(number)
+        while True:
+            new = self._num
+            self._vertices.on[new] = on
+            number = int(put(self._seen, self._vertices.on, new, new + 1))
+            if number < new:
+                return number
+            if new < len(self._vertices.state):
+                self._vertices.links[new], self._vertices.state[new] = NONE, UNCERTAIN
+                self._num += 1
+                return new
             if not self._grow():
-                break
-        return None
+                return None
 
     def _grow(self) -> bool:
-        if len(self._vertices.on) == self._most:
+        if len(self._vertices.state) == self._most:
             return False
         self._make(2 * len(self._seen.table))
         return True
 
     def begin(self) -> bool:
         """A first vertex, proved in float64 where one is found so; False where there is none."""
-        for on in _guesses(self._weight, self._bias, self._level.k):
-            number = self._add(on)
-            if number is None:
+        for guesses in _guesses(self._weight, self._bias, self._level.k):
+            some = _vertices(len(guesses), self._size, len(self._weight))
+            some.on[:-1], some.links[:] = guesses, NONE
+            met, notes = np.empty((len(guesses), 2 * self._size), np.int16), np.empty(2)
+            self._advance(EXAMINE, some, met, notes, (0, 0, len(guesses), len(guesses)))
+            proved = np.flatnonzero(some.state == PROVED)
+            if len(proved):
+                self._add(guesses[proved[0]])
                 return True
-            self._advance(1)
-            if self._vertices.state[number] == PROVED:
-                return True
-            self._num = self._head = 0
-            self._seen.table.fill(EMPTY)
         first = first_vertex(self._arrangement, self._level.k)
         return first is not None and self._add(first.on) is not None
 
-    def _advance(self, most: int) -> bool:
-        """So many vertices, if there are; False where there is no room for more."""
-        met = np.empty((TURN, 2 * self._size), np.int16)
-        self._head, self._num, has_room = advance(
-            self._level, self._vertices, self._seen, met, self._notes, self._head, self._num, most,
-            self._room,
+    def _advance(
+        self,
+        work: int,
+        vertices: Vertices,
+        met: Int16[np.ndarray, "turn edges"],
+        notes: Float64[np.ndarray, "2"],
+        span: tuple[int, int, int, int],
+        room: Room | None = None,
+    ) -> tuple[int, int, bool]:
+        """``advance``, where ``span`` is its ``first``, ``head``, ``num`` and ``last``."""
+        head, num, has_room = advance(
+            self._level, vertices, self._seen, met, notes, *span, room or self._room,
+            np.empty((0, 0)), work,
         )  # fmt: skip
-        return has_room
+        return int(head), int(num), has_room
 
     def run(self) -> bool:
         """Walks until nothing is left; False where there is no room for more."""
@@ -231,7 +226,7 @@ class _Walk:
                 if self._threads > 1 and self._num - self._head >= self._threads * 512:
                     has_room = self._turn_of_all()
                 else:
-                    has_room = self._advance(_STEP)
+                    has_room = self._turn_of_one()
                 if self._watch is not None:
                     self._watch(int(self._head), int(self._num))
                 if not has_room and not self._grow():
@@ -247,6 +242,15 @@ class _Walk:
             if not all(self._settle(vertex) for vertex in left):
                 return False
 
+    def _turn_of_one(self) -> bool:
+        """Some vertices, if there are; False where there is no room for more."""
+        met = np.empty((TURN, 2 * self._size), np.int16)
+        span = self._head, self._head, self._num, self._head + _STEP
+        self._head, self._num, has_room = self._advance(
+            BOTH, self._vertices, met, self._notes, span
+        )
+        return has_room
+
     def _turn_of_all(self) -> bool:
         """A piece of the frontier, a part for each thread; False where there was no room."""
         start = self._head
@@ -257,13 +261,12 @@ class _Walk:
         with ThreadPoolExecutor(self._threads) as pool:
             parts = [
                 pool.submit(
-                    examine,
-                    self._level,
+                    self._advance,
+                    EXAMINE,
                     self._vertices,
                     met[a - start : b - start],
                     n,
-                    a,
-                    b,
+                    (a, a, b, b),
                     room_for(self._size, len(self._level.bias)),
                 )
                 for a, b, n in zip(cuts[:-1].tolist(), cuts[1:].tolist(), notes, strict=True)
@@ -272,10 +275,10 @@ class _Walk:
                 part.result()
         self._notes[0] = min(self._notes[0], *(part[0] for part in notes))
         while self._head < stop:
-            self._head, self._num = enter(
-                self._vertices, self._seen, met, self._notes, start, self._head, stop, self._num
+            self._head, self._num, has_room = self._advance(
+                ENTER, self._vertices, met, self._notes, (start, self._head, self._num, stop)
             )
-            if self._head < stop and not self._grow():
+            if not has_room and not self._grow():
                 return False
         return True
 
@@ -344,27 +347,66 @@ def _columns(
     return columns
 
 
+def _level(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    k: int,
+    upwards: Float64[np.ndarray, "dims"],
+) -> Level:
+    experts = len(bias)
+    lanes = -(-experts // _LANES) * _LANES
+    padded = aligned(lanes)
+    padded.fill(_BELOW)
+    padded[:experts] = bias
+    return Level(_columns(weight, lanes), padded, k, experts, upwards)
+
+
+def _vertices(room: int, size: int, experts: int) -> Vertices:
+    return Vertices(
+        on=np.empty((room + 1, size), np.int16),
+        above=np.empty((room, (experts + 63) // 64), np.uint64),
+        rising=np.empty(room, np.uint32),
+        state=np.empty(room, np.uint8),
+        links=np.empty((room, 2 * size), np.int32),
+    )
+
+
+def _seen(slots: int, marks: UInt64[np.ndarray, "experts"], size: int) -> Seen:
+    return Seen(
+        np.full(slots, EMPTY),
+        marks,
+        np.empty(size, np.int16),
+        np.empty((2, TURN * 2 * size), np.uint64),
+    )
+
+
 def points_of(
     on: Int16[np.ndarray, "vertices on"],
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
 ) -> Float64[np.ndarray, "vertices dims"]:
     """Where vertices lie: the numbers with which their signs were proved."""
-    point = np.empty((len(on), weight.shape[1]))
-    room = room_for(on.shape[1], 0)
-    fill_points(_columns(weight, len(weight)), np.ascontiguousarray(bias), on, room, point)
+    num, size = on.shape
+    point, level = np.empty((num, size - 1)), _level(weight, bias, 0, np.zeros(size - 1))
+    vertices = _vertices(0, size, len(bias))._replace(on=on)
+    seen = _seen(0, np.empty(0, np.uint64), size)
+    advance(
+        level, vertices, seen, np.empty((0, 0), np.int16), np.empty(2), 0, 0, num, num,
+        room_for(size, len(level.bias)), point, PLACE,
+    )  # fmt: skip
     return point
 
 
-def _guesses(weight: np.ndarray, bias: np.ndarray, k: int) -> Iterator[tuple[int, ...]]:
+def _guesses(
+    weight: np.ndarray, bias: np.ndarray, k: int
+) -> Iterator[Int64[np.ndarray, "guesses on"]]:
     """Experts around rank k at points without pattern: often those of a vertex of the diagram."""
     experts, d = weight.shape
     generator = np.random.default_rng(1)
     # one scale for rows and one for biases, so that points lie where logits are comparable
     scale = max(float(np.abs(bias).max()), 1e-12) / max(float(np.abs(weight).max()), 1e-12)
+    starts = np.clip(k - 1 - np.arange(d + 1), 0, experts - d - 1)
     for attempt in range(16):
         point = generator.standard_normal(d) * scale * 2.0 ** (attempt % 4 - 2)
         order = np.argsort(-(weight @ point + bias), kind="stable")
-        for before in range(d + 1):
-            start = min(max(0, k - 1 - before), experts - d - 1)
-            yield tuple(sorted(order[start : start + d + 1].tolist()))
+        yield np.sort(order[starts[:, None] + np.arange(d + 1)], axis=1)

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float64, Int16, Int64, UInt32
 
 from moegeom.studies.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.studies.cells.exact.exact_walk import Hull
-from moegeom.studies.cells.walk._level_diagram import cells_of, facets_of, points_near
+from moegeom.studies.cells.walk._level_diagram import Corners, cells_of, facets_of
 from moegeom.studies.cells.walk._level_vertex import RAY, UNORDERED
 from moegeom.studies.cells.walk.level_walk import Walked, points_of
 
@@ -216,7 +216,7 @@ def settled_cells(
     point = points_of(walked.on, weight, bias)
     for vertex in np.flatnonzero(~walked.is_simple).tolist():
         point[vertex] = [float(value) for value in settled.at(vertex).point(arrangement)]
-    witness = points_near(walked, weight, cells.masks, vertex_of, point)
+    witness = Corners.of(walked, vertex_of).points_near(weight, cells.masks, point)
     for cell in faces.cells:
         if is_cell[number[cell]]:
             witness[number[cell]] = [float(value) for value in _inner(cell, faces, settled)]
