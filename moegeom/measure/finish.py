@@ -118,8 +118,10 @@ def _values(
         table: dict(columns) for table, columns in metric.finish(selection, facts(total)).items()
     }
     given: Values = {}
-    if metric.errors and blocks:
-        given = metric.errors(selection, [selected(block) for block in blocks])
+    # a metric that looks at one selection after the other need not hold all of them
+    left_out = [selected(block) for block in blocks] if metric.errors or metric.without_each else []
+    if metric.errors and left_out:
+        given = metric.errors(selection, left_out)
     by_jackknife = [
         (table, column.name)
         for table, columns in metric.columns.items()
@@ -129,8 +131,8 @@ def _values(
     ]
     if by_jackknife:
         each, parts = {}, []
-        if blocks and metric.without_each:
-            each = metric.without_each([selected(block) for block in blocks], facts(total))
+        if metric.without_each and left_out:
+            each = metric.without_each(left_out, facts(total))
         if blocks and any(name not in each.get(table, {}) for table, name in by_jackknife):
             parts = [
                 metric.finish(selected(block), facts(total - int(of_block[block])))
