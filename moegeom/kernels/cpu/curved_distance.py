@@ -29,7 +29,7 @@ from numba import njit
 
 from moegeom.geometry.boundary.curved import CurvedRows
 from moegeom.geometry.boundary.linear import NEVER
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import UNCOUNTED, kernel
 from moegeom.kernels.cpu.curved_boundaries import (
     FAR,
     NOBODY,
@@ -427,7 +427,7 @@ def bracket(boundaries, work, logits, chosen, on_rays):
 
 
 # ------------------------------------------------------------------------------------------- kernel
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _separable(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
         load_token(boundaries, logits[token], work)
@@ -438,7 +438,7 @@ def _separable(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
         lower[token], upper[token], pair[token, 0], pair[token, 1] = found[:4]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _bounded(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
         found = bracket(boundaries, work, logits[token], chosen[token], on_rays)
