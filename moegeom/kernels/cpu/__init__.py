@@ -24,6 +24,9 @@ INNER: dict[str, Any] = {
 #: The same for functions that allocate nothing: arrays that are handed on are not counted. With
 #: tuples of many arrays that counting took half of the time.
 UNCOUNTED: dict[str, Any] = {**INNER, "_nrt": False}
+#: The same for what is called in one place: taken into its caller before anything is compiled. What
+#: is called is otherwise made once more, to machine code, within each of its callers.
+ONCE: dict[str, Any] = {**UNCOUNTED, "inline": "always"}
 #: Options of :func:`kernel` for one of that kind: all room is handed in.
 COUNTLESS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
 
