@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -31,7 +32,7 @@ IMAGES = ("full", "check")
 
 def installs(image: str) -> list[str]:
     """What it types to install, without the option that only keeps an image small."""
-    runs = [rest for word, rest in STAGES[image][1] if word == "RUN"]
+    runs = [rest for word, rest in STAGES[image][1] if word == "RUN" and "pip install" in rest]
     return [run.replace(" --no-cache-dir", "") for run in runs]
 
 
@@ -71,4 +72,19 @@ def test_an_image_runs_moegeom_and_not_as_root(image):
     said = dict(STAGES[image][1])
     assert said["ENTRYPOINT"] == '["moegeom"]'
     assert ("RUN", f"useradd --create-home {said['USER']}") in STAGES["clone"][1]
-    assert words.index("USER") > max(i for i, word in enumerate(words) if word == "RUN")
+    pip = [i for i, (word, rest) in enumerate(STAGES[image][1]) if "pip install" in rest]
+    assert words.index("USER") > max(pip)
+
+
+def test_the_image_with_all_compiles_its_kernels_where_its_user_finds_them():
+    instructions = STAGES["full"][1]
+    said = dict(instructions)
+    home = Path("/home") / said["USER"]
+    name, _, folder = said["ENV"].partition("=")
+    assert name == "NUMBA_CACHE_DIR"
+    assert home in Path(folder).parents
+    module = said["RUN"].removeprefix("python -m ")
+    assert importlib.util.find_spec(module)
+    words = [word for word, _ in instructions]
+    last_run = max(i for i, word in enumerate(words) if word == "RUN")
+    assert words.index("ENV") < words.index("USER") < last_run

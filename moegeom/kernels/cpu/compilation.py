@@ -1,7 +1,8 @@
-"""Says when kernels are compiled, which takes seconds once; later they come from a cache."""
+"""Which kernels there are, and when they are compiled: once, for seconds, then from a cache."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from numba.core import event
+from numba.core.registry import CPUDispatcher
+
+
+def kernels() -> Iterator[CPUDispatcher]:
+    """The kernels of the modules that are imported, compiled or not."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "moegeom":
+            for value in list(vars(module).values()):
+                is_here = isinstance(value, CPUDispatcher) and value.__module__ == name
+                # what only kernels call has no place of its own
+                if is_here and value.stats.cache_path is not None:
+                    yield value
 
 
 class _First(event.Listener):

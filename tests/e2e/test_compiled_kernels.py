@@ -1,0 +1,53 @@
+"""What an image compiles when it is built is what its commands need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+
+#: Signatures of kernels that commands need beyond those compiled before, in a new process.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import moegeom
+from moegeom.kernels.cpu.compilation import kernels
+from moegeom.testing.compile_kernels import compile_kernels
+
+def there():
+    return {(kernel.__name__, str(s)) for kernel in kernels() for s in kernel.signatures}
+
+samples, out, *commands = sys.argv[1:]
+for command in commands:
+    before = there()
+    if command == "compile":
+        compile_kernels()
+    elif command == "cells":
+        sample = f"{samples}/olmoe-balanced/step_1500"
+        moegeom.cells(sample, layers=1, subspace="random:3", out=out)
+    else:
+        sample = f"{samples}/{command}"
+        moegeom.boundary_report(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=1)
+    print(json.dumps([command, sorted(name for name, _ in there() - before)]))
+"""
+
+
+def needed(folder: Path, *commands: str) -> dict[str, list[str]]:
+    """By command the names of kernels that it needed beyond those of the commands before."""
+    arguments = [str(SAMPLES), str(folder), *commands]
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return dict(json.loads(line) for line in ran.stdout.splitlines())
+
+
+def test_commands_find_their_kernels_compiled(tmp_path):
+    found = needed(tmp_path / "out", "compile", "olmoe-balanced", "deepseek-tiny", "cells")
+    assert len(found.pop("compile")) > 30
+    assert not any(found.values()), found
+
+
+def test_without_them_a_command_compiles(tmp_path):
+    assert "advance" in needed(tmp_path / "out", "cells")["cells"]
