@@ -19,8 +19,10 @@ from jaxtyping import Bool, Float64, Int16, Int64
 from moegeom.studies.cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around
 from moegeom.studies.cells.ball.cell_distance import BallFacets, cell_distance, facet_distance_loop
 from moegeom.studies.cells.ball.nearest import arrangement_of, shifted
+from moegeom.studies.cells.ball.nearest_vertices import nearest_vertices
 from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
+from moegeom.studies.cells.walk.enumeration import SimpleVertices
 
 _UNIT = 2.0**-53
 
@@ -300,14 +302,25 @@ def facet_distances(
     swapped: tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]],
     centre: Float64[np.ndarray, "dims"],
     threads: int = 1,
+    simple: SimpleVertices | None = None,
 ) -> Float64[np.ndarray, "facets 2"]:
-    """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length."""
+    """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length.
+
+    Facets and their cells in order; with vertices of their diagram, only those whose nearest point
+    is none of them need a search.
+    """
     k = expert_set.shape[1]
     _check(weight, bias, k, centre, math.inf)
     problem = BallProblem.of(weight, bias, k, centre, math.inf)
-    inside = _members(expert_set, len(bias))[facets[:, 0]]
-    pairs = np.stack(swapped, axis=1).astype(np.int64)
-    return problem.filtered(inside, pairs, threads)[0]
+    if simple is None:
+        bracket = np.full((len(facets), 2), math.inf)
+    else:
+        bracket = nearest_vertices(weight, bias, expert_set, facets, centre, simple)
+    left = np.flatnonzero(bracket[:, 1] == math.inf)
+    inside = _members(expert_set, len(bias))[facets[left, 0]]
+    pairs = np.stack(swapped, axis=1)[left].astype(np.int64)
+    bracket[left] = problem.filtered(inside, pairs, threads)[0]
+    return bracket
 
 
 def _members(
