@@ -353,9 +353,6 @@ class LooseFacets:
     listed: UInt64[np.ndarray, "facets"]
     table: UInt64[np.ndarray, "slots"]
 
-    def __len__(self) -> int:
-        return len(self.listed) + int((self.table != _NO_PAIR).sum())
-
     def in_order(self) -> Int64[np.ndarray, "facets 2"]:
         """Both cells of each facet; the first has the lower of the two experts."""
         both = np.concatenate([self.listed, self.table[self.table != _NO_PAIR]])

@@ -94,7 +94,7 @@ def enumerate_cells(
     walked instead. Vertices at which further experts tie (parallel facets, equal experts) take a
     millisecond each, in exact arithmetic; only where there are such ``tie_broken`` matters: then
     equal experts count as apart, the lower number ahead, while else no cell splits them. Where a
-    walk found at most ``most_simple`` facets its simple vertices are kept.
+    walk found at most ``most_simple`` vertices, those that are ``simple`` are kept.
 
     Raises ValueError for k outside 1..E, for E above 2^15 and for numbers that are not finite.
     Source: docs/theory.md G1; oracle in tests: the certified instances there, and ``exact_cells``.
@@ -169,22 +169,22 @@ class _Job:
         if not walked.is_whole:
             return self._unfinished(walked)
         summary = len(walked.on), walked.num_exact, walked.gap
+        simple = None
+        if len(walked.on) <= self.most_simple:
+            simple = SimpleVertices(walked.on[walked.is_simple], walked.bits[walked.is_simple])
         if walked.num_exact > 0:
             found = settled_cells(walked, self.weight, self.bias, self.k, self.tie_broken)
             witness, facets = found.witness, found.facets
-            simple = self._simple(walked, len(facets))
         elif (walked.rising & UNORDERED).any():
             found = collected(
                 walked.on, walked.above, walked.is_simple, walked.rays, self.weight, self.bias,
                 self.k,
             )  # fmt: skip
             witness, facets = found.witness, _ordered(found.facets)
-            simple = self._simple(walked, len(facets))
         else:
             found = cells_of(walked, walked.rising, self.k)
             loose = facets_of(walked, walked.rising, self.k, found.masks)
             corners, on = Corners.of(walked, found.vertex_of), walked.on
-            simple = self._simple(walked, len(loose))
             # what is done with makes room for what comes
             del walked
             point = points_of(on, self.weight, self.bias)
@@ -195,11 +195,6 @@ class _Job:
         return Enumeration(
             found.expert_set, witness, found.is_bounded, facets, "walk", *summary, simple=simple
         )
-
-    def _simple(self, walked: Walked, num_facets: int) -> SimpleVertices | None:
-        if num_facets > self.most_simple:
-            return None
-        return SimpleVertices(walked.on[walked.is_simple], walked.bits[walked.is_simple])
 
     def _unfinished(self, walked: Walked) -> Enumeration:
         d = self.weight.shape[1]
