@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
@@ -38,8 +39,8 @@ class BallProblem:
     ball: Ball
     sure: Bool[np.ndarray, "kept kept"]
     foot: Float64[np.ndarray, "kept kept"]
-    exact: Arrangement
     centre: Float64[np.ndarray, "dims"]
+    own: tuple[Float64[np.ndarray, "kept dims"], Float64[np.ndarray, "kept"]]
 
     @staticmethod
     def of(
@@ -83,9 +84,14 @@ class BallProblem:
             ),
             np.ascontiguousarray(sure[among]),
             np.ascontiguousarray(foot[among]),
-            arrangement_of(weight[kept], bias[kept]),
             centre,
+            (weight[kept], bias[kept]),
         )
+
+    @cached_property
+    def exact(self) -> Arrangement:
+        """The experts that are kept, as fractions."""
+        return arrangement_of(*self.own)
 
     def start(self) -> Bool[np.ndarray, "kept"]:
         """The cell of the centre; where experts tie there, that of a point close by in the ball."""

@@ -46,11 +46,13 @@ def nearest_vertices(
     bits = np.uint32(1) << np.arange(simple.on.shape[1], dtype=np.uint32)
     rising = (seen.multipliers > 0.0) @ bits
     facet, vertex = facets_at(simple.on, simple.above, rising, expert_set, facets)
-    some, number = np.unique(vertex, return_inverse=True)
+    is_seen = np.zeros(len(rising), bool)
+    is_seen[vertex] = True
+    some = np.flatnonzero(is_seen)
     own = Weighed(seen.point[some], seen.error[some], seen.multipliers[some])
     upper = _upper(own, centre)
     lower = np.minimum(_lower(own, simple.on[some], weight, bias, centre), upper)
-    bracket[facet] = np.stack([lower, upper], axis=1)[number]
+    bracket[facet] = np.stack([lower, upper], axis=1)[(np.cumsum(is_seen) - 1)[vertex]]
     return bracket
 
 
@@ -76,24 +78,22 @@ def _lower(
     shift, error = shifted(weight, bias, centre)
     num, size = on.shape
     gamma, most = 2.0 * (size + 4) * _UNIT, 2.0 * error.max()
-    rise, loss, surplus, reach, tallest, longest = np.zeros((6, num))
+    tallest, longest = np.ptp(shift) + most, 2.0 * np.linalg.norm(weight, axis=1).max()
+    weights, sizes = seen.multipliers, np.abs(seen.multipliers)
+    reach = sizes.sum(axis=1)
+    surplus = 1.01 * (np.abs(weights.sum(axis=1)) + gamma * reach)
+    rise, loss = np.zeros(num), most * reach
     total, total_reach = np.zeros((2, num, len(centre)))
-    first = on[:, 0]
-    for r in range(size):
-        value, size_of = seen.multipliers[:, r], np.abs(seen.multipliers[:, r])
-        gap, slope = shift[on[:, r]] - shift[first], weight[on[:, r]] - weight[first]
-        rise -= value * gap
-        loss += size_of * (most + gamma * np.abs(gap))
-        surplus += value
-        reach += size_of
-        tallest = np.maximum(tallest, np.abs(gap))
-        longest = np.maximum(longest, np.linalg.norm(slope, axis=1))
-        total += value[:, None] * slope
-        total_reach += size_of[:, None] * np.abs(slope)
-    surplus = 1.01 * (np.abs(surplus) + gamma * reach)
-    length = np.linalg.norm(np.abs(total) + gamma * total_reach, axis=1)
+    first_shift, first_row = shift[on[:, 0]], weight[on[:, 0]]
+    for r in range(1, size):
+        gap, slope = shift[on[:, r]] - first_shift, weight[on[:, r]] - first_row
+        rise -= weights[:, r] * gap
+        loss += gamma * sizes[:, r] * np.abs(gap)
+        slope *= weights[:, r, None]
+        total += slope
+        total_reach += np.abs(slope)
     growth = 1.0 + 2.0 * (len(centre) + 4) * _UNIT
-    length = length * growth + 1.01 * surplus * longest + _TINY
-    rise -= 1.01 * (loss + surplus * (tallest + most)) + _TINY
-    rise *= 1.0 - 8.0 * _UNIT
-    return np.maximum(rise, 0.0) / length
+    length = np.linalg.norm(np.abs(total) + gamma * total_reach, axis=1) * growth
+    length += 1.01 * surplus * longest + _TINY
+    rise -= 1.01 * (loss + surplus * tallest) + _TINY
+    return np.maximum(rise * (1.0 - 8.0 * _UNIT), 0.0) / length

@@ -196,10 +196,12 @@ def _inputs(looked: Looked, witness: np.ndarray) -> pa.Array:
     return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
 
 
-def _rational(found: FoundCells) -> list[str | None]:
+def _rational(found: FoundCells) -> pa.Array:
     """Certificates of the cells that have no float64 witness, as JSON."""
-    texts = {n: json.dumps(point.as_json()) for n, point in found.exact.items()}
-    return [texts.get(n) for n in range(len(found.expert_set))]
+    texts = np.full(len(found.expert_set), None, object)
+    for n, point in found.exact.items():
+        texts[n] = json.dumps(point.as_json())
+    return pa.array(texts, pa.string())
 
 
 def _rows(values: np.ndarray, is_missing: np.ndarray | None = None) -> pa.ListArray:
