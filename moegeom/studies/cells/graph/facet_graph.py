@@ -107,7 +107,7 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
     """
     starts, neighbour = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
     cells, size = len(starts) - 1, max(1, len(neighbour))
-    room = np.empty((3, cells), np.uint64)
+    bits, fresh, wider = np.empty((3, cells), np.uint64)
     is_left, longest, passed = np.ones(cells, bool), _far_apart(graph, start), 0
     while is_left.any():
         left = np.flatnonzero(is_left)
@@ -116,14 +116,18 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
         most = (most_passed - passed) // size
         if most < 1:
             return longest, False
-        farthest, steps = searched(starts, neighbour, some, nowhere, most, *room, is_left)
+        farthest, steps = searched(
+            starts, neighbour, some, nowhere, most, bits, fresh, wider, is_left
+        )
         passed += steps * size
         longest = max(longest, int(farthest.max()))
         if steps > most:
             return longest, False
         is_left[some] = False
         reach = longest - farthest
-        _, steps = searched(starts, neighbour, some, reach, int(reach.max()), *room, is_left)
+        _, steps = searched(
+            starts, neighbour, some, reach, int(reach.max()), bits, fresh, wider, is_left
+        )
         passed += steps * size
     return longest, True
 
