@@ -121,8 +121,12 @@ class Watching(Protocol):
     def close(self) -> None: ...
 
 
-#: Said when the first kernel is compiled: the bar stands still meanwhile.
-_COMPILING = "compiling kernels, once per machine and version of moegeom ..."
+#: Said when the first kernel is compiled, by whether it is kept: the bar stands still meanwhile.
+_COMPILING = {
+    True: "compiling kernels, once per machine and version of moegeom ...",
+    False: "compiling kernels, and again in each run: neither the folder of moegeom nor the user's "
+    "cache can be written. NUMBA_CACHE_DIR names a folder that keeps them.",
+}
 
 
 class ProgressBar:
@@ -152,7 +156,7 @@ class ProgressBar:
             return
         from moegeom.kernels.cpu.compilation import told_once
 
-        self._listening.enter_context(told_once(lambda: self.say(_COMPILING)))
+        self._listening.enter_context(told_once(lambda is_kept: self.say(_COMPILING[is_kept])))
 
     def begin(self, what: str) -> None:
         self._progress.update(self._task, description=f"{what:<10}")

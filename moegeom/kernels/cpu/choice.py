@@ -8,14 +8,14 @@ import numpy as np
 from numba import njit
 
 from moegeom.core.router import GroupMask, Rule
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import UNCOUNTED, kernel
 from moegeom.kernels.cpu.exponential import LEAST, power_of_e
 from moegeom.kernels.reference import routing_weights as reference
 
 
 # ------------------------------------------------------------------------------------------- inputs
 # Only the order of the sum is free ("reassoc", "contract"), so that it runs in vector registers.
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@kernel(fastmath={"reassoc", "contract"})
 def _squares(values, squares):
     for token in range(values.shape[0]):
         total = np.float32(0.0)
@@ -51,7 +51,7 @@ def _largest(row):
 
 
 # ------------------------------------------------------------------------------------------- scores
-@njit(nogil=True, cache=True)
+@kernel()
 def _softmax_scores(logits, bias, out):
     experts = logits.shape[1]
     for token in range(logits.shape[0]):
@@ -67,7 +67,7 @@ def _softmax_scores(logits, bias, out):
             out[token, expert] = out[token, expert] / total + bias[expert]
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _sigmoid_scores(logits, bias, out):
     for token in range(logits.shape[0]):
         for expert in range(logits.shape[1]):
@@ -76,7 +76,7 @@ def _sigmoid_scores(logits, bias, out):
             out[token, expert] = (1.0 if z >= 0 else decay) / (1.0 + decay) + bias[expert]
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _sqrt_softplus_scores(logits, bias, out):
     for token in range(logits.shape[0]):
         for expert in range(logits.shape[1]):
@@ -86,7 +86,7 @@ def _sqrt_softplus_scores(logits, bias, out):
             )
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _identity_scores(logits, bias, out):
     for token in range(logits.shape[0]):
         for expert in range(logits.shape[1]):
@@ -109,7 +109,7 @@ def selection_scores(logits: np.ndarray, score: str, bias: np.ndarray) -> np.nda
 
 
 # ------------------------------------------------------------------------------------------- groups
-@njit(nogil=True, cache=True)
+@kernel()
 def _mask(selection, num_groups, num_kept, is_sum_of_two, fill, masked, margin):
     tokens, experts = selection.shape
     size = experts // num_groups
@@ -160,7 +160,7 @@ def group_mask(selection: np.ndarray, groups: GroupMask) -> tuple[np.ndarray, np
 _LOWEST = np.iinfo(np.int64).min
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _top_k_float32(logits, bits, k, chosen, margin):
     tokens, experts = bits.shape
     keys = np.empty(experts, dtype=np.int64)
@@ -189,7 +189,7 @@ def _top_k_float32(logits, bits, k, chosen, margin):
         margin[token] = last_logit - next_logit if next_logit != -np.inf else np.inf
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _top_k_float64(selection, bits, k, chosen, margin):
     tokens, experts = bits.shape
     keys = np.empty(experts, dtype=np.int64)
@@ -226,7 +226,7 @@ def top_k(selection: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # ---------------------------------------------------------------------------------- routing weights
-@njit(nogil=True, cache=True)
+@kernel()
 def _scale_weights(renormalise, epsilon, scale, out):
     for token in range(out.shape[0]):
         total = 0.0
@@ -237,7 +237,7 @@ def _scale_weights(renormalise, epsilon, scale, out):
             out[token, rank] *= factor
 
 
-@njit(nogil=True, cache=True, fastmath=_ANY_ORDER)
+@kernel(fastmath=_ANY_ORDER)
 def _softmax_of_chosen(logits, chosen, out):
     for token in range(logits.shape[0]):
         top = _largest(logits[token])
@@ -250,7 +250,7 @@ def _softmax_of_chosen(logits, chosen, out):
             out[token, rank] /= total
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _softmax_of_selected(logits, chosen, scale, out):
     for token in range(chosen.shape[0]):
         # the largest chosen logit is not the first one when a bias decided the order
@@ -330,7 +330,7 @@ def score_statistics(logits: np.ndarray, score: str) -> tuple[np.ndarray, np.nda
     return probability, entropy, log_sum_exp
 
 
-@njit(nogil=True, cache=True, fastmath=_ANY_ORDER)
+@kernel(fastmath=_ANY_ORDER)
 def _softmax(u, probability, entropy, log_sum_exp):
     powers = np.empty(u.shape[1])
     for token in range(u.shape[0]):
@@ -354,7 +354,7 @@ def _softmax(u, probability, entropy, log_sum_exp):
         log_sum_exp[token] = top + log_total
 
 
-@njit(nogil=True, cache=True, fastmath=_ANY_ORDER)
+@kernel(fastmath=_ANY_ORDER)
 def _log_sum_exp(logits, out):
     for token in range(logits.shape[0]):
         top = _largest(logits[token])

@@ -14,13 +14,13 @@ from numba.core import event
 class _First(event.Listener):
     """Calls ``tell`` when the first function is compiled, not when one comes from the cache."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell: Callable[[], None] | None = tell
+    def __init__(self, tell: Callable[[bool], None]) -> None:
+        self._tell: Callable[[bool], None] | None = tell
 
     def on_start(self, event: Any) -> None:
         tell, self._tell = self._tell, None
         if tell is not None:
-            tell()
+            tell(event.data["dispatcher"].stats.cache_path is not None)
 
     def on_end(self, event: Any) -> None:
         """Nothing: who listens says only that it takes a while."""
@@ -46,7 +46,10 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 
 @contextmanager
-def told_once(tell: Callable[[], None]) -> Iterator[None]:
-    """Within it, ``tell`` is called once when a kernel is compiled, from the thread that does."""
+def told_once(tell: Callable[[bool], None]) -> Iterator[None]:
+    """Within it, ``tell`` is called once when a kernel is compiled, from the thread that does.
+
+    With whether the kernel will be kept on disk.
+    """
     with event.install_listener("numba:compile", _First(tell)):
         yield

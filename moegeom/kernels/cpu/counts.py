@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from moegeom.geometry.histogram import FIRST_CODE, NUM_BINS
+from moegeom.kernels.cpu import kernel
 from moegeom.kernels.reference import expert_codes, mix
 
 
 # ------------------------------------------------------------------------------------------ experts
-@njit(nogil=True, cache=True)
+@kernel()
 def _count_experts(counts, chosen, population, block):
     for token in range(chosen.shape[0]):
         for slot in range(chosen.shape[1]):
@@ -27,7 +27,7 @@ def count_experts(
 
 
 # -------------------------------------------------------------------------------------------- pairs
-@njit(nogil=True, cache=True)
+@kernel()
 def _count_pairs(counts, chosen, block):
     for token in range(chosen.shape[0]):
         table = counts[block[token]]
@@ -48,7 +48,7 @@ def count_pairs(counts: np.ndarray, chosen: np.ndarray, block: np.ndarray) -> No
 
 
 # --------------------------------------------------------------------------------------------- sets
-@njit(nogil=True, cache=True)
+@kernel()
 def _code_sums(chosen, codes, out):
     for token in range(chosen.shape[0]):
         total = np.uint64(0)
@@ -65,7 +65,7 @@ def expert_set_key(chosen: np.ndarray, num_experts: int) -> np.ndarray:
     return mix(out)
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _same(chosen, recorded, out):
     for token in range(chosen.shape[0]):
         same = True
@@ -90,7 +90,7 @@ def same_set(chosen: np.ndarray, recorded: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _count_shared(first, second, out):
     for token in range(first.shape[0]):
         shared = 0
@@ -109,7 +109,7 @@ def num_shared(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------- values
-@njit(nogil=True, cache=True)
+@kernel()
 def _count_bins(histogram, bits, population, block):
     for token in range(bits.shape[0]):
         index = (bits[token] >> 48) - FIRST_CODE + 1
@@ -125,7 +125,7 @@ def count_bins(
     _count_bins(histogram, (values + 0.0).view(np.int64), population, block)
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _add_scores(sums, probability, population, block):
     for token in range(probability.shape[0]):
         row = sums[population[token], block[token]]

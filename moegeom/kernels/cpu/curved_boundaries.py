@@ -29,7 +29,7 @@ from numba import njit
 
 from moegeom.geometry.boundary.curved import CurvedRows, ScoreCurve
 from moegeom.geometry.boundary.linear import NEVER
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import ONCE, UNCOUNTED
 from moegeom.kernels.cpu.score_curve import (
     KernelCurve,
     curve_at,
@@ -107,69 +107,65 @@ def boundaries_of(rows: CurvedRows) -> Boundaries:
     )
 
 
+#: By expert: multiplied logit ``z``, selection score ``q``, ``slope`` of the score (the probability
+#: for softmax) and how far it can ``reach``, the ``odds`` that the score is the curve of, product
+#: ``with_mean`` of the rows under softmax, bounds ``low`` and ``high`` of the score,
+#: the score ``there`` after a step along ``direction``, whether it is chosen (``inside``), of a
+#: kept group (``allowed``), and both that and not chosen (``is_open``).
+_EXPERT = np.dtype(
+    [
+        *((name, np.float64) for name in ("z", "q", "slope", "reach", "odds", "with_mean")),
+        *((name, np.float64) for name in ("low", "high", "there", "direction")),
+        *((name, np.bool_) for name in ("is_open", "inside", "allowed")),
+    ],
+    align=True,
+)
+#: Of the barriers so far, ``bounds`` are the least and the second of their bounds, and the least
+#: guess of where something changes; ``pair`` is that of the least bound, ``low_of_nearest``,
+#: ``nearest`` and ``way`` the bound, experts and coefficients of the least guess. ``experts``,
+#: ``signs`` and ``coefficients`` are those of the barrier that is looked at: up to four rows and,
+#: last, the mean row. ``stack`` is that of the branch and bound.
+_SEARCH = np.dtype(
+    [
+        ("mean_square", np.float64),
+        ("bounds", np.float64, 3),
+        ("low_of_nearest", np.float64),
+        ("pair", np.int64, 2),
+        ("nearest", np.int64, 4),
+        ("way", np.float64, 5),
+        ("experts", np.int64, 4),
+        ("signs", np.float64, 4),
+        ("coefficients", np.float64, 5),
+        ("stack", np.float64, STACK_SHAPE),
+    ],
+    align=True,
+)
+
+
 class Work(NamedTuple):
     """What the search for one token works in.
 
-    By expert: multiplied logits ``z``, selection scores ``q``, ``slope`` of each score (the
-    probability for softmax), ``odds`` that the score is the curve of, products of the rows with
-    their ``mean`` under softmax, bounds ``low`` and ``high`` of the scores, the scores ``there``
-    after a step along ``direction``, who is chosen (``inside``), of a kept group (``allowed``),
-    and both that and not chosen (``is_open``); ``members`` are the chosen ones of kept groups.
-
-    Of the barriers so far, ``bounds`` are the least and the second of their bounds, and the least
-    guess of where something changes; ``pair`` is that of the least bound, ``low_of_nearest``,
-    ``nearest`` and ``way`` the bound, experts and coefficients of the least guess. ``experts``,
-    ``signs`` and ``coefficients`` are those of the barrier that is looked at: up to four rows and,
-    last, the mean row.
+    ``members`` are the chosen experts of kept groups, ``kept`` the groups kept here and
+    ``kept_there`` after a step. Records, and not an array for each name: an array is handed on as
+    seven numbers, and calls with hundreds of them take long to compile.
     """
 
-    z: np.ndarray
-    q: np.ndarray
-    slope: np.ndarray
-    reach: np.ndarray
-    odds: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    there: np.ndarray
-    direction: np.ndarray
-    is_open: np.ndarray
-    inside: np.ndarray
-    allowed: np.ndarray
+    each: np.ndarray
+    search: np.void
     members: np.ndarray
     kept: np.ndarray
     kept_there: np.ndarray
-    mean_square: np.ndarray
-    stack: np.ndarray
-    bounds: np.ndarray
-    low_of_nearest: np.ndarray
-    pair: np.ndarray
-    nearest: np.ndarray
-    way: np.ndarray
-    experts: np.ndarray
-    signs: np.ndarray
-    coefficients: np.ndarray
 
 
 def work_for(boundaries: Boundaries) -> Work:
     """Room for the numbers of one token and for the search."""
     experts = len(boundaries.bias)
     return Work(
-        *(np.empty(experts) for _ in range(10)),
-        *(np.empty(experts, dtype=np.bool_) for _ in range(3)),
+        each=np.zeros(experts, _EXPERT),
+        search=np.zeros(1, _SEARCH)[0],
         members=np.empty(experts, dtype=np.int64),
         kept=np.empty(boundaries.num_groups, dtype=np.bool_),
         kept_there=np.empty(boundaries.num_groups, dtype=np.bool_),
-        mean_square=np.empty(1),
-        stack=np.empty(STACK_SHAPE),
-        bounds=np.empty(3),
-        low_of_nearest=np.empty(1),
-        pair=np.empty(2, dtype=np.int64),
-        nearest=np.zeros(4, dtype=np.int64),
-        way=np.zeros(5),
-        experts=np.zeros(4, dtype=np.int64),
-        signs=np.zeros(4),
-        coefficients=np.zeros(5),
     )
 
 
@@ -221,7 +217,7 @@ def _lowest(a, b, low, high, width):
     return a + low * step
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _ratios(curve, a, b):
     """Least and largest dh/dp between two nodes.
 
@@ -238,7 +234,7 @@ def _ratios(curve, a, b):
     return lower, upper
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _bound(curve, plane, a, b):
     """No point of the boundary between two nodes is nearer than this."""
     first, along, across, sign = plane
@@ -289,7 +285,7 @@ def _read(stack, top, offset):
     return row[offset], row[offset + 1], row[offset + 2], row[offset + 3], row[offset + 4]
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _descended(curve, plane, p, o, delta, x, limit):
     """The nearest of nodes that approach a local minimum: that of each tangent in turn."""
     node = _node(curve, plane, p, o, delta, x)
@@ -357,7 +353,7 @@ def _branch_and_bound(curve, plane, p, o, delta, start, limit, stack):
     return lower, cost, other, nearest[1]
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _finite_start(curve, plane, p, o, delta):
     """0, or an x where the other logit is finite: the middle of the scores that allow it."""
     if plane[0] == 0.0 or math.isfinite(_node(curve, plane, p, o, delta, 0.0)[4]):
@@ -372,7 +368,7 @@ def _finite_start(curve, plane, p, o, delta):
     return (logit - p) / plane[0]
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def boundary_distance(curve, u, v, first, along, across, delta, limit, stack):
     """Lower and upper bound of the distance to a boundary, and both logits at its nearest point.
 
@@ -416,16 +412,16 @@ def load_token(boundaries, logits, work):
     for expert in range(logits.shape[0]):
         z = logits[expert] * boundaries.multiplier
         score, _, slope = curve_at(boundaries.curve, z)
-        work.z[expert] = z
-        work.q[expert] = score + boundaries.bias[expert]
-        work.slope[expert] = slope
+        work.each[expert].z = z
+        work.each[expert].q = score + boundaries.bias[expert]
+        work.each[expert].slope = slope
 
 
 @njit(**UNCOUNTED)
 def pair_boundary(boundaries, work, i, j, limit):
     """As :func:`boundary_distance`, of j catching up with i; linear for equal biases."""
-    u = work.z[i]
-    v = work.z[j]
+    u = work.each[i].z
+    v = work.each[j].z
     delta = boundaries.bias[i] - boundaries.bias[j]
     if delta == 0.0:
         inverse = boundaries.inverse[i, j]
@@ -439,7 +435,15 @@ def pair_boundary(boundaries, work, i, j, limit):
     first = boundaries.length[i]
     along = boundaries.gram[i, j] / first if first > 0.0 else boundaries.length[j]
     return boundary_distance(
-        boundaries.curve, u, v, first, along, boundaries.across[i, j], delta, limit, work.stack
+        boundaries.curve,
+        u,
+        v,
+        first,
+        along,
+        boundaries.across[i, j],
+        delta,
+        limit,
+        work.search.stack,
     )
 
 
@@ -449,7 +453,7 @@ def slope_bounds(boundaries, slope, factor):
     return slope / factor, min(max(slope, 1e-300) * factor, boundaries.curve.steepest)
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def slope_factor(boundaries, radius):
     """By how much any slope may change within ``radius``.
 
@@ -460,13 +464,13 @@ def slope_factor(boundaries, radius):
     return math.exp(min(exponent, 600.0)) * _SAFE
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _steepest_difference(boundaries, work, i, j, factor):
     """Largest norm of s w_i - t w_j over slopes s and t within their bounds: at a corner."""
     squared = 0.0
     gram = boundaries.gram
-    for s in slope_bounds(boundaries, work.slope[i], factor):
-        for t in slope_bounds(boundaries, work.slope[j], factor):
+    for s in slope_bounds(boundaries, work.each[i].slope, factor):
+        for t in slope_bounds(boundaries, work.each[j].slope, factor):
             value = s * s * gram[i, i] - 2.0 * s * t * gram[i, j] + t * t * gram[j, j]
             squared = max(squared, value)
     return math.sqrt(squared)
@@ -474,13 +478,13 @@ def _steepest_difference(boundaries, work, i, j, factor):
 
 @njit(**UNCOUNTED)
 def nearest_boundary(boundaries, work, members):
-    """Lower and upper bound, pair and logits there, between ``members`` and ``work.is_open``.
+    """Lower and upper bound, pair and logits there, between ``members`` and ``work.each.is_open``.
 
     ``members`` come in descending order of selection scores. Pairs are passed over when bounds of
     the slopes within the best distance so far put their boundary beyond it.
     """
-    q = work.q
-    is_open = work.is_open
+    q = work.each.q
+    is_open = work.each.is_open
     first_out = NOBODY
     for expert in range(q.shape[0]):
         if is_open[expert] and (first_out < 0 or q[expert] > q[first_out]):
@@ -494,15 +498,15 @@ def nearest_boundary(boundaries, work, members):
     factor = slope_factor(boundaries, upper)
     far = min(upper, FAR)
     for expert in range(q.shape[0]):
-        most = slope_bounds(boundaries, work.slope[expert], factor)[1]
-        work.reach[expert] = far * most * boundaries.length[expert] * _SAFE
+        most = slope_bounds(boundaries, work.each[expert].slope, factor)[1]
+        work.each[expert].reach = far * most * boundaries.length[expert] * _SAFE
     for rank in range(members.shape[0] - 1, -1, -1):
         i = members[rank]
-        least = q[i] - work.reach[i]
+        least = q[i] - work.each[i].reach
         if least > q[first_out] + far * boundaries.curve.steepest * boundaries.longest * _SAFE:
             continue
         for j in range(q.shape[0]):
-            if least > q[j] + work.reach[j] or not is_open[j]:
+            if least > q[j] + work.each[j].reach or not is_open[j]:
                 continue
             if upper == 0.0 or (i == last and j == first_out):
                 continue

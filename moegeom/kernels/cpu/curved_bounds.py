@@ -17,7 +17,7 @@ import math
 
 from numba import njit
 
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import ONCE, UNCOUNTED
 from moegeom.kernels.cpu.curved_boundaries import fill, load_token
 from moegeom.kernels.cpu.score_curve import curve_at
 
@@ -36,17 +36,17 @@ _MAX_STEPS = 200
 SHORTEST = 1e-12
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def load_scores(boundaries, logits, work):
     """Scores, slopes and log-odds of one token, and the mean row."""
-    work.mean_square[0] = 0.0
+    work.search.mean_square = 0.0
     if not boundaries.is_softmax:
         load_token(boundaries, logits, work)
-        for expert in range(work.z.shape[0]):
-            work.odds[expert] = work.z[expert]
-            work.mean[expert] = 0.0
+        for expert in range(work.each.shape[0]):
+            work.each[expert].odds = work.each[expert].z
+            work.each[expert].with_mean = 0.0
         return
-    z, p, mean = work.z, work.slope, work.mean
+    z, p, mean = work.each.z, work.each.slope, work.each.with_mean
     top = 0
     for expert in range(z.shape[0]):
         z[expert] = logits[expert] * boundaries.multiplier
@@ -60,27 +60,27 @@ def load_scores(boundaries, logits, work):
     total = others + p[top]
     for expert in range(z.shape[0]):
         rest = others if expert == top else total - p[expert]
-        work.odds[expert] = z[expert] - z[top] - math.log(rest) if rest > 0.0 else math.inf
+        work.each[expert].odds = z[expert] - z[top] - math.log(rest) if rest > 0.0 else math.inf
         p[expert] /= total
-        work.q[expert] = p[expert] + boundaries.bias[expert]
+        work.each[expert].q = p[expert] + boundaries.bias[expert]
     for expert in range(z.shape[0]):
         mean[expert] = 0.0
     for expert in range(z.shape[0]):
         for other in range(z.shape[0]):
             mean[other] += p[expert] * boundaries.gram[expert, other]
     for expert in range(z.shape[0]):
-        work.mean_square[0] += p[expert] * mean[expert]
+        work.search.mean_square += p[expert] * mean[expert]
 
 
 @njit(**UNCOUNTED)
 def bound_scores(boundaries, work, radius):
     """Least and largest selection score of each expert within a distance."""
-    for expert in range(work.odds.shape[0]):
+    for expert in range(work.each.shape[0]):
         reach = radius * boundaries.stretch[expert]
-        low = curve_at(boundaries.curve, work.odds[expert] - reach)[0]
-        work.low[expert] = low + boundaries.bias[expert]
-        high = curve_at(boundaries.curve, work.odds[expert] + reach)[0]
-        work.high[expert] = high + boundaries.bias[expert]
+        low = curve_at(boundaries.curve, work.each[expert].odds - reach)[0]
+        work.each[expert].low = low + boundaries.bias[expert]
+        high = curve_at(boundaries.curve, work.each[expert].odds + reach)[0]
+        work.each[expert].high = high + boundaries.bias[expert]
 
 
 @njit(**UNCOUNTED)
@@ -95,17 +95,17 @@ def _bend(boundaries, work, number, radius):
     out = 0.0
     variance = boundaries.widest * boundaries.widest / 4.0
     for n in range(number):
-        expert = work.experts[n]
+        expert = work.search.experts[n]
         if not boundaries.is_softmax:
             out += boundaries.curve.bend * boundaries.length[expert] ** 2
             continue
-        odds = work.odds[expert] + radius * boundaries.stretch[expert]
+        odds = work.each[expert].odds + radius * boundaries.stretch[expert]
         largest = curve_at(boundaries.curve, odds)[0]
-        if work.signs[n] > 0.0:
+        if work.search.signs[n] > 0.0:
             out += largest * variance
             continue
         own = boundaries.gram[expert, expert]
-        squared = max(own - 2.0 * work.mean[expert] + work.mean_square[0], 0.0)
+        squared = max(own - 2.0 * work.each[expert].with_mean + work.search.mean_square, 0.0)
         from_mean = math.sqrt(squared + _ROUNDING * own) + radius * variance
         out += largest * min(from_mean, boundaries.stretch[expert]) ** 2
     return out
@@ -117,7 +117,7 @@ def _root(bend, slope, gap):
     return 2.0 * gap / root if root > 0.0 else math.inf
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def reach_of(boundaries, work, number, gap, slope, radius):
     r"""No input within this distance breaks the constraint; at most ``radius``.
 
@@ -142,11 +142,11 @@ def reach_of(boundaries, work, number, gap, slope, radius):
 
 @njit(**UNCOUNTED)
 def steepest_descent(boundaries, work, number, of_logits):
-    """Slope of the constraint; into ``work.coefficients`` its steepest descent, of unit length.
+    """Slope of the constraint; its steepest descent, of unit length, into the coefficients.
 
     ``of_logits``: of the same sum of logits instead of scores. 0 and no direction without any.
     """
-    experts, signs, coefficients = work.experts, work.signs, work.coefficients
+    experts, signs, coefficients = work.search.experts, work.search.signs, work.search.coefficients
     fill(coefficients, 0.0)
     excess = 0.0
     own = 0.0
@@ -154,35 +154,35 @@ def steepest_descent(boundaries, work, number, of_logits):
     with_mean = 0.0
     for n in range(number):
         e = experts[n]
-        weight = signs[n] * (1.0 if of_logits else work.slope[e])
+        weight = signs[n] * (1.0 if of_logits else work.each[e].slope)
         if boundaries.is_softmax:
             excess += weight
         own += boundaries.gram[e, e] * weight * weight
-        with_mean += weight * work.mean[e]
+        with_mean += weight * work.each[e].with_mean
         for m in range(number):
             other = experts[m]
-            of_other = signs[m] * (1.0 if of_logits else work.slope[other])
+            of_other = signs[m] * (1.0 if of_logits else work.each[other].slope)
             squared += weight * of_other * boundaries.gram[e, other]
-    squared += excess * (excess * work.mean_square[0] - 2.0 * with_mean)
+    squared += excess * (excess * work.search.mean_square - 2.0 * with_mean)
     slope = math.sqrt(max(squared, 0.0) + _ROUNDING * own)
     unit = 1.0 / slope if slope > 0.0 else 0.0
     for n in range(number):
-        coefficients[n] = -signs[n] * (1.0 if of_logits else work.slope[experts[n]]) * unit
+        coefficients[n] = -signs[n] * (1.0 if of_logits else work.each[experts[n]].slope) * unit
     coefficients[4] = excess * unit
     return slope
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _load_selection(boundaries, work, length):
-    there = work.there
+    there = work.each.there
     if not boundaries.is_softmax:
         for expert in range(there.shape[0]):
-            z = work.z[expert] + length * work.direction[expert]
+            z = work.each[expert].z + length * work.each[expert].direction
             there[expert] = curve_at(boundaries.curve, z)[0] + boundaries.bias[expert]
         return
     largest = -math.inf
     for expert in range(there.shape[0]):
-        there[expert] = work.z[expert] + length * work.direction[expert]
+        there[expert] = work.each[expert].z + length * work.each[expert].direction
         largest = max(largest, there[expert])
     total = 0.0
     for expert in range(there.shape[0]):
@@ -230,7 +230,7 @@ def keep_groups(boundaries, q, kept):
 def is_changed(boundaries, work, length):
     """Whether the rule chooses other experts after a step of this length."""
     _load_selection(boundaries, work, length)
-    q, kept = work.there, work.kept_there
+    q, kept = work.each.there, work.kept_there
     keep_groups(boundaries, q, kept)
     size = q.shape[0] // boundaries.num_groups
     worst = -1
@@ -238,7 +238,7 @@ def is_changed(boundaries, work, length):
     for expert in range(q.shape[0]):
         if not kept[expert // size]:
             q[expert] = boundaries.fill
-        if work.inside[expert]:
+        if work.each[expert].inside:
             if worst < 0 or q[expert] <= q[worst]:
                 worst = expert
         elif best < 0 or q[expert] > q[best]:
@@ -251,16 +251,16 @@ def is_changed(boundaries, work, length):
 @njit(**UNCOUNTED)
 def point(boundaries, work, experts, coefficients, number):
     """The direction of logits that some coefficients of rows stand for."""
-    for expert in range(work.direction.shape[0]):
-        value = coefficients[4] * work.mean[expert]
+    for expert in range(work.each.shape[0]):
+        value = coefficients[4] * work.each[expert].with_mean
         for n in range(number):
             value += coefficients[n] * boundaries.gram[experts[n], expert]
-        work.direction[expert] = value
+        work.each[expert].direction = value
 
 
 @njit(**UNCOUNTED)
 def shorter_change(boundaries, work, low, length):
-    """The step along ``work.direction`` if it changes the set, shortened; inf if it does not."""
+    """The step along the direction if it changes the set, shortened; inf if it does not."""
     if not is_changed(boundaries, work, length):
         return math.inf
     while length - low > RESOLUTION * length:
@@ -272,9 +272,9 @@ def shorter_change(boundaries, work, low, length):
     return length
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def first_change(boundaries, work, low, guess, limit):
-    """Length of a step along ``work.direction`` after which the set differs; inf from ``limit`` on.
+    """Length of a step along the direction after which the set differs; inf from ``limit`` on.
 
     Steps begin at ``guess`` and grow; the first that changes the set is shortened by bisection down
     to ``low``, below which nothing changes, or to a share of ``RESOLUTION``. At the step returned

@@ -29,7 +29,7 @@ from numba import njit
 
 from moegeom.geometry.boundary.curved import CurvedRows
 from moegeom.geometry.boundary.linear import NEVER
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import ONCE, UNCOUNTED, kernel
 from moegeom.kernels.cpu.curved_boundaries import (
     FAR,
     NOBODY,
@@ -69,29 +69,29 @@ _ONE, _TWO = np.int64(1), np.int64(2)
 @njit(**UNCOUNTED)
 def _clear(work):
     """No barrier yet."""
-    fill(work.bounds, math.inf)
-    fill(work.pair, -1)
-    fill(work.experts, 0)
-    fill(work.coefficients, 0.0)
+    fill(work.search.bounds, math.inf)
+    fill(work.search.pair, -1)
+    fill(work.search.experts, 0)
+    fill(work.search.coefficients, 0.0)
 
 
 @njit(**UNCOUNTED)
 def _add(work, lower, guess, out, entering):
-    bounds = work.bounds
+    bounds = work.search.bounds
     if lower < bounds[0]:
         bounds[1] = bounds[0]
         bounds[0] = lower
-        work.pair[0] = out
-        work.pair[1] = entering
+        work.search.pair[0] = out
+        work.search.pair[1] = entering
     elif lower < bounds[1]:
         bounds[1] = lower
     if guess < bounds[2]:
         bounds[2] = guess
-        work.low_of_nearest[0] = lower
+        work.search.low_of_nearest = lower
         for n in range(4):
-            work.nearest[n] = work.experts[n]
-            work.way[n] = work.coefficients[n]
-        work.way[4] = work.coefficients[4]
+            work.search.nearest[n] = work.search.experts[n]
+            work.search.way[n] = work.search.coefficients[n]
+        work.search.way[4] = work.search.coefficients[4]
 
 
 @njit(**UNCOUNTED)
@@ -105,13 +105,13 @@ def _add_constraint(boundaries, work, number, gap, always, out, entering, radius
 def _add_boundary(boundaries, work, i, j, found, out, entering):
     """The way to the nearest point of a boundary, from the logits of the pair there."""
     lower, upper, at_i, at_j = found
-    coefficients = work.coefficients
+    coefficients = work.search.coefficients
     fill(coefficients, 0.0)
-    work.experts[0] = i
-    work.experts[1] = j
+    work.search.experts[0] = i
+    work.search.experts[1] = j
     if 0.0 < upper < math.inf:
-        du = at_i - work.z[i]
-        dv = at_j - work.z[j]
+        du = at_i - work.each[i].z
+        dv = at_j - work.each[j].z
         length = boundaries.length[i]
         across = boundaries.across[i, j]
         if length == 0.0:
@@ -127,11 +127,11 @@ def _add_boundary(boundaries, work, i, j, found, out, entering):
 
 @njit(**UNCOUNTED)
 def _add_swap(boundaries, work, i, j, radius):
-    work.experts[0] = i
-    work.experts[1] = j
-    work.signs[0] = 1.0
-    work.signs[1] = -1.0
-    gap = max(work.q[i] - work.q[j], 0.0)
+    work.search.experts[0] = i
+    work.search.experts[1] = j
+    work.search.signs[0] = 1.0
+    work.search.signs[1] = -1.0
+    gap = max(work.each[i].q - work.each[j].q, 0.0)
     _add_constraint(boundaries, work, _TWO, gap, 0.0, i, j, radius)
 
 
@@ -139,13 +139,13 @@ def _add_swap(boundaries, work, i, j, radius):
 def _first(work, marks, mark):
     """The best of the experts with this mark; NOBODY if there is none."""
     first = NOBODY
-    for expert in range(work.q.shape[0]):
-        if marks[expert] == mark and (first < 0 or work.q[expert] > work.q[first]):
+    for expert in range(work.each.shape[0]):
+        if marks[expert] == mark and (first < 0 or work.each[expert].q > work.each[first].q):
             first = expert
     return first
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _add_swaps(boundaries, work, members, radius):
     """Swaps between the kept groups; for scores of one logit the nearest, which is exact."""
     if not boundaries.is_softmax:
@@ -157,44 +157,44 @@ def _add_swaps(boundaries, work, members, radius):
     bound_scores(boundaries, work, radius)
     for rank in range(members.shape[0] - 1, NOBODY, NOBODY):
         i = members[rank]
-        for j in range(work.q.shape[0]):
-            if not work.is_open[j] or work.low[i] > work.high[j]:
+        for j in range(work.each.shape[0]):
+            if not work.each[j].is_open or work.each[i].low > work.each[j].high:
                 continue
             if boundaries.bias[i] != boundaries.bias[j]:
                 _add_swap(boundaries, work, i, j, radius)
                 continue
             # probabilities order as logits do
             inverse = boundaries.inverse[i, j]
-            distance = max(work.z[i] - work.z[j], 0.0) * inverse
+            distance = max(work.each[i].z - work.each[j].z, 0.0) * inverse
             if distance < NEVER:
-                work.experts[0] = i
-                work.experts[1] = j
-                fill(work.coefficients, 0.0)
-                work.coefficients[0] = -inverse
-                work.coefficients[1] = inverse
+                work.search.experts[0] = i
+                work.search.experts[1] = j
+                fill(work.search.coefficients, 0.0)
+                work.search.coefficients[0] = -inverse
+                work.search.coefficients[1] = inverse
                 _add(work, distance, distance, i, j)
 
 
 @njit(**UNCOUNTED)
 def _add_fill(boundaries, work, expert, sign, radius):
-    gap = max(sign * (work.q[expert] - boundaries.fill), 0.0)
-    work.experts[0] = expert
-    work.signs[0] = sign
+    gap = max(sign * (work.each[expert].q - boundaries.fill), 0.0)
+    work.search.experts[0] = expert
+    work.search.signs[0] = sign
     if boundaries.is_softmax:
         _add_constraint(boundaries, work, _ONE, gap, 0.0, NOBODY, NOBODY, radius)
         return
     score = boundaries.fill - boundaries.bias[expert]
     there, _ = curve_inverse(boundaries.curve, score, boundaries.curve.own_high - score)
-    way = sign * (work.z[expert] - there)
+    way = sign * (work.each[expert].z - there)
     length = boundaries.length[expert]
     if gap == 0.0 or (way < math.inf and length > 0.0):
         distance = 0.0 if gap == 0.0 else max(way, 0.0) / length
-        fill(work.coefficients, 0.0)
-        work.coefficients[0] = -sign / length if length > 0.0 else 0.0
+        fill(work.search.coefficients, 0.0)
+        work.search.coefficients[0] = -sign / length if length > 0.0 else 0.0
         _add(work, distance, distance, NOBODY, NOBODY)
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _add_fills(boundaries, work, members, radius):
     """Scores that pass the value which masked experts have.
 
@@ -205,16 +205,16 @@ def _add_fills(boundaries, work, members, radius):
         return
     masked_out = False
     masked_in = False
-    for expert in range(work.q.shape[0]):
-        if not work.allowed[expert]:
-            masked_in |= work.inside[expert]
-            masked_out |= not work.inside[expert]
+    for expert in range(work.each.shape[0]):
+        if not work.each[expert].allowed:
+            masked_in |= work.each[expert].inside
+            masked_out |= not work.each[expert].inside
     if masked_out:
         for rank in range(members.shape[0]):
             _add_fill(boundaries, work, members[rank], 1.0, radius)
     if masked_in:
-        for expert in range(work.q.shape[0]):
-            if work.is_open[expert]:
+        for expert in range(work.each.shape[0]):
+            if work.each[expert].is_open:
                 _add_fill(boundaries, work, expert, -1.0, radius)
 
 
@@ -237,10 +237,10 @@ def _oppose(boundaries, work, ours, theirs):
     """The constraint of the best of one group and as many of another; their number."""
     takes = boundaries.takes
     for n in range(takes):
-        work.experts[n] = ours[n]
-        work.experts[takes + n] = theirs[n]
-        work.signs[n] = 1.0
-        work.signs[takes + n] = -1.0
+        work.search.experts[n] = ours[n]
+        work.search.experts[takes + n] = theirs[n]
+        work.search.signs[n] = 1.0
+        work.search.signs[takes + n] = -1.0
     return 2 * takes
 
 
@@ -256,20 +256,20 @@ def _add_rival(boundaries, work, tops, rivals, always, radius):
     ours = 0.0
     theirs = 0.0
     for n in range(boundaries.takes):
-        ours += work.q[tops[n]]
-        theirs += work.q[rivals[n]]
+        ours += work.each[tops[n]].q
+        theirs += work.each[rivals[n]].q
     gap = max(ours - theirs, 0.0)
     _add_constraint(boundaries, work, number, gap, always, NOBODY, NOBODY, radius)
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _add_groups(boundaries, work, radius):
     """Dropped groups that may overtake kept ones.
 
     A dropped group h overtakes a kept group g only where one of its sets of experts overtakes the
     set that is now the best of g, because the score of g is at least that sum.
     """
-    q, low, high = work.q, work.low, work.high
+    q, low, high = work.each.q, work.each.low, work.each.high
     size = q.shape[0] // boundaries.num_groups
     takes = boundaries.takes
     bound_scores(boundaries, work, radius)
@@ -302,47 +302,47 @@ def _add_groups(boundaries, work, radius):
                         _add_rival(boundaries, work, tops, (one, two), always, radius)
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _search(boundaries, work, limit):
     """A verified change through the barrier that seems nearest, or ``limit``."""
-    guess = work.bounds[2]
+    guess = work.search.bounds[2]
     is_nowhere = True
     for n in range(5):
-        is_nowhere &= work.way[n] == 0.0
+        is_nowhere &= work.search.way[n] == 0.0
     if guess == 0.0 and is_nowhere:
         return 0.0
-    point(boundaries, work, work.nearest, work.way, 4)
-    return min(limit, first_change(boundaries, work, work.low_of_nearest[0], guess, limit))
+    point(boundaries, work, work.search.nearest, work.search.way, 4)
+    return min(limit, first_change(boundaries, work, work.search.low_of_nearest, guess, limit))
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _sort_out(boundaries, chosen, work):
     """Who is chosen, allowed and open; the chosen experts of kept groups, and their number."""
-    size = work.q.shape[0] // boundaries.num_groups
-    keep_groups(boundaries, work.q, work.kept)
-    for expert in range(work.q.shape[0]):
-        work.allowed[expert] = work.kept[expert // size]
-        work.is_open[expert] = work.allowed[expert] and not work.inside[expert]
+    size = work.each.shape[0] // boundaries.num_groups
+    keep_groups(boundaries, work.each.q, work.kept)
+    for expert in range(work.each.shape[0]):
+        work.each[expert].allowed = work.kept[expert // size]
+        work.each[expert].is_open = work.each[expert].allowed and not work.each[expert].inside
     number = 0
     for rank in range(chosen.shape[0]):
-        if work.allowed[chosen[rank]]:
+        if work.each[chosen[rank]].allowed:
             work.members[number] = chosen[rank]
             number += 1
     return number
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _along(boundaries, work, number, low, length, far):
     """Shortest step down the constraint that changes the set; ``far`` if none does."""
     for of_logits in (False, True):
         steepest_descent(boundaries, work, number, of_logits)
-        point(boundaries, work, work.experts, work.coefficients, number)
+        point(boundaries, work, work.search.experts, work.search.coefficients, number)
         trial = length if far == math.inf else far * (1.0 - RESOLUTION)
         far = min(far, shorter_change(boundaries, work, low, trial))
     return far
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _on_rays(boundaries, work, chosen, low, far):
     """What changes on rays, at lengths that grow until something does.
 
@@ -350,9 +350,9 @@ def _on_rays(boundaries, work, chosen, low, far):
     and the best of each kept group against the best of each dropped one: each way down the
     difference of the scores, and of the logits.
     """
-    q = work.q
+    q = work.each.q
     size = q.shape[0] // boundaries.num_groups
-    last, first = chosen[chosen.shape[0] - 1], _first(work, work.inside, False)
+    last, first = chosen[chosen.shape[0] - 1], _first(work, work.each.inside, False)
     if first < 0:
         return far
     length = max(low, SHORTEST)
@@ -360,16 +360,16 @@ def _on_rays(boundaries, work, chosen, low, far):
         # those that are out, then those that are chosen, then pairs of groups
         for ray in range(q.shape[0] + chosen.shape[0] + boundaries.num_groups**2):
             number = 2
-            work.signs[0] = 1.0
-            work.signs[1] = -1.0
+            work.search.signs[0] = 1.0
+            work.search.signs[1] = -1.0
             if ray < q.shape[0]:
-                if work.inside[ray]:
+                if work.each[ray].inside:
                     continue
-                work.experts[0] = last
-                work.experts[1] = ray
+                work.search.experts[0] = last
+                work.search.experts[1] = ray
             elif ray < q.shape[0] + chosen.shape[0]:
-                work.experts[0] = chosen[ray - q.shape[0]]
-                work.experts[1] = first
+                work.search.experts[0] = chosen[ray - q.shape[0]]
+                work.search.experts[1] = first
             else:
                 pair = ray - q.shape[0] - chosen.shape[0]
                 g, h = pair // boundaries.num_groups, pair % boundaries.num_groups
@@ -386,17 +386,17 @@ def _on_rays(boundaries, work, chosen, low, far):
 
 @njit(**UNCOUNTED)
 def bracket(boundaries, work, logits, chosen, on_rays):
-    """Lower and upper bound of one token; ``work.pair`` is the pair if it is known, else -1.
+    """Lower and upper bound of one token; ``work.search.pair`` is the pair if it is known, else -1.
 
     The pair is known where everything else is farther than the upper bound. 0 and 0 where the set
     is not what the rule makes of these logits: a tie up to rounding. Rays
     take nearly half of the time; they bring the upper bound down and leave the lower one.
     """
     load_scores(boundaries, logits, work)
-    fill(work.inside, False)
-    fill(work.direction, 0.0)
+    fill(work.each.inside, False)
+    fill(work.each.direction, 0.0)
     for rank in range(chosen.shape[0]):
-        work.inside[chosen[rank]] = True
+        work.each[chosen[rank]].inside = True
     _clear(work)
     if is_changed(boundaries, work, 0.0):
         return 0.0, 0.0
@@ -404,7 +404,7 @@ def bracket(boundaries, work, logits, chosen, on_rays):
     far = math.inf
     for stage in range(3):
         if stage == _FIRST_SWAP:
-            first = _first(work, work.is_open, True)
+            first = _first(work, work.each.is_open, True)
             if boundaries.is_softmax and first >= 0 and members.shape[0] > 0:
                 _add_swap(boundaries, work, members[-1], first, FAR)
         elif stage == _SWAPS:
@@ -414,36 +414,36 @@ def bracket(boundaries, work, logits, chosen, on_rays):
             _add_fills(boundaries, work, members, radius)
         elif boundaries.num_kept < boundaries.num_groups:
             # bounds stay, the nearest is looked for again
-            work.bounds[2] = math.inf
-            _add_groups(boundaries, work, min(FAR, far, work.bounds[0]))
-        if work.bounds[2] < far:
+            work.search.bounds[2] = math.inf
+            _add_groups(boundaries, work, min(FAR, far, work.search.bounds[0]))
+        if work.search.bounds[2] < far:
             far = _search(boundaries, work, far)
-    low = min(far, work.bounds[0])
+    low = min(far, work.search.bounds[0])
     if on_rays and far > _CLOSE * low:
         far = _on_rays(boundaries, work, chosen, low, far)
-    if not (work.bounds[0] < far < math.inf and work.bounds[1] >= far):
-        fill(work.pair, -1)
-    return min(far, work.bounds[0]), far
+    if not (work.search.bounds[0] < far < math.inf and work.search.bounds[1] >= far):
+        fill(work.search.pair, -1)
+    return min(far, work.search.bounds[0]), far
 
 
 # ------------------------------------------------------------------------------------------- kernel
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _separable(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
         load_token(boundaries, logits[token], work)
-        fill(work.is_open, True)
+        fill(work.each.is_open, True)
         for rank in range(chosen.shape[1]):
-            work.is_open[chosen[token, rank]] = False
+            work.each[chosen[token, rank]].is_open = False
         found = nearest_boundary(boundaries, work, chosen[token])
         lower[token], upper[token], pair[token, 0], pair[token, 1] = found[:4]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _bounded(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
         found = bracket(boundaries, work, logits[token], chosen[token], on_rays)
         lower[token], upper[token] = found
-        pair[token, 0], pair[token, 1] = work.pair[0], work.pair[1]
+        pair[token, 0], pair[token, 1] = work.search.pair[0], work.search.pair[1]
 
 
 def curved_distance(

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from moegeom.geometry.boundary import linear
 from moegeom.geometry.boundary.linear import BELOW_ALL, NEVER, Cones, RowDistances, spread
 from moegeom.geometry.boundary.orders import descending
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, RowSpreads
+from moegeom.kernels.cpu import kernel
 
 # -------------------------------------------------------------------------------------------- exact
 # An expert i of the chosen set can only give a nearer boundary if its smallest gap, to the (k+1)-th
@@ -26,7 +26,7 @@ _SAFE = 1.0 - 2.0**-50
 
 # Only multiplication and addition may be fused: adding 0 is exact, so each quotient is rounded as
 # in the reference. Quotients are >= 0, so their bits order as they do; integer minima vectorise.
-@njit(nogil=True, cache=True, fastmath={"contract"})
+@kernel(fastmath={"contract"})
 def _distance(logits, chosen, margin, inverse, smallest, distance, pair, wants_pair):
     tokens, experts = logits.shape
     k = chosen.shape[1]
@@ -90,7 +90,7 @@ def boundary_distance(
 # others are looked at a second time.
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _raised(logits, expert, out):
     for token in range(logits.shape[0]):
         least = logits[token, 0]
@@ -102,7 +102,7 @@ def _raised(logits, expert, out):
             out[token, expert[token, rank]] = logits[token, rank]
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _holds(expert, wanted, out):
     for token in range(expert.shape[0]):
         for rank in range(expert.shape[1]):
@@ -135,7 +135,7 @@ def distance_bracket(
 
 
 # ------------------------------------------------------------------------ in deviations of rounding
-@njit(nogil=True, cache=True)
+@kernel()
 def _variance(first, second, squares):
     total = 0.0
     for coordinate in range(squares.shape[0]):
@@ -144,7 +144,7 @@ def _variance(first, second, squares):
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _sigmas(token, rank, other, logits, chosen, weight, squares, unit):
     one = chosen[token, rank]
     gap = np.float64(logits[token, one]) - np.float64(logits[token, other])
@@ -154,7 +154,7 @@ def _sigmas(token, rank, other, logits, chosen, weight, squares, unit):
 
 # All terms are at least 0, so that no order of summation errs by more than 1e-10 of the sum: enough
 # for a bound, and a tenth of the time.
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@kernel(fastmath={"reassoc", "contract"})
 def _about_variance(first, second, squares):
     total = 0.0
     for coordinate in range(squares.shape[0]):
@@ -163,7 +163,7 @@ def _about_variance(first, second, squares):
     return total
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@kernel(fastmath={"reassoc", "contract"})
 def _squares(values, squares):
     """The squares of a token's coordinates, the sum of theirs, and the largest square."""
     fourth, largest = 0.0, 0.0
@@ -180,7 +180,7 @@ def _squares(values, squares):
 _SLACK = 1.0 + 1e-9
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _nearest(values, logits, chosen, weight, distance, distance_4, unit, out):
     tokens, experts = logits.shape
     k = chosen.shape[1]
@@ -241,7 +241,7 @@ def rounding_sigmas(
 # the least angle, so that one is taken for each token and not one for each pair.
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _least_sine(logits, chosen, length, unit_length, out):
     tokens, experts = logits.shape
     closed = np.zeros(experts)  # inf for the chosen experts of the current token
@@ -277,7 +277,7 @@ def boundary_angle(
 
 
 # ---------------------------------------------------------------------------------------- near-ties
-@njit(nogil=True, cache=True)
+@kernel()
 def _near_ties(ordered, k, ladder, orders, extras):
     tokens, experts = ordered.shape
     for token in range(tokens):

@@ -21,7 +21,7 @@ from numba import njit
 from moegeom.geometry.hmoe.descent import Objective
 from moegeom.geometry.hmoe.mixture import Mixture
 from moegeom.geometry.hmoe.regression import Inputs, Position
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import UNCOUNTED, kernel
 from moegeom.kernels.cpu.exponential import power_of_e
 
 #: Products are added without rounding in between ("contract"); in sums the order is free as well
@@ -255,7 +255,7 @@ def _sums(samples, place, parts, work, slopes):
     return total
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _sum_of_squares(samples, place, parts, work, slopes):
     """The sum; half of its gradient is added to ``slopes``."""
     return _sums(samples, place, parts, work, slopes)

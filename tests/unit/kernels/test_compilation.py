@@ -1,9 +1,13 @@
-"""A kernel that is compiled is told once; one that is there already is not."""
+"""A kernel is kept where it can be; one that is compiled is told once, one that is there is not."""
 
+from pathlib import Path
+
+import pytest
 from numba import njit
 from numba.core import event
 
-from moegeom.kernels.cpu import compilation
+import moegeom
+from moegeom.kernels.cpu import compilation, kernel
 from moegeom.kernels.cpu.compilation import stopwatch, told_once
 
 
@@ -12,22 +16,51 @@ def test_the_first_compilation_is_told_and_no_later_one():
         return 2 * x
 
     first, second, told = njit(twice), njit(twice), []
-    with told_once(lambda: told.append("compiling")):
+    with told_once(told.append):
         assert first(1) == 2
-        assert told == ["compiling"]
+        assert len(told) == 1
         assert second(1.0) == 2.0
-    assert told == ["compiling"]
-    with told_once(lambda: told.append("again")):
+    with told_once(told.append):
         assert first(3) == 6
-    assert told == ["compiling"]
+    assert len(told) == 1
 
 
 def test_nobody_is_told_afterwards():
     told = []
-    with told_once(lambda: told.append("compiling")):
+    with told_once(told.append):
         pass
     assert njit(lambda x: x + 1)(1) == 2
     assert told == []
+
+
+TRIPLE = "def triple(x):\n    return 3 * x\n"
+
+
+def triple_in(path: Path):
+    """The function as its file, which need not be there, would define it."""
+    found = {}
+    exec(compile(TRIPLE, str(path), "exec"), found)
+    return found["triple"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_kernel_works_and_says_whether_it_is_kept(is_there, tmp_path):
+    # without a source there is no place to keep it, as where no folder can be written
+    path, told = tmp_path / "triple.py", []
+    if is_there:
+        path.write_text(TRIPLE)
+    with told_once(told.append):
+        assert kernel()(triple_in(path))(2) == 6
+    assert told == [is_there]
+    assert bool(list(tmp_path.rglob("*.nbc"))) == is_there
+    with told_once(told.append):
+        assert kernel()(triple_in(path))(2) == 6
+    assert len(told) == 1 if is_there else told == [False, False]
+
+
+def test_no_kernel_insists_on_being_kept():
+    sources = Path(moegeom.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "cache=True" in path.read_text("utf-8")] == []
 
 
 def test_the_time_of_compiling_is_no_time_of_the_work(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER, UNCOUNTED
+from moegeom.kernels.cpu import INNER, UNCOUNTED, kernel
 
 #: Where a search ended: at the nearest point, past the radius, at a contradiction, nowhere.
 SOLVED, PASSED, CONTRADICTED, STUCK = 0, 1, 2, 3
@@ -56,7 +56,7 @@ def ball_around(
     return Ball(rows, logits, limits)
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _magnitudes(weight, shift):
     """The greatest logit in magnitude, and the length of the longest row, rounded up."""
     greatest, longest = 0.0, 0.0

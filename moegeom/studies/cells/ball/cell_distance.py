@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 from numba import njit
 
-from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu import UNCOUNTED, kernel
 from moegeom.studies.cells.ball._cell_answer import (
     BEYOND,
     EMPTY,
@@ -99,7 +99,7 @@ def cell_distance(
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _distance_loop(ball, inside, exchanged, found):
     """One cell or facet after the other."""
     experts, dims = ball.weight.shape
@@ -132,7 +132,7 @@ def _is_same(one, other):
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def facet_distance_loop(ball, sure, foot, inside, first, known, facets):
     """All facets of cells from ``first`` on that are MET or OPEN; the next cell, and how many.
 

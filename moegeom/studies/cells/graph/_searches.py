@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from moegeom.kernels.cpu import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def searched(starts, neighbour, sources, reach, most, bits, fresh, wider, is_left):
     """Searches from up to 64 cells at once, a bit each, of ``most`` steps at most.
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 from moegeom.studies.cells.walk._level_vertex import NONE, RAY, num_bits
 from moegeom.studies.cells.walk.level_walk import Walked
 
@@ -69,7 +69,7 @@ def _slot(table, masks, mask):
     return slot
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def fill_cells(table, masks):
     """Puts expert sets into an empty table."""
     for cell in range(len(masks)):
@@ -98,7 +98,7 @@ def _read_rays(links, vertex, rays):
         rays[edge & 1] |= is_ray << np.uint32(edge >> 1)
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def gather_cells(vertices, k, found, start, num, mask, rays):
     """The expert sets of the cells at the vertices from ``start`` on.
 
@@ -149,7 +149,7 @@ def _both(one, other):
     return (np.uint64(first) << np.uint64(32)) | np.uint64(second)
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def gather_facets(vertices, k, table, masks, facets, mask, around):
     """Both cells of the facets that are bounded below, as the halves of 64 bits; their number, also
     where there is no room.
@@ -210,7 +210,7 @@ def _pair_slot(pairs, pair):
     return slot
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def refill_pairs(old, pairs):
     """Puts what one table holds into a larger one."""
     for pair in old:
@@ -238,7 +238,7 @@ def _pair(near, vertex, table, masks, over, own, some, pair, mask):
     return whole
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays, near):
     """Both cells of the facets that hold a ray downwards, as the halves of 64 bits in ``pairs``.
 
@@ -275,7 +275,7 @@ def gather_open_facets(vertices, k, table, masks, pairs, start, num, mask, rays,
     return len(on), num
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def inner_points(vertex_of, on, links, point, masks, direction, ray_of, witness):
     """A point inside each cell: the mean of a vertex and of the ends of its edges there.
 
@@ -321,7 +321,7 @@ def inner_points(vertex_of, on, links, point, masks, direction, ray_of, witness)
             witness[cell, m] = point[vertex, m] + witness[cell, m] / (count + 1)
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def list_experts(masks, expert_set):
     """The experts of each mask, in order."""
     for cell in range(len(masks)):

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 from moegeom.studies.cells.walk._level_bases import (
     TURN,
     UNIT,
@@ -464,7 +464,7 @@ def _weigh(centre, room, point, head, stop):
             point[vertex, 2 * d + r] = weights[r, w]
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def advance(level, vertices, seen, met, notes, first, head, num, last, room, point, work):
     """Takes vertices from ``head`` to ``last``, as far as there are any, by turns.
 
@@ -533,7 +533,7 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
     return head, num, True
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def check_links(vertices, num, is_plain, expected):
     """Takes the proof from vertices with an edge whose ends differ in more than was exchanged.
 
@@ -570,7 +570,7 @@ def check_links(vertices, num, is_plain, expected):
     return lost
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def put(seen, on, start, stop):
     """Puts the on-sets ``start`` to ``stop`` into the table; the number that the last has there.
 

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER
+from moegeom.kernels.cpu import INNER, kernel
 from moegeom.studies.cells.exact.crossings import Crossing, exact_crossings
 
 #: Eight units of roundoff, a number over all that underflow may lose, and one under all that may
@@ -186,7 +186,7 @@ def _is_proved(lines, k, out, into):
     return proved == len(a) - 2
 
 
-@njit(nogil=True, cache=True)
+@kernel()
 def _count_crossings(a, b, k, count, first, at):
     """Changes of each pair, -1 where they are not proved; their places if there is room in at."""
     pairs, experts = a.shape
