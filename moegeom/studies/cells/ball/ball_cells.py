@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
@@ -19,8 +20,10 @@ from jaxtyping import Bool, Float64, Int16, Int64
 from moegeom.studies.cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around
 from moegeom.studies.cells.ball.cell_distance import BallFacets, cell_distance, facet_distance_loop
 from moegeom.studies.cells.ball.nearest import arrangement_of, shifted
+from moegeom.studies.cells.ball.nearest_vertices import nearest_vertices
 from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
+from moegeom.studies.cells.walk.enumeration import SimpleVertices
 
 _UNIT = 2.0**-53
 
@@ -36,8 +39,8 @@ class BallProblem:
     ball: Ball
     sure: Bool[np.ndarray, "kept kept"]
     foot: Float64[np.ndarray, "kept kept"]
-    exact: Arrangement
     centre: Float64[np.ndarray, "dims"]
+    own: tuple[Float64[np.ndarray, "kept dims"], Float64[np.ndarray, "kept"]]
 
     @staticmethod
     def of(
@@ -81,9 +84,14 @@ class BallProblem:
             ),
             np.ascontiguousarray(sure[among]),
             np.ascontiguousarray(foot[among]),
-            arrangement_of(weight[kept], bias[kept]),
             centre,
+            (weight[kept], bias[kept]),
         )
+
+    @cached_property
+    def exact(self) -> Arrangement:
+        """The experts that are kept, as fractions."""
+        return arrangement_of(*self.own)
 
     def start(self) -> Bool[np.ndarray, "kept"]:
         """The cell of the centre; where experts tie there, that of a point close by in the ball."""
@@ -300,14 +308,25 @@ def facet_distances(
     swapped: tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]],
     centre: Float64[np.ndarray, "dims"],
     threads: int = 1,
+    simple: SimpleVertices | None = None,
 ) -> Float64[np.ndarray, "facets 2"]:
-    """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length."""
+    """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length.
+
+    Facets and their cells in order; with vertices of their diagram, only those whose nearest point
+    is none of them need a search.
+    """
     k = expert_set.shape[1]
     _check(weight, bias, k, centre, math.inf)
     problem = BallProblem.of(weight, bias, k, centre, math.inf)
-    inside = _members(expert_set, len(bias))[facets[:, 0]]
-    pairs = np.stack(swapped, axis=1).astype(np.int64)
-    return problem.filtered(inside, pairs, threads)[0]
+    if simple is None:
+        bracket = np.full((len(facets), 2), math.inf)
+    else:
+        bracket = nearest_vertices(weight, bias, expert_set, facets, centre, simple)
+    left = np.flatnonzero(bracket[:, 1] == math.inf)
+    inside = _members(expert_set, len(bias))[facets[left, 0]]
+    pairs = np.stack(swapped, axis=1)[left].astype(np.int64)
+    bracket[left] = problem.filtered(inside, pairs, threads)[0]
+    return bracket
 
 
 def _members(

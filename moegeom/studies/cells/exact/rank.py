@@ -24,13 +24,11 @@ def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[
     if len(weight) < 2:
         return []
     found: list[int] = []
-    for width in (2 * len(weight), weight.shape[1]):  # the first columns are enough as a rule
-        part = _residues(weight[:, :width])
+    for size in (2 * min(weight.shape), max(weight.shape)):  # few rows and columns as a rule
+        part = _residues(weight[:size, :size])
         found = _echelon(part[1:] - part[:1])
-        if len(found) == len(weight) - 1:
+        if len(found) == min(len(weight) - 1, weight.shape[1]):
             return found
-    if len(found) == min(len(weight) - 1, weight.shape[1]):
-        return found
     if weight.size > MOST_PROVED:
         raise ValueError(
             f"the differences of {len(weight)} rows have rank {len(found)} modulo a prime, below "

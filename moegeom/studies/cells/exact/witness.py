@@ -105,15 +105,15 @@ def _surely(
     found = np.zeros(len(point), dtype=bool)
     sizes = np.abs(weight)
     for start in range(0, len(point), _AT_ONCE):
-        x, own = point[start : start + _AT_ONCE], expert_set[start : start + _AT_ONCE]
-        inside = np.zeros((len(x), len(bias)), dtype=bool)
-        np.put_along_axis(inside, own.astype(np.int64), True, axis=1)
+        x = point[start : start + _AT_ONCE]
+        own = expert_set[start : start + _AT_ONCE].astype(np.int64)
         with np.errstate(all="ignore"):
             value = x @ weight.T + bias
             error = 2.0 * (dims + 4) * _UNIT * (np.abs(x) @ sizes.T + np.abs(bias))
             error += _TINY * (dims + 2)
-            least = np.where(inside, value - error, np.inf).min(axis=1)
-            most = np.where(inside, -np.inf, value + error).max(axis=1)
+            lower, upper = np.take_along_axis(value - error, own, axis=1), value + error
+            np.put_along_axis(upper, own, -np.inf, axis=1)
+            least, most = lower.min(axis=1), upper.max(axis=1)
             share = ((x / radius) ** 2).sum(axis=1)
             within = share < 1.0 - 2.0 * (dims + 8) * _UNIT
             within &= (np.abs(x) < half).all(axis=1)

@@ -52,8 +52,7 @@ class FacetGraph:
     """Cells as nodes, facets as edges.
 
     ``diameter`` is the largest number of facets between two cells of one piece, a lower bound
-    unless it ``is_diameter_exact``. Degrees are facets of a cell. ``one_swap_share`` is that of
-    facets at which one expert is exchanged, nan without facets.
+    unless it ``is_diameter_exact``. Degrees are facets of a cell.
     """
 
     num_cells: int
@@ -65,13 +64,10 @@ class FacetGraph:
     degree_min: int
     degree_mean: float
     degree_max: int
-    one_swap_share: float
 
 
 def facet_graph(
-    expert_set: Integer[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-    most_passed: int = MOST_PASSED,
+    cells: int, facets: Int64[np.ndarray, "facets 2"], most_passed: int = MOST_PASSED
 ) -> FacetGraph:
     """Figures of the graph whose edges are ``facets``, each given once, without loops.
 
@@ -79,7 +75,6 @@ def facet_graph(
     that was found until then. Raises ValueError without cells. Oracle in tests: all pairs by
     Floyd-Warshall, networkx.
     """
-    cells, count = len(expert_set), len(facets)
     if cells == 0:
         raise ValueError("a graph of no cells")
     both = np.concatenate([facets, facets[:, ::-1]])
@@ -89,18 +84,16 @@ def facet_graph(
     start = int(np.flatnonzero(label == np.argmax(sizes))[0])
     diameter, is_exact = _diameter(graph, start, most_passed)
     degree = np.bincount(both[:, 0], minlength=cells)
-    is_one_swap = swaps(expert_set, facets).num == 1
     return FacetGraph(
         num_cells=cells,
-        num_facets=count,
+        num_facets=len(facets),
         num_components=int(pieces),
         largest_component=int(sizes.max()),
         diameter=diameter,
         is_diameter_exact=is_exact,
         degree_min=int(degree.min()),
-        degree_mean=2.0 * count / cells,
+        degree_mean=2.0 * len(facets) / cells,
         degree_max=int(degree.max()),
-        one_swap_share=float(is_one_swap.mean()) if count else float("nan"),
     )
 
 
@@ -114,7 +107,7 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
     """
     starts, neighbour = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
     cells, size = len(starts) - 1, max(1, len(neighbour))
-    bits, wider = np.empty((2, cells), np.uint64)
+    bits, fresh, wider = np.empty((3, cells), np.uint64)
     is_left, longest, passed = np.ones(cells, bool), _far_apart(graph, start), 0
     while is_left.any():
         left = np.flatnonzero(is_left)
@@ -123,14 +116,18 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
         most = (most_passed - passed) // size
         if most < 1:
             return longest, False
-        farthest, steps = searched(starts, neighbour, some, nowhere, most, bits, wider, is_left)
+        farthest, steps = searched(
+            starts, neighbour, some, nowhere, most, bits, fresh, wider, is_left
+        )
         passed += steps * size
         longest = max(longest, int(farthest.max()))
         if steps > most:
             return longest, False
         is_left[some] = False
         reach = longest - farthest
-        _, steps = searched(starts, neighbour, some, reach, int(reach.max()), bits, wider, is_left)
+        _, steps = searched(
+            starts, neighbour, some, reach, int(reach.max()), bits, fresh, wider, is_left
+        )
         passed += steps * size
     return longest, True
 

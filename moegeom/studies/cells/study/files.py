@@ -22,16 +22,13 @@ from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.certificate_check import CellPoint
 from moegeom.studies.cells.exact.witness import check_witness
 from moegeom.studies.cells.graph.facet_graph import Swaps, swaps
-from moegeom.studies.cells.study.found import FoundCells, Scaled
+from moegeom.studies.cells.study.found import MOST_MEASURED, FoundCells, Scaled
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.router import Looked
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
 #: and follow from the slice.
 _MOST_COORDINATES = 20_000_000
-
-#: Facets whose distance is measured.
-_MOST_MEASURED = 500_000
 
 #: Columns whose values recur, as Parquet calls them: dictionaries of the others cost time and room.
 _RECURRING = [
@@ -163,7 +160,7 @@ def _distances(
     """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
     if found.at is not None or found.facet_distance is not None:
         return found.facet_distance
-    if len(found.facets) > _MOST_MEASURED or (swapped.num != 1).any():
+    if len(found.facets) > MOST_MEASURED or (swapped.num != 1).any():
         return None
     weight, bias = _numbers(looked)
     centre = np.zeros(weight.shape[1])
@@ -181,6 +178,7 @@ def _distances(
         swapped.first,
         centre,
         request.num_workers or num_workers(),
+        found.simple,
     )
     return np.ldexp(brackets, scaled.longer)
 
@@ -198,10 +196,12 @@ def _inputs(looked: Looked, witness: np.ndarray) -> pa.Array:
     return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
 
 
-def _rational(found: FoundCells) -> list[str | None]:
+def _rational(found: FoundCells) -> pa.Array:
     """Certificates of the cells that have no float64 witness, as JSON."""
-    texts = {n: json.dumps(point.as_json()) for n, point in found.exact.items()}
-    return [texts.get(n) for n in range(len(found.expert_set))]
+    texts = np.full(len(found.expert_set), None, object)
+    for n, point in found.exact.items():
+        texts[n] = json.dumps(point.as_json())
+    return pa.array(texts, pa.string())
 
 
 def _rows(values: np.ndarray, is_missing: np.ndarray | None = None) -> pa.ListArray:

@@ -23,9 +23,17 @@ from moegeom.studies.cells.exact.rank import independent_columns_of
 from moegeom.studies.cells.exact.witness import strict_witnesses
 from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.studies.cells.walk.enumeration import (
+    AllSubsets,
+    Enumeration,
+    SimpleVertices,
+    enumerate_cells,
+)
 
 Watch = Callable[[int, int], None]
+
+#: Facets whose distance is measured.
+MOST_MEASURED = 500_000
 
 #: Exponents of rows and biases within which nothing is scaled.
 _USUAL = 16
@@ -40,7 +48,8 @@ class FoundCells:
     ``is_bounded`` is None where a ball, a box or steps bound the search. Brackets of distances are
     those from the centre of the slice, or from the token ``at`` which the search began; None where
     they were not asked for. ``hops`` are the facets crossed from there. ``exact`` has a rational
-    point of each cell in which no float64 point was found: there the witness is nan.
+    point of each cell in which no float64 point was found: there the witness is nan. ``simple``
+    are vertices at which facets meet, where distances will be asked for.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -57,6 +66,7 @@ class FoundCells:
     hops: Int64[np.ndarray, "cells"] | None = None
     at: int | None = None
     exact: Mapping[int, CellPoint] = field(default_factory=dict)
+    simple: SimpleVertices | None = None
 
 
 def domain_text(request: CellsRequest) -> str:
@@ -219,6 +229,7 @@ def _enumerated(
         most=request.vertices,
         threads=request.num_workers or num_workers(),
         watch=watch,
+        most_simple=0 if request.out is None else MOST_MEASURED,
     )
     return found if isinstance(found, AllSubsets) else _of_enumeration(found)
 
@@ -234,6 +245,7 @@ def _of_enumeration(found: Enumeration) -> FoundCells:
         num_exact=found.num_exact,
         gap=found.gap,
         is_whole=found.is_whole,
+        simple=found.simple,
     )
 
 

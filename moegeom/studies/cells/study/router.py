@@ -356,12 +356,14 @@ def facts_of(found: tuple[FoundCells, ...]) -> Cells:
     first = found[0]
     graph = None
     if first.at is None and len(first.expert_set):
-        graph = facet_graph(first.expert_set, first.facets)
+        graph = facet_graph(len(first.expert_set), first.facets)
     gaps = [part.gap for part in found if part.gap is not None]
-    sets = {tuple(row) for part in found for row in part.expert_set.tolist()}
+    num_cells = len(first.expert_set)
+    if len(found) > 1:
+        num_cells = len({tuple(row) for part in found for row in part.expert_set.tolist()})
     is_around = first.at is not None
     return Cells(
-        num_cells=len(sets),
+        num_cells=num_cells,
         road=first.road,
         num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
         num_facets=None if is_around else len(first.facets),

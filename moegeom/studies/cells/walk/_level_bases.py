@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -47,16 +48,16 @@ def aligned(*shape: int) -> Float64[np.ndarray, "..."]:
 
 def room_for(size: int, lanes: int) -> Room:
     """Room for vertices with as many experts on the level."""
-    experts = aligned(4, lanes)
-    return Room(
-        aligned(2, size, size, TURN),
-        aligned(6, size, TURN),
-        aligned(5, TURN),
-        aligned(size, TURN).view(np.int64),
-        experts,
-        experts.view(np.int64),
-        aligned(3, size),
-    )
+    shapes = (
+        (2, size, size, TURN), (6, size, TURN), (5, TURN), (size, TURN), (4, lanes), (3, size),
+    )  # fmt: skip
+    # all but the last are whole cache lines
+    ends = list(accumulate(map(math.prod, shapes), initial=0))
+    whole = aligned(ends[-1])
+    parts = [whole[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False)]
+    squares, columns, lines, pivot, experts, vectors = parts
+    bits = experts.view(np.int64)
+    return Room(squares, columns, lines, pivot.view(np.int64), experts, bits, vectors)
 
 
 @njit(**UNCOUNTED)

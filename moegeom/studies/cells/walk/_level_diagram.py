@@ -362,6 +362,9 @@ class LooseFacets:
         return halves[:, ::-1].astype(np.int64)
 
 
+#: Where links are not looked at.
+_NO_LINKS = np.empty((0, 0), np.int32)
+
 _Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -413,8 +416,7 @@ def facets_of(
 ) -> LooseFacets:
     """The facets between those cells."""
     vertices = walked.on, walked.bits, rising, walked.links
-    table = np.full(1 << (2 * len(masks)).bit_length(), -1, np.int32)
-    fill_cells(table, masks)
+    table = _table(masks)
     num_vertices, size = vertices[0].shape
     mask, rays = np.empty(masks.shape[1], np.uint64), np.empty(2, np.uint32)
     near = np.full((2, 1 << min(size, 10)), _NO_PAIR)
@@ -427,13 +429,56 @@ def facets_of(
             break
         old, pairs = pairs, np.full(2 * len(pairs), _NO_PAIR)
         refill_pairs(old, pairs)
-    around, room = np.empty(size, np.int64), 4 * num_vertices
-    listed = np.empty(room, np.uint64)
-    num = gather_facets(vertices, k, table, masks, listed, mask, around)
-    if num > room:
-        listed = np.empty(num, np.uint64)
+    return LooseFacets(_lowest_facets(vertices, k, table, masks), pairs)
+
+
+def _table(masks: UInt64[np.ndarray, "cells words"]) -> Int32[np.ndarray, "slots"]:
+    table = np.full(1 << (2 * len(masks)).bit_length(), -1, np.int32)
+    fill_cells(table, masks)
+    return table
+
+
+def _lowest_facets(
+    vertices: _Vertices, k: int, table: np.ndarray, masks: np.ndarray
+) -> UInt64[np.ndarray, "facets"]:
+    num, size = vertices[0].shape
+    mask, around = np.empty(masks.shape[1], np.uint64), np.empty(size, np.int64)
+    listed = np.empty(4 * num, np.uint64)
+    count = gather_facets(vertices, k, table, masks, listed, mask, around)
+    if count > len(listed):
+        listed = np.empty(count, np.uint64)
         gather_facets(vertices, k, table, masks, listed, mask, around)
-    return LooseFacets(listed[:num], pairs)
+    return listed[:count]
+
+
+def facets_at(
+    on: Int16[np.ndarray, "vertices on"],
+    above: UInt64[np.ndarray, "vertices words"],
+    rising: UInt32[np.ndarray, "vertices"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    facets: Int64[np.ndarray, "facets 2"],
+) -> tuple[Int64[np.ndarray, "found"], Int64[np.ndarray, "found"]]:
+    """The facets on which all but the two experts that tie are chosen where they are ``rising``.
+
+    Their numbers in an ordered list of facets, and the vertex of each; facets and cells that are
+    not listed are left out.
+    """
+    cells, k = expert_set.shape
+    masks = np.zeros((cells, above.shape[1]), np.uint64)
+    for c in range(k):
+        expert = expert_set[:, c].astype(np.uint64)
+        masks[np.arange(cells), expert >> np.uint64(6)] |= np.uint64(1) << (expert & np.uint64(63))
+    pairs = _lowest_facets((on, above, rising, _NO_LINKS), k, _table(masks), masks)
+    climbing, size = np.bitwise_count(rising).astype(np.int64), on.shape[1]
+    missing = k - np.bitwise_count(above).sum(axis=1).astype(np.int64) - climbing
+    free = np.where(missing == 1, size - climbing, climbing)
+    count = np.where(missing == 0, climbing * (size - climbing), free * (free - 1) // 2)
+    vertex = np.repeat(np.arange(len(on)), np.where(np.abs(missing) > 1, 0, count))
+    keys = (facets[:, 0].astype(np.uint64) << np.uint64(32)) | facets[:, 1].astype(np.uint64)
+    place = np.searchsorted(keys, pairs)
+    place[place == len(keys)] = 0
+    is_listed = keys[place] == pairs if len(keys) else np.zeros(len(pairs), bool)
+    return place[is_listed], vertex[is_listed]
 
 
 @dataclass(frozen=True, eq=False)

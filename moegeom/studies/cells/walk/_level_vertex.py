@@ -30,7 +30,7 @@ _UNSETTLED = -3
 UNCERTAIN, PROVED, EXACT, GONE = 0, 1, 2, 3
 
 #: What ``advance`` does with vertices.
-EXAMINE, ENTER, BOTH, PLACE = 0, 1, 2, 3
+EXAMINE, ENTER, BOTH, PLACE, WEIGH = 0, 1, 2, 3, 4
 
 #: Set in ``rising`` where the order of the vertex and its neighbours along u is not proved.
 UNORDERED = np.uint32(1 << 31)
@@ -442,6 +442,28 @@ def _enter(vertices, seen, met, notes, start, first, stop, num):
     return stop, num
 
 
+@njit(**UNCOUNTED)
+def _weigh(centre, room, point, head, stop):
+    """The rows of ``point``: coordinates, bounds of their errors, multipliers."""
+    y, error, weights, inverse = room.columns[1], room.columns[2], room.columns[3], room.squares[1]
+    size = len(y)
+    d = size - 1
+    for r in range(size):
+        for w in range(TURN):
+            weights[r, w] = 0.0
+        for c in range(d):
+            for w in range(TURN):
+                weights[r, w] += inverse[c, r, w] * (y[c, w] - centre[c])
+    for vertex in range(head, stop):
+        w = vertex - head
+        is_bounded = room.lines[1, w] != 0.0 and room.lines[0, w] < 0.3
+        for c in range(d):
+            point[vertex, c] = y[c, w]
+            point[vertex, d + c] = error[c, w] if is_bounded else np.inf
+        for r in range(size):
+            point[vertex, 2 * d + r] = weights[r, w]
+
+
 @kernel(**COUNTLESS)
 def advance(level, vertices, seen, met, notes, first, head, num, last, room, point, work):
     """Takes vertices from ``head`` to ``last``, as far as there are any, by turns.
@@ -450,8 +472,10 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
     2 (d + 1)] becomes the expert that enters at the end of each edge that the diagram has and the
     links do not know yet, and ``notes`` [0] the least of |f| / bound; to ENTER what is met; to do
     BOTH by turns; or to PLACE them only: ``point`` becomes where they lie, the numbers that signs
-    are proved with. Returns the first vertex that is not done, the number of vertices, and whether
-    there was room for all.
+    are proved with; or to WEIGH them as well: behind that it becomes bounds of the errors of each
+    coordinate, infinite where there are none, and the multipliers of the experts on the level
+    whose rows sum to the way from ``upwards``. Returns the first vertex that is not done, the
+    number of vertices, and whether there was room for all.
     """
     columns, on = level.columns, vertices.on
     size = len(columns)
@@ -481,6 +505,11 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
         if work != ENTER:
             spoil(basis, inverse, spoiled, spare, room.lines[3], room.lines[4])
             bound_errors(basis, inverse, spoiled, right, y, error, left, spare)
+        if work == WEIGH:
+            _weigh(level.upwards, room, point, head, stop)
+            head = stop
+            continue
+        if work != ENTER:
             for vertex in range(head, stop):
                 w, own = vertex - head, on[vertex]
                 over, ends = vertices.above[vertex], met[vertex - first]

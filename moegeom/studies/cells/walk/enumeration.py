@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64
+from jaxtyping import Bool, Float64, Int16, Int64, UInt64
 
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
@@ -24,6 +24,14 @@ MOST_EXPERTS = 2**15
 
 
 @dataclass(frozen=True, eq=False)
+class SimpleVertices:
+    """Vertices of d + 1 experts ``on`` the level, those ``above`` as bits and all others below."""
+
+    on: Int16[np.ndarray, "vertices on"]
+    above: UInt64[np.ndarray, "vertices words"]
+
+
+@dataclass(frozen=True, eq=False)
 class Enumeration:
     """Cells in the order of their sorted experts, with a point inside each, and facets as pairs.
 
@@ -32,7 +40,7 @@ class Enumeration:
     walk", "one cell". ``num_exact`` vertices were settled in exact arithmetic, the others in
     float64 with proof; ``gap`` is how many error bounds the nearest of those is from a tie.
     ``is_whole`` is False where ``most`` vertices were found and more are left: then there are no
-    cells.
+    cells. ``simple`` are vertices of the diagram, where they were asked for and are known.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -44,6 +52,7 @@ class Enumeration:
     num_exact: int = 0
     gap: float = np.inf
     is_whole: bool = True
+    simple: SimpleVertices | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ def enumerate_cells(
     most: int = 10**7,
     threads: int = 1,
     watch: Watch | None = None,
+    most_simple: int = 0,
 ) -> Enumeration | AllSubsets:
     r"""The expert sets S for which some open set of inputs has S as its k largest logits.
 
@@ -83,7 +93,8 @@ def enumerate_cells(
     order-k diagram are walked, at most ``most`` of them; without bias (None) two affine charts are
     walked instead. Vertices at which further experts tie (parallel facets, equal experts) take a
     millisecond each, in exact arithmetic; only where there are such ``tie_broken`` matters: then
-    equal experts count as apart, the lower number ahead, while else no cell splits them.
+    equal experts count as apart, the lower number ahead, while else no cell splits them. Where a
+    walk found at most ``most_simple`` vertices, those that are ``simple`` are kept.
 
     Raises ValueError for k outside 1..E, for E above 2^15 and for numbers that are not finite.
     Source: docs/theory.md G1; oracle in tests: the certified instances there, and ``exact_cells``.
@@ -100,7 +111,7 @@ def enumerate_cells(
     kept = independent_columns_of(weight)
     if k < experts and experts > 1 and len(kept) == experts - 1:
         return AllSubsets(experts, k)
-    job = _Job(weight, bias, k, tie_broken, most, threads, watch)
+    job = _Job(weight, bias, k, tie_broken, most, threads, watch, most_simple)
     if k == experts or not kept:
         return job.one_cell()
     inner = np.ascontiguousarray(weight[:, kept])
@@ -109,7 +120,8 @@ def enumerate_cells(
         return found
     witness = np.zeros((len(found.witness), weight.shape[1]))
     witness[:, kept] = found.witness
-    return replace(found, witness=witness, is_bounded=np.zeros(len(witness), dtype=bool))
+    unbounded = np.zeros(len(witness), dtype=bool)
+    return replace(found, witness=witness, is_bounded=unbounded, simple=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +135,7 @@ class _Job:
     most: int
     threads: int
     watch: Watch | None
+    most_simple: int
 
     def run(self) -> Enumeration:
         if self.weight.shape[1] == 1:
@@ -156,6 +169,9 @@ class _Job:
         if not walked.is_whole:
             return self._unfinished(walked)
         summary = len(walked.on), walked.num_exact, walked.gap
+        simple = None
+        if len(walked.on) <= self.most_simple:
+            simple = SimpleVertices(walked.on[walked.is_simple], walked.bits[walked.is_simple])
         if walked.num_exact > 0:
             found = settled_cells(walked, self.weight, self.bias, self.k, self.tie_broken)
             witness, facets = found.witness, found.facets
@@ -176,7 +192,9 @@ class _Job:
             witness = corners.points_near(self.weight, found.masks, point)
             del corners, point
             facets = loose.in_order()
-        return Enumeration(found.expert_set, witness, found.is_bounded, facets, "walk", *summary)
+        return Enumeration(
+            found.expert_set, witness, found.is_bounded, facets, "walk", *summary, simple=simple
+        )
 
     def _unfinished(self, walked: Walked) -> Enumeration:
         d = self.weight.shape[1]
@@ -203,7 +221,7 @@ class _Job:
         rows = np.arange(len(is_member))[:, None]
         is_member[rows, experts - 1 - found.expert_set.astype(np.int64)] = False
         expert_set = np.nonzero(is_member)[1].reshape(len(is_member), self.k).astype(np.int16)
-        return _sorted(replace(found, expert_set=expert_set))
+        return _sorted(replace(found, expert_set=expert_set, simple=None))
 
     def _central(self) -> Enumeration:
         """Cells are cones: each meets one of two affine charts, on either side of a coordinate."""

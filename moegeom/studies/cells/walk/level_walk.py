@@ -30,6 +30,7 @@ from moegeom.studies.cells.walk._level_vertex import (
     RAY,
     UNCERTAIN,
     UNORDERED,
+    WEIGH,
     Level,
     Seen,
     Vertices,
@@ -386,15 +387,46 @@ def points_of(
     bias: Float64[np.ndarray, "experts"],
 ) -> Float64[np.ndarray, "vertices dims"]:
     """Where vertices lie: the numbers with which their signs were proved."""
+    d = weight.shape[1]
+    return _worked(PLACE, on, _level(weight, bias, 0, np.zeros(d)), d)
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """Where vertices lie, bounds of the error of each coordinate, and how to come there.
+
+    ``multipliers`` [vertices, on] of the experts on the level sum to 0, and their rows times those
+    to the way from a centre to the vertex, but for rounding.
+    """
+
+    point: Float64[np.ndarray, "vertices dims"]
+    error: Float64[np.ndarray, "vertices dims"]
+    multipliers: Float64[np.ndarray, "vertices on"]
+
+
+def weighed(
+    on: Int16[np.ndarray, "vertices on"],
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    centre: Float64[np.ndarray, "dims"],
+) -> Weighed:
+    """Vertices as seen from a centre; errors are infinite where none are proved."""
+    d = len(centre)
+    found = _worked(WEIGH, on, _level(weight, bias, 0, centre), 3 * d + 1)
+    return Weighed(found[:, :d], found[:, d : 2 * d], found[:, 2 * d :])
+
+
+def _worked(
+    work: int, on: Int16[np.ndarray, "vertices on"], level: Level, width: int
+) -> Float64[np.ndarray, "vertices width"]:
     num, size = on.shape
-    point, level = np.empty((num, size - 1)), _level(weight, bias, 0, np.zeros(size - 1))
-    vertices = _vertices(0, size, len(bias))._replace(on=on)
-    seen = _seen(0, np.empty(0, np.uint64), size)
+    found, vertices = np.empty((num, width)), _vertices(0, size, level.num_experts)
     advance(
-        level, vertices, seen, np.empty((0, 0), np.int16), np.empty(2), 0, 0, num, num,
-        room_for(size, len(level.bias)), point, PLACE,
+        level, vertices._replace(on=on), _seen(0, np.empty(0, np.uint64), size),
+        np.empty((0, 0), np.int16), np.empty(2), 0, 0, num, num,
+        room_for(size, len(level.bias)), found, work,
     )  # fmt: skip
-    return point
+    return found
 
 
 def _guesses(
