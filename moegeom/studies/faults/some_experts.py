@@ -14,6 +14,7 @@ from moegeom.core.router import Router
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
 from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
+from moegeom.studies.faults._bits import bits_by_chance
 from moegeom.studies.faults.operator import Proposal, Site, is_stored_so
 from moegeom.studies.faults.scope import listed
 from moegeom.variants.emulated import Emulated, emulate
@@ -107,7 +108,7 @@ def _experts(
     def total(one: np.ndarray) -> float:
         mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
         found = set_distances(mixed, theirs)
-        bits = found.bits(_SOFT * found.spacing)
+        (bits,) = bits_by_chance(found, _SOFT * found.spacing, 1)
         return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
 
     unlike = {guess.tobytes(): guess for guess in guesses}
