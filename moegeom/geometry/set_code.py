@@ -124,11 +124,7 @@ def set_distances(
         gap = last - following
         middle = np.where(np.isfinite(following), 0.5 * (last + following), last)
         apart = own - middle[:, None]
-    positive = gap[np.isfinite(gap) & (gap > 0.0)]
-    positive.sort()
-    spacing, number = 1.0, len(positive)
-    if number:  # the median
-        spacing = 0.5 * float(positive[(number - 1) // 2] + positive[number // 2])
+    spacing = _spacing(gap)
     is_edge = ~np.isfinite(following)
     if is_edge.any():  # nothing else could be chosen: the chosen ones stand clear
         few = np.isneginf(last)[:, None]  # too few are left: those that are dropped tie
@@ -161,19 +157,30 @@ def chosen_mask(
     return found
 
 
+def _spacing(gap: Float64[np.ndarray, "tokens"]) -> float:
+    """The median of the finite gaps above 0; 1 where there are none."""
+    positive = gap[np.isfinite(gap) & (gap > 0.0)]
+    positive.sort()
+    number = len(positive)
+    return 0.5 * float(positive[(number - 1) // 2] + positive[number // 2]) if number else 1.0
+
+
 def boundary(
     selection: Float[np.ndarray, "tokens experts"], k: int
-) -> Float32[np.ndarray, "tokens"]:
-    r""":math:`\mu = (s_{(k)} + s_{(k+1)}) / 2`; the k-th score where no other is finite.
+) -> tuple[Float32[np.ndarray, "tokens"], float]:
+    r""":math:`\mu = (s_{(k)} + s_{(k+1)}) / 2`, and the spacing of :class:`SetDistances`.
 
-    :math:`-\infty` for k = E. nan counts as :math:`-\infty`.
+    The k-th score where no other is finite, and :math:`-\infty` for k = E. nan counts as
+    :math:`-\infty`.
     """
     experts = selection.shape[1]
     if k == experts:
-        return np.full(len(selection), -np.inf, np.float32)
+        return np.full(len(selection), -np.inf, np.float32), 1.0
     last, following = last_and_next(_as_lowest(selection), k)
     with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(following), 0.5 * (last + following), last).astype(np.float32)
+        middle = np.where(np.isfinite(following), 0.5 * (last + following), last)
+        gap = last.astype(np.float64) - following.astype(np.float64)
+    return middle.astype(np.float32), _spacing(gap)
 
 
 def last_and_next(
@@ -206,7 +213,7 @@ def fitted_bias(
     experts, k = scores.shape[1], chosen.shape[1]
     total = np.nansum if np.isnan(finite).any() else np.sum
     wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
-    spacing = set_distances(scores, chosen).spacing
+    _, spacing = boundary(scores, k)
     bias = np.zeros(experts)
     for soft in _SOFT:
         scale = soft * spacing

@@ -78,14 +78,13 @@ def _experts(
 
     def costs(is_some: np.ndarray) -> list[np.ndarray]:
         mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
-        found = set_distances(mixed, theirs)
         # an expert of a dropped group is not chosen, whatever its score
         sign = side * np.isfinite(mixed)
-        middle = boundary(mixed, theirs.shape[1])[:, None]
+        middle, spacing = boundary(mixed, theirs.shape[1])
         cost = []
         for scores in (own, other):
             with np.errstate(invalid="ignore"):
-                wrong = sign * (scores - middle) / (_SOFT * found.spacing)
+                wrong = sign * (scores - middle[:, None]) / (_SOFT * spacing)
             bits = np.log1p(np.exp(np.clip(np.nan_to_num(wrong, nan=_FAR), -_FAR, _FAR)))
             cost.append(weight @ bits)
         return cost
