@@ -166,7 +166,10 @@ def flipped_share(router: Router, inputs: np.ndarray) -> float:
     emulated = emulate(router, arithmetic(ARITHMETIC))
     k = router.rule.top_k
     exact = top_k(_logits(router, inputs), k)
-    rounded = top_k(emulated.compared(emulated.exact_logits(emulated.inputs(inputs))), k)
+    logits = emulated.inputs(inputs).astype(np.float64) @ emulated.columns
+    if emulated.logit_bias is not None:
+        logits += emulated.logit_bias
+    rounded = top_k(emulated.compared(logits), k)
     differs = (np.sort(exact, axis=1) != np.sort(rounded, axis=1)).any(axis=1)
     return float(differs.mean())
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 from moegeom.core.tokens import TILE
 from moegeom.engine.choice import group_masked
@@ -74,7 +74,7 @@ def flip_of(
             surely=surely,
             perhaps=found.differs | tied,
             tied=tied & (reference.margin > 0.0),
-            proved=_proved(emulated, reference, routed, kernels),
+            proved=_proved(emulated, reference, entered, kernels),
             predicted=_predicted(emulated, reference, entered),
         )
 
@@ -176,27 +176,39 @@ def enter(
     # rounded inputs of a tile at a time: of a whole batch they would be fresh memory, which is slow
     inputs = np.empty((TILE, values.shape[1]), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(values), _ROWS):
-            rows, place = slice(start, start + _ROWS), start % TILE
-            part = values[rows]
-            entering = emulated.inputs(part)
-            norm[rows] = kernels["input_norm"](entering)
-            moved[rows] = 0.0 if entering is part else kernels["input_norm"](entering - part)
-            inputs[place : place + len(part)] = entering
-            stop = start + len(part)
-            if stop % TILE == 0 or stop == len(values):
-                first = stop - (place + len(part))
-                logits[first:stop] = engine_logits(emulated, inputs[: stop - first])
+        for start in range(0, len(values), TILE):
+            tile = slice(start, start + TILE)
+            entering = inputs[: len(values[tile])]
+            norm[tile], moved[tile] = _round(emulated, values[tile], entering, kernels)
+            logits[tile] = engine_logits(emulated, entering)
         return Entered(norm, moved, logits, _gap(emulated, logits, kernels))
+
+
+def _round(
+    emulated: Emulated,
+    values: Float[np.ndarray, "tokens hidden"],
+    out: Float32[np.ndarray, "tokens hidden"],
+    kernels: Kernels,
+) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
+    """Fills ``out`` with what enters; its length, and how far each token moved."""
+    if emulated.lost and values.dtype == np.float32:
+        return kernels["rounded_inputs"](values, emulated.lost, out)
+    norm, moved = np.empty((2, len(values)))
+    for start in range(0, len(values), _ROWS):
+        rows = slice(start, start + _ROWS)
+        part = values[rows]
+        entering = emulated.inputs(part)
+        norm[rows] = kernels["input_norm"](entering)
+        moved[rows] = 0.0 if entering is part else kernels["input_norm"](entering - part)
+        out[rows] = entering
+    return norm, moved
 
 
 @dataclass(frozen=True, eq=False)
 class _Routed:
-    """The engine's choice, and what it follows from; ``gap`` is that of the float32 product."""
+    """The engine's choice, and what it follows from."""
 
-    norm: Float64[np.ndarray, "tokens"]
     logits: Float[np.ndarray, "tokens experts"]
-    gap: _Gap
     compared: Float[np.ndarray, "tokens experts"]
     chosen: Int32[np.ndarray, "tokens k"]
     margin: Float64[np.ndarray, "tokens"]
@@ -237,47 +249,71 @@ def _routed(
             logits = logits.copy()
             logits[rows] = emulated.ordered_logits(emulated.inputs(values[rows]))
     compared, _ = group_masked(emulated.router.rule, emulated.compared(logits), kernels)
+    if compared is entered.logits:  # nothing is rounded, so that the gap is that of the choice
+        return _Routed(logits, compared, gap.chosen, gap.width)
     chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
-    return _Routed(norm, logits, gap, compared, chosen, margin)
+    return _Routed(logits, compared, chosen, margin)
 
 
 def _proved(
-    emulated: Emulated, reference: ReferenceChoice, routed: _Routed, kernels: Kernels
+    emulated: Emulated, reference: ReferenceChoice, entered: Entered, kernels: Kernels
 ) -> Bool[np.ndarray, "tokens"]:
     """Tokens whose set is proved to stay, whichever way the engine rounds and adds.
 
     The gap is that of the float32 product and the error that of the longest row; where this leaves
-    it open by little, the error is that of the token's own products, and where that does not do
-    either, the gap is that of a float64 product, which has next to no error itself.
+    it open by little, the gap is that of float64 sums, which have next to no error themselves, and
+    where that does not do either, the error is that of the token's own products.
     """
-    chosen, gap = reference.chosen, routed.gap
-    own = emulated.sum_error(routed.norm, emulated.arithmetic.order)
-    product = emulated.sum_error(routed.norm, "any")
+    chosen, gap = reference.chosen, entered.gap
+    own = emulated.sum_error(entered.norm, emulated.arithmetic.order)
+    product = emulated.sum_error(entered.norm, "any")
     spare = gap.spare(emulated, own + product)
     proved = (spare > 0.0) & _same_set(chosen, gap.chosen)
     # an exact gap is wider by the error of two logits at most; sizes are never far below lengths
     wider = gap.spare(emulated, _LEAST_SIZE * own) + 2.0 * emulated.slope * product
-    close = ~(spare > 0.0) & (wider > 0.0)
-    for start in range(0, len(close), TILE):
+    rows = np.flatnonzero(~(spare > 0.0) & (wider > 0.0))
+    if not len(rows):
+        return proved
+    own = own[rows]
+    exact = _exact_gap(emulated, reference.values, entered, rows, product[rows], kernels)
+    # their own error: one part in 2^53 of what the float32 sums allow in 2^24
+    of_sums = product[rows] * 2.0**-28
+    is_wide = exact.spare(emulated, own + of_sums) > 0.0
+    is_left = ~is_wide & (exact.spare(emulated, _LEAST_SIZE * own) > 0.0)
+    for start in range(0, len(spare), TILE):
         # tile by tile, so that a batch cannot change the shape of a product
-        rows = start + np.flatnonzero(close[start : start + TILE])
-        if not len(rows):
-            continue
-        inputs = emulated.inputs(reference.values[rows])
-        closer, of_product = emulated.closer_sum_errors(inputs)
-        near = gap.at(rows)
-        is_wide = near.spare(emulated, closer + of_product) > 0.0
-        proved[rows] = is_wide & _same_set(chosen[rows], near.chosen)
-        left = np.flatnonzero(~is_wide)
+        left = np.flatnonzero(is_left & (rows // TILE == start // TILE))
         if len(left):
-            exact = _gap(emulated, emulated.exact_logits(inputs[left]), kernels)
-            rows = rows[left]
-            # its own error: one part in 2^53 of what the float32 sums allow in 2^24
-            error = closer[left] + product[rows] * 2.0**-28
-            proved[rows] = (exact.spare(emulated, error) > 0.0) & _same_set(
-                chosen[rows], exact.chosen
-            )
+            closer = emulated.closer_sum_error(emulated.inputs(reference.values[rows[left]]))
+            is_wide[left] = exact.at(left).spare(emulated, closer + of_sums[left]) > 0.0
+    proved[rows] = is_wide & _same_set(chosen[rows], exact.chosen)
     return proved
+
+
+def _exact_gap(
+    emulated: Emulated,
+    values: Float[np.ndarray, "tokens hidden"],
+    entered: Entered,
+    rows: Int64[np.ndarray, "some"],
+    error: Float64[np.ndarray, "some"],
+    kernels: Kernels,
+) -> _Gap:
+    """The gap of float64 sums of some tokens, whose float32 product is off by ``error`` at most.
+
+    A last chosen score and a first other one are within the error of those of the product, so that
+    of logits that are compared one by one only those within twice the error of them are summed.
+    """
+    logits, near = entered.logits[rows], entered.gap.at(rows)
+    rule = emulated.router.rule
+    if not rule.is_affine or rule.logit_map is not None or rule.groups is not None:
+        every = np.ones(logits.shape, bool)
+        return _gap(emulated, emulated.wide_logits(values, rows, logits, every, kernels), kernels)
+    compared = emulated.unrounded(logits)
+    is_near = compared >= (near.following - 2.0 * error)[:, None]
+    is_near &= compared <= (near.last + 2.0 * error)[:, None]
+    found = _gap(emulated, emulated.wide_logits(values, rows, logits, is_near, kernels), kernels)
+    # the largest ones may be those of the product
+    return dataclasses.replace(found, largest=found.largest + error, extent=found.extent + error)
 
 
 def _same_set(

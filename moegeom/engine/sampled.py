@@ -9,7 +9,7 @@ from moegeom.core.tokens import TILE, InputNoise
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.boundary.linear import RowDistances
-from moegeom.geometry.boundary.order_distance import order_distance
+from moegeom.geometry.boundary.order_distance import order_distance, rows_apart
 from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
 from moegeom.geometry.noise import boundary_sigmas, flip_bounds, simulate_flip
 from moegeom.geometry.paths import cell_quantiles
@@ -41,8 +41,9 @@ def order_distances(
     rows, k = prepared.coordinates, prepared.router.rule.top_k
     assert rows is not None, "prepared with coordinates where these distances are wanted"
     looked_at = _rows_looked_at(token, tokens_of_tile(logits.shape[1], num_tokens), seed)
+    apart = rows_apart(rows)
     found = [
-        [order_distance(of_token, rows, k, order, _MOST_NODES) for order in ORDERS]
+        [order_distance(of_token, rows, k, order, _MOST_NODES, apart) for order in ORDERS]
         for of_token in logits[looked_at].astype(np.float64)
     ]
     shape = (len(looked_at), len(ORDERS))

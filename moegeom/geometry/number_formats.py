@@ -24,7 +24,8 @@ class NumberFormat:
     """Rounding to nearest, ties to even, into ``dtype`` (None: see ``rounded``).
 
     ``unit`` is the largest relative error of a normal number, ``least`` the largest absolute error
-    below the normal range; a number beyond ``largest`` may become infinite.
+    below the normal range; a number beyond ``largest`` may become infinite. ``lost`` are the last
+    bits of a float32 that are 0, where that is all that sets the format apart.
     """
 
     name: str
@@ -32,6 +33,7 @@ class NumberFormat:
     least: float
     largest: float
     rounded: Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]]
+    lost: int = 0
 
     @property
     def largest_exponent(self) -> float:
@@ -73,7 +75,11 @@ def _cut(lost: int) -> Callable[[Float32[np.ndarray, "..."]], Float32[np.ndarray
     return rounded
 
 
-_to_tf32, _to_bfloat16, _cast_to_bfloat16 = _cut(13), _cut(16), _cast(ml_dtypes.bfloat16)
+#: Bits of a float32 that these formats lack.
+_LOST_TF32, _LOST_BFLOAT16 = 13, 16
+
+_to_tf32, _to_bfloat16 = _cut(_LOST_TF32), _cut(_LOST_BFLOAT16)
+_cast_to_bfloat16 = _cast(ml_dtypes.bfloat16)
 
 
 def _tf32(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -97,9 +103,9 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
     for form in (
         NumberFormat("float64", 2.0**-53, 0.0, float(np.finfo(np.float64).max), _cast(np.float64)),
         NumberFormat("float32", 2.0**-24, 2.0**-150, _largest(24, 127), _cast(np.float32)),
-        NumberFormat("tf32", 2.0**-11, 2.0**-137, _largest(11, 127), _tf32),
+        NumberFormat("tf32", 2.0**-11, 2.0**-137, _largest(11, 127), _tf32, _LOST_TF32),
         NumberFormat("float16", 2.0**-11, 2.0**-25, _largest(11, 15), _cast(np.float16)),
-        NumberFormat("bfloat16", 2.0**-8, 2.0**-134, _largest(8, 127), _bfloat16),
+        NumberFormat("bfloat16", 2.0**-8, 2.0**-134, _largest(8, 127), _bfloat16, _LOST_BFLOAT16),
     )
 }
 

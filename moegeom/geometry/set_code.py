@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Integer
 
 #: A set that the scores do not predict at all happens this often, for whatever reason.
-_OUTRIGHT = 2.0**-10
+OUTRIGHT = 2.0**-10
 
 #: Scores of experts that tie at the boundary, in noise scales, where ties are broken by number.
 _TIED = 6.0
@@ -24,7 +24,7 @@ _TIED = 6.0
 TIE_WAYS = ("chance", "lowest", "highest")
 
 #: Distances from the boundary, in noise scales, beyond which a bit count no longer changes.
-_FAR = 60.0
+FAR = 60.0
 
 #: Tokens that biases are fitted to, steps, and the noise scales in gaps between scores.
 _FITTED, _STEPS, _SOFT = 4096, 20, (0.5, 0.12, 0.03)
@@ -64,38 +64,24 @@ class SetDistances:
         With the chance :math:`\epsilon = 2^{-10}` that a set has nothing to do with its scores:
         :math:`-\log_2((1-\epsilon) 2^{-L} + \epsilon / \binom{E}{k})`.
         """
-        asked = temperature, ties if self.is_tied is not None else "chance"
-        if asked not in self._told:
-            own = self._sum(self.by_expert(temperature, ties))
-            with np.errstate(under="ignore"):
-                found = -np.logaddexp2(
-                    math.log2(1.0 - _OUTRIGHT) - own, math.log2(_OUTRIGHT) - self.outright
-                )
-            self._told[asked] = np.maximum(found, 0.0, out=found)
-            found.flags.writeable = False
-        return self._told[asked]
+        own = self._by_expert(temperature, ties).sum(axis=1, dtype=np.float64)
+        with np.errstate(under="ignore"):
+            found = -np.logaddexp2(
+                math.log2(1.0 - OUTRIGHT) - own, math.log2(OUTRIGHT) - self.outright
+            )
+        return np.maximum(found, 0.0, out=found)
 
-    @cached_property
-    def _told(self) -> dict[tuple[float, str], Float64[np.ndarray, "tokens"]]:
-        """Bits that were asked for: of many candidates the same noise is tried."""
-        return {}
-
-    def by_expert(
-        self, temperature: float, ties: str = "chance"
-    ) -> Float32[np.ndarray, "tokens experts"]:
+    def _by_expert(self, temperature: float, ties: str) -> Float32[np.ndarray, "tokens experts"]:
         """The same bits by expert, of the scores alone."""
         with np.errstate(over="ignore"):  # clipped
             scaled = self.wrong / np.float32(temperature)
-        np.clip(scaled, -_FAR, _FAR, out=scaled)
+        np.clip(scaled, -FAR, FAR, out=scaled)
         if self.is_tied is not None and ties != "chance":
             # nearest numbers first: among those that tie the first ones would be taken
             scaled = self._broken(scaled, ties)
         # in place: a new array for each step would be most of the time
         np.log1p(np.exp(scaled, out=scaled), out=scaled)
         return np.multiply(scaled, np.float32(1.0 / math.log(2.0)), out=scaled)
-
-    def _sum(self, bits: Float32[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens"]:
-        return bits.sum(axis=1, dtype=np.float64)
 
     def _broken(
         self, scaled: Float32[np.ndarray, "tokens experts"], ties: str
@@ -138,11 +124,7 @@ def set_distances(
         gap = last - following
         middle = np.where(np.isfinite(following), 0.5 * (last + following), last)
         apart = own - middle[:, None]
-    positive = gap[np.isfinite(gap) & (gap > 0.0)]
-    positive.sort()
-    spacing, number = 1.0, len(positive)
-    if number:  # the median
-        spacing = 0.5 * float(positive[(number - 1) // 2] + positive[number // 2])
+    spacing = _spacing(gap)
     is_edge = ~np.isfinite(following)
     if is_edge.any():  # nothing else could be chosen: the chosen ones stand clear
         few = np.isneginf(last)[:, None]  # too few are left: those that are dropped tie
@@ -175,19 +157,30 @@ def chosen_mask(
     return found
 
 
+def _spacing(gap: Float64[np.ndarray, "tokens"]) -> float:
+    """The median of the finite gaps above 0; 1 where there are none."""
+    positive = gap[np.isfinite(gap) & (gap > 0.0)]
+    positive.sort()
+    number = len(positive)
+    return 0.5 * float(positive[(number - 1) // 2] + positive[number // 2]) if number else 1.0
+
+
 def boundary(
     selection: Float[np.ndarray, "tokens experts"], k: int
-) -> Float32[np.ndarray, "tokens"]:
-    r""":math:`\mu = (s_{(k)} + s_{(k+1)}) / 2`; the k-th score where no other is finite.
+) -> tuple[Float32[np.ndarray, "tokens"], float]:
+    r""":math:`\mu = (s_{(k)} + s_{(k+1)}) / 2`, and the spacing of :class:`SetDistances`.
 
-    :math:`-\infty` for k = E. nan counts as :math:`-\infty`.
+    The k-th score where no other is finite, and :math:`-\infty` for k = E. nan counts as
+    :math:`-\infty`.
     """
     experts = selection.shape[1]
     if k == experts:
-        return np.full(len(selection), -np.inf, np.float32)
+        return np.full(len(selection), -np.inf, np.float32), 1.0
     last, following = last_and_next(_as_lowest(selection), k)
     with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(following), 0.5 * (last + following), last).astype(np.float32)
+        middle = np.where(np.isfinite(following), 0.5 * (last + following), last)
+        gap = last.astype(np.float64) - following.astype(np.float64)
+    return middle.astype(np.float32), _spacing(gap)
 
 
 def last_and_next(
@@ -199,6 +192,7 @@ def last_and_next(
     return ordered[:, -k], ordered[:, -k - 1]
 
 
+@lru_cache(2**16)
 def log2_sets(experts: int, k: int) -> float:
     r""":math:`\log_2 \binom{E}{k}`."""
     total = math.lgamma(experts + 1) - math.lgamma(k + 1) - math.lgamma(experts - k + 1)
@@ -219,7 +213,7 @@ def fitted_bias(
     experts, k = scores.shape[1], chosen.shape[1]
     total = np.nansum if np.isnan(finite).any() else np.sum
     wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
-    spacing = set_distances(scores, chosen).spacing
+    _, spacing = boundary(scores, k)
     bias = np.zeros(experts)
     for soft in _SOFT:
         scale = soft * spacing

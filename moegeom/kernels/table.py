@@ -35,6 +35,10 @@ class Kernel:
 #: Sums are done in another order or precision than in the reference where rtol is not 0.
 KERNELS: tuple[Kernel, ...] = (
     Kernel("input_norm", 1e-5, "length of each router input; not finite if the input is", True),
+    Kernel(
+        "rounded_inputs", None, "inputs less their last bits, their lengths and how far they moved"
+    ),
+    Kernel("wide_logits", None, "products with some of the rows, summed in float64"),
     Kernel("selection_scores", 1e-14, "what experts are compared by, for curved rules", True),
     Kernel("group_mask", 0.0, "selection scores, dropped groups filled, and group margin", True),
     Kernel("top_k", 0.0, "chosen experts, descending, ties to the lowest; margin", True),
@@ -60,7 +64,7 @@ BACKENDS = ("reference", "cpu")
 
 _MODULES = {
     "reference": ("reference",),
-    "cpu": ("cpu.choice", "cpu.distance", "cpu.curved_distance", "cpu.counts"),
+    "cpu": ("cpu.choice", "cpu.entering", "cpu.distance", "cpu.curved_distance", "cpu.counts"),
     "cuda": ("cuda.parts",),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import Router
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
@@ -29,6 +29,7 @@ from moegeom.geometry.rounding import (
     score_resolution,
 )
 from moegeom.geometry.selection import LARGEST_SLOPE, SCORES, mapped_logits
+from moegeom.kernels.reduction import Kernels
 from moegeom.variants.arithmetic import Arithmetic
 
 
@@ -71,6 +72,13 @@ class Emulated:
         rounded = rounded_to(rounded_to(values, how.input), how.operands)
         return rounded.astype(np.float32, copy=False)
 
+    @property
+    def lost(self) -> int:
+        """Last bits of float32 inputs that are all that the product rounds off; 0 for others."""
+        how, wide = self.arithmetic, NUMBER_FORMATS["float32"].unit
+        narrow = {name for name in (how.input, how.operands) if NUMBER_FORMATS[name].unit > wide}
+        return NUMBER_FORMATS[narrow.pop()].lost if len(narrow) == 1 else 0
+
     @cached_property
     def distances(self) -> RowDistances:
         """Those of its rows."""
@@ -91,10 +99,22 @@ class Emulated:
         sums = ordered_sums(inputs, self.columns.T, self.arithmetic.order)
         return sums if self.logit_bias is None else sums + self.logit_bias.astype(np.float32)
 
-    def exact_logits(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
-        """The same logits in float64, before the output is rounded."""
-        logits = inputs.astype(np.float64) @ self._exact_columns
-        return logits if self.logit_bias is None else logits + self.logit_bias
+    def wide_logits(
+        self,
+        values: Float[np.ndarray, "tokens hidden"],
+        rows: Int64[np.ndarray, "some"],
+        logits: Float[np.ndarray, "some experts"],
+        is_wanted: Bool[np.ndarray, "some experts"],
+        kernels: Kernels,
+    ) -> Float64[np.ndarray, "some experts"]:
+        """Logits of some tokens in float64, before the output is rounded, where they are wanted;
+        else the ``logits`` given.
+        """
+        lost = self.lost if values.dtype == np.float32 else 0
+        if not lost:
+            values, rows = self.inputs(values[rows]), np.arange(len(rows))
+        found = kernels["wide_logits"](values, rows, lost, self._rows, is_wanted, logits)
+        return found if self.logit_bias is None else found + is_wanted * self.logit_bias
 
     def compared(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
         """What the engine's top-k looks at, before any group mask; every step rounded.
@@ -131,27 +151,22 @@ class Emulated:
         depth = SUMMATION_ORDERS[order].depth(width)
         return sum_error(input_norm, width, depth, self.longest_row, self.largest_bias)
 
-    def closer_sum_errors(
+    def closer_sum_error(
         self, inputs: Float[np.ndarray, "tokens hidden"]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The same for the engine's own order and for any, from the sizes of the products: sharper
-        bounds.
-        """
+    ) -> Float64[np.ndarray, "tokens"]:
+        """The same in the engine's own order, from the sizes of the products: a sharper bound."""
         width = self.router.hidden_size
         # no product is negative, so that a float32 sum of them is off by a known share of itself
         with np.errstate(over="ignore"):
             sizes = (np.abs(inputs) @ self._column_sizes).max(axis=1).astype(np.float64)
         sizes /= 1.0 - gamma(width, UNIT_FLOAT32)
         sizes += float(np.finfo(np.float32).tiny)  # products that were too small for a float32
-        own, of_any = (
-            error_of_sizes(sizes + self.largest_bias, width, SUMMATION_ORDERS[order].depth(width))
-            for order in (self.arithmetic.order, "any")
-        )
-        return own, of_any
+        depth = SUMMATION_ORDERS[self.arithmetic.order].depth(width)
+        return error_of_sizes(sizes + self.largest_bias, width, depth)
 
     @cached_property
-    def _exact_columns(self) -> Float64[np.ndarray, "hidden experts"]:
-        return self.columns.astype(np.float64)
+    def _rows(self) -> Float[np.ndarray, "experts hidden"]:
+        return np.ascontiguousarray(self.columns.T)
 
     @cached_property
     def _column_sizes(self) -> Float[np.ndarray, "hidden experts"]:

@@ -144,8 +144,8 @@ def test_moegeom_itself_is_hooked():
 
 
 def test_only_compiled_kernels_escape_the_hook(conftest):
-    """Numba is imported by kernels and by walks over cells alone: nothing goes unchecked by
-    accident.
+    """Numba is imported by kernels, by walks over cells and for bits of sets alone: nothing goes
+    unchecked by accident.
     """
     compiled = [
         ROOT / "moegeom" / name
@@ -154,6 +154,7 @@ def test_only_compiled_kernels_escape_the_hook(conftest):
             "studies/cells/walk",
             "studies/cells/ball",
             "studies/cells/graph/_searches.py",
+            "studies/faults/_bits.py",
         )
     ]
     outside = [

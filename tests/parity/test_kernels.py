@@ -292,10 +292,25 @@ def count_bins(case: Case) -> list[tuple]:
     ]
 
 
+def rounded_inputs(case: Case) -> list[tuple]:
+    values = case.logits().astype(np.float32)
+    return [(values, lost, np.empty(values.shape, np.float32)) for lost in (13, 16)]
+
+
+def wide_logits(case: Case) -> list[tuple]:
+    values = case.random.standard_normal((case.tokens + 3, 40)).astype(np.float32)
+    weight = case.random.standard_normal((case.experts, 40)).astype(np.float32)
+    is_wanted = case.random.random((case.tokens, case.experts)) < 0.5
+    token = case.random.integers(0, len(values), case.tokens)
+    return [(values, token, lost, weight, is_wanted, case.logits()) for lost in (0, 16)]
+
+
 ARGUMENTS = {
     function.__name__: function
     for function in (
         input_norm,
+        rounded_inputs,
+        wide_logits,
         selection_scores,
         group_mask,
         top_k,

@@ -42,8 +42,10 @@ def squared_row_distances(
     squares = np.diag(gram)
     total = squares[:, None] + squares[None, :]
     squared = np.maximum(total - 2.0 * gram, 0.0)
+    np.fill_diagonal(total, -1.0)
     for i, j in np.argwhere(squared <= 1e-8 * total):
         squared[i, j] = np.sum((rows[i] - rows[j]) ** 2)
+    np.fill_diagonal(squared, 0.0)
     return squared
 
 

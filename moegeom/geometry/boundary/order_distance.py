@@ -39,6 +39,7 @@ def order_distance(
     k: int,
     order: int,
     most_nodes: int = MOST_NODES,
+    apart: Float64[np.ndarray, "experts experts"] | None = None,
 ) -> OrderDistance:
     r"""Euclidean distance of one input to the closed set of order n = ``order``, as a bracket.
 
@@ -47,11 +48,17 @@ def order_distance(
     k = E, for n >= E, and where rows allow no such tie. ``lower`` is at least the least distance of
     a flat (all of n + 1 experts tie, wherever the others are) and certified even when the search
     ends after ``most_nodes`` steps. Relative error 1e-8, for affine rules. ``rows`` are the router
-    rows, or their :func:`row_coordinates`.
+    rows, or their :func:`row_coordinates`; ``apart`` are the
+    distances between them (:func:`rows_apart`), to be worked out once for many tokens.
 
     Source: docs/theory.md A4. Oracle in tests: SLSQP over every flat and every split of the others.
     """
-    return search_ties(_Euclidean.at(logits, rows), logits, k, order, most_nodes)
+    return search_ties(_Euclidean.at(logits, rows, apart), logits, k, order, most_nodes)
+
+
+def rows_apart(rows: Float64[np.ndarray, "experts dims"]) -> Float64[np.ndarray, "experts experts"]:
+    """Euclidean distances between rows."""
+    return np.sqrt(squared_row_distances(rows))
 
 
 def flat_distance(
@@ -80,23 +87,26 @@ class _Along:
 class _Euclidean:
     logits: Float64[np.ndarray, "experts"]
     rows: Float64[np.ndarray, "experts dims"]
+    apart: Float64[np.ndarray, "experts experts"] | None
     slack: float
     shortest: float
 
     @classmethod
     def at(
-        cls, logits: Float64[np.ndarray, "experts"], rows: Float64[np.ndarray, "experts dims"]
+        cls,
+        logits: Float64[np.ndarray, "experts"],
+        rows: Float64[np.ndarray, "experts dims"],
+        apart: Float64[np.ndarray, "experts experts"] | None = None,
     ) -> _Euclidean:
         longest = float(np.sqrt((rows**2).sum(axis=1).max(initial=0.0)))
         slack = _TIE * float(np.ptp(logits)) if len(logits) else 0.0
-        return cls(logits, rows, slack, _DEPENDENT * longest)
+        return cls(logits, rows, apart, slack, _DEPENDENT * longest)
 
     @cached_property
     def lengths(self) -> Float64[np.ndarray, "experts experts"]:
         """Distances between rows, nearly equal ones at 0: the search begins with every pair."""
-        lengths = np.sqrt(squared_row_distances(self.rows))
-        lengths[lengths <= self.shortest] = 0.0
-        return lengths
+        lengths = rows_apart(self.rows) if self.apart is None else self.apart
+        return np.where(lengths <= self.shortest, 0.0, lengths)
 
     @property
     def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ from jaxtyping import Float64
 
 from moegeom.geometry.contrasts import FINEST, contrast_bits
 from moegeom.geometry.set_code import TIE_WAYS, SetDistances
+from moegeom.studies.faults._bits import bits_by_chance
 
 #: Noise scales that are tried, in median gaps between the last chosen score and the first other.
-_SCALES = 2.0 ** np.arange(-12.0, 4.0, 1.5)
+_SCALES = tuple(float(scale) for scale in 2.0 ** np.arange(-12.0, 4.0, 1.5))
+
+#: The same from the largest, every second one: each is 8 times the next.
+_LADDERS = _SCALES[::-2], _SCALES[-2::-2]
 
 #: Noise scales of what B told beside its choices.
 _TOLD_SCALES = FINEST * 4.0 ** np.arange(0.0, 8.0)
@@ -26,6 +31,28 @@ class Apart:
 
     sets: SetDistances
     told: Float64[np.ndarray, "tokens values"] | None
+
+    def bits(self, scale: float, ties: str) -> Float64[np.ndarray, "tokens"]:
+        """Bits of the sets under noise of so many gaps of these scores, one of ``_SCALES``."""
+        if self.sets.is_tied is None or ties == "chance":
+            return self._by_chance[scale]
+        if (scale, ties) not in self._by_number:
+            self._by_number[scale, ties] = self.sets.bits(scale * self.sets.spacing, ties)
+        return self._by_number[scale, ties]
+
+    @cached_property
+    def _by_chance(self) -> dict[float, Float64[np.ndarray, "tokens"]]:
+        """Bits at every scale: all of them are tried."""
+        found: dict[float, np.ndarray] = {}
+        for ladder in _LADDERS:
+            bits = bits_by_chance(self.sets, ladder[0] * self.sets.spacing, len(ladder))
+            found.update(zip(ladder, bits, strict=True))
+        return found
+
+    @cached_property
+    def _by_number(self) -> dict[tuple[float, str], Float64[np.ndarray, "tokens"]]:
+        """Bits that were asked for where ties go to some numbers."""
+        return {}
 
     def at(self, rows: np.ndarray) -> Apart:
         """That of some tokens."""
@@ -56,7 +83,7 @@ class Noise:
 
     def code(self, apart: Apart) -> Coded:
         """Bits of what B did under noise of so many gaps of these scores."""
-        sets = apart.sets.bits(self.scale * apart.sets.spacing, self.ties)
+        sets = apart.bits(self.scale, self.ties)
         if apart.told is None:
             return Coded(sets, np.zeros(len(sets)))
         return Coded(sets, contrast_bits(apart.told, self.told))
@@ -72,11 +99,7 @@ def fitted_both(
 ) -> tuple[Noise, Noise]:
     """The same, and the noise that fits best where each token may be coded by the base."""
     ways = ("chance",) if apart.sets.is_tied is None else ties
-    of_sets = {
-        (float(scale), way): apart.sets.bits(scale * apart.sets.spacing, way)
-        for scale in _SCALES
-        for way in ways
-    }
+    of_sets = {(scale, way): apart.bits(scale, way) for scale in _SCALES for way in ways}
     of_told = {float(_TOLD_SCALES[0]): np.zeros(0)}
     if apart.told is not None:
         of_told = {float(scale): contrast_bits(apart.told, scale) for scale in _TOLD_SCALES}

@@ -14,6 +14,7 @@ from moegeom.core.router import Router
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
 from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
+from moegeom.studies.faults._bits import bits_by_chance
 from moegeom.studies.faults.operator import Proposal, Site, is_stored_so
 from moegeom.studies.faults.scope import listed
 from moegeom.variants.emulated import Emulated, emulate
@@ -77,14 +78,13 @@ def _experts(
 
     def costs(is_some: np.ndarray) -> list[np.ndarray]:
         mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
-        found = set_distances(mixed, theirs)
         # an expert of a dropped group is not chosen, whatever its score
         sign = side * np.isfinite(mixed)
-        middle = boundary(mixed, theirs.shape[1])[:, None]
+        middle, spacing = boundary(mixed, theirs.shape[1])
         cost = []
         for scores in (own, other):
             with np.errstate(invalid="ignore"):
-                wrong = sign * (scores - middle) / (_SOFT * found.spacing)
+                wrong = sign * (scores - middle[:, None]) / (_SOFT * spacing)
             bits = np.log1p(np.exp(np.clip(np.nan_to_num(wrong, nan=_FAR), -_FAR, _FAR)))
             cost.append(weight @ bits)
         return cost
@@ -107,7 +107,7 @@ def _experts(
     def total(one: np.ndarray) -> float:
         mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
         found = set_distances(mixed, theirs)
-        bits = found.bits(_SOFT * found.spacing)
+        (bits,) = bits_by_chance(found, _SOFT * found.spacing, 1)
         return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
 
     unlike = {guess.tobytes(): guess for guess in guesses}

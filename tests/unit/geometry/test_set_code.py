@@ -65,8 +65,10 @@ def test_nan_predicts_nothing_and_minus_infinity_is_never_chosen():
 def test_the_boundary_lies_between_the_last_chosen_score_and_the_next():
     scores, _ = drawn(3)
     ranked = np.sort(scores, axis=1)[:, ::-1]
-    np.testing.assert_allclose(boundary(scores, 3), 0.5 * (ranked[:, 2] + ranked[:, 3]), rtol=1e-5)
+    middle, spacing = boundary(scores, 3)
+    np.testing.assert_allclose(middle, 0.5 * (ranked[:, 2] + ranked[:, 3]), rtol=1e-5)
+    np.testing.assert_allclose(spacing, np.median(ranked[:, 2] - ranked[:, 3]), rtol=1e-5)
     masked = np.where(np.arange(7) < 3, scores, -np.inf)
-    np.testing.assert_array_equal(boundary(masked, 3), masked[:, :3].min(axis=1))
+    np.testing.assert_array_equal(boundary(masked, 3)[0], masked[:, :3].min(axis=1))
     mask = chosen_mask(np.array([[0, 2]]), 4)
     np.testing.assert_array_equal(mask, [[True, False, True, False]])

@@ -10,6 +10,7 @@ import torch
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
+from moegeom.engine import flipping
 from moegeom.engine.flipping import ReferenceChoice, emulated_choice, flip_of
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import route
@@ -126,6 +127,30 @@ def test_a_proved_token_keeps_its_set_in_every_order_of_summation(name: str, rul
         chosen, _ = KERNELS["top_k"](compared, TOP_K)
         same = (np.sort(chosen) == np.sort(reference.chosen)).all(axis=1)
         assert same[proved].all()
+
+
+def test_a_token_is_proved_where_exact_logits_are_further_apart_than_an_engine_errs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a float32 product errs by, which what all logits share makes more than gaps."""
+    router, values = made(RULES["softmax with logit bias"]), inputs(TILE)
+    router.weight[:, 0], values[:, 0] = 1.0, np.geomspace(1.0, 1e5, TILE)
+    assert router.logit_bias is not None
+    exact = values.astype(np.float64) @ router.weight.T.astype(np.float64) + router.logit_bias
+    found = route(exact, router.rule, None)
+    reference = dataclasses.replace(reference_of(router, values), chosen=found.chosen)
+    emulated = emulate(router, arithmetic("float32-blocks"))
+    lengths = np.linalg.norm(values.astype(np.float64), axis=1)
+    error, of_any = (emulated.sum_error(lengths, order) for order in ("blocks_of_16", "any"))
+    off = np.random.default_rng(4).uniform(-0.9, 0.9, exact.shape) * of_any[:, None]
+    monkeypatch.setattr(flipping, "engine_logits", lambda *_: (exact + off).astype(np.float32))
+    proved = flipping.flip_of(emulated, reference, KERNELS).proved
+    assert proved is not None
+    assert proved[found.margin > 2.001 * error].all()
+    sizes = (np.abs(values).astype(np.float64) @ np.abs(router.weight).T).max(axis=1)
+    assert not proved[found.margin < 2.0 * error * sizes / lengths / emulated.longest_row].any()
+    # neither the product nor its logits would tell
+    assert (proved & (found.margin < of_any)).sum() > 50
 
 
 @pytest.mark.parametrize("name", ["bf16", "int4", "fp8", "bias-bf16"])

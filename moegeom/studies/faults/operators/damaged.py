@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.geometry.selection import SCORES, mapped_logits
-from moegeom.geometry.set_code import boundary, chosen_mask, set_distances
+from moegeom.geometry.set_code import boundary, chosen_mask
 from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 #: Tokens to which rows are fitted, at least and at most, and entries that are looked at.
@@ -93,8 +93,7 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
     experts = len(site.matching)
     most = max(_LEAST, min(_FITTED, _CELLS // experts**2))
     rows = rows[:: max(1, math.ceil(len(rows) / most))]
-    found = set_distances(site.selection[rows], site.theirs[rows])
-    middle = boundary(site.selection[rows], site.theirs.shape[1])
+    middle, spacing = boundary(site.selection[rows], site.theirs.shape[1])
     is_chosen = chosen_mask(site.theirs[rows], experts)
     rule, bias = site.router.rule, site.router.selection_bias
     mapped = mapped_logits(site.logits[rows], rule.logit_map)
@@ -103,7 +102,7 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
     own = site.router.logit_bias if rule.is_affine else None
     if own is not None:  # rows without their biases
         mapped = mapped - own
-    scale = np.float32(_SOFT * found.spacing)
+    scale = np.float32(_SOFT * spacing)
     cost = np.empty((experts, experts))
     for expert in range(experts):
         shift = 0.0 if bias is None else float(bias[expert])
