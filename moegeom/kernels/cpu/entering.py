@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numba import njit
 
-from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 
 #: The order of sums is free, so that they run in vector registers.
 _ANY_ORDER = {"reassoc", "contract"}
@@ -53,7 +53,7 @@ def _wide_lengths(own, rounded):
     return length, moved
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def _enter(values, bits, lost, out, out_bits, norm, moved):
     for token in range(values.shape[0]):
         _round_row(bits[token], lost, out_bits[token])
@@ -81,7 +81,7 @@ def _dot(one, other):
     return total
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def _wide_logits(values, bits, token, lost, weight, is_wanted, inputs, input_bits, out):
     for row in range(token.shape[0]):
         own = values[token[row]]

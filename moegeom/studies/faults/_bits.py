@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from numba import njit
 
 from moegeom.geometry.set_code import FAR, OUTRIGHT, SetDistances
-from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED
+from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 from moegeom.kernels.cpu.exponential import power_of_e
 
 #: Each scale of a ladder is so many times the next.
@@ -57,7 +57,7 @@ def _product(powers, most):
     return product
 
 
-@njit(**COUNTLESS)
+@kernel(**COUNTLESS)
 def _ladder(wrong, rate, outright, powers, bits):
     most = math.exp(FAR)
     for token in range(wrong.shape[0]):
