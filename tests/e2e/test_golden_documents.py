@@ -228,7 +228,7 @@ def as_one_prints(said: str, expected: str) -> bool:
     if NUMBER.sub("0", said) != NUMBER.sub("0", expected):
         return False
     for one, other in zip(NUMBER.finditer(said), NUMBER.finditer(expected), strict=True):
-        decimals = len((one[1] or ".")) - 1
+        decimals = 0 if one[2] else len(one[1] or ".") - 1
         unit = 1.01 * 10.0**-decimals if decimals else 1e-14
         if not math.isclose(float(one[0]), float(other[0]), rel_tol=0.03, abs_tol=unit):
             return False
