@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64, Integer
 
 from moegeom.geometry.boundary.order_distance import least_distance
-from moegeom.geometry.gram import cap_area_log10
+from moegeom.geometry.gram import cap_area_log10, symmetric_root
 from moegeom.geometry.thickening import log_half_binomial
 
 #: Groups of draws, whose spread is the error that draws leave.
@@ -89,11 +89,7 @@ def direction_logits(
     gram: Float64[np.ndarray, "experts experts"], draws: int, random: np.random.Generator
 ) -> Float64[np.ndarray, "draws experts"]:
     """Logits of random directions under rows with this Gram matrix: N(0, G)."""
-    from scipy.linalg import eigh
-
-    values, vectors = eigh(gram)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    return random.standard_normal((draws, len(gram))) @ root.T
+    return random.standard_normal((draws, len(gram))) @ symmetric_root(gram)
 
 
 def tie_factor(

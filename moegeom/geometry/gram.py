@@ -288,6 +288,20 @@ def row_spectrum(
     )
 
 
+def symmetric_root(
+    gram: Float64[np.ndarray, "rows rows"],
+) -> Float64[np.ndarray, "rows rows"]:
+    r"""The positive semidefinite A with :math:`A A = G`; eigenvalues below 0 count as 0.
+
+    There is one, so that what is drawn through it is the same on all processors but for rounding;
+    other roots differ by the signs of eigenvectors. Oracle in tests: scipy.linalg.sqrtm.
+    """
+    from scipy.linalg import eigh
+
+    values, vectors = eigh(gram)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
 # ------------------------------------------------------------------------------- caps of the sphere
 def cap_half_angle(radius: float, mean_length: float) -> float:
     r"""Half-angle of the cone around mu that holds the ball of the radius, arcsin(R / |mu|).

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from moegeom.geometry.gram import symmetric_root
+
 #: The laws, in the order in which they know more.
 LAWS = ("isotropic", "mean", "covariance", "gaussian")
 
@@ -58,20 +60,13 @@ def reference_laws(
     """
     mean = logits.mean(axis=0)
     centred = logits - mean
-    spread = _root(centred.T @ centred / len(logits))
+    spread = symmetric_root(centred.T @ centred / len(logits))
     found = {"covariance": LogitLaw(bias, spread), "gaussian": LogitLaw(mean, spread)}
     if rows is not None and sizes is not None:
-        gram = _root(rows @ rows.T)
+        gram = symmetric_root(rows @ rows.T)
         found["isotropic"] = LogitLaw(bias, np.sqrt(sizes.about_zero) * gram)
         found["mean"] = LogitLaw(mean, np.sqrt(sizes.about_mean) * gram)
     return {name: found[name] for name in LAWS if name in found}
-
-
-def _root(matrix: Float64[np.ndarray, "experts experts"]) -> Float64[np.ndarray, "experts experts"]:
-    from scipy.linalg import eigh
-
-    values, vectors = eigh(matrix)
-    return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
+from moegeom.geometry.gram import cap_area_log10, symmetric_root
+
 
 def log_half_binomial(dimension: int, order: int) -> float:
     r""":math:`\ln \binom{D/2}{n/2}` for 0 <= n <= D; oracle in tests: mpmath."""
@@ -60,8 +62,6 @@ def _inside(height: float, dimension: int) -> float:
 
 def _log_cap(height: float, dimension: int) -> float:
     """Logarithm of the share of a unit ball beyond a height of at least 0."""
-    from moegeom.geometry.gram import cap_area_log10
-
     # a ball of D dimensions projects as the sphere of directions of D + 2
     sine = math.sqrt(max((1.0 - height) * (1.0 + height), 0.0))
     return cap_area_log10(sine, dimension + 2) * math.log(10.0)
@@ -150,10 +150,7 @@ def ball_logits(
     experts, hidden = rows.shape
     root = rows
     if experts < hidden:
-        from scipy.linalg import eigh
-
-        values, vectors = eigh(rows @ rows.T)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        root = symmetric_root(rows @ rows.T)
     seen = random.standard_normal((tokens, root.shape[1]))
     square = (seen**2).sum(axis=1)
     if experts < hidden:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Callable
@@ -213,23 +212,4 @@ def hold_to(file: str, said: str) -> None:
     golden = GOLDEN / file
     if os.environ.get("MOEGEOM_REFRESH_GOLDEN"):
         golden.write_text(said, "utf-8")
-    expected = golden.read_text("utf-8")
-    if file.startswith(LAST_DIGITS) and as_one_prints(said, expected):
-        return
-    assert said == expected, "python tests/e2e/refresh_golden.py"
-
-
-#: Documents that print what processors decide: draws through eigenvectors, and rounding itself.
-LAST_DIGITS = ("space.", "hmoe.")
-
-
-def as_one_prints(said: str, expected: str) -> bool:
-    """Equal but for numbers; those within 3 %, one unit of the last place, or mere rounding."""
-    if NUMBER.sub("0", said) != NUMBER.sub("0", expected):
-        return False
-    for one, other in zip(NUMBER.finditer(said), NUMBER.finditer(expected), strict=True):
-        decimals = 0 if one[2] else len(one[1] or ".") - 1
-        unit = 1.01 * 10.0**-decimals if decimals else 1e-14
-        if not math.isclose(float(one[0]), float(other[0]), rel_tol=0.03, abs_tol=unit):
-            return False
-    return True
+    assert said == golden.read_text("utf-8"), "python tests/e2e/refresh_golden.py"

@@ -199,12 +199,20 @@ def _rank_table(found: Mixtures) -> Table:
                 f"{rank.rank}",
                 f"{rank.gauge + rank.beyond}",
                 f"{rank.beyond}",
-                f"{rank.least:.0e} | {rank.rest:.0e}",
+                f"{_share(rank.least)} | {_share(rank.rest)}",
             )
             for rank in found.ranks
         ],
         ["strong" if not rank.beyond else "plain" for rank in found.ranks],
     )
+
+
+#: Singular values below this share of the largest are what float64 makes of 0.
+_ROUNDING = 1e-12
+
+
+def _share(value: float) -> str:
+    return "0" if value < _ROUNDING else f"{value:.0e}"
 
 
 def _name(rank: PositionRank) -> str:
@@ -228,7 +236,8 @@ def _notes(found: Mixtures) -> Iterator[Block]:
         )
     yield Note(
         "flat: directions of the parameters of S2 in which f stays as it is. free: flat beyond "
-        "what all scores of a head share. last | next: singular values on both sides of the rank."
+        "what all scores of a head share. last | next: singular values on both sides of the rank, "
+        f"over the largest; 0 is below {_ROUNDING:.0e}, rounding."
     )
     yield Note(
         "Released models multiply by a sigmoid of their input (the gates), which is not what S2 "
