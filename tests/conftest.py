@@ -9,7 +9,9 @@ modules without shapes are hooked at night alone.
 
 from __future__ import annotations
 
+import collections
 import functools
+import inspect
 import os
 import re
 import sys
@@ -89,6 +91,34 @@ def check(function: typing.Callable) -> typing.Callable:
     return execute(function)
 
 
+#: Calls of a function that each test checks: checks of those in inner loops take longer than they do.
+CHECKED_CALLS = 100
+
+#: Function -> its calls in the test that runs.
+num_calls: collections.Counter[typing.Callable] = collections.Counter()
+
+jaxtyped = jaxtyping.jaxtyped
+
+
+def sparingly(*, typechecker: typing.Callable) -> typing.Callable:
+    """``jaxtyping.jaxtyped`` for the first calls of a function in each test; of classes, for all."""
+
+    def decorate(plain: typing.Any) -> typing.Any:
+        checked = jaxtyped(typechecker=typechecker)(plain)
+        if not inspect.isfunction(plain):
+            return checked
+
+        @functools.wraps(checked)
+        def call(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+            num_calls[plain] += 1
+            return (checked if num_calls[plain] <= CHECKED_CALLS else plain)(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+jaxtyping.jaxtyped = sparingly
 loaded = sorted(name for name in sys.modules if name.startswith("moegeom."))
 if loaded:  # the hook would silently check nothing of these
     raise pytest.UsageError(f"imported before the shape checks were in place: {loaded}")
@@ -107,6 +137,11 @@ hypothesis.settings.register_profile(
     "nightly", max_examples=2000, deadline=None, print_blob=True, parent=None
 )
 hypothesis.settings.load_profile(PROFILE)
+
+
+@pytest.fixture(autouse=True)
+def _calls_count_anew() -> None:
+    num_calls.clear()
 
 
 @pytest.fixture(autouse=True)
