@@ -92,7 +92,7 @@ def check(function: typing.Callable) -> typing.Callable:
 
 
 #: Calls of a function that each test checks: checks of those in inner loops take longer than they do.
-CHECKED_CALLS = 100
+CHECKED_CALLS = 20
 
 #: Function -> its calls in the test that runs.
 num_calls: collections.Counter[typing.Callable] = collections.Counter()
