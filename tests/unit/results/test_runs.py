@@ -29,20 +29,26 @@ class Killed(BaseException):
     """Stands for the end of the process at this place."""
 
 
-@pytest.fixture
-def interrupted(disk, tmp_path, monkeypatch):
-    """A run that ended after its first router."""
+@pytest.fixture(scope="module")
+def half_done(disk, tmp_path_factory):
+    """What a run leaves that ended after its first router."""
 
     def stop(routers, *rest):
         if routers[0].name == "text/1":
             raise Killed
         return measure(routers, *rest)
 
-    measure = pipeline.measure
-    monkeypatch.setattr(pipeline, "measure", stop)
-    with pytest.raises(Killed):
-        scan(disk.request(tmp_path / "out"))
-    monkeypatch.setattr(pipeline, "measure", measure)
+    measure, out = pipeline.measure, tmp_path_factory.mktemp("half") / "out"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(pipeline, "measure", stop)
+        scan(disk.request(out))
+    return out.with_name("out.partial")
+
+
+@pytest.fixture
+def interrupted(half_done, tmp_path):
+    """A run that ended after its first router."""
+    shutil.copytree(half_done, tmp_path / "out.partial")
     return tmp_path / "out"
 
 
