@@ -28,6 +28,10 @@ from moegeom.studies.cells.walk.enumeration import SimpleVertices
 _UNIT = 2.0**-53
 
 
+class TooManyTies(ValueError):
+    """More facets were left to exact arithmetic than a search may take time for."""
+
+
 @dataclass(frozen=True, eq=False)
 class BallProblem:
     """The experts that are neither surely chosen nor surely not, anywhere in the ball."""
@@ -230,6 +234,7 @@ def ball_cells(
     centre: Float64[np.ndarray, "dims"],
     radius: float,
     most: int,
+    most_exact: float = math.inf,
 ) -> BallCells:
     """All strict cells that meet the ball |x - c| < R, and the one-swap facets that meet it.
 
@@ -237,12 +242,14 @@ def ball_cells(
     with the word degenerate, where experts other than the exchanged ones tie on the whole of a
     facet inside the ball (equal experts, several pairs on one hyperplane), for cells may then be
     joined by other facets alone; ties in fewer dimensions are told apart exactly and do no harm.
+    A point where many experts tie is the nearest one of most facets around it, each of which takes
+    a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
     """
     _check(weight, bias, k, centre, radius)
     if not math.isfinite(radius):
         raise ValueError(f"radius {radius}; must be finite")
     problem = BallProblem.of(weight, bias, k, centre, radius)
-    return _Found(problem, most).run(None)
+    return _Found(problem, most, most_exact).run(None)
 
 
 def cells_within_hops(
@@ -349,8 +356,8 @@ def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, rad
 class _Found:
     """Cells and facets that grow while the search goes on."""
 
-    def __init__(self, problem: BallProblem, most: int) -> None:
-        self._problem, self._most = problem, most
+    def __init__(self, problem: BallProblem, most: int, most_exact: float = math.inf) -> None:
+        self._problem, self._most, self._most_exact = problem, most, most_exact
         start = problem.start()
         self._inside = [start[None]]
         self._hops = [np.zeros(1, np.int64)]
@@ -405,6 +412,11 @@ class _Found:
     def _settled(
         self, frontier: Bool[np.ndarray, "cells kept"], cell: int, out: int, into: int
     ) -> tuple[int, tuple[float, float]]:
+        if self._num_exact >= self._most_exact:
+            raise TooManyTies(
+                f"more than {self._num_exact:,} facets are left to exact arithmetic, as many "
+                "experts tie, or nearly so, at one point of the ball"
+            )
         self._num_exact += 1
         is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
         if not is_met and lower < math.inf:
