@@ -11,7 +11,12 @@ import pytest
 from scipy.optimize import linprog
 
 from moegeom.core.errors import UsageError
-from moegeom.studies.cells.ball.ball_cells import TooManyTies, ball_cells
+from moegeom.studies.cells.ball.ball_cells import (
+    BallProblem,
+    TooManyTies,
+    ball_cells,
+    cells_of_ball,
+)
 from moegeom.studies.cells.ball.nearest import arrangement_of
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.exact.exact_nearest import exact_nearest
@@ -172,7 +177,7 @@ def test_a_search_with_too_many_ties_gives_way_to_a_walk_that_finds_the_same():
     bias = -weight @ np.array([0.55, -0.275, 0.1375])
     assert common_tie(weight, bias) is None
     with pytest.raises(TooManyTies, match="more than 20 facets"):
-        ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY, most_exact=20)
+        cells_of_ball(BallProblem.of(weight, bias, 4, np.zeros(3), 2.0), PLENTY, most_exact=20)
     found = found_in(weight, bias, 4, 2.0)
     assert found.road == "walk and filter"
     assert named(found) == named(ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY))

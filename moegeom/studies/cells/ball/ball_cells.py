@@ -54,6 +54,8 @@ class BallProblem:
         centre: Float64[np.ndarray, "dims"],
         radius: float,
     ) -> BallProblem:
+        """Raises ValueError for arguments without a meaning."""
+        _check(weight, bias, k, centre, radius)
         shift, error = shifted(weight, bias, centre)
         gap = shift[:, None] - shift[None]
         loss = 1.01 * (error[:, None] + error[None]) + 4.0 * _UNIT * np.abs(gap)
@@ -234,7 +236,6 @@ def ball_cells(
     centre: Float64[np.ndarray, "dims"],
     radius: float,
     most: int,
-    most_exact: float = math.inf,
 ) -> BallCells:
     """All strict cells that meet the ball |x - c| < R, and the one-swap facets that meet it.
 
@@ -242,13 +243,18 @@ def ball_cells(
     with the word degenerate, where experts other than the exchanged ones tie on the whole of a
     facet inside the ball (equal experts, several pairs on one hyperplane), for cells may then be
     joined by other facets alone; ties in fewer dimensions are told apart exactly and do no harm.
+    """
+    return cells_of_ball(BallProblem.of(weight, bias, k, centre, radius), most)
+
+
+def cells_of_ball(problem: BallProblem, most: int, most_exact: float = math.inf) -> BallCells:
+    """``ball_cells`` of a problem that is made already.
+
     A point where many experts tie is the nearest one of most facets around it, each of which takes
     a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
     """
-    _check(weight, bias, k, centre, radius)
-    if not math.isfinite(radius):
-        raise ValueError(f"radius {radius}; must be finite")
-    problem = BallProblem.of(weight, bias, k, centre, radius)
+    if not math.isfinite(problem.ball.limits.radius):
+        raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
     return _Found(problem, most, most_exact).run(None)
 
 
@@ -266,7 +272,6 @@ def cells_within_hops(
     by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
     most answers are left to exact arithmetic: take independent columns first.
     """
-    _check(weight, bias, k, point, math.inf)
     problem = BallProblem.of(weight, bias, k, point, math.inf)
     return _Found(problem, most).run(hops)
 
@@ -288,9 +293,7 @@ def filter_ball(
     decides. Where the cells cannot meet the ball for an expert that is surely above or below, the
     lower end of the bracket is the radius itself.
     """
-    k = expert_set.shape[1]
-    _check(weight, bias, k, centre, radius)
-    problem = BallProblem.of(weight, bias, k, centre, radius)
+    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, radius)
     inside = _members(expert_set, len(bias))
     no_pair = np.full((len(expert_set), 2), -1, np.int64)
     cells, cell_exact = problem.filtered(inside, no_pair)
@@ -322,9 +325,7 @@ def facet_distances(
     Facets and their cells in order; with vertices of their diagram, only those whose nearest point
     is none of them need a search.
     """
-    k = expert_set.shape[1]
-    _check(weight, bias, k, centre, math.inf)
-    problem = BallProblem.of(weight, bias, k, centre, math.inf)
+    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, math.inf)
     if simple is None:
         bracket = np.full((len(facets), 2), math.inf)
     else:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
@@ -16,16 +17,13 @@ from moegeom.engine.plan import num_workers
 from moegeom.geometry.capacity.cell_bounds import expected_diagram
 from moegeom.studies.cells.ball.ball_cells import (
     BallCells,
+    BallProblem,
     TooManyTies,
-    ball_cells,
+    cells_of_ball,
     cells_within_hops,
     filter_ball,
 )
-from moegeom.studies.cells.ball.box import (
-    experts_that_matter,
-    filter_box,
-    surely_above_in_ball,
-)
+from moegeom.studies.cells.ball.box import filter_box
 from moegeom.studies.cells.exact.certificate_check import CellPoint
 from moegeom.studies.cells.exact.rank import common_tie, independent_columns_of
 from moegeom.studies.cells.exact.witness import strict_witnesses
@@ -267,19 +265,18 @@ def _in_ball(
     assert request.radius is not None
     centre = np.zeros(weight.shape[1])
     offset = np.zeros(len(weight)) if bias is None else bias
-    above = surely_above_in_ball(weight, offset, centre, request.radius)
-    fixed, _, rest = experts_that_matter(above, k)
-    rows, biases, num = weight[rest], offset[rest], k - len(fixed)
+    problem = BallProblem.of(weight, offset, k, centre, request.radius)
+    rows, biases = problem.own
     tip = _tip_inside(rows, biases, request.radius)
     if tip is None:
-        found = _searched(weight, offset, k, request, _expected_vertices(rows, num))
+        found = _searched(problem, request)
         if found is not None:
             return found
-    whole = _enumerated(rows, biases, num, request, watch)
+    whole = _enumerated(rows, biases, problem.k, request, watch)
     if isinstance(whole, AllSubsets):
-        if tip is not None and len(rest) == len(weight):
+        if tip is not None and len(rows) == len(weight):
             return whole
-        return _of_search(ball_cells(weight, offset, k, centre, request.radius, request.vertices))
+        return _of_search(cells_of_ball(problem, request.vertices))
     if not whole.is_whole:
         return whole
     out, into = swaps(whole.expert_set, whole.facets).first
@@ -287,19 +284,18 @@ def _in_ball(
         rows, biases, whole.expert_set, whole.facets, out, into, centre, request.radius
     )
     kept = _kept(whole, met.cells, met.facets)
-    always = np.broadcast_to(fixed, (len(kept.expert_set), len(fixed)))
+    always = np.broadcast_to(problem.fixed, (len(kept.expert_set), len(problem.fixed)))
+    chosen = np.concatenate([always, problem.kept[kept.expert_set]], axis=1)
     return replace(
         kept,
-        expert_set=np.sort(
-            np.concatenate([always, rest[kept.expert_set]], axis=1).astype(np.int16), axis=1
-        ),
+        expert_set=np.sort(chosen, axis=1).astype(np.int16),
         witness=kept.witness if tip is None else _nearer(kept.witness, tip, request.radius),
         road="walk and filter" if tip is None else whole.road,
         num_exact=whole.num_exact + met.num_exact,
         cell_distance=np.column_stack([met.cell_lower, met.cell_upper])[met.cells],
         facet_distance=np.column_stack([met.facet_lower, met.facet_upper])[met.facets],
         simple=None,
-        is_cone=tip is not None and len(rest) == len(weight),
+        is_cone=tip is not None and len(rows) == len(weight),
     )
 
 
@@ -325,38 +321,33 @@ def _nearer(
     return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
 
 
-def _searched(
-    weight: np.ndarray, offset: np.ndarray, k: int, request: CellsRequest, expected: float
-) -> FoundCells | None:
-    """From facet to facet; None where a walk, of so many expected vertices, is to be taken.
+def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
+    """From facet to facet; None where a walk is to be taken.
 
     Raises UsageError where that would be too long as well.
     """
-    assert request.radius is not None
+    most, expected = request.vertices, _expected_vertices(*problem.own[0].shape, problem.k)
     most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
-    centre, most = np.zeros(weight.shape[1]), request.vertices
     try:
-        found = ball_cells(weight, offset, k, centre, request.radius, most, most_exact)
+        return _of_search(cells_of_ball(problem, most, most_exact))
     except TooManyTies as error:
-        if expected > request.vertices:
+        if expected > most:
             about = "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
             raise UsageError(
                 f"--radius: {error}. Expected fewer, or a slice with at most {most:,} vertices to "
                 f"walk instead{about}.",
                 "Ask for a smaller --radius, fewer dimensions or more --vertices.",
             ) from error
-        return None
     except ValueError as error:
         if "degenerate" not in str(error):
             raise
-        return None
-    return _of_search(found)
+    return None
 
 
-def _expected_vertices(weight: np.ndarray, k: int) -> float:
+@cache
+def _expected_vertices(experts: int, dims: int, k: int) -> float:
     """Those of a random router; infinite where every set may be a cell, and nothing is walked."""
-    experts, dims = weight.shape
-    if dims >= experts - 1:
+    if dims >= experts - 1 or not 0 < k < experts:
         return math.inf
     return expected_diagram(experts, k, dims, is_central=False).vertices if dims > 1 else 0.0
 
