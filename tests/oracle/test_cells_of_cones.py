@@ -23,7 +23,7 @@ from moegeom.studies.cells.exact.exact_nearest import exact_nearest
 from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.study.found import FoundCells, find_cells, with_witnesses
 from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 
 Sets = set[tuple[int, ...]]
 
@@ -75,11 +75,15 @@ def cones(weight: np.ndarray, k: int) -> tuple[Sets, set[tuple[tuple[int, ...], 
     return cells, facets
 
 
-def found_in(weight, bias, k: int, radius: float, **changes) -> FoundCells:
+def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **changes) -> FoundCells:
+    """What is found in a ball, with points that are proved; none of a cone needs a second try."""
     request = CellsRequest("", weights=Path("w.npz"), radius=radius, num_workers=1, **changes)
     found = find_cells(weight, bias, k, request, np.empty((0, weight.shape[1])), None)
     assert isinstance(found, list)
-    return with_witnesses(found[0], weight, bias, request)
+    proved = with_witnesses(found[0], weight, bias, request)
+    if proved.is_cone and is_near:
+        np.testing.assert_array_equal(proved.witness, found[0].witness)
+    return proved
 
 
 def named(found) -> tuple[Sets, set[tuple[tuple[int, ...], ...]]]:
@@ -111,7 +115,11 @@ def test_a_ball_that_holds_the_tip_anywhere_has_the_cells_of_the_whole_slice(k):
     weight, tip = rows_of(8, 3), np.array([0.5, -0.25, 0.5])  # at a distance of 3 / 4
     bias = 2.0 - weight @ tip
     expected = cones(weight, k)
-    assert named(enumerate_cells(weight, bias, k)) == expected
+    whole = enumerate_cells(weight, bias, k)
+    assert isinstance(whole, Enumeration)
+    assert named(whole) == expected
+    drawn = np.sort(np.argsort(-(whole.witness @ weight.T + bias), axis=1)[:, :k], axis=1)
+    np.testing.assert_array_equal(drawn, whole.expert_set)
     centre = [Fraction(0)] * 3
     exact = arrangement_of(weight, bias)
     squares = {}
@@ -120,7 +128,7 @@ def test_a_ball_that_holds_the_tip_anywhere_has_the_cells_of_the_whole_slice(k):
         assert squared is not None
         squares[cell] = squared
     for radius in (np.nextafter(0.75, 1.0), 2.0, 1e6):
-        found = found_in(weight, bias, k, radius)
+        found = found_in(weight, bias, k, radius, is_near=radius > 1.0)
         assert named(found) == expected
         assert found.is_cone
         assert found.cell_distance is not None
@@ -203,6 +211,10 @@ def test_experts_tie_at_a_point_when_fractions_say_so():
         moved = bias.copy()
         moved[expert] = np.nextafter(moved[expert], np.inf)
         assert common_tie(weight, moved) is None
+    # what is 0 modulo the prime is not 0
+    moved = bias.copy()
+    moved[11] += 2.0**31 - 1.0
+    assert common_tie(weight, moved) is None
     # three experts in a plane always tie somewhere, at a point that float64 need not hold
     weight, bias = np.array([[1.0, 0.0], [0.0, 3.0], [7.0, 1.0]]), np.array([0.1, 0.2, 0.3])
     found = common_tie(weight, bias)
