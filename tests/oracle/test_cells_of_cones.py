@@ -16,6 +16,7 @@ from moegeom.studies.cells.ball.ball_cells import (
     TooManyTies,
     ball_cells,
     cells_of_ball,
+    cells_within_hops,
 )
 from moegeom.studies.cells.ball.nearest import arrangement_of
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
@@ -194,12 +195,44 @@ def test_a_search_with_too_many_ties_gives_way_to_a_walk_that_finds_the_same():
 def test_where_a_walk_is_too_long_as_well_both_are_said():
     weight = np.random.default_rng(2).standard_normal((11, 3))
     bias = -weight @ np.array([0.55, -0.275, 0.1375])
-    with pytest.raises(UsageError, match="--radius: more than 5.. facets") as refused:
+    with pytest.raises(UsageError, match="within --radius more than 5.. facets") as refused:
         found_in(weight, bias, 4, 2.0, vertices=100)
     assert "at most 100 vertices to walk instead; a random router has about 152" in str(
         refused.value
     )
     assert "--radius" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("hops", [0, 1, 2, 99])
+def test_hops_in_a_space_of_cones_are_those_of_a_search_over_all_facets(hops):
+    weight, tip, point = rows_of(8, 3), np.array([0.5, -0.25, 0.5]), np.array([1.0, 0.25, -0.5])
+    bias = -weight @ tip
+    cells, facets = cones(weight, 3)
+    start = tuple(sorted(np.argsort(-(weight @ point + bias))[:3].tolist()))
+    steps, frontier = {start: 0}, {start}
+    for step in range(1, hops + 1):
+        beside = {a for pair in facets for a, b in (pair, pair[::-1]) if b in frontier}
+        frontier = beside - steps.keys()
+        steps.update(dict.fromkeys(frontier, step))
+    found = cells_within_hops(weight, bias, 3, point, hops, PLENTY)
+    rows = [tuple(row) for row in found.expert_set.tolist()]
+    assert dict(zip(rows, found.hops.tolist(), strict=True)) == steps
+    assert (set(rows) == cells) == (hops == 99)
+    near = {pair for pair in facets if min(steps.get(cell, 99) for cell in pair) < hops}
+    assert named(found)[1] == near
+    exact, centre = arrangement_of(weight, bias), [Fraction(x) for x in point.tolist()]
+    for n, (one, _) in enumerate(found.facets.tolist()):
+        pair = int(found.out[n]), int(found.into[n])
+        squared = exact_nearest(exact, frozenset(rows[one]), centre, pair).squared
+        assert squared is not None
+        lower, upper = found.facet_distance_lower[n], found.facet_distance_upper[n]
+        assert Fraction(lower) ** 2 <= squared <= Fraction(upper) ** 2
+
+
+def test_two_pairs_that_tie_on_one_facet_of_cones_are_refused():
+    weight = np.array([[1.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    with pytest.raises(ValueError, match="degenerate"):
+        cells_within_hops(weight, np.zeros(6), 3, np.array([0.1, 0.5]), 3, PLENTY)
 
 
 def test_experts_tie_at_a_point_when_fractions_say_so():

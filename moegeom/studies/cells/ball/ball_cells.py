@@ -23,7 +23,8 @@ from moegeom.studies.cells.ball.nearest import arrangement_of, shifted
 from moegeom.studies.cells.ball.nearest_vertices import nearest_vertices
 from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
-from moegeom.studies.cells.walk.enumeration import SimpleVertices
+from moegeom.studies.cells.exact.rank import common_tie
+from moegeom.studies.cells.walk.enumeration import Enumeration, SimpleVertices, enumerate_cells
 
 _UNIT = 2.0**-53
 
@@ -273,7 +274,13 @@ def cells_within_hops(
     most answers are left to exact arithmetic: take independent columns first.
     """
     problem = BallProblem.of(weight, bias, k, point, math.inf)
-    return _Found(problem, most).run(hops)
+    found = _Found(problem, most)
+    if common_tie(weight, bias) is not None:
+        # the tip is in every closed facet, and the nearest point of many: whole cones are walked
+        whole = enumerate_cells(weight, bias, k, most=most)
+        if isinstance(whole, Enumeration) and whole.is_whole:
+            return found.of_walk(whole, hops)
+    return found.run(hops)
 
 
 def filter_ball(
@@ -387,6 +394,28 @@ class _Found:
             back = facets[facets[:, 1] >= stop][:, [1, 3, 2]] - [stop, 0, 0]
             known = np.ascontiguousarray(back[np.argsort(back[:, 0], kind="stable")])
             frontier, first = new, stop
+        return self._result()
+
+    def of_walk(self, whole: Enumeration, hops: int) -> BallCells:
+        """The same of all cells and facets of the space, none of them surely above or below."""
+        inside, facets = _members(whole.expert_set, self._problem.experts), whole.facets
+        level = np.full(len(inside), -1, np.int64)
+        level[(inside == self._inside[0]).all(axis=1)] = 0
+        for step in range(hops):
+            near = facets[(level[facets] == step).any(axis=1)].ravel()
+            level[near[level[near] < 0]] = step + 1
+        is_near = level >= 0
+        is_kept = is_near[facets].all(axis=1) & (level[facets] < hops).any(axis=1)
+        one, other = inside[facets[is_kept, 0]], inside[facets[is_kept, 1]]
+        leaving, entering = one & ~other, other & ~one
+        if (leaving.sum(axis=1) > 1).any():
+            raise ValueError("degenerate: several pairs tie on one facet; walk instead")
+        pairs = np.stack([leaving.argmax(axis=1), entering.argmax(axis=1)], axis=1)
+        bracket, num_exact = self._problem.filtered(one, pairs)
+        number = np.cumsum(is_near) - 1
+        self._facets = [np.concatenate([number[facets[is_kept]], pairs], axis=1)]
+        self._inside, self._hops, self._brackets = [inside[is_near]], [level[is_near]], [bracket]
+        self._num_exact += num_exact
         return self._result()
 
     def _facets_of(

@@ -124,7 +124,7 @@ def find_cells(
         return found if isinstance(found, AllSubsets) else [scaled.back(found)]
     except ValueError as error:
         raise UsageError(
-            f"cells: {error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
+            f"{error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
         ) from error
 
 
@@ -334,8 +334,8 @@ def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
         if expected > most:
             about = "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
             raise UsageError(
-                f"--radius: {error}. Expected fewer, or a slice with at most {most:,} vertices to "
-                f"walk instead{about}.",
+                f"within --radius {error}. Expected fewer, or a slice with at most {most:,} "
+                f"vertices to walk instead{about}.",
                 "Ask for a smaller --radius, fewer dimensions or more --vertices.",
             ) from error
     except ValueError as error:

@@ -126,7 +126,10 @@ def _by_cells(
             "Add --subspace pca:D or random:D.",
         )
     with stopwatch() as took:
-        answer = find_cells(weight, offset, k, request, starts, told)
+        try:
+            answer = find_cells(weight, offset, k, request, starts, told)
+        except UsageError as error:
+            raise UsageError(f"router {router.name}: {error.message}", error.hint) from error
         if not isinstance(answer, AllSubsets):
             answer = [with_witnesses(part, weight, offset, request) for part in answer]
     if isinstance(answer, AllSubsets) and (request.box is not None or request.out is not None):
