@@ -43,8 +43,8 @@ MOST_MEASURED = 500_000
 
 #: Facets that a search leaves to exact arithmetic at most: some minutes.
 _MOST_EXACT = 100_000
-#: As many of them, with what walking and filtering takes at least, cost as much as the walk: of its
-#: vertices one in so many.
+#: A search gives way to a walk after so many of them, and one more for every so many vertices that
+#: the walk is expected to have: by then a walk, and trying what it finds, would have been done.
 _LEAST_EXACT, _VERTICES_AN_ANSWER = 500, 50
 
 #: Exponents of rows and biases within which nothing is scaled.
