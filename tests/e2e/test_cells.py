@@ -159,6 +159,26 @@ def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     assert {tuple(row) for row in chosen.tolist()} <= part
 
 
+def test_a_radius_around_the_point_where_all_experts_tie_changes_nothing(moegeom, tmp_path):
+    """64 experts without bias: all logits are 0 at the centre of the slice."""
+    weight = np.random.default_rng(0).standard_normal((64, 64))
+    np.savez(tmp_path / "router.npz", weight=weight)
+    asked = ("cells", "--weights", "router.npz", "--top-k", "8", "--subspace", "random:3")
+    for name, bound in (("whole", ()), ("near", ("--radius", "0.001"))):
+        ran = moegeom(tmp_path, *asked, *bound, "--out", name, "--certify")
+        assert (ran.code, ran.err) == (0, ""), ran.err
+    said = " ".join(ran.out.split())
+    assert "within 0.001 of its centre, where all experts tie at one point" in said
+    assert "two affine charts" in said
+    whole, near = (pq.read_table(tmp_path / n / "cells.parquet") for n in ("whole", "near"))
+    same = ["expert_set", "num_facets", "is_checked"]
+    assert near.select(same).equals(whole.select(same))
+    assert set(near["distance_upper"].to_pylist()) == {0.0}
+    assert np.linalg.norm(near["witness"].to_pylist(), axis=1).max() < 0.001
+    whole, near = (pq.read_table(tmp_path / n / "facets.parquet") for n in ("whole", "near"))
+    assert near.equals(whole)
+
+
 @pytest.mark.nightly
 def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
     cells_of(of_sample(subspace="pca:4", hops=1, at=(5, 77), out=tmp_path / "found"))

@@ -23,9 +23,14 @@ from moegeom.studies.cells.ball.nearest import arrangement_of, shifted
 from moegeom.studies.cells.ball.nearest_vertices import nearest_vertices
 from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
-from moegeom.studies.cells.walk.enumeration import SimpleVertices
+from moegeom.studies.cells.exact.rank import common_tie
+from moegeom.studies.cells.walk.enumeration import Enumeration, SimpleVertices, enumerate_cells
 
 _UNIT = 2.0**-53
+
+
+class TooManyTies(ValueError):
+    """More facets were left to exact arithmetic than a search may take time for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +55,8 @@ class BallProblem:
         centre: Float64[np.ndarray, "dims"],
         radius: float,
     ) -> BallProblem:
+        """Raises ValueError for arguments without a meaning."""
+        _check(weight, bias, k, centre, radius)
         shift, error = shifted(weight, bias, centre)
         gap = shift[:, None] - shift[None]
         loss = 1.01 * (error[:, None] + error[None]) + 4.0 * _UNIT * np.abs(gap)
@@ -238,11 +245,18 @@ def ball_cells(
     facet inside the ball (equal experts, several pairs on one hyperplane), for cells may then be
     joined by other facets alone; ties in fewer dimensions are told apart exactly and do no harm.
     """
-    _check(weight, bias, k, centre, radius)
-    if not math.isfinite(radius):
-        raise ValueError(f"radius {radius}; must be finite")
-    problem = BallProblem.of(weight, bias, k, centre, radius)
-    return _Found(problem, most).run(None)
+    return cells_of_ball(BallProblem.of(weight, bias, k, centre, radius), most)
+
+
+def cells_of_ball(problem: BallProblem, most: int, most_exact: float = math.inf) -> BallCells:
+    """``ball_cells`` of a problem that is made already.
+
+    A point where many experts tie is the nearest one of most facets around it, each of which takes
+    a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
+    """
+    if not math.isfinite(problem.ball.limits.radius):
+        raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
+    return _Found(problem, most, most_exact).run(None)
 
 
 def cells_within_hops(
@@ -259,9 +273,14 @@ def cells_within_hops(
     by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
     most answers are left to exact arithmetic: take independent columns first.
     """
-    _check(weight, bias, k, point, math.inf)
     problem = BallProblem.of(weight, bias, k, point, math.inf)
-    return _Found(problem, most).run(hops)
+    found = _Found(problem, most)
+    if common_tie(weight, bias) is not None:
+        # the tip is in every closed facet, and the nearest point of many: whole cones are walked
+        whole = enumerate_cells(weight, bias, k, most=most)
+        if isinstance(whole, Enumeration) and whole.is_whole:
+            return found.of_walk(whole, hops)
+    return found.run(hops)
 
 
 def filter_ball(
@@ -281,9 +300,7 @@ def filter_ball(
     decides. Where the cells cannot meet the ball for an expert that is surely above or below, the
     lower end of the bracket is the radius itself.
     """
-    k = expert_set.shape[1]
-    _check(weight, bias, k, centre, radius)
-    problem = BallProblem.of(weight, bias, k, centre, radius)
+    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, radius)
     inside = _members(expert_set, len(bias))
     no_pair = np.full((len(expert_set), 2), -1, np.int64)
     cells, cell_exact = problem.filtered(inside, no_pair)
@@ -315,9 +332,7 @@ def facet_distances(
     Facets and their cells in order; with vertices of their diagram, only those whose nearest point
     is none of them need a search.
     """
-    k = expert_set.shape[1]
-    _check(weight, bias, k, centre, math.inf)
-    problem = BallProblem.of(weight, bias, k, centre, math.inf)
+    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, math.inf)
     if simple is None:
         bracket = np.full((len(facets), 2), math.inf)
     else:
@@ -349,8 +364,8 @@ def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, rad
 class _Found:
     """Cells and facets that grow while the search goes on."""
 
-    def __init__(self, problem: BallProblem, most: int) -> None:
-        self._problem, self._most = problem, most
+    def __init__(self, problem: BallProblem, most: int, most_exact: float = math.inf) -> None:
+        self._problem, self._most, self._most_exact = problem, most, most_exact
         start = problem.start()
         self._inside = [start[None]]
         self._hops = [np.zeros(1, np.int64)]
@@ -381,6 +396,28 @@ class _Found:
             frontier, first = new, stop
         return self._result()
 
+    def of_walk(self, whole: Enumeration, hops: int) -> BallCells:
+        """The same of all cells and facets of the space, none of them surely above or below."""
+        inside, facets = _members(whole.expert_set, self._problem.experts), whole.facets
+        level = np.full(len(inside), -1, np.int64)
+        level[(inside == self._inside[0]).all(axis=1)] = 0
+        for step in range(hops):
+            near = facets[(level[facets] == step).any(axis=1)].ravel()
+            level[near[level[near] < 0]] = step + 1
+        is_near = level >= 0
+        is_kept = is_near[facets].all(axis=1) & (level[facets] < hops).any(axis=1)
+        one, other = inside[facets[is_kept, 0]], inside[facets[is_kept, 1]]
+        leaving, entering = one & ~other, other & ~one
+        if (leaving.sum(axis=1) > 1).any():
+            raise ValueError("degenerate: several pairs tie on one facet; walk instead")
+        pairs = np.stack([leaving.argmax(axis=1), entering.argmax(axis=1)], axis=1)
+        bracket, num_exact = self._problem.filtered(one, pairs)
+        number = np.cumsum(is_near) - 1
+        self._facets = [np.concatenate([number[facets[is_kept]], pairs], axis=1)]
+        self._inside, self._hops, self._brackets = [inside[is_near]], [level[is_near]], [bracket]
+        self._num_exact += num_exact
+        return self._result()
+
     def _facets_of(
         self, frontier: Bool[np.ndarray, "cells kept"], known: Int64[np.ndarray, "known 3"]
     ) -> tuple[Int64[np.ndarray, "facets 3"], Float64[np.ndarray, "facets 2"]]:
@@ -405,6 +442,11 @@ class _Found:
     def _settled(
         self, frontier: Bool[np.ndarray, "cells kept"], cell: int, out: int, into: int
     ) -> tuple[int, tuple[float, float]]:
+        if self._num_exact >= self._most_exact:
+            raise TooManyTies(
+                f"more than {self._num_exact:,} facets are left to exact arithmetic, as many "
+                "experts tie, or nearly so, at one point of the ball"
+            )
         self._num_exact += 1
         is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
         if not is_met and lower < math.inf:

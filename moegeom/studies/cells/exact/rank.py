@@ -8,11 +8,16 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
+
 #: A Mersenne prime: dyadic numbers have inverses of their denominators modulo it.
 _PRIME, _PRIME_BITS = 2**31 - 1, 31
 
 #: Entries up to which columns are proved to depend on others in exact arithmetic.
 MOST_PROVED = 2**14
+
+#: Coordinates of a point that float64 holds with room to spare.
+_FARTHEST = 2**1000
 
 
 def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[int]:
@@ -36,6 +41,35 @@ def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[
             f"{weight.shape[1]} dimensions"
         )
     return independent_columns([[Fraction(value) for value in row] for row in weight.tolist()])
+
+
+def common_tie(
+    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"]
+) -> tuple[Fraction, ...] | None:
+    """The point at which all experts tie, exactly; None where none is known.
+
+    0 where all biases agree. Else the differences of rows must have rank d: modulo the prime they
+    tell that those of the biases do not fit, at d + 1 experts there is one point, and whether the
+    others tie there too is asked in integers. Oracle in tests: fractions.
+    """
+    experts, dims = weight.shape
+    if experts and (bias == bias[0]).all():
+        return (Fraction(0),) * dims
+    rows = _residues(np.column_stack([weight, bias]))
+    rows = rows[1:] - rows[:1]
+    if _echelon(rows) != [*range(dims)]:
+        return None
+    on = [0, *(1 + row for row in _echelon(rows[:, :dims].T))]
+    arrangement = Arrangement(
+        [[Fraction(value) for value in row] for row in weight.tolist()],
+        [Fraction(value) for value in bias.tolist()],
+    )
+    vertex = dictionary(arrangement, on)
+    assert vertex is not None, "rows that are independent modulo a prime are independent"
+    if len(vertex.tied) < experts:
+        return None
+    found = vertex.point(arrangement)
+    return found if max(map(abs, found)) < _FARTHEST else None
 
 
 def _residues(values: Float64[np.ndarray, "rows dims"]) -> Int64[np.ndarray, "rows dims"]:

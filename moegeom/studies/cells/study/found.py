@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
@@ -11,15 +14,18 @@ from jaxtyping import Bool, Float64, Int16, Int64
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.text import number_of
 from moegeom.engine.plan import num_workers
+from moegeom.geometry.capacity.cell_bounds import expected_diagram
 from moegeom.studies.cells.ball.ball_cells import (
     BallCells,
-    ball_cells,
+    BallProblem,
+    TooManyTies,
+    cells_of_ball,
     cells_within_hops,
     filter_ball,
 )
 from moegeom.studies.cells.ball.box import filter_box
 from moegeom.studies.cells.exact.certificate_check import CellPoint
-from moegeom.studies.cells.exact.rank import independent_columns_of
+from moegeom.studies.cells.exact.rank import common_tie, independent_columns_of
 from moegeom.studies.cells.exact.witness import strict_witnesses
 from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.study.request import CellsRequest
@@ -35,6 +41,12 @@ Watch = Callable[[int, int], None]
 #: Facets whose distance is measured.
 MOST_MEASURED = 500_000
 
+#: Facets that a search leaves to exact arithmetic at most: some minutes.
+_MOST_EXACT = 100_000
+#: A search gives way to a walk after so many of them, and one more for every so many vertices that
+#: the walk is expected to have: by then a walk, and trying what it finds, would have been done.
+_LEAST_EXACT, _VERTICES_AN_ANSWER = 500, 50
+
 #: Exponents of rows and biases within which nothing is scaled.
 _USUAL = 16
 #: Factors of two between columns beyond which each is scaled by itself.
@@ -49,7 +61,8 @@ class FoundCells:
     those from the centre of the slice, or from the token ``at`` which the search began; None where
     they were not asked for. ``hops`` are the facets crossed from there. ``exact`` has a rational
     point of each cell in which no float64 point was found: there the witness is nan. ``simple``
-    are vertices at which facets meet, where distances will be asked for.
+    are vertices at which facets meet, where distances will be asked for. ``is_cone`` where all
+    experts tie at one point of the ball: then these are the cells of the whole slice.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -67,6 +80,7 @@ class FoundCells:
     at: int | None = None
     exact: Mapping[int, CellPoint] = field(default_factory=dict)
     simple: SimpleVertices | None = None
+    is_cone: bool = False
 
 
 def domain_text(request: CellsRequest) -> str:
@@ -104,18 +118,13 @@ def find_cells(
         scaled = Scaled.of(weight, bias, request)
         if request.hops is not None:
             starts = zip(request.at, points, strict=True)
-            parts = [scaled.around(k, token, point) for token, point in starts]
-        elif request.radius is not None:
-            parts = [scaled.in_ball(k, watch)]
-        else:
-            found = scaled.whole(k, watch)
-            if isinstance(found, AllSubsets):
-                return found
-            parts = [found]
-        return [scaled.back(part) for part in parts]
+            return [scaled.back(scaled.around(k, token, point)) for token, point in starts]
+        is_ball = request.radius is not None
+        found = scaled.in_ball(k, watch) if is_ball else scaled.whole(k, watch)
+        return found if isinstance(found, AllSubsets) else [scaled.back(found)]
     except ValueError as error:
         raise UsageError(
-            f"cells: {error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
+            f"{error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
         ) from error
 
 
@@ -172,7 +181,7 @@ class Scaled:
             return found
         return _in_box(self.weight, self.bias, found, self.request.box)
 
-    def in_ball(self, k: int, watch: Watch | None) -> FoundCells:
+    def in_ball(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
         return _in_ball(self.weight, self.bias, k, self.request, watch)
 
     def around(self, k: int, token: int, point: Float64[np.ndarray, "dims"]) -> FoundCells:
@@ -251,31 +260,96 @@ def _of_enumeration(found: Enumeration) -> FoundCells:
 
 def _in_ball(
     weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
-) -> FoundCells:
-    """From facet to facet; where experts tie on whole facets, all cells of the slice are tried."""
+) -> FoundCells | AllSubsets:
+    """From facet to facet; by a walk where experts tie on whole facets, or many at one point."""
     assert request.radius is not None
     centre = np.zeros(weight.shape[1])
     offset = np.zeros(len(weight)) if bias is None else bias
-    try:
-        return _of_search(ball_cells(weight, offset, k, centre, request.radius, request.vertices))
-    except ValueError as error:
-        if "degenerate" not in str(error):
-            raise
-    whole = _enumerated(weight, bias, k, request, watch)
-    if isinstance(whole, AllSubsets) or not whole.is_whole:
-        raise ValueError("experts tie on whole facets in the ball, and the slice is too large")
+    problem = BallProblem.of(weight, offset, k, centre, request.radius)
+    rows, biases = problem.own
+    tip = _tip_inside(rows, biases, request.radius)
+    if tip is None:
+        found = _searched(problem, request)
+        if found is not None:
+            return found
+    whole = _enumerated(rows, biases, problem.k, request, watch)
+    if isinstance(whole, AllSubsets):
+        if tip is not None and len(rows) == len(weight):
+            return whole
+        return _of_search(cells_of_ball(problem, request.vertices))
+    if not whole.is_whole:
+        return whole
     out, into = swaps(whole.expert_set, whole.facets).first
     met = filter_ball(
-        weight, offset, whole.expert_set, whole.facets, out, into, centre, request.radius
+        rows, biases, whole.expert_set, whole.facets, out, into, centre, request.radius
     )
     kept = _kept(whole, met.cells, met.facets)
+    always = np.broadcast_to(problem.fixed, (len(kept.expert_set), len(problem.fixed)))
+    chosen = np.concatenate([always, problem.kept[kept.expert_set]], axis=1)
     return replace(
         kept,
-        road="walk and filter",
+        expert_set=np.sort(chosen, axis=1).astype(np.int16),
+        witness=kept.witness if tip is None else _nearer(kept.witness, tip, request.radius),
+        road="walk and filter" if tip is None else whole.road,
         num_exact=whole.num_exact + met.num_exact,
         cell_distance=np.column_stack([met.cell_lower, met.cell_upper])[met.cells],
         facet_distance=np.column_stack([met.facet_lower, met.facet_upper])[met.facets],
+        simple=None,
+        is_cone=tip is not None and len(rows) == len(weight),
     )
+
+
+def _tip_inside(weight: np.ndarray, bias: np.ndarray, radius: float) -> tuple[Fraction, ...] | None:
+    """The point of the open ball around 0 at which all experts tie, where there is one.
+
+    Each of their cells is a cone from there, and meets the ball.
+    """
+    tip = common_tie(weight, bias) if len(weight) else None
+    if tip is None or sum(x * x for x in tip) >= Fraction(radius) ** 2:
+        return None
+    return tip
+
+
+def _nearer(
+    witness: Float64[np.ndarray, "cells dims"], tip: Sequence[Fraction], radius: float
+) -> Float64[np.ndarray, "cells dims"]:
+    """Points of cones, taken towards the tip by powers of two until they are in the ball."""
+    place = np.array([float(value) for value in tip])
+    away = witness - place
+    length = np.maximum(np.linalg.norm(away, axis=1), np.finfo(np.float64).tiny)
+    exponent = np.frexp((radius - np.linalg.norm(place)) / length)[1] - 1
+    return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
+
+
+def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
+    """From facet to facet; None where a walk is to be taken.
+
+    Raises UsageError where that would be too long as well.
+    """
+    most, expected = request.vertices, _expected_vertices(*problem.own[0].shape, problem.k)
+    most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
+    try:
+        return _of_search(cells_of_ball(problem, most, most_exact))
+    except TooManyTies as error:
+        if expected > most:
+            about = "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
+            raise UsageError(
+                f"within --radius {error}. Expected fewer, or a slice with at most {most:,} "
+                f"vertices to walk instead{about}.",
+                "Ask for a smaller --radius, fewer dimensions or more --vertices.",
+            ) from error
+    except ValueError as error:
+        if "degenerate" not in str(error):
+            raise
+    return None
+
+
+@cache
+def _expected_vertices(experts: int, dims: int, k: int) -> float:
+    """Those of a random router; infinite where every set may be a cell, and nothing is walked."""
+    if dims >= experts - 1 or not 0 < k < experts:
+        return math.inf
+    return expected_diagram(experts, k, dims, is_central=False).vertices if dims > 1 else 0.0
 
 
 def _in_box(

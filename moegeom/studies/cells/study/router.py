@@ -126,22 +126,28 @@ def _by_cells(
             "Add --subspace pca:D or random:D.",
         )
     with stopwatch() as took:
-        answer = find_cells(weight, offset, k, request, starts, told)
+        try:
+            answer = find_cells(weight, offset, k, request, starts, told)
+        except UsageError as error:
+            raise UsageError(f"router {router.name}: {error.message}", error.hint) from error
         if not isinstance(answer, AllSubsets):
             answer = [with_witnesses(part, weight, offset, request) for part in answer]
     if isinstance(answer, AllSubsets) and (request.box is not None or request.out is not None):
         raise UsageError(
             f"router {router.name}: every set of {k} experts is a cell of {asked.text}, so there "
             "is no list.",
-            "Add --subspace pca:D or random:D.",
+            f"Add --subspace pca:D or random:D with D below {router.num_experts - 1}.",
         )
     found: tuple[FoundCells, ...] = ()
     outcome: Outcome = "all subsets"
     placed, facts, random = None, None, None
+    domain = domain_text(request)
     if not isinstance(answer, AllSubsets):
         is_whole = all(part.is_whole for part in answer)
         found = tuple(answer)
         outcome = "cells" if is_whole else "unfinished"
+        if found[0].is_cone:
+            domain += ", where all experts tie at one point: the cells are those of the whole slice"
         facts = facts_of(found) if is_whole else None
         if sample is not None and part is not None:
             cells = found[0].expert_set if len(found) == 1 and is_whole else None
@@ -153,7 +159,7 @@ def _by_cells(
         asked,
         sample,
         dims,
-        domain_text(request),
+        domain,
         outcome,
         facts,
         placed,

@@ -5,7 +5,9 @@ The reference is :func:`moegeom.studies.cells.exact.exact_cells.exact_cells`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import comb
 
 import numpy as np
@@ -13,7 +15,7 @@ from jaxtyping import Bool, Float64, Int16, Int64, UInt64
 
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
-from moegeom.studies.cells.exact.rank import independent_columns_of
+from moegeom.studies.cells.exact.rank import common_tie, independent_columns_of
 from moegeom.studies.cells.walk._level_diagram import Corners, cells_of, facets_of
 from moegeom.studies.cells.walk._level_vertex import UNORDERED
 from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk, points_of
@@ -90,11 +92,12 @@ def enumerate_cells(
     .. math:: C_S = \{x : z_i(x) > z_j(x), i \in S, j \notin S\}, \quad z = W x + b
 
     The numbers are taken as they are. Lines are swept exactly; in d >= 2 the vertices of the
-    order-k diagram are walked, at most ``most`` of them; without bias (None) two affine charts are
-    walked instead. Vertices at which further experts tie (parallel facets, equal experts) take a
-    millisecond each, in exact arithmetic; only where there are such ``tie_broken`` matters: then
-    equal experts count as apart, the lower number ahead, while else no cell splits them. Where a
-    walk found at most ``most_simple`` vertices, those that are ``simple`` are kept.
+    order-k diagram are walked, at most ``most`` of them; without bias (None), and where all experts
+    tie at one point, two affine charts are walked instead. Vertices at which further experts tie
+    (parallel facets, equal experts) take a millisecond each, in exact arithmetic; only where there
+    are such ``tie_broken`` matters: then equal experts count as apart, the lower number ahead,
+    while else no cell splits them. Where a walk found at most ``most_simple`` vertices, those that
+    are ``simple`` are kept.
 
     Raises ValueError for k outside 1..E, for E above 2^15 and for numbers that are not finite.
     Source: docs/theory.md G1; oracle in tests: the certified instances there, and ``exact_cells``.
@@ -142,6 +145,9 @@ class _Job:
             return self._exactly("sweep")
         if self.bias is None:
             return self._central()
+        tip = common_tie(self.weight, self.bias)
+        if tip is not None and _chart_column(self.weight) is not None:
+            return _moved(replace(self, bias=None)._central(), tip)
         return self._walked()
 
     def one_cell(self) -> Enumeration:
@@ -258,6 +264,12 @@ def _chart_column(weight: Float64[np.ndarray, "experts dims"]) -> int | None:
     return None
 
 
+def _moved(found: Enumeration, tip: Sequence[Fraction]) -> Enumeration:
+    """Cones whose tip is not at 0, with points about as far from it as it is from there."""
+    place = np.array([float(value) for value in tip])
+    return replace(found, witness=place + max(1.0, np.abs(place).max()) * found.witness)
+
+
 def _united(charts: list[Enumeration]) -> Enumeration:
     """Cells and facets of both charts, each once."""
     expert_set = np.concatenate([chart.expert_set for chart in charts])
@@ -311,6 +323,6 @@ def _from_exact(found: ExactCells, dims: int, k: int) -> Enumeration:
         expert_set=np.array([sorted(cell) for cell in cells], np.int16).reshape(-1, k),
         witness=np.array(witness, np.float64).reshape(-1, dims),
         is_bounded=np.array([cell not in found.unbounded for cell in cells], dtype=bool),
-        facets=_ordered(np.array(facets, np.int64)),
+        facets=_ordered(np.array(facets, np.int64).reshape(-1, 2)),
         road="exact walk",
     )
