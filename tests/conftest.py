@@ -47,10 +47,15 @@ def imports(source: str, package: str) -> bool:
 def checked_modules(package: Path) -> list[str]:
     """Dotted names to hook. A package is named only when nothing below it imports Numba.
 
-    The hook matches by prefix, so naming a package would also take in its compiled modules.
+    The hook matches by prefix, so naming a package would also take in its compiled modules: those
+    that import Numba, or from ``moegeom.kernels.cpu`` how to compile.
     """
     sources = {file: file.read_text("utf-8") for file in sorted(package.rglob("*.py"))}
-    compiled = {file for file, source in sources.items() if imports(source, "numba")}
+    compiled = {
+        file
+        for file, source in sources.items()
+        if imports(source, "numba") or imports(source, r"moegeom\.kernels\.cpu import")
+    }
     names = []
     for file, source in sources.items():
         if PROFILE != "nightly" and not imports(source, "jaxtyping"):
