@@ -133,7 +133,7 @@ jaxtyping.install_import_hook(checked_modules(PACKAGE), TYPECHECKER)
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
 hypothesis.settings.register_profile(
     "ci",
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],

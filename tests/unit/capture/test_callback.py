@@ -53,6 +53,7 @@ TRAININGS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_model_trains_bit_for_bit_as_without_and_its_own_passes_are_folded(
     name: str, tmp_path: Path

@@ -100,6 +100,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 _OF_STORAGE = {"weight_bits", "weight_bits_kept", "levels_share", "row_levels_share"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_tables_are_equal(name: str, expected: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "model"

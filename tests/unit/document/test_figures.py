@@ -230,6 +230,7 @@ def test_every_mark_is_drawn_with_its_gaps(kind):
     assert 'aria-label="alt"' in text
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", PANELS)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_every_mark_is_a_file_for_a_paper_of_equal_bytes(kind, ending, tmp_path):

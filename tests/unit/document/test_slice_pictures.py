@@ -168,6 +168,7 @@ def layer(svg: bytes, name: str) -> list[ET.Element]:
     return []
 
 
+@pytest.mark.one_in(2)
 @every_way
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_equal_input_gives_equal_bytes_of_the_kind_that_the_ending_says(
@@ -346,6 +347,7 @@ def test_a_page_loads_nothing_and_forbids_to(kind, options, tmp_path):
     assert all("http" not in script for script in own)
 
 
+@pytest.mark.one_in(2)
 @every_way
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_names_of_others_are_text_and_nothing_else(kind, options, suffix, hostile, tmp_path):

@@ -64,6 +64,7 @@ class Interrupted(Exception):
     """What a test raises in the middle of a scan."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("tiles_before", "num_workers"), [(1, 1), (2, 2), (4, 2)])
 def test_a_scan_interrupted_after_any_snapshot_goes_on_to_equal_tables(
     made, undisturbed, monkeypatch, tmp_path, tiles_before, num_workers

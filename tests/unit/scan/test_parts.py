@@ -106,6 +106,7 @@ def sides(world: Path) -> Path:
     return world
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("what", "order"),
     [
