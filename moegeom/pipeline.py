@@ -505,7 +505,8 @@ def finish(
     """Judges what was measured and moves the results into place."""
     names = [router.name for router in measured_routers]
     parts = {name: writer.part_facts(name) for name in names}
-    layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
+    layers = writer.gather("layers", names).to_pylist()
+    experts = writer.rows("experts", names)
     reasons = {name: part["reasons"] for name, part in parts.items()}
     tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ def finish_router(
         if metric.scope != "weights" and absent:
             reasons[metric.name] = missing[absent[0]]
     rows: Rows = {}
+    known: _Known = {}
     for index, population in _present(tokens, populations, whole):
         of_block = tokens.sum(axis=0) if index is None else tokens[index]
         for metric in metrics:
@@ -75,7 +77,7 @@ def finish_router(
                 values = metric.finish(shared, RouterFacts(router, 0, variant == "random"))
             else:
                 values = _values(metric, router, states, index, of_block, variant)
-            _add_rows(rows, key, values)
+            _add_rows(rows, known, key, values)
     return Finished(rows, reasons)
 
 
@@ -157,40 +159,39 @@ def _jackknife(leave_one_out: Sequence[Any] | np.ndarray, whole: Any) -> Any:
     return error if np.ndim(whole) else float(error)
 
 
-#: Columns that tell the rows of a table apart, where several metrics fill it.
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    "experts": ("expert",),
-    "pairs": ("expert_out", "expert_in"),
+#: Columns that tell the rows of a table and population apart, where several metrics fill it.
+_KEYS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "layers": lambda row: None,
+    "experts": itemgetter("expert"),
+    "pairs": itemgetter("expert_out", "expert_in"),
 }
 
+#: Table -> its rows by population and what tells them apart.
+_Known = dict[str, dict[tuple[str, Any], dict[str, Any]]]
 
-def _add_rows(rows: Rows, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]) -> None:
+
+def _add_rows(
+    rows: Rows, known: _Known, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Adds rows, or columns to rows that are there; to a table that one metric fills, rows."""
     for table, columns in values.items():
         if table == "layers":
-            row = {name: plain_value(value) for name, value in columns.items()}
-            _join(rows.setdefault(table, []), key, ("router", "variant", "population"), [row])
-            continue
-        names, plain = list(columns), [plain_column(column) for column in columns.values()]
-        listed = [dict(zip(names, cells, strict=True)) for cells in zip(*plain, strict=True)]
-        on = (*key, *_KEYS[table]) if table in _KEYS else ()
-        _join(rows.setdefault(table, []), key, on, listed)
-
-
-def _join(
-    table: list[dict[str, Any]],
-    key: dict[str, str],
-    on: tuple[str, ...],
-    listed: Sequence[Mapping[str, Any]],
-) -> None:
-    """Adds rows, or columns to the rows that agree in ``on``; with no ``on`` always adds rows."""
-    known = {tuple(row[name] for name in on): row for row in table} if on else {}
-    for values in listed:
-        row = {**key, **values}
-        present = known.get(tuple(row[name] for name in on)) if on else None
-        if present is None:
-            table.append(row)
+            listed = [{name: plain_value(value) for name, value in columns.items()}]
         else:
-            present.update(values)
+            names, plain = list(columns), [plain_column(column) for column in columns.values()]
+            listed = [dict(zip(names, cells, strict=True)) for cells in zip(*plain, strict=True)]
+        held = rows.setdefault(table, [])
+        if table not in _KEYS:
+            held += ({**key, **row} for row in listed)
+            continue
+        apart, there = _KEYS[table], known.setdefault(table, {})
+        for row in listed:
+            place = key["population"], apart(row)
+            if place in there:
+                there[place].update(row)
+            else:
+                there[place] = {**key, **row}
+                held.append(there[place])
 
 
 #: By the name that a metric of scope ``weights`` gives in ``needs``.

@@ -26,6 +26,7 @@ from moegeom.geometry.gram import (
     random_gram_score_sd,
     row_spectrum,
 )
+from moegeom.geometry.rows import ROWS_IN_CACHE
 
 
 def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -102,9 +103,12 @@ def _nearest(
 
 def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "rows"]:
     """Fourth moment over the squared second; 3 for Gaussian entries, nan for a zero row."""
-    squares = rows**2
-    second = squares.mean(axis=1)
-    fourth = np.einsum("ij,ij->i", squares, squares) / rows.shape[1]
+    second, fourth = np.empty(len(rows)), np.empty(len(rows))
+    for start in range(0, len(rows), ROWS_IN_CACHE):
+        there = slice(start, start + ROWS_IN_CACHE)
+        squares = rows[there] ** 2
+        second[there] = squares.mean(axis=1)
+        fourth[there] = np.einsum("ij,ij->i", squares, squares) / rows.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         return fourth / second**2
 

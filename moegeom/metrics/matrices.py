@@ -31,10 +31,12 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
     """Rows of the table ``matrices``: the values right of the diagonal, in half precision."""
     rounded = matrix.astype(np.float16)
     rows = [row[number + 1 :].tolist() for number, row in enumerate(rounded)]
+    if np.isnan(rounded).any():
+        rows = [[None if value != value else value for value in row] for row in rows]
     return {
         "matrix": np.full(len(matrix), name),
         "expert": np.arange(len(matrix)),
-        "values": [[None if value != value else value for value in row] for row in rows],
+        "values": rows,
     }
 
 

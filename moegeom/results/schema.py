@@ -169,7 +169,13 @@ def other_schema(table: str) -> pa.Schema:
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows as an Arrow table; what a row does not hold, and nan, is null."""
-    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    held = {name for row in rows for name in row}
+    columns = [
+        _column([row.get(field.name) for row in rows], field.type)
+        if field.name in held
+        else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]
     return pa.Table.from_arrays(columns, schema=schema)
 
 

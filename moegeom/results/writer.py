@@ -204,12 +204,17 @@ class ResultsWriter:
             raise _damaged(path, error) from None
         return found
 
+    def rows(self, table: str, routers: Sequence[str]) -> list[Mapping[str, Any]]:
+        """Rows of a metric table of all routers, in that order; empty cells may be left out."""
+        if self._held.keys() >= set(routers):
+            return [row for name in routers for row in self._held[name][0].get(table, ())]
+        return self.gather(table, routers).to_pylist()
+
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
-        """Rows of a metric table of all routers, in that order."""
+        """The same as it is written."""
         if table not in self._gathered:
             if self._held.keys() >= set(routers):
-                rows = [row for name in routers for row in self._held[name][0].get(table, ())]
-                self._gathered[table] = table_of(rows, self._schemas[table])
+                self._gathered[table] = table_of(self.rows(table, routers), self._schemas[table])
             else:
                 parts = [self._part_rows(table, router) for router in routers]
                 self._gathered[table] = pa.concat_tables(parts)
