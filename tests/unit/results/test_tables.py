@@ -87,6 +87,18 @@ def test_nan_is_null_and_infinity_is_not(disk):
     assert table_of(rows, schema)["x"].to_pylist() == [None, np.inf, None, None, 2.0]
 
 
+def test_a_row_may_hold_what_the_first_does_not_and_no_row_what_the_schema_has():
+    schema = pa.schema(
+        {"router": pa.string(), "load": pa.float64(), "nobody": pa.list_(pa.int64())}
+    )
+    rows = [{"router": "text/0"}, {"router": "text/1", "load": 0.5, "no column": 1}]
+    assert table_of(rows, schema).to_pylist() == [
+        {"router": "text/0", "load": None, "nobody": None},
+        {"router": "text/1", "load": 0.5, "nobody": None},
+    ]
+    assert table_of([], schema).schema == schema
+
+
 def test_results_are_opened_from_run_json(disk, tmp_path):
     found = open_results(disk.undisturbed)
     assert found.run["schema"] == 1
