@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from moegeom.results.reader import open_results
 
@@ -37,13 +38,26 @@ def test_the_screen_fits_and_says_what_flips(moegeom, report, columns):
     assert re.search(r"VERDICT bf16-logits flips most: 0\.\d\d % of the choices", text)
     assert re.search(r"bf16-logits 0\.\d\d % 0\.\d\d % 0\.\d\d % L\d", text)
     assert re.search(r"float32-blocks 0 % 0 % - 0 % 0 % (100|99\.\d+) %", text)
-    assert "exact ties leave" in text
+    assert "as exact ties break" in text
     tie = r"Half of a sample \(64 tokens of a router\) are within (\S+) of a tie of three experts"
     nearest = r"Half of the tokens are within (\S+) of another choice"
     three, two = (float(re.search(what, text)[1]) for what in (tie, nearest))
     assert 0.0 < two < three < 10.0
     assert "Noise of 2 % of the input's rms flips" in text
     assert "A flipped expert is not a wrong answer" in text
+
+
+def test_tokens_that_the_order_of_experts_alone_keeps_are_not_said_to_stay(moegeom, tmp_path):
+    rows = {"model.layers.0.mlp.gate.weight": np.zeros((8, 16), np.float32)}
+    save_file(rows, tmp_path / "zero.safetensors")
+    np.save(tmp_path / "x.npy", np.ones((64, 16), np.float32))
+    ran = moegeom(
+        *(tmp_path, "boundary-report", "zero.safetensors", "--tokens", "x.npy"),
+        *("--stage", "router_input", "--arith", "bf16", "--top-k", "2", "--score", "softmax"),
+        *("--router-pattern", r"model.layers.(\d+).mlp.gate.weight"),
+    )
+    text = " ".join(ran.out.split())
+    assert "unless an exact tie breaks otherwise; if it does, bf16 flips up to 100 %" in text
 
 
 def test_json_is_strict_and_holds_every_layer(moegeom, report):

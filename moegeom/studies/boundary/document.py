@@ -149,7 +149,7 @@ def _verdict_sentence(found: BoundaryReport) -> str:
     most = max(found.variants, key=lambda variant: variant.mean("flipped_share") or 0.0)
     share = most.mean("flipped_share")
     if not share:
-        return "No arithmetic asked for flips any of these tokens."
+        return _nothing_flips(found)
     worst = most.worst
     place = found.summary.places([worst["router"]])
     said = (
@@ -159,6 +159,19 @@ def _verdict_sentence(found: BoundaryReport) -> str:
     if most.any_share is not None:
         said += f", {_percent(most.any_share)} of the tokens at some layer"
     return f"{said}; {_percent(most.mean('weight_moved_mean'))} of the routing weight moves."
+
+
+def _nothing_flips(found: BoundaryReport) -> str:
+    """That none is seen to flip, and how many are kept by the order of experts alone."""
+    tied = [(variant.mean("flipped_share_most") or 0.0, variant.name) for variant in found.variants]
+    most, name = max(tied)
+    if not most:
+        return "No arithmetic asked for flips any of these tokens."
+    return (
+        f"No arithmetic asked for flips a token unless an exact tie breaks otherwise; if it does, "
+        f"{name} flips up to {_percent(most)} of the choices. Ties are counted as the lowest "
+        "expert wins."
+    )
 
 
 def _difference(found: BoundaryReport, variant: VariantFlips) -> str:
@@ -225,9 +238,11 @@ def _distances(found: BoundaryReport) -> list[str]:
     likely = found.share_column("stable_share_input_rounding_1e6")
     worst = found.share_column("stable_share_input_rounding_worst")
     if likely and worst:
+        # what the worst rounding keeps is kept with any probability, whichever bound says so
+        most = [(name, max(one, dict(worst).get(name, 0.0))) for name, one in likely]
         said.append(
-            f"Rounding the input to bfloat16 keeps {_certain(_median(likely))} of them with "
-            f"probability 1 - 1e-6, {_certain(_median(worst))} in the worst case."
+            f"Rounding the input to bfloat16 keeps the choice of {_certain(_median(most))} of the "
+            f"tokens with probability 1 - 1e-6, of {_certain(_median(worst))} in the worst case."
         )
     return said
 
@@ -496,7 +511,8 @@ def _remarks(found: BoundaryReport) -> list[str]:
             else "counted as the lowest expert wins"
         )
         said.append(
-            f"{variant.name}: exact ties leave {_percent(least)} to {_percent(most)}; {anyhow}."
+            f"{variant.name}: as exact ties break, {_percent(least)} to {_percent(most)} of the "
+            f"choices flip; {anyhow}."
         )
     said += [
         f"{variant.name}: "

@@ -247,7 +247,7 @@ def _limits(found: RouterSpaces) -> Iterator[str]:
 
 def _near(found: RouterSpaces) -> Iterator[str]:
     """What the number of boundaries makes of the share near one, in the first layer that has it."""
-    first = next((router for router in found.routers if router.near is not None), None)
+    first = next((r for r in found.routers if r.near is not None and r.near.num_pairs), None)
     if first is None or first.near is None:
         return
     near = first.near
@@ -293,7 +293,7 @@ def _cones(found: RouterSpaces) -> Iterator[str]:
     if first is None or first.cones is None:
         return
     cones = first.cones
-    rank = "they are too small a part of them to be compared one by one"
+    rank = "they are too few, or too small a part, to be compared one by one"
     if cones.correlation is not None and cones.correlation_by_size is not None:
         rank = (
             "ranks of how often each is met and of its size correlate by "
@@ -302,8 +302,8 @@ def _cones(found: RouterSpaces) -> Iterator[str]:
     yield (
         f"The expert sets met in layer {_summary(found).place(first.router)} take "
         f"{percent(cones.covered, '.3g')} of all directions from 0; {rank}. The most frequent "
-        f"takes {percent(cones.modal, '.2g')} of directions and "
-        f"{percent(first.tokens.modal_share, '.2g')} of tokens."
+        f"takes {percent(cones.modal)} of directions and {percent(first.tokens.modal_share)} of "
+        "tokens."
     )
 
 

@@ -26,7 +26,7 @@ class SpaceRequest(TokensRequest):
     yes: bool = False
 
 
-Meaning = Literal["even", "mean input", "covariance", "rows", "rest", "unknown"]
+Meaning = Literal["even", "mean input", "covariance", "rows", "rest", "unknown", "few"]
 
 #: What makes a router's loads uneven, in the order in which the screen tells it.
 SENTENCES: Mapping[Meaning, str] = {
@@ -39,6 +39,8 @@ SENTENCES: Mapping[Meaning, str] = {
     "rest": "neither mean nor covariance of the inputs makes most of the imbalance: it is in how "
     "tokens cluster.",
     "unknown": "uneven; what makes it needs recorded router inputs.",
+    "few": "not judged: on so few tokens or documents chance alone may give an expert twice its "
+    "fair share.",
     "even": "loads are even within what chance shows.",
 }
 

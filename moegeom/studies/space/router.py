@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -59,6 +60,8 @@ def router_space(
     radius, or of the rms length of the inputs.
     """
     prepared = prepare(router)
+    if sample.distance is not None and np.isinf(sample.distance).all():
+        sample = dataclasses.replace(sample, distance=None)  # no other choice, and no boundary
     if near is None and sample.distance is not None:
         near = float(np.quantile(sample.distance, NEAR))
     choose = Choosing(prepared, kernels, near)
@@ -94,15 +97,19 @@ def router_space(
         reach=reach(prepared, dimension),
         cones=cone_shares(prepared, sample, seed),
         near=near_boundaries(router, near, of_inputs, seed),
-        meaning=_meaning(told[-1].figures.max_vio, limit, parts),
+        meaning=_meaning(told[-1].figures.max_vio, limit, router, parts),
         measured=measured_shares(choose, laws, sample, of_inputs, seed) if is_measured else (),
     )
 
 
-def _meaning(max_vio: float, limit: float, parts: dict[str, Attribution]) -> Meaning:
+def _meaning(
+    max_vio: float, limit: float, router: Router, parts: dict[str, Attribution]
+) -> Meaning:
     """The largest part of what makes the loads uneven, where chance does not."""
     if max_vio <= limit:
-        return "even"
+        # what chance hides: an expert with twice its share, or the most uneven loads there are
+        most = router.num_experts / router.rule.top_k - 1.0
+        return "few" if 0.0 < min(1.0, most) <= limit else "even"
     if "max_vio" not in parts:
         return "unknown"
     part = parts["max_vio"]

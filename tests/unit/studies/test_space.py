@@ -33,7 +33,7 @@ from moegeom.studies.space.sample import read_sample
 from moegeom.studies.space.study import SpaceRequest, space
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
-from tests.unit.studies.test_balancing import LENGTH, inputs_of, router_of
+from tests.unit.studies.test_balancing import LENGTH, TOP_K, inputs_of, router_of
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 KERNELS = load_kernels("cpu")
@@ -114,6 +114,16 @@ def test_even_inputs_are_even():
     found = looked_at(router_of(), inputs_of(48))
     assert found.meaning == "even"
     assert not found.is_pulled
+
+
+def test_of_few_documents_even_loads_are_not_said_to_be_even():
+    assert looked_at(router_of(), inputs_of(1)).meaning == "few"
+
+
+def test_where_no_other_choice_is_possible_nothing_is_near_one():
+    found = looked_at(router_of(experts=TOP_K), inputs_of(8))
+    assert found.meaning == "even"
+    assert found.tokens.near_share is None
 
 
 def test_a_mean_along_one_row_is_the_cause_and_is_taken_away_with_it():
