@@ -357,3 +357,11 @@ def test_a_refused_run_leaves_no_folder(moegeom, place):
     assert ran.code == 2
     assert not (place / "found").exists()
     assert not (place / "found.partial").exists()
+
+
+def test_a_matrix_in_another_kind_of_file_is_refused_with_what_to_write(moegeom, tmp_path):
+    np.save(tmp_path / "w.npy", np.eye(4))
+    ran = moegeom(tmp_path, "cells", "--weights", "w.npy", "--top-k", "2")
+    assert ran.code == 2
+    assert "expected an .npz file" in ran.err
+    assert "numpy.savez" in ran.err

@@ -26,7 +26,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         router = row["router"]
         duplicates = [e for e in measured.experts[router] if e["duplicate_of"] not in (None, -1)]
         pairs = ", ".join(f"{e['duplicate_of']} and {e['expert']}" for e in duplicates[:3])
-        more = f" and {number_of(len(duplicates) - 3, 'more pair')}" if len(duplicates) > 3 else ""
+        rest = number_of(len(duplicates) - 3, "more expert")
+        more = f" and {rest} like an earlier one" if len(duplicates) > 3 else ""
         slots = [e["num_slots"] for e in duplicates if e.get("num_slots") is not None]
         on_tokens = (
             f" Chosen {sum(slots):,} times for {number_of(row['num_tokens'], 'token')}."

@@ -211,9 +211,13 @@ def _tokens(router: RouterCells) -> str:
         f"{router.num_own:,} of {router.num_tokens:,} ({_percent(share)}) choose what the slice "
         "chooses at the place where they are drawn"
     )
+    if router.domain:
+        said += ", counted on all of the slice"
     if router.num_cells_with_tokens is not None:
         holding = number_of(router.num_cells_with_tokens, "cell holds", "cells hold")
         said += f"; {holding} a drawn token"
+        if router.domain:
+            said += ", be it beyond those bounds"
     if router.left_out:
         said += f"; {router.left_out:,} are not finite and left out"
     return said

@@ -207,11 +207,15 @@ def matrix_router(path: Path, top_k: int) -> Router:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
+    how = "numpy.savez writes one: weight=W (experts, dims) and bias=b (experts)."
+    if path.suffix in (".npy", ".safetensors", ".pt"):
+        raise UsageError(
+            f"--weights {path.name}: expected an .npz file with the array weight.", how
+        )
     found = read_numbers(path)
     if "weight" not in found:
         raise RouterError(
-            f"{path.name}: holds {', '.join(found) or 'nothing'}; expected weight.",
-            "numpy.savez writes one: weight=W (experts, dims) and bias=b (experts).",
+            f"{path.name}: holds {', '.join(found) or 'nothing'}; expected weight.", how
         )
     for name in ("weight", "bias"):
         whole = name in found and found[name].dtype.kind in "iu"
