@@ -96,8 +96,9 @@ def check(function: typing.Callable) -> typing.Callable:
     return execute(function)
 
 
-#: Calls of a function that each test checks: checks of those in inner loops take longer than they do.
-CHECKED_CALLS = 20
+#: Calls of a function that each test checks, by day: checks of those in inner loops take longer than
+#: they do.
+CHECKED_CALLS = sys.maxsize if PROFILE == "nightly" else 20
 
 #: Function -> its calls in the test that runs.
 num_calls: collections.Counter[typing.Callable] = collections.Counter()

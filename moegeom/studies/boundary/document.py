@@ -163,12 +163,12 @@ def _verdict_sentence(found: BoundaryReport) -> str:
 
 def _nothing_flips(found: BoundaryReport) -> str:
     """That none is seen to flip, and how many are kept by the order of experts alone."""
-    tied = [(variant.mean("flipped_share_most") or 0.0, variant.name) for variant in found.variants]
-    most, name = max(tied)
-    if not most:
+    tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in found.variants if v.is_tied]
+    if not tied:
         return "No arithmetic asked for flips any of these tokens."
+    most, name = max(tied)
     return (
-        f"No arithmetic asked for flips a token unless an exact tie breaks otherwise; if it does, "
+        "No arithmetic asked for flips a token unless an exact tie breaks otherwise; if it does, "
         f"{name} flips up to {_percent(most)} of the choices. Ties are counted as the lowest "
         "expert wins."
     )
@@ -239,7 +239,8 @@ def _distances(found: BoundaryReport) -> list[str]:
     worst = found.share_column("stable_share_input_rounding_worst")
     if likely and worst:
         # what the worst rounding keeps is kept with any probability, whichever bound says so
-        most = [(name, max(one, dict(worst).get(name, 0.0))) for name, one in likely]
+        surely = dict(worst)
+        most = [(name, max(share, surely.get(name, 0.0))) for name, share in likely]
         said.append(
             f"Rounding the input to bfloat16 keeps the choice of {_certain(_median(most))} of the "
             f"tokens with probability 1 - 1e-6, of {_certain(_median(worst))} in the worst case."

@@ -247,7 +247,7 @@ def _limits(found: RouterSpaces) -> Iterator[str]:
 
 def _near(found: RouterSpaces) -> Iterator[str]:
     """What the number of boundaries makes of the share near one, in the first layer that has it."""
-    first = next((r for r in found.routers if r.near is not None and r.near.num_pairs), None)
+    first = next((router for router in found.routers if router.near is not None), None)
     if first is None or first.near is None:
         return
     near = first.near

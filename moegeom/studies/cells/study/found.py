@@ -326,7 +326,10 @@ def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
 
     Raises UsageError where that would be too long as well.
     """
-    most, expected = request.vertices, _expected_vertices(*problem.own[0].shape, problem.k)
+    most, (experts, dims) = request.vertices, problem.own[0].shape
+    expected = expected_vertices(experts, problem.k, dims, False)
+    if expected is None:  # a line, or every set may be a cell and nothing is walked
+        expected = math.inf if dims > 1 else 0.0
     most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
     try:
         return _of_search(cells_of_ball(problem, most, most_exact))
@@ -345,11 +348,11 @@ def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
 
 
 @cache
-def _expected_vertices(experts: int, dims: int, k: int) -> float:
-    """Those of a random router; infinite where every set may be a cell, and nothing is walked."""
-    if dims >= experts - 1 or not 0 < k < experts:
-        return math.inf
-    return expected_diagram(experts, k, dims, is_central=False).vertices if dims > 1 else 0.0
+def expected_vertices(experts: int, k: int, dims: int, is_central: bool) -> float | None:
+    """Vertices that a random router has; None where that says nothing."""
+    if not 0 < k < experts or not 2 <= dims < experts - 1:
+        return None
+    return expected_diagram(experts, k, dims, is_central).vertices
 
 
 def _in_box(

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
-from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
+from moegeom.geometry.capacity.cell_bounds import most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.studies.cells.exact.crossings import crossing_rate
 from moegeom.studies.cells.graph.facet_graph import facet_graph
@@ -28,7 +28,13 @@ from moegeom.studies.cells.record import (
     RouterCells,
     Visited,
 )
-from moegeom.studies.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
+from moegeom.studies.cells.study.found import (
+    FoundCells,
+    domain_text,
+    expected_vertices,
+    find_cells,
+    with_witnesses,
+)
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
 from moegeom.studies.cells.study.tokens import SliceTokens
@@ -231,7 +237,7 @@ def _record(
         cells=facts,
         num_possible=comb(experts, k),
         most_cells=most_cells(experts, k, dims, is_central) if is_sliced else None,
-        expected_vertices=_expected(experts, k, dims, is_central) if is_sliced else None,
+        expected_vertices=expected_vertices(experts, k, dims, is_central) if is_sliced else None,
         seconds=took.seconds,
         variance_share=asked.variance_share,
         num_tokens=None if placed is None else len(placed.cell),
@@ -247,15 +253,8 @@ def prediction(router: Router, asked: RequestedSlice) -> str:
     """How many vertices a random router has there, in words; empty where that says nothing."""
     if not router.rule.is_affine or asked.part is None:
         return ""
-    expected = _expected(router.num_experts, router.rule.top_k, asked.part.dims, False)
+    expected = expected_vertices(router.num_experts, router.rule.top_k, asked.part.dims, False)
     return "" if expected is None else f", about {expected:,.0f} vertices expected"
-
-
-def _expected(experts: int, k: int, dims: int, is_central: bool) -> float | None:
-    """Vertices that a random router has; None where that says nothing."""
-    if k == experts or not 2 <= dims < experts - 1:
-        return None
-    return expected_diagram(experts, k, dims, is_central).vertices
 
 
 def _with_tokens(placed: Placed | None) -> int | None:
