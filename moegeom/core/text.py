@@ -44,6 +44,17 @@ def percent(share: float, spec: str = "") -> str:
     return f"{value:{spec or ('.0f' if abs(value) >= 10.0 else '.2g')}} %"
 
 
+def small_percent(share: float | None) -> str:
+    """``0.03 %``: as `percent`, down to a hundred-thousandth; ``0 %`` only where there is none,
+    ``-`` where it is not known.
+    """
+    if share is None:
+        return "-"
+    if share == 0.0:
+        return "0 %"
+    return "<.001 %" if share < 1e-5 else percent(share)
+
+
 def percent_of_all(share: float, places: int = 2) -> str:
     """``99.98 %``: rounded down, so that 100 % means all of them."""
     scale = 10**places

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
-from moegeom.core.text import number_of, percent, percent_of_all
+from moegeom.core.row_keys import SIDES
+from moegeom.core.text import number_of, percent, percent_of_all, small_percent
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, skipped
@@ -25,6 +25,7 @@ from moegeom.document.model import (
 )
 from moegeom.document.rule_trust import rule_facts
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
+from moegeom.studies.boundary.verdict import share_text, verdict_sentence
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
@@ -135,92 +136,10 @@ def _against(found: BoundaryReport) -> Iterator[Fact]:
 
 
 def _verdict(found: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [Fact("VERDICT", _verdict_sentence(found))]
+    blocks: list[Block] = [Fact("VERDICT", verdict_sentence(found))]
     if typed := found.summary.run.get("next_command"):
         blocks.append(Command("next: ", str(typed)))
     return blocks
-
-
-def _verdict_sentence(found: BoundaryReport) -> str:
-    """The sentence that is read first."""
-    sides = [variant for variant in found.variants if variant.name in SIDES]
-    if sides:
-        return " ".join(_SIDE_VERDICTS[variant.name](found, variant) for variant in sides)
-    most = max(found.variants, key=lambda variant: variant.mean("flipped_share") or 0.0)
-    share = most.mean("flipped_share")
-    if not share:
-        return _nothing_flips(found)
-    worst = most.worst
-    place = found.summary.places([worst["router"]])
-    said = (
-        f"{most.name} flips most: {_percent(share)} of the choices ({place}: "
-        f"{_percent(worst['flipped_share'])})"
-    )
-    if most.any_share is not None:
-        said += f", {_percent(most.any_share)} of the tokens at some layer"
-    return f"{said}; {_percent(most.mean('weight_moved_mean'))} of the routing weight moves."
-
-
-def _nothing_flips(found: BoundaryReport) -> str:
-    """That none is seen to flip, and how many are kept by the order of experts alone."""
-    tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in found.variants if v.is_tied]
-    if not tied:
-        return "No arithmetic asked for flips any of these tokens."
-    most, name = max(tied)
-    return (
-        "No arithmetic asked for flips a token unless an exact tie breaks otherwise; if it does, "
-        f"{name} flips up to {_percent(most)} of the choices. Ties are counted as the lowest "
-        "expert wins."
-    )
-
-
-def _difference(found: BoundaryReport, variant: VariantFlips) -> str:
-    """How A and B differ, and where it begins."""
-    share = variant.mean("flipped_share")
-    if not share:
-        return "A and B choose the same experts for every token."
-    first, worst = variant.rows[0], variant.worst
-    said = f"A and B choose differently in {_percent(share)} of (token, layer) pairs"
-    if variant.any_share is not None:
-        said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
-    where = next(row for row in variant.rows if row["flipped_share"])
-    begins = found.summary.places([where["router"]])
-    return (
-        f"{said}. It begins in {begins} ({_percent(where['flipped_share'])}), the first layer "
-        f"{'itself' if where is first else 'being equal'}; most in "
-        f"{found.summary.places([worst['router']])} ({_percent(worst['flipped_share'])}). "
-        f"{_percent(variant.mean('weight_moved_mean'))} of the routing weight differs."
-    )
-
-
-def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
-    """What the routers of another checkpoint choose otherwise."""
-    share, against = variant.mean("flipped_share"), found.summary.run.get("checkpoint_b")
-    if not share and against:
-        others = against["num_compared"] - len(against["equal"])
-        why = (
-            f"though {others} of {against['num_compared']} routers are others"
-            if others
-            else "because its routers are the same"
-        )
-        return f"C chooses the same experts as A for every token, {why}."
-    said = f"The routers of C choose differently from those of A in {_percent(share)} of "
-    said += "(token, layer) pairs"
-    if variant.any_share is not None:
-        said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
-    worst = variant.worst
-    return (
-        f"{said}. Most in {found.summary.places([worst['router']])} "
-        f"({_percent(worst['flipped_share'])}). {_percent(variant.mean('weight_moved_mean'))} of "
-        "the routing weight differs."
-    )
-
-
-#: The sentence on a side, by its variant.
-_SIDE_VERDICTS: Mapping[str, Callable[[BoundaryReport, VariantFlips], str]] = {
-    RUN_B: _difference,
-    CHECKPOINT_B: _replaced,
-}
 
 
 def _distances(found: BoundaryReport) -> list[str]:
@@ -303,15 +222,15 @@ def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
     place = found.summary.place(worst["router"])
     return (
         f"  {variant.name}",
-        _percent(variant.mean("flipped_share")),
-        _percent(variant.random_share),
-        f"{_percent(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
+        share_text(variant.mean("flipped_share")),
+        share_text(variant.random_share),
+        f"{share_text(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
         if worst["flipped_share"]
         else "-",
-        _percent(variant.any_share),
-        _percent(variant.mean("weight_moved_mean")),
+        share_text(variant.any_share),
+        share_text(variant.mean("weight_moved_mean")),
         "-" if is_side else _certain(variant.mean("proved_share")),
-        "-" if is_side else _percent(variant.mean("predicted_flipped_share")),
+        "-" if is_side else share_text(variant.mean("predicted_flipped_share")),
     )
 
 
@@ -331,8 +250,8 @@ def _noise(found: BoundaryReport) -> list[str]:
         return []
     worst = max(simulated, key=lambda pair: pair[1])
     said = (
-        f"{_noise_size(found)} flips {_percent(_mean(simulated))} of the choices in a "
-        f"simulation ({found.summary.places([worst[0]])}: {_percent(worst[1])})"
+        f"{_noise_size(found)} flips {share_text(_mean(simulated))} of the choices in a "
+        f"simulation ({found.summary.places([worst[0]])}: {share_text(worst[1])})"
     )
     means = [
         _mean(found.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
@@ -340,8 +259,8 @@ def _noise(found: BoundaryReport) -> list[str]:
     if means[0] is not None:
         expected, least, most = means
         said += (
-            f"; {_percent(expected)} by the noise model, {_percent(least)} to {_percent(most)} by "
-            "its bounds"
+            f"; {share_text(expected)} by the noise model, {share_text(least)} to "
+            f"{share_text(most)} by its bounds"
         )
     lines = [f"{said}."]
     early, late = (found.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
@@ -362,15 +281,15 @@ def _jumps(found: BoundaryReport) -> list[str]:
     most = max(over, key=lambda pair: pair[1])
     said = (
         f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
-        f"{_percent(_median(over))} of its length for half of the tokens"
+        f"{share_text(_median(over))} of its length for half of the tokens"
     )
     if len(over) > 1:
-        said += f" (most in {found.summary.places([most[0]])}: {_percent(most[1])})"
+        said += f" (most in {found.summary.places([most[0]])}: {share_text(most[1])})"
     expected = found.share_column("expected_jump_over_output")
     if expected:
         said += (
             f"; times the probability that rounding the input to bfloat16 crosses it, "
-            f"{_small(_mean(expected))} of the output a token"
+            f"{small_percent(_mean(expected))} of the output a token"
         )
     return [f"{said}.", *filter(None, map(_cost, found.variants)), _looked_at(found)]
 
@@ -387,8 +306,8 @@ def _cost(variant: VariantFlips) -> str:
         for name in ("num_flip_jumps", "num_flip_jump_tokens")
     )
     return (
-        f"{variant.name}: a flip costs {_percent(over)} of the output ({known:,} of "
-        f"{number_of(asked, 'flip')} with a known boundary point), {_small(cost)} a token."
+        f"{variant.name}: a flip costs {share_text(over)} of the output ({known:,} of "
+        f"{number_of(asked, 'flip')} with a known boundary point), {small_percent(cost)} a token."
     )
 
 
@@ -408,17 +327,10 @@ def _looked_at(found: BoundaryReport) -> str:
     said = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
     if known < tokens:
         said += (
-            f" {_percent(1.0 - known / tokens)} of them are left out: their nearest boundary point "
-            "is not known."
+            f" {share_text(1.0 - known / tokens)} of them are left out: their nearest boundary "
+            "point is not known."
         )
     return said
-
-
-def _small(share: float | None) -> str:
-    """A share of which two figures count, down to a hundred-thousandth."""
-    if share is None or share == 0.0:
-        return "-" if share is None else "0 %"
-    return "<.001 %" if share < 1e-5 else percent(share, ".2g")
 
 
 def _noise_size(found: BoundaryReport) -> str:
@@ -434,7 +346,7 @@ def _noise_size(found: BoundaryReport) -> str:
     return (
         f"Noise as between the two recordings ({100 * min(relative):.3g} to "
         f"{percent(max(relative), '.3g')} of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
-        f"roundings to bfloat16; up to {_percent(max(shared))} of its square is common to all "
+        f"roundings to bfloat16; up to {share_text(max(shared))} of its square is common to all "
         "tokens)"
     )
 
@@ -456,7 +368,7 @@ def _worst_layers(found: BoundaryReport, variant: VariantFlips) -> str:
     """The layers that a variant flips most, beside a random router's."""
     ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
     return ", ".join(
-        f"{found.summary.places([row['router']])} {_percent(row['flipped_share'])}"
+        f"{found.summary.places([row['router']])} {share_text(row['flipped_share'])}"
         for row in ranked
         if row["flipped_share"] or row is ranked[0]
     )
@@ -495,7 +407,7 @@ def _traders(found: BoundaryReport, variant: VariantFlips) -> str:
     """The pairs of experts that trade most of the flipped tokens of their layer."""
     return ", ".join(
         f"{found.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
-        f"{_percent(pair['share'])}"
+        f"{share_text(pair['share'])}"
         for pair in variant.swaps[:_NAMED]
     )
 
@@ -512,8 +424,8 @@ def _remarks(found: BoundaryReport) -> list[str]:
             else "counted as the lowest expert wins"
         )
         said.append(
-            f"{variant.name}: as exact ties break, {_percent(least)} to {_percent(most)} of the "
-            f"choices flip; {anyhow}."
+            f"{variant.name}: as exact ties break, {share_text(least)} to {share_text(most)} of "
+            f"the choices flip; {anyhow}."
         )
     said += [
         f"{variant.name}: "
@@ -553,17 +465,6 @@ def _limits(found: BoundaryReport) -> Sequence[str]:
     return exposed, kept, *([jumps] if has_jumps else [])
 
 
-def _percent(share: float | None) -> str:
-    """Two significant figures below ten per cent; ``0`` is said only where nothing flipped."""
-    if share is None:
-        return "-"
-    if share == 0.0:
-        return "0 %"
-    if share < 0.00005:
-        return "<.01 %"
-    return percent(share, ".2f" if share < 0.01 else ".1f" if share < 0.9995 else ".0f")
-
-
 def _certain(share: float | None) -> str:
     """A share that is proved: rounded down, so that 100 % means all of them."""
     return "-" if share is None else percent_of_all(share)
@@ -598,7 +499,7 @@ def _record(found: BoundaryReport) -> Mapping[str, Any]:
     ]
     run = found.summary.run
     return {
-        "verdict": _verdict_sentence(found),
+        "verdict": verdict_sentence(found),
         "distances": _distances(found),
         "noise": _noise(found),
         "jumps": _jumps(found),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import number_of, percent, small_percent
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, tokens_line
 from moegeom.document.model import (
@@ -240,9 +240,9 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
     noise, noisy = layer.noise, ("-",) * 5
     if noise is not None:
         noisy = (
-            _percent(noise.observed),
-            _percent(noise.expected),
-            _percent(noise.scale),
+            small_percent(noise.observed),
+            small_percent(noise.expected),
+            small_percent(noise.scale),
             f"{noise.num_beyond:,}",
             f"{noise.roundings:.2g}",
         )
@@ -273,9 +273,9 @@ def _growth(found: Explanation) -> Iterator[str]:
     source = "what is left over" if found.verdict.faults else "the flips"
     (first, early), (last, late) = known[0], known[-1]
     yield (
-        f"noise on the inputs, from {source}: {_percent(early)} of their rms in "
-        f"{summary.places([first])}, {_percent(late)} in {summary.places([last])}. Rounding to "
-        "bfloat16 alone makes 0.17 %."
+        f"noise on the inputs, from {source}: {small_percent(early)} of their rms in "
+        f"{summary.places([first])}, {small_percent(late)} in {summary.places([last])}. Rounding "
+        "to bfloat16 alone makes 0.17 %."
     )
 
 
@@ -334,14 +334,6 @@ def _equal(share: float) -> str:
         return "100 %"
     digits = 3 if value > 99.9 else 2 if value > 99.0 else 1
     return f"{math.floor(value * 10.0**digits) / 10.0**digits:.{digits}f} %"
-
-
-def _percent(share: float) -> str:
-    """Two figures; ``0`` only where there is none."""
-    value = 100.0 * share
-    if value == 0.0:
-        return "0 %"
-    return "<.001 %" if value < 0.001 else f"{value:.2g} %" if value < 99.5 else f"{value:.0f} %"
 
 
 def _costs(found: Explanation) -> list[Block]:
