@@ -265,6 +265,8 @@ def _proved(
     where that does not do either, the error is that of the token's own products.
     """
     chosen, gap = reference.chosen, entered.gap
+    if emulated.router.rule.num_chosen == emulated.router.num_experts:
+        return np.ones(len(chosen), bool)  # there is no other set
     own = emulated.sum_error(entered.norm, emulated.arithmetic.order)
     product = emulated.sum_error(entered.norm, "any")
     spare = gap.spare(emulated, own + product)

@@ -206,19 +206,25 @@ class ResultsWriter:
 
     def rows(self, table: str, routers: Sequence[str]) -> list[Mapping[str, Any]]:
         """Rows of a metric table of all routers, in that order; empty cells may be left out."""
-        if self._held.keys() >= set(routers):
-            return [row for name in routers for row in self._held[name][0].get(table, ())]
-        return self.gather(table, routers).to_pylist()
+        held = self._held_rows(table, routers)
+        return self.gather(table, routers).to_pylist() if held is None else held
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
         """The same as it is written."""
         if table not in self._gathered:
-            if self._held.keys() >= set(routers):
-                self._gathered[table] = table_of(self.rows(table, routers), self._schemas[table])
-            else:
-                parts = [self._part_rows(table, router) for router in routers]
-                self._gathered[table] = pa.concat_tables(parts)
+            held = self._held_rows(table, routers)
+            self._gathered[table] = (
+                pa.concat_tables([self._part_rows(table, router) for router in routers])
+                if held is None
+                else table_of(held, self._schemas[table])
+            )
         return self._gathered[table]
+
+    def _held_rows(self, table: str, routers: Sequence[str]) -> list[Mapping[str, Any]] | None:
+        """Rows of routers that are all in memory still; None where a part was written."""
+        if not self._held.keys() >= set(routers):
+            return None
+        return [row for name in routers for row in self._held[name][0].get(table, ())]
 
     def _part_rows(self, table: str, router: str) -> pa.Table:
         if router in self._held:

@@ -189,4 +189,6 @@ def _options(store: TensorStore) -> str:
 
 def _or(store: TensorStore) -> str:
     found = suggest(store)
-    return f" Or say how the routers choose: {found.text}" if found else ""
+    if found is None:
+        return " Or say which tensors are routers: --router-pattern REGEX --top-k K --score NAME"
+    return f" Or say how the routers choose: {found.text}"

@@ -84,6 +84,15 @@ def test_nothing_flips_where_nothing_is_changed(rule: str) -> None:
     assert not found.weight_moved.any()
 
 
+@pytest.mark.parametrize("experts", [1, TOP_K])
+def test_where_every_expert_is_chosen_every_token_is_proved(experts: int) -> None:
+    few = made(dataclasses.replace(RULES["softmax"], top_k=experts))
+    router, values = dataclasses.replace(few, weight=few.weight[:experts]), inputs()
+    reference = reference_of(router, values)
+    for name in ("float32-blocks", "bf16-logits"):
+        assert flip_of(emulate(router, arithmetic(name)), reference, KERNELS).proved.all()
+
+
 def test_logits_are_those_of_a_bfloat16_layer_of_torch() -> None:
     router, values = made(RULES["softmax"]), inputs()
     emulated = emulate(router, arithmetic("transformers-softmax"))
