@@ -15,6 +15,8 @@ import inspect
 import os
 import re
 import sys
+import threading
+import types
 import typing
 import zlib
 from pathlib import Path
@@ -100,24 +102,37 @@ def check(function: typing.Callable) -> typing.Callable:
 #: they do.
 CHECKED_CALLS = sys.maxsize if PROFILE == "nightly" else 20
 
-#: Function -> its calls in the test that runs.
-num_calls: collections.Counter[typing.Callable] = collections.Counter()
+#: Code of a function -> its calls in the test that runs, and how often it was defined there.
+num_calls: collections.Counter[types.CodeType] = collections.Counter()
+num_definitions: collections.Counter[types.CodeType] = collections.Counter()
 
 jaxtyped = jaxtyping.jaxtyped
 
+#: The checker holds back warnings of the process while it reads annotations: threads that define
+#: functions of their own would each give back what the other had taken, and warnings were lost.
+one_at_a_time = threading.Lock()
+
 
 def sparingly(*, typechecker: typing.Callable) -> typing.Callable:
-    """``jaxtyping.jaxtyped`` for the first calls of a function in each test; of classes, for all."""
+    """``jaxtyping.jaxtyped`` for the first calls of a function in each test; of classes, for all.
+
+    So for what a function defines inside, which would be read anew in each call of it.
+    """
 
     def decorate(plain: typing.Any) -> typing.Any:
-        checked = jaxtyped(typechecker=typechecker)(plain)
         if not inspect.isfunction(plain):
-            return checked
+            return jaxtyped(typechecker=typechecker)(plain)
+        code = plain.__code__
+        num_definitions[code] += 1
+        if num_definitions[code] > CHECKED_CALLS:
+            return plain
+        with one_at_a_time:
+            checked = jaxtyped(typechecker=typechecker)(plain)
 
         @functools.wraps(checked)
         def call(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-            num_calls[plain] += 1
-            return (checked if num_calls[plain] <= CHECKED_CALLS else plain)(*args, **kwargs)
+            num_calls[code] += 1
+            return (checked if num_calls[code] <= CHECKED_CALLS else plain)(*args, **kwargs)
 
         return call
 
@@ -148,6 +163,7 @@ hypothesis.settings.load_profile(PROFILE)
 @pytest.fixture(autouse=True)
 def _calls_count_anew() -> None:
     num_calls.clear()
+    num_definitions.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -59,3 +59,12 @@ def test_one_class_has_one_name():
 def test_file_names_name_a_thing():
     vague = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
     assert [str(f.relative_to(ROOT)) for f in MODULES if f.stem.strip("_") in vague] == []
+
+
+def test_no_test_is_timed():
+    """A busy machine is slow: `tests.ends` guards against work without end, benchmarks have ratios."""
+    clocks = re.compile(r"\b(process_time|perf_counter|thread_time)\(\)")
+    timed = [
+        file for file in (ROOT / "tests").rglob("*.py") if clocks.search(file.read_text("utf-8"))
+    ]
+    assert sorted(file.name for file in timed) == ["ends.py"]

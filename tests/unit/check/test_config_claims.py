@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from moegeom.router.integrity import GATING_UNSAID
 from moegeom.router.quantised_modules import Quantisation
 from moegeom.router.settings import Settings
 from moegeom.studies.check.study import GateRequest, gate
+from tests.ends import work_ends
 from tests.unit.check.conftest import BIAS, Case, keep, with_token_table, write_model
 from tests.unit.check.defects import SAID, setting, tensor, together
 
@@ -185,11 +185,10 @@ def test_a_nested_config_is_found():
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(.*.*.*.*.*.*)x", ".*" * 90 + "x", "(a|a)*b"])
-def test_a_hostile_expression_costs_no_time(pattern):
+def test_a_hostile_expression_comes_to_an_end(pattern):
     asked = Quantisation.of({"quantization_config": {"ignore": [f"re:{pattern}"]}})
-    started = time.perf_counter()
-    asked.covers("model.layers.3." + "a" * 60)
-    assert time.perf_counter() - started < 1.0
+    with work_ends():
+        asked.covers("model.layers.3." + "a" * 60)
 
 
 def test_the_finding_names_key_routers_and_module(tmp_path):

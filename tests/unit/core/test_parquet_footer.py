@@ -6,7 +6,6 @@ import random
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from moegeom.core.documents import DocumentError
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.parquet_footer import read_row_groups
+from tests.ends import work_ends
 
 DRAW = np.random.default_rng(0)
 
@@ -84,25 +84,24 @@ def test_a_footer_that_contradicts_itself_does_not_end_the_process(tmp_path: Pat
         read_columns(parquet_facts(path), ["a"])
 
 
-def test_damaged_footers_end_soon_in_a_value_or_an_error(tmp_path: Path) -> None:
+def test_damaged_footers_end_in_a_value_or_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(table(50), path, row_group_size=20)
     sound = path.read_bytes()
     (size,) = struct.unpack_from("<I", sound, len(sound) - 8)
     draw = random.Random(0)
     refused = 0
-    started = time.process_time()
-    for _ in range(400):
-        raw = bytearray(sound)
-        for _ in range(draw.choice((1, 1, 3))):
-            raw[draw.randrange(len(raw) - 8 - size, len(raw))] = draw.randrange(256)
-        path.write_bytes(raw)
-        try:
-            read_row_groups(path)
-        except DocumentError:
-            refused += 1
+    with work_ends():
+        for _ in range(400):
+            raw = bytearray(sound)
+            for _ in range(draw.choice((1, 1, 3))):
+                raw[draw.randrange(len(raw) - 8 - size, len(raw))] = draw.randrange(256)
+            path.write_bytes(raw)
+            try:
+                read_row_groups(path)
+            except DocumentError:
+                refused += 1
     assert 60 < refused < 400
-    assert time.process_time() - started < 20.0
 
 
 @pytest.mark.parametrize(

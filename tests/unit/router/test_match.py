@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from moegeom.core.errors import RouterError
@@ -9,6 +7,7 @@ from moegeom.router.family import PREFIXES
 from moegeom.router.family_file import load_family, parse_family
 from moegeom.router.match import Matches, match_routers, without_absent_biases
 from moegeom.router.settings import Settings
+from tests.ends import work_ends
 
 _OLMOE = load_family("olmoe")
 _NORM = "post_attention_layernorm.weight"
@@ -171,7 +170,7 @@ weights.source = "scores"
     ]  # fmt: skip
 
 
-def test_ninety_thousand_names_are_matched_in_a_moment() -> None:
+def test_ninety_thousand_names_have_the_sixty_routers() -> None:
     experts = (
         f"model.layers.{i}.mlp.experts.{e}.{p}_proj.weight"
         for i in range(60)
@@ -179,17 +178,13 @@ def test_ninety_thousand_names_are_matched_in_a_moment() -> None:
         for p in ("gate", "up", "down")
     )
     names = dict.fromkeys(experts) | {n: None for i in range(60) for n in _layer(i)}
-    started = time.perf_counter()
-    matches = match_routers(names, _OLMOE, Settings({})).routers
-    assert len(matches) == 60
-    assert time.perf_counter() - started < 1.0
+    assert len(match_routers(names, _OLMOE, Settings({})).routers) == 60
 
 
-def test_a_hostile_name_is_turned_down_in_a_moment() -> None:
+def test_a_hostile_name_is_turned_down() -> None:
     name = "layers.1" * 100_000 + ".mlp.gate.weight"
-    started = time.perf_counter()
-    assert match_routers({name: None}, _OLMOE, Settings({})).routers == ()
-    assert time.perf_counter() - started < 2.0
+    with work_ends():
+        assert match_routers({name: None}, _OLMOE, Settings({})).routers == ()
 
 
 @pytest.mark.parametrize("front", ["", "model.", "model.model."])

@@ -9,7 +9,6 @@ import resource
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 import zlib
 
@@ -27,6 +26,7 @@ from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.dialect import DIALECTS
 from moegeom.tokens.traces.dialects._encodings import nested_ids
+from tests.ends import work_ends
 
 ROUTERS = ("text/0",)
 KNOWN = (KnownRouter("text/0", "text", 0, 8, 2),)
@@ -68,11 +68,10 @@ _ODD = {
         "run/moe_rank0.jsonl",
     ],
 )
-def test_what_is_no_file_is_refused_at_once_by_every_reader(name, odd, tmp_path):
+def test_what_is_no_file_is_refused_by_every_reader(name, odd, tmp_path):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     _ODD[odd](path)
-    started = time.process_time()
     for dialect in (None, *DIALECTS.names()):
         stages = ("logits", "ids") if dialect is None else (None,)
         for stage in (None, *stages):
@@ -80,7 +79,6 @@ def test_what_is_no_file_is_refused_at_once_by_every_reader(name, odd, tmp_path)
                 with pytest.raises(MoeGeomError) as caught:
                     open_tokens(given_path, stage, routers=ROUTERS, known=KNOWN, dialect=dialect)
                 assert len(str(caught.value)) < 1000
-    assert time.process_time() - started < 10.0
 
 
 def many_names_for_one_stream(path, method: int, content: bytes, size: int, count: int):
@@ -125,9 +123,8 @@ def test_members_as_numpy_writes_them_are_read(tmp_path, method):
 def test_a_thousand_names_of_one_bzip2_stream_cost_nothing(tmp_path):
     raw = bytes(900_000 * 95)
     many_names_for_one_stream(tmp_path / "a.npz", 12, bz2.compress(raw, 9), len(raw), 1000)
-    begun = time.process_time()
-    assert npz_shapes(tmp_path / "a.npz") == {}
-    assert time.process_time() - begun < 1.0
+    with work_ends():
+        assert npz_shapes(tmp_path / "a.npz") == {}
 
 
 def test_a_member_that_promises_more_than_deflate_can_hold_is_refused(tmp_path):
