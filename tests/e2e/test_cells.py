@@ -74,6 +74,24 @@ def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matri
     assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
 
 
+def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path):
+    """Equal experts tie for the last place on whole regions, and a slice keeps them equal."""
+    generator = np.random.default_rng(1)
+    weight = generator.standard_normal((17, 64)).astype(np.float32)
+    weight[16], weight[8] = weight[0], weight[3]
+    np.savez(tmp_path / "router.npz", weight=weight)
+    asked = ("cells", "--weights", "router.npz", "--top-k", "4", "--subspace", "random:2")
+    strict, broken = (
+        json.loads(moegeom(tmp_path, *asked, *more, "--format", "json").out)["routers"][0]
+        for more in ((), ("--tie-broken",))
+    )
+    more = broken["cells"]["num_cells"] - strict["cells"]["num_cells"]
+    assert strict["cells"]["num_tied"] == more > 0
+    assert (strict["num_equal"], broken["num_equal"]) == (4, 0)
+    said = " ".join(moegeom(tmp_path, *asked, COLUMNS="80").out.split())
+    assert f"{more} regions of the slice are in no cell: 4 of its experts are equal" in said
+
+
 def test_the_inradius_is_the_distance_from_its_centre_to_every_rival(place, matrix):
     cells_of(of_matrix(place, out=place / "found", inradius=True))
     weight, bias = matrix

@@ -110,6 +110,8 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     """Label and sentence of every fact about one router, in order."""
     yield "slice", _slice(router)
     yield "cells", _count(router)
+    if router.num_equal:
+        yield "ties", _ties(router)
     if router.random is not None:
         yield "random", _random(router.random)
     found = router.cells
@@ -153,12 +155,29 @@ def _count(router: RouterCells) -> str:
         return f"at least {count:,} of {sets} in the frame; smaller ones may lie between pixels"
     said = f"{count:,} of {sets}"
     if count == 0:
-        return f"{said}: every place is a tie. With --tie-broken the lower number is ahead."
+        return f"{said}: every place is a tie"
     if router.most_cells is not None and router.most_cells < router.num_possible:
         said += f", of at most {_number(router.most_cells)} in {_dimensions(router.dims)}"
     if router.cells.num_bounded is not None:
         said += f"; {router.cells.num_bounded:,} bounded"
     return said
+
+
+def _ties(router: RouterCells) -> str:
+    """Where equal experts leave no cell: how many regions, where those were counted."""
+    num_tied = None if router.cells is None else router.cells.num_tied
+    equal = f"{router.num_equal:,} of its experts are equal to another one"
+    if num_tied == 0:
+        return f"{equal}, but nowhere here tie for the last place"
+    if num_tied is None:
+        said = f"{equal}: where they tie for the last place is no cell, which is not counted here"
+    else:
+        regions = number_of(num_tied, "region of the slice is", "regions of the slice are")
+        said = f"{regions} in no cell: {equal}, and they tie there for the last place"
+    if router.num_on_ties is not None and router.num_tokens and not router.domain:
+        share = _percent(router.num_on_ties / router.num_tokens)
+        said += f"; {number_of(router.num_on_ties, 'token is', 'tokens are')} drawn there ({share})"
+    return f"{said}. With --tie-broken the lower number is ahead."
 
 
 def _random(random: RandomRouterCells) -> str:

@@ -64,6 +64,34 @@ def test_what_was_not_finished_is_no_number_of_cells():
     assert "948" in said
 
 
+@pytest.mark.parametrize(
+    ("num_tied", "domain", "said"),
+    [
+        (
+            3,
+            "",
+            "3 regions of the slice are in no cell: 2 of its experts are equal to another one",
+        ),
+        (1, "", "1 region of the slice is in no cell"),
+        (0, "", "2 of its experts are equal to another one, but nowhere here tie"),
+        (None, "within 1", "where they tie for the last place is no cell, which is not counted"),
+    ],
+)
+def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_tied, domain, said):
+    cells = Cells(17, "walk", num_vertices=19, num_tied=num_tied)
+    tied = router(
+        "w", cells=cells, domain=domain, num_equal=2, num_tokens=200, num_own=9, num_on_ties=50
+    )
+    text = shown(enumerations(tied), "table", width=80)
+    labels = [line.split()[0] for line in text.splitlines()[3:] if not line.startswith(" ")]
+    assert labels[:3] == ["slice", "cells", "ties"]
+    assert said in " ".join(text.split())
+    assert ("50 tokens are drawn there (25 %)" in " ".join(text.split())) == (
+        num_tied is not None and num_tied > 0
+    )
+    assert "ties" not in shown(enumerations(router("w", num_tokens=200, num_own=9)), "table")
+
+
 @pytest.mark.parametrize("form", ["table", "md", "html"])
 def test_a_set_that_is_no_cell_is_told_with_its_proof(form):
     weights = (((0, 0.5), (1, 0.5)), ((2, 1.0),))

@@ -62,7 +62,8 @@ class FoundCells:
     they were not asked for. ``hops`` are the facets crossed from there. ``exact`` has a rational
     point of each cell in which no float64 point was found: there the witness is nan. ``simple``
     are vertices at which facets meet, where distances will be asked for. ``is_cone`` where all
-    experts tie at one point of the ball: then these are the cells of the whole slice.
+    experts tie at one point of the ball: then these are the cells of the whole slice. ``tied`` are
+    the sets that equal experts keep from being cells; None where they were not looked for.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -81,6 +82,7 @@ class FoundCells:
     exact: Mapping[int, CellPoint] = field(default_factory=dict)
     simple: SimpleVertices | None = None
     is_cone: bool = False
+    tied: Int16[np.ndarray, "tied k"] | None = None
 
 
 def domain_text(request: CellsRequest) -> str:
@@ -255,6 +257,7 @@ def _of_enumeration(found: Enumeration) -> FoundCells:
         gap=found.gap,
         is_whole=found.is_whole,
         simple=found.simple,
+        tied=found.tied,
     )
 
 
@@ -286,6 +289,7 @@ def _in_ball(
     kept = _kept(whole, met.cells, met.facets)
     always = np.broadcast_to(problem.fixed, (len(kept.expert_set), len(problem.fixed)))
     chosen = np.concatenate([always, problem.kept[kept.expert_set]], axis=1)
+    is_cone = tip is not None and len(rows) == len(weight)
     return replace(
         kept,
         expert_set=np.sort(chosen, axis=1).astype(np.int16),
@@ -295,7 +299,8 @@ def _in_ball(
         cell_distance=np.column_stack([met.cell_lower, met.cell_upper])[met.cells],
         facet_distance=np.column_stack([met.facet_lower, met.facet_upper])[met.facets],
         simple=None,
-        is_cone=tip is not None and len(rows) == len(weight),
+        is_cone=is_cone,
+        tied=whole.tied if is_cone else None,
     )
 
 
@@ -389,10 +394,13 @@ def _around(
             "slice that they span"
         )
     found = cells_within_hops(weight, offset, k, point, request.hops, request.vertices)
-    return replace(_of_search(found), hops=found.hops, at=token)
+    return replace(_of_search(found), hops=found.hops, at=token, tied=None)
 
 
 def _of_search(found: BallCells) -> FoundCells:
+    """A whole search met no place where equal experts tie for the last place: it would be refused
+    at the border of such a region.
+    """
     return FoundCells(
         expert_set=found.expert_set,
         witness=found.nearest,
@@ -402,6 +410,7 @@ def _of_search(found: BallCells) -> FoundCells:
         is_whole=found.is_whole,
         cell_distance=np.column_stack([found.distance_lower, found.distance_upper]),
         facet_distance=np.column_stack([found.facet_distance_lower, found.facet_distance_upper]),
+        tied=found.expert_set[:0],
     )
 
 
@@ -416,4 +425,5 @@ def _kept(
         witness=whole.witness[cells],
         facets=number[whole.facets[facets]].reshape(-1, 2),
         is_bounded=None,
+        tied=None,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
@@ -50,11 +50,12 @@ MOST_DIMS = 16
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Tokens on the slice: where, in which cell (-1: in none that is listed), and whether it is
-    their own: the slice chooses there what the router chooses for the token itself.
+    """Tokens on the slice: where, what is ``drawn`` there (chosen by the slice), in which cell (-1:
+    in none that is listed), and whether it is their own: what the router chooses for the token.
     """
 
     place: Float64[np.ndarray, "tokens dims"]
+    drawn: Integer[np.ndarray, "tokens k"]
     cell: Int64[np.ndarray, "tokens"]
     is_own: Bool[np.ndarray, "tokens"]
 
@@ -173,8 +174,35 @@ def _by_cells(
         request.seed,
         is_central=offset is None,
     )
-    record = replace(record, random=random)
+    equal = [] if request.tie_broken or k == len(weight) else equal_experts(weight, offset)
+    record = replace(
+        record,
+        random=random,
+        num_equal=sum(map(len, equal)),
+        num_on_ties=_on_ties(placed.drawn, equal) if equal and placed is not None else None,
+    )
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
+
+
+def equal_experts(
+    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"] | None
+) -> list[Int64[np.ndarray, "members"]]:
+    """The experts of each class whose rows and biases are equal, of two or more."""
+    offset = np.zeros(len(weight)) if bias is None else bias
+    _, label, sizes = np.unique(
+        np.column_stack([weight, offset]), axis=0, return_inverse=True, return_counts=True
+    )
+    return [np.flatnonzero(label.reshape(-1) == n) for n in np.flatnonzero(sizes > 1)]
+
+
+def _on_ties(
+    drawn: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarray, "members"]]
+) -> int:
+    """Tokens at whose place some of a class of equal experts are chosen and some are not."""
+    is_tie = np.zeros(len(drawn), bool)
+    for members in equal:
+        is_tie |= np.isin(np.isin(drawn, members).sum(axis=1), [0, len(members)], invert=True)
+    return int(is_tie.sum())
 
 
 def _starts(
@@ -196,7 +224,7 @@ def _placed(
 ) -> Placed:
     logits = points @ weight.T + (0.0 if offset is None else offset)
     drawn = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
-    return Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+    return Placed(points, drawn, _numbers(drawn, cells), _is_equal(drawn, sample))
 
 
 def _is_equal(drawn: np.ndarray, sample: SliceTokens) -> Bool[np.ndarray, "tokens"]:
@@ -305,7 +333,7 @@ def _by_pixels(
     if sample is not None and points is not None:
         drawn = plane.choice(points)
         cells = np.array(found.expert_sets)
-        placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+        placed = Placed(points, drawn, _numbers(drawn, cells), _is_equal(drawn, sample))
     seed, window = request.seed, _window(frame)
     record = _record(router, asked, sample, 2, window, "pixels", facts, placed, took, seed)
     return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
@@ -380,6 +408,7 @@ def facts_of(found: tuple[FoundCells, ...]) -> Cells:
         num_exact=sum(part.num_exact for part in found),
         gap=min(gaps, default=None),
         num_rational=sum(len(part.exact) for part in found),
+        num_tied=None if first.tied is None else len(first.tied),
     )
 
 
