@@ -115,7 +115,7 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     if router.random is not None:
         yield "random", _random(router.random)
     found = router.cells
-    if found is not None and found.num_facets:
+    if found is not None and (found.num_facets or (found.num_components or 0) > 1):
         yield "facets", _facets(found)
     if found is not None:
         yield "proof", _proof(router, found)
@@ -190,16 +190,20 @@ def _random(random: RandomRouterCells) -> str:
 
 
 def _facets(found: Cells) -> str:
+    pieces = found.num_components or 1
+    if not found.num_facets:
+        return f"none: no two of the {pieces:,} cells share one"
     said = f"{found.num_facets:,}"
     if found.degrees is not None:
         least, mean, most = found.degrees
         said += f"; a cell has {least} to {most}, {mean:.1f} on average"
+    if pieces > 1:
+        said += f"; no facet joins the {pieces:,} pieces that the cells fall into"
     if found.diameter is not None:
         at_least = "" if found.is_diameter_exact else "at least "
         facets = number_of(found.diameter, "facet")
-        said += f"; the farthest cells are {at_least}{facets} apart"
-    if found.num_components is not None and found.num_components > 1:
-        said += f"; {number_of(found.num_components, 'piece')} that share no facet"
+        within = " within one piece" if pieces > 1 else ""
+        said += f"; the farthest cells{within} are {at_least}{facets} apart"
     return said
 
 

@@ -92,6 +92,26 @@ def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_t
     assert "ties" not in shown(enumerations(router("w", num_tokens=200, num_own=9)), "table")
 
 
+@pytest.mark.parametrize(
+    ("facets", "pieces", "diameter", "said"),
+    [
+        (24, 1, 3, "24; the farthest cells are 3 facets apart proof"),
+        (
+            24,
+            2,
+            3,
+            "24; no facet joins the 2 pieces that the cells fall into; the farthest cells within "
+            "one piece are 3 facets apart",
+        ),
+        (0, 3, 0, "none: no two of the 3 cells share one proof"),
+    ],
+)
+def test_the_farthest_cells_are_those_of_one_piece(facets, pieces, diameter, said):
+    cells = Cells(3, "walk", num_facets=facets, num_components=pieces, diameter=diameter)
+    text = " ".join(shown(enumerations(router("w", cells=cells)), "table").split())
+    assert f"facets {said}" in text
+
+
 @pytest.mark.parametrize("form", ["table", "md", "html"])
 def test_a_set_that_is_no_cell_is_told_with_its_proof(form):
     weights = (((0, 0.5), (1, 0.5)), ((2, 1.0),))
