@@ -72,6 +72,7 @@ def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matri
         plane = abs(bias[out] - bias[into]) / np.linalg.norm(weight[out] - weight[into])
         assert row["distance_upper"] >= row["distance_lower"] >= plane * (1 - 1e-9)
     assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
+    assert f"certify {len(cells)} cells have a point inside" in " ".join(ran.out.split())
 
 
 def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path):

@@ -119,6 +119,8 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
         yield "facets", _facets(found)
     if found is not None:
         yield "proof", _proof(router, found)
+    if router.num_checked is not None:
+        yield "certify", _checked(router.num_checked)
     if router.num_tokens is not None and router.num_own is not None:
         yield "tokens", _tokens(router)
     if router.between is not None:
@@ -224,6 +226,16 @@ def _proof(router: RouterCells, found: Cells) -> str:
     if found.num_rational:
         said += f"; {found.num_rational:,} too narrow for a float64 point, a rational one is given"
     return f"{said}; {duration(router.seconds)}"
+
+
+def _checked(num_checked: int) -> str:
+    """What --certify did: a point in each cell, and nothing of what is not listed."""
+    if not num_checked:
+        return "nothing was checked again: no cell is listed"
+    return (
+        f"{number_of(num_checked, 'cell has', 'cells have')} a point inside that was checked again "
+        "in integers, by code that did not find it; that no cell is missing rests on the line above"
+    )
 
 
 def _tokens(router: RouterCells) -> str:

@@ -82,7 +82,8 @@ class RouterCells:
     those in which kernels were compiled. Of ``num_tokens`` projected onto the slice ``num_own``
     choose what the slice chooses at their place; ``num_cells_with_tokens`` hold one. ``left_out``
     tokens are not finite. ``num_equal`` experts are equal to another one on the slice, unless ties
-    are broken; ``num_on_ties`` tokens are drawn where that leaves no cell.
+    are broken; ``num_on_ties`` tokens are drawn where that leaves no cell. ``num_checked``
+    witnesses were checked again in integers (None: that was not asked for).
     """
 
     router: str
@@ -107,6 +108,7 @@ class RouterCells:
     random: RandomRouterCells | None = None
     num_equal: int = 0
     num_on_ties: int | None = None
+    num_checked: int | None = None
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_t
             24,
             2,
             3,
-            "24; no facet joins the 2 pieces that the cells fall into; the farthest cells within "
-            "one piece are 3 facets apart",
+            "24; no facet joins the 2 pieces that the cells fall into; the farthest cells within",
         ),
         (0, 3, 0, "none: no two of the 3 cells share one proof"),
     ],
@@ -110,6 +109,20 @@ def test_the_farthest_cells_are_those_of_one_piece(facets, pieces, diameter, sai
     cells = Cells(3, "walk", num_facets=facets, num_components=pieces, diameter=diameter)
     text = " ".join(shown(enumerations(router("w", cells=cells)), "table").split())
     assert f"facets {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("num_checked", "said"),
+    [
+        (17, "17 cells have a point inside that was checked again in integers"),
+        (1, "1 cell has a point inside that was checked again in integers"),
+        (0, "nothing was checked again: no cell is listed"),
+    ],
+)
+def test_what_certify_checked_is_said_below_the_proof(num_checked, said):
+    text = " ".join(shown(enumerations(router("w", num_checked=num_checked)), "table").split())
+    assert f"1.0 s certify {said}" in text
+    assert "certify" not in shown(enumerations(router("w")), "table")
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])

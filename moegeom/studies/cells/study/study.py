@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +80,8 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
                 )
                 continue
             looked = look_at(router, asked, sample, request, _told(watch))
-            found.append(looked.record)
-            if files is not None:
-                files.add(looked)
+            checked = None if files is None else files.add(looked)
+            found.append(replace(looked.record, num_checked=checked))
             if request.plot is not None:
                 drawn = draw(looked, _model(opened), request)
         if files is not None:
