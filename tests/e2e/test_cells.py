@@ -24,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
 CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
 CURVED = ROOT / "sample_ckpts/deepseek-tiny"
+ON_CURVED = (
+    *("cells", str(CURVED / "step_1500"), "--layer", "1", "--subspace", "pca:2"),
+    *("--tokens", str(CURVED / "rec/step_1500")),
+)
 ON_SAMPLE = ("cells", CKPT, "--tokens", REC, "--layer", "0")
 
 
@@ -267,7 +271,10 @@ def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
 def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
     assert ran.code == 4
-    assert "more vertices than --vertices allows (a random router has about" in ran.out
+    said = " ".join(ran.out.split())
+    assert "more than the 50 vertices that --vertices allows; a random router has about" in said
+    enough = said.split("Try --vertices ")[1].split()[0]
+    assert moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", enough).code == 0
     assert pq.read_table(tmp_path / "found/cells.parquet").num_rows == 0
 
 
@@ -305,7 +312,11 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         ((*BARE, "--plot", "nowhere/x.svg"), "nowhere/x.svg: cannot be written"),
         ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
         (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
-        (("cells", CKPT, "--layer", "0", "--radius", "1"), "at most 16 dimensions"),
+        (("cells", CKPT, "--layer", "0", "--radius", "1"), "--radius is for slices of at most 16"),
+        (
+            (*ON_CURVED, "--radius", "1"),
+            "error: --radius is for routers whose facets are straight.",
+        ),
         ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
@@ -329,7 +340,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments
         ({"box": -1.0}, "box -1: expected a positive number"),
         ({"hops": 2}, "hops goes with at"),
         ({"hops": 2, "at": (5,)}, "at names tokens of a recording: add --tokens"),
-        ({"hops": -1, "at": (5,)}, "hops -1: expected 0 to"),
+        ({"hops": -1, "at": (5,)}, "hops -1: expected how many facets to cross, such as 1 or 2"),
         ({"random_routers": 1001}, "random_routers 1001: expected 0 to 1,000"),
         ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
         ({"inradius": True}, "inradius goes with --out"),

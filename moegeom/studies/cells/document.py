@@ -9,10 +9,7 @@ from typing import Any
 
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import (
-    duration,
-    header,
-)
+from moegeom.document.header import duration, header, size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
@@ -20,6 +17,7 @@ from moegeom.studies.cells.record import (
     Answer,
     Between,
     Cells,
+    CutShort,
     Enumerations,
     RandomRouterCells,
     RouterCells,
@@ -148,9 +146,7 @@ def _count(router: RouterCells) -> str:
             "cell and every pair a facet of it; not listed. A --subspace tells more."
         )
     if router.outcome == "unfinished":
-        expected = router.expected_vertices
-        guess = "" if expected is None else f" (a random router has about {expected:,.0f})"
-        return f"not listed: more vertices than --vertices allows{guess}."
+        return _cut_short(router, router.cut_short)
     assert router.cells is not None
     count = router.cells.num_cells
     if router.outcome == "pixels":
@@ -163,6 +159,29 @@ def _count(router: RouterCells) -> str:
     if router.cells.num_bounded is not None:
         said += f"; {router.cells.num_bounded:,} bounded"
     return said
+
+
+#: Bytes that a walk takes at most for a vertex, its cells and facets included.
+_VERTEX_BYTES = 200
+
+
+def _cut_short(router: RouterCells, cut: CutShort | None) -> str:
+    """What there was too much of, how much is allowed, and what to type."""
+    if cut is None:
+        return "not listed: the search was cut short."
+    said = f"not listed: more than the {cut.most:,} {cut.what} that --vertices allows"
+    if cut.what == "cells":
+        said += f" {router.domain}"
+    expected = router.expected_vertices
+    if expected is not None and math.isfinite(expected) and cut.what == "vertices":
+        said += f"; a random router has about {_number(round(expected))}"
+    fewer = "a slice of fewer dimensions (--subspace)"
+    if cut.enough is None:
+        return f"{said}. More are not kept: ask for {fewer}."
+    if cut.what == "cells":
+        return f"{said}. Try --vertices {cut.enough}, or tighter bounds."
+    room = size(_VERTEX_BYTES * cut.enough)
+    return f"{said}. Try --vertices {cut.enough} (up to {room} of memory), or {fewer}."
 
 
 def _ties(router: RouterCells) -> str:

@@ -74,6 +74,19 @@ class RandomRouterCells:
 
 
 @dataclass(frozen=True)
+class CutShort:
+    """A search that ended at its limit: ``most`` vertices walked, or cells of a ball found.
+
+    ``enough`` is a limit that should do, twice what a random router has or ten times this one; None
+    where no more are kept.
+    """
+
+    most: int
+    what: Literal["vertices", "cells"]
+    enough: int | None
+
+
+@dataclass(frozen=True)
 class RouterCells:
     """One router on one slice.
 
@@ -109,6 +122,7 @@ class RouterCells:
     num_equal: int = 0
     num_on_ties: int | None = None
     num_checked: int | None = None
+    cut_short: CutShort | None = None
 
 
 @dataclass(frozen=True)

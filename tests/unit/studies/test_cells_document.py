@@ -9,7 +9,8 @@ import pytest
 from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.studies.cells.document import document
-from moegeom.studies.cells.record import Answer, Cells, Enumerations, RouterCells
+from moegeom.studies.cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
+from moegeom.studies.cells.study.found import enough_vertices
 
 
 def router(name: str, **changes) -> RouterCells:
@@ -58,10 +59,42 @@ def test_every_router_is_told_in_a_paragraph_of_its_own():
 
 
 def test_what_was_not_finished_is_no_number_of_cells():
-    found = enumerations(router("text/0", outcome="unfinished", cells=None))
-    (said,) = (s for s in shown(found, "table").splitlines() if s.startswith("cells"))
-    assert said.startswith("cells    not listed: more vertices than --vertices allows")
-    assert "948" in said
+    cut = CutShort(100, "vertices", 1900)
+    found = enumerations(router("text/0", outcome="unfinished", cells=None, cut_short=cut))
+    said = " ".join(shown(found, "table").split())
+    assert "cells not listed: more than the 100 vertices that --vertices allows" in said
+    assert "a random router has about 948." in said
+
+
+@pytest.mark.parametrize(
+    ("cut", "domain", "said"),
+    [
+        (CutShort(100, "vertices", 1900), "", "Try --vertices 1900 (up to 380 kB of memory), or a"),
+        (CutShort(100, "vertices", None), "", "More are not kept: ask for a slice of fewer dimens"),
+        (CutShort(50, "cells", 500), "within 1", "Try --vertices 500, or tighter bounds."),
+    ],
+)
+def test_a_limit_that_was_too_low_comes_with_one_that_should_do(cut, domain, said):
+    one = router("w", outcome="unfinished", cells=None, cut_short=cut, domain=domain)
+    text = " ".join(shown(enumerations(one), "table").split())
+    assert f"not listed: more than the {cut.most} {cut.what} that --vertices allows" in text
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("expected", "most", "enough"),
+    [
+        (70_862.0, 1000, 150_000),
+        (948.0, 1000, 1900),
+        (400.0, 1000, 10_000),
+        (None, 7, 70),
+        (3.0, 5, 6),
+        (2e9, 1000, None),
+        (float("inf"), 1000, None),
+    ],
+)
+def test_twice_what_is_expected_should_do_or_ten_times_what_did_not(expected, most, enough):
+    assert enough_vertices(expected, most) == enough
 
 
 @pytest.mark.parametrize(

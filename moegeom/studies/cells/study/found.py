@@ -340,16 +340,36 @@ def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
         return _of_search(cells_of_ball(problem, most, most_exact))
     except TooManyTies as error:
         if expected > most:
+            enough = enough_vertices(expected, most)
             about = "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
+            others = "a smaller --radius or fewer dimensions"
             raise UsageError(
-                f"within --radius {error}. Expected fewer, or a slice with at most {most:,} "
-                f"vertices to walk instead{about}.",
-                "Ask for a smaller --radius, fewer dimensions or more --vertices.",
+                f"within --radius {error}. Expected fewer, or a slice of at most {most:,} vertices "
+                f"(--vertices) to walk instead{about}.",
+                f"Ask for {others}."
+                if enough is None
+                else f"--vertices {enough} allows the walk; {others} are other ways.",
             ) from error
     except ValueError as error:
         if "degenerate" not in str(error):
             raise
     return None
+
+
+#: Vertices that a walk can number.
+_MOST_NUMBERED = 2**31
+
+
+def enough_vertices(expected: float | None, most: int) -> int | None:
+    """A limit that should do where ``most`` did not, in one or two figures.
+
+    Twice what is expected, or ten times ``most``; None where a walk cannot number as many.
+    """
+    wanted = 10 * most if expected is None or 2 * expected <= most else 2 * expected
+    if not wanted < _MOST_NUMBERED:
+        return None
+    unit = 10 ** max(0, len(str(math.ceil(wanted))) - 2)
+    return -(-math.ceil(wanted) // unit) * unit
 
 
 @cache

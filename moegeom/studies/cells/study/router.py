@@ -14,6 +14,7 @@ from moegeom.core.router import Router
 from moegeom.geometry.capacity.cell_bounds import most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.studies.cells.exact.crossings import crossing_rate
+from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.graph.facet_graph import facet_graph
 from moegeom.studies.cells.graph.visited_graph import visited_graph
 from moegeom.studies.cells.plane.circle import Arcs, circle_arcs
@@ -23,6 +24,7 @@ from moegeom.studies.cells.plane.subspace import Slice
 from moegeom.studies.cells.record import (
     Between,
     Cells,
+    CutShort,
     Outcome,
     RandomRouterCells,
     RouterCells,
@@ -31,11 +33,12 @@ from moegeom.studies.cells.record import (
 from moegeom.studies.cells.study.found import (
     FoundCells,
     domain_text,
+    enough_vertices,
     expected_vertices,
     find_cells,
     with_witnesses,
 )
-from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.request import CellsRequest, bounds_of
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
 from moegeom.studies.cells.study.tokens import SliceTokens
 from moegeom.studies.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
@@ -113,13 +116,7 @@ def _by_cells(
     request: CellsRequest,
     told: Told | None,
 ) -> Looked:
-    part, bias = asked.part, router.affine_bias
-    weight = router.weight.astype(np.float64)
-    offset = None if bias is None else bias.astype(np.float64)
-    if part is not None:
-        weight, offset = part.instance(weight, offset)
-    if offset is not None and (offset == offset[0]).all():
-        offset = None  # a common shift changes no choice
+    part, (weight, offset) = asked.part, _instance(router, asked)
     k, dims = router.rule.top_k, weight.shape[1]
     if sample is None:
         points = np.empty((0, dims))
@@ -128,7 +125,7 @@ def _by_cells(
     starts = _starts(request, sample, points)
     if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
         raise UsageError(
-            f"--radius and hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"{bounds_of(request)[0]} is for slices of at most {MOST_DIMS} dimensions; this one is "
             f"{asked.text} with {dims:,}.",
             "Add --subspace pca:D or random:D.",
         )
@@ -172,16 +169,29 @@ def _by_cells(
         placed,
         took,
         request.seed,
-        is_central=offset is None,
+        is_central=_is_central(weight, offset),
     )
     equal = [] if request.tie_broken or k == len(weight) else equal_experts(weight, offset)
     record = replace(
         record,
         random=random,
+        cut_short=_cut_short(found, record, request) if outcome == "unfinished" else None,
         num_equal=sum(map(len, equal)),
         num_on_ties=_on_ties(placed.drawn, equal) if equal and placed is not None else None,
     )
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
+
+
+def _cut_short(
+    found: tuple[FoundCells, ...], record: RouterCells, request: CellsRequest
+) -> CutShort:
+    is_search = any(part.road == "search" and not part.is_whole for part in found)
+    expected = None if is_search else record.expected_vertices
+    return CutShort(
+        most=request.vertices,
+        what="cells" if is_search else "vertices",
+        enough=enough_vertices(expected, request.vertices),
+    )
 
 
 def equal_experts(
@@ -203,6 +213,19 @@ def _on_ties(
     for members in equal:
         is_tie |= np.isin(np.isin(drawn, members).sum(axis=1), [0, len(members)], invert=True)
     return int(is_tie.sum())
+
+
+def _instance(
+    router: Router, asked: RequestedSlice
+) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"] | None]:
+    """Rows and biases on the slice; None for biases that are all the same, which change no
+    choice.
+    """
+    weight, bias = router.weight.astype(np.float64), router.affine_bias
+    offset = None if bias is None else bias.astype(np.float64)
+    if asked.part is not None:
+        weight, offset = asked.part.instance(weight, offset)
+    return weight, None if offset is None or (offset == offset[0]).all() else offset
 
 
 def _starts(
@@ -277,12 +300,25 @@ def _record(
     )
 
 
-def prediction(router: Router, asked: RequestedSlice) -> str:
-    """How many vertices a random router has there, in words; empty where that says nothing."""
-    if not router.rule.is_affine or asked.part is None:
+def prediction(router: Router, asked: RequestedSlice, request: CellsRequest) -> str:
+    """How many vertices a random router has there, in words; empty where none are walked."""
+    is_walked = request.expert_set is None and not set(bounds_of(request)) - {"box"}
+    if not is_walked or not router.rule.is_affine or asked.circle is not None:
         return ""
-    expected = expected_vertices(router.num_experts, router.rule.top_k, asked.part.dims, False)
-    return "" if expected is None else f", about {expected:,.0f} vertices expected"
+    weight, offset = _instance(router, asked)
+    experts, dims = weight.shape
+    is_central = _is_central(weight, offset)
+    expected = expected_vertices(experts, router.rule.top_k, dims, is_central)
+    is_known = expected is not None and np.isfinite(expected)
+    return f", about {expected:,.0f} vertices expected" if is_known else ""
+
+
+def _is_central(weight: np.ndarray, offset: np.ndarray | None) -> bool:
+    """Whether all experts tie at one point, so that cells are cones from there."""
+    experts, dims = weight.shape
+    if offset is None or dims >= experts - 1:
+        return offset is None
+    return common_tie(weight, offset) is not None
 
 
 def _with_tokens(placed: Placed | None) -> int | None:
@@ -308,8 +344,8 @@ def _by_pixels(
             "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or plane:A,B,C.",
         )
     _refuse_out(router, asked, request)
-    if request.radius is not None or request.box is not None or request.hops is not None:
-        raise UsageError("--radius, box and hops go with routers whose facets are straight.")
+    for name in bounds_of(request):
+        raise UsageError(f"{name} is for routers whose facets are straight.")
     points = None if sample is None else part.coordinates(sample.inputs)
     frame = frame_of(points, asked, sample, request, _reach(router))
     plane = plane_router(

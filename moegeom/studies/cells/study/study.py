@@ -73,7 +73,7 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
             sample = _sample(request, router, opened.source)
             asked = _slice(request, router, sample, opened.source)
             if watch is not None:
-                watch.begin(f"{router.name}{prediction(router, asked)}")
+                watch.begin(f"{router.name}{prediction(router, asked, request)}")
             if request.expert_set is not None:
                 answers.append(
                     answer(router, asked, request.expert_set, request.certify, request.box)
