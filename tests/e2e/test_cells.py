@@ -389,9 +389,17 @@ def test_a_refused_run_leaves_no_folder(moegeom, place):
     assert not (place / "found.partial").exists()
 
 
-def test_a_matrix_in_another_kind_of_file_is_refused_with_what_to_write(moegeom, tmp_path):
-    np.save(tmp_path / "w.npy", np.eye(4))
-    ran = moegeom(tmp_path, "cells", "--weights", "w.npy", "--top-k", "2")
-    assert ran.code == 2
-    assert "expected an .npz file" in ran.err
-    assert "numpy.savez" in ran.err
+@pytest.mark.parametrize("name", ["w.npy", "w.npz", "w"])
+def test_one_array_is_refused_by_its_bytes_with_what_to_write(moegeom, tmp_path, name):
+    with (tmp_path / name).open("wb") as stream:
+        np.save(stream, np.eye(4))
+    ran = moegeom(tmp_path, "cells", "--weights", name, "--top-k", "2")
+    assert ran.code == 3
+    said = " ".join(ran.err.split())
+    assert f"{name}: this is a .npy file, which holds one array without a name" in said
+    assert "torch" not in said
+    assert "numpy.savez writes one: weight=W" in said
+    np.savez(tmp_path / "router.npz", weight=np.eye(4, 3))
+    if name == "w.npz":
+        ran = moegeom(tmp_path, *BARE, "--subspace", name)
+        assert "numpy.savez writes one: centre=c" in " ".join(ran.err.split())

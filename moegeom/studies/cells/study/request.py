@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import TokensRequest
@@ -215,13 +215,21 @@ def matrix_router(path: Path, top_k: int) -> Router:
     )
 
 
+def read_named(path: Path, how: str) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; ``how`` to write one is the hint where another file is there.
+
+    Raises RecordingError for a file that is none.
+    """
+    try:
+        return read_numbers(path)
+    except RecordingError as error:
+        hint = how if path.is_file() else ""
+        raise RecordingError(error.message, error.hint or hint) from None
+
+
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     how = "numpy.savez writes one: weight=W (experts, dims) and bias=b (experts)."
-    if path.suffix in (".npy", ".safetensors", ".pt"):
-        raise UsageError(
-            f"--weights {path.name}: expected an .npz file with the array weight.", how
-        )
-    found = read_numbers(path)
+    found = read_named(path, how)
     if "weight" not in found:
         raise RouterError(
             f"{path.name}: holds {', '.join(found) or 'nothing'}; expected weight.", how
