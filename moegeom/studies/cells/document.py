@@ -30,12 +30,12 @@ _MOST_ROUTERS = 6
 #: How the cells were found, by the road that was taken.
 _ROADS = {
     "sweep": "swept from end to end in exact arithmetic",
-    "walk": "{vertices} vertices walked",
-    "charts": "{vertices} vertices walked on two affine charts",
+    "walk": "{vertices} walked",
+    "charts": "{vertices} walked on two affine charts",
     "exact walk": "walked in exact arithmetic",
     "one cell": "the choice is the same everywhere",
     "search": "searched from facet to facet by least distances, every answer proved",
-    "walk and filter": "{vertices} vertices walked, and each cell and facet tried",
+    "walk and filter": "{vertices} walked, and each cell and facet tried",
     "circle": "all ties on the circle",
     "interval subdivision": "interval subdivision down to the pixel",
 }
@@ -70,7 +70,7 @@ def _header(found: Enumerations) -> Iterator[Block]:
 
 
 def _router(router: RouterCells) -> Iterator[Block]:
-    experts = "1 expert" if router.num_experts == 1 else f"{router.num_experts} experts"
+    experts = number_of(router.num_experts, "expert")
     yield Title(router.router, f"{experts}, top-{router.top_k}")
     for label, text in _sentences(router):
         is_open = router.outcome == "unfinished" and label == "cells"
@@ -135,11 +135,12 @@ def _slice(router: RouterCells) -> str:
 
 
 def _dimensions(dims: int) -> str:
-    return "1 dimension" if dims == 1 else f"{dims:,} dimensions"
+    return number_of(dims, "dimension")
 
 
 def _count(router: RouterCells) -> str:
-    sets = f"C({router.num_experts}, {router.top_k}) = {_number(router.num_possible)} sets"
+    sets = f"C({router.num_experts}, {router.top_k}) = {_number(router.num_possible)} "
+    sets += "set" if router.num_possible == 1 else "sets"
     if router.outcome == "all subsets":
         return (
             f"all {sets}: the rows have rank E - 1 (certified modulo a prime), so every set is a "
@@ -203,7 +204,7 @@ def _ties(router: RouterCells) -> str:
 
 def _random(random: RandomRouterCells) -> str:
     spread = f" +- {random.sd:.1f}" if random.num_routers > 1 else ""
-    draws = "1 draw" if random.num_routers == 1 else f"{random.num_routers} draws"
+    draws = number_of(random.num_routers, "draw")
     return (
         f"random routers with the same row norms have {random.mean:,.1f}{spread} cells there "
         f"({draws}, standard deviation)"
@@ -213,7 +214,7 @@ def _random(random: RandomRouterCells) -> str:
 def _facets(found: Cells) -> str:
     pieces = found.num_components or 1
     if not found.num_facets:
-        return f"none: no two of the {pieces:,} cells share one"
+        return f"none: no two of the {number_of(pieces, 'cell')} share one"
     said = f"{found.num_facets:,}"
     if found.degrees is not None:
         least, mean, most = found.degrees
@@ -229,7 +230,8 @@ def _facets(found: Cells) -> str:
 
 
 def _proof(router: RouterCells, found: Cells) -> str:
-    said = _ROADS[found.road].format(vertices=f"{found.num_vertices:,}")
+    vertices = number_of(found.num_vertices, "vertex", "vertices")
+    said = _ROADS[found.road].format(vertices=vertices)
     if found.num_exact:
         said += f", {found.num_exact:,} of the answers in exact arithmetic, the others in float64"
     elif found.gap is not None and math.isfinite(found.gap):
@@ -281,7 +283,7 @@ def _between(between: Between) -> str:
     return (
         f"{between.mean_crossings:.3g} facets on the straight way between two tokens, "
         f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length of the "
-        f"router input ({between.num_segments:,} ways)"
+        f"router input ({number_of(between.num_segments, 'way')})"
     )
 
 
@@ -289,7 +291,7 @@ def _visited(visited: Visited) -> str:
     pieces = number_of(visited.num_components, "piece")
     part = "" if visited.is_whole else " (of the most visited ones)"
     return (
-        f"{visited.num_expert_sets:,} sets of experts by these tokens; "
+        f"{number_of(visited.num_expert_sets, 'set')} of experts by these tokens; "
         f"{number_of(visited.num_edges, 'pair differs', 'pairs differ')} in one expert, which "
         f"leaves {pieces}{part}; the largest holds "
         f"{_percent(visited.largest_share)} of the tokens"

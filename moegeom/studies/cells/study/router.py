@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.geometry.capacity.cell_bounds import most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.studies.cells.exact.crossings import crossing_rate
@@ -309,8 +310,9 @@ def prediction(router: Router, asked: RequestedSlice, request: CellsRequest) -> 
     experts, dims = weight.shape
     is_central = _is_central(weight, offset)
     expected = expected_vertices(experts, router.rule.top_k, dims, is_central)
-    is_known = expected is not None and np.isfinite(expected)
-    return f", about {expected:,.0f} vertices expected" if is_known else ""
+    if expected is None or not np.isfinite(expected):
+        return ""
+    return f", about {number_of(round(expected), 'vertex', 'vertices')} expected"
 
 
 def _is_central(weight: np.ndarray, offset: np.ndarray | None) -> bool:
