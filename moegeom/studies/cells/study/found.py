@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
@@ -35,8 +35,7 @@ from moegeom.studies.cells.walk.enumeration import (
     SimpleVertices,
     enumerate_cells,
 )
-
-Watch = Callable[[int, int], None]
+from moegeom.studies.cells.walk.level_walk import Watch
 
 #: Facets whose distance is measured.
 MOST_MEASURED = 500_000
@@ -272,14 +271,14 @@ def _in_ball(
     rows, biases = problem.own
     tip = _tip_inside(rows, biases, request.radius)
     if tip is None:
-        found = _searched(problem, request)
+        found = _searched(problem, request, watch)
         if found is not None:
             return found
     whole = _enumerated(rows, biases, problem.k, request, watch)
     if isinstance(whole, AllSubsets):
         if tip is not None and len(rows) == len(weight):
             return whole
-        return _of_search(cells_of_ball(problem, request.vertices))
+        return _of_search(cells_of_ball(problem, request.vertices, watch=watch))
     if not whole.is_whole:
         return whole
     out, into = swaps(whole.expert_set, whole.facets).first
@@ -326,7 +325,9 @@ def _nearer(
     return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
 
 
-def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
+def _searched(
+    problem: BallProblem, request: CellsRequest, watch: Watch | None
+) -> FoundCells | None:
     """From facet to facet; None where a walk is to be taken.
 
     Raises UsageError where that would be too long as well.
@@ -337,7 +338,7 @@ def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
         expected = math.inf if dims > 1 else 0.0
     most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
     try:
-        return _of_search(cells_of_ball(problem, most, most_exact))
+        return _of_search(cells_of_ball(problem, most, most_exact, watch))
     except TooManyTies as error:
         if expected > most:
             enough = enough_vertices(expected, most)
