@@ -25,7 +25,7 @@ from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
 from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.walk.enumeration import Enumeration, SimpleVertices, enumerate_cells
-from moegeom.studies.cells.walk.level_walk import Watch
+from moegeom.studies.cells.walk.level_walk import WalkWatch
 
 _UNIT = 2.0**-53
 
@@ -250,7 +250,7 @@ def ball_cells(
 
 
 def cells_of_ball(
-    problem: BallProblem, most: int, most_exact: float = math.inf, watch: Watch | None = None
+    problem: BallProblem, most: int, most_exact: float = math.inf, watch: WalkWatch | None = None
 ) -> BallCells:
     """``ball_cells`` of a problem that is made already.
 
@@ -373,7 +373,7 @@ class _Found:
         problem: BallProblem,
         most: int,
         most_exact: float = math.inf,
-        watch: Watch | None = None,
+        watch: WalkWatch | None = None,
     ) -> None:
         self._problem, self._most, self._most_exact = problem, most, most_exact
         self._watch = watch

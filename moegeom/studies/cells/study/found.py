@@ -35,7 +35,7 @@ from moegeom.studies.cells.walk.enumeration import (
     SimpleVertices,
     enumerate_cells,
 )
-from moegeom.studies.cells.walk.level_walk import Watch
+from moegeom.studies.cells.walk.level_walk import WalkWatch
 
 #: Facets whose distance is measured.
 MOST_MEASURED = 500_000
@@ -107,7 +107,7 @@ def find_cells(
     k: int,
     request: CellsRequest,
     points: Float64[np.ndarray, "points dims"],
-    watch: Watch | None,
+    watch: WalkWatch | None,
 ) -> list[FoundCells] | AllSubsets:
     """The cells that were asked for; a list of one, or one entry for each of ``points``.
 
@@ -176,13 +176,13 @@ class Scaled:
         """What distances in the given coordinates are longer by, as an exponent of two."""
         return int(self.exponent.max()) if len(self.exponent) else 0
 
-    def whole(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
+    def whole(self, k: int, watch: WalkWatch | None) -> FoundCells | AllSubsets:
         found = _enumerated(self.weight, self.bias, k, self.request, watch)
         if isinstance(found, AllSubsets) or self.request.box is None:
             return found
         return _in_box(self.weight, self.bias, found, self.request.box)
 
-    def in_ball(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
+    def in_ball(self, k: int, watch: WalkWatch | None) -> FoundCells | AllSubsets:
         return _in_ball(self.weight, self.bias, k, self.request, watch)
 
     def around(self, k: int, token: int, point: Float64[np.ndarray, "dims"]) -> FoundCells:
@@ -229,7 +229,11 @@ def with_witnesses(
 
 
 def _enumerated(
-    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k: int,
+    request: CellsRequest,
+    watch: WalkWatch | None,
 ) -> FoundCells | AllSubsets:
     found = enumerate_cells(
         weight,
@@ -261,7 +265,11 @@ def _of_enumeration(found: Enumeration) -> FoundCells:
 
 
 def _in_ball(
-    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k: int,
+    request: CellsRequest,
+    watch: WalkWatch | None,
 ) -> FoundCells | AllSubsets:
     """From facet to facet; by a walk where experts tie on whole facets, or many at one point."""
     assert request.radius is not None
@@ -326,7 +334,7 @@ def _nearer(
 
 
 def _searched(
-    problem: BallProblem, request: CellsRequest, watch: Watch | None
+    problem: BallProblem, request: CellsRequest, watch: WalkWatch | None
 ) -> FoundCells | None:
     """From facet to facet; None where a walk is to be taken.
 

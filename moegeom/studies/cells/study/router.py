@@ -42,7 +42,7 @@ from moegeom.studies.cells.study.request import CellsRequest, bounds_of
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
 from moegeom.studies.cells.study.tokens import SliceTokens
 from moegeom.studies.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
-from moegeom.studies.cells.walk.level_walk import Watch
+from moegeom.studies.cells.walk.level_walk import WalkWatch
 from moegeom.studies.cells.walk.segment_crossings import segment_crossings
 from moegeom.variants.random_router import random_router
 
@@ -85,7 +85,7 @@ def look_at(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    told: Watch | None,
+    told: WalkWatch | None,
 ) -> Looked:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
     if router.num_experts > MOST_EXPERTS:
@@ -113,7 +113,7 @@ def _by_cells(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    told: Watch | None,
+    told: WalkWatch | None,
 ) -> Looked:
     part, (weight, offset) = asked.part, _instance(router, asked)
     k, dims = router.rule.top_k, weight.shape[1]

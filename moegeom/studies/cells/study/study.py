@@ -79,7 +79,7 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
                     answer(router, asked, request.expert_set, request.certify, request.box)
                 )
                 continue
-            told = None if watch is None else Told(watch, router.name)
+            told = None if watch is None else ToldWalk(watch, router.name)
             looked = look_at(router, asked, sample, request, told)
             checked = None if files is None else files.add(looked)
             found.append(replace(looked.record, num_checked=checked))
@@ -150,7 +150,7 @@ def _slice(
 _LONG = 500
 
 
-class Told:
+class ToldWalk:
     """What a walk tells of itself: vertices as progress, and once that it will take long.
 
     That is said where no progress is shown, too.

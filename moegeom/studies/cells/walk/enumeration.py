@@ -18,7 +18,7 @@ from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.studies.cells.exact.rank import common_tie, independent_columns_of
 from moegeom.studies.cells.walk._level_diagram import Corners, cells_of, facets_of
 from moegeom.studies.cells.walk._level_vertex import UNORDERED
-from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk, points_of
+from moegeom.studies.cells.walk.level_walk import Walked, WalkWatch, level_walk, points_of
 from moegeom.studies.cells.walk.settled_cells import settled_cells
 
 #: Sets of experts are kept as int16.
@@ -86,7 +86,7 @@ def enumerate_cells(
     tie_broken: bool = False,
     most: int = 10**7,
     threads: int = 1,
-    watch: Watch | None = None,
+    watch: WalkWatch | None = None,
     most_simple: int = 0,
 ) -> Enumeration | AllSubsets:
     r"""The expert sets S for which some open set of inputs has S as its k largest logits.
@@ -139,7 +139,7 @@ class _Job:
     tie_broken: bool
     most: int
     threads: int
-    watch: Watch | None
+    watch: WalkWatch | None
     most_simple: int
 
     def run(self) -> Enumeration:

@@ -53,7 +53,7 @@ _STEP = 50_000
 _LANES, _BELOW = 8, -1e200
 
 
-class Watch(Protocol):
+class WalkWatch(Protocol):
     """Listens to a walk or a search: vertices done and known, and what exact arithmetic is left."""
 
     def __call__(self, num_done: int, num_known: int) -> None: ...
@@ -111,7 +111,7 @@ def level_walk(
     k: int,
     most: int,
     threads: int = 1,
-    watch: Watch | None = None,
+    watch: WalkWatch | None = None,
 ) -> Walked | None:
     """Every vertex with k - d to k - 1 experts above it; None where there is none.
 
@@ -139,7 +139,7 @@ class _Walk:
         k: int,
         most: int,
         threads: int,
-        watch: Watch | None,
+        watch: WalkWatch | None,
     ) -> None:
         experts, d = weight.shape
         self._weight, self._bias, self._most = weight, bias, most
