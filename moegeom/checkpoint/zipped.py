@@ -28,6 +28,9 @@ _END = struct.Struct("<4s6xHIIH")  # entries, size and offset of the directory, 
 _END_64 = struct.Struct("<4s28xQQQ")
 _LOCATOR_64 = struct.Struct("<4s4xQ4x")
 
+#: How a file of one array of NumPy begins.
+_NPY = b"\x93NUMPY"
+
 _ENCRYPTED = 1
 _STORED = 0
 _SATURATED = 0xFFFF_FFFF
@@ -97,8 +100,10 @@ class Archive:
         return start
 
 
-def read_archive(file: RangeFile) -> Archive:
+def read_archive(file: RangeFile, writer: str = "torch.save") -> Archive:
     """The entries of a file; reads the directory at its end.
+
+    ``writer`` is what would have written such an archive, for whoever gives another file.
 
     Raises
     ------
@@ -106,7 +111,7 @@ def read_archive(file: RangeFile) -> Archive:
         If the file is no zip archive, is truncated, or has an entry that is outside the file, in
         another one, named twice or named like a path out of a folder.
     """
-    start, size, count = _find_directory(file)
+    start, size, count = _find_directory(file, writer)
     if count > ENTRIES or size > DIRECTORY_BYTES:
         raise CheckpointError(
             f"{file.label}: the zip directory claims {count} entries in {size} bytes, more than "
@@ -133,14 +138,14 @@ def _read_entries(file: RangeFile, raw: bytes, count: int, start: int) -> Mappin
     return entries
 
 
-def _find_directory(file: RangeFile) -> tuple[int, int, int]:
+def _find_directory(file: RangeFile, writer: str) -> tuple[int, int, int]:
     """Start, size in bytes and number of entries of the directory, which ends the file."""
     file_size = file.size_bytes()
     tail_size = min(file_size, _END_64.size + _LOCATOR_64.size + _END.size)
     tail = file.read(file_size - tail_size, tail_size)
     at = tail_size - _END.size
     if at < 0 or tail[at : at + 4] != b"PK\5\6":
-        raise _no_directory(file, file_size)
+        raise _no_directory(file, file_size, writer)
     _, count, size, start, comment = _END.unpack_from(tail, at)
     if at >= _LOCATOR_64.size and tail[at - _LOCATOR_64.size :].startswith(b"PK\6\7"):
         at -= _LOCATOR_64.size + _END_64.size
@@ -152,13 +157,19 @@ def _find_directory(file: RangeFile) -> tuple[int, int, int]:
     return start, size, count
 
 
-def _no_directory(file: RangeFile, file_size: int) -> CheckpointError:
-    if file.read(0, min(4, file_size)) == b"PK\3\4":
+def _no_directory(file: RangeFile, file_size: int, writer: str) -> CheckpointError:
+    head = file.read(0, min(len(_NPY), file_size))
+    if head.startswith(b"PK\3\4"):
         return CheckpointError(
             f"{file.label}: truncated, has {file_size} bytes and no zip directory at their end.",
             _AGAIN,
         )
-    return CheckpointError(f"{file.label}: is no zip archive, as torch.save writes it.")
+    if head == _NPY:
+        return CheckpointError(
+            f"{file.label}: this is a .npy file, which holds one array without a name; expected an "
+            f"archive, as {writer} writes it."
+        )
+    return CheckpointError(f"{file.label}: is no zip archive, as {writer} writes it.")
 
 
 def _parse(file: RangeFile, raw: bytes, count: int) -> Iterator[ZipEntry]:

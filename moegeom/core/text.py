@@ -25,6 +25,16 @@ def number_of(count: SupportsInt, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def all_of(count: SupportsInt, one: str, many: str = "") -> str:
+    """``the row`` or ``all 2,048 rows``; ``many`` as in `number_of`."""
+    return f"the {one}" if count == 1 else f"all {number_of(count, one, many)}"
+
+
+def these(count: SupportsInt, one: str, many: str = "") -> str:
+    """``this row`` or ``these 2,048 rows``; ``many`` as in `number_of`."""
+    return f"this {one}" if count == 1 else f"these {number_of(count, one, many)}"
+
+
 def integer_text(count: int) -> str:
     """All digits of a whole number, also of one that is longer than Python writes at once."""
     if count < 0:

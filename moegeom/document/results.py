@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import number_of
+from moegeom.core.text import these
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import (
@@ -84,9 +84,9 @@ def _limits(summary: Summary) -> list[str]:
         return ["Geometry under a synthetic distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
     if documents is None:
-        held = f"these {number_of(run['tokens']['num_tokens'], 'token')}"
+        held = these(run["tokens"]["num_tokens"], "token")
     else:
-        held = "this document" if documents == 1 else f"these {number_of(documents, 'document')}"
+        held = these(documents, "document")
     return [f"This does not say that quality is lost: flipping is exposure; load holds for {held}."]
 
 

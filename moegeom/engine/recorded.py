@@ -124,7 +124,7 @@ def _check_size(router: Router, tokens: int, source: str) -> None:
     size = 4 * tokens * router.num_experts * router.hidden_size
     if size > LARGEST_OUTPUTS:
         raise RecordingError(
-            f"{source}: the outputs of {router.num_experts} experts at "
+            f"{source}: the outputs of {number_of(router.num_experts, 'expert')} at "
             f"{number_of(tokens, 'token')} take "
             f"{size / 2**30:.1f} GiB; at most {LARGEST_OUTPUTS >> 30} GiB are held at a time.",
             "Record outputs of fewer tokens (a recording of 128 tokens is one range).",

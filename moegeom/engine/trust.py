@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import all_of, number_of, percent
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.parameters import option_of
@@ -187,8 +187,9 @@ def _probabilities(router: Router, source: TokenSource) -> str:
         return ""
     if np.abs(values.sum(axis=1) - 1.0).max() <= _SUM_TOLERANCE:
         return (
-            f"given as stage logits, but these are probabilities: all {len(values):,} tokens that "
-            "were looked at have numbers from 0 to 1 with sum 1."
+            "given as stage logits, but these are probabilities: "
+            f"{all_of(len(values), 'token that was', 'tokens that were')} looked at "
+            f"{'has' if len(values) == 1 else 'have'} numbers from 0 to 1 with sum 1."
         )
     is_certain = values.size >= _LEAST_SCORES and np.ptp(values) > _LEAST_RANGE
     if router.rule.score == "sigmoid" and is_certain:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
+from moegeom.core.text import number_of
 from moegeom.router.family import (
     RELU,
     Family,
@@ -147,7 +148,8 @@ def _build_groups(
         )
     if num_experts % num_groups:
         raise RouterError(
-            f"{router}: {num_experts} experts do not divide into {num_groups} groups.",
+            f"{router}: {number_of(num_experts, 'expert does', 'experts do')} not divide into "
+            f"{num_groups} groups.",
             _DEFAULT_GROUPS if settings.is_default(spec.num_groups) else "",
             code=CONFIG_CONTRADICTED,
         )
@@ -168,7 +170,7 @@ def _build_groups(
         )
     if num_kept * size < top_k:
         raise RouterError(
-            f"{router}: {num_kept} groups of {size} experts are kept, "
+            f"{router}: {number_of(num_kept, 'group')} of {number_of(size, 'expert')} to be kept, "
             f"fewer than the {top_k} experts to choose.",
             code=CONFIG_CONTRADICTED,
         )

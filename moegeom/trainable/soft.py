@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.text import number_of
 from moegeom.trainable.router import at_least_float32, product
 
 
@@ -28,7 +29,8 @@ class SoftMoE(nn.Module):
         self.experts = nn.ModuleList(experts)
         if not len(self.experts) or slots < 1:
             raise UsageError(
-                f"SoftMoE: {len(self.experts)} experts of {slots} slots, expected one at least."
+                f"SoftMoE: {number_of(len(self.experts), 'expert')} of {number_of(slots, 'slot')}, "
+                "expected one at least."
             )
         self.slots = slots
         self.phi = nn.Parameter(torch.randn(len(self.experts) * slots, hidden) * hidden**-0.5)

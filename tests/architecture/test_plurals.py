@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moegeom.core.text import number_of
+from moegeom.core.text import all_of, number_of, these
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,12 +17,16 @@ FOLDERS = ("document", "checks", "studies", "engine", "tokens", "recorder", "rou
 
 NOUNS = (
     "rows|experts|tokens|layers|routers|checkpoints|documents|requests|disagreements|figures|pairs|"
-    "cells|boundaries|facets|tensors|steps|comparisons|ranks|files|ids|shifts|pieces|pixels|slots|batches"
+    "cells|boundaries|facets|lines|sets|ways|vertices|draws|tensors|steps|comparisons|ranks|files|ids|shifts|pieces|pixels|slots|batches"
 )
 BEHIND = re.compile(rf" (?:more |different |other |recorded |outlier |such )?(?:{NOUNS})\b")
 
-#: A part of a whole, or all of it: "1 of 1 rows" says how many there are, not how many it was.
-BEFORE = re.compile(r"(?:\bof|\ball|\bthese|\bat most|\bthan| x| to) $")
+#: A part of a whole: "1 of 1 rows" says how many there are, not how many it was.
+BEFORE = re.compile(r"(?:\bof|\bat most|\bthan| x| to) $")
+
+#: All of a whole, which ``all_of`` and ``these`` say: nobody reads "all 1 experts", whosever count
+#: it is.
+WHOLE = re.compile(r"\b(?:all|these) $")
 
 #: Sizes of a router are no counts of findings; constants, text and what was compared with 1 are
 #: known where they stand.
@@ -53,7 +57,8 @@ def bare_counts(source: str) -> list[str]:
                 continue
             lead = before.value if isinstance(before, ast.Constant) else ""
             text = ast.unparse(number.value)
-            if BEHIND.match(behind.value) and not BEFORE.search(lead) and not KNOWN.search(text):
+            is_known = BEFORE.search(lead) or KNOWN.search(text)
+            if BEHIND.match(behind.value) and (WHOLE.search(lead) or not is_known):
                 found.append(f"{number.lineno}: {text}{behind.value[:30]}")
     return found
 
@@ -65,6 +70,8 @@ def bare_counts(source: str) -> list[str]:
         ('f"and {rest:,} more layers"', True),
         ('f"{a} of {b} rows are"', False),
         ("f\"{number_of(len(rows), 'row is', 'rows are')} zero\"", False),
+        ('f"all {num_experts} experts are chosen"', True),
+        ("f\"{all_of(num_experts, 'expert is', 'experts are')} chosen\"", False),
         ('"1 row" if n == 1 else f"{n} rows"', False),
         ('f"{router.num_experts} experts"', False),
     ],
@@ -90,6 +97,8 @@ def test_one_is_one_and_thousands_are_separated():
         "2 rows",
         "2,048 rows",
     ]
+    assert [all_of(n, "row") for n in (1, 2048)] == ["the row", "all 2,048 rows"]
+    assert [these(n, "row is", "rows are") for n in (1, 2)] == ["this row is", "these 2 rows are"]
     assert [number_of(n, "batch is", "batches are") for n in (1, 2)] == [
         "1 batch is",
         "2 batches are",

@@ -24,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
 CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
 CURVED = ROOT / "sample_ckpts/deepseek-tiny"
+ON_CURVED = (
+    *("cells", str(CURVED / "step_1500"), "--layer", "1", "--subspace", "pca:2"),
+    *("--tokens", str(CURVED / "rec/step_1500")),
+)
 ON_SAMPLE = ("cells", CKPT, "--tokens", REC, "--layer", "0")
 
 
@@ -72,6 +76,25 @@ def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matri
         plane = abs(bias[out] - bias[into]) / np.linalg.norm(weight[out] - weight[into])
         assert row["distance_upper"] >= row["distance_lower"] >= plane * (1 - 1e-9)
     assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
+    assert f"certify {len(cells)} cells have a point inside" in " ".join(ran.out.split())
+
+
+def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path):
+    """Equal experts tie for the last place on whole regions, and a slice keeps them equal."""
+    generator = np.random.default_rng(1)
+    weight = generator.standard_normal((17, 64)).astype(np.float32)
+    weight[16], weight[8] = weight[0], weight[3]
+    np.savez(tmp_path / "router.npz", weight=weight)
+    asked = ("cells", "--weights", "router.npz", "--top-k", "4", "--subspace", "random:2")
+    strict, broken = (
+        json.loads(moegeom(tmp_path, *asked, *more, "--format", "json").out)["routers"][0]
+        for more in ((), ("--tie-broken",))
+    )
+    more = broken["cells"]["num_cells"] - strict["cells"]["num_cells"]
+    assert strict["cells"]["num_tied"] == more > 0
+    assert (strict["num_equal"], broken["num_equal"]) == (4, 0)
+    said = " ".join(moegeom(tmp_path, *asked, COLUMNS="80").out.split())
+    assert f"{more} regions of the slice are in no cell: 4 of its experts are equal" in said
 
 
 def test_the_inradius_is_the_distance_from_its_centre_to_every_rival(place, matrix):
@@ -248,7 +271,10 @@ def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
 def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
     assert ran.code == 4
-    assert "more vertices than --vertices allows (a random router has about" in ran.out
+    said = " ".join(ran.out.split())
+    assert "more than the 50 vertices that --vertices allows; a random router has about" in said
+    enough = said.split("Try --vertices ")[1].split()[0]
+    assert moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", enough).code == 0
     assert pq.read_table(tmp_path / "found/cells.parquet").num_rows == 0
 
 
@@ -286,7 +312,11 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         ((*BARE, "--plot", "nowhere/x.svg"), "nowhere/x.svg: cannot be written"),
         ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
         (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
-        (("cells", CKPT, "--layer", "0", "--radius", "1"), "at most 16 dimensions"),
+        (("cells", CKPT, "--layer", "0", "--radius", "1"), "--radius is for slices of at most 16"),
+        (
+            (*ON_CURVED, "--radius", "1"),
+            "error: --radius is for routers whose facets are straight.",
+        ),
         ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
@@ -310,7 +340,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments
         ({"box": -1.0}, "box -1: expected a positive number"),
         ({"hops": 2}, "hops goes with at"),
         ({"hops": 2, "at": (5,)}, "at names tokens of a recording: add --tokens"),
-        ({"hops": -1, "at": (5,)}, "hops -1: expected 0 to"),
+        ({"hops": -1, "at": (5,)}, "hops -1: expected how many facets to cross, such as 1 or 2"),
         ({"random_routers": 1001}, "random_routers 1001: expected 0 to 1,000"),
         ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
         ({"inradius": True}, "inradius goes with --out"),
@@ -359,9 +389,17 @@ def test_a_refused_run_leaves_no_folder(moegeom, place):
     assert not (place / "found.partial").exists()
 
 
-def test_a_matrix_in_another_kind_of_file_is_refused_with_what_to_write(moegeom, tmp_path):
-    np.save(tmp_path / "w.npy", np.eye(4))
-    ran = moegeom(tmp_path, "cells", "--weights", "w.npy", "--top-k", "2")
-    assert ran.code == 2
-    assert "expected an .npz file" in ran.err
-    assert "numpy.savez" in ran.err
+@pytest.mark.parametrize("name", ["w.npy", "w.npz", "w"])
+def test_one_array_is_refused_by_its_bytes_with_what_to_write(moegeom, tmp_path, name):
+    with (tmp_path / name).open("wb") as stream:
+        np.save(stream, np.eye(4))
+    ran = moegeom(tmp_path, "cells", "--weights", name, "--top-k", "2")
+    assert ran.code == 3
+    said = " ".join(ran.err.split())
+    assert f"{name}: this is a .npy file, which holds one array without a name" in said
+    assert "torch" not in said
+    assert "numpy.savez writes one: weight=W" in said
+    np.savez(tmp_path / "router.npz", weight=np.eye(4, 3))
+    if name == "w.npz":
+        ran = moegeom(tmp_path, *BARE, "--subspace", name)
+        assert "numpy.savez writes one: centre=c" in " ".join(ran.err.split())

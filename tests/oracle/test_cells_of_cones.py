@@ -197,10 +197,13 @@ def test_where_a_walk_is_too_long_as_well_both_are_said():
     bias = -weight @ np.array([0.55, -0.275, 0.1375])
     with pytest.raises(UsageError, match="within --radius more than 5.. facets") as refused:
         found_in(weight, bias, 4, 2.0, vertices=100)
-    assert "at most 100 vertices to walk instead; a random router has about 152" in str(
-        refused.value
+    assert (
+        "at most 100 vertices (--vertices) to walk instead; a random router has about 152"
+        in str(refused.value)
     )
     assert "--radius" in str(refused.value.hint)
+    enough = int(refused.value.hint.split("--vertices ")[1].split()[0])
+    assert found_in(weight, bias, 4, 2.0, vertices=enough).is_whole
 
 
 @pytest.mark.parametrize("hops", [0, 1, 2, 99])

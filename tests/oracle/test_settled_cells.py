@@ -94,6 +94,9 @@ def assert_is_exact(weight, bias, k, tie_broken) -> Enumeration | None:
     assert len(facets) == len(found.facets)
     assert facets == {pair for pair in exact.facets if cells.issuperset(pair)}
     assert found.is_bounded.tolist() == [cell not in exact.unbounded for cell in rows]
+    broken = open_cells(exact_cells(weight, bias, k, tie_broken=True), weight, offsets)
+    assert [frozenset(row) for row in found.tied.tolist()] == sorted(broken - cells, key=sorted)
+    assert exact.tied == broken - cells
     logits = found.witness @ weight.T + offsets
     best = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
     np.testing.assert_array_equal(best, found.expert_set)

@@ -35,6 +35,18 @@ def test_logits_of_a_slice_are_those_of_its_points():
     np.testing.assert_allclose(part.coordinates(part.inputs(points)), points)
 
 
+@pytest.mark.parametrize("experts", [17, 21, 37])
+def test_equal_rows_are_equal_on_a_slice(experts):
+    generator = np.random.default_rng(experts)
+    for dims in (1, 2, 3):
+        weight = generator.standard_normal((experts, 64)).astype(np.float32)
+        weight[-1], weight[experts // 2] = weight[0], weight[3]
+        part = random_slice(generator.standard_normal(64), dims, 0)
+        found = np.column_stack(part.instance(weight, None))
+        np.testing.assert_array_equal(found[[-1, experts // 2]], found[[0, 3]])
+        assert len(np.unique(found, axis=0)) == experts - 2
+
+
 def test_a_plane_goes_through_its_three_points():
     generator = np.random.default_rng(2)
     points = generator.standard_normal((3, 20))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import all_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -27,7 +28,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for experts, routers in whole.items():
         yield CHECK.finding(
             tuple(routers),
-            f"all {experts} experts are chosen for every token.",
+            f"{all_of(experts, 'expert is', 'experts are')} chosen for every token.",
             "Nothing is routed: loads are even whatever the weights are.",
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import all_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
@@ -32,7 +33,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             continue
         yield CHECK.finding(
             router,
-            f"all {tokens:,} tokens choose the same {top_k} of {experts} experts.",
+            f"{all_of(tokens, 'token')} choose the same {top_k} of {experts} experts.",
             "Equal tokens, or a router that ignores its input: shares and loads of this recording "
             "say nothing about other tokens.",
             measured.measure_again(router, extra="--per-token"),

@@ -60,7 +60,7 @@ def _faults(table: TokenTable, top_k: int | None) -> Iterator[str]:
     if not table.dtype.startswith(_INTEGERS):
         yield f"ids are stored as {table.dtype.lower()}, which is no integer type"
     if top_k is not None and table.top_k != top_k:
-        yield f"{table.top_k} experts for each token, and the rule chooses {top_k}"
+        yield f"{number_of(table.top_k, 'expert')} for each token, and the rule chooses {top_k}"
 
 
 def _top_k(measured: Measured, table: TokenTable) -> int | None:

@@ -9,10 +9,7 @@ from typing import Any
 
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import (
-    duration,
-    header,
-)
+from moegeom.document.header import duration, header, size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
@@ -20,6 +17,7 @@ from moegeom.studies.cells.record import (
     Answer,
     Between,
     Cells,
+    CutShort,
     Enumerations,
     RandomRouterCells,
     RouterCells,
@@ -32,12 +30,12 @@ _MOST_ROUTERS = 6
 #: How the cells were found, by the road that was taken.
 _ROADS = {
     "sweep": "swept from end to end in exact arithmetic",
-    "walk": "{vertices} vertices walked",
-    "charts": "{vertices} vertices walked on two affine charts",
+    "walk": "{vertices} walked",
+    "charts": "{vertices} walked on two affine charts",
     "exact walk": "walked in exact arithmetic",
     "one cell": "the choice is the same everywhere",
     "search": "searched from facet to facet by least distances, every answer proved",
-    "walk and filter": "{vertices} vertices walked, and each cell and facet tried",
+    "walk and filter": "{vertices} walked, and each cell and facet tried",
     "circle": "all ties on the circle",
     "interval subdivision": "interval subdivision down to the pixel",
 }
@@ -72,7 +70,7 @@ def _header(found: Enumerations) -> Iterator[Block]:
 
 
 def _router(router: RouterCells) -> Iterator[Block]:
-    experts = "1 expert" if router.num_experts == 1 else f"{router.num_experts} experts"
+    experts = number_of(router.num_experts, "expert")
     yield Title(router.router, f"{experts}, top-{router.top_k}")
     for label, text in _sentences(router):
         is_open = router.outcome == "unfinished" and label == "cells"
@@ -110,13 +108,17 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     """Label and sentence of every fact about one router, in order."""
     yield "slice", _slice(router)
     yield "cells", _count(router)
+    if router.num_equal:
+        yield "ties", _ties(router)
     if router.random is not None:
         yield "random", _random(router.random)
     found = router.cells
-    if found is not None and found.num_facets:
+    if found is not None and (found.num_facets or (found.num_components or 0) > 1):
         yield "facets", _facets(found)
     if found is not None:
         yield "proof", _proof(router, found)
+    if router.num_checked is not None:
+        yield "certify", _checked(router.num_checked)
     if router.num_tokens is not None and router.num_own is not None:
         yield "tokens", _tokens(router)
     if router.between is not None:
@@ -133,27 +135,26 @@ def _slice(router: RouterCells) -> str:
 
 
 def _dimensions(dims: int) -> str:
-    return "1 dimension" if dims == 1 else f"{dims:,} dimensions"
+    return number_of(dims, "dimension")
 
 
 def _count(router: RouterCells) -> str:
-    sets = f"C({router.num_experts}, {router.top_k}) = {_number(router.num_possible)} sets"
+    sets = f"C({router.num_experts}, {router.top_k}) = {_number(router.num_possible)} "
+    sets += "set" if router.num_possible == 1 else "sets"
     if router.outcome == "all subsets":
         return (
             f"all {sets}: the rows have rank E - 1 (certified modulo a prime), so every set is a "
             "cell and every pair a facet of it; not listed. A --subspace tells more."
         )
     if router.outcome == "unfinished":
-        expected = router.expected_vertices
-        guess = "" if expected is None else f" (a random router has about {expected:,.0f})"
-        return f"not listed: more vertices than --vertices allows{guess}."
+        return _cut_short(router, router.cut_short)
     assert router.cells is not None
     count = router.cells.num_cells
     if router.outcome == "pixels":
         return f"at least {count:,} of {sets} in the frame; smaller ones may lie between pixels"
     said = f"{count:,} of {sets}"
     if count == 0:
-        return f"{said}: every place is a tie. With --tie-broken the lower number is ahead."
+        return f"{said}: every place is a tie"
     if router.most_cells is not None and router.most_cells < router.num_possible:
         said += f", of at most {_number(router.most_cells)} in {_dimensions(router.dims)}"
     if router.cells.num_bounded is not None:
@@ -161,9 +162,49 @@ def _count(router: RouterCells) -> str:
     return said
 
 
+#: Bytes that a walk takes at most for a vertex, its cells and facets included.
+_VERTEX_BYTES = 200
+
+
+def _cut_short(router: RouterCells, cut: CutShort | None) -> str:
+    """What there was too much of, how much is allowed, and what to type."""
+    if cut is None:
+        return "not listed: the search was cut short."
+    said = f"not listed: more than the {cut.most:,} {cut.what} that --vertices allows"
+    if cut.what == "cells":
+        said += f" {router.domain}"
+    expected = router.expected_vertices
+    if expected is not None and math.isfinite(expected) and cut.what == "vertices":
+        said += f"; a random router has about {_number(round(expected))}"
+    fewer = "a slice of fewer dimensions (--subspace)"
+    if cut.enough is None:
+        return f"{said}. More are not kept: ask for {fewer}."
+    if cut.what == "cells":
+        return f"{said}. Try --vertices {cut.enough}, or tighter bounds."
+    room = size(_VERTEX_BYTES * cut.enough)
+    return f"{said}. Try --vertices {cut.enough} (up to {room} of memory), or {fewer}."
+
+
+def _ties(router: RouterCells) -> str:
+    """Where equal experts leave no cell: how many regions, where those were counted."""
+    num_tied = None if router.cells is None else router.cells.num_tied
+    equal = f"{router.num_equal:,} of its experts are equal to another one"
+    if num_tied == 0:
+        return f"{equal}, but nowhere here tie for the last place"
+    if num_tied is None:
+        said = f"{equal}: where they tie for the last place is no cell, which is not counted here"
+    else:
+        regions = number_of(num_tied, "region of the slice is", "regions of the slice are")
+        said = f"{regions} in no cell: {equal}, and they tie there for the last place"
+    if router.num_on_ties is not None and router.num_tokens and not router.domain:
+        share = _percent(router.num_on_ties / router.num_tokens)
+        said += f"; {number_of(router.num_on_ties, 'token is', 'tokens are')} drawn there ({share})"
+    return f"{said}. With --tie-broken the lower number is ahead."
+
+
 def _random(random: RandomRouterCells) -> str:
     spread = f" +- {random.sd:.1f}" if random.num_routers > 1 else ""
-    draws = "1 draw" if random.num_routers == 1 else f"{random.num_routers} draws"
+    draws = number_of(random.num_routers, "draw")
     return (
         f"random routers with the same row norms have {random.mean:,.1f}{spread} cells there "
         f"({draws}, standard deviation)"
@@ -171,21 +212,26 @@ def _random(random: RandomRouterCells) -> str:
 
 
 def _facets(found: Cells) -> str:
+    pieces = found.num_components or 1
+    if not found.num_facets:
+        return f"none: no two of the {number_of(pieces, 'cell')} share one"
     said = f"{found.num_facets:,}"
     if found.degrees is not None:
         least, mean, most = found.degrees
         said += f"; a cell has {least} to {most}, {mean:.1f} on average"
+    if pieces > 1:
+        said += f"; no facet joins the {pieces:,} pieces that the cells fall into"
     if found.diameter is not None:
         at_least = "" if found.is_diameter_exact else "at least "
         facets = number_of(found.diameter, "facet")
-        said += f"; the farthest cells are {at_least}{facets} apart"
-    if found.num_components is not None and found.num_components > 1:
-        said += f"; {number_of(found.num_components, 'piece')} that share no facet"
+        within = " within one piece" if pieces > 1 else ""
+        said += f"; the farthest cells{within} are {at_least}{facets} apart"
     return said
 
 
 def _proof(router: RouterCells, found: Cells) -> str:
-    said = _ROADS[found.road].format(vertices=f"{found.num_vertices:,}")
+    vertices = number_of(found.num_vertices, "vertex", "vertices")
+    said = _ROADS[found.road].format(vertices=vertices)
     if found.num_exact:
         said += f", {found.num_exact:,} of the answers in exact arithmetic, the others in float64"
     elif found.gap is not None and math.isfinite(found.gap):
@@ -201,6 +247,16 @@ def _proof(router: RouterCells, found: Cells) -> str:
     if found.num_rational:
         said += f"; {found.num_rational:,} too narrow for a float64 point, a rational one is given"
     return f"{said}; {duration(router.seconds)}"
+
+
+def _checked(num_checked: int) -> str:
+    """What --certify did: a point in each cell, and nothing of what is not listed."""
+    if not num_checked:
+        return "nothing was checked again: no cell is listed"
+    return (
+        f"{number_of(num_checked, 'cell has', 'cells have')} a point inside that was checked again "
+        "in integers, by code that did not find it; that no cell is missing rests on the line above"
+    )
 
 
 def _tokens(router: RouterCells) -> str:
@@ -227,7 +283,7 @@ def _between(between: Between) -> str:
     return (
         f"{between.mean_crossings:.3g} facets on the straight way between two tokens, "
         f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length of the "
-        f"router input ({between.num_segments:,} ways)"
+        f"router input ({number_of(between.num_segments, 'way')})"
     )
 
 
@@ -235,7 +291,7 @@ def _visited(visited: Visited) -> str:
     pieces = number_of(visited.num_components, "piece")
     part = "" if visited.is_whole else " (of the most visited ones)"
     return (
-        f"{visited.num_expert_sets:,} sets of experts by these tokens; "
+        f"{number_of(visited.num_expert_sets, 'set')} of experts by these tokens; "
         f"{number_of(visited.num_edges, 'pair differs', 'pairs differ')} in one expert, which "
         f"leaves {pieces}{part}; the largest holds "
         f"{_percent(visited.largest_share)} of the tokens"

@@ -20,7 +20,9 @@ class Cells:
     cells of one piece, a lower bound unless it ``is_diameter_exact``. ``num_bounded`` is None where
     a ball, a box or steps bound the search; ``proved_share`` is that of arcs, or of pixels that one
     set is proved for; ``num_open`` pixels are undecided, the others crossed by a facet. In
-    ``num_rational`` cells no float64 point was found: their witnesses are fractions.
+    ``num_rational`` cells no float64 point was found: their witnesses are fractions. ``num_tied``
+    counts the regions that are in no cell, as equal experts tie all over them for the last place;
+    None where they were not counted.
     """
 
     num_cells: int
@@ -37,6 +39,7 @@ class Cells:
     proved_share: float | None = None
     num_open: int | None = None
     num_rational: int = 0
+    num_tied: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,19 @@ class RandomRouterCells:
 
 
 @dataclass(frozen=True)
+class CutShort:
+    """A search that ended at its limit: ``most`` vertices walked, or cells of a ball found.
+
+    ``enough`` is a limit that should do, twice what a random router has or ten times this one; None
+    where no more are kept.
+    """
+
+    most: int
+    what: Literal["vertices", "cells"]
+    enough: int | None
+
+
+@dataclass(frozen=True)
 class RouterCells:
     """One router on one slice.
 
@@ -78,7 +94,9 @@ class RouterCells:
     what a random router has. ``seconds`` are those of finding cells with their proofs, without
     those in which kernels were compiled. Of ``num_tokens`` projected onto the slice ``num_own``
     choose what the slice chooses at their place; ``num_cells_with_tokens`` hold one. ``left_out``
-    tokens are not finite.
+    tokens are not finite. ``num_equal`` experts are equal to another one on the slice, unless ties
+    are broken; ``num_on_ties`` tokens are drawn where that leaves no cell. ``num_checked``
+    witnesses were checked again in integers (None: that was not asked for).
     """
 
     router: str
@@ -101,6 +119,10 @@ class RouterCells:
     between: Between | None = None
     visited: Visited | None = None
     random: RandomRouterCells | None = None
+    num_equal: int = 0
+    num_on_ties: int | None = None
+    num_checked: int | None = None
+    cut_short: CutShort | None = None
 
 
 @dataclass(frozen=True)

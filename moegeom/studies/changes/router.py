@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.text import all_of
 from moegeom.studies.changes.bias_pair import KINDS, Biases, BiasPair
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.places import LEFT_BEHIND, MOVED_ALONE, NOT_COMPARED
@@ -121,7 +122,7 @@ def _experts(
     stayed = sum(after[i] == before[i] for i in range(min(number, len(before))))
     followed = sum(after[i] == before[place[i]] for i in range(number))
     if is_permuted and followed == number:
-        return [], [f"all {number} experts moved along"]
+        return [], [f"{all_of(number, 'expert')} moved along"]
     told = f"samples of {stayed} of {number} experts are where they were"
     if is_permuted and stayed:
         left = LEFT_BEHIND.change(b.rule, detail=told, stayed=stayed, followed=followed)
@@ -129,7 +130,7 @@ def _experts(
     if is_permuted:
         return [], ["the weights of the experts changed too: samples do not tell where they are"]
     if stayed == number:
-        return [], [f"all {number} experts where they were"]
+        return [], [all_of(number, "expert where it was", "experts where they were")]
     if sorted(before) == sorted(after):
         return [MOVED_ALONE.change(b.rule, detail=told, stayed=stayed)], []
     return [], [f"{number - stayed} of {number} experts have other weights"]

@@ -137,9 +137,10 @@ def verdict_sentence(found: Difference) -> str:
     if not routers:
         said = "the two have no router in common"
     elif same == len(routers):
-        said = f"{_ALL.get(same, f'all {same} routers are')} identical"
+        same_routers = number_of(same, "router")
+        said = f"{_ALL.get(same, f'all {same_routers} are')} identical"
         if found.unlike:
-            said = f"the weights of {_WHOSE.get(same, f'all {same} routers')} are identical, and "
+            said = f"the weights of {_WHOSE.get(same, f'all {same_routers}')} are identical, and "
             said += "the routers are not: they choose or weigh otherwise (UNLIKE)"
         absent = [("A", len(found.only_first)), ("B", len(found.only_second))]
         said += "".join(f"; {number} more only in {side}" for side, number in absent if number)

@@ -7,7 +7,7 @@ from typing import Any
 
 from moegeom.core.finding import EXIT_INCONCLUSIVE
 from moegeom.core.router import format_layers
-from moegeom.core.text import number_of
+from moegeom.core.text import all_of, number_of
 from moegeom.document.model import Command, Document, Excerpt, Fact, Note, Title, View
 from moegeom.engine.parts import MissingParts, StoredPart
 
@@ -19,7 +19,8 @@ def part_document(found: StoredPart, view: View) -> Document:
     plan_tokens = found.plan.get("tokens")
     total = plan_tokens.get("num_tokens", 0) if isinstance(plan_tokens, Mapping) else 0
     name = str(found.folder)
-    then = f"moegeom merge PART... --out OUT  (all {found.part.count} of them)"
+    count = found.part.count
+    then = f"moegeom merge PART... --out OUT  ({all_of(count, 'one there is', 'of them')})"
     return Document(
         "part",
         name,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moegeom.core.text import all_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
@@ -70,7 +71,7 @@ def verdict_sentence(found: SignOff) -> str:
     }
     unseen = _unseen(found)
     if not told:
-        return f"PASSED, signed off: all {len(found.lines)} lines passed{unseen}."
+        return f"PASSED, signed off: {all_of(len(found.lines), 'line')} passed{unseen}."
     stands = "; ".join(f"{names} {state}" for state, names in told.items())
     if "failed" in told:
         return f"FAILED, not signed off: {stands}{unseen}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moegeom.core.text import percent
+from moegeom.core.text import all_of, percent
 from moegeom.document.verdict_text import places
 from moegeom.studies.changes.edit import Judgement
 from moegeom.studies.changes.record import Change
@@ -22,8 +22,7 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
     same = sum(one.is_identical for one in judged)
     told = [f"{_where(group, names)} {_phrases(group)}" for group in _groups(judged)]
     if same == len(judged):
-        count = "the router" if same == 1 else f"all {same} routers"
-        told = [f"{_compared(judged)} are the same numbers in {count}"]
+        told = [f"{_compared(judged)} are the same numbers in {all_of(same, 'router')}"]
     elif same:
         told.append(f"{same} of {len(judged)} routers are the same numbers")
     return Line(

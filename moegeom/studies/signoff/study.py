@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.core.errors import RecordingError, RouterError, UsageError, about
 from moegeom.core.router import Norm, Router, parse_layers
-from moegeom.core.text import number_of
+from moegeom.core.text import all_of, number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
@@ -325,7 +325,7 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     evidence |= {"only_in_a": [n for n in names if n not in found], "only_in_b": only_b}
     if wrong:
         return Line("storage", "failed", f"{'; '.join(wrong)}; {stored}.", more, (), evidence)
-    count = "the router" if len(a) == 1 else f"all {len(a)} routers"
+    count = all_of(len(a), "router")
     are = "is" if len(a) == 1 else "are"
     sentence = f"{count} of A {are} in B with the same shape and rule; {stored}."
     return Line("storage", "passed", sentence, more, (), evidence)

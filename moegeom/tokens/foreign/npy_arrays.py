@@ -68,7 +68,7 @@ def npz_members(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipI
     """
     try:
         # first with a reader that is bounded by the size of the file, and refuses overlaps
-        read_archive(CountingFile(path, path.name, ReadLog()))
+        read_archive(CountingFile(path, path.name, ReadLog()), "np.savez")
     except CheckpointError as error:
         raise RecordingError(error.message, error.hint) from None
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.text import number_of
+from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.trace import RequestTrace
 
@@ -291,7 +291,7 @@ def _axes_of_shape(
     cut = _slots_note(reading, shape, routers, where)
     if not any(reading.holds):
         raise RecordingError(
-            f"{where}: nothing was captured: every row of all {shape[0]} layers repeats one "
+            f"{where}: nothing was captured: every row of {all_of(shape[0], 'layer')} repeats one "
             "number.",
             "Was capture on when the requests ran? Older vLLM wrote zeros whatever was asked.",
         )

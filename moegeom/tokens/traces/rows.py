@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.text import number_of
+from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
 from moegeom.tokens.traces.trace import RequestTrace
@@ -169,7 +169,7 @@ class RequestRows:
             shown = self._ends_with[0 if self._pattern.leading else 1]
             raise RecordingError(
                 f"{self._where}: {number_of(run, 'row at an end holds', 'rows at an end hold')} "
-                f"experts that count up by one in all {len(self._routers)} layers, such as "
+                f"experts that count up by one in {all_of(len(self._routers), 'layer')}, such as "
                 f"{shown.tolist()}: padding written as experts.",
                 "Store the token ids or a mask beside the ids; with them such rows are cut.",
             )

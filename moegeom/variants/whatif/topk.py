@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf
 from moegeom.variants.whatif._choices import need_top_k, refuse
 
@@ -23,7 +24,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     if groups is not None:
         room = room // groups.num_groups * groups.num_kept
     if k > room:
-        raise refuse(router, f"a token can have {room} experts at most, not {k}")
+        raise refuse(router, f"a token can have {number_of(room, 'expert')} at most, not {k}")
     reached = {"flop_factor": k / rule.top_k}
     if k == rule.top_k:
         return FittedGate(router=router, reached=reached)

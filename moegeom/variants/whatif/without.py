@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.selection import SCORES
@@ -128,7 +129,11 @@ def _need_enough(router: Router, gone: Int64[np.ndarray, "gone"]) -> None:
         fewest = int(sizes[: rule.groups.num_kept].sum())
         where = " in some groups that a token may keep"
     if fewest < rule.top_k:
-        raise refuse(router, f"{fewest} experts are left{where}, and a token takes {rule.top_k}")
+        raise refuse(
+            router,
+            f"{number_of(fewest, 'expert is', 'experts are')} left{where}, and a token takes "
+            f"{rule.top_k}",
+        )
 
 
 def _inherited(

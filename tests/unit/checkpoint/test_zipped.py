@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moegeom.checkpoint import zipped
@@ -226,6 +227,15 @@ def test_an_entry_behind_four_gigabytes_is_found(tmp_path: Path) -> None:
         assert oracle.read("d/one") == b"first"
     archive = read_archive(CountingFile(tmp_path / _FILE, _FILE, ReadLog()))
     assert archive.read("d/one", 5) == b"first"
+
+
+def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.eye(2))
+    assert _refusal(tmp_path, stream.getvalue()) == (
+        "this is a .npy file, which holds one array without a name; expected an archive, as "
+        "torch.save writes it."
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 10, 30, 100, -1])

@@ -74,7 +74,7 @@ _WRONG = {
     "too many kept": ({"topk_group": 5}, "r: 5 of 4 groups cannot be kept."),
     "groups of one": ({"n_group": 16}, "r: groups of 1 have no sum of two largest scores."),
     "too few left": ({"topk_group": 1, "num_experts_per_tok": 5},
-        "r: 1 groups of 4 experts are kept, fewer than the 5 experts to choose."),
+        "r: 1 group of 4 experts to be kept, fewer than the 5 experts to choose."),
 }  # fmt: skip
 
 

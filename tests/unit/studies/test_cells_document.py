@@ -9,7 +9,8 @@ import pytest
 from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.studies.cells.document import document
-from moegeom.studies.cells.record import Answer, Cells, Enumerations, RouterCells
+from moegeom.studies.cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
+from moegeom.studies.cells.study.found import enough_vertices
 
 
 def router(name: str, **changes) -> RouterCells:
@@ -58,10 +59,103 @@ def test_every_router_is_told_in_a_paragraph_of_its_own():
 
 
 def test_what_was_not_finished_is_no_number_of_cells():
-    found = enumerations(router("text/0", outcome="unfinished", cells=None))
-    (said,) = (s for s in shown(found, "table").splitlines() if s.startswith("cells"))
-    assert said.startswith("cells    not listed: more vertices than --vertices allows")
-    assert "948" in said
+    cut = CutShort(100, "vertices", 1900)
+    found = enumerations(router("text/0", outcome="unfinished", cells=None, cut_short=cut))
+    said = " ".join(shown(found, "table").split())
+    assert "cells not listed: more than the 100 vertices that --vertices allows" in said
+    assert "a random router has about 948." in said
+
+
+@pytest.mark.parametrize(
+    ("cut", "domain", "said"),
+    [
+        (CutShort(100, "vertices", 1900), "", "Try --vertices 1900 (up to 380 kB of memory), or a"),
+        (CutShort(100, "vertices", None), "", "More are not kept: ask for a slice of fewer dimens"),
+        (CutShort(50, "cells", 500), "within 1", "Try --vertices 500, or tighter bounds."),
+    ],
+)
+def test_a_limit_that_was_too_low_comes_with_one_that_should_do(cut, domain, said):
+    one = router("w", outcome="unfinished", cells=None, cut_short=cut, domain=domain)
+    text = " ".join(shown(enumerations(one), "table").split())
+    assert f"not listed: more than the {cut.most} {cut.what} that --vertices allows" in text
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("expected", "most", "enough"),
+    [
+        (70_862.0, 1000, 150_000),
+        (948.0, 1000, 1900),
+        (400.0, 1000, 10_000),
+        (None, 7, 70),
+        (3.0, 5, 6),
+        (2e9, 1000, None),
+        (float("inf"), 1000, None),
+    ],
+)
+def test_twice_what_is_expected_should_do_or_ten_times_what_did_not(expected, most, enough):
+    assert enough_vertices(expected, most) == enough
+
+
+@pytest.mark.parametrize(
+    ("num_tied", "domain", "said"),
+    [
+        (
+            3,
+            "",
+            "3 regions of the slice are in no cell: 2 of its experts are equal to another one",
+        ),
+        (1, "", "1 region of the slice is in no cell"),
+        (0, "", "2 of its experts are equal to another one, but nowhere here tie"),
+        (None, "within 1", "where they tie for the last place is no cell, which is not counted"),
+    ],
+)
+def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_tied, domain, said):
+    cells = Cells(17, "walk", num_vertices=19, num_tied=num_tied)
+    tied = router(
+        "w", cells=cells, domain=domain, num_equal=2, num_tokens=200, num_own=9, num_on_ties=50
+    )
+    text = shown(enumerations(tied), "table", width=80)
+    labels = [line.split()[0] for line in text.splitlines()[3:] if not line.startswith(" ")]
+    assert labels[:3] == ["slice", "cells", "ties"]
+    assert said in " ".join(text.split())
+    assert ("50 tokens are drawn there (25 %)" in " ".join(text.split())) == (
+        num_tied is not None and num_tied > 0
+    )
+    assert "ties" not in shown(enumerations(router("w", num_tokens=200, num_own=9)), "table")
+
+
+@pytest.mark.parametrize(
+    ("facets", "pieces", "diameter", "said"),
+    [
+        (24, 1, 3, "24; the farthest cells are 3 facets apart proof"),
+        (
+            24,
+            2,
+            3,
+            "24; no facet joins the 2 pieces that the cells fall into; the farthest cells within",
+        ),
+        (0, 3, 0, "none: no two of the 3 cells share one proof"),
+    ],
+)
+def test_the_farthest_cells_are_those_of_one_piece(facets, pieces, diameter, said):
+    cells = Cells(3, "walk", num_facets=facets, num_components=pieces, diameter=diameter)
+    text = " ".join(shown(enumerations(router("w", cells=cells)), "table").split())
+    assert f"facets {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("num_checked", "said"),
+    [
+        (17, "17 cells have a point inside that was checked again in integers"),
+        (1, "1 cell has a point inside that was checked again in integers"),
+        (0, "nothing was checked again: no cell is listed"),
+    ],
+)
+def test_what_certify_checked_is_said_below_the_proof(num_checked, said):
+    text = " ".join(shown(enumerations(router("w", num_checked=num_checked)), "table").split())
+    assert f"1.0 s certify {said}" in text
+    assert "certify" not in shown(enumerations(router("w")), "table")
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])

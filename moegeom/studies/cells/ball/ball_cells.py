@@ -25,6 +25,7 @@ from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
 from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.walk.enumeration import Enumeration, SimpleVertices, enumerate_cells
+from moegeom.studies.cells.walk.level_walk import WalkWatch
 
 _UNIT = 2.0**-53
 
@@ -248,15 +249,18 @@ def ball_cells(
     return cells_of_ball(BallProblem.of(weight, bias, k, centre, radius), most)
 
 
-def cells_of_ball(problem: BallProblem, most: int, most_exact: float = math.inf) -> BallCells:
+def cells_of_ball(
+    problem: BallProblem, most: int, most_exact: float = math.inf, watch: WalkWatch | None = None
+) -> BallCells:
     """``ball_cells`` of a problem that is made already.
 
     A point where many experts tie is the nearest one of most facets around it, each of which takes
     a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
+    ``watch`` is told how many there were.
     """
     if not math.isfinite(problem.ball.limits.radius):
         raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
-    return _Found(problem, most, most_exact).run(None)
+    return _Found(problem, most, most_exact, watch).run(None)
 
 
 def cells_within_hops(
@@ -364,8 +368,15 @@ def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, rad
 class _Found:
     """Cells and facets that grow while the search goes on."""
 
-    def __init__(self, problem: BallProblem, most: int, most_exact: float = math.inf) -> None:
+    def __init__(
+        self,
+        problem: BallProblem,
+        most: int,
+        most_exact: float = math.inf,
+        watch: WalkWatch | None = None,
+    ) -> None:
         self._problem, self._most, self._most_exact = problem, most, most_exact
+        self._watch = watch
         start = problem.start()
         self._inside = [start[None]]
         self._hops = [np.zeros(1, np.int64)]
@@ -448,6 +459,8 @@ class _Found:
                 "experts tie, or nearly so, at one point of the ball"
             )
         self._num_exact += 1
+        if self._watch is not None:
+            self._watch.settles(self._num_exact)
         is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
         if not is_met and lower < math.inf:
             away = max(0.0, lower - self._problem.ball.limits.radius)

@@ -107,16 +107,17 @@ def _spread(inner: Sequence[Fraction], columns: Sequence[int], total: int) -> li
 class Checked:
     """Takes proposed cells and facets with a point each, and keeps those that the point proves.
 
-    With ``tie_broken`` equal experts are told apart, the lower number ahead.
+    With ``tie_broken`` equal experts are told apart, the lower number ahead; else what is a cell
+    then only is kept as ``tied``.
     """
 
     def __init__(
         self, rows: Sequence[Sequence[Fraction]], offsets: Sequence[Fraction], tie_broken: bool
     ) -> None:
-        self._rows, self._offsets = rows, offsets
-        self._ranks = _classes(rows, offsets) if tie_broken else [0] * len(rows)
-        self._class_of = _first_equals(rows, offsets) if tie_broken else list(range(len(rows)))
+        self._rows, self._offsets, self._tie_broken = rows, offsets, tie_broken
+        self._ranks, self._class_of = _classes(rows, offsets), _first_equals(rows, offsets)
         self.cells: dict[ExpertSet, Point] = {}
+        self.tied: set[ExpertSet] = set()
         self.facets: dict[Pair, Point] = {}
         self.unbounded: set[ExpertSet] = set()
 
@@ -127,13 +128,17 @@ class Checked:
             others = [j for j in range(len(values)) if j not in expert_set]
             if not all(self._is_ahead(values, i, j) for i in expert_set for j in others):
                 return False
+            splits = {self._class_of[i] for i in expert_set} & {self._class_of[j] for j in others}
+            if splits and not self._tie_broken:
+                self.tied.add(expert_set)
+                return False
             self.cells[expert_set] = tuple(point)
         if not is_bounded:
             self.unbounded.add(expert_set)
         return True
 
     def _is_ahead(self, values: Sequence[tuple[Fraction, int]], one: int, other: int) -> bool:
-        """Ahead by the logit; the rank decides between equal experts alone."""
+        """Ahead by the logit, or of equal experts by the rank."""
         if values[one][0] != values[other][0]:
             return values[one][0] > values[other][0]
         return self._class_of[one] == self._class_of[other] and values[one] > values[other]
@@ -200,12 +205,14 @@ class ExactCells:
 
     A facet is a pair of cells whose closures share a facet, in the order of their sorted experts.
     They differ in one expert but where several pairs tie on one hyperplane. ``unbounded`` are the
-    cells that hold a ray; of a central router all do.
+    cells that hold a ray; of a central router all do. ``tied`` are sets that are no cells because
+    equal experts tie all over one, and that would be with ``tie_broken``.
     """
 
     cells: dict[ExpertSet, Point]
     facets: dict[Pair, Point]
     unbounded: frozenset[ExpertSet]
+    tied: frozenset[ExpertSet]
 
 
 def exact_cells(
@@ -248,6 +255,7 @@ def exact_cells(
         {cell: tuple(spread(point)) for cell, point in checked.cells.items()},
         {pair: tuple(spread(point)) for pair, point in checked.facets.items()},
         frozenset(checked.cells if len(kept) < len(rows[0]) else checked.unbounded),
+        frozenset(checked.tied),
     )
 
 

@@ -67,7 +67,8 @@ def cut(text: str, kept: int) -> str:
 def caption_text(picture: SlicePicture) -> str:
     """One paragraph: what is drawn, of which router, how true it is to the tokens, made by what."""
     caption = _bounded(picture.caption)
-    router = f"{caption.num_experts} experts of {caption.model}, router {caption.router}"
+    experts = number_of(caption.num_experts, "expert")
+    router = f"{experts} of {caption.model}, router {caption.router}"
     sentences = [
         f"Cells of the top {caption.top_k} of {router}, on {caption.subspace}"
         + _variance(picture)
@@ -122,14 +123,14 @@ def _content(picture: SlicePicture) -> str:
             facets = number_of(len(picture.facet_ends), "facet")
             counts = [f"{number_of(seen, 'cell')} and {facets} in the frame"]
         case SpaceCells():
-            counts = [f"{count_text(len(picture.place))} cells"]
+            counts = [number_of(len(picture.place), "cell")]
             counts += [number_of(len(picture.facets), "facet")]
         case CircleCells():
-            counts = [f"{count_text(len(picture.start))} arcs"]
+            counts = [number_of(len(picture.start), "arc")]
         case RasterCells():
             open_share = float((picture.state == OPEN).mean()) if picture.state.size else 0.0
             height, width = picture.state.shape
-            counts = [f"{count_text(len(picture.expert_sets))} expert sets"]
+            counts = [number_of(len(picture.expert_sets), "expert set")]
             counts += [f"{width} x {height} pixels, {percent_text(open_share)} of them undecided"]
     proof = "every one proved" if picture.caption.is_certified else "not all of it proved"
     return f"{', '.join(counts)}; {proof}"

@@ -29,10 +29,16 @@ class Slice:
         weight: Float[np.ndarray, "experts hidden"],
         bias: Float[np.ndarray, "experts"] | None,
     ) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
-        """Rows and biases of the router on the slice, in float64."""
+        """Rows and biases of the router on the slice, in float64; equal rows stay equal.
+
+        BLAS may round the same row differently at another place of the matrix.
+        """
         rows = weight.astype(np.float64)
-        offset = rows @ self.centre
-        return rows @ self.basis, offset if bias is None else offset + bias.astype(np.float64)
+        places: dict[bytes, int] = {}
+        first = [places.setdefault(row.tobytes(), n) for n, row in enumerate(rows)]
+        offset = (rows @ self.centre)[first]
+        own = (rows @ self.basis)[first]
+        return own, offset if bias is None else offset + bias.astype(np.float64)
 
     def coordinates(
         self, inputs: Float[np.ndarray, "tokens hidden"]

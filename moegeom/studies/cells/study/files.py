@@ -57,12 +57,17 @@ class CellFiles:
         self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
         self.names: tuple[str, ...] = ()
 
-    def add(self, looked: Looked) -> None:
-        """Rows of one router, and its slice as an npz file that --subspace reads."""
+    def add(self, looked: Looked) -> int | None:
+        """Rows of one router, and its slice as an npz file that --subspace reads.
+
+        Returns how many witnesses were checked in integers; None where nobody asked for that.
+        """
+        num_checked = 0
         for found in looked.found:
             if found.is_whole:
                 self._tables["cells"].append(_cells(looked, found, self._request))
                 self._tables["facets"].append(_facets(looked, found, self._request))
+                num_checked += len(found.expert_set)
         if looked.part is not None and looked.weight is not None:
             with writing(self._out):
                 (self._partial / "slices").mkdir(exist_ok=True)
@@ -73,6 +78,7 @@ class CellFiles:
                     weight=looked.weight,
                     bias=np.zeros(len(looked.weight)) if looked.bias is None else looked.bias,
                 )
+        return num_checked if self._request.certify else None
 
     def finish(self) -> None:
         """Writes the tables and moves everything to ``out``."""

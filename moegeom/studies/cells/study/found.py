@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
@@ -35,8 +35,7 @@ from moegeom.studies.cells.walk.enumeration import (
     SimpleVertices,
     enumerate_cells,
 )
-
-Watch = Callable[[int, int], None]
+from moegeom.studies.cells.walk.level_walk import WalkWatch
 
 #: Facets whose distance is measured.
 MOST_MEASURED = 500_000
@@ -62,7 +61,8 @@ class FoundCells:
     they were not asked for. ``hops`` are the facets crossed from there. ``exact`` has a rational
     point of each cell in which no float64 point was found: there the witness is nan. ``simple``
     are vertices at which facets meet, where distances will be asked for. ``is_cone`` where all
-    experts tie at one point of the ball: then these are the cells of the whole slice.
+    experts tie at one point of the ball: then these are the cells of the whole slice. ``tied`` are
+    the sets that equal experts keep from being cells; None where they were not looked for.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -81,6 +81,7 @@ class FoundCells:
     exact: Mapping[int, CellPoint] = field(default_factory=dict)
     simple: SimpleVertices | None = None
     is_cone: bool = False
+    tied: Int16[np.ndarray, "tied k"] | None = None
 
 
 def domain_text(request: CellsRequest) -> str:
@@ -106,7 +107,7 @@ def find_cells(
     k: int,
     request: CellsRequest,
     points: Float64[np.ndarray, "points dims"],
-    watch: Watch | None,
+    watch: WalkWatch | None,
 ) -> list[FoundCells] | AllSubsets:
     """The cells that were asked for; a list of one, or one entry for each of ``points``.
 
@@ -175,13 +176,13 @@ class Scaled:
         """What distances in the given coordinates are longer by, as an exponent of two."""
         return int(self.exponent.max()) if len(self.exponent) else 0
 
-    def whole(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
+    def whole(self, k: int, watch: WalkWatch | None) -> FoundCells | AllSubsets:
         found = _enumerated(self.weight, self.bias, k, self.request, watch)
         if isinstance(found, AllSubsets) or self.request.box is None:
             return found
         return _in_box(self.weight, self.bias, found, self.request.box)
 
-    def in_ball(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
+    def in_ball(self, k: int, watch: WalkWatch | None) -> FoundCells | AllSubsets:
         return _in_ball(self.weight, self.bias, k, self.request, watch)
 
     def around(self, k: int, token: int, point: Float64[np.ndarray, "dims"]) -> FoundCells:
@@ -228,7 +229,11 @@ def with_witnesses(
 
 
 def _enumerated(
-    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k: int,
+    request: CellsRequest,
+    watch: WalkWatch | None,
 ) -> FoundCells | AllSubsets:
     found = enumerate_cells(
         weight,
@@ -255,11 +260,16 @@ def _of_enumeration(found: Enumeration) -> FoundCells:
         gap=found.gap,
         is_whole=found.is_whole,
         simple=found.simple,
+        tied=found.tied,
     )
 
 
 def _in_ball(
-    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k: int,
+    request: CellsRequest,
+    watch: WalkWatch | None,
 ) -> FoundCells | AllSubsets:
     """From facet to facet; by a walk where experts tie on whole facets, or many at one point."""
     assert request.radius is not None
@@ -269,14 +279,14 @@ def _in_ball(
     rows, biases = problem.own
     tip = _tip_inside(rows, biases, request.radius)
     if tip is None:
-        found = _searched(problem, request)
+        found = _searched(problem, request, watch)
         if found is not None:
             return found
     whole = _enumerated(rows, biases, problem.k, request, watch)
     if isinstance(whole, AllSubsets):
         if tip is not None and len(rows) == len(weight):
             return whole
-        return _of_search(cells_of_ball(problem, request.vertices))
+        return _of_search(cells_of_ball(problem, request.vertices, watch=watch))
     if not whole.is_whole:
         return whole
     out, into = swaps(whole.expert_set, whole.facets).first
@@ -286,6 +296,7 @@ def _in_ball(
     kept = _kept(whole, met.cells, met.facets)
     always = np.broadcast_to(problem.fixed, (len(kept.expert_set), len(problem.fixed)))
     chosen = np.concatenate([always, problem.kept[kept.expert_set]], axis=1)
+    is_cone = tip is not None and len(rows) == len(weight)
     return replace(
         kept,
         expert_set=np.sort(chosen, axis=1).astype(np.int16),
@@ -295,7 +306,8 @@ def _in_ball(
         cell_distance=np.column_stack([met.cell_lower, met.cell_upper])[met.cells],
         facet_distance=np.column_stack([met.facet_lower, met.facet_upper])[met.facets],
         simple=None,
-        is_cone=tip is not None and len(rows) == len(weight),
+        is_cone=is_cone,
+        tied=whole.tied if is_cone else None,
     )
 
 
@@ -321,7 +333,9 @@ def _nearer(
     return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
 
 
-def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
+def _searched(
+    problem: BallProblem, request: CellsRequest, watch: WalkWatch | None
+) -> FoundCells | None:
     """From facet to facet; None where a walk is to be taken.
 
     Raises UsageError where that would be too long as well.
@@ -332,19 +346,39 @@ def _searched(problem: BallProblem, request: CellsRequest) -> FoundCells | None:
         expected = math.inf if dims > 1 else 0.0
     most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
     try:
-        return _of_search(cells_of_ball(problem, most, most_exact))
+        return _of_search(cells_of_ball(problem, most, most_exact, watch))
     except TooManyTies as error:
         if expected > most:
+            enough = enough_vertices(expected, most)
             about = "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
+            others = "a smaller --radius or fewer dimensions"
             raise UsageError(
-                f"within --radius {error}. Expected fewer, or a slice with at most {most:,} "
-                f"vertices to walk instead{about}.",
-                "Ask for a smaller --radius, fewer dimensions or more --vertices.",
+                f"within --radius {error}. Expected fewer, or a slice of at most {most:,} vertices "
+                f"(--vertices) to walk instead{about}.",
+                f"Ask for {others}."
+                if enough is None
+                else f"--vertices {enough} allows the walk; {others} are other ways.",
             ) from error
     except ValueError as error:
         if "degenerate" not in str(error):
             raise
     return None
+
+
+#: Vertices that a walk can number.
+_MOST_NUMBERED = 2**31
+
+
+def enough_vertices(expected: float | None, most: int) -> int | None:
+    """A limit that should do where ``most`` did not, in one or two figures.
+
+    Twice what is expected, or ten times ``most``; None where a walk cannot number as many.
+    """
+    wanted = 10 * most if expected is None or 2 * expected <= most else 2 * expected
+    if not wanted < _MOST_NUMBERED:
+        return None
+    unit = 10 ** max(0, len(str(math.ceil(wanted))) - 2)
+    return -(-math.ceil(wanted) // unit) * unit
 
 
 @cache
@@ -389,10 +423,13 @@ def _around(
             "slice that they span"
         )
     found = cells_within_hops(weight, offset, k, point, request.hops, request.vertices)
-    return replace(_of_search(found), hops=found.hops, at=token)
+    return replace(_of_search(found), hops=found.hops, at=token, tied=None)
 
 
 def _of_search(found: BallCells) -> FoundCells:
+    """A whole search met no place where equal experts tie for the last place: it would be refused
+    at the border of such a region.
+    """
     return FoundCells(
         expert_set=found.expert_set,
         witness=found.nearest,
@@ -402,6 +439,7 @@ def _of_search(found: BallCells) -> FoundCells:
         is_whole=found.is_whole,
         cell_distance=np.column_stack([found.distance_lower, found.distance_upper]),
         facet_distance=np.column_stack([found.facet_distance_lower, found.facet_distance_upper]),
+        tied=found.expert_set[:0],
     )
 
 
@@ -416,4 +454,5 @@ def _kept(
         witness=whole.witness[cells],
         facets=number[whole.facets[facets]].reshape(-1, 2),
         is_bounded=None,
+        tied=None,
     )

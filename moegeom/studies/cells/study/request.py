@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import TokensRequest
@@ -78,17 +78,17 @@ def check_request(request: CellsRequest) -> None:
         raise UsageError("--weights needs --top-k K: a matrix does not say how many are chosen.")
     if request.weights is not None and request.tokens is not None:
         raise UsageError("--tokens goes with a checkpoint, not with --weights.")
-    bounds = [n for n in ("radius", "box", "hops") if getattr(request, n) is not None]
+    bounds = bounds_of(request)
     if len(bounds) > 1:
-        raise UsageError(f"{_typed(bounds[0])} and {_typed(bounds[1])} exclude each other.")
+        raise UsageError(f"{bounds[0]} and {bounds[1]} exclude each other.")
     for name in ("radius", "box", "frame"):
         value = getattr(request, name)
         if value is not None and not 0.0 < value < np.inf:
             raise UsageError(f"{_typed(name)} {value:g}: expected a positive number.")
-    for name, (least, most) in _RANGES.items():
+    for name, (least, most, words) in _RANGES.items():
         value = getattr(request, name)
         if value is not None and not least <= value <= most:
-            raise UsageError(f"{name} {value}: expected {least:,} to {most:,}.")
+            raise UsageError(f"{name} {value}: expected {words}.")
     if (request.hops is None) != (not request.at):
         raise UsageError("hops goes with at, the tokens to begin at.")
     if request.at and request.tokens is None:
@@ -104,13 +104,23 @@ _OF_PYTHON = frozenset(
     ("box", "hops", "at", "inradius", "random_routers", "band", "frame", "pixels", "width", "dpi")
 )
 
-#: The least and the largest of what such a field may be.
-_RANGES = {"hops": (0, 2**31), "random_routers": (0, 1000), "pixels": (8, 4096)}
+#: The least and the largest of what such a field may be, and that in words.
+_RANGES = {
+    "hops": (0, 2**31, "how many facets to cross, such as 1 or 2; with 0 the token's own cell"),
+    "random_routers": (0, 1000, "0 to 1,000 routers"),
+    "pixels": (8, 4096, "8 to 4,096 pixels a side"),
+}
 
 
 def _typed(name: str) -> str:
     """A parameter as the one who gave it wrote it."""
     return name if name in _OF_PYTHON else option_of(name)
+
+
+def bounds_of(request: CellsRequest) -> list[str]:
+    """What bounds the search, as it was given: nobody is told of what they did not type."""
+    names = ("radius", "box", "hops")
+    return [_typed(name) for name in names if getattr(request, name) is not None]
 
 
 #: Options that mean nothing without another one, and what they are when they are not given.
@@ -150,12 +160,11 @@ def _check_plot(request: CellsRequest) -> None:
     """Raises UsageError for a picture that could not be drawn or written in the end."""
     if request.plot is None:
         return
-    for name in ("radius", "box", "hops"):
-        if getattr(request, name) is not None:
-            raise UsageError(
-                f"--plot draws the whole slice, not what {_typed(name)} leaves of it.",
-                "frame=R, from Python, is half the side of what is drawn.",
-            )
+    for name in bounds_of(request):
+        raise UsageError(
+            f"--plot draws the whole slice, not what {name} leaves of it.",
+            "frame=R, from Python, is half the side of what is drawn.",
+        )
     check_picture(request.plot, view=request.view, band=request.band, width=request.width)
     if not request.plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {request.plot}: the folder does not exist.")
@@ -206,13 +215,21 @@ def matrix_router(path: Path, top_k: int) -> Router:
     )
 
 
+def read_named(path: Path, how: str) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; ``how`` to write one is the hint where another file is there.
+
+    Raises RecordingError for a file that is none.
+    """
+    try:
+        return read_numbers(path)
+    except RecordingError as error:
+        hint = how if path.is_file() else ""
+        raise RecordingError(error.message, error.hint or hint) from None
+
+
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     how = "numpy.savez writes one: weight=W (experts, dims) and bias=b (experts)."
-    if path.suffix in (".npy", ".safetensors", ".pt"):
-        raise UsageError(
-            f"--weights {path.name}: expected an .npz file with the array weight.", how
-        )
-    found = read_numbers(path)
+    found = read_named(path, how)
     if "weight" not in found:
         raise RouterError(
             f"{path.name}: holds {', '.join(found) or 'nothing'}; expected weight.", how

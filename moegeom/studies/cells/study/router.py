@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.geometry.capacity.cell_bounds import most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.studies.cells.exact.crossings import crossing_rate
+from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.graph.facet_graph import facet_graph
 from moegeom.studies.cells.graph.visited_graph import visited_graph
 from moegeom.studies.cells.plane.circle import Arcs, circle_arcs
@@ -23,6 +24,7 @@ from moegeom.studies.cells.plane.subspace import Slice
 from moegeom.studies.cells.record import (
     Between,
     Cells,
+    CutShort,
     Outcome,
     RandomRouterCells,
     RouterCells,
@@ -31,18 +33,18 @@ from moegeom.studies.cells.record import (
 from moegeom.studies.cells.study.found import (
     FoundCells,
     domain_text,
+    enough_vertices,
     expected_vertices,
     find_cells,
     with_witnesses,
 )
-from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.request import CellsRequest, bounds_of
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
 from moegeom.studies.cells.study.tokens import SliceTokens
 from moegeom.studies.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
+from moegeom.studies.cells.walk.level_walk import WalkWatch
 from moegeom.studies.cells.walk.segment_crossings import segment_crossings
 from moegeom.variants.random_router import random_router
-
-Told = Callable[[int, int], None]
 
 #: Dimensions in which cells are looked for from facet to facet.
 MOST_DIMS = 16
@@ -50,11 +52,12 @@ MOST_DIMS = 16
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Tokens on the slice: where, in which cell (-1: in none that is listed), and whether it is
-    their own: the slice chooses there what the router chooses for the token itself.
+    """Tokens on the slice: where, what is ``drawn`` there (chosen by the slice), in which cell (-1:
+    in none that is listed), and whether it is their own: what the router chooses for the token.
     """
 
     place: Float64[np.ndarray, "tokens dims"]
+    drawn: Integer[np.ndarray, "tokens k"]
     cell: Int64[np.ndarray, "tokens"]
     is_own: Bool[np.ndarray, "tokens"]
 
@@ -82,7 +85,7 @@ def look_at(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    told: Told | None,
+    told: WalkWatch | None,
 ) -> Looked:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
     if router.num_experts > MOST_EXPERTS:
@@ -110,15 +113,9 @@ def _by_cells(
     asked: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    told: Told | None,
+    told: WalkWatch | None,
 ) -> Looked:
-    part, bias = asked.part, router.affine_bias
-    weight = router.weight.astype(np.float64)
-    offset = None if bias is None else bias.astype(np.float64)
-    if part is not None:
-        weight, offset = part.instance(weight, offset)
-    if offset is not None and (offset == offset[0]).all():
-        offset = None  # a common shift changes no choice
+    part, (weight, offset) = asked.part, _instance(router, asked)
     k, dims = router.rule.top_k, weight.shape[1]
     if sample is None:
         points = np.empty((0, dims))
@@ -127,7 +124,7 @@ def _by_cells(
     starts = _starts(request, sample, points)
     if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
         raise UsageError(
-            f"--radius and hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"{bounds_of(request)[0]} is for slices of at most {MOST_DIMS} dimensions; this one is "
             f"{asked.text} with {dims:,}.",
             "Add --subspace pca:D or random:D.",
         )
@@ -171,10 +168,63 @@ def _by_cells(
         placed,
         took,
         request.seed,
-        is_central=offset is None,
+        is_central=_is_central(weight, offset),
     )
-    record = replace(record, random=random)
+    equal = [] if request.tie_broken or k == len(weight) else equal_experts(weight, offset)
+    record = replace(
+        record,
+        random=random,
+        cut_short=_cut_short(found, record, request) if outcome == "unfinished" else None,
+        num_equal=sum(map(len, equal)),
+        num_on_ties=_on_ties(placed.drawn, equal) if equal and placed is not None else None,
+    )
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
+
+
+def _cut_short(
+    found: tuple[FoundCells, ...], record: RouterCells, request: CellsRequest
+) -> CutShort:
+    is_search = any(part.road == "search" and not part.is_whole for part in found)
+    expected = None if is_search else record.expected_vertices
+    return CutShort(
+        most=request.vertices,
+        what="cells" if is_search else "vertices",
+        enough=enough_vertices(expected, request.vertices),
+    )
+
+
+def equal_experts(
+    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"] | None
+) -> list[Int64[np.ndarray, "members"]]:
+    """The experts of each class whose rows and biases are equal, of two or more."""
+    offset = np.zeros(len(weight)) if bias is None else bias
+    _, label, sizes = np.unique(
+        np.column_stack([weight, offset]), axis=0, return_inverse=True, return_counts=True
+    )
+    return [np.flatnonzero(label.reshape(-1) == n) for n in np.flatnonzero(sizes > 1)]
+
+
+def _on_ties(
+    drawn: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarray, "members"]]
+) -> int:
+    """Tokens at whose place some of a class of equal experts are chosen and some are not."""
+    is_tie = np.zeros(len(drawn), bool)
+    for members in equal:
+        is_tie |= np.isin(np.isin(drawn, members).sum(axis=1), [0, len(members)], invert=True)
+    return int(is_tie.sum())
+
+
+def _instance(
+    router: Router, asked: RequestedSlice
+) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"] | None]:
+    """Rows and biases on the slice; None for biases that are all the same, which change no
+    choice.
+    """
+    weight, bias = router.weight.astype(np.float64), router.affine_bias
+    offset = None if bias is None else bias.astype(np.float64)
+    if asked.part is not None:
+        weight, offset = asked.part.instance(weight, offset)
+    return weight, None if offset is None or (offset == offset[0]).all() else offset
 
 
 def _starts(
@@ -196,7 +246,7 @@ def _placed(
 ) -> Placed:
     logits = points @ weight.T + (0.0 if offset is None else offset)
     drawn = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
-    return Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+    return Placed(points, drawn, _numbers(drawn, cells), _is_equal(drawn, sample))
 
 
 def _is_equal(drawn: np.ndarray, sample: SliceTokens) -> Bool[np.ndarray, "tokens"]:
@@ -249,12 +299,26 @@ def _record(
     )
 
 
-def prediction(router: Router, asked: RequestedSlice) -> str:
-    """How many vertices a random router has there, in words; empty where that says nothing."""
-    if not router.rule.is_affine or asked.part is None:
+def prediction(router: Router, asked: RequestedSlice, request: CellsRequest) -> str:
+    """How many vertices a random router has there, in words; empty where none are walked."""
+    is_walked = request.expert_set is None and not set(bounds_of(request)) - {"box"}
+    if not is_walked or not router.rule.is_affine or asked.circle is not None:
         return ""
-    expected = expected_vertices(router.num_experts, router.rule.top_k, asked.part.dims, False)
-    return "" if expected is None else f", about {expected:,.0f} vertices expected"
+    weight, offset = _instance(router, asked)
+    experts, dims = weight.shape
+    is_central = _is_central(weight, offset)
+    expected = expected_vertices(experts, router.rule.top_k, dims, is_central)
+    if expected is None or not np.isfinite(expected):
+        return ""
+    return f", about {number_of(round(expected), 'vertex', 'vertices')} expected"
+
+
+def _is_central(weight: np.ndarray, offset: np.ndarray | None) -> bool:
+    """Whether all experts tie at one point, so that cells are cones from there."""
+    experts, dims = weight.shape
+    if offset is None or dims >= experts - 1:
+        return offset is None
+    return common_tie(weight, offset) is not None
 
 
 def _with_tokens(placed: Placed | None) -> int | None:
@@ -280,8 +344,8 @@ def _by_pixels(
             "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or plane:A,B,C.",
         )
     _refuse_out(router, asked, request)
-    if request.radius is not None or request.box is not None or request.hops is not None:
-        raise UsageError("--radius, box and hops go with routers whose facets are straight.")
+    for name in bounds_of(request):
+        raise UsageError(f"{name} is for routers whose facets are straight.")
     points = None if sample is None else part.coordinates(sample.inputs)
     frame = frame_of(points, asked, sample, request, _reach(router))
     plane = plane_router(
@@ -305,7 +369,7 @@ def _by_pixels(
     if sample is not None and points is not None:
         drawn = plane.choice(points)
         cells = np.array(found.expert_sets)
-        placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+        placed = Placed(points, drawn, _numbers(drawn, cells), _is_equal(drawn, sample))
     seed, window = request.seed, _window(frame)
     record = _record(router, asked, sample, 2, window, "pixels", facts, placed, took, seed)
     return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
@@ -380,6 +444,7 @@ def facts_of(found: tuple[FoundCells, ...]) -> Cells:
         num_exact=sum(part.num_exact for part in found),
         gap=min(gaps, default=None),
         num_rational=sum(len(part.exact) for part in found),
+        num_tied=None if first.tied is None else len(first.tied),
     )
 
 

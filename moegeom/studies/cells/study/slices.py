@@ -13,9 +13,8 @@ from jaxtyping import Float64
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.studies.cells.plane.subspace import Slice, principal_slice, random_slice, slice_through
-from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.request import CellsRequest, read_named
 from moegeom.studies.cells.study.tokens import SliceTokens
-from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 #: What --subspace may say.
 KINDS = "full, pca:D, random:D, plane:A,B,C, circle:A,B or FILE.npz"
@@ -157,12 +156,13 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 def _of_file(path: Path, router: Router) -> RequestedSlice:
     """Arrays ``centre`` (hidden) and ``basis`` (hidden, dims), made orthonormal if they are not."""
-    found = read_numbers(path)
+    how = "numpy.savez writes one: centre=c (hidden), basis=B (hidden, dims)."
+    found = read_named(path, how)
     if not {"centre", "basis"} <= set(found):
         raise UsageError(
             f"--subspace {path.name}: holds {', '.join(found) or 'nothing'}; expected centre and "
             "basis.",
-            "numpy.savez writes one: centre=c (hidden), basis=B (hidden, dims).",
+            how,
         )
     centre, basis = (found[name].astype(np.float64) for name in ("centre", "basis"))
     hidden = router.hidden_size

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +73,16 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
             sample = _sample(request, router, opened.source)
             asked = _slice(request, router, sample, opened.source)
             if watch is not None:
-                watch.begin(f"{router.name}{prediction(router, asked)}")
+                watch.begin(f"{router.name}{prediction(router, asked, request)}")
             if request.expert_set is not None:
                 answers.append(
                     answer(router, asked, request.expert_set, request.certify, request.box)
                 )
                 continue
-            looked = look_at(router, asked, sample, request, _told(watch))
-            found.append(looked.record)
-            if files is not None:
-                files.add(looked)
+            told = None if watch is None else ToldWalk(watch, router.name)
+            looked = look_at(router, asked, sample, request, told)
+            checked = None if files is None else files.add(looked)
+            found.append(replace(looked.record, num_checked=checked))
             if request.plot is not None:
                 drawn = draw(looked, _model(opened), request)
         if files is not None:
@@ -146,19 +146,34 @@ def _slice(
     return requested_slice(text, router, sample, name, request.seed)
 
 
-def _told(watch: Watch | None) -> Callable[[int, int], None] | None:
-    """Vertices as progress: how many are done of those that are known."""
-    if watch is None:
-        return None
-    done = 0
+#: Answers in exact arithmetic after which it is said that they take long: some seconds.
+_LONG = 500
 
-    def told(num_done: int, num_known: int) -> None:
-        nonlocal done
-        watch.start(num_known)
-        watch.advance(num_done - done)
-        done = num_done
 
-    return told
+class ToldWalk:
+    """What a walk tells of itself: vertices as progress, and once that it will take long.
+
+    That is said where no progress is shown, too.
+    """
+
+    def __init__(self, watch: Watch, router: str) -> None:
+        self._watch, self._router, self._done, self._is_said = watch, router, 0, False
+
+    def __call__(self, num_done: int, num_known: int) -> None:
+        """How many vertices are done of those that are known."""
+        self._watch.start(num_known)
+        self._watch.advance(num_done - self._done)
+        self._done = num_done
+
+    def settles(self, num_exact: int) -> None:
+        """Says at the first that are many what takes the time."""
+        if num_exact < _LONG or self._is_said:
+            return
+        self._is_said = True
+        self._watch.say(
+            f"{self._router}: many experts tie, or nearly so, in the same places; {_LONG} answers "
+            "and more are left to exact arithmetic, which may take minutes"
+        )
 
 
 def answer(

@@ -18,7 +18,7 @@ from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.studies.cells.exact.rank import common_tie, independent_columns_of
 from moegeom.studies.cells.walk._level_diagram import Corners, cells_of, facets_of
 from moegeom.studies.cells.walk._level_vertex import UNORDERED
-from moegeom.studies.cells.walk.level_walk import Walked, Watch, level_walk, points_of
+from moegeom.studies.cells.walk.level_walk import Walked, WalkWatch, level_walk, points_of
 from moegeom.studies.cells.walk.settled_cells import settled_cells
 
 #: Sets of experts are kept as int16.
@@ -42,7 +42,8 @@ class Enumeration:
     walk", "one cell". ``num_exact`` vertices were settled in exact arithmetic, the others in
     float64 with proof; ``gap`` is how many error bounds the nearest of those is from a tie.
     ``is_whole`` is False where ``most`` vertices were found and more are left: then there are no
-    cells. ``simple`` are vertices of the diagram, where they were asked for and are known.
+    cells. ``simple`` are vertices of the diagram, where they were asked for and are known. ``tied``
+    are sets that would be cells with ties broken: equal experts tie all over an open set of inputs.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -50,6 +51,7 @@ class Enumeration:
     is_bounded: Bool[np.ndarray, "cells"]
     facets: Int64[np.ndarray, "facets 2"]
     road: str
+    tied: Int16[np.ndarray, "tied k"]
     num_vertices: int = 0
     num_exact: int = 0
     gap: float = np.inf
@@ -84,7 +86,7 @@ def enumerate_cells(
     tie_broken: bool = False,
     most: int = 10**7,
     threads: int = 1,
-    watch: Watch | None = None,
+    watch: WalkWatch | None = None,
     most_simple: int = 0,
 ) -> Enumeration | AllSubsets:
     r"""The expert sets S for which some open set of inputs has S as its k largest logits.
@@ -137,7 +139,7 @@ class _Job:
     tie_broken: bool
     most: int
     threads: int
-    watch: Watch | None
+    watch: WalkWatch | None
     most_simple: int
 
     def run(self) -> Enumeration:
@@ -163,6 +165,7 @@ class _Job:
             is_bounded=np.zeros(num, dtype=bool),
             facets=np.empty((0, 2), np.int64),
             road="one cell",
+            tied=chosen[None, :].astype(np.int16)[num:],
         )
 
     def _walked(self) -> Enumeration:
@@ -175,12 +178,12 @@ class _Job:
         if not walked.is_whole:
             return self._unfinished(walked)
         summary = len(walked.on), walked.num_exact, walked.gap
-        simple = None
+        simple, tied = None, _no_sets(self.k)
         if len(walked.on) <= self.most_simple:
             simple = SimpleVertices(walked.on[walked.is_simple], walked.bits[walked.is_simple])
         if walked.num_exact > 0:
             found = settled_cells(walked, self.weight, self.bias, self.k, self.tie_broken)
-            witness, facets = found.witness, found.facets
+            witness, facets, tied = found.witness, found.facets, found.tied
         elif (walked.rising & UNORDERED).any():
             found = collected(
                 walked.on, walked.above, walked.is_simple, walked.rays, self.weight, self.bias,
@@ -199,17 +202,25 @@ class _Job:
             del corners, point
             facets = loose.in_order()
         return Enumeration(
-            found.expert_set, witness, found.is_bounded, facets, "walk", *summary, simple=simple
+            found.expert_set,
+            witness,
+            found.is_bounded,
+            facets,
+            "walk",
+            tied,
+            *summary,
+            simple=simple,
         )
 
     def _unfinished(self, walked: Walked) -> Enumeration:
         d = self.weight.shape[1]
         return Enumeration(
-            expert_set=np.empty((0, self.k), np.int16),
+            expert_set=_no_sets(self.k),
             witness=np.empty((0, d)),
             is_bounded=np.empty(0, dtype=bool),
             facets=np.empty((0, 2), np.int64),
             road="walk",
+            tied=_no_sets(self.k),
             num_vertices=len(walked.on),
             num_exact=walked.num_exact,
             gap=walked.gap,
@@ -223,11 +234,9 @@ class _Job:
         found = replace(
             self, weight=-self.weight[::-1], bias=-self.bias[::-1], k=experts - self.k
         )._walked()
-        is_member = np.ones((len(found.expert_set), experts), dtype=bool)
-        rows = np.arange(len(is_member))[:, None]
-        is_member[rows, experts - 1 - found.expert_set.astype(np.int64)] = False
-        expert_set = np.nonzero(is_member)[1].reshape(len(is_member), self.k).astype(np.int16)
-        return _sorted(replace(found, expert_set=expert_set, simple=None))
+        expert_set = _others(found.expert_set, experts)
+        tied = np.unique(_others(found.tied, experts), axis=0)
+        return _sorted(replace(found, expert_set=expert_set, tied=tied, simple=None))
 
     def _central(self) -> Enumeration:
         """Cells are cones: each meets one of two affine charts, on either side of a coordinate."""
@@ -252,6 +261,19 @@ class _Job:
     def _exactly(self, road: str) -> Enumeration:
         found = exact_cells(self.weight, self.bias, self.k, self.tie_broken)
         return replace(_from_exact(found, self.weight.shape[1], self.k), road=road)
+
+
+def _no_sets(k: int) -> Int16[np.ndarray, "0 k"]:
+    return np.empty((0, k), np.int16)
+
+
+def _others(expert_set: Int16[np.ndarray, "sets k"], experts: int) -> Int16[np.ndarray, "sets k2"]:
+    """The experts that are in none of the sets, whose numbers run backwards, ascending."""
+    is_member = np.ones((len(expert_set), experts), dtype=bool)
+    rows = np.arange(len(is_member))[:, None]
+    is_member[rows, experts - 1 - expert_set.astype(np.int64)] = False
+    kept = experts - expert_set.shape[1]
+    return np.nonzero(is_member)[1].reshape(len(is_member), kept).astype(np.int16)
 
 
 def _chart_column(weight: Float64[np.ndarray, "experts dims"]) -> int | None:
@@ -284,6 +306,7 @@ def _united(charts: list[Enumeration]) -> Enumeration:
         witness=np.concatenate([chart.witness for chart in charts])[first],
         is_bounded=np.zeros(len(rows), dtype=bool),
         facets=np.unique(_ordered(facets), axis=0),
+        tied=np.unique(np.concatenate([chart.tied for chart in charts]), axis=0),
         road="charts" if charts[0].road == charts[1].road == "walk" else charts[0].road,
         num_vertices=sum(chart.num_vertices for chart in charts),
         num_exact=sum(chart.num_exact for chart in charts),
@@ -325,4 +348,5 @@ def _from_exact(found: ExactCells, dims: int, k: int) -> Enumeration:
         is_bounded=np.array([cell not in found.unbounded for cell in cells], dtype=bool),
         facets=_ordered(np.array(facets, np.int64).reshape(-1, 2)),
         road="exact walk",
+        tied=np.array(sorted(map(sorted, found.tied)), np.int16).reshape(-1, k),
     )

@@ -6,10 +6,11 @@ vertices go whose signs float64 cannot prove.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
@@ -51,7 +52,15 @@ _STEP = 50_000
 #: Experts are padded to whole vector registers with rows of 0 that lie below all others.
 _LANES, _BELOW = 8, -1e200
 
-Watch = Callable[[int, int], None]
+
+class WalkWatch(Protocol):
+    """Listens to a walk or a search: vertices done and known, and what exact arithmetic is left."""
+
+    def __call__(self, num_done: int, num_known: int) -> None: ...
+
+    def settles(self, num_exact: int) -> None:
+        """So many answers were left to exact arithmetic until now, about a millisecond each."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +111,7 @@ def level_walk(
     k: int,
     most: int,
     threads: int = 1,
-    watch: Watch | None = None,
+    watch: WalkWatch | None = None,
 ) -> Walked | None:
     """Every vertex with k - d to k - 1 experts above it; None where there is none.
 
@@ -130,7 +139,7 @@ class _Walk:
         k: int,
         most: int,
         threads: int,
-        watch: Watch | None,
+        watch: WalkWatch | None,
     ) -> None:
         experts, d = weight.shape
         self._weight, self._bias, self._most = weight, bias, most
@@ -139,7 +148,7 @@ class _Walk:
         self._level = _level(weight, bias, k, generator.standard_normal(d))
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
         self._exact: Arrangement | None = None
-        self._num = self._head = 0
+        self._num = self._head = self._num_left = 0
         self._notes = np.array([np.inf, 0.0])
         self._room = room_for(self._size, len(self._level.bias))
         self._make(_SLOTS)
@@ -240,6 +249,9 @@ class _Walk:
             left = np.flatnonzero(state == UNCERTAIN).tolist()
             if not left:
                 return True
+            self._num_left += len(left)
+            if self._watch is not None:
+                self._watch.settles(self._num_left)
             if not all(self._settle(vertex) for vertex in left):
                 return False
 

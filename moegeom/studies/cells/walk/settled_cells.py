@@ -16,7 +16,7 @@ The reference is :func:`moegeom.studies.cells.exact.exact_cells.exact_cells`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, product
@@ -174,13 +174,15 @@ class SettledCells:
     """Cells in the order of their sorted experts, with a point inside each, and facets as pairs.
 
     The first cell of a facet comes first, and facets are in order. The two cells differ in one
-    expert but where several pairs tie on one hyperplane.
+    expert but where several pairs tie on one hyperplane. ``tied`` are the open sets that are left
+    out, in order too, as equal experts tie all over them.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
     witness: Float64[np.ndarray, "cells dims"]
     is_bounded: Bool[np.ndarray, "cells"]
     facets: Int64[np.ndarray, "facets 2"]
+    tied: Int16[np.ndarray, "tied k"]
 
 
 def settled_cells(
@@ -207,10 +209,13 @@ def settled_cells(
     faces = settled_faces(walked, k, settled)
     masks = masks_of(cells.masks)
     number = {mask: n for n, mask in enumerate(masks)}
-    class_of = _classes(arrangement) if tie_broken else list(range(len(bias)))
-    is_cell, vertex_of = np.ones(len(masks), bool), cells.vertex_of.copy()
+    class_of, apart = _classes(arrangement), range(len(bias))
+    is_open, is_tied = np.ones(len(masks), bool), np.zeros(len(masks), bool)
+    vertex_of = cells.vertex_of.copy()
     for cell, tied in faces.cells.items():
-        is_cell[number[cell]] = _is_open(cell, tied, class_of)
+        is_open[number[cell]] = _is_open(cell, tied, class_of)
+        is_tied[number[cell]] = not tie_broken and not _is_open(cell, tied, apart)
+    is_cell = is_open & ~is_tied
     for cell, vertex in faces.simple_vertex.items():
         vertex_of[number[cell]] = vertex
     point = points_of(walked.on, weight, bias)
@@ -229,6 +234,7 @@ def settled_cells(
     facets = np.concatenate([_without(between, left), np.array(behind, np.int64).reshape(-1, 2)])
     expert_set = np.array([list(experts_of(mask)) for mask in masks], np.int16).reshape(-1, k)
     order = np.lexsort(expert_set.T[::-1])
+    ties = order[(is_open & is_tied)[order]]
     order = order[is_cell[order]]
     place = np.full(len(masks), -1, np.int64)
     place[order] = np.arange(len(order))
@@ -238,6 +244,7 @@ def settled_cells(
         witness=witness[order],
         is_bounded=cells.is_bounded[order],
         facets=np.unique(facets[facets[:, 0] >= 0], axis=0).reshape(-1, 2),
+        tied=expert_set[ties],
     )
 
 
@@ -267,7 +274,7 @@ def _classes(arrangement: Arrangement) -> list[int]:
     return [first.setdefault((*row, offset), j) for j, (row, offset) in enumerate(experts)]
 
 
-def _is_open(cell: Mask, tied: Mask, class_of: list[int]) -> bool:
+def _is_open(cell: Mask, tied: Mask, class_of: Sequence[int]) -> bool:
     """Whether no pair ties all over the cell, but for equal experts of one class."""
     pairs = product(experts_of(tied & cell), experts_of(tied & ~cell))
     return all(class_of[i] == class_of[j] for i, j in pairs)

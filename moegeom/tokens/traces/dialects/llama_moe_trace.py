@@ -58,7 +58,9 @@ def read(path: Path) -> Trace:
     """All tokens in the order of the file, as one request."""
     found = csv_numbers(path, _NAMES)
     if not len(found) or np.abs(found).max() >= 2**31 or found[:, 0].min() < 0:
-        raise RecordingError(f"{path.name}: {len(found)} lines; expected layers and experts.")
+        raise RecordingError(
+            f"{path.name}: {number_of(len(found), 'line')}; expected layers and experts."
+        )
     batches = list(_batches(found))
     layers = batches[0].layers
     if any(batch.layers != layers for batch in batches):
