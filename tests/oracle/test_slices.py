@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 from sklearn.decomposition import PCA
 
+from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.plane.circle import circle_arcs
 from moegeom.studies.cells.plane.polygons import polygons
@@ -108,6 +110,48 @@ def test_polygons_hold_the_points_that_choose_their_expert_set():
     cells = {tuple(row): n for n, row in enumerate(found.expert_set.tolist())}
     for point, expert_set in zip(points, chosen.tolist(), strict=True):
         assert _is_inside(drawn.corners[cells[tuple(expert_set)]], point)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_polygons_and_balls_end_where_equal_experts_leave_no_cell(k):
+    """Every point of the frame is inside the polygon of what it chooses, or of none at a tie."""
+    generator = np.random.default_rng(k)
+    weight, bias = generator.standard_normal((9, 2)), generator.standard_normal(9)
+    weight[[4, 6, 8]], bias[[4, 6, 8]] = weight[[1, 2, 2]], bias[[1, 2, 2]]
+    equal = [np.array([1, 4]), np.array([2, 6, 8])]
+    found = enumerate_cells(weight, bias, k)
+    assert isinstance(found, Enumeration)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, (-2.0, 2.0, -2.0, 2.0), equal)
+    points = generator.uniform(-2.0, 2.0, (2000, 2))
+    logits = np.sort(points @ weight.T + bias, axis=1)[:, ::-1]
+    is_tied = logits[:, k - 1] - logits[:, k] < 1e-12
+    assert 20 < is_tied.sum() < 2000
+    chosen = np.sort(np.argsort(-(points @ weight.T + bias), axis=1)[:, :k], axis=1).tolist()
+    cells = {tuple(row): n for n, row in enumerate(found.expert_set.tolist())}
+    drawn_in = [
+        {
+            n
+            for n, corners in enumerate(drawn.corners)
+            if len(corners) and _is_inside(corners, point)
+        }
+        for point in points
+    ]
+    expected = [set() if tie else {cells[tuple(c)]} for tie, c in zip(is_tied, chosen, strict=True)]
+    assert drawn_in == expected
+    radii = inradii(weight, bias, found.expert_set, found.facets, equal)
+    for expert_set, radius in zip(found.expert_set.tolist(), radii, strict=True):
+        outside = [j for j in range(9) if j not in expert_set]
+        pairs = [(i, j) for i in expert_set for j in outside]
+        assert radius == pytest.approx(_largest_ball(weight, bias, pairs), rel=1e-5)
+
+
+def _largest_ball(weight, bias, pairs):
+    """By one program over all pairs of experts; inf where it has no end."""
+    rows = np.array([weight[i] - weight[j] for i, j in pairs])
+    offsets = np.array([bias[i] - bias[j] for i, j in pairs])
+    table = np.column_stack([-rows, np.linalg.norm(rows, axis=1)])
+    solved = linprog([0.0, 0.0, -1.0], table, offsets, bounds=[(None, None)] * 3)
+    return np.inf if solved.status == 3 else -solved.fun
 
 
 def test_ends_of_a_facet_tie_its_two_experts_and_lie_in_the_frame():

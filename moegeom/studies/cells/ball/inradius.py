@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float64, Int16, Int64
 from scipy.optimize import linprog, nnls
 
-from moegeom.studies.cells.plane.polygons import half_planes
+from moegeom.studies.cells.plane.polygons import half_planes, tie_borders
 
 #: Relative width of the bracket that counts as an answer.
 _CLOSE = 1e-6
@@ -20,10 +22,12 @@ def inradii(
     bias: Float64[np.ndarray, "experts"],
     expert_set: Int16[np.ndarray, "cells k"],
     facets: Int64[np.ndarray, "facets 2"],
+    equal: Sequence[Int64[np.ndarray, "_"]] = (),
 ) -> Float64[np.ndarray, "cells"]:
     r"""Radius of the largest ball in each cell, :math:`\max r: a_w x + c_w \ge r |a_w|`.
 
-    Linear programs over the facets of the cell (scipy, HiGHS), each around the centre and in units
+    Linear programs over the facets of the cell, and its ``tie_borders`` where experts are
+    ``equal`` (scipy, HiGHS), each around the centre and in units
     of the radius that the one before found, for a solver with an absolute tolerance says nothing
     about what is far smaller or larger than 1. What is kept is the ball around the last centre,
     where the multipliers prove that none is larger by 1e-6; inf where a direction leaves all facets
@@ -38,12 +42,16 @@ def inradii(
         sides[other].append(number)
     found = np.full(len(expert_set), np.inf)
     with np.errstate(all="ignore"):
-        length = np.linalg.norm(normal, axis=1)
-        unit, away = normal / length[:, None], offset / length
         for cell, own in enumerate(sides):
-            if own:
-                sign = np.where(facets[own, 0] == cell, 1.0, -1.0)
-                found[cell] = _inradius(sign[:, None] * unit[own], sign * away[own])
+            sign = np.where(facets[own, 0] == cell, 1.0, -1.0)
+            tied, away = tie_borders(weight, bias, expert_set[cell], equal)
+            length = np.linalg.norm(tied, axis=1)
+            is_border = length > 0.0  # of one direction, the one with the larger bias is ahead
+            rows = np.concatenate([sign[:, None] * normal[own], tied[is_border]])
+            if len(rows):
+                heights = np.concatenate([sign * offset[own], away[is_border]])
+                length = np.linalg.norm(rows, axis=1)
+                found[cell] = _inradius(rows / length[:, None], heights / length)
     return found
 
 

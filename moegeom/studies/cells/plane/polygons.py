@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +31,14 @@ def polygons(
     expert_set: Int16[np.ndarray, "cells k"],
     facets: Int64[np.ndarray, "facets 2"],
     frame: Frame,
+    equal: Sequence[Int64[np.ndarray, "_"]] = (),
 ) -> Polygons:
     """The frame (x0, x1, y0, y1) cut by the facets of each cell, and each facet cut by the others.
 
     ``facets`` are those of the whole diagram: a cell is the intersection of the half-planes of its
-    own. Corners carry the rounding of their intersections, some units of 1e-16 of the frame over
-    the sine of the angle. Oracle in tests: the cell of every point of a grid.
+    own, and of its ``tie_borders`` where experts are ``equal``. Corners carry the rounding of their
+    intersections, some units of 1e-16 of the frame over the sine of the angle. Oracle in tests: the
+    cell of every point of a grid.
     """
     normal, offset = half_planes(weight, bias, expert_set, facets)
     sides: list[list[int]] = [[] for _ in expert_set]
@@ -44,7 +47,14 @@ def polygons(
         sides[other].append(number)
     corners, ends = [], np.full((len(facets), 2, 2), np.nan)
     for cell, own in enumerate(sides):
-        found, label = _cut(cell, own, facets, normal, offset, frame)
+        sign = np.where(facets[own, 0] == cell, 1.0, -1.0)
+        tied, away = tie_borders(weight, bias, expert_set[cell], equal)
+        found, label = _cut(
+            np.concatenate([sign[:, None] * normal[own], tied]),
+            np.concatenate([sign * offset[own], away]),
+            [*own, *[_NO_FACET] * len(away)],
+            frame,
+        )
         corners.append(found)
         for n, facet in enumerate(label):
             if facet >= 0 and facets[facet, 0] == cell:
@@ -66,21 +76,43 @@ def half_planes(
     return weight[out] - weight[into], bias[out] - bias[into]
 
 
+def tie_borders(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    chosen: Int16[np.ndarray, "k"],
+    equal: Sequence[Int64[np.ndarray, "_"]],
+) -> tuple[Float64[np.ndarray, "borders dims"], Float64[np.ndarray, "borders"]]:
+    """a and c of a x + c >= 0, the half-spaces that keep a cell from where equal experts tie.
+
+    There is no cell beyond, so no facet. A cell holds all of a class of ``equal`` experts, which
+    stay ahead of every expert outside, or none, which stay behind every expert inside.
+    """
+    dims = weight.shape[1]
+    rows, offsets = [np.empty((0, dims))], [np.empty(0)]
+    outside = np.delete(np.arange(len(weight)), chosen)
+    for members in equal:
+        one = members[0]
+        ahead, behind = ([one], outside) if one in chosen else (chosen, [one])
+        rows.append(weight[ahead] - weight[behind])
+        offsets.append(bias[ahead] - bias[behind])
+    return np.concatenate(rows), np.concatenate(offsets)
+
+
+#: The label of a side that is no facet: of the frame, or of a region without a cell.
+_NO_FACET = -1
+
+
 def _cut(
-    cell: int,
-    own: list[int],
-    facets: Int64[np.ndarray, "facets 2"],
-    normal: Float64[np.ndarray, "facets 2"],
-    offset: Float64[np.ndarray, "facets"],
+    normal: Float64[np.ndarray, "sides 2"],
+    offset: Float64[np.ndarray, "sides"],
+    facets: Sequence[int],
     frame: Frame,
 ) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
-    """Corners of one cell, and the facet that begins at each; -1 for a side of the frame."""
+    """Corners of the frame cut by half-planes, and what begins at each: one of ``facets``."""
     x0, x1, y0, y1 = frame
     corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-    label = [-1] * 4
-    for facet in own:
-        sign = 1.0 if facets[facet, 0] == cell else -1.0
-        a, b, c = sign * normal[facet, 0], sign * normal[facet, 1], sign * offset[facet]
+    label = [_NO_FACET] * 4
+    for facet, (a, b), c in zip(facets, normal.tolist(), offset.tolist(), strict=True):
         values = [a * x + b * y + c for x, y in corners]
         kept: list[tuple[float, float]] = []
         named: list[int] = []

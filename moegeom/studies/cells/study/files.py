@@ -24,7 +24,7 @@ from moegeom.studies.cells.exact.witness import check_witness
 from moegeom.studies.cells.graph.facet_graph import Swaps, swaps
 from moegeom.studies.cells.study.found import MOST_MEASURED, FoundCells, Scaled
 from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.router import Looked
+from moegeom.studies.cells.study.router import Looked, equal_experts
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
 #: and follow from the slice.
@@ -155,7 +155,8 @@ def _inradii(
     """None where no radius could be proved."""
     scaled = Scaled.of(weight, bias, request, is_metric=True)
     offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
-    radii = inradii(scaled.weight, offset, found.expert_set, found.facets)
+    equal = equal_experts(scaled.weight, offset, request)
+    radii = inradii(scaled.weight, offset, found.expert_set, found.facets, equal)
     radii = np.ldexp(radii, scaled.longer)
     return [None if np.isnan(radius) else radius for radius in radii.tolist()]
 

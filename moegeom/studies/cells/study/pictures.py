@@ -23,7 +23,7 @@ from moegeom.studies.cells.plane.polygons import polygons
 from moegeom.studies.cells.plane.raster_frame import PixelState
 from moegeom.studies.cells.study.found import FoundCells
 from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.router import Looked
+from moegeom.studies.cells.study.router import Looked, equal_experts
 from moegeom.studies.cells.study.slices import frame_of
 
 
@@ -96,8 +96,12 @@ def _caption(looked: Looked, model: str, request: CellsRequest) -> SliceCaption:
         seed=request.seed,
         version=__version__,
         is_certified=is_certified,
-        remark="",
+        remark=_TIED if record.cells is not None and record.cells.num_tied else "",
     )
+
+
+#: What is blank in a picture of a router with equal experts.
+_TIED = "Where nothing is drawn equal experts tie for the last place: that is in no cell."
 
 
 def _plane(
@@ -108,7 +112,8 @@ def _plane(
     bias = np.zeros(len(weight)) if looked.bias is None else looked.bias
     points = None if looked.placed is None else looked.placed.place
     frame = frame_of(points, looked.asked, looked.sample, request, _spread(found))
-    drawn = polygons(weight, bias, found.expert_set, found.facets, frame)
+    equal = equal_experts(weight, bias, request)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, frame, equal)
     inside = ~np.isnan(drawn.facet_ends[:, 0, 0])
     out, into = swaps(found.expert_set, found.facets[inside]).first
     chosen = found.expert_set.astype(np.int64)

@@ -170,7 +170,7 @@ def _by_cells(
         request.seed,
         is_central=_is_central(weight, offset),
     )
-    equal = [] if request.tie_broken or k == len(weight) else equal_experts(weight, offset)
+    equal = [] if k == len(weight) else equal_experts(weight, offset, request)
     record = replace(
         record,
         random=random,
@@ -194,9 +194,15 @@ def _cut_short(
 
 
 def equal_experts(
-    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"] | None
-) -> list[Int64[np.ndarray, "members"]]:
-    """The experts of each class whose rows and biases are equal, of two or more."""
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    request: CellsRequest,
+) -> list[Int64[np.ndarray, "_"]]:
+    """The experts of each class whose rows and biases are equal, of two or more; none where the
+    request has their numbers tell them apart.
+    """
+    if request.tie_broken:
+        return []
     offset = np.zeros(len(weight)) if bias is None else bias
     _, label, sizes = np.unique(
         np.column_stack([weight, offset]), axis=0, return_inverse=True, return_counts=True
@@ -204,9 +210,7 @@ def equal_experts(
     return [np.flatnonzero(label.reshape(-1) == n) for n in np.flatnonzero(sizes > 1)]
 
 
-def _on_ties(
-    drawn: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarray, "members"]]
-) -> int:
+def _on_ties(drawn: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarray, "_"]]) -> int:
     """Tokens at whose place some of a class of equal experts are chosen and some are not."""
     is_tie = np.zeros(len(drawn), bool)
     for members in equal:
