@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int16, Int64
 from scipy.optimize import linprog, nnls
 
-from moegeom.studies.cells.plane.polygons import half_planes, tie_borders
+from moegeom.studies.cells.plane.polygons import cell_sides
 
 #: Relative width of the bracket that counts as an answer.
 _CLOSE = 1e-6
@@ -26,8 +26,7 @@ def inradii(
 ) -> Float64[np.ndarray, "cells"]:
     r"""Radius of the largest ball in each cell, :math:`\max r: a_w x + c_w \ge r |a_w|`.
 
-    Linear programs over the facets of the cell, and its ``tie_borders`` where experts are
-    ``equal`` (scipy, HiGHS), each around the centre and in units
+    Linear programs over the sides of the cell (scipy, HiGHS), each around the centre and in units
     of the radius that the one before found, for a solver with an absolute tolerance says nothing
     about what is far smaller or larger than 1. What is kept is the ball around the last centre,
     where the multipliers prove that none is larger by 1e-6; inf where a direction leaves all facets
@@ -35,23 +34,15 @@ def inradii(
     Source: the Chebyshev centre; oracle in tests: distances of the centre to all pairs of experts,
     and the same cells in other units.
     """
-    normal, offset = half_planes(weight, bias, expert_set, facets)
-    sides: list[list[int]] = [[] for _ in expert_set]
-    for number, (one, other) in enumerate(facets.tolist()):
-        sides[one].append(number)
-        sides[other].append(number)
     found = np.full(len(expert_set), np.inf)
     with np.errstate(all="ignore"):
-        for cell, own in enumerate(sides):
-            sign = np.where(facets[own, 0] == cell, 1.0, -1.0)
-            tied, away = tie_borders(weight, bias, expert_set[cell], equal)
-            length = np.linalg.norm(tied, axis=1)
-            is_border = length > 0.0  # of one direction, the one with the larger bias is ahead
-            rows = np.concatenate([sign[:, None] * normal[own], tied[is_border]])
-            if len(rows):
-                heights = np.concatenate([sign * offset[own], away[is_border]])
-                length = np.linalg.norm(rows, axis=1)
-                found[cell] = _inradius(rows / length[:, None], heights / length)
+        for cell, sides in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
+            # of equal rows the one with the larger bias is ahead everywhere: that is no side
+            is_side = sides.normal.any(axis=1)
+            if is_side.any():
+                normal = sides.normal[is_side]
+                length = np.linalg.norm(normal, axis=1)
+                found[cell] = _inradius(normal / length[:, None], sides.offset[is_side] / length)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,25 +36,13 @@ def polygons(
     """The frame (x0, x1, y0, y1) cut by the facets of each cell, and each facet cut by the others.
 
     ``facets`` are those of the whole diagram: a cell is the intersection of the half-planes of its
-    own, and of its ``tie_borders`` where experts are ``equal``. Corners carry the rounding of their
+    own, and of those against ties where experts are ``equal``. Corners carry the rounding of their
     intersections, some units of 1e-16 of the frame over the sine of the angle. Oracle in tests: the
     cell of every point of a grid.
     """
-    normal, offset = half_planes(weight, bias, expert_set, facets)
-    sides: list[list[int]] = [[] for _ in expert_set]
-    for number, (one, other) in enumerate(facets.tolist()):
-        sides[one].append(number)
-        sides[other].append(number)
     corners, ends = [], np.full((len(facets), 2, 2), np.nan)
-    for cell, own in enumerate(sides):
-        sign = np.where(facets[own, 0] == cell, 1.0, -1.0)
-        tied, away = tie_borders(weight, bias, expert_set[cell], equal)
-        found, label = _cut(
-            np.concatenate([sign[:, None] * normal[own], tied]),
-            np.concatenate([sign * offset[own], away]),
-            [*own, *[_NO_FACET] * len(away)],
-            frame,
-        )
+    for cell, own in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
+        found, label = _cut(own, frame)
         corners.append(found)
         for n, facet in enumerate(label):
             if facet >= 0 and facets[facet, 0] == cell:
@@ -62,57 +50,59 @@ def polygons(
     return Polygons(tuple(corners), ends)
 
 
-def half_planes(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-) -> tuple[Float64[np.ndarray, "facets dims"], Float64[np.ndarray, "facets"]]:
-    """a and c of each facet: a x + c is positive in its first cell and negative in its second.
-
-    The first expert that only the first cell has against the first that only the second has.
-    """
-    out, into = swaps(expert_set, facets).first
-    return weight[out] - weight[into], bias[out] - bias[into]
-
-
-def tie_borders(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    chosen: Int16[np.ndarray, "k"],
-    equal: Sequence[Int64[np.ndarray, "_"]],
-) -> tuple[Float64[np.ndarray, "borders dims"], Float64[np.ndarray, "borders"]]:
-    """a and c of a x + c >= 0, the half-spaces that keep a cell from where equal experts tie.
-
-    There is no cell beyond, so no facet. A cell holds all of a class of ``equal`` experts, which
-    stay ahead of every expert outside, or none, which stay behind every expert inside.
-    """
-    dims = weight.shape[1]
-    rows, offsets = [np.empty((0, dims))], [np.empty(0)]
-    outside = np.delete(np.arange(len(weight)), chosen)
-    for members in equal:
-        one = members[0]
-        ahead, behind = ([one], outside) if one in chosen else (chosen, [one])
-        rows.append(weight[ahead] - weight[behind])
-        offsets.append(bias[ahead] - bias[behind])
-    return np.concatenate(rows), np.concatenate(offsets)
-
-
 #: The label of a side that is no facet: of the frame, or of a region without a cell.
 _NO_FACET = -1
 
 
-def _cut(
-    normal: Float64[np.ndarray, "sides 2"],
-    offset: Float64[np.ndarray, "sides"],
-    facets: Sequence[int],
-    frame: Frame,
-) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
-    """Corners of the frame cut by half-planes, and what begins at each: one of ``facets``."""
+@dataclass(frozen=True, eq=False)
+class CellSides:
+    """a x + c >= 0 for each side of a cell; ``facet`` is its number, -1 where no cell is beyond."""
+
+    normal: Float64[np.ndarray, "sides dims"]
+    offset: Float64[np.ndarray, "sides"]
+    facet: Sequence[int]
+
+
+def cell_sides(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    facets: Int64[np.ndarray, "facets 2"],
+    equal: Sequence[Int64[np.ndarray, "_"]],
+) -> Iterator[CellSides]:
+    """The half-spaces whose intersection each cell is: of its facets, and against ties.
+
+    A facet is the hyperplane of the first expert that only its first cell has and the first that
+    only its second has. Where ``equal`` experts tie for the last place is no cell, so no facet
+    leads there: a cell holds all of a class, which stay ahead of every expert outside, or none,
+    which stay behind every expert inside.
+    """
+    out, into = swaps(expert_set, facets).first
+    normal, offset = weight[out] - weight[into], bias[out] - bias[into]
+    sides: list[list[int]] = [[] for _ in expert_set]
+    for number, (one, other) in enumerate(facets.tolist()):
+        sides[one].append(number)
+        sides[other].append(number)
+    for cell, own in enumerate(sides):
+        sign = np.where(facets[own, 0] == cell, 1.0, -1.0)
+        chosen = expert_set[cell]
+        outside = np.delete(np.arange(len(weight)), chosen)
+        normals, offsets = [sign[:, None] * normal[own]], [sign * offset[own]]
+        for one, *_ in equal:
+            ahead, behind = ([one], outside) if one in chosen else (chosen, [one])
+            normals.append(weight[ahead] - weight[behind])
+            offsets.append(bias[ahead] - bias[behind])
+        facet = [*own, *[_NO_FACET] * sum(map(len, offsets[1:]))]
+        yield CellSides(np.concatenate(normals), np.concatenate(offsets), facet)
+
+
+def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
+    """Corners of the frame cut by the sides of a cell, and the facet that begins at each."""
     x0, x1, y0, y1 = frame
     corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     label = [_NO_FACET] * 4
-    for facet, (a, b), c in zip(facets, normal.tolist(), offset.tolist(), strict=True):
+    each = zip(sides.facet, sides.normal.tolist(), sides.offset.tolist(), strict=True)
+    for facet, (a, b), c in each:
         values = [a * x + b * y + c for x, y in corners]
         kept: list[tuple[float, float]] = []
         named: list[int] = []
