@@ -188,7 +188,7 @@ def test_experts_that_cannot_be_mixed_are_refused():
         SMEAR([nn.Linear(3, 3), nn.Linear(3, 4)], 3)
     with pytest.raises(UsageError, match="buffers"):
         SMEAR([nn.BatchNorm1d(3)], 3)
-    with pytest.raises(UsageError, match="0 experts of 1 slots"):
+    with pytest.raises(UsageError, match="0 experts of 1 slot"):
         SoftMoE([], 3)
 
 
