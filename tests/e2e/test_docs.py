@@ -1,10 +1,13 @@
-"""Every Python block of the documentation runs, page by page, in a folder with what it names."""
+"""Every Python block of the documentation runs, page by page, in a folder with what it names; the
+first screen of the README is what its command prints.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,3 +110,19 @@ def test_every_table_is_documented(world):
     text = (ROOT / "docs/results.md").read_text("utf-8")
     for table in (world.folder / "results").glob("*.parquet"):
         assert f"`{table.name}`" in text
+
+
+def test_the_screen_of_the_readme_is_what_its_command_prints(moegeom, tmp_path):
+    """But for times, and for the name of the results, which is that of the demo."""
+    shown = re.search(
+        r"\$ moegeom (scan [^\n]*)\n(.*?)\n```", (ROOT / "README.md").read_text(), re.S
+    )
+    assert shown is not None
+    (tmp_path / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
+    arguments = (*shlex.split(shown[1]), "--out", "runs/demo.moegeom")
+    ran = moegeom(tmp_path, *arguments, COLUMNS="100")
+    assert ran.code == 0, ran.err
+    printed, expected = (
+        re.sub(r"\b[\d.]+ m?s\b", "# s", text.rstrip("\n")) for text in (ran.out, shown[2])
+    )
+    assert printed == expected
