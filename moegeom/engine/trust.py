@@ -186,10 +186,12 @@ def _probabilities(router: Router, source: TokenSource) -> str:
     if not values.size or values.min() < 0.0 or values.max() > 1.0:
         return ""
     if np.abs(values.sum(axis=1) - 1.0).max() <= _SUM_TOLERANCE:
+        looked_at = all_of(
+            len(values), "token that was looked at has", "tokens that were looked at have"
+        )
         return (
-            "given as stage logits, but these are probabilities: "
-            f"{all_of(len(values), 'token that was', 'tokens that were')} looked at "
-            f"{'has' if len(values) == 1 else 'have'} numbers from 0 to 1 with sum 1."
+            f"given as stage logits, but these are probabilities: {looked_at} numbers from 0 to 1 "
+            "with sum 1."
         )
     is_certain = values.size >= _LEAST_SCORES and np.ptp(values) > _LEAST_RANGE
     if router.rule.score == "sigmoid" and is_certain:

@@ -128,14 +128,10 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
 
 
 def _slice(router: RouterCells) -> str:
-    said = f"{router.subspace}, {_dimensions(router.dims)}"
+    said = f"{router.subspace}, {number_of(router.dims, 'dimension')}"
     if router.variance_share is not None:
         said += f" with {_percent(router.variance_share)} of the variance of the tokens"
     return said + (f"; {router.domain}" if router.domain else "")
-
-
-def _dimensions(dims: int) -> str:
-    return number_of(dims, "dimension")
 
 
 def _count(router: RouterCells) -> str:
@@ -147,6 +143,7 @@ def _count(router: RouterCells) -> str:
             "cell and every pair a facet of it; not listed. A --subspace tells more."
         )
     if router.outcome == "unfinished":
+        assert router.cut_short is not None
         return _cut_short(router, router.cut_short)
     assert router.cells is not None
     count = router.cells.num_cells
@@ -156,7 +153,9 @@ def _count(router: RouterCells) -> str:
     if count == 0:
         return f"{said}: every place is a tie"
     if router.most_cells is not None and router.most_cells < router.num_possible:
-        said += f", of at most {_number(router.most_cells)} in {_dimensions(router.dims)}"
+        said += (
+            f", of at most {_number(router.most_cells)} in {number_of(router.dims, 'dimension')}"
+        )
     if router.cells.num_bounded is not None:
         said += f"; {router.cells.num_bounded:,} bounded"
     return said
@@ -166,10 +165,8 @@ def _count(router: RouterCells) -> str:
 _VERTEX_BYTES = 200
 
 
-def _cut_short(router: RouterCells, cut: CutShort | None) -> str:
+def _cut_short(router: RouterCells, cut: CutShort) -> str:
     """What there was too much of, how much is allowed, and what to type."""
-    if cut is None:
-        return "not listed: the search was cut short."
     said = f"not listed: more than the {cut.most:,} {cut.what} that --vertices allows"
     if cut.what == "cells":
         said += f" {router.domain}"

@@ -325,9 +325,8 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     evidence |= {"only_in_a": [n for n in names if n not in found], "only_in_b": only_b}
     if wrong:
         return Line("storage", "failed", f"{'; '.join(wrong)}; {stored}.", more, (), evidence)
-    count = all_of(len(a), "router")
-    are = "is" if len(a) == 1 else "are"
-    sentence = f"{count} of A {are} in B with the same shape and rule; {stored}."
+    count = all_of(len(a), "router of A is", "routers of A are")
+    sentence = f"{count} in B with the same shape and rule; {stored}."
     return Line("storage", "passed", sentence, more, (), evidence)
 
 
