@@ -1,13 +1,20 @@
-"""How much to hold at once, and which tokens a sample takes."""
+"""How much to hold and to do at once, and which tokens a sample takes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import xxhash
+from threadpoolctl import threadpool_limits
 
 from moegeom.core.tokens import TILE
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 #: Bytes of recorded values that one worker holds. Large enough to hide the cost of a call, small
 #: enough that two workers and the page cache share a laptop.
@@ -35,6 +42,21 @@ def batch_tokens(width: int, batch_bytes: int = BATCH_BYTES) -> int:
 def num_workers() -> int:
     """Worker threads: the processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def on_all_cores(
+    work: Callable[[S], T], items: Iterable[S], num_threads: int | None = None
+) -> Iterator[T]:
+    """Results in the order of the items, on as many threads as there are cores unless said.
+
+    Each has one thread of BLAS, the arithmetic of a scan: the answer does not depend on how many
+    work. Where one fails, or nobody wants more of them, what has not begun is left out.
+    """
+    with (
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(num_threads or num_workers(), "moegeom-cores") as pool,
+    ):
+        yield from pool.map(work, items)
 
 
 def sample_tiles(num_tokens: int, seed: int, wanted: int = SAMPLE_TOKENS) -> list[int]:

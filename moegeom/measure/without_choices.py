@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from jaxtyping import Int64
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
-from moegeom.engine.plan import num_workers
+from moegeom.engine.plan import on_all_cores
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, reduction_of
 from moegeom.kernels.reductions.choices import TOKENS
@@ -34,13 +32,7 @@ def measure_weights_of(
     wanted: Sequence[tuple[Router, Sequence[Metric]]],
 ) -> Iterator[MeasuredRouter]:
     """What :func:`measure_weights` gives for each router without tokens, on all cores, in order."""
-    pool = ThreadPoolExecutor(num_workers(), thread_name_prefix="moegeom-weights")
-    try:
-        # one product after the other on each core: small matrices gain nothing from more threads
-        with threadpool_limits(1, user_api="blas"):
-            yield from pool.map(lambda one: measure_weights(one[0], one[1], "no tokens"), wanted)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return on_all_cores(lambda one: measure_weights(one[0], one[1], "no tokens"), wanted)
 
 
 def measure_counts(

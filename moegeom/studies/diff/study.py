@@ -6,19 +6,16 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet, Rule, parse_layers
 from moegeom.core.text import number_of
 from moegeom.document.requested_layers import layers_without_router
-from moegeom.engine.plan import num_workers
+from moegeom.engine.plan import on_all_cores
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
@@ -155,8 +152,7 @@ def _exactly(
         pair = None if samples is None else (samples[0].get(name), samples[1].get(name))
         return compare_routers(first[name], second[name], pair, others)
 
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
-        compared = list(pool.map(compare, common))
+    compared = list(on_all_cores(compare, common))
     facts = [{"family": found.family, "rule": found.family_text} for found in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
     norms = [name for name in common if not is_same_norm(first[name].norm, second[name].norm)]

@@ -14,6 +14,7 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.document.summary import Summary
 from moegeom.engine.checkpoint_b import routers_of_b
+from moegeom.engine.plan import on_all_cores
 from moegeom.engine.prepared import prepare
 from moegeom.engine.run_facts import run_b_facts
 from moegeom.engine.session import Session
@@ -37,7 +38,7 @@ from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
-from moegeom.studies.faults.score import Fault, believed, faults, score_site
+from moegeom.studies.faults.score import Fault, SiteScores, believed, faults, score_site
 from moegeom.studies.log_probs import log_probs
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
@@ -156,22 +157,28 @@ def _layers(
     if watch:
         watch.start(len(rows) * len(choices))
     looked: list[ReadySite] = []
-    for number, choice in enumerate(choices):
-        of_b = elsewhere.get(choice.prepared.router.name)
-        looked.append(look(choices, number, sides, of_b, rows, lambda place: looked[place].values))
+
+    def ready(number: int) -> ReadySite:
+        of_b = elsewhere.get(choices[number].prepared.router.name)
+        return look(choices, number, sides, of_b, rows, lambda place: looked[place].values)
+
+    looked += on_all_cores(ready, range(len(choices)))
     scores = []
+    scored = on_all_cores(lambda one: score_site(one.site, one.values), looked)
     for one in looked:
         if watch:
             watch.begin(one.site.router.name)
-        scores.append(score_site(one.site, one.values))
+        scores.append(next(scored))
         if watch:
             watch.advance(len(rows))
     where = Where.of(sides.columns.at(rows), sides.token[rows])
     found = with_composed(faults(scores, where), scores, where)
     best = believed(found)
     parts = () if best is None else best.parts or (best,)
-    layers, flips = [], []
-    for choice, one, score in zip(choices, looked, scores, strict=True):
+
+    def evidence(
+        choice: MatchedChoices, one: ReadySite, score: SiteScores
+    ) -> tuple[LayerEvidence, FlippedRouter | None]:
         is_met, is_told = met_under(parts, score), choice.is_clean[rows]
         for part in parts:
             if score.router in part.routers:
@@ -179,10 +186,12 @@ def _layers(
                 note_under(one, candidate, inside & choice.is_clean[rows], sides)
                 if candidate.rows is not None:  # what stands beyond its document nothing can tell
                     is_told = is_told & ~(inside & (candidate.rows < 0))
-        layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
-        if one.site.has_logits:
-            flips.append(FlippedRouter(one.site, ~is_met, is_told))
-    return layers, found, spread(flips)
+        told = layer_evidence(choice, sides, one, score, rows, is_met)
+        return told, FlippedRouter(one.site, ~is_met, is_told) if one.site.has_logits else None
+
+    told = list(on_all_cores(lambda of: evidence(*of), zip(choices, looked, scores, strict=True)))
+    flips = [flipped for _, flipped in told if flipped is not None]
+    return [layer for layer, _ in told], found, spread(flips)
 
 
 def _told(fault: Fault) -> NamedFault:

@@ -7,17 +7,15 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.text import half_width
 from moegeom.engine.parameters import option_of
-from moegeom.engine.plan import num_workers
+from moegeom.engine.plan import on_all_cores
 from moegeom.geometry.hmoe.descent import Descended, descended
 from moegeom.geometry.hmoe.losses import loss_2
 from moegeom.geometry.hmoe.mixture import Mixture, published_truth, with_channels
@@ -179,14 +177,10 @@ def _runs(design: Design, threads: int | None, watch: Watch | None) -> tuple[Des
         watch.start(len(tasks) * len(design.starts))
         watch.begin("descents")
     done: list[DescentRun] = []
-    with (
-        threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(threads or num_workers()) as pool,
-    ):
-        for runs in pool.map(lambda task: [*_runs_of(design, *task)], tasks):
-            done += runs
-            if watch:
-                watch.advance(len(runs))
+    for runs in on_all_cores(lambda task: [*_runs_of(design, *task)], tasks, threads):
+        done += runs
+        if watch:
+            watch.advance(len(runs))
     return tuple(done)
 
 

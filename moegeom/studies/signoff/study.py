@@ -7,13 +7,11 @@ import filecmp
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, Shaped
-from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.core.errors import RecordingError, RouterError, UsageError, about
@@ -22,7 +20,7 @@ from moegeom.core.text import all_of, number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
-from moegeom.engine.plan import num_workers
+from moegeom.engine.plan import on_all_cores
 from moegeom.engine.request import Tokens
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers
@@ -122,8 +120,7 @@ def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
     pairs = [(router, there[router.name]) for router in a.chosen if router.name in there]
     names = [router.name for router in a.chosen]
     others = RoutersOfA(a.chosen)
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
-        judged = list(pool.map(lambda pair: judge(pair[0], pair[1], others), pairs))
+    judged = list(on_all_cores(lambda pair: judge(pair[0], pair[1], others), pairs))
     # none, or one for each
     recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
     lines = (
