@@ -35,11 +35,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             continue
         if share is None:
             continue
-        coarse = [
-            e["expert"]
-            for e in measured.experts[router]
-            if (e.get("row_levels_share") or 1.0) < limits("row_share", router)
-        ]
+        least = limits("row_share", router)
+        experts = measured.experts[router]
+        coarse = [e["expert"] for e in experts if (e.get("row_levels_share") or 1.0) < least]
         if share < limits("share", router) or coarse:
             who = f"expert {listed(coarse)}" if coarse else "the rows on average"
             yield CHECK.finding(

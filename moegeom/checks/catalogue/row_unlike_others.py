@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from moegeom.checks.check import Check, Limit, Limits
-from moegeom.checks.measured import Measured
+from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import MAD
 from moegeom.core.finding import Finding
 
@@ -45,7 +45,7 @@ _FEATURES = {
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     rows = _rows(measured)
     found: dict[str, list[tuple[float, int, str]]] = {}
-    limit = {router: limits("sigmas", router) for router, _ in rows}
+    limit = {router: limits("sigmas", router) for router in dict.fromkeys(r for r, _ in rows)}
     for name, words in _FEATURES.items():
         values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
         if not values:
@@ -94,27 +94,29 @@ def _twentieths(values: Sequence[float]) -> Sequence[float]:
     return statistics.quantiles(values, n=20) if len(values) > 1 else values
 
 
-def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
-    found = {}
+def _judged(measured: Measured) -> Iterator[tuple[Row, Row]]:
+    """Layer and expert of each row but equal, zero and broken ones, which have checks of their
+    own.
+    """
     for layer in measured.layers:
-        median = layer.get("centred_norm_median")
         experts = measured.experts.get(layer["router"], ())
         copied = {e.get("duplicate_of") for e in experts}
         for e in experts:
-            if (
-                e.get("duplicate_of") not in (None, -1)
-                or e["expert"] in copied
-                or not e.get("row_norm")
-            ):
-                continue  # equal, zero and broken rows have checks of their own
-            length = e["centred_row_norm"]
-            kurtosis = e["row_kurtosis"]
-            found[layer["router"], e["expert"]] = {
-                "length": _relative(length, median),
-                "nearest_cosine": _stretched(e["nearest_cosine"]),
-                "zeros": e.get("zero_share"),
-                "row_kurtosis": math.log(kurtosis) if kurtosis else None,
-            }
+            is_copy = e.get("duplicate_of") not in (None, -1) or e["expert"] in copied
+            if not is_copy and e.get("row_norm"):
+                yield layer, e
+
+
+def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
+    found = {}
+    for layer, e in _judged(measured):
+        kurtosis = e["row_kurtosis"]
+        found[layer["router"], e["expert"]] = {
+            "length": _relative(e["centred_row_norm"], layer.get("centred_norm_median")),
+            "nearest_cosine": _stretched(e["nearest_cosine"]),
+            "zeros": e.get("zero_share"),
+            "row_kurtosis": math.log(kurtosis) if kurtosis else None,
+        }
     return found
 
 
@@ -139,7 +141,7 @@ CHECK = Check(
     (Limit("sigmas", 12.0, "largest distance from the median, in robust standard deviations"),),
     absent="no row is finite",
     too_little=lambda measured: (
-        f"fewer than {_LEAST_ROWS} rows" if len(_rows(measured)) < _LEAST_ROWS else ""
+        f"fewer than {_LEAST_ROWS} rows" if sum(1 for _ in _judged(measured)) < _LEAST_ROWS else ""
     ),
     severities={"release": "error"},
 )
