@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.studies.cells.exact.certificate_check import check_certificate, from_json
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study import router as study_router
+from moegeom.studies.cells.study.request import CellsRequest, read_named
 from moegeom.studies.cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 
@@ -77,6 +79,23 @@ def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matri
         assert row["distance_upper"] >= row["distance_lower"] >= plane * (1 - 1e-9)
     assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
     assert f"certify {len(cells)} cells have a point inside" in " ".join(ran.out.split())
+
+
+def test_certify_refuses_a_point_that_lies_in_another_cell(place, monkeypatch):
+    made = study_router.with_witnesses
+
+    def swapped(*found):
+        whole = made(*found)
+        return dataclasses.replace(whole, witness=whole.witness[::-1])
+
+    monkeypatch.setattr(study_router, "with_witnesses", swapped)
+    with pytest.raises(InternalError, match=r"the witness of cell .* fails its check"):
+        cells_of(of_matrix(place, out=place / "found", certify=True))
+    assert not (place / "found").exists()
+    unchecked = cells_of(of_matrix(place, out=place / "found"))
+    assert [router.num_checked for router in unchecked.routers] == [None]
+    checked = pq.read_table(place / "found/cells.parquet")["is_checked"]
+    assert checked.null_count == len(checked) > 1
 
 
 def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path):
@@ -278,6 +297,16 @@ def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
     assert pq.read_table(tmp_path / "found/cells.parquet").num_rows == 0
 
 
+def test_the_limit_that_a_walk_cut_short_names_is_enough_for_it(place):
+    (cut,) = cells_of(of_matrix(place, vertices=3)).routers
+    assert (cut.outcome, cut.cells) == ("unfinished", None)
+    assert cut.cut_short is not None
+    assert (cut.cut_short.most, cut.cut_short.what) == (3, "vertices")
+    assert cut.cut_short.enough is not None
+    (whole,) = cells_of(of_matrix(place, vertices=cut.cut_short.enough)).routers
+    assert whole.outcome == "cells"
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:2", COLUMNS=str(columns))
@@ -403,3 +432,9 @@ def test_one_array_is_refused_by_its_bytes_with_what_to_write(moegeom, tmp_path,
     if name == "w.npz":
         ran = moegeom(tmp_path, *BARE, "--subspace", name)
         assert "numpy.savez writes one: centre=c" in " ".join(ran.err.split())
+
+
+def test_a_file_that_is_not_there_comes_without_advice_on_writing_one(tmp_path):
+    with pytest.raises(RecordingError, match="cannot be read") as refused:
+        read_named(tmp_path / "w.npz", "numpy.savez writes one.")
+    assert refused.value.hint == ""

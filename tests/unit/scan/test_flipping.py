@@ -93,6 +93,16 @@ def test_where_every_expert_is_chosen_every_token_is_proved(experts: int) -> Non
         assert flip_of(emulate(router, arithmetic(name)), reference, KERNELS).proved.all()
 
 
+def test_where_one_expert_is_left_out_no_token_that_flips_is_proved() -> None:
+    made_router, values = made(RULES["softmax"]), inputs()
+    router = dataclasses.replace(made_router, weight=made_router.weight[: TOP_K + 1])
+    found = flip_of(
+        emulate(router, arithmetic("bf16-logits")), reference_of(router, values), KERNELS
+    )
+    assert found.differs.any()
+    assert not (found.proved & found.differs).any()
+
+
 def test_logits_are_those_of_a_bfloat16_layer_of_torch() -> None:
     router, values = made(RULES["softmax"]), inputs()
     emulated = emulate(router, arithmetic("transformers-softmax"))

@@ -66,12 +66,22 @@ def test_what_was_not_finished_is_no_number_of_cells():
     assert "a random router has about 948." in said
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 set"), (84, "84 sets")])
+def test_the_sets_that_there_could_be_agree_with_their_count(count, said):
+    one = router("w", num_possible=count, cells=Cells(1, "one cell"))
+    assert f"1 of C(9, 3) = {said} proof" in " ".join(shown(enumerations(one), "table").split())
+
+
 @pytest.mark.parametrize(
     ("cut", "domain", "said"),
     [
         (CutShort(100, "vertices", 1900), "", "Try --vertices 1900 (up to 380 kB of memory), or a"),
         (CutShort(100, "vertices", None), "", "More are not kept: ask for a slice of fewer dimens"),
-        (CutShort(50, "cells", 500), "within 1", "Try --vertices 500, or tighter bounds."),
+        (
+            CutShort(50, "cells", 500),
+            "within 1",
+            "allows within 1. Try --vertices 500, or tighter b",
+        ),
     ],
 )
 def test_a_limit_that_was_too_low_comes_with_one_that_should_do(cut, domain, said):
@@ -144,11 +154,18 @@ def test_the_farthest_cells_are_those_of_one_piece(facets, pieces, diameter, sai
     assert f"facets {said}" in text
 
 
+#: What was checked of each cell, and what was not: that the list is whole.
+CHECKED = (
+    "inside that was checked again in integers, by code that did not find it; that no cell is "
+    "missing rests on the line above"
+)
+
+
 @pytest.mark.parametrize(
     ("num_checked", "said"),
     [
-        (17, "17 cells have a point inside that was checked again in integers"),
-        (1, "1 cell has a point inside that was checked again in integers"),
+        (17, f"17 cells have a point {CHECKED}"),
+        (1, f"1 cell has a point {CHECKED}"),
         (0, "nothing was checked again: no cell is listed"),
     ],
 )
