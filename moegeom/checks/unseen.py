@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.measured import Measured, knows_config
+from moegeom.core.text import number_of
+from moegeom.results.run_file import num_non_finite
 
 
 def unseen(measured: Measured) -> Iterator[str]:
@@ -12,6 +14,9 @@ def unseen(measured: Measured) -> Iterator[str]:
     yield from unseen_routers(measured)
     if not knows_config(measured.run):
         yield "the config (these results do not hold it)"
+    tokens = measured.run.get("tokens") or {}
+    if lost := num_non_finite(measured.run):
+        yield f"{lost:,} of {number_of(tokens.get('num_tokens', lost), 'token')} (not finite)"
     silent = sum(not row.get("num_tokens") for row in measured.layers)
     if measured.has_tokens and silent:
         yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"

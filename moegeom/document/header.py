@@ -12,6 +12,7 @@ from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
 from moegeom.document.summary import Summary
+from moegeom.results.run_file import num_non_finite
 
 
 def size(num_bytes: float) -> str:
@@ -120,6 +121,8 @@ def _decided(tokens: Mapping[str, Any]) -> str:
 def _left_out(summary: Summary) -> str:
     """What was left out on request, and outlier tokens, which are in every figure."""
     first, said = summary.run.get("exclude_first") or 0, ""
+    if lost := num_non_finite(summary.run):
+        said += f". Not finite, so left out: {lost:,}"
     if first:
         counted = number_of(first, "token") if first > 1 else "token"
         said += f". Without the first {counted} of each document"

@@ -27,6 +27,7 @@ from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise
 from moegeom.document.verdict_blocks import findings_excerpt
 from moegeom.results.reader import Results
+from moegeom.results.run_file import num_non_finite
 from moegeom.results.schema import OF_FIGURES
 
 
@@ -83,8 +84,11 @@ def _limits(summary: Summary) -> list[str]:
     if run["tokens"]["is_synthetic"]:
         return ["Geometry under a synthetic distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
+    lost, given = num_non_finite(run), run["tokens"]["num_tokens"]
+    if given and lost == given:
+        return ["Not one token is finite: nothing is known of load, margins and distances."]
     if documents is None:
-        held = these(run["tokens"]["num_tokens"], "token")
+        held = these(given - lost, "token")
     else:
         held = these(documents, "document")
     return [f"This does not say that quality is lost: flipping is exposure; load holds for {held}."]

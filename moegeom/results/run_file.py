@@ -114,7 +114,9 @@ _RUN: Mapping[str, Any] = {
         "share_reproduced": (*_NUMBER, *_NONE),
         "overridden": [_TEXT],
     },
-    "parts": {"*": {"reasons": {"*": _TEXT}, "what_ifs": {"*": _WHAT_IF}}},
+    "parts": {
+        "*": {"reasons": {"*": _TEXT}, "what_ifs": {"*": _WHAT_IF}, "num_non_finite": _COUNT}
+    },
     "noise": {**_INPUT_NOISE, "*": _INPUT_NOISE},  # of all routers, or of each that is named
     "run_b": {
         "name": _TEXT,
@@ -171,6 +173,12 @@ _RUN: Mapping[str, Any] = {
         "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH}],
     },
 }
+
+
+def num_non_finite(run: Mapping[str, Any]) -> int:
+    """Tokens that a scan left out as not finite, at the router with most of them."""
+    return max((part.get("num_non_finite", 0) for part in run.get("parts", {}).values()), default=0)
+
 
 #: Mappings that are missing where there is nothing to say.
 _MAY_BE_NULL = frozenset(["tokens", "trust", "run_b", "checkpoint_b", "device"])

@@ -44,6 +44,9 @@ _HEADS = (
 #: What a comparison on the same inputs leaves out.
 _OWN_INPUTS = "Its own hidden states would differ, behind the first MoE layer at the latest."
 
+#: Fewer flips tell nothing of where flips lie. Heuristic.
+_FEWEST_FLIPS = 20
+
 #: What it means that at least this share of the flips is among the tokens with least margin.
 _NEARNESS = (
     (0.8, "near-ties"),
@@ -175,10 +178,10 @@ def _ties(found: BoundaryReport) -> list[str]:
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
     three, four = map(_median, ends)
-    sample = _median(found.share_column("num_order_distance_tokens"))
+    sample = round(_median(found.share_column("num_order_distance_tokens")))
     said = (
-        f"Half of a sample ({sample:.0f} tokens of a router) are within {three:.3g} of a tie of "
-        f"three experts at the border, and within {four:.3g} of a tie of four."
+        f"Half of a sample ({number_of(sample, 'token')} of a router) are within {three:.3g} of "
+        f"a tie of three experts at the border, and within {four:.3g} of a tie of four."
     )
     return [said]
 
@@ -355,7 +358,7 @@ def _details(found: BoundaryReport, variant: VariantFlips) -> Iterator[Fact]:
     """Where a variant flips, whether near-ties explain it, and what it does to experts."""
     said = {
         "worst": _worst_layers(found, variant),
-        "margins": _near_ties(variant) if variant.name in SIDES else "",
+        "margins": near_ties(variant) if variant.name in SIDES else "",
         "load": _load_shift(found, variant),
         "swaps": _traders(found, variant),
     }
@@ -374,7 +377,7 @@ def _worst_layers(found: BoundaryReport, variant: VariantFlips) -> str:
     )
 
 
-def _near_ties(variant: VariantFlips) -> str:
+def near_ties(variant: VariantFlips) -> str:
     """Whether near-ties explain what flips; empty where nothing flips or no margin is known.
 
     A tenth of the tokens holds all of the flips only where no more than a tenth flips.
@@ -382,6 +385,9 @@ def _near_ties(variant: VariantFlips) -> str:
     share, most = variant.near_share, variant.largest_near_share
     if share is None or most is None:
         return ""
+    if variant.num_flips < _FEWEST_FLIPS:
+        few = number_of(variant.num_flips, "flip is", "flips are")
+        return f"{few} too few to tell whether near-ties explain them"
     word = next(word for least, word in _NEARNESS if share >= least)
     only = "only " if share < _NEARNESS[1][0] else ""
     limit = f" (10 % by chance, {percent(most, '.0f')} at most)" if most < 1.0 else ""

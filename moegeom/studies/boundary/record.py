@@ -83,14 +83,22 @@ class VariantFlips:
         """What that share is at most: the near tokens are too few where more than they flip."""
         return self._per_flip(lambda row: min(1.0, NEAR / row["flipped_share"]))
 
+    @property
+    def num_flips(self) -> int:
+        """Flips, at all routers, that ``near_share`` is a share of."""
+        return round(sum(count for _, count in self._flips()))
+
     def _per_flip(self, value: Callable[[Row], float]) -> float | None:
         """Mean over flips of a value of their router; None where nothing is known of any."""
-        known = [row for row in self.rows if row.get("flipped_near_share") is not None]
-        flips = [row["flipped_share"] * row["num_tokens"] for row in known]
-        if not known:
+        flips = self._flips()
+        if not flips:
             return None
-        total = sum(value(row) * count for row, count in zip(known, flips, strict=True))
-        return total / sum(flips)
+        return sum(value(row) * count for row, count in flips) / sum(count for _, count in flips)
+
+    def _flips(self) -> list[tuple[Row, float]]:
+        """Routers of whose flips it is known how near they are, and how many they are."""
+        known = [row for row in self.rows if row.get("flipped_near_share") is not None]
+        return [(row, row["flipped_share"] * row["num_tokens"]) for row in known]
 
     @property
     def num_disproved(self) -> int:

@@ -311,7 +311,7 @@ def _answer_sentences(answer: Answer) -> Iterator[str]:
         if math.isinf(answer.margin):
             ahead = "there are no others"
         said = f"at the point of the certificate {ahead}"
-        yield f"{chosen} {are} {where}: {said}.{checked}{took}"
+        yield f"{chosen} {are} somewhere {where}: {said}.{checked}{took}"
         return
     yield f"{chosen} {are} nowhere {where}.{checked}{took}"
     if answer.weights is not None:
