@@ -91,9 +91,9 @@ def main() -> None:
             for words, b in runs.items():
                 request = ExplainRequest(checkpoint=str(model), tokens=str(a), run_b=str(b))
                 taken = [_seconds(request) for _ in range(repeats + 1)][1:]
-                processor, clock = (min(times) for times in list(zip(*taken, strict=True))[:2])
-                said = f"{processor:.1f} s of the processor, {clock:.1f} s by the clock"
-                print(f"{family}, {words}: {said}, {taken[0][2]}", flush=True)
+                processor, clock, causes = zip(*taken, strict=True)
+                said = f"{min(processor):.1f} s of the processor, {min(clock):.1f} s by the clock"
+                print(f"{family}, {words}: {said}, {causes[0]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What of a checkpoint was not looked at: routers, choices, and hashes of experts."""
+"""What of a checkpoint was not looked at: routers, choices, tokens, and hashes of experts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from moegeom.results.run_file import num_non_finite
 
 
 def unseen(measured: Measured) -> Iterator[str]:
-    """What of this checkpoint was left out: routers, and hashes that the baseline holds."""
+    """What was left out: routers, tokens that are not finite, and hashes of the baseline."""
     yield from unseen_routers(measured)
     if not knows_config(measured.run):
         yield "the config (these results do not hold it)"
-    tokens = measured.run.get("tokens") or {}
     if lost := num_non_finite(measured.run):
-        yield f"{lost:,} of {number_of(tokens.get('num_tokens', lost), 'token')} (not finite)"
+        given = (measured.run.get("tokens") or {}).get("num_tokens", lost)
+        yield f"{lost:,} of {number_of(given, 'token')} (not finite)"
     silent = sum(not row.get("num_tokens") for row in measured.layers)
     if measured.has_tokens and silent:
         yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -46,12 +46,13 @@ def num_workers() -> int:
 
 def on_all_cores(
     work: Callable[[S], T], items: Iterable[S], num_threads: int | None = None
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Results in the order of the items, on as many threads as there are cores unless said.
 
     Each has one thread of BLAS, the arithmetic of a scan: the answer does not depend on how many
     work. Where one fails, or nobody wants more of them, what has not begun is left out.
     """
+    # no queue of a few at a time: the others go on while a long one runs
     with (
         threadpool_limits(1, user_api="blas"),
         ThreadPoolExecutor(num_threads or num_workers(), "moegeom-cores") as pool,

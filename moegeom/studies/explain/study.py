@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -164,13 +165,14 @@ def _layers(
 
     looked += on_all_cores(ready, range(len(choices)))
     scores = []
-    scored = on_all_cores(lambda one: score_site(one.site, one.values), looked)
-    for one in looked:
-        if watch:
-            watch.begin(one.site.router.name)
-        scores.append(next(scored))
-        if watch:
-            watch.advance(len(rows))
+    # closed here, and not whenever it is collected: it holds threads, and the limit of BLAS
+    with closing(on_all_cores(lambda one: score_site(one.site, one.values), looked)) as scored:
+        for one in looked:
+            if watch:
+                watch.begin(one.site.router.name)
+            scores.append(next(scored))
+            if watch:
+                watch.advance(len(rows))
     where = Where.of(sides.columns.at(rows), sides.token[rows])
     found = with_composed(faults(scores, where), scores, where)
     best = believed(found)
