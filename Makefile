@@ -1,4 +1,4 @@
-# `make demo` scans a sample checkpoint; `make test` runs every check that CI runs.
+# `make demo` scans a sample checkpoint; CI runs `make test` and `make types`.
 
 VENV        ?= .venv
 PYTHON      ?=
@@ -17,12 +17,13 @@ TEST    := $(VENV)/.stamp-test
 DOCS    := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint style types format docs clean
+.PHONY: help demo test test-all lint style types format docs clean
 
 help:
 	@echo "make demo     install moegeom without torch and scan a sample checkpoint"
-	@echo "make test     install everything the tests need, then lint, types, imports and tests"
-	@echo "make lint     the same without the tests"
+	@echo "make test     install everything the tests need, look at style, run the tests"
+	@echo "make test-all the tests with all that is left for the night, hours"
+	@echo "make lint     style, types and imports"
 	@echo "make format   rewrite files in the project's format"
 	@echo "make docs     write docs/ as a site, build/site/index.html, and look at every link of it"
 	@echo "make clean    remove the environment, caches and the demo's results"
@@ -82,13 +83,11 @@ types: $(TEST)
 # One thread of BLAS a worker: workers fill the cores, and threads of small products wait by spinning.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-# Types are checked beside the tests and said before pytest's closing line is repeated: by themselves
-# they would leave all cores but one idle.
 test: style
-	@said=$$(mktemp); $(MAKE) --no-print-directory types >"$$said" 2>&1 & types=$$!; \
-	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS); tests=$$?; \
-	wait $$types; types=$$?; cat "$$said"; rm -f "$$said"; \
-	[ $$tests -eq 0 ] || exit $$tests; exit $$types
+	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-all: lint
+	HYPOTHESIS_PROFILE=nightly $(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 format: $(TEST)
 	$(BIN)/ruff format .

@@ -14,17 +14,22 @@ import functools
 import inspect
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import types
 import typing
-import zlib
 from pathlib import Path
 
 import beartype
 import hypothesis
 import jaxtyping
 import pytest
+
+from tests.by_day import IS_NIGHT
+from tests.costs import Costs
+from tests.records import RUN
 
 PACKAGE = Path(__file__).resolve().parents[1] / "moegeom"
 
@@ -35,6 +40,9 @@ TYPECHECKER = f"sys.modules[{__name__!r}].check"
 execute = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+
+# Before anything imports Numba, here and in the processes that tests start.
+os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", "tests.kernel_cache.Shared,InTreeCacheLocator")
 
 
 def imports(source: str, package: str) -> bool:
@@ -60,7 +68,7 @@ def checked_modules(package: Path) -> list[str]:
     }
     names = []
     for file, source in sources.items():
-        if PROFILE != "nightly" and not imports(source, "jaxtyping"):
+        if not IS_NIGHT and not imports(source, "jaxtyping"):
             continue
         parts = file.relative_to(package.parent).with_suffix("").parts
         if file.name == "__init__.py":
@@ -100,7 +108,7 @@ def check(function: typing.Callable) -> typing.Callable:
 
 #: Calls of a function that each test checks, by day: checks of those in inner loops take longer than
 #: they do.
-CHECKED_CALLS = sys.maxsize if PROFILE == "nightly" else 20
+CHECKED_CALLS = sys.maxsize if IS_NIGHT else 20
 
 #: Code of a function -> its calls in the test that runs, and how often it was defined there.
 num_calls: collections.Counter[types.CodeType] = collections.Counter()
@@ -191,20 +199,22 @@ def why_no_gpu() -> str:
     return ""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """GPU tests say why they are skipped; what is for the night is deselected.
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(), "costs")
+    if RUN not in os.environ:  # not on a worker
+        os.environ[RUN] = folder = tempfile.mkdtemp(prefix="moegeom-tests-")
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
-    It is a third of all cases, and to skip one costs each side of a worker's pipe milliseconds.
-    """
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """GPU tests say why they are skipped; tests marked ``nightly`` are deselected by day."""
     for item in items:
         if item.get_closest_marker("gpu") and why_no_gpu():
             item.add_marker(pytest.mark.skip(reason=why_no_gpu()))
-    if PROFILE == "nightly":
-        return
-    by_day = runs_by_day(items)
-    left_out = [item for item in items if is_for_the_night(item, by_day)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not is_for_the_night(item, by_day)]
+    if not IS_NIGHT:
+        at_night = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=at_night)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -212,26 +222,3 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: typing.Any) -> typin
     from tests.schedule import Pieces
 
     return Pieces(config, log) if config.getoption("dist") == "load" else None
-
-
-def is_for_the_night(item: pytest.Item, by_day: set[str]) -> bool:
-    """Runs only with HYPOTHESIS_PROFILE=nightly."""
-    if item.get_closest_marker("nightly"):
-        return True
-    return item.get_closest_marker("one_in") is not None and item.nodeid not in by_day
-
-
-def runs_by_day(items: list[pytest.Item]) -> set[str]:
-    """Cases of tests marked ``one_in(n)`` that run by day: one in n, by the hash of their names.
-
-    For crosses and seeds, of which any part shows what all would; the same part on every machine,
-    and at least one case of each test.
-    """
-    of_test: dict[str, list[tuple[int, str]]] = {}
-    for item in items:
-        marker = item.get_closest_marker("one_in")
-        if marker is not None and item.get_closest_marker("nightly") is None:
-            draw = zlib.crc32(item.nodeid.encode()) % marker.args[0]
-            of_test.setdefault(item.nodeid.partition("[")[0], []).append((draw, item.nodeid))
-    drawn = {name for cases in of_test.values() for draw, name in cases if draw == 0}
-    return drawn | {min(cases)[1] for cases in of_test.values()}

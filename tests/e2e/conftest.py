@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import costs
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -82,8 +84,10 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
         }
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        code = server.stdout.readline()
-        assert code, "the warm process has died"
+        answer = server.stdout.readline()
+        assert answer, "the warm process has died"
+        code, seconds = answer.split()
+        costs.elsewhere[0] += float(seconds)
         return Ran(int(code), out.read_text("utf-8"), err.read_text("utf-8"))
 
     yield run

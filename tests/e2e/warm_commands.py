@@ -2,7 +2,7 @@
 
 Starting Python, Numba and ten kernels takes longer than most commands run, and so does importing
 what a command imports where it is used. This script loads them once, then reads one request a line from stdin (folder, arguments, environment, files for stdout and
-stderr), forks, and answers with the exit code. A child is as much a process of its own as one that
+stderr), forks, and answers with the exit code and the seconds of the processor. A child is as much a process of its own as one that
 was started from scratch; that a cold start works is what the other tests of this folder show.
 """
 
@@ -119,7 +119,9 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             os._exit(run_here(json.loads(line)))
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        _, status, usage = os.wait4(child, 0)
+        code, seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        sys.stdout.write(f"{code} {seconds}\n")
         sys.stdout.flush()
 
 
