@@ -19,8 +19,8 @@ from numba.core import caching
 
 PACKAGE = Path(__file__).resolve().parents[1] / "moegeom"
 
-#: Kernels of so many versions of the sources stay.
-VERSIONS = 5
+#: Kernels of so many versions of the sources stay, those that were used last.
+VERSIONS = 12
 
 
 def decides(file: Path, source: bytes) -> bool:
@@ -31,7 +31,7 @@ def decides(file: Path, source: bytes) -> bool:
 
 @functools.cache
 def folder() -> Path:
-    """The folder of these sources; others' are removed but for the newest."""
+    """The folder of these sources; the oldest of others' are removed."""
     every = Path(os.environ.get("MOEGEOM_TEST_KERNELS") or _of_this_user())
     digest = hashlib.sha256()
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -44,6 +44,7 @@ def folder() -> Path:
         for old in others[: 1 - VERSIONS]:
             shutil.rmtree(old, ignore_errors=True)
         mine.mkdir(exist_ok=True)
+    mine.touch()
     return mine
 
 
