@@ -38,7 +38,7 @@ from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_to
 
 WRITTEN = Path(__file__).parent / "counted_costs.json"
 
-MODEL = SyntheticModel(hidden=256, experts=32, top_k=4, layers=3)
+MODEL = SyntheticModel(hidden=256, experts=32, top_k=4, layers=1)
 NUM_TOKENS = 2 * TILE
 
 #: How far a count may be from what is written down: threads meet in another order, and a table of

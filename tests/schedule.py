@@ -16,15 +16,20 @@ from xdist.workermanage import WorkerController
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Where work begins, in this order: the first folder compiles, the second parses every module.
-FIRST = ("tests/parity", "tests/architecture", "tests/fuzz", "tests/generator", "tests/e2e")
+FIRST = ("tests/parity", "tests/architecture", "tests/e2e", "tests/families", "tests/fuzz")
 
 #: Folders that stay whole without a ``conftest.py``.
 WHOLE = FIRST[:2]
 
+#: Folders that run models of transformers: one worker imports their classes.
+MODELS = ("tests/families/", "tests/unit/capture/", "tests/unit/trainable/")
+
 
 def piece_of(nodeid: str) -> str:
-    """The folder or the file that goes to one worker."""
+    """The folder or the file that goes to one worker, or the folders with models."""
     file = nodeid.partition("::")[0]
+    if file.startswith(MODELS):
+        return MODELS[0].rstrip("/")
     for folder in Path(file).parents[:-2]:  # not tests/ itself
         if folder.as_posix() in WHOLE or (ROOT / folder / "conftest.py").exists():
             return folder.as_posix()

@@ -7,12 +7,12 @@ import functools
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.architecture.sources import ROOT, parsed
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 #: Import names that differ from the name of the distribution.
@@ -56,11 +56,11 @@ OPTIONAL -= OWN
 
 
 @functools.cache
-def imported(folder: Path) -> dict[str, set[str]]:
+def imported(package: str) -> dict[str, set[str]]:
     """Third-party distribution -> files that import it."""
     found: dict[str, set[str]] = {}
-    for file in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for file in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(parsed(file.read_text("utf-8"))):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -74,7 +74,7 @@ def imported(folder: Path) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("folder", ["moegeom", "cli"])
 def test_every_import_is_declared(folder):
-    undeclared = {k: v for k, v in imported(ROOT / folder).items() if k not in CORE | OPTIONAL}
+    undeclared = {k: v for k, v in imported(folder).items() if k not in CORE | OPTIONAL}
     assert undeclared == {}
 
 
@@ -88,18 +88,18 @@ USERS = PROJECT["optional-dependencies"].keys() - DEVELOPERS
 
 
 def test_every_dependency_of_users_is_imported_by_the_packages():
-    used = imported(ROOT / "moegeom").keys() | imported(ROOT / "cli").keys()
+    used = imported("moegeom").keys() | imported("cli").keys()
     assert sorted((CORE | declared(*USERS)) - used - NOT_IMPORTED.keys()) == []
 
 
 def test_every_dependency_of_developers_is_imported_by_tests_or_benchmarks():
     folders = ("moegeom", "cli", "tests", "benchmarks", "docs")
-    used = {name for folder in folders for name in imported(ROOT / folder)}
+    used = {name for folder in folders for name in imported(folder)}
     assert sorted(declared(*DEVELOPERS) - used - NOT_IMPORTED.keys()) == []
 
 
 def test_what_is_excused_from_being_imported_is_declared_and_not_imported():
-    used = {name for folder in ("moegeom", "cli", "tests") for name in imported(ROOT / folder)}
+    used = {name for folder in ("moegeom", "cli", "tests") for name in imported(folder)}
     assert NOT_IMPORTED.keys() - (CORE | OPTIONAL) == set()
     assert NOT_IMPORTED.keys() & used == set()
 

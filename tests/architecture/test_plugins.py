@@ -14,19 +14,19 @@ import pytest
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.registry import Registry, Rooms
+from tests.architecture.sources import ROOT, SOURCES, parsed
 
-ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = sorted((ROOT / "moegeom/router/families").glob("*.toml"))
 
 
 def registries() -> list[Registry | Rooms]:
     """Every ``NAME = Registry(...)`` or ``Rooms(...)`` at the top of a module."""
     found = []
-    for file in [*sorted((ROOT / "moegeom").rglob("*.py")), *sorted((ROOT / "cli").rglob("*.py"))]:
-        for node in ast.parse(file.read_text("utf-8")).body:
+    for file, source in SOURCES.items():
+        for node in parsed(source).body:
             value = getattr(node, "value", None)
             if isinstance(value, ast.Call) and re.match("Registry|Rooms", ast.unparse(value.func)):
-                parts = file.relative_to(ROOT).with_suffix("").parts
+                parts = Path(file).with_suffix("").parts
                 parts = parts[1:] if parts[0] == "cli" else parts
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 module = importlib.import_module(".".join(parts).removesuffix(".__init__"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
 from moegeom.core.text import all_of, number_of, these
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.architecture.sources import SOURCES, parsed
 
 #: Where sentences are made that a person reads.
 FOLDERS = ("document", "checks", "studies", "engine", "tokens", "recorder", "router")
@@ -38,7 +36,7 @@ KNOWN = re.compile(
 
 def bare_counts(source: str) -> list[str]:
     """Numbers in f-strings before a noun in the plural."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     # both branches of a condition on 1 are written out
     is_judged = {
         id(node)
@@ -82,10 +80,10 @@ def test_the_search_for_bare_counts_finds_them(line, is_found):
 
 def test_every_count_agrees_with_its_noun():
     found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for folder in FOLDERS
-        for path in sorted((ROOT / "moegeom" / folder).rglob("*.py"))
-        for line in bare_counts(path.read_text("utf-8"))
+        f"{file}:{line}"
+        for file, source in SOURCES.items()
+        if file.startswith(tuple(f"moegeom/{folder}/" for folder in FOLDERS))
+        for line in bare_counts(source)
     ]
     assert found == []
 

@@ -6,13 +6,12 @@ import ast
 import importlib
 import sys
 import textwrap
-from pathlib import Path
 
 import jaxtyping
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.architecture.sources import ROOT, SOURCES, parsed
 
 
 @pytest.fixture
@@ -147,21 +146,17 @@ def test_only_compiled_kernels_escape_the_hook(conftest):
     """Numba is imported by kernels, by walks over cells and for bits of sets alone: nothing goes
     unchecked by accident.
     """
-    compiled = [
-        ROOT / "moegeom" / name
-        for name in (
-            "kernels/cpu",
-            "studies/cells/walk",
-            "studies/cells/ball",
-            "studies/cells/graph/_searches.py",
-            "studies/faults/_bits.py",
-        )
-    ]
+    compiled = (
+        "moegeom/kernels/cpu/",
+        "moegeom/studies/cells/walk/",
+        "moegeom/studies/cells/ball/",
+        "moegeom/studies/cells/graph/_searches.py",
+        "moegeom/studies/faults/_bits.py",
+    )
     outside = [
-        str(file.relative_to(ROOT))
-        for file in sorted((ROOT / "moegeom").rglob("*.py"))
-        if conftest.imports(file.read_text("utf-8"), "numba")
-        and not any(file.is_relative_to(folder) for folder in compiled)
+        file
+        for file, source in SOURCES.items()
+        if conftest.imports(source, "numba") and not file.startswith(compiled)
     ]
     assert outside == []
 
@@ -169,9 +164,9 @@ def test_only_compiled_kernels_escape_the_hook(conftest):
 def test_names_in_annotations_exist_at_run_time():
     """A name imported only for type checkers cannot be executed, so it is not used for shapes."""
     offenders = []
-    for file in sorted((ROOT / "moegeom").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for file, source in SOURCES.items():
+        for node in ast.walk(parsed(source)):
             is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
             if is_guard and any(word in ast.unparse(node) for word in ("numpy", "jaxtyping")):
-                offenders.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+                offenders.append(f"{file}:{node.lineno}")
     assert offenders == []

@@ -5,28 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted([*(ROOT / "moegeom").rglob("*.py"), *(ROOT / "cli").rglob("*.py")])
+from tests.architecture.sources import ROOT, SOURCES, parsed
 
 #: Modules of Python that Windows has not.
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog")
-
-
-@cache
-def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _parsed_once():
-    """Each search goes over the same trees; they are large, and not kept for other tests."""
-    yield
-    parsed.cache_clear()
 
 
 def calls(tree: ast.AST):
@@ -159,20 +144,20 @@ def test_the_search_for_names_finds_them(line, is_found):
 
 def test_one_module_gives_files_their_names():
     found = {
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in SOURCES
-        for line in renames(path.read_text("utf-8"))
-        if str(path.relative_to(ROOT)) not in MAY_RENAME
+        f"{file}:{line}"
+        for file, source in SOURCES.items()
+        for line in renames(source)
+        if file not in MAY_RENAME
     }
     assert found == set(), "use moegeom.core.files.write_whole or move_folder"
 
 
 def test_toml_and_parquet_of_others_are_parsed_within_bounds():
     found = {
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in SOURCES
-        for line in opens_by_name(path.read_text("utf-8"), UNBOUNDED)
-        if str(path.relative_to(ROOT)) not in MAY_PARSE
+        f"{file}:{line}"
+        for file, source in SOURCES.items()
+        for line in opens_by_name(source, UNBOUNDED)
+        if file not in MAY_PARSE
     }
     assert found == set(), "use moegeom.core.documents or moegeom.core.parquet"
 
@@ -202,7 +187,7 @@ def test_the_search_for_opened_files_finds_them(line, is_found):
 
 
 def test_files_of_others_are_opened_where_pipes_and_devices_are_refused():
-    found = {str(path.relative_to(ROOT)) for path in SOURCES if opened(path.read_text("utf-8"))}
+    found = {file for file, source in SOURCES.items() if opened(source)}
     assert found == set(MAY_OPEN), "use moegeom.core.files.open_regular or read_regular"
 
 
@@ -220,9 +205,7 @@ def test_the_search_for_parsed_json_finds_it(line, is_found):
 
 
 def test_json_of_others_is_parsed_within_bounds():
-    found = {
-        str(path.relative_to(ROOT)) for path in SOURCES if parsed_json(path.read_text("utf-8"))
-    }
+    found = {file for file, source in SOURCES.items() if parsed_json(source)}
     assert found == set(MAY_PARSE_JSON), "use moegeom.core.documents.parse_json"
 
 

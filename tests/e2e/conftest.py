@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from tests import costs
+from tests.short_samples import short_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +61,10 @@ def moegeom_cold() -> Callable[..., Ran]:
 
 @pytest.fixture(scope="session")
 def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
-    """``moegeom ARGUMENTS`` in a folder, in a child of a process that is warm."""
+    """``moegeom ARGUMENTS`` in a folder, or a script, in a child of a process that is warm.
+
+    With ``forms``, names of renderers, standard output is one JSON document: form -> width -> text.
+    """
     streams = tmp_path_factory.mktemp("streams")
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).parent / "warm_commands.py")],
@@ -72,13 +76,20 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
     assert server.stdin is not None
     assert server.stdout is not None
 
-    def run(folder: Path, *arguments: str, everything: bool = False, **variables: str) -> Ran:
+    def run(
+        folder: Path,
+        *arguments: str,
+        forms: Collection[str] = (),
+        script: str = "",
+        **variables: str,
+    ) -> Ran:
         out, err = streams / "out", streams / "err"
         request = {
             "folder": str(folder),
             "arguments": arguments,
+            "script": script,
             "environment": variables,
-            "everything": everything,
+            "forms": list(forms),
             "out": str(out),
             "err": str(err),
         }
@@ -93,6 +104,7 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
     yield run
     server.stdin.close()
     server.wait(timeout=30)
+    costs.elsewhere[0] = 0.0  # the operating system counts them from here on
     server.stdout.close()
 
 
@@ -138,8 +150,10 @@ def world(tmp_path_factory) -> World:
 def place(world, tmp_path) -> Path:
     """An empty folder from which ``model``, ``rec`` and ``results`` can be reached, not changed.
 
-    ``routes.npy`` is a trace of 40 tokens, ``part`` the only part of a scan.
+    ``routes.npy`` is a trace of 40 tokens, ``part`` the only part of a scan; ``sample_ckpts`` are
+    the samples with short recordings.
     """
+    (tmp_path / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     for name in ("model", "rec", "results", "part", "routes.npy"):
         (tmp_path / name).symlink_to(world.folder / name, target_is_directory=name != "routes.npy")
     return tmp_path

@@ -10,31 +10,39 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.geometry.selection import route
 from moegeom.results.reader import open_results
+from moegeom.router.load import load_routers
+from moegeom.tokens.open import open_tokens
+from tests.short_samples import NUM_TOKENS, short_samples
 
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "sample_ckpts" / "olmoe-balanced"
+SAMPLE = Path("sample_ckpts/olmoe-balanced")
+CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
+
+
+def with_samples(folder: Path) -> Path:
+    (folder / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def report(moegeom, tmp_path_factory) -> Path:
     """A folder with ``out``, the results of two arithmetics and noise on the sample."""
-    folder = tmp_path_factory.mktemp("boundary")
+    folder = with_samples(tmp_path_factory.mktemp("boundary"))
     ran = moegeom(
-        *(folder, "boundary-report", str(SAMPLE / "step_1500")),
-        *("--tokens", str(SAMPLE / "rec/step_1500"), "--out", "out", "--quiet"),
+        *(folder, "boundary-report", CKPT, "--tokens", REC, "--out", "out", "--quiet"),
         *("--arith", "bf16-logits", "--arith", "float32-blocks", "--noise", "0.02"),
     )
     assert (ran.code, ran.err) == (0, "")
     return folder
 
 
-@pytest.mark.parametrize("columns", ["80", "100", "120"])
-def test_the_screen_fits_and_says_what_flips(moegeom, report, columns):
-    ran = moegeom(report, "boundary-report", "out", COLUMNS=columns)
-    assert ran.code == 0
-    assert max(map(len, ran.out.splitlines())) <= int(columns)
-    text = " ".join(ran.out.split())
+def test_the_screen_fits_and_says_what_flips(moegeom, report):
+    forms = json.loads(moegeom(report, "boundary-report", "out", forms=["json", "table", "md"]).out)
+    for columns, screen in forms["table"].items():
+        assert max(map(len, screen.splitlines())) <= int(columns)
+    text = " ".join(forms["table"]["80"].split())
     assert re.search(r"VERDICT bf16-logits flips most: 0\.\d\d % of the choices", text)
     assert re.search(r"bf16-logits 0\.\d\d % 0\.\d\d % 0\.\d\d % L\d", text)
     assert re.search(r"float32-blocks 0 % 0 % - 0 % 0 % (100|99\.\d+) %", text)
@@ -45,6 +53,9 @@ def test_the_screen_fits_and_says_what_flips(moegeom, report, columns):
     assert 0.0 < two < three < 10.0
     assert "Noise of 2 % of the input's rms flips" in text
     assert "A flipped expert is not a wrong answer" in text
+    lines = [line for line in forms["md"]["80"].splitlines() if line.startswith("| ")]
+    assert [line.split()[1] for line in lines[2:]] == ["bf16-logits", "float32-blocks"]
+    assert lines[0].endswith("| predicted |")
 
 
 def test_tokens_that_the_order_of_experts_alone_keeps_are_not_said_to_stay(moegeom, tmp_path):
@@ -74,13 +85,6 @@ def test_json_is_strict_and_holds_every_layer(moegeom, report):
     assert document["rule_status"] == "verified"
 
 
-def test_markdown_has_a_line_for_each_arithmetic(moegeom, report):
-    ran = moegeom(report, "boundary-report", "out", "--format", "md")
-    lines = [line for line in ran.out.splitlines() if line.startswith("| ")]
-    assert [line.split()[1] for line in lines[2:]] == ["bf16-logits", "float32-blocks"]
-    assert lines[0].endswith("| predicted |")
-
-
 def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
     assert moegeom(report, "report", "out").code == 0
     results = open_results(report / "out")
@@ -96,7 +100,7 @@ def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
         variants["bf16-logits"][name] for name in ("num_flipped_any_layer", "num_tokens_all_layers")
     )
     shares = [rows[f"text/{layer}", "bf16-logits", "all"]["flipped_share"] for layer in range(3)]
-    assert seen == 4096
+    assert seen == NUM_TOKENS
     assert max(shares) <= some / seen <= sum(shares)
     # the noise model without emulation
     predicted = [
@@ -139,10 +143,6 @@ def test_what_cannot_be_meant_is_told(moegeom, place, typed, code, said):
 
 
 def test_logits_cannot_be_rounded_again(moegeom, place):
-    from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.router.load import load_routers
-    from moegeom.tokens.open import open_tokens
-
     routers = load_routers(open_checkpoint(place / "model")).routers
     source = open_tokens(str(place / "rec"), None, None, ())
     logits = {r.name: source.read_values(r.name, 0, 512) @ r.weight.T for r in routers}
@@ -153,39 +153,37 @@ def test_logits_cannot_be_rounded_again(moegeom, place):
     assert "needs recorded router inputs" in ran.err
 
 
-def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
-    from moegeom.tokens.open import open_tokens
-
-    sides = [SAMPLE / f"rec/step_{step}" for step in (1500, 1000)]
+def test_two_sides_are_compared_token_by_token(moegeom, place):
+    sides = [str(SAMPLE / f"rec/step_{step}") for step in (1500, 1000)]
     ran = moegeom(
-        *(tmp_path, "boundary-report", str(SAMPLE / "step_1500"), "--tokens", str(sides[0])),
-        *("--run-b", str(sides[1]), "--arith", "bf16", "--out", "out", "--format", "json"),
+        *(place, "boundary-report", CKPT, "--tokens", sides[0], "--run-b", sides[1]),
+        *("--arith", "bf16", "--out", "out", "--format", "json"),
     )
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     other = document["variants"][0]
     assert other["variant"] == "run-b"
-    a, b = (open_tokens(str(side), None, None, ()) for side in sides)
+    a, b = (open_tokens(place / side) for side in sides)
+    shares = []
     for row in other["layers"]:
-        chosen = [np.sort(side.read_chosen(row["router"], 0, 4096)) for side in (a, b)]
+        chosen = [np.sort(side.read_chosen(row["router"], 0, NUM_TOKENS)) for side in (a, b)]
         differs = (chosen[0] != chosen[1]).any(axis=1)
-        assert row["flipped_share"] == differs.mean()
+        shares.append(differs.mean())
+        assert row["flipped_share"] == shares[-1]
         counts = [np.bincount(side.reshape(-1), minlength=16) for side in chosen]
-        shift = (counts[1] - counts[0]) / (4096 * 4 / 16)
+        shift = (counts[1] - counts[0]) / (NUM_TOKENS * 4 / 16)
         assert row["load_shift_max"] == pytest.approx(shift[np.argmax(np.abs(shift))])
-    assert "A and B choose differently in 43." in document["verdict"]
-    for row in other["layers"]:
         # sets alone are known of the other run
         assert {"proved_share", "tied_share", "reordered_share"}.isdisjoint(row)
-    screen = moegeom(tmp_path, "boundary-report", "out", COLUMNS="80")
-    assert max(map(len, without_commands(screen.out))) <= 80
-    said = f"next: moegeom explain {SAMPLE / 'step_1500'} --tokens {sides[0]} --run-b {sides[1]}"
-    assert said in screen.out
-    assert "only" in screen.out
-    assert "not explained by near-ties" in " ".join(screen.out.split())
-    assert "aligned  4,096 of 4,096 tokens" in screen.out
-    assert "alignment proven by the choices" in " ".join(screen.out.split())
-    assert moegeom(tmp_path, "boundary-report", "out", "--format", "md").code == 0
+    assert f"A and B choose differently in {100 * np.mean(shares):.2g}" in document["verdict"]
+    screen = moegeom(place, "boundary-report", "out", COLUMNS="80").out
+    assert max(map(len, without_commands(screen))) <= 80
+    assert f"next: moegeom explain {CKPT} --tokens {sides[0]} --run-b {sides[1]}" in screen
+    text = " ".join(screen.split())
+    assert "not explained by near-ties" in text
+    assert "aligned 1,024 of 1,024 tokens" in text
+    assert "alignment proven by the choices" in text
+    assert moegeom(place, "boundary-report", "out", "--format", "md").code == 0
 
 
 def without_commands(screen: str) -> list[str]:
@@ -193,23 +191,13 @@ def without_commands(screen: str) -> list[str]:
     return [line for line in screen.splitlines() if not line.startswith("   next: ")]
 
 
-def test_a_run_compared_with_itself_differs_nowhere(moegeom, tmp_path):
-    rec = str(SAMPLE / "rec/step_1500")
-    ran = moegeom(
-        *(tmp_path, "boundary-report", str(SAMPLE / "step_1500"), "--tokens", rec),
-        *("--run-b", rec, "--arith", "bf16", "--out", "out"),
-    )
-    assert ran.code == 0, ran.err
-    assert "A and B choose the same experts for every token." in " ".join(ran.out.split())
-
-
 @pytest.fixture(scope="module")
 def second(moegeom, tmp_path_factory) -> Path:
     """A folder with ``out``: the sample against an earlier step of its training."""
-    folder = tmp_path_factory.mktemp("against")
+    folder = with_samples(tmp_path_factory.mktemp("against"))
     ran = moegeom(
-        *(folder, "boundary-report", str(SAMPLE / "step_1500"), "--arith", "bf16"),
-        *("--tokens", str(SAMPLE / "rec/step_1500"), "--checkpoint-b", str(SAMPLE / "step_1000")),
+        *(folder, "boundary-report", CKPT, "--arith", "bf16"),
+        *("--tokens", REC, "--checkpoint-b", str(SAMPLE / "step_1000")),
         *("--out", "out", "--quiet"),
     )
     assert (ran.code, ran.err) == (0, "")
@@ -217,58 +205,60 @@ def second(moegeom, tmp_path_factory) -> Path:
 
 
 def test_a_second_checkpoint_chooses_for_the_inputs_of_the_first(moegeom, second):
-    from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.geometry.selection import route
-    from moegeom.router.load import load_routers
-    from moegeom.tokens.open import open_tokens
-
     document = json.loads(moegeom(second, "boundary-report", "out", "--format", "json").out)
     assert [variant["variant"] for variant in document["variants"]] == ["checkpoint-b", "bf16"]
-    source = open_tokens(str(SAMPLE / "rec/step_1500"), None, None, ())
+    source = open_tokens(second / REC)
     sides = [
-        load_routers(open_checkpoint(SAMPLE / step)).routers for step in ("step_1500", "step_1000")
+        load_routers(open_checkpoint(second / SAMPLE / step)).routers
+        for step in ("step_1500", "step_1000")
     ]
     for row, mine, its in zip(document["variants"][0]["layers"], *sides, strict=True):
         assert row["router"] == mine.name == its.name
-        normed = source.read_values(mine.name, 0, 4096).astype(np.float64) / mine.gain
-        found = [
+        normed = source.read_values(mine.name, 0, NUM_TOKENS).astype(np.float64) / mine.gain
+        sets = [
             np.sort(route(normed * r.gain @ r.weight.T.astype(np.float64), r.rule).chosen)
             for r in (mine, its)
         ]
-        differs = (found[0] != found[1]).any(axis=1).mean()
+        differs = (sets[0] != sets[1]).any(axis=1).mean()
         assert differs > 0.05
-        assert row["flipped_share"] == pytest.approx(differs, abs=2 / 4096)
+        assert row["flipped_share"] == pytest.approx(differs, abs=2 / NUM_TOKENS)
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
-def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, second, columns):
-    ran = moegeom(second, "boundary-report", "out", COLUMNS=columns)
-    assert max(map(len, without_commands(ran.out))) <= int(columns)
-    text = " ".join(ran.out.split())
+def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, second):
+    forms = json.loads(moegeom(second, "boundary-report", "out", forms=["json", "table", "md"]).out)
+    for columns, screen in forms["table"].items():
+        assert max(map(len, without_commands(screen))) <= int(columns)
+    text = " ".join(forms["table"]["80"].split())
     assert "C step_1000: its routers on the inputs of A." in text
     assert "Its own hidden states would differ" in text
     assert "Another gain stands in front of all layers" in text
     assert "The routers of C choose differently from those of A in" in text
     assert "of the flips are among the 10 % of tokens with the least margin" in text
     assert "next:" not in text
-    ran = moegeom(second, "boundary-report", "out", "--format", "md")
-    assert "- **C** step\\_1000" in ran.out
-    assert re.search(r"^\| checkpoint-b \|.*\| - \| - \|", ran.out, re.MULTILINE)
+    assert "- **C** step\\_1000" in forms["md"]["80"]
+    assert re.search(r"^\| checkpoint-b \|.*\| - \| - \|", forms["md"]["80"], re.MULTILINE)
 
 
-def test_a_checkpoint_against_itself_says_why_nothing_flips(moegeom, place):
-    ran = moegeom(place, *"boundary-report model --tokens rec --checkpoint-b model".split())
-    text = " ".join(ran.out.split())
-    assert "C chooses the same experts as A for every token, because its routers are" in text
-    assert "All routers are those of A, bit for bit." in text
-
-
-def test_two_sides_and_a_second_checkpoint_are_told_apart(moegeom, tmp_path):
-    (tmp_path / "model").symlink_to(SAMPLE / "step_1500", target_is_directory=True)
-    (tmp_path / "rec").symlink_to(SAMPLE / "rec/step_1500", target_is_directory=True)
-    typed = "boundary-report model --tokens rec --checkpoint-b model --run-b rec --arith bf16"
-    ran = moegeom(tmp_path, *typed.split())
-    assert ran.code == 0, ran.err
-    text = " ".join(ran.out.split())
-    assert "A and B choose the same experts for every token. C chooses the same" in text
-    assert "next: moegeom explain model --tokens rec --run-b rec --checkpoint-b model" in text
+def test_a_side_that_is_the_same_says_why_nothing_flips(moegeom, place):
+    """A run beside itself, a checkpoint beside itself, and both."""
+    run_b, checkpoint_b = ("--run-b", REC), ("--checkpoint-b", CKPT)
+    for sides, words in (
+        (run_b, ["A and B choose the same experts for every token."]),
+        (
+            checkpoint_b,
+            [
+                "C chooses the same experts as A for every token, because its routers are",
+                "All routers are those of A, bit for bit.",
+            ],
+        ),
+        (
+            (*run_b, *checkpoint_b),
+            [
+                "A and B choose the same experts for every token. C chooses the same",
+                f"next: moegeom explain {CKPT} --tokens {REC} --run-b {REC} --checkpoint-b {CKPT}",
+            ],
+        ),
+    ):
+        typed = (CKPT, "--tokens", REC, *sides, "--layers", "0")
+        text = " ".join(moegeom(place, "boundary-report", *typed).out.split())
+        assert [sentence for sentence in words if sentence not in text] == [], text

@@ -21,15 +21,16 @@ from moegeom.studies.cells.study import router as study_router
 from moegeom.studies.cells.study.request import CellsRequest, read_named
 from moegeom.studies.cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
+from tests.by_day import by_day
+from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
-CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
-CURVED = ROOT / "sample_ckpts/deepseek-tiny"
+CKPT = str(SAMPLES / "olmoe-balanced/step_1500")
+CURVED = str(SAMPLES / "deepseek-tiny/step_1500")
 ON_CURVED = (
-    *("cells", str(CURVED / "step_1500"), "--layer", "1", "--subspace", "pca:2"),
-    *("--tokens", str(CURVED / "rec/step_1500")),
+    *("cells", CURVED, "--layer", "1", "--subspace", "pca:2"),
+    *("--tokens", "sample_ckpts/deepseek-tiny/rec/step_1500"),
 )
+REC = "sample_ckpts/olmoe-balanced/rec/step_1500"
 ON_SAMPLE = ("cells", CKPT, "--tokens", REC, "--layer", "0")
 
 
@@ -43,10 +44,15 @@ def matrix() -> tuple[np.ndarray, np.ndarray]:
 def place(tmp_path, matrix) -> Path:
     weight, bias = matrix
     np.savez(tmp_path / "router.npz", weight=weight, bias=bias)
+    (tmp_path / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     return tmp_path
 
 
 BARE = ("cells", "--weights", "router.npz", "--top-k", "3")
+
+
+def recording() -> str:
+    return str(short_samples() / REC.partition("/")[2])
 
 
 def of_matrix(folder: Path, **asked) -> CellsRequest:
@@ -54,7 +60,7 @@ def of_matrix(folder: Path, **asked) -> CellsRequest:
 
 
 def of_sample(**asked) -> CellsRequest:
-    return CellsRequest(CKPT, tokens=REC, layers="0", **asked)
+    return CellsRequest(CKPT, tokens=recording(), layers="0", **asked)
 
 
 def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matrix):
@@ -158,32 +164,32 @@ def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp
 
 
 @pytest.mark.nightly
-def test_witnesses_of_a_slice_choose_their_expert_set_as_router_inputs(moegeom, tmp_path):
-    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found")
+def test_witnesses_of_a_slice_choose_their_expert_set_as_router_inputs(moegeom, place):
+    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found")
     assert ran.code == 0, ran.err
-    rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()
+    rows = pq.read_table(place / "found/cells.parquet").to_pylist()
     router = load_routers(open_checkpoint(CKPT)).routers[0]
     inputs = np.array([row["witness_input"] for row in rows])
     chosen = np.sort(np.argsort(-(inputs @ router.weight.T.astype(np.float64)))[:, :4], axis=1)
     assert chosen.tolist() == [row["expert_set"] for row in rows]
     # every token is drawn somewhere
-    assert sum(row["num_tokens"] for row in rows) == 4096
+    assert sum(row["num_tokens"] for row in rows) == NUM_TOKENS
     assert sum(row["num_own_tokens"] for row in rows) == int(
         ran.out.split("tokens   ")[-1].split(" of ")[0].replace(",", "")
     )
 
 
-def test_a_slice_that_was_written_is_read_again(moegeom, tmp_path):
+def test_a_slice_that_was_written_is_read_again(moegeom, place):
     random = ("--subspace", "random:2", "--seed", "5")
-    assert moegeom(tmp_path, *ON_SAMPLE, *random, "--out", "one").code == 0
-    slice_file = str(tmp_path / "one/slices/text.0.npz")
-    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", slice_file, "--out", "two")
+    assert moegeom(place, *ON_SAMPLE, *random, "--out", "one").code == 0
+    slice_file = str(place / "one/slices/text.0.npz")
+    ran = moegeom(place, *ON_SAMPLE, "--subspace", slice_file, "--out", "two")
     assert ran.code == 0, ran.err
-    one, two = (pq.read_table(tmp_path / name / "cells.parquet") for name in ("one", "two"))
+    one, two = (pq.read_table(place / name / "cells.parquet") for name in ("one", "two"))
     assert one.equals(two)
 
 
-@pytest.mark.parametrize("bound", ["box", pytest.param("radius", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("bound", by_day(["box", "radius"], ["box"]))
 def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     for name, bounds in (("found", {bound: 1.0}), ("whole", {})):
         cells_of(of_sample(subspace="pca:3", out=tmp_path / name, **bounds))
@@ -227,7 +233,7 @@ def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
     rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()
     with np.load(tmp_path / "found/slices/text.0.npz") as stored:
         weight, bias, centre, basis = (stored[n] for n in ("weight", "bias", "centre", "basis"))
-    inputs = open_tokens(REC).read_values("text/0", 0, 128).astype(np.float64)
+    inputs = open_tokens(recording()).read_values("text/0", 0, 128).astype(np.float64)
     for token in (5, 77):
         logits = weight @ ((inputs[token] - centre) @ basis) + bias
         (first,) = (row for row in rows if row["token"] == token and row["hops"] == 0)
@@ -247,13 +253,13 @@ def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["svg", "pdf", "png", "html"])
-def test_a_picture_comes_with_the_numbers_behind_it(moegeom, tmp_path, ending):
-    ran = moegeom(tmp_path, *ON_SAMPLE, "--plot", f"figure.{ending}", "--caption")
+def test_a_picture_comes_with_the_numbers_behind_it(moegeom, place, ending):
+    ran = moegeom(place, *ON_SAMPLE, "--plot", f"figure.{ending}", "--caption")
     assert ran.code == 0, ran.err
-    assert (tmp_path / f"figure.{ending}").stat().st_size > 10_000
-    with (tmp_path / "figure.tokens.csv").open(encoding="utf-8") as stream:
+    assert (place / f"figure.{ending}").stat().st_size > 10_000
+    with (place / "figure.tokens.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == 4096
+    assert len(rows) == NUM_TOKENS
     assert "figure.polygons.csv" in ran.out
 
 
@@ -267,34 +273,32 @@ def test_a_picture_comes_with_the_numbers_behind_it(moegeom, tmp_path, ending):
         (("--subspace", "circle:5,900"), "arcs"),
     ],
 )
-def test_every_kind_of_picture_is_drawn(moegeom, tmp_path, arguments, table):
-    ran = moegeom(tmp_path, *ON_SAMPLE, *arguments, "--plot", "figure.svg")
+def test_every_kind_of_picture_is_drawn(moegeom, place, arguments, table):
+    ran = moegeom(place, *ON_SAMPLE, *arguments, "--plot", "figure.svg")
     assert ran.code == 0, ran.err
-    assert (tmp_path / "figure.svg").read_text("utf-8").startswith("<?xml")
-    assert (tmp_path / f"figure.{table}.csv").exists()
+    assert (place / "figure.svg").read_text("utf-8").startswith("<?xml")
+    assert (place / f"figure.{table}.csv").exists()
 
 
-def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
-    checkpoint = ("cells", str(CURVED / "step_1500"), "--layer", "1")
-    refused = moegeom(tmp_path, *checkpoint)
+def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, place):
+    refused = moegeom(place, "cells", CURVED, "--layer", "1")
     assert refused.code == 3
     assert "they are no polyhedra" in refused.err
-    recorded = (*checkpoint, "--tokens", str(CURVED / "rec/step_1500"), "--subspace", "pca:2")
-    ran = moegeom(tmp_path, *recorded, "--plot", "figure.png")
+    ran = moegeom(place, *ON_CURVED, "--plot", "figure.png")
     assert ran.code == 0, ran.err
     assert "pixels are undecided" in " ".join(ran.out.split())
-    assert (tmp_path / "figure.labels.csv").exists()
+    assert (place / "figure.labels.csv").exists()
 
 
 @pytest.mark.nightly
-def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
-    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
+def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, place):
+    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
     assert ran.code == 4
     said = " ".join(ran.out.split())
     assert "more than the 50 vertices that --vertices allows; a random router has about" in said
     enough = said.split("Try --vertices ")[1].split()[0]
-    assert moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", enough).code == 0
-    assert pq.read_table(tmp_path / "found/cells.parquet").num_rows == 0
+    assert moegeom(place, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", enough).code == 0
+    assert pq.read_table(place / "found/cells.parquet").num_rows == 0
 
 
 def test_the_limit_that_a_walk_cut_short_names_is_enough_for_it(place):
@@ -307,59 +311,58 @@ def test_the_limit_that_a_walk_cut_short_names_is_enough_for_it(place):
     assert whole.outcome == "cells"
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
-    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:2", COLUMNS=str(columns))
-    assert max(map(len, ran.out.splitlines())) <= columns
+def test_screens_keep_to_the_width_of_the_terminal(moegeom, place):
+    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:2", forms=["json", "table", "md"])
+    for columns, screen in json.loads(ran.out)["table"].items():
+        assert max(map(len, screen.splitlines())) <= int(columns)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("cells", "--radius", "1"), "expected a checkpoint"),
-        (("cells", CKPT, "--weights", "router.npz", "--top-k", "3"), "not both"),
-        (("cells", "--weights", "router.npz"), "--top-k"),
-        (("cells", "--weights", "router.npz", "--top-k", "10"), "1 to 9"),
-        ((*BARE, "--expert-set", "1,2"), "expected 3 different experts"),
-        ((*BARE, "--expert-set", "1,2,2"), "expected 3 different experts"),
-        ((*BARE, "--expert-set", "1,x"), "expected numbers"),
-        ((*BARE, "--expert-set", "0-999999999"), "expected numbers"),
-        ((*BARE, "--radius", "-1"), "positive"),
-        ((*BARE, "--subspace", "pca:2"), "--tokens"),
-        ((*BARE, "--subspace", "random:3"), "from 1 to 2"),
-        ((*BARE, "--subspace", "sphere"), "expected full, pca:D"),
-        ((*BARE, "--plot", "x.bmp"), "x.bmp"),
-        ((*BARE, "--plot", "x.svg", "--view", "expert:20"), "expert 20 of 9"),
-        ((*BARE, "--plot", "x.svg", "--view", "expert:a"), "expected a number"),
-        ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
-        ((*BARE, "--certify"), "--certify goes with"),
-        ((*BARE, "--caption"), "--caption goes with --plot"),
-        ((*BARE, "--expert-set", "0,1,2", "--tie-broken"), "without --tie-broken"),
-        ((*BARE, "--expert-set", "0,1,2", "--radius", "1"), "without --radius"),
-        ((*BARE, "--radius", "1", "--plot", "x.svg"), "--plot draws the whole slice"),
-        ((*BARE, "--plot", "nowhere/x.svg"), "nowhere/x.svg: cannot be written"),
-        ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
-        (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
-        (("cells", CKPT, "--layer", "0", "--radius", "1"), "--radius is for slices of at most 16"),
-        (
-            (*ON_CURVED, "--radius", "1"),
-            "error: --radius is for routers whose facets are straight.",
-        ),
-        ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
-        ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
-        ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
-        ((*ON_SAMPLE, "--subspace", "plane:1,2,2"), "one line"),
-        ((*ON_SAMPLE, "--subspace", "pca:5", "--plot", "x.svg"), "2 or 3 dimensions"),
-        (("cells", CKPT, "--plot", "x.svg"), "--layer"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments, said):
-    ran = moegeom(place, *arguments)
-    assert ran.code == 2
-    assert ran.out == ""
-    assert said in " ".join(ran.err.split())
-    assert not (place / "x.svg").exists()
+#: What cannot be meant, and words of the sentence that refuses it.
+REFUSED = [
+    (("cells", "--radius", "1"), "expected a checkpoint"),
+    (("cells", CKPT, "--weights", "router.npz", "--top-k", "3"), "not both"),
+    (("cells", "--weights", "router.npz"), "--top-k"),
+    (("cells", "--weights", "router.npz", "--top-k", "10"), "1 to 9"),
+    ((*BARE, "--expert-set", "1,2"), "expected 3 different experts"),
+    ((*BARE, "--expert-set", "1,2,2"), "expected 3 different experts"),
+    ((*BARE, "--expert-set", "1,x"), "expected numbers"),
+    ((*BARE, "--expert-set", "0-999999999"), "expected numbers"),
+    ((*BARE, "--radius", "-1"), "positive"),
+    ((*BARE, "--subspace", "pca:2"), "--tokens"),
+    ((*BARE, "--subspace", "random:3"), "from 1 to 2"),
+    ((*BARE, "--subspace", "sphere"), "expected full, pca:D"),
+    ((*BARE, "--plot", "x.bmp"), "x.bmp"),
+    ((*BARE, "--plot", "x.svg", "--view", "expert:20"), "expert 20 of 9"),
+    ((*BARE, "--plot", "x.svg", "--view", "expert:a"), "expected a number"),
+    ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
+    ((*BARE, "--certify"), "--certify goes with"),
+    ((*BARE, "--caption"), "--caption goes with --plot"),
+    ((*BARE, "--expert-set", "0,1,2", "--tie-broken"), "without --tie-broken"),
+    ((*BARE, "--expert-set", "0,1,2", "--radius", "1"), "without --radius"),
+    ((*BARE, "--radius", "1", "--plot", "x.svg"), "--plot draws the whole slice"),
+    ((*BARE, "--plot", "nowhere/x.svg"), "nowhere/x.svg: cannot be written"),
+    ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
+    (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
+    (("cells", CKPT, "--layer", "0", "--radius", "1"), "--radius is for slices of at most 16"),
+    (
+        (*ON_CURVED, "--radius", "1"),
+        "error: --radius is for routers whose facets are straight.",
+    ),
+    ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
+    ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
+    ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
+    ((*ON_SAMPLE, "--subspace", "plane:1,2,2"), "one line"),
+    ((*ON_SAMPLE, "--subspace", "pca:5", "--plot", "x.svg"), "2 or 3 dimensions"),
+    (("cells", CKPT, "--plot", "x.svg"), "--layer"),
+]
+
+
+def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place):
+    for arguments, words in REFUSED:
+        ran = moegeom(place, *arguments)
+        assert (ran.code, ran.out) == (2, ""), arguments
+        assert words in " ".join(ran.err.split()), arguments
+        assert not (place / "x.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,12 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from tests.short_samples import short_samples
+
 ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = "sample_ckpts/olmoe-balanced/step_1500"
 TOKENS = "sample_ckpts/olmoe-balanced/rec/step_1500"
 COLLAPSED = "sample_ckpts/olmoe-collapsed/step_1500"
-
-
-@pytest.fixture
-def folder(place) -> Path:
-    """An empty folder with the samples, and ``model`` (one layer has duplicate rows)."""
-    (place / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
-    return place
 
 
 def changed(folder: Path, change) -> str:
@@ -59,50 +54,50 @@ def permute_everything(tensors) -> None:
         tensors[name.removeprefix("new:")] = tensors.pop(name)
 
 
-def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, folder) -> None:
-    ran = moegeom(folder, "check", HEALTHY)
+def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, place) -> None:
+    ran = moegeom(place, "check", HEALTHY)
     assert (ran.code, ran.err) == (0, "")
     assert "0 errors, 0 warnings" in ran.out
     assert "Not checked: load, margins, dead experts (no tokens)" in " ".join(ran.out.split())
     assert all(len(line) <= 100 for line in ran.out.splitlines())
 
 
-def test_an_integrity_error_fails_and_names_the_cause(moegeom, folder) -> None:
-    ran = moegeom(folder, "check", "model")
+def test_an_integrity_error_fails_and_names_the_cause(moegeom, place) -> None:
+    ran = moegeom(place, "check", "model")
     assert ran.code == 1
     assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in ran.out
 
 
-def test_warnings_fail_only_when_asked(moegeom, folder) -> None:
+def test_warnings_fail_only_when_asked(moegeom, place) -> None:
     rec = COLLAPSED.replace("step", "rec/step")
     arguments = ("check", COLLAPSED, "--tokens", rec)
-    assert moegeom(folder, *arguments).code == 0
-    assert moegeom(folder, *arguments, "--fail-on", "warning").code == 1
-    assert sorted(p.name for p in folder.iterdir() if p.suffix == ".moegeom") == []
+    assert moegeom(place, *arguments).code == 0
+    assert moegeom(place, *arguments, "--fail-on", "warning").code == 1
+    assert sorted(p.name for p in place.iterdir() if p.suffix == ".moegeom") == []
 
 
-def test_what_a_profile_requires_and_lacks_is_inconclusive(moegeom, folder) -> None:
-    (folder / "moegeom.toml").write_text('require = ["MGB203"]\n')
-    ran = moegeom(folder, "check", HEALTHY)
+def test_what_a_profile_requires_and_lacks_is_inconclusive(moegeom, place) -> None:
+    (place / "moegeom.toml").write_text('require = ["MGB203"]\n')
+    ran = moegeom(place, "check", HEALTHY)
     assert ran.code == 4
     assert "MGB203" in ran.out
-    assert moegeom(folder, "check", "model").code == 1  # a failure comes first
+    assert moegeom(place, "check", "model").code == 1  # a failure comes first
 
 
-def test_a_profile_that_cannot_be_meant_is_a_usage_error(moegeom, folder) -> None:
-    (folder / "moegeom.toml").write_text('slect = ["MGI"]\n')
-    ran = moegeom(folder, "check", HEALTHY)
+def test_a_profile_that_cannot_be_meant_is_a_usage_error(moegeom, place) -> None:
+    (place / "moegeom.toml").write_text('slect = ["MGI"]\n')
+    ran = moegeom(place, "check", HEALTHY)
     assert (ran.code, ran.out) == (2, "")
     assert "Did you mean select?" in ran.err
 
 
-def test_init_writes_a_profile_that_changes_nothing(moegeom, folder) -> None:
-    before = moegeom(folder, "check", HEALTHY, "--format", "json").out
-    assert moegeom(folder, "check", "--init").code == 0
-    after = moegeom(folder, "check", HEALTHY, "--format", "json").out
+def test_init_writes_a_profile_that_changes_nothing(moegeom, place) -> None:
+    before = moegeom(place, "check", HEALTHY, "--format", "json").out
+    assert moegeom(place, "check", "--init").code == 0
+    after = moegeom(place, "check", HEALTHY, "--format", "json").out
     found = [json.loads(text)["outcomes"] for text in (before, after)]
     assert found[0] == found[1]
-    assert moegeom(folder, "check", "--init").code == 2
+    assert moegeom(place, "check", "--init").code == 2
 
 
 @pytest.mark.parametrize(
@@ -120,118 +115,118 @@ def test_init_writes_a_profile_that_changes_nothing(moegeom, folder) -> None:
         (("results", "--tokens", "rec"), "holds results"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(moegeom, folder, arguments, said) -> None:
-    ran = moegeom(folder, "check", *arguments)
+def test_what_cannot_be_meant_is_a_usage_error(moegeom, place, arguments, said) -> None:
+    ran = moegeom(place, "check", *arguments)
     assert ran.code in (2, 0) if not arguments else ran.code == 2
     assert said in ran.err + ran.out
 
 
-def test_what_cannot_be_read_is_exit_3(moegeom, folder) -> None:
-    assert moegeom(folder, "check", "nowhere").code == 3
-    assert moegeom(folder, "check", HEALTHY, "--baseline", "nowhere.json").code == 3
-    (folder / "b.json").write_text("{}")
-    assert moegeom(folder, "check", HEALTHY, "--baseline", "b.json").code == 3
+def test_what_cannot_be_read_is_exit_3(moegeom, place) -> None:
+    assert moegeom(place, "check", "nowhere").code == 3
+    assert moegeom(place, "check", HEALTHY, "--baseline", "nowhere.json").code == 3
+    (place / "b.json").write_text("{}")
+    assert moegeom(place, "check", HEALTHY, "--baseline", "b.json").code == 3
 
 
-def test_a_refused_router_is_a_finding_with_its_code(moegeom, folder) -> None:
+def test_a_refused_router_is_a_finding_with_its_code(moegeom, place) -> None:
     def halve(tensors) -> None:
         tensors[GATES[1]] = tensors[GATES[1]][:8]
 
-    name = changed(folder, halve)
-    ran = moegeom(folder, "check", name)
+    name = changed(place, halve)
+    ran = moegeom(place, "check", name)
     assert ran.code == 1
     assert "MGI105" in ran.out
-    assert moegeom(folder, "routers", name).code == 3
-    drawn = moegeom(folder, "check", name, "--plot", "checks.svg")
+    assert moegeom(place, "routers", name).code == 3
+    drawn = moegeom(place, "check", name, "--plot", "checks.svg")
     assert drawn.code == 1  # what was found outweighs a figure that there is not
     assert "There is no figure" in drawn.err
-    assert not (folder / "checks.svg").exists()
+    assert not (place / "checks.svg").exists()
 
 
 def test_the_map_of_checks_is_drawn_of_a_checkpoint_that_passes_and_of_one_that_does_not(
-    moegeom, folder
+    moegeom, place
 ) -> None:
     def zero(tensors) -> None:
         tensors[GATES[1]][3] = 0.0
 
-    for name, code in ((HEALTHY, 0), (changed(folder, zero), 1)):
-        ran = moegeom(folder, "check", name, "--plot", "checks.svg", "--figure", "checks")
+    for name, code in ((HEALTHY, 0), (changed(place, zero), 1)):
+        ran = moegeom(place, "check", name, "--plot", "checks.svg", "--figure", "checks")
         assert ran.code == code, ran.err
-        assert (folder / "checks.svg").read_text("utf-8").count("MGI103") == 1
-    assert moegeom(folder, "check", HEALTHY, "--plot", "a.svg", "--figure", "no").code == 2
+        assert (place / "checks.svg").read_text("utf-8").count("MGI103") == 1
+    assert moegeom(place, "check", HEALTHY, "--plot", "a.svg", "--figure", "no").code == 2
 
 
-def test_results_are_judged_without_the_checkpoint(moegeom, folder) -> None:
-    ran = moegeom(folder, "check", "results")
+def test_results_are_judged_without_the_checkpoint(moegeom, place) -> None:
+    ran = moegeom(place, "check", "results")
     assert ran.code == 1
     assert "MGI104" in ran.out
-    again = moegeom(folder, "check", "model", "--tokens", "rec")
+    again = moegeom(place, "check", "model", "--tokens", "rec")
     for said in (ran.out, again.out):
         assert "VERDICT  FAILED: 1 error, 0 warnings; " in said
     found = [line for line in ran.out.splitlines() if "MGI104" in line]
     assert found == [line for line in again.out.splitlines() if "MGI104" in line]
 
 
-def test_several_reports_come_from_one_verdict(moegeom, folder) -> None:
+def test_several_reports_come_from_one_verdict(moegeom, place) -> None:
     files = {"junit": "j.xml", "md": "s.md", "github": "g.txt", "json": "v.json", "table": "t.txt"}
     files |= {"html": "v.html"}
     asked = [part for name, file in files.items() for part in ("--report", f"{name}={file}")]
-    ran = moegeom(folder, "check", "model", "--quiet", *asked)
+    ran = moegeom(place, "check", "model", "--quiet", *asked)
     assert (ran.code, ran.err) == (1, "")
     assert "VERDICT  FAILED" in ran.out
-    assert ET.parse(folder / "j.xml").getroot().get("failures") == "1"
-    assert json.loads((folder / "v.json").read_text())["exit_code"] == 1
-    assert "::error title=MGI104" in (folder / "g.txt").read_text()
-    assert "MGI104" in (folder / "s.md").read_text()
-    assert "ERROR MGI104" in (folder / "t.txt").read_text()
-    assert '<b class="error">ERROR MGI104</b>' in (folder / "v.html").read_text()
+    assert ET.parse(place / "j.xml").getroot().get("failures") == "1"
+    assert json.loads((place / "v.json").read_text())["exit_code"] == 1
+    assert "::error title=MGI104" in (place / "g.txt").read_text()
+    assert "MGI104" in (place / "s.md").read_text()
+    assert "ERROR MGI104" in (place / "t.txt").read_text()
+    assert '<b class="error">ERROR MGI104</b>' in (place / "v.html").read_text()
 
 
-def test_a_checkpoint_passes_its_own_baseline(moegeom, folder) -> None:
+def test_a_checkpoint_passes_its_own_baseline(moegeom, place) -> None:
     write = ("check", HEALTHY, "--tokens", TOKENS, "--update-baseline")
-    ran = moegeom(folder, *write)
+    ran = moegeom(place, *write)
     assert ran.code == 0
     assert "baseline written: moegeom-baseline.json" in ran.err
     ran = moegeom(
-        folder, "check", HEALTHY, "--tokens", TOKENS, "--baseline", "moegeom-baseline.json"
+        place, "check", HEALTHY, "--tokens", TOKENS, "--baseline", "moegeom-baseline.json"
     )
     assert ran.code == 0
     assert "0 errors, 0 warnings" in ran.out
     assert "Detectable at 90 % power" in ran.out
 
 
-def test_rows_that_change_places_alone_fail_and_with_their_experts_pass(moegeom, folder) -> None:
-    moegeom(folder, "check", HEALTHY, "--update-baseline", "--baseline", "b.json")
-    alone = changed(folder, permute_rows)
-    ran = moegeom(folder, "check", alone, "--baseline", "b.json")
+def test_rows_that_change_places_alone_fail_and_with_their_experts_pass(moegeom, place) -> None:
+    moegeom(place, "check", HEALTHY, "--update-baseline", "--baseline", "b.json")
+    alone = changed(place, permute_rows)
+    ran = moegeom(place, "check", alone, "--baseline", "b.json")
     assert ran.code == 1
     assert "MGI121" in ran.out
     assert "experts are where they were" in " ".join(ran.out.split())
     assert "bytes of headers and expert weights" in ran.err
-    together = changed(folder, permute_everything)
-    ran = moegeom(folder, "check", together, "--baseline", "b.json", "--fail-on", "warning")
+    together = changed(place, permute_everything)
+    ran = moegeom(place, "check", together, "--baseline", "b.json", "--fail-on", "warning")
     assert ran.code == 0, ran.out
 
 
-def test_a_baseline_that_the_profile_names_is_used(moegeom, folder) -> None:
-    (folder / "moegeom.toml").write_text('baseline = "b.json"\n')
-    assert moegeom(folder, "check", HEALTHY, "--update-baseline").code == 0
-    assert (folder / "b.json").exists()
-    ran = moegeom(folder, "check", "sample_ckpts/olmoe-balanced/step_300")
+def test_a_baseline_that_the_profile_names_is_used(moegeom, place) -> None:
+    (place / "moegeom.toml").write_text('baseline = "b.json"\n')
+    assert moegeom(place, "check", HEALTHY, "--update-baseline").code == 0
+    assert (place / "b.json").exists()
+    ran = moegeom(place, "check", "sample_ckpts/olmoe-balanced/step_300")
     assert "MGG401" in ran.out
 
 
-def test_explain_prints_the_page_of_a_check(moegeom, folder) -> None:
-    ran = moegeom(folder, "check", "--explain", "mgn112")
+def test_explain_prints_the_page_of_a_check(moegeom, place) -> None:
+    ran = moegeom(place, "check", "--explain", "mgn112")
     assert ran.code == 0
     for words in ("Looked for:", "A finding means:", "What to do:", "step_over_spread"):
         assert words in ran.out
 
 
-def test_the_action_passes_what_check_takes(moegeom, folder) -> None:
+def test_the_action_passes_what_check_takes(moegeom, place) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
     script = action["runs"]["steps"][1]["run"]
-    options = moegeom(folder, "check", "--help").out
+    options = moegeom(place, "check", "--help").out
     for option in ("--report", "--tokens", "--baseline", "--profile", "--fail-on"):
         assert option in script
         assert option in options
@@ -284,7 +279,7 @@ def test_the_documented_release_passes_and_stops_as_the_page_says(moegeom, tmp_p
     def link(name: str, sample: str) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).unlink(missing_ok=True)
-        (tmp_path / name).symlink_to(ROOT / "sample_ckpts" / sample, target_is_directory=True)
+        (tmp_path / name).symlink_to(short_samples() / sample, target_is_directory=True)
 
     link("checkpoints/latest", "olmoe-balanced/step_1500")
     link("recordings/release", "olmoe-balanced/rec/step_1500")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from moegeom.results.reader import open_results
+from tests.by_day import by_day
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -48,11 +49,6 @@ def documented_place(world, per_token, tmp_path) -> Path:
     return tmp_path
 
 
-def run_page(folder: Path, page: str) -> str:
-    code = "\n".join(BLOCK.findall((ROOT / page).read_text("utf-8")))
-    return run_python(folder, "-W", "error::DeprecationWarning:__main__", "-c", code)
-
-
 def run_python(folder: Path, *arguments: str) -> str:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
     finished = subprocess.run(
@@ -71,13 +67,11 @@ def run_python(folder: Path, *arguments: str) -> str:
 LONG = ("docs/capture/own_loop.md", "docs/series.md")
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.nightly) if page in LONG else page for page in PAGES],
-)
-def test_every_python_block_runs(documented_place, page):
-    run_page(documented_place, page)
+@pytest.mark.parametrize("page", by_day(PAGES, [page for page in PAGES if page not in LONG]))
+def test_every_python_block_runs(moegeom, documented_place, page):
+    code = "\n".join(BLOCK.findall((ROOT / page).read_text("utf-8")))
+    ran = moegeom(documented_place, script=code)
+    assert ran.code == 0, ran.err
     if page == "docs/recordings.md":
         run = open_results(documented_place / "my_results").run
         assert run["tokens"]["num_tokens"] == 4096
@@ -90,16 +84,22 @@ def told(notebook: dict) -> list[str]:
     return ["".join(out.get("text") or out["data"]["text/plain"]) for out in shown]
 
 
+NOTEBOOK = ROOT / "docs/notebook.ipynb"
+
+
+def test_the_notebook_is_small_and_names_no_folder_of_the_machine_that_ran_it():
+    text = NOTEBOOK.read_text("utf-8")
+    assert len(told(json.loads(text))) > 5
+    assert len(text) < 200_000
+    assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)
+
+
+@pytest.mark.nightly
 def test_the_notebook_shows_what_its_cells_do():
-    """And is small, and names no folder of the machine that ran it."""
-    path = ROOT / "docs/notebook.ipynb"
-    stored = json.loads(path.read_text("utf-8"))
+    stored = json.loads(NOTEBOOK.read_text("utf-8"))
     again = json.loads(run_python(ROOT, str(ROOT / "docs/refresh_notebook.py"), "--print"))
     assert told(again) == told(stored)
-    assert len(told(stored)) > 5
     assert [cell["source"] for cell in again["cells"]] == [c["source"] for c in stored["cells"]]
-    assert path.stat().st_size < 200_000
-    assert not re.search(r"/(?:home|root|tmp|work|Users)/", path.read_text("utf-8"))
 
 
 def test_the_pages_with_code_are_those_that_promise_it():

@@ -24,11 +24,13 @@ import torch
 from safetensors.numpy import save_file
 
 from moegeom.core.tokens import TokenColumns, TopLogits
+from moegeom.document.render import RENDERERS
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.dialect import DIALECTS
 from moegeom_cli.command import COMMANDS
+from tests.by_day import by_day
 from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
 from tests.unit.tokens.dialects.written import EXPERTS, FIRST, NUM_LAYERS, TOP_K, Written
 from tests.unit.tokens.dialects.written import WRITERS as TRACE_WRITERS
@@ -398,30 +400,32 @@ def faults(shown: dict[str, dict[str, str]]) -> list[str]:
 #: Words of Python, and control characters, on a screen.
 WRONG = re.compile(r"\bNone\b|\bnan\b|NoneType|Traceback|<[a-z_.]+ object|[\x00-\x08\x0b-\x1f\x7f]")
 
+#: What is shown of each; by day what people read and what programs do.
+FORMS = by_day(RENDERERS.names(), ["table", "json"])
+
 #: Lines that may be longer than the screen, since they are copied as they are.
 COPIED = re.compile(r"\s*(next|fix|record|then)?:?\s*(moegeom |results  )|\S+$")
 
 
-def cells() -> list:
-    """Every command on every file at night; by day a sixth: each file, each command, some pairs."""
-    return [
-        pytest.param(
-            *(command, way),
-            id=f"{command}-{way.name}",
-            marks=[] if (row + column) % 6 == 0 else pytest.mark.nightly,
-        )
-        for row, command in enumerate(COMMAND)
-        for column, way in enumerate(WAYS)
-    ]
+#: By day each file is read by one command, in turn, and each command reads one file that it must.
+IN_TURN = [(command, way) for command, way in zip(itertools.cycle(COMMAND), WAYS, strict=False)]
+AS_IT_MUST = [
+    (command, next(way for way in WAYS if reads(way)))
+    for command, (_, reads) in COMMAND.items()
+    if any(map(reads, WAYS))
+]
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(("command", "way"), cells())
+@pytest.mark.parametrize(
+    ("command", "way"),
+    by_day(itertools.product(COMMAND, WAYS), {*IN_TURN, *AS_IT_MUST}),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_a_command_reads_this_file_or_says_why_not(moegeom, files, tmp_path, command, way):
     (tmp_path / "model").symlink_to(files.model)
     (tmp_path / "run_b").symlink_to(files.run_b)
     arguments, reads = COMMAND[command]
-    ran = moegeom(tmp_path, *arguments(files.way[way], way.options), everything=True)
+    ran = moegeom(tmp_path, *arguments(files.way[way], way.options), forms=FORMS)
     if ran.code in (2, 3):
         assert not reads(way), ran.err
         assert ran.err.startswith("error: ")

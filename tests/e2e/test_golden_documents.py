@@ -94,7 +94,7 @@ MADE: dict[str, Callable[[], Any]] = {
         experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True
     ),
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
-    "studies.regions": lambda: mg.regions(MODEL, REC, against=EARLIER),
+    "studies.regions": lambda: mg.regions(MODEL, REC, layers=1, against=EARLIER),
     "studies.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
     "studies.hmoe": lambda: mg.hmoe(
         channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
@@ -104,6 +104,7 @@ MADE: dict[str, Callable[[], Any]] = {
         f"{COLLAPSED}/rec/step_1500",
         what_ifs=["smooth:extra=0.5", "relu", "sinkhorn", "capacity:1.25", "without:5", "topk:2"],
         arithmetics="bf16-logits",
+        layers=0,
     ),
     "studies.outputs": lambda: mg.outputs(MODEL, REC),
     "studies.attention": lambda: mg.attention(write(Path("gated"), tensors_of(0), tensors_of(1))),

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 import moegeom
 from moegeom.checks.profile import BUILT_IN
 from moegeom.document.render import RENDERERS
+from tests.by_day import by_day
 from tests.fuzz.kinds import KINDS, read_everything
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,7 +234,7 @@ def judged(small_python, wheel_python, tmp_path_factory) -> dict[str, tuple]:
     """
     shared = tmp_path_factory.mktemp("checkpoints")
     samples = sorted((ROOT / "sample_ckpts").glob("*/step_*"))
-    targets = [str(path) for path in samples]
+    targets = list(map(str, by_day(samples, [p for p in samples if p.name == "step_1500"])))
     for number, kind in enumerate(KINDS.values()):
         if kind.use is read_everything and not kind.is_refused:
             (shared / str(number)).mkdir()

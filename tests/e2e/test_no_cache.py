@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.by_day import by_day
 from tests.unit.checkpoint.remote_server import Log, Site, serve
 
 #: How each command that takes a URL is called; results go to folders of the test.
@@ -52,8 +53,11 @@ def kept(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", CALLS)
+#: Each way to a checkpoint: opened, scanned, judged, as a second side, as sizes.
+BY_DAY = ("routers", "scan --tokens", "check", "diff", "capacity")
+
+
+@pytest.mark.parametrize("name", by_day(CALLS, BY_DAY))
 def test_without_a_cache_the_server_is_asked_again_and_nothing_is_kept(name, ask, tmp_path):
     first = ask(CALLS[name], "--no-cache")
     assert first

@@ -14,6 +14,7 @@ import pytest
 import moegeom as mg
 from moegeom.document.renderers.table import PAGE
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from tests.by_day import by_day
 
 SOUND = SyntheticModel(hidden=32, experts=64, top_k=8, layers=48)
 DAMAGED = SyntheticModel(
@@ -57,25 +58,28 @@ def place(tmp_path_factory):
         yield
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("width", [80, 140])
-@pytest.mark.parametrize("name", MADE)
-def test_a_first_screen_fits_a_page_and_begins_with_its_verdict(name, width):
-    screen = made(name).text(width).splitlines()
-    rows = sum(max(1, -(-len(line) // width)) for line in screen)
-    assert rows <= PAGE
-    assert screen[0].startswith("VERDICT  ")
+#: By day a screen of each kind: measured, judged and damaged, two sides.
+SCREENS = by_day(MADE, ["scan damaged", "check damaged", "signoff"])
 
 
-@pytest.mark.parametrize("name", ["check", "check damaged", "signoff", "track"])
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_first_screen_fits_a_page_and_begins_with_its_verdict(name):
+    for width in (80, 140):
+        screen = made(name).text(width).splitlines()
+        rows = sum(max(1, -(-len(line) // width)) for line in screen)
+        assert rows <= PAGE
+        assert screen[0].startswith("VERDICT  ")
+
+
+@pytest.mark.parametrize(
+    "name", by_day(["check", "check damaged", "signoff", "track"], ["check damaged", "signoff"])
+)
 def test_a_gate_says_passed_failed_or_inconclusive_first(name):
     word = {0: "PASSED", 1: "FAILED", 4: "INCONCLUSIVE"}[json.loads(made(name).json())["exit_code"]]
     assert re.match(rf"VERDICT  {word}\b", made(name).text(80))
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", SCREENS)
 def test_what_is_cut_is_said_with_the_option_that_shows_it(name):
     short, whole = made(name).text(80), made(name).text(80, detail=True)
     is_cut = len(whole.splitlines()) > len(short.splitlines())

@@ -16,6 +16,7 @@ from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.by_day import by_day
 
 SHAPES = {
     "softmax": SyntheticModel("qwen3_moe", hidden=2048, experts=64, top_k=8, layers=4),
@@ -61,8 +62,7 @@ def findings(results: Results) -> set[tuple[str, str]]:
     return {(row["code"], router) for row in rows for router in row["routers"]}
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", by_day(SHAPES, ["softmax"]))
 def test_planted_defects_are_found_and_nothing_else(moegeom, tmp_path, shape):
     found = findings(scan(moegeom, tmp_path, replace(SHAPES[shape], **PLANTED)))
     assert found >= FOUND
@@ -77,6 +77,6 @@ def test_planted_defects_are_found_and_nothing_else(moegeom, tmp_path, shape):
     }
 
 
-@pytest.mark.parametrize("shape", ["softmax", pytest.param("grouped", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("shape", by_day(SHAPES, ["softmax"]))
 def test_the_healthy_duplicate_has_no_finding(moegeom, tmp_path, shape):
     assert findings(scan(moegeom, tmp_path, replace(SHAPES[shape], layers=2))) == set()

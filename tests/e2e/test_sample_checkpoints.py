@@ -18,6 +18,7 @@ from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
+from tests.by_day import by_day
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"
@@ -77,15 +78,7 @@ def test_at_least_seven_samples_are_there():
 _LAST = {path.parent: name for path, name in zip(CHECKPOINTS, NAMES, strict=True)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name in _LAST.values() and "deepseek" in name
-        else pytest.param(name, marks=pytest.mark.nightly)
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize("name", by_day(NAMES, [n for n in _LAST.values() if "deepseek" in n]))
 def test_every_recorded_choice_is_reproduced_or_near_a_tie(name):
     checkpoint = SAMPLES / name
     assert recording_of(checkpoint).is_dir(), "python sample_ckpts/record.py makes it"

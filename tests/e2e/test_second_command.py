@@ -5,6 +5,9 @@ import re
 import shlex
 import shutil
 
+#: A scan of one router.
+SCAN = ("scan", "model", "--tokens", "rec", "--layers", "1")
+
 
 def results_of(ran) -> str:
     (line,) = (line for line in ran.out.splitlines() if line.startswith("results "))
@@ -16,8 +19,8 @@ def without_time(text: str) -> str:
 
 
 def test_the_same_command_prints_the_results_that_are_there(moegeom, place):
-    first = moegeom(place, "scan", "model", "--tokens", "rec")
-    again = moegeom(place, "scan", "model", "--tokens", "rec")
+    first = moegeom(place, *SCAN)
+    again = moegeom(place, *SCAN)
     assert (first.code, again.code) == (0, 0)
     assert again.out == first.out
     out = results_of(first)
@@ -26,7 +29,7 @@ def test_the_same_command_prints_the_results_that_are_there(moegeom, place):
 
 
 def test_that_results_were_there_is_folded_on_a_screen(moegeom, place):
-    asked = (place, "scan", "model", "--tokens", "rec", "--out", f"{'long-' * 9}name.moegeom")
+    asked = (place, *SCAN, "--out", f"{'long-' * 9}name.moegeom")
     moegeom(*asked)
     again = moegeom(*asked, COLUMNS="80")
     assert max(map(len, again.err.splitlines())) <= 80
@@ -40,7 +43,7 @@ def _own_recording(place):
 def test_another_recording_of_the_same_size_and_time_is_another_request(moegeom, place):
     """As from an archive that gives all files one time: only what is in them differs."""
     own = _own_recording(place)
-    asked = ("scan", "model", "--tokens", "own", "--unverified", "--out", "out")
+    asked = ("scan", "model", "--tokens", "own", "--unverified", "--out", "out", "--layers", "1")
     assert moegeom(place, *asked).code == 0
     values = next(path for path in sorted(own.iterdir()) if path.name.startswith("router_input"))
     before = values.stat()
@@ -57,18 +60,18 @@ def test_another_recording_of_the_same_size_and_time_is_another_request(moegeom,
 
 def test_the_same_files_elsewhere_are_the_same_request(moegeom, place):
     own = _own_recording(place)
-    moegeom(place, "scan", "model", "--tokens", "own", "--out", "out")
+    moegeom(place, "scan", "model", "--tokens", "own", "--out", "out", "--layers", "1")
     shutil.copytree(own, place / "copy")  # keeps the times of change
     shutil.rmtree(own)
     shutil.copytree(place / "copy", own)
-    again = moegeom(place, "scan", "model", "--tokens", "own", "--out", "out")
+    again = moegeom(place, "scan", "model", "--tokens", "own", "--out", "out", "--layers", "1")
     assert (again.code, again.err.count("very request")) == (0, 1)
 
 
 def test_overwrite_measures_again_and_leaves_nothing_else(moegeom, place):
-    first = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out")
+    first = moegeom(place, *SCAN, "--out", "out")
     before = (place / "out/run.json").stat().st_ino
-    again = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out", "--overwrite")
+    again = moegeom(place, *SCAN, "--out", "out", "--overwrite")
     assert (again.code, again.err) == (0, "")
     assert without_time(again.out) == without_time(first.out)
     assert (place / "out/run.json").stat().st_ino != before
@@ -79,10 +82,10 @@ def test_every_request_has_a_folder_of_its_own(moegeom, place, world):
     shutil.copytree(world.folder / "model", place / "b" / "model")
     asked = [
         ("scan", "model"),
-        ("scan", "model", "--tokens", "rec"),
-        ("scan", "model", "--tokens", "rec", "--layers", "1", "--per-token"),
-        ("scan", "model", "--tokens", "rec", "--seed", "3"),
-        ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
+        SCAN,
+        (*SCAN, "--per-token"),
+        (*SCAN, "--seed", "3"),
+        ("boundary-report", *SCAN[1:], "--arith", "bf16"),
         ("scan", "b/model"),
     ]
     ran = [moegeom(place, *arguments) for arguments in asked]
@@ -91,15 +94,15 @@ def test_every_request_has_a_folder_of_its_own(moegeom, place, world):
 
 
 def test_results_of_another_request_are_named_and_stay(moegeom, place):
-    moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out")
-    other = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out", "--seed", "4")
+    moegeom(place, *SCAN, "--out", "out")
+    other = moegeom(place, *SCAN, "--out", "out", "--seed", "4")
     assert other.code == 2
     assert other.err == (
         "error: out holds the results of another request: seed differ.\n"
         "  hint: Choose another --out, or replace them with --overwrite.\n"
     )
     more = ("--seed", "4", "--overwrite")
-    assert moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out", *more).code == 0
+    assert moegeom(place, *SCAN, "--out", "out", *more).code == 0
 
 
 def test_what_is_no_results_is_never_replaced(moegeom, place):
@@ -107,17 +110,7 @@ def test_what_is_no_results_is_never_replaced(moegeom, place):
     (place / "thesis" / "chapter.tex").write_text("ten years of work")
     for command in (
         ("scan", "model", "--out", "thesis", "--overwrite"),
-        (
-            "cells",
-            "model",
-            "--layer",
-            "0",
-            "--subspace",
-            "random:2",
-            "--out",
-            "thesis",
-            "--overwrite",
-        ),
+        ("cells", "model", "--layer=0", "--subspace=random:2", "--out", "thesis", "--overwrite"),
     ):
         ran = moegeom(place, *command)
         assert ran.code == 2, command
@@ -128,7 +121,7 @@ def test_what_is_no_results_is_never_replaced(moegeom, place):
 def test_every_command_after_next_runs_as_it_is_printed(moegeom, place, world):
     """On screens of a damaged model, where findings have something to say next."""
     shown = [
-        moegeom(place, "scan", "model", "--tokens", "rec").out,
+        moegeom(place, *SCAN).out,
         moegeom(place, "scan", "model").out,
         moegeom(place, "check", "model", "--tokens", "rec").out,
         moegeom(place, "check", "model").out,

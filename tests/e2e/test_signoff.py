@@ -15,7 +15,8 @@ from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.exhibit_smoothing import smoothed
-from tests.museum.healthy import SAMPLES, trained
+from tests.museum.healthy import trained
+from tests.short_samples import short_samples
 
 A = "sample_ckpts/olmoe-balanced/step_1500"
 REC_A = "sample_ckpts/olmoe-balanced/rec/step_1500"
@@ -57,7 +58,7 @@ def write_routed(folder: Path, name: str, checkpoint: str, noise: float) -> None
 def folder(tmp_path_factory) -> Path:
     """The samples, exports ``folded`` and ``forgotten`` of one of them, recordings of both runs."""
     folder = tmp_path_factory.mktemp("signoff")
-    (folder / "sample_ckpts").symlink_to(SAMPLES, target_is_directory=True)
+    (folder / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     model = trained("olmoe-balanced/step_1500")
     smoothed(model, 1.5, True).write(folder / "folded")
     smoothed(model, 1.5, False).write(folder / "forgotten")
@@ -89,7 +90,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
     assert (ran.code, ran.err) == (0, "")
     said = words(ran.out)
     assert "VERDICT PASSED, signed off: all 4 lines passed; 4 things not checked." in said
-    assert "of 4,096 tokens differ at one layer or more" in said
+    assert "of 1,024 tokens differ at one layer or more" in said
     assert "Within the limit of 5 % (--max-flipped)." in said
     assert "times as often" in said
     assert all(len(line) <= columns for line in ran.out.splitlines())
@@ -149,7 +150,7 @@ def test_recordings_of_other_texts_are_refused_with_counts(moegeom, folder):
         )
     ran = moegeom(folder, "signoff", A, "folded", "--tokens", REC_A, "--tokens", "rec_other")
     assert (ran.code, ran.out) == (3, "")
-    assert "of 4,096 matched rows are of another token" in ran.err
+    assert "of 1,024 matched rows are of another token" in ran.err
 
 
 def test_markdown_holds_the_commands(moegeom, folder):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from moegeom.core.extras import install_command
+from tests.by_day import by_day
+from tests.short_samples import short_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 SERIES = "sample_ckpts/olmoe-collapsed"
@@ -20,7 +22,7 @@ ARGUMENTS = ("track", f"{SERIES}/step_*", "--tokens", f"{SERIES}/rec/step_{{step
 def folder(tmp_path_factory) -> Path:
     """One folder for the module: the first command measures, the others go on from it."""
     made = tmp_path_factory.mktemp("track")
-    (made / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
+    (made / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     return made
 
 
@@ -93,9 +95,7 @@ def test_tensorboard_reads_what_was_written_or_the_extra_is_named(moegeom, folde
     assert {event.step for event in events} >= {100, 600, 1500}
 
 
-@pytest.mark.parametrize(
-    "kind", ["svg", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("png", "pdf"))]
-)
+@pytest.mark.parametrize("kind", by_day(["svg", "png", "pdf"], ["svg"]))
 def test_a_picture_is_drawn(moegeom, folder, kind):
     ran = moegeom(folder, *ARGUMENTS, "--quiet", "--plot", f"p.{kind}")
     assert ran.code == 0, ran.err

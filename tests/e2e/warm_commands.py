@@ -1,20 +1,23 @@
 """Runs commands of the command line in children of a process that has loaded everything already.
 
 Starting Python, Numba and ten kernels takes longer than most commands run, and so does importing
-what a command imports where it is used. This script loads them once, then reads one request a line from stdin (folder, arguments, environment, files for stdout and
-stderr), forks, and answers with the exit code and the seconds of the processor. A child is as much a process of its own as one that
-was started from scratch; that a cold start works is what the other tests of this folder show.
+what a command imports where it is used. This script loads them once, then reads one request a line
+from stdin (folder, arguments or a script, environment, files for stdout and stderr), forks, and
+answers with the exit code and the seconds of the processor. A child is as much a process of its own
+as one that was started from scratch; that a cold start works is what the other tests of this folder show.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
 import os
 import pkgutil
 import sys
+import warnings
 
 import numpy as np
 
@@ -81,16 +84,24 @@ def warm_up() -> None:
 WIDTHS = (80, 140)
 
 
-def show_everything(screen, document, found, is_ascii: bool = False, plots=None) -> None:
-    """In place of one screen: all formats that there are, at all widths, as one JSON document."""
+def show_everything(
+    screen, document, found, is_ascii: bool = False, plots=None, *, forms: list[str]
+) -> None:
+    """In place of one screen: these formats, at all widths, as one JSON document."""
     views = [View(width, is_ascii=is_ascii) for width in WIDTHS]
     told = {view: document(found, view) for view in views}
     shown = {
-        renderer.name: {view.width: render(told[view], renderer.name, view) for view in views}
-        for renderer in RENDERERS.all()
-        if told[views[0]].judged is not None or not renderer.of_verdicts
+        form: {view.width: render(told[view], form, view) for view in views}
+        for form in forms
+        if told[views[0]].judged is not None or not RENDERERS[form].of_verdicts
     }
     sys.stdout.write(json.dumps(shown))
+
+
+def run_script(text: str) -> None:
+    """As ``python -c``; what it uses must not be deprecated."""
+    warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
+    exec(compile(text, "<script>", "exec"), {"__name__": "__main__"})
 
 
 def run_here(request: dict) -> int:
@@ -101,10 +112,13 @@ def run_here(request: dict) -> int:
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
     sys.argv = ["moegeom", *request["arguments"]]
-    if request["everything"]:
-        ScreenOptions.show = show_everything
+    if request["forms"]:
+        ScreenOptions.show = functools.partialmethod(show_everything, forms=request["forms"])
     try:
-        app.main()
+        if request["script"]:
+            run_script(request["script"])
+        else:
+            app.main()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 0
     finally:

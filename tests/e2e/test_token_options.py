@@ -1,0 +1,229 @@
+"""Every command that takes tokens counts the same tokens, and says on its screen which it left out.
+
+The commands are those of the program, the options those that choose tokens; what a command cannot
+do yet is an expected failure with its reason, which ends when it can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.selection import route
+from moegeom.router.load import load_routers
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom_cli.app import app
+from moegeom_cli.groups import TokenOptions
+from tests.e2e.test_every_way_in import COMMAND
+
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
+
+#: The router that each command looks at, and how many of its tokens are written: no more than any
+#: command looks at, and so many that the numbers left out stand on a screen for nothing else.
+ROUTER, NUM_TOKENS = "text/1", 483
+EXPERTS, TOP_K, DOCUMENT_LENGTH = 16, 4, 37
+
+#: What commands do not do yet, by the state of the tokens: the reason, and which commands.
+FAULTS: dict[str, dict[str, str]] = {
+    "a third is nan": {
+        "names no way to leave them out": "space balance",
+        "answers and does not count them": "perturb regions continuity explain signoff",
+    },
+    "a third is nan, skipped": {
+        "has no --non-finite": "check track diff boundary-report cells space perturb capacity"
+        " regions outputs continuity balance explain signoff",
+    },
+    "first tokens left out": {
+        "has no --exclude-first": "check diff cells space perturb capacity regions outputs"
+        " continuity balance explain signoff",
+        "says how many of each document, and not how many": "scan track boundary-report whatif",
+    },
+}
+
+#: Options that commands lack, and which commands.
+LACKING = {
+    "exclude_first": FAULTS["first tokens left out"]["has no --exclude-first"],
+    "non_finite": FAULTS["a third is nan, skipped"]["has no --non-finite"],
+    "seed": "",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """Tokens as people have them: which of them are no tokens, and what a command is told of that."""
+
+    is_counted: Callable[[TokenColumns, np.ndarray], np.ndarray]
+    options: tuple[str, ...] = ()
+    documents: str = "several"
+    num_tokens: int = NUM_TOKENS
+    may_be_refused: str = ""
+
+
+def finite(columns: TokenColumns, inputs: np.ndarray) -> np.ndarray:
+    return np.isfinite(inputs).all(axis=1)
+
+
+def everything(columns: TokenColumns, inputs: np.ndarray) -> np.ndarray:
+    return np.ones(len(inputs), bool)
+
+
+#: The third of the tokens of which the input is not finite.
+LOST = np.arange(NUM_TOKENS) % 3 == 1
+
+STATES = {
+    "a third is nan": State(finite, may_be_refused="--non-finite skip"),
+    "a third is nan, skipped": State(finite, ("--non-finite", "skip")),
+    "first tokens left out": State(
+        lambda columns, inputs: columns.position >= 3, ("--exclude-first", "3")
+    ),
+    "no documents": State(everything, documents="none"),
+    "one document": State(everything, documents="one"),
+    "fewer than the sample": State(everything, num_tokens=113),
+}
+
+
+def written(folder: Path, name: str) -> tuple[Path, list[str], np.ndarray]:
+    """A file of tokens in this state, what must be typed to read it, the loads of what counts."""
+    state = STATES[name]
+    source = open_tokens(str(SAMPLE / "rec/step_1500"))
+    count = state.num_tokens
+    inputs = {r: source.read_values(r, 0, count).copy() for r in source.facts.routers}
+    if state.is_counted is finite:
+        for values in inputs.values():
+            values[LOST] = np.nan
+    token = np.arange(count)
+    length = {"several": DOCUMENT_LENGTH}.get(state.documents, count)
+    columns = TokenColumns(
+        document=token // length,
+        position=(token % length).astype(np.int32),
+        token_id=source.read_columns(0, count).token_id,
+        domain=np.zeros(count, np.int16),
+    )
+    routers = load_routers(open_checkpoint(SAMPLE / "step_1500")).routers
+    chosen = {
+        r.name: route(np.nan_to_num(inputs[r.name]) @ r.weight.T, r.rule).chosen.astype(np.int32)
+        for r in routers
+    }
+    is_counted = state.is_counted(columns, inputs[ROUTER])
+    loads = np.bincount(chosen[ROUTER][is_counted].ravel(), minlength=EXPERTS)
+    if state.documents == "none":
+        file = folder / "tokens.npz"
+        np.savez(file, **{r.replace("/", "."): values for r, values in inputs.items()})
+        return file, ["--stage", "router_input"], loads
+    with RecordingWriter(
+        folder / "tokens", "router_input", tuple(inputs), engine="test", domains=("text",)
+    ) as writer:
+        writer.append(columns, inputs, chosen)
+    return folder / "tokens", [], loads
+
+
+def values_of(document: Any, *keys: str) -> list[float]:
+    """Numbers under one of these keys, wherever they stand."""
+    if isinstance(document, list):
+        return [value for inner in document for value in values_of(inner, *keys)]
+    if not isinstance(document, dict):
+        return []
+    numbers = [v for k, v in document.items() if k in keys and isinstance(v, int | float)]
+    return numbers + [v for inner in document.values() for v in values_of(inner, *keys)]
+
+
+def max_vio(loads: np.ndarray) -> float:
+    return loads.max() / loads.mean() - 1.0
+
+
+#: Where a command says how uneven loads are, as MaxVio or as tokens by expert; others do not.
+LOADS: dict[str, Callable[[dict], float]] = {
+    "space": lambda d: d["routers"][0]["laws"][-1]["figures"]["max_vio"],
+    "balance": lambda d: d["routers"][0]["before"]["max_vio"],
+    "outputs": lambda d: max_vio(np.array(values_of(d["routers"][0]["experts"], "num_tokens"))),
+    "whatif": lambda d: d["stored"][ROUTER]["max_vio_global"],
+}
+
+#: Needs texts to compare runs by.
+BY_DOCUMENTS = {"explain", "signoff"}
+
+
+def cells() -> list:
+    faults = {
+        (command, state): pytest.mark.xfail(strict=True, reason=f"{command} {reason}")
+        for state, reasons in FAULTS.items()
+        for reason, commands in reasons.items()
+        for command in commands.split()
+    }
+    return [
+        pytest.param(*cell, id="-".join(cell), marks=[faults[cell]] if cell in faults else [])
+        for cell in itertools.product(COMMAND, STATES)
+    ]
+
+
+@pytest.fixture(scope="module", params=STATES)
+def state(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    return request.param, *written(folder, request.param)
+
+
+@pytest.mark.parametrize(("command", "state"), cells(), indirect=["state"])
+def test_the_same_tokens_count_everywhere_and_the_others_are_counted_on_the_screen(
+    moegeom, tmp_path, command, state
+):
+    name, file, options, loads = state
+    (tmp_path / "model").symlink_to(SAMPLE / "step_1500")
+    (tmp_path / "run_b").symlink_to(file)
+    arguments = COMMAND[command][0](file, [*options, *STATES[name].options])
+    if command == "capacity":  # this model says how wide its experts are
+        arguments = arguments[: arguments.index("--width")]
+    if command in ("scan", "check"):
+        arguments += ["--layers", "1"]
+    ran = moegeom(tmp_path, *arguments, forms=["json", "table"])
+    if ran.code in (2, 3) and (command in BY_DOCUMENTS and name == "no documents"):
+        return
+    if ran.code in (2, 3) and (words := STATES[name].may_be_refused):
+        assert words in " ".join(ran.err.split())
+        return
+    assert ran.code in (0, 1, 4), ran.err
+    forms = json.loads(ran.out)
+    if command in LOADS:
+        measured = LOADS[command](json.loads(forms["json"]["80"]))
+        assert measured == pytest.approx(max_vio(loads), abs=1e-9)
+    num_left_out = STATES[name].num_tokens - loads.sum() // TOP_K
+    if num_left_out:
+        sentences = re.split(r"[.;] ", " ".join(forms["table"]["80"].split()))
+        counting = [s for s in sentences if re.search(rf"\b{num_left_out}\b", s)]
+        assert [s for s in counting if re.search(r"left out|not finite|[Ww]ithout", s)], counting
+
+
+#: Options that choose tokens; their place is the group of token options.
+CHOOSING = ("exclude_first", "non_finite", "seed")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(
+            name,
+            marks=[pytest.mark.xfail(strict=True, reason=f"not an option of {LACKING[name]}")]
+            if name in LACKING
+            else [],
+        )
+        for name in (*TokenOptions.__dataclass_fields__, *CHOOSING)
+    ],
+)
+def test_every_command_that_takes_tokens_has_every_option_of_tokens(option):
+    lacking = [
+        command
+        for command in COMMAND
+        if option not in {p.name for p in get_command(app).get_command(None, command).params}
+    ]
+    assert lacking == []
