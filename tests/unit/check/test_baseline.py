@@ -27,7 +27,7 @@ def written(tmp_path, model):
     return file
 
 
-def test_what_is_written_is_read_again(model, written) -> None:
+def test_what_is_written_is_read_again(model, written):
     made, read = baseline_of(lint(str(model))), read_baseline(written)
     assert (read.checkpoint, read.versions, read.num_tokens) == (made.checkpoint, made.versions, 0)
     for name, router in made.routers.items():
@@ -43,12 +43,12 @@ def test_what_is_written_is_read_again(model, written) -> None:
             assert again.columns[column][1] == error
 
 
-def test_writing_twice_gives_the_same_file(model, written, tmp_path) -> None:
+def test_writing_twice_gives_the_same_file(model, written, tmp_path):
     write_baseline(tmp_path / "again.json", baseline_of(lint(str(model))))
     assert (tmp_path / "again.json").read_bytes() == written.read_bytes()
 
 
-def test_a_baseline_is_small_and_holds_no_weight(model, written) -> None:
+def test_a_baseline_is_small_and_holds_no_weight(model, written):
     text = written.read_text("utf-8")
     # 16 experts of 64 weights in 3 layers: a copy would be 6 kB in base64 for each layer
     assert len(text) < 3 * 6000
@@ -71,7 +71,7 @@ def test_a_baseline_is_small_and_holds_no_weight(model, written) -> None:
         lambda d: d.update(checkpoint=7),
     ],
 )
-def test_a_damaged_baseline_is_an_error(written, damage) -> None:
+def test_a_damaged_baseline_is_an_error(written, damage):
     document = json.loads(written.read_text("utf-8"))
     damage(document)
     written.write_text(json.dumps(document), "utf-8")
@@ -82,27 +82,27 @@ def test_a_damaged_baseline_is_an_error(written, damage) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[1]", b"\xff", b"[" * 200_000, b'{"moegeom_baseline": 1']
 )
-def test_a_file_that_is_no_baseline_is_an_error(tmp_path, content) -> None:
+def test_a_file_that_is_no_baseline_is_an_error(tmp_path, content):
     (tmp_path / "b.json").write_bytes(content)
     with pytest.raises(ResultsError):
         read_baseline(tmp_path / "b.json")
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", '{"moegeom_baseline": null}'])
-def test_no_version_is_told_of_a_file_that_has_none(tmp_path, content) -> None:
+def test_no_version_is_told_of_a_file_that_has_none(tmp_path, content):
     (tmp_path / "b.json").write_text(content)
     with pytest.raises(ResultsError, match="no baseline of moegeom") as refused:
         read_baseline(tmp_path / "b.json")
     assert "None" not in str(refused.value)
 
 
-def test_there_is_no_baseline_of_made_up_tokens(model, tmp_path) -> None:
+def test_there_is_no_baseline_of_made_up_tokens(model, tmp_path):
     out = scan(ScanRequest(str(model), tmp_path / "out", prior="isotropic-rms"))
     with pytest.raises(UsageError, match="synthetic"):
         baseline_of(open_results(out))
 
 
-def test_there_is_no_baseline_of_broken_rows(tmp_path) -> None:
+def test_there_is_no_baseline_of_broken_rows(tmp_path):
     model = write_model(tmp_path, Case(), WEIGHTS["MGI101"].spoil)
     with pytest.raises(UsageError, match="not finite"):
         baseline_of(lint(str(model)))

@@ -47,7 +47,7 @@ percentile = 95
 """
 
 
-def test_a_whole_profile_is_read() -> None:
+def test_a_whole_profile_is_read():
     profile = parse_profile(tomllib.loads(WHOLE), "moegeom.toml")
     assert profile.selects("MGI101")
     assert not profile.selects("MGN112")
@@ -97,22 +97,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: text.replace("\n", " ")[:40])
-def test_what_a_profile_cannot_mean_is_an_error_that_helps(text) -> None:
+def test_what_a_profile_cannot_mean_is_an_error_that_helps(text):
     with pytest.raises(UsageError) as raised:
         parse_profile(tomllib.loads(text), "moegeom.toml")
     assert WRONG[text] in str(raised.value)
     assert raised.value.message.startswith("moegeom.toml")
 
 
-def test_an_empty_profile_is_the_default() -> None:
+def test_an_empty_profile_is_the_default():
     assert parse_profile({}, "moegeom.toml") == DEFAULT
 
 
-def test_the_template_says_nothing_until_it_is_edited() -> None:
+def test_the_template_says_nothing_until_it_is_edited():
     assert tomllib.loads(profile_template()) == {}
 
 
-def test_every_line_of_the_template_is_the_default_when_it_counts() -> None:
+def test_every_line_of_the_template_is_the_default_when_it_counts():
     text = profile_template()
     limits = text[text.index("# [limits.") :]
     live = "\n".join(
@@ -124,13 +124,13 @@ def test_every_line_of_the_template_is_the_default_when_it_counts() -> None:
             assert profile.limit(check.code, limit.name, 0, float("nan")) == limit.default
 
 
-def test_the_examples_of_the_template_can_be_read() -> None:
+def test_the_examples_of_the_template_can_be_read():
     head = profile_template().partition("# Limits of the checks")[0]
     live = "\n".join(line[2:] for line in head.splitlines() if re.match(r"# (\[|\w+ = )", line))
     assert parse_profile(tomllib.loads(live), "moegeom.toml").thresholds
 
 
-def test_moegeom_toml_comes_before_pyproject(tmp_path) -> None:
+def test_moegeom_toml_comes_before_pyproject(tmp_path):
     assert find_profile(tmp_path) is None
     project = tmp_path / "pyproject.toml"
     project.write_text("[tool.other]\nx = 1\n")
@@ -146,7 +146,7 @@ def test_moegeom_toml_comes_before_pyproject(tmp_path) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe", b"a = ", b"[" * 100_000], ids=["bytes", "toml", "deep"]
 )
-def test_a_file_that_is_no_toml_is_an_error(tmp_path, content) -> None:
+def test_a_file_that_is_no_toml_is_an_error(tmp_path, content):
     file = tmp_path / "moegeom.toml"
     file.write_bytes(content)
     with pytest.raises(UsageError, match="moegeom.toml"):

@@ -50,23 +50,23 @@ def _routers(outcome: Outcome) -> list[str]:
 AT_MOST = Threshold("load_cv_ddof0", "at_most", 0.5)
 
 
-def test_each_layer_beyond_its_bound_is_named() -> None:
+def test_each_layer_beyond_its_bound_is_named():
     outcome = _judge(AT_MOST, _layers({0: 0.4, 1: 0.6, 2: 0.5}))
     assert (outcome.state, _routers(outcome)) == ("failed", ["text/1"])
     assert "at most 0.5" in outcome.findings[0].title
 
 
-def test_at_least_bounds_from_below() -> None:
+def test_at_least_bounds_from_below():
     threshold = Threshold("load_cv_ddof0", "at_least", 0.5)
     assert _routers(_judge(threshold, _layers({0: 0.4, 1: 0.6}))) == ["text/0"]
 
 
-def test_a_value_within_chance_of_its_bound_passes() -> None:
+def test_a_value_within_chance_of_its_bound_passes():
     assert _judge(AT_MOST, _layers({0: 0.52}, error=0.01)).state == "passed"
     assert _judge(AT_MOST, _layers({0: 0.60}, error=0.01)).state == "failed"
 
 
-def test_a_percentile_judges_one_layer() -> None:
+def test_a_percentile_judges_one_layer():
     values = {layer: 0.1 * layer for layer in range(11)}
     outcome = _judge(Threshold("load_cv_ddof0", "at_most", 0.45, percentile=50.0), _layers(values))
     assert _routers(outcome) == ["text/5"]
@@ -74,32 +74,32 @@ def test_a_percentile_judges_one_layer() -> None:
     assert outcome.state == "passed"
 
 
-def test_a_relative_bound_multiplies_the_baseline() -> None:
+def test_a_relative_bound_multiplies_the_baseline():
     threshold = Threshold("load_cv_ddof0", "at_most", 1.2, is_relative=True)
     assert _judge(threshold, _layers({0: 0.47}), before=0.4).state == "passed"
     outcome = _judge(threshold, _layers({0: 0.49}), before=0.4)
     assert "1.2 times the baseline's 0.4" in outcome.findings[0].title
 
 
-def test_a_relative_bound_without_baseline_is_inconclusive() -> None:
+def test_a_relative_bound_without_baseline_is_inconclusive():
     threshold = Threshold("load_cv_ddof0", "at_most", 1.2, is_relative=True)
     assert _judge(threshold, _layers({0: 0.4})).state == "inconclusive"
 
 
-def test_an_unknown_column_is_inconclusive_and_named() -> None:
+def test_an_unknown_column_is_inconclusive_and_named():
     outcome = _judge(Threshold("load_csv", "at_most", 1.0), _layers({0: 0.4}))
     assert outcome.state == "inconclusive"
     assert "load_csv" in outcome.reason
 
 
-def test_a_threshold_has_a_severity_of_its_own() -> None:
+def test_a_threshold_has_a_severity_of_its_own():
     threshold = Threshold("load_cv_ddof0", "at_most", 0.5, severity="warning")
     outcome = _judge(threshold, _layers({0: 0.6}))
     assert (outcome.severity, outcome.findings[0].severity) == ("warning", "warning")
 
 
 @pytest.mark.parametrize(("layer", "state"), [(3, "ignored"), (4, "failed")])
-def test_what_a_profile_ignores_is_kept_with_its_reason(layer, state) -> None:
+def test_what_a_profile_ignores_is_kept_with_its_reason(layer, state):
     ignore = (Ignore("MGP901", "known", frozenset({3})),)
     outcome = _judge(AT_MOST, _layers({layer: 0.9}), ignore=ignore)
     assert outcome.state == state
@@ -109,7 +109,7 @@ def test_what_a_profile_ignores_is_kept_with_its_reason(layer, state) -> None:
     )
 
 
-def test_limits_of_a_layer_come_before_those_of_the_check() -> None:
+def test_limits_of_a_layer_come_before_those_of_the_check():
     settings = LimitSettings({"ratio": 4.0}, (LayerLimits(frozenset({1, 2}), {"ratio": 5.0}),))
     profile = Profile(limits={"MGG203": settings})
     asked = [profile.limit("MGG203", "ratio", layer, 3.0) for layer in (0, 1)]

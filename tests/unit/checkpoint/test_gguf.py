@@ -66,19 +66,19 @@ def _refusal(path: Path, name: str = "t") -> CheckpointError:
 
 
 # ------------------------------------------------------------------------------------------ values
-def test_the_table_of_types_is_that_of_the_package() -> None:
+def test_the_table_of_types_is_that_of_the_package():
     expected = {t.value: (t.name, *GGML_QUANT_SIZES[t]) for t in _T}
     assert {code: tuple(row) for code, row in GGML_TYPES.items()} == expected
 
 
-def test_a_type_is_either_a_block_type_or_a_stored_dtype_of_the_same_size() -> None:
+def test_a_type_is_either_a_block_type_or_a_stored_dtype_of_the_same_size():
     plain = {row.name: row.block_bytes for row in GGML_TYPES.values() if row.block_size == 1}
     assert plain.keys() | BLOCK_DTYPES == {row.name for row in GGML_TYPES.values()}
     assert {name: DTYPES[name].bits for name in plain} == {n: 8 * b for n, b in plain.items()}
 
 
 @pytest.mark.parametrize("dtype", sorted(BLOCK_DTYPES - _UNDECODED))
-def test_any_blocks_are_the_numbers_that_the_package_decodes(dtype: str, tmp_path: Path) -> None:
+def test_any_blocks_are_the_numbers_that_the_package_decodes(dtype, tmp_path):
     block_size, block_bytes = GGML_QUANT_SIZES[_T[dtype]]
     raw = np.random.default_rng(1).integers(0, 256, (40, 3 * block_bytes), np.uint8)
     tensors = {"a": np.ones(3, np.float32), "t": raw, "z": np.ones(3, np.float32)}
@@ -92,7 +92,7 @@ def test_any_blocks_are_the_numbers_that_the_package_decodes(dtype: str, tmp_pat
 
 
 @pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q5_1", "MXFP4", "TQ2_0"])
-def test_a_quantised_router_is_near_what_was_quantised(dtype: str, tmp_path: Path) -> None:
+def test_a_quantised_router_is_near_what_was_quantised(dtype, tmp_path):
     values = np.random.default_rng(2).choice([-1.0, 0.0, 1.0], (8, 512)).astype(np.float32)
     quantised = gguf.quants.quantize(values, _T[dtype])
     path = _write(tmp_path / "m.gguf", {"t": quantised}, {"t": _T[dtype]})
@@ -100,9 +100,7 @@ def test_a_quantised_router_is_near_what_was_quantised(dtype: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "F64", "I8", "I16", "I32", "I64"])
-def test_plain_numbers_are_those_of_the_package_in_their_own_dtype(
-    dtype: str, tmp_path: Path
-) -> None:
+def test_plain_numbers_are_those_of_the_package_in_their_own_dtype(dtype, tmp_path):
     numpy = DTYPES[dtype].numpy
     assert numpy is not None
     values = np.random.default_rng(3).integers(-100, 100, (4, 7)).astype(numpy)
@@ -113,7 +111,7 @@ def test_plain_numbers_are_those_of_the_package_in_their_own_dtype(
     np.testing.assert_array_equal(store.read("t"), gguf.GGUFReader(path).tensors[0].data)
 
 
-def test_bfloat16_is_given_as_stored(tmp_path: Path) -> None:
+def test_bfloat16_is_given_as_stored(tmp_path):
     patterns = np.arange(2**16, dtype=np.uint16).reshape(4, -1)
     path = _write(tmp_path / "m.gguf", {"t": patterns.view(np.uint8)}, {"t": _T.BF16})
     found = open_checkpoint(path).read("t")
@@ -122,7 +120,7 @@ def test_bfloat16_is_given_as_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3, 4), (2, 1, 3, 4)])
-def test_shapes_are_in_the_order_of_numpy(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_shapes_are_in_the_order_of_numpy(shape, tmp_path):
     values = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
     path = _write(tmp_path / "m.gguf", {"t": values})
     store = open_checkpoint(path)
@@ -132,7 +130,7 @@ def test_shapes_are_in_the_order_of_numpy(shape: tuple[int, ...], tmp_path: Path
 
 
 @pytest.mark.parametrize("alignment", [8, 32, 64, 4096])
-def test_tensors_lie_where_the_package_says(alignment: int, tmp_path: Path) -> None:
+def test_tensors_lie_where_the_package_says(alignment, tmp_path):
     tensors = _gates() | {"odd": np.ones(3, np.int8), "z": np.full(5, 7.0)}
     path = _write(
         tmp_path / "m.gguf", tensors, settings=lambda w: w.add_custom_alignment(alignment)
@@ -145,7 +143,7 @@ def test_tensors_lie_where_the_package_says(alignment: int, tmp_path: Path) -> N
         np.testing.assert_array_equal(store.read(name), values, strict=True)
 
 
-def test_version_2_is_read_like_version_3(tmp_path: Path) -> None:
+def test_version_2_is_read_like_version_3(tmp_path):
     path = _write(tmp_path / "m.gguf", _gates())
     raw = path.read_bytes()
     path.write_bytes(raw[:4] + struct.pack("<I", 2) + raw[8:])
@@ -154,7 +152,7 @@ def test_version_2_is_read_like_version_3(tmp_path: Path) -> None:
     )
 
 
-def test_a_slice_of_bytes_stays_inside_its_tensor(tmp_path: Path) -> None:
+def test_a_slice_of_bytes_stays_inside_its_tensor(tmp_path):
     values = np.arange(8, dtype=np.int8)
     store = open_checkpoint(_write(tmp_path / "m.gguf", {"t": values, "u": values}))
     assert store.read_bytes("t", 2, 3) == bytes([2, 3, 4])
@@ -162,9 +160,7 @@ def test_a_slice_of_bytes_stays_inside_its_tensor(tmp_path: Path) -> None:
     assert store.read_bytes("t", 100, 1) == b""
 
 
-def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(tmp_path, monkeypatch):
     tensors = {"a": np.ones(3, np.float32), "t": np.zeros((2, 34), np.uint8)}
     path = _write(tmp_path / "m.gguf", tensors, {"t": _T.Q8_0})
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -177,7 +173,7 @@ def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(
 
 
 @pytest.mark.parametrize("dtype", sorted(_UNDECODED))
-def test_blocks_without_a_decoder_are_refused(dtype: str, tmp_path: Path) -> None:
+def test_blocks_without_a_decoder_are_refused(dtype, tmp_path):
     raw = np.zeros((2, GGML_QUANT_SIZES[_T[dtype]][1]), np.uint8)
     error = _refusal(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T[dtype]}))
     assert error.message == (
@@ -186,7 +182,7 @@ def test_blocks_without_a_decoder_are_refused(dtype: str, tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------- settings
-def test_the_config_is_that_of_the_architecture_with_nested_keys(tmp_path: Path) -> None:
+def test_the_config_is_that_of_the_architecture_with_nested_keys(tmp_path):
     def settings(writer: gguf.GGUFWriter) -> None:
         writer.add_expert_used_count(8)
         writer.add_expert_weights_norm(True)
@@ -221,9 +217,7 @@ _NUMBERS = {
 
 
 @pytest.mark.parametrize("kind", _NUMBERS, ids=lambda kind: kind.name)
-def test_a_value_of_each_type_is_read_alone_and_in_arrays(
-    kind: gguf.GGUFValueType, tmp_path: Path
-) -> None:
+def test_a_value_of_each_type_is_read_alone_and_in_arrays(kind, tmp_path):
     value = _NUMBERS[kind]
 
     def settings(writer: gguf.GGUFWriter) -> None:
@@ -244,7 +238,7 @@ def test_a_value_of_each_type_is_read_alone_and_in_arrays(
     ]
 
 
-def test_a_file_without_an_architecture_has_no_config(tmp_path: Path) -> None:
+def test_a_file_without_an_architecture_has_no_config(tmp_path):
     store = open_checkpoint(_raw(tmp_path))
     with pytest.raises(
         CheckpointError, match=re.escape("m.gguf: general.architecture is not given")
@@ -255,7 +249,7 @@ def test_a_file_without_an_architecture_has_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["a", "a.b.c", "general", "general.name", "model_type", "architecture.x", "attention"]
 )
-def test_a_key_that_is_both_a_value_and_a_table_is_refused(key: str, tmp_path: Path) -> None:
+def test_a_key_that_is_both_a_value_and_a_table_is_refused(key, tmp_path):
     def settings(writer: gguf.GGUFWriter) -> None:
         writer.add_uint32("qwen3moe.a.b", 1)
         writer.add_uint32(f"qwen3moe.{key}", 2)
@@ -274,7 +268,7 @@ def _vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_used_count(8)
 
 
-def test_only_the_header_and_the_tensor_that_is_asked_for_are_read(tmp_path: Path) -> None:
+def test_only_the_header_and_the_tensor_that_is_asked_for_are_read(tmp_path):
     experts = {f"blk.{i}.ffn_up_exps.weight": np.ones((4, 2**18), np.float32) for i in range(2)}
     path = _write(tmp_path / "m.gguf", experts | _gates(2))
     store: Any = open_checkpoint(path)
@@ -287,7 +281,7 @@ def test_only_the_header_and_the_tensor_that_is_asked_for_are_read(tmp_path: Pat
     assert store.bytes_total == path.stat().st_size > 8 * 2**20
 
 
-def test_a_vocabulary_is_passed_over_in_pieces_that_grow(tmp_path: Path) -> None:
+def test_a_vocabulary_is_passed_over_in_pieces_that_grow(tmp_path):
     experts = {"t": np.ones((4, 2**20), np.float32)}
     path = _write(tmp_path / "m.gguf", experts, settings=_vocabulary)
     store: Any = open_checkpoint(path)
@@ -299,7 +293,7 @@ def test_a_vocabulary_is_passed_over_in_pieces_that_grow(tmp_path: Path) -> None
     assert sum(sizes) <= 2 * store.info("t").offset
 
 
-def test_no_byte_of_the_header_is_read_twice_or_beyond_the_file(tmp_path: Path) -> None:
+def test_no_byte_of_the_header_is_read_twice_or_beyond_the_file(tmp_path):
     def settings(writer: gguf.GGUFWriter) -> None:
         writer.add_token_list([f"token{i}" for i in range(15_000)])
 
@@ -312,7 +306,7 @@ def test_no_byte_of_the_header_is_read_twice_or_beyond_the_file(tmp_path: Path) 
     assert store.read("t").tolist() == [1.0, 1.0]
 
 
-def test_a_long_array_of_numbers_is_not_even_read(tmp_path: Path) -> None:
+def test_a_long_array_of_numbers_is_not_even_read(tmp_path):
     def settings(writer: gguf.GGUFWriter) -> None:
         writer.add_key_value("a", [0.5] * 400_000, _V.ARRAY, _V.FLOAT64)
 
@@ -333,7 +327,7 @@ def parts(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_a_split_model_is_read_from_its_folder_and_from_any_part(parts: Sequence[Path]) -> None:
+def test_a_split_model_is_read_from_its_folder_and_from_any_part(parts):
     assert len(parts) >= 3
     for path in (parts[0].parent, *parts):
         store = open_checkpoint(path)
@@ -347,7 +341,7 @@ def test_a_split_model_is_read_from_its_folder_and_from_any_part(parts: Sequence
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_missing_part_is_named(lost: int, parts: Sequence[Path]) -> None:
+def test_a_missing_part_is_named(lost, parts):
     parts[lost].unlink()
     kept = next(part for part in parts if part.exists())
     for path in (kept.parent, kept):
@@ -356,7 +350,7 @@ def test_a_missing_part_is_named(lost: int, parts: Sequence[Path]) -> None:
         )
 
 
-def test_a_part_under_another_name_is_refused(parts: Sequence[Path]) -> None:
+def test_a_part_under_another_name_is_refused(parts):
     count = f"{len(parts):05d}"
     alone = parts[1].rename(parts[1].with_name("part.gguf"))
     assert _refusal(alone).message == (
@@ -370,7 +364,7 @@ def test_a_part_under_another_name_is_refused(parts: Sequence[Path]) -> None:
     assert f"{parts[2].name}: is part 2 of {len(parts)}, expected" in _refusal(parts[2]).message
 
 
-def test_a_part_that_is_no_part_is_refused(parts: Sequence[Path]) -> None:
+def test_a_part_that_is_no_part_is_refused(parts):
     _write(parts[1], {"t": np.ones(1)})
     expected = f"{parts[1].name}: split.no is not given, expected a count."
     assert _refusal(parts[0]).message == expected
@@ -384,21 +378,21 @@ def _patch(path: Path, key: str, value: bytes) -> None:
     path.write_bytes(raw)
 
 
-def test_a_tensor_that_no_part_holds_is_missed(parts: Sequence[Path]) -> None:
+def test_a_tensor_that_no_part_holds_is_missed(parts):
     _patch(parts[0], "split.tensors.count", struct.pack("<I", 6))
     assert _refusal(parts[-1]).message == (
         f"{parts[0].name}: says split.tensors.count 6, and the {len(parts)} parts hold 5."
     )
 
 
-def test_more_parts_than_a_model_can_have_are_refused(parts: Sequence[Path]) -> None:
+def test_more_parts_than_a_model_can_have_are_refused(parts):
     _patch(parts[0], "split.count", struct.pack("<H", 2**16 - 1))
     assert _refusal(parts[0]).message == (
         f"{parts[0].name}: says that there are 65535 parts, more than the 1000 allowed."
     )
 
 
-def test_a_tensor_in_two_parts_is_refused(parts: Sequence[Path]) -> None:
+def test_a_tensor_in_two_parts_is_refused(parts):
     name = gguf.GGUFReader(parts[-1]).tensors[0].name
     other = gguf.GGUFReader(parts[-2]).tensors[0].name
     parts[-1].write_bytes(parts[-1].read_bytes().replace(name.encode(), other.encode()))
@@ -407,9 +401,7 @@ def test_a_tensor_in_two_parts_is_refused(parts: Sequence[Path]) -> None:
     )
 
 
-def test_an_alignment_that_only_the_first_part_gives_is_refused_where_it_matters(
-    tmp_path: Path,
-) -> None:
+def test_an_alignment_that_only_the_first_part_gives_is_refused_where_it_matters(tmp_path):
     _write(
         tmp_path / "m.gguf",
         _gates(),
@@ -423,7 +415,7 @@ def test_an_alignment_that_only_the_first_part_gives_is_refused_where_it_matters
 
 
 # ----------------------------------------------------------------------------------------- folders
-def test_a_folder_of_several_models_asks_for_one_file(tmp_path: Path) -> None:
+def test_a_folder_of_several_models_asks_for_one_file(tmp_path):
     _write(tmp_path / "m-Q8_0.gguf", {"t": np.ones(1)})
     _write(tmp_path / "m-Q4_K.gguf", _gates(), split_max_tensors=2)
     error = _refusal(tmp_path)
@@ -432,7 +424,7 @@ def test_a_folder_of_several_models_asks_for_one_file(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "m-Q8_0.gguf").read("t").tolist() == [1.0]
 
 
-def test_a_projector_beside_a_model_is_ignored(tmp_path: Path) -> None:
+def test_a_projector_beside_a_model_is_ignored(tmp_path):
     _write(tmp_path / "mmproj-F16.gguf", {"v": np.ones(1)})
     assert _refusal(tmp_path).message == (
         f"{tmp_path.name}: holds mmproj-F16.gguf alone, an encoder without its model."
@@ -441,7 +433,7 @@ def test_a_projector_beside_a_model_is_ignored(tmp_path: Path) -> None:
     assert list(open_checkpoint(tmp_path).names()) == ["t"]
 
 
-def test_a_folder_that_holds_safetensors_too_is_not_gguf(tmp_path: Path, write_raw: Any) -> None:
+def test_a_folder_that_holds_safetensors_too_is_not_gguf(tmp_path, write_raw):
     _write(tmp_path / "m.gguf", {"t": np.ones(1)})
     write_raw({})
     assert list(open_checkpoint(tmp_path).names()) == []
@@ -611,19 +603,19 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", _BAD)
-def test_a_malformed_header_is_refused_in_a_sentence(case: str, tmp_path: Path) -> None:
+def test_a_malformed_header_is_refused_in_a_sentence(case, tmp_path):
     arguments, sentence = _BAD[case]
     message = _refusal(_raw(tmp_path, **arguments)).message
     assert sentence in message
     assert message.startswith((f"{tmp_path.name}: ", "m.gguf: "))
 
 
-def test_a_file_for_big_endian_machines_is_refused(tmp_path: Path) -> None:
+def test_a_file_for_big_endian_machines_is_refused(tmp_path):
     path = _write(tmp_path / "m.gguf", {"t": np.ones(1)}, endianess=gguf.GGUFEndian.BIG)
     assert _refusal(path).message == "m.gguf: is big-endian, expected little-endian."
 
 
-def test_a_truncated_file_is_refused_with_its_length(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_with_its_length(tmp_path):
     path = _write(tmp_path / "m.gguf", {"t": np.ones(8, np.float32)}, settings=_vocabulary)
     raw = path.read_bytes()
     for kept in (*range(0, 400, 7), len(raw) // 2, len(raw) - 1):
@@ -631,7 +623,7 @@ def test_a_truncated_file_is_refused_with_its_length(tmp_path: Path) -> None:
         assert _refusal(path).message.startswith(f"m.gguf: truncated, has {kept} bytes")
 
 
-def test_a_type_of_a_later_version_does_not_hide_the_other_tensors(tmp_path: Path) -> None:
+def test_a_type_of_a_later_version_does_not_hide_the_other_tensors(tmp_path):
     path = _raw(tmp_path, [_tensor("new", kind=99, offset=32), _tensor()], num_data=64)
     assert open_checkpoint(path).read("t").tolist() == [0.0, 0.0]
     assert _refusal(path, "new").message == (
@@ -640,7 +632,7 @@ def test_a_type_of_a_later_version_does_not_hide_the_other_tensors(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [0, 8, 30])
-def test_a_tensor_without_elements_is_empty(kind: int, tmp_path: Path) -> None:
+def test_a_tensor_without_elements_is_empty(kind, tmp_path):
     empty = _tensor("e", (0, 32), kind)
     other = _tensor("f", (3, 0), kind)
     store = open_checkpoint(_raw(tmp_path, [_tensor(), other, empty], num_data=32))
@@ -648,9 +640,7 @@ def test_a_tensor_without_elements_is_empty(kind: int, tmp_path: Path) -> None:
     assert store.read("f").shape == (3, 0)
 
 
-def test_blocks_that_are_more_numbers_than_any_router_are_not_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_that_are_more_numbers_than_any_router_are_not_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
     raw = np.zeros((2, 34), np.uint8)
     assert (

@@ -80,9 +80,7 @@ _DTYPES = {
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", _DTYPES)
-def test_every_dtype_has_the_bits_that_torch_reads(
-    dtype: str, protocol: int, tmp_path: Path
-) -> None:
+def test_every_dtype_has_the_bits_that_torch_reads(dtype, protocol, tmp_path):
     _saved({"a": torch.ones(3), "t": _DTYPES[dtype]}, tmp_path, pickle_protocol=protocol)
     expected = torch.load(tmp_path / _SINGLE, weights_only=protocol == 2)["t"]
     store = _open(tmp_path)
@@ -110,7 +108,7 @@ _VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("view", _VIEWS)
-def test_a_view_has_the_numbers_that_torch_reads(view: str, tmp_path: Path) -> None:
+def test_a_view_has_the_numbers_that_torch_reads(view, tmp_path):
     _saved({"t": _VIEWS[view](_MATRIX), "whole": _MATRIX}, tmp_path)
     expected = torch.load(tmp_path / _SINGLE)["t"].numpy()
     store = _open(tmp_path)
@@ -122,7 +120,7 @@ def test_a_view_has_the_numbers_that_torch_reads(view: str, tmp_path: Path) -> N
         assert store.read_bytes("t", start, size) == raw[start : start + size]
 
 
-def test_a_contiguous_tensor_lies_where_its_info_says(tmp_path: Path) -> None:
+def test_a_contiguous_tensor_lies_where_its_info_says(tmp_path):
     _saved({"first": torch.ones(3), "t": _MATRIX[2:4]}, tmp_path)
     info = _open(tmp_path).info("t")
     raw = (tmp_path / _SINGLE).read_bytes()[info.offset : info.offset + info.size_bytes]
@@ -138,7 +136,7 @@ class _Gate(torch.nn.Module):
         self.tied = self.weight
 
 
-def test_the_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
+def test_the_state_dict_of_a_module_is_read(tmp_path):
     module = torch.nn.ModuleDict({"gate": _Gate(), "norm": torch.nn.LayerNorm(8)})
     expected = module.state_dict()
     store = _open(_saved(expected, tmp_path))
@@ -148,7 +146,7 @@ def test_the_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
     assert store.info("gate.tied").offset == store.info("gate.weight").offset
 
 
-def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path: Path) -> None:
+def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path):
     marked: Any = torch.nn.Parameter(torch.ones(2))
     marked.tensor_model_parallel = True  # as Megatron marks its own
     plain: Any = torch.full((2,), 3.0)
@@ -161,7 +159,7 @@ def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path: Path) -> N
     assert store.read("t").tolist() == [3.0, 3.0]
 
 
-def test_a_nested_state_dict_is_named_by_its_keys(tmp_path: Path) -> None:
+def test_a_nested_state_dict_is_named_by_its_keys(tmp_path):
     module = torch.nn.Linear(2, 3)
     module(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.AdamW(module.parameters())
@@ -183,7 +181,7 @@ def test_a_nested_state_dict_is_named_by_its_keys(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read("optimizer.state.0.exp_avg"), expected)
 
 
-def test_names_are_those_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+def test_names_are_those_of_a_distributed_checkpoint(tmp_path):
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     tensor = torch.ones(1)
@@ -208,9 +206,7 @@ _UNREADABLE = {
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("kind", _UNREADABLE)
-def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(kind, tmp_path):
     make, sentence = _UNREADABLE[kind]
     _saved({"a": torch.ones(2), "t": make()}, tmp_path)
     store = _open(tmp_path)
@@ -220,7 +216,7 @@ def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage")
-def test_a_quantised_tensor_is_refused_only_when_it_is_read(tmp_path: Path) -> None:
+def test_a_quantised_tensor_is_refused_only_when_it_is_read(tmp_path):
     _saved({"a": torch.ones(2), "t": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path)  # fmt: skip
     assert _open(tmp_path).read("a").tolist() == [1.0, 1.0]
     assert "is a quantised tensor, which cannot be read." in _refusal(tmp_path)
@@ -237,7 +233,7 @@ def _sharded(folder: Path) -> Path:
     return folder
 
 
-def test_shards_with_an_index_read_like_one_file(tmp_path: Path) -> None:
+def test_shards_with_an_index_read_like_one_file(tmp_path):
     for path in (_sharded(tmp_path), tmp_path / _INDEX):
         store = _open(path)
         assert set(store.names()) == {"a", "b", "c"}
@@ -247,12 +243,12 @@ def test_shards_with_an_index_read_like_one_file(tmp_path: Path) -> None:
         assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
 
 
-def test_shards_without_an_index_are_joined(tmp_path: Path) -> None:
+def test_shards_without_an_index_are_joined(tmp_path):
     (_sharded(tmp_path) / _INDEX).unlink()
     assert set(_open(tmp_path).names()) == {"a", "b", "c"}
 
 
-def test_two_files_with_one_tensor_and_no_index_are_refused(tmp_path: Path) -> None:
+def test_two_files_with_one_tensor_and_no_index_are_refused(tmp_path):
     for name in ("consolidated.00.pth", "consolidated.01.pth"):
         _saved({"t": torch.ones(1)}, tmp_path, name)
     assert _refusal(tmp_path) == (
@@ -260,14 +256,14 @@ def test_two_files_with_one_tensor_and_no_index_are_refused(tmp_path: Path) -> N
     )
 
 
-def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path: Path) -> None:
+def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path):
     _saved({"t": torch.ones(1)}, _sharded(tmp_path))
     assert _refusal(tmp_path) == (
         f"{tmp_path.name}: holds both {_SINGLE} and {_INDEX}, which does not name it."
     )
 
 
-def test_two_indexes_are_not_guessed(tmp_path: Path) -> None:
+def test_two_indexes_are_not_guessed(tmp_path):
     for name in ("a.bin.index.json", "b.bin.index.json"):
         (tmp_path / name).write_text("{}")
     assert _refusal(tmp_path) == (
@@ -280,20 +276,20 @@ def test_two_indexes_are_not_guessed(tmp_path: Path) -> None:
     ["training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "scaler.pt",
      "optimizer.bin", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"],
 )  # fmt: skip
-def test_what_a_trainer_writes_beside_the_weights_is_not_read(name: str, tmp_path: Path) -> None:
+def test_what_a_trainer_writes_beside_the_weights_is_not_read(name, tmp_path):
     (tmp_path / name).write_bytes(b"anything")
     assert not FORMAT.recognises(local(tmp_path))
     _saved({"t": torch.ones(1)}, tmp_path, "weights.pt")
     assert _open(tmp_path).read("t").tolist() == [1.0]
 
 
-def test_the_usual_name_is_preferred_to_its_neighbours(tmp_path: Path) -> None:
+def test_the_usual_name_is_preferred_to_its_neighbours(tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path, "other.pt")
     assert _open(_saved({"t": torch.ones(1)}, tmp_path)).info("t").file == _SINGLE
 
 
 @pytest.mark.parametrize("other", ["m.safetensors", ".metadata", "__0_0.distcp", "m.gguf"])
-def test_a_folder_of_another_format_is_left_to_it(other: str, tmp_path: Path) -> None:
+def test_a_folder_of_another_format_is_left_to_it(other, tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path)
     (tmp_path / other).touch()
     assert not FORMAT.recognises(local(tmp_path))
@@ -301,18 +297,18 @@ def test_a_folder_of_another_format_is_left_to_it(other: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "ckpt"])
-def test_one_file_may_be_passed_itself(suffix: str, tmp_path: Path) -> None:
+def test_one_file_may_be_passed_itself(suffix, tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path, f"m.{suffix}")
     assert _open(tmp_path / f"m.{suffix}").read("t").tolist() == [1.0]
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m.safetensors", "config.json", "m.bin.json"])
-def test_other_files_are_not_recognised(name: str, tmp_path: Path) -> None:
+def test_other_files_are_not_recognised(name, tmp_path):
     (tmp_path / name).touch()
     assert not FORMAT.recognises(Location(local(tmp_path).folder, name))
 
 
-def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
+def test_a_tensor_that_its_shard_lacks_is_named(tmp_path):
     (_sharded(tmp_path) / _INDEX).write_text('{"weight_map": {"t": "m-1.bin"}}')
     assert _refusal(tmp_path) == "m-1.bin: tensor 't' is missing; the index says that it is here."
 
@@ -320,7 +316,7 @@ def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ what is read
 
 
-def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path: Path) -> None:
+def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path):
     tensors = {f"expert.{i}": torch.ones(256, 256) for i in range(8)}
     _saved({**tensors, "gate": _MATRIX, "last": torch.ones(256, 256)}, tmp_path)
     store = _open(tmp_path)
@@ -340,7 +336,7 @@ def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path: Path) -> 
     assert store.log.ranges[-1] == ByteRange(_SINGLE, info.offset, _MATRIX.nbytes)
 
 
-def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path: Path) -> None:
+def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path):
     whole = torch.ones(1000, 64)
     views = {"t": whole[10:12], "u": whole[:4, :2], "v": whole[7:8].T}
     store = _open(_saved(views, tmp_path))
@@ -375,7 +371,7 @@ def _set(name: str, raw: bytes) -> Callable[[dict[str, bytes]], object]:
 _ROOT = "pytorch_model"
 
 
-def test_an_archive_that_another_program_wrote_is_read(tmp_path: Path) -> None:
+def test_an_archive_that_another_program_wrote_is_read(tmp_path):
     store = _open(_rezipped(tmp_path, lambda entries: None))
     assert store.read("t").tolist() == list(range(6))
 
@@ -397,22 +393,20 @@ _ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 
 
 @pytest.mark.parametrize("case", _ARCHIVES)
-def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(
-    case: str, tmp_path: Path
-) -> None:
+def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(case, tmp_path):
     change, sentence = _ARCHIVES[case]
     message = _refusal(_rezipped(tmp_path, change))
     assert message.startswith(f"{_SINGLE}: ")
     assert sentence in message
 
 
-def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_refused(tmp_path):
     bomb = _set(f"{_ROOT}/data/0", bytes(10_000_000))
     message = _refusal(_rezipped(tmp_path, bomb, zipfile.ZIP_DEFLATED))
     assert "is compressed or encrypted; torch stores entries as they are." in message
 
 
-def test_a_file_from_before_archives_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_file_from_before_archives_is_refused_with_the_way_out(tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path, _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError) as caught:
         _open(tmp_path)
@@ -423,14 +417,14 @@ def test_a_file_from_before_archives_is_refused_with_the_way_out(tmp_path: Path)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_torchscript_archive_of_torch_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_torchscript_archive_of_torch_is_refused_with_the_way_out(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / _SINGLE)
     with pytest.raises(CheckpointError, match="is a TorchScript archive") as caught:
         _open(tmp_path)
     assert "state_dict()" in caught.value.hint
 
 
-def test_a_pickled_module_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
+def test_a_pickled_module_is_refused_by_the_name_of_its_class(tmp_path):
     message = _refusal(_saved(torch.nn.Linear(2, 2), tmp_path))
     assert message == (
         f"{_SINGLE}: the pickle names torch.nn.modules.linear.Linear, which is not among what a "
@@ -446,7 +440,7 @@ class _Attack:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_checkpoint_that_would_run_code_runs_none(tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_run_code_runs_none(tmp_path):
     canary = tmp_path / "canary"
     _saved({"t": torch.ones(1), "x": _Attack(canary)}, tmp_path)
     assert _refusal(tmp_path) == (
@@ -458,19 +452,19 @@ def test_a_checkpoint_that_would_run_code_runs_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [7, None, "text"])
-def test_a_file_without_a_dict_is_refused(value: object, tmp_path: Path) -> None:
+def test_a_file_without_a_dict_is_refused(value, tmp_path):
     assert _refusal(_saved(value, tmp_path)).endswith(
         f"{_SINGLE}: holds a {type(value).__name__}, expected a state dict."
     )
 
 
-def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_without_a_name_is_refused(tmp_path):
     assert _refusal(_saved(torch.ones(1), tmp_path)) == (
         f"{_SINGLE}: holds a single tensor without a name, expected a state dict."
     )
 
 
-def test_two_tensors_with_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_tensors_with_one_name_are_refused(tmp_path):
     both = {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}
     assert _refusal(_saved(both, tmp_path)) == f"{_SINGLE}: holds two tensors named 'a.b'."
 
@@ -494,9 +488,7 @@ def _crossed_lists() -> list[Any]:
 
 
 @pytest.mark.parametrize("make", [_endless_dict, _doubled_dict, _crossed_lists])
-def test_names_without_end_are_refused(
-    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_without_end_are_refused(make, tmp_path, monkeypatch):
     monkeypatch.setattr(pytorch, "_WORK", 300_000)
     assert _refusal(_saved(make(), tmp_path)) == (
         f"{_SINGLE}: holds too many tensors, or dicts inside themselves."
@@ -504,7 +496,7 @@ def test_names_without_end_are_refused(
 
 
 @pytest.mark.parametrize("kept", [0, 3, 21, 41, 300, -1, -22])
-def test_a_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(kept, tmp_path):
     path = _saved({"t": torch.ones(100)}, tmp_path) / _SINGLE
     path.write_bytes(path.read_bytes()[:kept])
     size = path.stat().st_size
@@ -516,7 +508,7 @@ def test_a_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
     assert _refusal(tmp_path) == f"{_SINGLE}: {expected}"
 
 
-def test_another_file_of_that_name_is_refused(tmp_path: Path) -> None:
+def test_another_file_of_that_name_is_refused(tmp_path):
     (tmp_path / _SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 3)
     assert _refusal(tmp_path) == f"{_SINGLE}: is no zip archive, as torch.save writes it."
 
@@ -550,7 +542,7 @@ def _forge(value: Any) -> Callable[[dict[str, bytes]], object]:
     return _set(f"{_ROOT}/data.pkl", raw.getvalue())
 
 
-def test_a_forged_description_without_a_fault_is_read(tmp_path: Path) -> None:
+def test_a_forged_description_without_a_fault_is_read(tmp_path):
     store = _open(_rezipped(tmp_path, _forge({"t": _Forged()})))
     assert store.read("t").tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -594,9 +586,7 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", _FAULTS)
-def test_a_forged_description_is_refused_when_its_tensor_is_read(
-    fault: str, tmp_path: Path
-) -> None:
+def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path):
     changes, sentence = _FAULTS[fault]
     forged = {"good": _Forged(), "t": _Forged(**changes)}
     _rezipped(tmp_path, _forge(forged))
@@ -606,14 +596,14 @@ def test_a_forged_description_is_refused_when_its_tensor_is_read(
     assert sentence in message
 
 
-def test_a_persistent_id_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_persistent_id_of_another_kind_is_refused(tmp_path):
     message = _refusal(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))})))
     assert message == (
         f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
     )
 
 
-def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path: Path) -> None:
+def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path):
     class Subclass:
         def __reduce__(self) -> tuple[Any, ...]:
             make = _rebuild_from_type_v2
@@ -623,9 +613,7 @@ def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path: P
     assert "calls torch._tensor._rebuild_from_type_v2 with 4 arguments that it does" in message
 
 
-def test_a_view_that_is_spread_over_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_that_is_spread_over_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_pytorch_archive, "SPAN_BYTES", 19)
     _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
     assert _refusal(tmp_path) == (
@@ -634,7 +622,7 @@ def test_a_view_that_is_spread_over_too_much_is_refused(
     assert _open(tmp_path).read("whole").shape == (12,)
 
 
-def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path: Path) -> None:
+def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path):
     whole = torch.arange(48.0).reshape(6, 8)
     tied = {"a": whole, "b": whole, "part": whole[2:4], "rest": whole[4:], "empty": whole[:0]}
     store = _open(_saved(tied, tmp_path))
@@ -654,7 +642,7 @@ def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path: 
         assert "tensor.clone()" in caught.value.hint
 
 
-def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path: Path) -> None:
+def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path):
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     named = {}
     for layer in range(3):
@@ -672,7 +660,7 @@ def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1, 255, 1_000_000])
-def test_the_arguments_of_a_tensor_with_attributes_are_a_tuple(size: int, tmp_path: Path) -> None:
+def test_the_arguments_of_a_tensor_with_attributes_are_a_tuple(size, tmp_path):
     program = (
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_sparse_tensor\n"
         b"NB" + struct.pack("<I", size) + bytes(size) + b"NtR."

@@ -71,12 +71,12 @@ def _whole(local: bytes, central: bytes, count: int) -> bytes:
 _ONE = _local(b"d/one", b"first")
 
 
-def test_stored_entries_are_those_that_zipfile_wrote(tmp_path: Path) -> None:
+def test_stored_entries_are_those_that_zipfile_wrote(tmp_path):
     archive = _archive(tmp_path, _zip())
     assert {name: archive.read(name, 50) for name in archive.entries} == _ENTRIES
 
 
-def test_padding_in_front_of_the_data_is_skipped(tmp_path: Path) -> None:
+def test_padding_in_front_of_the_data_is_skipped(tmp_path):
     local = _local(b"d/one", b"first", extra=b"FB\x04\0pads")
     raw = _whole(local, _central(b"d/one", 5, 0), 1)
     assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
@@ -85,7 +85,7 @@ def test_padding_in_front_of_the_data_is_skipped(tmp_path: Path) -> None:
     assert archive.start("d/one") == len(local) - 5
 
 
-def test_64_bit_records_are_read(tmp_path: Path) -> None:
+def test_64_bit_records_are_read(tmp_path):
     other = struct.pack("<HHI", 0xABCD, 4, 7)
     wide = struct.pack("<HHQQQ", 1, 24, 5, 5, 0)
     central = _central(b"d/one", 0xFFFFFFFF, 0xFFFFFFFF, other + wide)
@@ -94,14 +94,14 @@ def test_64_bit_records_are_read(tmp_path: Path) -> None:
     assert _archive(tmp_path, raw).read("d/one", 5) == b"first"
 
 
-def test_only_saturated_fields_are_widened(tmp_path: Path) -> None:
+def test_only_saturated_fields_are_widened(tmp_path):
     wide = struct.pack("<HHQ", 1, 8, 0)
     raw = _whole(_ONE, _central(b"d/one", 5, 0xFFFFFFFF, wide), 1)
     assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
     assert _archive(tmp_path, raw).read("d/one", 5) == b"first"
 
 
-def test_a_header_is_read_once(tmp_path: Path) -> None:
+def test_a_header_is_read_once(tmp_path):
     log = ReadLog()
     (tmp_path / _FILE).write_bytes(_zip())
     archive = read_archive(CountingFile(tmp_path / _FILE, _FILE, log))
@@ -111,22 +111,22 @@ def test_a_header_is_read_once(tmp_path: Path) -> None:
     assert log.bytes_read - opened == 30 + len("d/one") + 5 + 5
 
 
-def test_an_empty_archive_has_no_entries(tmp_path: Path) -> None:
+def test_an_empty_archive_has_no_entries(tmp_path):
     assert _archive(tmp_path, _end(0, 0, 0)).entries == {}
 
 
-def test_a_compressed_entry_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_a_compressed_entry_is_refused_when_it_is_read(tmp_path):
     expected = "'d/three' is compressed or encrypted; torch stores entries as they are."
     assert _refusal(tmp_path, _zip(zipfile.ZIP_DEFLATED), "d/three") == expected
 
 
-def test_an_encrypted_entry_is_refused(tmp_path: Path) -> None:
+def test_an_encrypted_entry_is_refused(tmp_path):
     raw = bytearray(_zip())
     raw[raw.index(b"PK\1\2") + 8] |= 1
     assert "'d/one' is compressed or encrypted" in _refusal(tmp_path, bytes(raw))
 
 
-def test_an_entry_above_the_limit_is_not_read(tmp_path: Path) -> None:
+def test_an_entry_above_the_limit_is_not_read(tmp_path):
     archive = _archive(tmp_path, _zip())
     with pytest.raises(CheckpointError, match="'d/three' has 50 bytes, more than the 49 allowed"):
         archive.read("d/three", 49)
@@ -193,7 +193,7 @@ _MALFORMED = {
 
 
 @pytest.mark.parametrize("case", _MALFORMED)
-def test_a_malformed_directory_is_refused_in_a_sentence(case: str, tmp_path: Path) -> None:
+def test_a_malformed_directory_is_refused_in_a_sentence(case, tmp_path):
     raw, sentence = _MALFORMED[case]
     message = _refusal(tmp_path, raw)
     assert message.startswith(_DIRECTORY)
@@ -201,7 +201,7 @@ def test_a_malformed_directory_is_refused_in_a_sentence(case: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("size", "count"), [(46, 10**9), (10**9, 1)])
-def test_a_directory_above_the_limits_is_not_read(size: int, count: int, tmp_path: Path) -> None:
+def test_a_directory_above_the_limits_is_not_read(size, count, tmp_path):
     with (tmp_path / _FILE).open("wb") as file:
         file.truncate(size)  # zeros that take no room on the disk
         file.seek(size)
@@ -216,7 +216,7 @@ def test_a_directory_above_the_limits_is_not_read(size: int, count: int, tmp_pat
     assert log.bytes_read < 100
 
 
-def test_an_entry_behind_four_gigabytes_is_found(tmp_path: Path) -> None:
+def test_an_entry_behind_four_gigabytes_is_found(tmp_path):
     begin = 5 * 2**30
     central = _central(b"d/one", 5, 0xFFFFFFFF, struct.pack("<HHQ", 1, 8, begin))
     with (tmp_path / _FILE).open("wb") as file:
@@ -229,7 +229,7 @@ def test_an_entry_behind_four_gigabytes_is_found(tmp_path: Path) -> None:
     assert archive.read("d/one", 5) == b"first"
 
 
-def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path: Path) -> None:
+def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path):
     stream = io.BytesIO()
     np.save(stream, np.eye(2))
     assert _refusal(tmp_path, stream.getvalue()) == (
@@ -239,7 +239,7 @@ def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 10, 30, 100, -1])
-def test_a_truncated_archive_is_refused_with_its_length(kept: int, tmp_path: Path) -> None:
+def test_a_truncated_archive_is_refused_with_its_length(kept, tmp_path):
     raw = _zip()[:kept]
     expected = (
         f"truncated, has {len(raw)} bytes and no zip directory at their end."

@@ -49,7 +49,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_a_footer_says_to_us_what_it_says_to_arrow(case: str, tmp_path: Path) -> None:
+def test_a_footer_says_to_us_what_it_says_to_arrow(case, tmp_path):
     options = dict(WRITTEN[case])
     path = tmp_path / "a.parquet"
     pq.write_table(table(options.pop("rows", 50)), path, **options)
@@ -65,7 +65,7 @@ def test_a_footer_says_to_us_what_it_says_to_arrow(case: str, tmp_path: Path) ->
         ]
 
 
-def test_a_footer_that_contradicts_itself_does_not_end_the_process(tmp_path: Path) -> None:
+def test_a_footer_that_contradicts_itself_does_not_end_the_process(tmp_path):
     """A column with nulls whose schema says that there are none: Arrow's own object aborts."""
     path = tmp_path / "a.parquet"
     schema = pa.schema([pa.field("a", pa.list_(pa.int64()))])
@@ -84,7 +84,7 @@ def test_a_footer_that_contradicts_itself_does_not_end_the_process(tmp_path: Pat
         read_columns(parquet_facts(path), ["a"])
 
 
-def test_damaged_footers_end_in_a_value_or_an_error(tmp_path: Path) -> None:
+def test_damaged_footers_end_in_a_value_or_an_error(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(table(50), path, row_group_size=20)
     sound = path.read_bytes()
@@ -115,14 +115,14 @@ def test_damaged_footers_end_in_a_value_or_an_error(tmp_path: Path) -> None:
         b"\x49" * 60 + b"\x3c\0\0\0PAR1",
     ],
 )
-def test_what_has_no_footer_is_refused(raw: bytes, tmp_path: Path) -> None:
+def test_what_has_no_footer_is_refused(raw, tmp_path):
     (tmp_path / "a.parquet").write_bytes(raw)
     with pytest.raises(DocumentError, match="footer"):
         read_row_groups(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_pages_of_a_sound_file_inflate_to_what_its_footer_says(case: str, tmp_path: Path) -> None:
+def test_pages_of_a_sound_file_inflate_to_what_its_footer_says(case, tmp_path):
     """Up to their headers, and to the numbers of dictionaries, which no footer counts."""
     options = dict(WRITTEN[case])
     path = tmp_path / "a.parquet"
@@ -200,7 +200,7 @@ def write_contradiction(path: Path, page_bytes: int, page_values: int) -> None:
     )
 
 
-def test_the_file_that_is_made_here_is_one_that_arrow_reads(tmp_path: Path) -> None:
+def test_the_file_that_is_made_here_is_one_that_arrow_reads(tmp_path):
     path = tmp_path / "a.parquet"
     write_contradiction(path, 32, 4)
     assert read_columns(parquet_facts(path), ["a"]).column("a").to_pylist() == [0] * 4
@@ -211,8 +211,8 @@ def test_the_file_that_is_made_here_is_one_that_arrow_reads(tmp_path: Path) -> N
     ("page_bytes", "page_values"), [(1 << 30, 4), (32, 2**31 - 1)], ids=["bytes", "numbers"]
 )
 def test_what_a_page_asks_for_is_bounded_whatever_its_footer_says(
-    page_bytes: int, page_values: int, tmp_path: Path
-) -> None:
+    page_bytes, page_values, tmp_path
+):
     path = tmp_path / "a.parquet"
     write_contradiction(path, page_bytes, page_values)
     facts = parquet_facts(path)
@@ -221,7 +221,7 @@ def test_what_a_page_asks_for_is_bounded_whatever_its_footer_says(
         read_columns(facts, ["a"])
 
 
-def test_texts_that_are_stored_as_differences_are_refused(tmp_path: Path) -> None:
+def test_texts_that_are_stored_as_differences_are_refused(tmp_path):
     """Half a megabyte in common with the text before, a thousand times: no header says so."""
     path = tmp_path / "a.parquet"
     long = "x" * 500_000

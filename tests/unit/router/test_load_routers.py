@@ -28,7 +28,7 @@ def _refusal(
     return caught.value
 
 
-def test_config_and_tensor_that_disagree_on_experts_are_both_named(make_olmoe: Any) -> None:
+def test_config_and_tensor_that_disagree_on_experts_are_both_named(make_olmoe):
     error = _refusal(make_olmoe(config={"num_experts": 128}))
     assert error.message == (
         "model.safetensors: tensor 'model.layers.0.mlp.gate.weight' has shape (6, 16); "
@@ -40,7 +40,7 @@ def test_config_and_tensor_that_disagree_on_experts_are_both_named(make_olmoe: A
     assert error.exit_code == 3
 
 
-def test_a_router_on_its_side_is_told_from_another_revision(make_olmoe: Any) -> None:
+def test_a_router_on_its_side_is_told_from_another_revision(make_olmoe):
     sides = {f"model.layers.{i}.mlp.gate.weight": torch.ones(16, 6) for i in range(3)}
     error = _refusal(make_olmoe(sides))
     assert error.message.endswith("has shape (16, 6); config.json says 6 experts.")
@@ -48,34 +48,32 @@ def test_a_router_on_its_side_is_told_from_another_revision(make_olmoe: Any) -> 
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 16, 1), (0, 16), (6, 0)])
-def test_a_router_is_a_matrix(shape: tuple[int, ...], make_olmoe: Any) -> None:
+def test_a_router_is_a_matrix(shape, make_olmoe):
     assert _refusal(make_olmoe({_GATE: torch.ones(shape)})).message == (
         f"model.safetensors: tensor '{_GATE}' has shape {shape}, expected (experts, hidden)."
     )
 
 
-def test_a_gain_of_another_width_is_refused(make_olmoe: Any) -> None:
+def test_a_gain_of_another_width_is_refused(make_olmoe):
     assert _refusal(make_olmoe({_NORM: torch.ones(15)})).message == (
         f"model.safetensors: tensor '{_NORM}' (gain of the norm in front) has shape (15,); "
         "its router needs (16,)."
     )
 
 
-def test_a_router_larger_than_any_router_is_not_read(
-    make_olmoe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_router_larger_than_any_router_is_not_read(make_olmoe, monkeypatch):
     monkeypatch.setattr("moegeom.router.storage._MOST_BYTES", 100)
     assert "too many for a router" in _refusal(make_olmoe()).message
 
 
-def test_a_truncated_file_is_an_error_of_the_checkpoint(make_olmoe: Any) -> None:
+def test_a_truncated_file_is_an_error_of_the_checkpoint(make_olmoe):
     path = make_olmoe() / "model.safetensors"
     os.truncate(path, path.stat().st_size - 1)
     error = _refusal(path.parent, kind=CheckpointError)
     assert error.message.startswith("model.safetensors: truncated, has ")
 
 
-def test_no_router_names_family_patterns_and_what_looks_like_one(make_olmoe: Any) -> None:
+def test_no_router_names_family_patterns_and_what_looks_like_one(make_olmoe):
     none = {f"model.layers.{i}.mlp.gate.weight": None for i in range(3)}
     odd = {f"model.layers.{i}.moe.router.weight": torch.ones(6, 16) for i in range(3)}
     folder = make_olmoe(none | odd)
@@ -87,12 +85,12 @@ def test_no_router_names_family_patterns_and_what_looks_like_one(make_olmoe: Any
     )
 
 
-def test_a_dense_model_is_said_to_have_nothing_like_a_router(make_olmoe: Any) -> None:
+def test_a_dense_model_is_said_to_have_nothing_like_a_router(make_olmoe):
     folder = make_olmoe({f"model.layers.{i}.mlp.gate.weight": None for i in range(3)})
     assert "No tensor of 6 looks like a router." in _refusal(folder).message
 
 
-def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe: Any) -> None:
+def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe):
     folder = make_olmoe(config={"model_type": "novel_moe"})
     error = _refusal(folder)
     assert error.message == (
@@ -110,21 +108,21 @@ def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe:
     )
 
 
-def test_a_checkpoint_without_config_is_refused(make_olmoe: Any) -> None:
+def test_a_checkpoint_without_config_is_refused(make_olmoe):
     folder = make_olmoe()
     (folder / "config.json").unlink()
     assert _refusal(folder).message.startswith(f"{folder.name}: found no config.json, expected")
 
 
 @pytest.mark.parametrize("found", [..., 3, None])
-def test_a_config_without_model_type_is_refused(found: object, make_olmoe: Any) -> None:
+def test_a_config_without_model_type_is_refused(found, make_olmoe):
     assert (
         "expected a config.json with a model_type"
         in _refusal(make_olmoe(config={"model_type": found})).message
     )
 
 
-def test_rows_that_are_not_finite_are_noted_and_loaded(make_olmoe: Any) -> None:
+def test_rows_that_are_not_finite_are_noted_and_loaded(make_olmoe):
     weight = torch.ones(6, 16)
     weight[5, 3], weight[2, 0] = float("nan"), float("inf")
     gain = torch.ones(16)
@@ -137,7 +135,7 @@ def test_rows_that_are_not_finite_are_noted_and_loaded(make_olmoe: Any) -> None:
     np.testing.assert_array_equal(found.routers[1].weight, weight.numpy())
 
 
-def test_missing_and_surplus_layers_are_noted(make_olmoe: Any) -> None:
+def test_missing_and_surplus_layers_are_noted(make_olmoe):
     found = load_routers(open_checkpoint(make_olmoe(config={"num_hidden_layers": 5})))
     assert (len(found.routers), found.num_expected) == (3, 5)
     assert found.notes == ("text: no router in layers 3-4, where config.json implies one",)
@@ -145,12 +143,12 @@ def test_missing_and_surplus_layers_are_noted(make_olmoe: Any) -> None:
     assert found.notes == ("text: routers in layer 2, where config.json implies none",)
 
 
-def test_without_a_layer_count_nothing_is_expected(make_olmoe: Any) -> None:
+def test_without_a_layer_count_nothing_is_expected(make_olmoe):
     found = load_routers(open_checkpoint(make_olmoe(config={"num_hidden_layers": ...})))
     assert found.num_expected is None
 
 
-def test_layers_select_and_only_they_are_read(make_olmoe: Any) -> None:
+def test_layers_select_and_only_they_are_read(make_olmoe):
     store: Any = open_checkpoint(make_olmoe())
     found = load_routers(store, "1-7")
     assert [r.layer for r in found.routers] == [1, 2]
@@ -159,15 +157,13 @@ def test_layers_select_and_only_they_are_read(make_olmoe: Any) -> None:
     assert offsets.isdisjoint(r.offset for r in store.log.ranges)
 
 
-def test_layers_without_routers_are_answered_with_those_that_have_one(make_olmoe: Any) -> None:
+def test_layers_without_routers_are_answered_with_those_that_have_one(make_olmoe):
     error = _refusal(make_olmoe(), "7-9,12", UsageError)
     assert error.message == "Layers 7-9,12: no router is there."
     assert error.hint == "Layers with routers: 0-2."
 
 
-def test_the_gain_is_the_stored_tensor_plus_the_offset_of_the_family(
-    make_olmoe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gain_is_the_stored_tensor_plus_the_offset_of_the_family(make_olmoe, monkeypatch):
     from importlib import resources
 
     text = resources.files("moegeom.router.families").joinpath("olmoe.toml").read_text("utf-8")
@@ -180,7 +176,7 @@ def test_the_gain_is_the_stored_tensor_plus_the_offset_of_the_family(
     assert router.norm.gain_offset == 1.0
 
 
-def test_the_set_says_what_was_read_without_a_path(make_olmoe: Any) -> None:
+def test_the_set_says_what_was_read_without_a_path(make_olmoe):
     folder = make_olmoe()
     found = load_routers(open_checkpoint(folder))
     assert found.checkpoint == folder.name
@@ -209,7 +205,7 @@ def _write_deepseek_with_mtp(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path: Path) -> None:
+def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path):
     _write_deepseek_with_mtp(tmp_path)
     found = load_routers(open_checkpoint(tmp_path))
     assert [r.name for r in found.routers] == ["text/1", "text/2", "mtp/3"]
@@ -219,9 +215,7 @@ def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path: Path
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 3), (2, 4, 1)])
-def test_a_bias_that_is_one_row_of_a_matrix_is_not_read_from_anything_else(
-    shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_a_bias_that_is_one_row_of_a_matrix_is_not_read_from_anything_else(shape, tmp_path):
     """Row 0 of a vector would be one number for all experts."""
     layer = "model.layers.0."
     tensors = {

@@ -56,14 +56,14 @@ def _loaded(folder: Path, **arguments: Any) -> RouterSet:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_relu_routing_takes_every_expert_with_a_positive_logit(rule: str, tmp_path: Path) -> None:
+def test_relu_routing_takes_every_expert_with_a_positive_logit(rule, tmp_path):
     found = _loaded(tmp_path, model_type=rule, moe_relu_routing=True)
     assert {router.rule.pick for router in found.routers} == {"threshold"}
     assert {router.rule.num_chosen for router in found.routers} == {None}
     assert found.family_text == "ReLU of logits, those above 0 of 6 (training aims at 1)"
 
 
-def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(tmp_path: Path) -> None:
+def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(tmp_path):
     (router, _) = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
     inputs = np.random.default_rng(1).standard_normal((500, HIDDEN)).astype(np.float32)
     routed = route(router, inputs)
@@ -83,7 +83,7 @@ def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(tmp_pat
     assert (routed.boundary_distance_upper == routed.boundary_distance).all()
 
 
-def test_nothing_flips_inside_the_distance_and_something_does_beyond_it(tmp_path: Path) -> None:
+def test_nothing_flips_inside_the_distance_and_something_does_beyond_it(tmp_path):
     (router, _) = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
     inputs = np.random.default_rng(2).standard_normal((200, HIDDEN)).astype(np.float64)
     rows = router.weight.astype(np.float64)
@@ -99,7 +99,7 @@ def test_nothing_flips_inside_the_distance_and_something_does_beyond_it(tmp_path
         assert (same == is_same).all(), factor
 
 
-def test_recorded_choices_of_any_number_are_held_against_the_rule(tmp_path: Path) -> None:
+def test_recorded_choices_of_any_number_are_held_against_the_rule(tmp_path):
     routers = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
     inputs = np.random.default_rng(3).standard_normal((300, HIDDEN)).astype(np.float32)
     inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
@@ -116,7 +116,7 @@ def test_recorded_choices_of_any_number_are_held_against_the_rule(tmp_path: Path
     assert max(shares[2:]) < 0.2
 
 
-def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(tmp_path):
     _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
     inputs = np.random.default_rng(4).standard_normal((2000, HIDDEN)).astype(np.float32)
     inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
@@ -134,7 +134,7 @@ def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["balance", "space", "perturb", "cells", "regions"])
-def test_commands_about_the_k_best_refuse_it_by_name(command: str, tmp_path: Path) -> None:
+def test_commands_about_the_k_best_refuse_it_by_name(command, tmp_path):
     _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
     inputs = np.ones((8, HIDDEN), np.float32)
     with pytest.raises(RouterRuleError, match="takes every expert above a threshold"):
@@ -145,20 +145,18 @@ def test_commands_about_the_k_best_refuse_it_by_name(command: str, tmp_path: Pat
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("flag", [False, None])
-def test_without_the_flag_the_rule_is_that_of_the_family(
-    rule: str, flag: bool | None, tmp_path: Path
-) -> None:
+def test_without_the_flag_the_rule_is_that_of_the_family(rule, flag, tmp_path):
     found = _loaded(tmp_path, model_type=rule, moe_relu_routing=flag)
     assert [router.name for router in found.routers] == ["text/0", "text/1"]
     assert found.skipped == ()
 
 
-def test_a_flag_that_is_no_flag_is_refused(tmp_path: Path) -> None:
+def test_a_flag_that_is_no_flag_is_refused(tmp_path):
     with pytest.raises(RouterError, match="'moe_relu_routing' is 'yes' .*expected true or false"):
         _loaded(tmp_path, model_type=RULES[0], moe_relu_routing="yes")
 
 
-def test_relu_is_a_score_that_options_may_name(tmp_path: Path) -> None:
+def test_relu_is_a_score_that_options_may_name(tmp_path):
     _loaded(tmp_path, model_type=RULES[0])
     asked = RequestedFamily(
         pattern=r"decoder\.layers\.(\d+)\.mlp\.router\.weight", top_k=2, score="relu"

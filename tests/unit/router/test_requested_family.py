@@ -25,11 +25,11 @@ def _refusal(
     return caught.value
 
 
-def test_nothing_said_is_no_family() -> None:
+def test_nothing_said_is_no_family():
     assert RequestedFamily().family(["a"]) is None
 
 
-def test_a_pattern_loads_what_the_known_family_loads(make_olmoe: Any) -> None:
+def test_a_pattern_loads_what_the_known_family_loads(make_olmoe):
     known = load_routers(open_checkpoint(make_olmoe()))
     folder = make_olmoe(config={"model_type": "mystery"})
     asked = RequestedFamily(pattern=_PATTERN, top_k=known.routers[0].rule.top_k, score="softmax")
@@ -50,28 +50,28 @@ def test_a_pattern_loads_what_the_known_family_loads(make_olmoe: Any) -> None:
         (RequestedFamily(top_k=2, score="softmax"), "--router-pattern"),
     ],
 )
-def test_what_is_not_said_is_not_guessed(asked: RequestedFamily, missing: str) -> None:
+def test_what_is_not_said_is_not_guessed(asked, missing):
     assert _refusal(asked).message.startswith(f"{missing} missing: ")
 
 
-def test_a_pattern_that_fits_nothing_is_refused() -> None:
+def test_a_pattern_that_fits_nothing_is_refused():
     asked = RequestedFamily(pattern="gate", top_k=1, score="softmax")
     assert _refusal(asked).message == "--router-pattern 'gate': fits none of 1 tensor names."
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
+def test_a_pattern_that_is_none_is_refused():
     asked = RequestedFamily(pattern="(", top_k=1, score="softmax")
     assert "is no regular expression" in _refusal(asked).message
 
 
-def test_an_unknown_score_is_refused() -> None:
+def test_an_unknown_score_is_refused():
     asked = RequestedFamily(pattern=_PATTERN, top_k=1, score="sparsemax")
     assert _refusal(asked).message == (
         "--score sparsemax: expected one of identity, relu, sigmoid, softmax, sqrt_softplus."
     )
 
 
-def test_a_layer_that_is_not_clear_is_asked_for() -> None:
+def test_a_layer_that_is_not_clear_is_asked_for():
     asked = RequestedFamily(pattern=r"block\..*", top_k=1, score="softmax")
     message = _refusal(asked, ["block.3.layer.1.router.weight"]).message
     assert message.endswith(
@@ -83,12 +83,12 @@ def test_a_layer_that_is_not_clear_is_asked_for() -> None:
     assert family.stacks[0].weight[0].name == "block.{layer}.layer.1.router.weight"
 
 
-def test_long_names_are_not_tried() -> None:
+def test_long_names_are_not_tried():
     asked = RequestedFamily(pattern=r"(a+)+b", top_k=1, score="softmax")
     assert "fits none" in _refusal(asked, ["a" * 100_000]).message
 
 
-def test_a_file_of_ones_own_says_everything(make_olmoe: Any, tmp_path: Path) -> None:
+def test_a_file_of_ones_own_says_everything(make_olmoe, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
         "text = 'softmax, top {top_k} of {num_experts}'\n"
@@ -108,38 +108,38 @@ def test_a_file_of_ones_own_says_everything(make_olmoe: Any, tmp_path: Path) -> 
         ("[[stacks]", "mine.toml: is not TOML"),
     ],
 )
-def test_a_file_that_is_not_understood_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_understood_is_refused(text, sentence, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(text)
     assert _refusal(RequestedFamily(file=file)).message.startswith(sentence)
 
 
-def test_a_file_and_a_pattern_contradict_each_other(tmp_path: Path) -> None:
+def test_a_file_and_a_pattern_contradict_each_other(tmp_path):
     asked = RequestedFamily(file=tmp_path / "mine.toml", top_k=2)
     assert _refusal(asked).message == "--family FILE says everything: leave out the other options."
 
 
-def test_a_flag_is_never_dropped(tmp_path: Path) -> None:
+def test_a_flag_is_never_dropped(tmp_path):
     both = RequestedFamily(file=tmp_path / "mine.toml", renormalise=True)
     assert _refusal(both).message == "--family FILE says everything: leave out the other options."
     alone = _refusal(RequestedFamily(renormalise=True)).message
     assert alone.startswith("--router-pattern and --top-k and --score missing: ")
 
 
-def test_a_family_that_is_known_can_be_asked_for_by_name(make_olmoe: Any) -> None:
+def test_a_family_that_is_known_can_be_asked_for_by_name(make_olmoe):
     folder = make_olmoe(config={"model_type": "mystery"})
     found = load_routers(open_checkpoint(folder), asked=RequestedFamily(file=Path("olmoe")))
     assert found.family == "olmoe"
     assert found.fingerprint == load_routers(open_checkpoint(make_olmoe())).fingerprint
 
 
-def test_an_error_names_the_file_as_it_is_called(tmp_path: Path) -> None:
+def test_an_error_names_the_file_as_it_is_called(tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{}")
     assert _refusal(RequestedFamily(file=file)).message.startswith("config.json: is not TOML")
 
 
-def test_more_experts_than_there_are_is_an_error_of_the_option(make_olmoe: Any) -> None:
+def test_more_experts_than_there_are_is_an_error_of_the_option(make_olmoe):
     asked = RequestedFamily(pattern=_PATTERN, top_k=99, score="softmax")
     with pytest.raises(UsageError) as caught:
         load_routers(open_checkpoint(make_olmoe()), asked=asked)
@@ -149,7 +149,7 @@ def test_more_experts_than_there_are_is_an_error_of_the_option(make_olmoe: Any) 
     )
 
 
-def test_only_layers_that_the_pattern_fits_are_loaded(make_olmoe: Any) -> None:
+def test_only_layers_that_the_pattern_fits_are_loaded(make_olmoe):
     pattern = r"model\.layers\.([12])\..*gate\.weight"
     asked = RequestedFamily(pattern=pattern, top_k=2, score="softmax")
     found = load_routers(open_checkpoint(make_olmoe()), asked=asked)
@@ -159,7 +159,7 @@ def test_only_layers_that_the_pattern_fits_are_loaded(make_olmoe: Any) -> None:
     )
 
 
-def test_what_a_pattern_leaves_out_need_not_be_whole(make_olmoe: Any) -> None:
+def test_what_a_pattern_leaves_out_need_not_be_whole(make_olmoe):
     spoilt = {
         "model.layers.0.mlp.gate.weight": None,
         "model.layers.0.mlp.gate.weight_packed": torch.ones(3),
@@ -171,7 +171,7 @@ def test_what_a_pattern_leaves_out_need_not_be_whole(make_olmoe: Any) -> None:
         assert [router.layer for router in found.routers] == [1, 2]
 
 
-def test_a_bias_is_used_in_every_layer_or_in_none(make_olmoe: Any) -> None:
+def test_a_bias_is_used_in_every_layer_or_in_none(make_olmoe):
     biases = {f"model.layers.{i}.mlp.gate.bias": torch.ones(6) for i in range(3)}
     folder = make_olmoe(biases)
     pattern = r"model\.layers\.([01])\.mlp\.gate\.bias"
@@ -184,7 +184,7 @@ def test_a_bias_is_used_in_every_layer_or_in_none(make_olmoe: Any) -> None:
     )
 
 
-def test_two_routers_of_one_layer_are_an_error_of_the_pattern() -> None:
+def test_two_routers_of_one_layer_are_an_error_of_the_pattern():
     names = [f"{end}.block.{i}.router.weight" for end in ("encoder", "decoder") for i in (1, 3)]
     asked = RequestedFamily(pattern=r".*block\.([0-9]+)\.router\.weight", top_k=1, score="softmax")
     error = _refusal(asked, names)
@@ -195,7 +195,7 @@ def test_two_routers_of_one_layer_are_an_error_of_the_pattern() -> None:
     assert error.exit_code == 2
 
 
-def test_routers_of_another_stack_are_named(make_olmoe: Any) -> None:
+def test_routers_of_another_stack_are_named(make_olmoe):
     others = {f"model.vision.blocks.{i}.mlp.gate.weight": torch.rand(6, 16) for i in range(2)}
     asked = RequestedFamily(pattern=_PATTERN, top_k=2, score="softmax")
     assert load_routers(open_checkpoint(make_olmoe()), asked=asked).notes == ()
@@ -211,9 +211,7 @@ def test_routers_of_another_stack_are_named(make_olmoe: Any) -> None:
         ((16, 6), "16 rows count as experts, where config.json says 6 (stored transposed?)"),
     ],
 )
-def test_a_number_of_experts_that_the_config_does_not_know_is_noted(
-    shape: tuple[int, int], said: str, make_olmoe: Any
-) -> None:
+def test_a_number_of_experts_that_the_config_does_not_know_is_noted(shape, said, make_olmoe):
     odd = {f"model.layers.{i}.self_attn.o_proj.weight": torch.rand(shape) for i in range(3)}
     pattern = r"model\.layers\.([0-9]+)\.self_attn\.o_proj\.weight"
     asked = RequestedFamily(pattern=pattern, top_k=2, score="softmax")
@@ -221,7 +219,7 @@ def test_a_number_of_experts_that_the_config_does_not_know_is_noted(
     assert found.notes[0] == f"text/0: {said}"
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_refused(tmp_path):
     assert "cannot be read" in _refusal(RequestedFamily(file=tmp_path / "none.toml")).message
     assert "cannot be read" in _refusal(RequestedFamily(file=tmp_path)).message
     (tmp_path / "bad.toml").write_bytes(b"\xff")

@@ -26,7 +26,7 @@ def _settings(**changes: Any) -> Settings:
     return Settings(merged, _DEEPSEEK.config_roots)
 
 
-def test_one_group_is_no_mask() -> None:
+def test_one_group_is_no_mask():
     for num_groups in (0, 1):
         rule = build_rule(_STACK, _settings(n_group=num_groups, topk_group=1), 16, "r")
         assert rule.groups is None
@@ -34,11 +34,11 @@ def test_one_group_is_no_mask() -> None:
         assert text == "sigmoid + selection bias, top 4 of 16"
 
 
-def test_keeping_all_groups_is_no_mask() -> None:
+def test_keeping_all_groups_is_no_mask():
     assert build_rule(_STACK, _settings(topk_group=4), 16, "r").groups is None
 
 
-def test_a_nested_config_says_the_same() -> None:
+def test_a_nested_config_says_the_same():
     nested = Settings({"text_config": _CONFIG}, _DEEPSEEK.config_roots)
     assert build_rule(_STACK, nested, 16, "r") == build_rule(_STACK, _settings(), 16, "r")
 
@@ -79,19 +79,19 @@ _WRONG = {
 
 
 @pytest.mark.parametrize("case", _WRONG)
-def test_a_config_that_makes_no_rule_is_refused_by_key(case: str) -> None:
+def test_a_config_that_makes_no_rule_is_refused_by_key(case):
     changes, sentence = _WRONG[case]
     with pytest.raises(RouterError) as caught:
         build_rule(_STACK, _settings(**changes), 16, "r")
     assert caught.value.message == sentence
 
 
-def test_a_huge_integer_is_no_number() -> None:
+def test_a_huge_integer_is_no_number():
     with pytest.raises(RouterError, match="expected a finite number"):
         build_rule(_STACK, _settings(routed_scaling_factor=10**400), 16, "r")
 
 
-def test_aliases_may_agree_and_must_not_disagree() -> None:
+def test_aliases_may_agree_and_must_not_disagree():
     num_experts = _STACK.num_experts
     assert Settings({"num_local_experts": 8}).integer(num_experts) == 8
     assert Settings({"num_local_experts": 8, "n_routed_experts": 8}).integer(num_experts) == 8
@@ -102,7 +102,7 @@ def test_aliases_may_agree_and_must_not_disagree() -> None:
     )
 
 
-def test_another_rule_under_the_same_model_type_is_refused() -> None:
+def test_another_rule_under_the_same_model_type_is_refused():
     check_required(_DEEPSEEK, _settings(scoring_func="sigmoid", topk_method="noaux_tc"))
     with pytest.raises(RouterError) as caught:
         check_required(_DEEPSEEK, _settings(scoring_func="softmax"))
@@ -113,7 +113,7 @@ def test_another_rule_under_the_same_model_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_ocr2", "unlimited_ocr"])
-def test_a_way_to_choose_that_transformers_does_not_have_is_refused(family: str) -> None:
+def test_a_way_to_choose_that_transformers_does_not_have_is_refused(family):
     for known in ("greedy", "group_limited_greedy"):
         check_required(load_family(family), Settings({"topk_method": known}))
     with pytest.raises(RouterError) as caught:
@@ -124,7 +124,7 @@ def test_a_way_to_choose_that_transformers_does_not_have_is_refused(family: str)
     )
 
 
-def test_expected_layers_follow_first_step_and_dense() -> None:
+def test_expected_layers_follow_first_step_and_dense():
     layers = load_family("qwen3_moe").stacks[0].layers
     config = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     assert expected_layers(layers, Settings(config)) == {1, 5}
@@ -144,20 +144,20 @@ def test_expected_layers_follow_first_step_and_dense() -> None:
         ("mlp_only_layers", [True]),
     ],
 )
-def test_layer_keys_that_make_no_sense_are_refused(key: str, value: object) -> None:
+def test_layer_keys_that_make_no_sense_are_refused(key, value):
     layers = load_family("qwen3_moe").stacks[0].layers
     config = {"num_hidden_layers": 6, "decoder_sparse_step": 1, key: value}
     with pytest.raises(RouterError, match=f"^config.json: '{key}' is "):
         expected_layers(layers, Settings(config))
 
 
-def test_a_rule_of_the_family_is_shared_by_equal_layers() -> None:
+def test_a_rule_of_the_family_is_shared_by_equal_layers():
     rule = build_rule(_STACK, _settings(), 16, "r")
     assert dataclasses.replace(rule) == build_rule(_STACK, _settings(), 16, "s")
 
 
 @pytest.mark.parametrize("key", ["scoring_func", "score_function", "moe_router_activation_func"])
-def test_a_fork_that_names_another_score_is_refused(key: str) -> None:
+def test_a_fork_that_names_another_score_is_refused(key):
     family = load_family("glm4_moe")
     check_required(family, Settings({key: "sigmoid"}))
     check_required(family, Settings({key: "never heard of"}))

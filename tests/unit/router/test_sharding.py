@@ -28,9 +28,7 @@ def _cut(folder: Path, target: Path, num_shards: int) -> Path:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
-def test_sharding_changes_neither_routers_nor_fingerprint(
-    num_shards: int, make_olmoe: Any, tmp_path: Path
-) -> None:
+def test_sharding_changes_neither_routers_nor_fingerprint(num_shards, make_olmoe, tmp_path):
     whole = load_routers(open_checkpoint(make_olmoe()))
     cut = load_routers(open_checkpoint(_cut(tmp_path, tmp_path / "cut", num_shards)))
     assert cut.fingerprint == whole.fingerprint
@@ -40,7 +38,7 @@ def test_sharding_changes_neither_routers_nor_fingerprint(
 
 
 @pytest.mark.parametrize("tensor", ["mlp.gate.weight", "post_attention_layernorm.weight"])
-def test_one_changed_bit_changes_the_fingerprint(tensor: str, make_olmoe: Any) -> None:
+def test_one_changed_bit_changes_the_fingerprint(tensor, make_olmoe):
     before = load_routers(open_checkpoint(make_olmoe())).fingerprint
     name = f"model.layers.1.{tensor}"
     changed = load_file(make_olmoe() / "model.safetensors")[name].clone()
@@ -51,15 +49,15 @@ def test_one_changed_bit_changes_the_fingerprint(tensor: str, make_olmoe: Any) -
     assert after != before
 
 
-def test_an_expert_does_not_enter_the_fingerprint(make_olmoe: Any) -> None:
+def test_an_expert_does_not_enter_the_fingerprint(make_olmoe):
     before = load_routers(open_checkpoint(make_olmoe())).fingerprint
     expert = {"model.layers.1.mlp.experts.0.gate_proj.weight": torch.zeros(8, 16)}
     assert load_routers(open_checkpoint(make_olmoe(expert))).fingerprint == before
 
 
 def test_of_a_hundred_gigabytes_only_routers_norms_headers_index_and_config_are_read(
-    make_olmoe: Any, tmp_path: Path
-) -> None:
+    make_olmoe, tmp_path
+):
     make_olmoe()
     folder = tmp_path / "large"
     folder.mkdir()
@@ -100,7 +98,7 @@ def test_of_a_hundred_gigabytes_only_routers_norms_headers_index_and_config_are_
     assert found.bytes_read == needed + headers + small
 
 
-def test_tensors_are_read_in_the_order_of_the_files(make_olmoe: Any, tmp_path: Path) -> None:
+def test_tensors_are_read_in_the_order_of_the_files(make_olmoe, tmp_path):
     make_olmoe()
     store: Any = open_checkpoint(_cut(tmp_path, tmp_path / "cut", 2))
     planned = len(store.log.ranges)

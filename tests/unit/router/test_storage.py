@@ -13,30 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
-from moegeom.router.load import load_routers
 from moegeom.router.settings import Settings
 from moegeom.router.storage import SCHEMES, Stored, find_storage
 from moegeom.router.storages._tensors import RouterTensors
+from tests.by_day import by_day
+from tests.unit.router.conftest import loaded, refusal
 
 Tensors = dict[str, np.ndarray]
 
 _GATE = "model.layers.1.mlp.gate"
-_BLOCKS = {"quantization_config": {"weight_block_size": [4, 5]}}
 
 
 def _router(folder: Any) -> Router:
-    return load_routers(open_checkpoint(folder)).routers[1]
-
-
-def _refusal(folder: Any) -> str:
-    with pytest.raises(RouterError) as caught:
-        load_routers(open_checkpoint(folder))
-    assert caught.value.exit_code == 3
-    return caught.value.message
+    return loaded(folder).routers[1]
 
 
 def _fp8(dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
@@ -48,7 +40,7 @@ def _fp8(dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
     [(torch.float64, np.float64), (torch.float32, np.float32), (torch.bfloat16, np.float32),
      (torch.float16, np.float32)],
 )  # fmt: skip
-def test_plain_floats_keep_every_digit(stored: torch.dtype, loaded: type, make_olmoe: Any) -> None:
+def test_plain_floats_keep_every_digit(stored, loaded, make_olmoe):
     weight = torch.randn(6, 16, dtype=torch.float64).to(stored)
     router = _router(make_olmoe({f"{_GATE}.weight": weight}))
     assert router.weight.dtype == loaded
@@ -56,11 +48,10 @@ def test_plain_floats_keep_every_digit(stored: torch.dtype, loaded: type, make_o
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_fp8_blocks_are_multiplied_by_their_scale(dtype: torch.dtype, make_olmoe: Any) -> None:
+def test_fp8_blocks_are_multiplied_by_their_scale(dtype, make_olmoe):
     weight, scale = _fp8(dtype), torch.rand(2, 4) + 0.5
-    folder = make_olmoe(
-        {f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale}, config=_BLOCKS
-    )
+    stored = {f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale}
+    folder = make_olmoe(stored, _blocks_of([4, 5]))
     expected = weight.float().numpy().copy()
     for row in range(6):
         for column in range(16):
@@ -70,66 +61,73 @@ def test_fp8_blocks_are_multiplied_by_their_scale(dtype: torch.dtype, make_olmoe
     assert f"{_GATE}.weight_scale_inv" in router.provenance.tensors
 
 
-def test_fp8_blocks_are_128_by_128_unless_the_config_says_otherwise(make_olmoe: Any) -> None:
+def test_fp8_blocks_are_128_by_128_unless_the_config_says_otherwise(make_olmoe):
     weight, scale = _fp8(), torch.tensor([[0.5]])
     folder = make_olmoe({f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale})
     np.testing.assert_array_equal(_router(folder).weight, weight.float().numpy() * 0.5)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6, 1)])
-def test_fp8_rows_are_multiplied_by_their_scale(shape: tuple[int, ...], make_olmoe: Any) -> None:
+def test_fp8_rows_are_multiplied_by_their_scale(shape, make_olmoe):
     weight, scale = _fp8(), torch.rand(shape) + 0.5
     folder = make_olmoe({f"{_GATE}.weight": weight, f"{_GATE}.weight_scale": scale})
     expected = (weight.float() * scale).numpy()
     np.testing.assert_array_equal(_router(folder).weight, expected, strict=True)
 
 
-def test_fp8_without_a_scale_is_refused(make_olmoe: Any) -> None:
-    assert _refusal(make_olmoe({f"{_GATE}.weight": _fp8()})) == (
-        f"model.safetensors: tensor '{_GATE}.weight' is stored as F8_E4M3 without a scale, "
-        f"expected '{_GATE}.weight_scale_inv' or '{_GATE}.weight_scale'."
-    )
+def _blocks_of(size: object) -> dict[str, Any]:
+    return {"quantization_config": {"weight_block_size": size}}
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (16,), (6, 16)])
-def test_a_scale_of_another_shape_is_refused(shape: tuple[int, ...], make_olmoe: Any) -> None:
-    scale = torch.ones(shape)
-    folder = make_olmoe({f"{_GATE}.weight": _fp8(), f"{_GATE}.weight_scale_inv": scale})
-    assert _refusal(folder) == (
-        f"model.safetensors: tensor '{_GATE}.weight_scale_inv' has shape {shape} of F32, "
-        "which is no scale for a weight of shape (6, 16) in blocks of (128, 128)."
-    )
+#: Tensors beside those of the checkpoint, its config, and the end of the refusal.
+_REFUSED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
+    "fp8 without a scale": (
+        {"weight": _fp8()}, {},
+        f"tensor '{_GATE}.weight' is stored as F8_E4M3 without a scale, "
+        f"expected '{_GATE}.weight_scale_inv' or '{_GATE}.weight_scale'.",
+    ),
+    **{
+        f"a scale of shape {shape}": (
+            {"weight": _fp8(), "weight_scale_inv": torch.ones(shape)}, {},
+            f"tensor '{_GATE}.weight_scale_inv' has shape {shape} of F32, "
+            "which is no scale for a weight of shape (6, 16) in blocks of (128, 128).",
+        )
+        for shape in ((2, 4), (16,), (6, 16))
+    },
+    **{
+        f"blocks of {size}": (
+            {"weight": _fp8(), "weight_scale_inv": torch.ones(1, 1)}, _blocks_of(size),
+            "expected two positive integers.",
+        )
+        for size in ([0, 1], [128], "128", [1.5, 2], [True, True])
+    },
+    **{
+        f"{leaf} beside": (
+            {leaf: torch.ones(1)}, {},
+            f"tensor '{_GATE}.{leaf}' stands beside the router weight '{_GATE}.weight' (F32), and "
+            "what it means is not known.",
+        )
+        for leaf in ("weight_scale_inv", "scales", "weight.absmax", "qzeros", "bias", "input_scale")
+    },
+    **{
+        f"weights of {dtype}": (
+            {"weight": torch.ones(6, 16).to(dtype)}, {}, "expected one of BF16, F16, F32, F64."
+        )
+        for dtype in (torch.int8, torch.uint8, torch.bool, torch.int32)
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("block", [[0, 1], [128], "128", [1.5, 2], [True, True]])
-def test_a_block_size_that_makes_no_sense_is_refused(block: object, make_olmoe: Any) -> None:
-    folder = make_olmoe(
-        {f"{_GATE}.weight": _fp8(), f"{_GATE}.weight_scale_inv": torch.ones(1, 1)},
-        config={"quantization_config": {"weight_block_size": block}},
-    )
-    assert "expected two positive integers" in _refusal(folder)
+@pytest.mark.parametrize("case", _REFUSED)
+def test_storage_that_is_not_understood_is_refused(case, make_olmoe):
+    tensors, config, end = _REFUSED[case]
+    named: dict[str, Any] = {f"{_GATE}.{leaf}": values for leaf, values in tensors.items()}
+    assert refusal(make_olmoe(named, config)).message.endswith(end)
 
 
-@pytest.mark.parametrize(
-    "leaf", ["weight_scale_inv", "scales", "weight.absmax", "qzeros", "bias", "input_scale"]
-)
-def test_an_unknown_tensor_beside_a_router_is_refused_by_name(leaf: str, make_olmoe: Any) -> None:
-    assert _refusal(make_olmoe({f"{_GATE}.{leaf}": torch.ones(1)})) == (
-        f"model.safetensors: tensor '{_GATE}.{leaf}' stands beside the router weight "
-        f"'{_GATE}.weight' (F32), and what it means is not known."
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int32])
-def test_integers_are_no_router(dtype: torch.dtype, make_olmoe: Any) -> None:
-    message = _refusal(make_olmoe({f"{_GATE}.weight": torch.ones(6, 16).to(dtype)}))
-    assert message.startswith(f"model.safetensors: tensor '{_GATE}.weight' (router weight) is")
-    assert message.endswith("expected one of BF16, F16, F32, F64.")
-
-
-def test_a_gain_in_fp8_is_refused(make_olmoe: Any) -> None:
+def test_a_gain_in_fp8_is_refused(make_olmoe):
     name = "model.layers.1.post_attention_layernorm.weight"
-    message = _refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)}))
+    message = refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)})).message
     assert message.startswith(f"model.safetensors: tensor '{name}' (gain of the norm in front)")
 
 
@@ -305,28 +303,20 @@ _EXAMPLES: dict[str, tuple[str, Tensors, Any]] = {
 #: Parts that a router of the same kind may lack.
 _OPTIONAL = {"g_idx", "weight_zero_point"}
 
-every_example = pytest.mark.parametrize("example", _EXAMPLES)
-every_packed_example = pytest.mark.parametrize("example", [e for e in _EXAMPLES if e != "plain"])
 
-
-@every_example
-def test_exactly_one_scheme_recognises_a_router(example: str) -> None:
-    scheme, tensors, config = _EXAMPLES[example]
-    infos = {name: _info(name, values) for name, values in tensors.items()}
-    settings = Settings({"quantization_config": config})
-    found = RouterTensors(infos, settings, "router text/1", "weight", None)
-    assert [s.name for s in SCHEMES.all() if s.recognises(found)] == [scheme]
-
-
-def test_every_scheme_has_an_example() -> None:
+def test_every_scheme_has_an_example():
     # blocks of GGUF are decoded by their store: tests/unit/checkpoint/test_formats_agree.py
     schemes = {scheme for scheme, _, _ in _EXAMPLES.values()} | {"gguf_blocks"}
     assert sorted(schemes) == SCHEMES.names()
 
 
-@every_example
-def test_a_stored_router_says_its_shape_before_it_is_read(example: str) -> None:
+@pytest.mark.parametrize("example", _EXAMPLES)
+def test_exactly_one_scheme_recognises_a_router_and_says_its_shape(example):
     scheme, tensors, config = _EXAMPLES[example]
+    infos = {name: _info(name, values) for name, values in tensors.items()}
+    settings = Settings({"quantization_config": config})
+    router = RouterTensors(infos, settings, "router text/1", "weight", None)
+    assert [s.name for s in SCHEMES.all() if s.recognises(router)] == [scheme]
     stored = _find(tensors, config)
     weight = stored.decode(tensors)
     assert (stored.scheme, stored.shape, weight.dtype) == (scheme, (16, 64), np.float32)
@@ -334,64 +324,39 @@ def test_a_stored_router_says_its_shape_before_it_is_read(example: str) -> None:
     assert {info.name for info in stored.tensors} == {f"gate.{leaf}" for leaf in tensors}
 
 
-@every_example
-def test_a_router_may_be_called_otherwise_than_weight(example: str) -> None:
+@pytest.mark.parametrize("example", _EXAMPLES)
+def test_a_router_may_be_called_otherwise_than_weight(example):
     _, tensors, config = _EXAMPLES[example]
     renamed = {
         f"proj.{name}" if not name.startswith("weight") else name.replace("weight", "proj.w", 1):
         values for name, values in tensors.items()
     }  # fmt: skip
-    found = _find(renamed, config, leaf="proj.w").decode(renamed)
-    np.testing.assert_array_equal(found, _decode(tensors, config))
+    weight = _find(renamed, config, leaf="proj.w").decode(renamed)
+    np.testing.assert_array_equal(weight, _decode(tensors, config))
 
 
-@every_packed_example
-def test_what_is_known_of_activations_is_not_read(example: str) -> None:
+@pytest.mark.parametrize("example", [e for e in _EXAMPLES if e != "plain"])
+def test_a_packed_router_needs_each_of_its_parts_as_it_should_be(example):
     _, tensors, config = _EXAMPLES[example]
+    shift = _why_refused({**tensors, "weight_shift": np.ones(16, np.float32)}, config)
+    assert shift.startswith("a.safetensors: tensor 'gate.weight_shift' stands beside the router")
+    # what is known of activations is not read
     stored = _find({**tensors, "input_scale": np.ones((), np.float32)}, config)
     assert "gate.input_scale" not in {info.name for info in stored.tensors}
+    for part, values in tensors.items():
+        if part not in _OPTIONAL:
+            _why_refused({k: v for k, v in tensors.items() if k != part}, config)
+        of_another_dtype = {**tensors, part: values.astype(np.uint16)}
+        assert f"'gate.{part}'" in _why_refused(of_another_dtype, config)
+        longer = {**tensors, part: np.concatenate([np.atleast_1d(values)] * 3)}
+        if "quant_state" in part:
+            with pytest.raises(CheckpointError, match="is not JSON"):
+                _decode(longer, config)
+        else:
+            _why_refused(longer, config)
 
 
-@every_packed_example
-def test_an_unknown_tensor_beside_a_packed_router_is_refused(example: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    message = _why_refused({**tensors, "weight_shift": np.ones(16, np.float32)}, config)
-    assert message.startswith("a.safetensors: tensor 'gate.weight_shift' stands beside the router")
-
-
-_PARTS = [
-    (example, part)
-    for example, (_, tensors, _) in _EXAMPLES.items()
-    for part in tensors
-    if example != "plain"
-]
-
-
-@pytest.mark.parametrize(("example", "part"), [p for p in _PARTS if p[1] not in _OPTIONAL])
-def test_a_packed_router_without_one_of_its_parts_is_refused(example: str, part: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    _why_refused({name: values for name, values in tensors.items() if name != part}, config)
-
-
-@pytest.mark.parametrize(("example", "part"), _PARTS)
-def test_a_part_of_another_dtype_is_refused(example: str, part: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    changed = {**tensors, part: tensors[part].astype(np.uint16)}
-    assert f"'gate.{part}'" in _why_refused(changed, config)
-
-
-@pytest.mark.parametrize(("example", "part"), _PARTS)
-def test_a_part_of_another_shape_is_refused(example: str, part: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    longer = np.concatenate([np.atleast_1d(tensors[part])] * 3)
-    if "quant_state" in part:
-        with pytest.raises(CheckpointError, match="is not JSON"):
-            _decode({**tensors, part: longer}, config)
-    else:
-        _why_refused({**tensors, part: longer}, config)
-
-
-def test_packed_integers_without_a_quantisation_config_are_refused() -> None:
+def test_packed_integers_without_a_quantisation_config_are_refused():
     assert _why_refused(_EXAMPLES["gptq"][1]) == (
         "router text/1: there is no tensor 'gate.weight', only 'gate.g_idx' (I32), 'gate.qweight' (I32), "
         "'gate.qzeros' (I32), 'gate.scales' (F16), which is no storage known for the quantisation "
@@ -399,7 +364,7 @@ def test_packed_integers_without_a_quantisation_config_are_refused() -> None:
     )
 
 
-def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread() -> None:
+def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread():
     infos = {
         "weight": TensorInfo("gate.weight", "I8", (1 << 15, 1 << 14), "a", 0, 1 << 29),
         "SCB": TensorInfo("gate.SCB", "F32", (1 << 15,), "a", 0, 1 << 17),
@@ -425,11 +390,30 @@ def _pack_bits(rows: np.ndarray, bits: int) -> np.ndarray:
     return np.array(words, np.uint32).view(np.int32)
 
 
-@pytest.mark.parametrize("is_permuted", [False, True])
-@pytest.mark.parametrize("group", [32, 40, -1])
-@pytest.mark.parametrize("convention", ["gptq", "gptq_v2"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_gptq_by_its_definition(bits: int, convention: str, group: int, is_permuted: bool) -> None:
+#: Bits, convention, columns of a group, whether columns are in the order of activations.
+_GPTQ = [
+    (bits, convention, group, is_permuted)
+    for bits in (2, 3, 4, 8)
+    for convention in ("gptq", "gptq_v2")
+    for group in (32, 40, -1)
+    for is_permuted in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("bits", "convention", "group", "is_permuted"),
+    by_day(
+        _GPTQ,
+        {
+            "a zero point less one, groups in order": (4, "gptq", 32, False),
+            "permuted columns, uneven groups": (4, "gptq_v2", 40, True),
+            "one group of all": (2, "gptq", -1, False),
+            "integers over the border of a word": (3, "gptq_v2", 32, True),
+            "bytes": (8, "gptq", 40, True),
+        },
+    ),
+)
+def test_gptq_by_its_definition(bits, convention, group, is_permuted):
     """gptqmodel 7.7.0, PackableQuantLinear.dequantize_weight, in Python integers."""
     rng = np.random.default_rng(bits)
     experts, hidden = 11, 96
@@ -461,7 +445,7 @@ def test_gptq_by_its_definition(bits: int, convention: str, group: int, is_permu
         np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
 
 
-def test_gptq_is_the_first_version_unless_the_config_says_otherwise() -> None:
+def test_gptq_is_the_first_version_unless_the_config_says_otherwise():
     tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.zeros((2, 2), np.int32)}
     config = {"quant_method": "gptq", "bits": 4}
     first = _decode(tensors, config)
@@ -470,16 +454,14 @@ def test_gptq_is_the_first_version_unless_the_config_says_otherwise() -> None:
     np.testing.assert_array_equal(first, _decode(one, _GPTQ_V2))
 
 
-def test_a_zero_point_that_the_first_version_cannot_hold_is_refused() -> None:
-    tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.full((2, 2), -1, np.int32)}
-    message = _why_refused(tensors, {**_GPTQ_V2, "checkpoint_format": "gptq"})
-    assert message.endswith("holds 15, to which the format 'gptq' adds 1 beyond its 4 bits.")
-    assert np.isfinite(_decode(tensors, _GPTQ_V2)).all()
-
-
-def test_symmetric_gptq_whose_zero_points_are_not_in_the_middle_is_refused() -> None:
+def test_zero_points_of_the_other_convention_are_refused():
     """The wrong one of the two conventions shifts every weight by a scale."""
-    seven = {**_EXAMPLES["gptq"][1], "qzeros": np.full((2, 2), 0x77777777, np.int32)}
+    tensors = _EXAMPLES["gptq"][1]
+    largest = {**tensors, "qzeros": np.full((2, 2), -1, np.int32)}
+    message = _why_refused(largest, {**_GPTQ_V2, "checkpoint_format": "gptq"})
+    assert message.endswith("holds 15, to which the format 'gptq' adds 1 beyond its 4 bits.")
+    assert np.isfinite(_decode(largest, _GPTQ_V2)).all()
+    seven = {**tensors, "qzeros": np.full((2, 2), 0x77777777, np.int32)}
     message = _why_refused(seven, {**_GPTQ_V2, "sym": True})
     assert message.endswith(
         "stands for zero points from 7 to 7; config.json says symmetric, which has 8."
@@ -489,35 +471,40 @@ def test_symmetric_gptq_whose_zero_points_are_not_in_the_middle_is_refused() -> 
     np.testing.assert_array_equal(right, unstated)
 
 
-@pytest.mark.parametrize("index", [-1, 2])
-def test_a_group_that_does_not_exist_is_refused(index: int) -> None:
-    tensors = dict(_EXAMPLES["gptq"][1])
-    tensors["g_idx"] = tensors["g_idx"].copy()
-    tensors["g_idx"][5] = index
-    assert "expected groups from 0 to 1." in _why_refused(tensors, _GPTQ_V2)
+def _with(part: str, at: Any, value: int, example: str = "gptq") -> Tensors:
+    """An example with one number changed."""
+    changed = _EXAMPLES[example][1][part].copy()
+    changed[at] = value
+    return {**_EXAMPLES[example][1], part: changed}
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"bits": 8}, "holds integers of 4 bits; config.json says 8."),
-        ({"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
-        (
-            {"quant_method": "auto-round"},
-            "which is no storage known for the quantisation method auto-round.",
-        ),
-    ],
-)
-def test_a_gptq_config_that_does_not_fit_is_refused(change: dict[str, Any], why: str) -> None:
-    assert why in _why_refused(_EXAMPLES["gptq"][1], _GPTQ_V2 | change)
+_IN_ORDER = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
+
+#: Tensors, config, and what the refusal says.
+_NO_GPTQ: list[tuple[Tensors, Any, str]] = [
+    (_with("g_idx", 5, -1), _GPTQ_V2, "expected groups from 0 to 1."),
+    (_with("g_idx", 5, 2), _GPTQ_V2, "expected groups from 0 to 1."),
+    (_EXAMPLES["gptq"][1], {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
+    (
+        _EXAMPLES["gptq"][1],
+        {"checkpoint_format": "marlin"},
+        "'quantization_config.checkpoint_format' is marlin;",
+    ),
+    (
+        _EXAMPLES["gptq"][1],
+        {"quant_method": "auto-round"},
+        "which is no storage known for the quantisation method auto-round.",
+    ),
+    (_IN_ORDER, {"desc_act": True}, "there is no 'g_idx'"),
+]
 
 
-def test_gptq_in_activation_order_without_its_order_is_refused() -> None:
-    tensors = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
-    assert "there is no 'g_idx'" in _why_refused(tensors, {**_GPTQ_V2, "desc_act": True})
+@pytest.mark.parametrize(("tensors", "change", "why"), _NO_GPTQ)
+def test_a_gptq_router_that_does_not_fit_its_config_is_refused(tensors, change, why):
+    assert why in _why_refused(tensors, _GPTQ_V2 | change)
 
 
-def test_awq_by_its_definition() -> None:
+def test_awq_by_its_definition():
     """AutoAWQ 0.2.9, WQLinear_GEMM.from_linear: output order[i] of eight lies in half byte i."""
     _, tensors, config = _EXAMPLES["awq"]
     order = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -533,22 +520,20 @@ def test_awq_by_its_definition() -> None:
     np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
 
 
-@pytest.mark.parametrize("version", ["gemv", "GEMV_fast", "marlin", "exllama"])
-@pytest.mark.parametrize("key", ["version", "checkpoint_format"])
-def test_other_versions_of_awq_are_refused_by_name(key: str, version: str) -> None:
-    assert _why_refused(_EXAMPLES["awq"][1], {**_AWQ, key: version}) == (
-        f"config.json: 'quantization_config.{key}' is {version}; of such routers only gemm is "
-        "decoded."
-    )
-
-
-def test_awq_groups_that_do_not_fit_the_config_are_refused() -> None:
-    message = _why_refused(_EXAMPLES["awq"][1], {**_AWQ, "group_size": 64})
+def test_other_versions_and_groups_of_awq_are_refused():
+    tensors = _EXAMPLES["awq"][1]
+    for key in ("version", "checkpoint_format"):
+        for version in ("gemv", "GEMV_fast", "marlin", "exllama"):
+            assert _why_refused(tensors, {**_AWQ, key: version}) == (
+                f"config.json: 'quantization_config.{key}' is {version}; of such routers only "
+                "gemm is decoded."
+            )
+    message = _why_refused(tensors, {**_AWQ, "group_size": 64})
     assert message.endswith("holds 2 groups of 64; there are 64 inputs.")
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_the_groups_of_packed_columns_may_be_named(is_named: bool) -> None:
+def test_the_groups_of_packed_columns_may_be_named(is_named):
     """compressed-tensors 0.9.0, actorder "group": column j has the scale of group g_idx[j]."""
     rng = np.random.default_rng(1)
     _, tensors, config = _EXAMPLES["pack-quantized"]
@@ -566,16 +551,20 @@ def test_the_groups_of_packed_columns_may_be_named(is_named: bool) -> None:
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_groups_of_columns_that_are_named_in_part_are_refused() -> None:
+def test_packed_columns_that_contradict_themselves_are_refused():
     _, tensors, config = _EXAMPLES["pack-quantized"]
     g_idx = np.arange(64, dtype=np.int32) // 16
     g_idx[3] = -1
     message = _why_refused({**tensors, "weight_g_idx": g_idx}, config)
     assert message.endswith("holds -1 to 3, expected groups from 0 to 3.")
+    assert _why_refused({**tensors, "weight_shape": np.array([15, 64])}, config) == (
+        "a.safetensors: tensor 'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds "
+        "[16, 64]."
+    )
 
 
 @pytest.mark.parametrize("size", [-1, 64, None])
-def test_a_group_of_minus_one_is_a_whole_row(size: int | None) -> None:
+def test_a_group_of_minus_one_is_a_whole_row(size):
     tensors = {k: v for k, v in _EXAMPLES["pack-quantized"][1].items() if "zero" not in k}
     tensors["weight_scale"] = tensors["weight_scale"][:, :1].copy()
     expected = np.array([_string_of_bits(row.copy(), 4) for row in tensors["weight_packed"]]) - 8
@@ -584,7 +573,7 @@ def test_a_group_of_minus_one_is_a_whole_row(size: int | None) -> None:
     np.testing.assert_array_equal(found, expected.astype(np.float32) * scale, strict=True)
 
 
-def test_an_exponent_beside_fp8_belongs_to_32_columns() -> None:
+def test_an_exponent_beside_fp8_belongs_to_32_columns():
     rng = np.random.default_rng(2)
     weight, exponents = _fp8_values(rng, 3, 96), rng.integers(100, 140, (3, 3)).astype(np.uint8)
     expected = weight.astype(np.float32).copy()
@@ -596,7 +585,7 @@ def test_an_exponent_beside_fp8_belongs_to_32_columns() -> None:
 
 
 @pytest.mark.parametrize("structure", [[8, 16], "8x16"])
-def test_compressed_tensors_names_its_blocks_in_the_recipe(structure: object) -> None:
+def test_compressed_tensors_names_its_blocks_in_the_recipe(structure):
     rng = np.random.default_rng(3)
     weight, scale = _fp8_values(rng, 16, 64), _floats(rng, 2, 4)
     config = _recipe(num_bits=8, type="float", strategy="block", block_structure=structure)
@@ -605,7 +594,7 @@ def test_compressed_tensors_names_its_blocks_in_the_recipe(structure: object) ->
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_an_early_zero_point_in_int8_has_no_offset() -> None:
+def test_an_early_zero_point_in_int8_has_no_offset():
     _, tensors, config = _EXAMPLES["pack-quantized"]
     packed = tensors["weight_zero_point"]
     zeros = np.array([_string_of_bits(packed[:, g].copy(), 4) for g in range(4)]).T - 8
@@ -613,16 +602,7 @@ def test_an_early_zero_point_in_int8_has_no_offset() -> None:
     np.testing.assert_array_equal(_decode(early, config), _decode(tensors, config))
 
 
-def test_a_packed_shape_that_contradicts_the_words_is_refused() -> None:
-    _, tensors, config = _EXAMPLES["pack-quantized"]
-    other = {**tensors, "weight_shape": np.array([15, 64])}
-    assert _why_refused(other, config) == (
-        "a.safetensors: tensor 'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds "
-        "[16, 64]."
-    )
-
-
-def test_a_recipe_is_found_by_the_shapes_that_it_makes() -> None:
+def test_a_recipe_is_found_by_the_shapes_that_it_makes():
     _, tensors, config = _EXAMPLES["pack-quantized"]
     other = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["group_0"]
     both = {"config_groups": {"group_0": other, "group_1": config["config_groups"]["group_0"]}}
@@ -631,7 +611,7 @@ def test_a_recipe_is_found_by_the_shapes_that_it_makes() -> None:
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 127, 254, 255])
-def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent: int) -> None:
+def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent):
     tensors = {
         "weight_packed": np.full((1, 16), 0x21, np.uint8),
         "weight_scale": np.array([[exponent]], np.uint8),
@@ -652,22 +632,19 @@ def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent: int) ->
         ({"nested_offset": "1"}, "has 'nested_offset' 1, expected a number."),
     ],
 )
-def test_a_quant_state_that_makes_no_sense_is_refused(change: dict[str, Any], why: str) -> None:
+def test_a_quant_state_that_makes_no_sense_is_refused(change, why):
     part = "weight.quant_state.bitsandbytes__nf4"
     state = {"nested_blocksize": 256, "nested_offset": 0.25} | change
     tensors = {**_EXAMPLES["bitsandbytes nf4"][1], part: _quant_state(**state)}
     assert _why_refused(tensors).endswith(why)
 
 
-def test_a_table_that_is_not_the_one_of_bitsandbytes_is_refused() -> None:
-    tensors = dict(_EXAMPLES["bitsandbytes nf4"][1])
-    tensors["weight.quant_map"] = tensors["weight.quant_map"][::-1].copy()
-    assert _why_refused(tensors).endswith("does not hold the 16 values of nf4.")
-
-
-def test_int8_in_tiles_of_a_gpu_is_refused() -> None:
-    tensors = {**_EXAMPLES["bitsandbytes int8"][1], "weight_format": np.array(2, np.uint8)}
-    assert "'gate.weight_format' is 2, expected 0" in _why_refused(tensors)
+def test_tables_and_tiles_of_bitsandbytes_that_are_not_known_are_refused():
+    tensors = _EXAMPLES["bitsandbytes nf4"][1]
+    turned = {**tensors, "weight.quant_map": tensors["weight.quant_map"][::-1].copy()}
+    assert _why_refused(turned).endswith("does not hold the 16 values of nf4.")
+    tiles = {**_EXAMPLES["bitsandbytes int8"][1], "weight_format": np.array(2, np.uint8)}
+    assert "'gate.weight_format' is 2, expected 0" in _why_refused(tiles)
 
 
 # --------------------------------------------------------------------------------- any tensors at all
@@ -690,9 +667,7 @@ _ANY_TENSORS = st.dictionaries(
     config=st.sampled_from([_GPTQ_V2, _AWQ, _PACK, None]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_tensors_decode_to_the_stated_shape_or_are_refused(
-    example: str, changes: dict[str, tuple[str, list[int]]], config: Any, seed: int
-) -> None:
+def test_any_tensors_decode_to_the_stated_shape_or_are_refused(example, changes, config, seed):
     rng = np.random.default_rng(seed)
     tensors = dict(_EXAMPLES[example][1])
     for leaf, (dtype, shape) in changes.items():
