@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from moegeom.core.errors import RouterError
-from moegeom.router.family import PREFIXES
+from moegeom.router.family import PREFIXES, Family
 from moegeom.router.family_file import load_family, parse_family
 from moegeom.router.match import Matches, match_routers, without_absent_biases
 from moegeom.router.settings import Settings
@@ -25,50 +25,58 @@ def test_layers_come_in_natural_order():
     assert found.skipped == ()
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_the_prefix_of_a_name_does_not_matter(prefix):
-    (match,) = match_routers(_layer(3, prefix), _OLMOE, Settings({})).routers
-    assert match.name == "text/3"
-    assert match.parts["gain"].name == f"{prefix}layers.3.{_NORM}"
+def test_the_prefix_of_a_name_does_not_matter():
+    for prefix in PREFIXES:
+        (match,) = match_routers(_layer(3, prefix), _OLMOE, Settings({})).routers
+        assert match.name == "text/3"
+        assert match.parts["gain"].name == f"{prefix}layers.3.{_NORM}"
 
 
 @pytest.mark.parametrize("gate", ["mlp.gate", "block_sparse_moe.gate"])
 def test_mixtral_is_found_by_both_of_its_names(gate):
-    names = _layer(0, gate=gate)
-    found = match_routers(names, load_family("mixtral"), Settings({}))
-    (match,) = found.routers
-    assert match.tensors == (f"model.layers.0.{gate}.weight",)
-    assert found.skipped == ()
+    matches = match_routers(_layer(0, gate=gate), load_family("mixtral"), Settings({}))
+    assert [match.tensors for match in matches.routers] == [(f"model.layers.0.{gate}.weight",)]
+    assert matches.skipped == ()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.layers.0.mlp.gate_proj.weight",
-        "model.layers.0.mlp.experts.gate_up_proj",
-        "model.layers.0.mlp.shared_expert_gate.weight",
-        "model.layers.0.mlp.experts.3.gate_proj.weight",
-        "model.layers.0.self_attn.gate.weight",
-    ],
-)
-def test_other_gates_are_never_routers(name):
-    assert match_routers({name: None}, _OLMOE, Settings({})) == Matches((), ())
+def test_other_gates_are_never_routers():
+    for leaf in (
+        "mlp.gate_proj.weight",
+        "mlp.experts.gate_up_proj",
+        "mlp.shared_expert_gate.weight",
+        "mlp.experts.3.gate_proj.weight",
+        "self_attn.gate.weight",
+    ):
+        names = {f"model.layers.0.{leaf}": None}
+        assert match_routers(names, _OLMOE, Settings({})) == Matches((), ()), leaf
 
 
-def test_a_router_behind_an_unknown_prefix_is_listed_with_the_reason():
-    skipped = match_routers(_layer(0, "optim.state.model."), _OLMOE, Settings({})).skipped
-    assert [(s.tensor, s.reason) for s in skipped] == [
+def _reasons(names: dict[str, None], family: Family = _OLMOE) -> list[tuple[str, str]]:
+    """Which tensors are skipped, and why."""
+    skipped = match_routers(names, family, Settings({})).skipped
+    return [(one.tensor, one.reason) for one in skipped]
+
+
+def test_routers_that_cannot_be_placed_are_listed_with_the_reason():
+    assert _reasons(_layer(0, "optim.state.model.")) == [
         (
             "optim.state.model.layers.0.mlp.gate.weight",
             "'optim.state.model.' in front of its layer is no known prefix",
         )
     ]
-
-
-def test_a_router_without_layer_number_is_listed_with_the_reason():
     name = "model.layers.mlp.gate.weight"
-    (skipped,) = match_routers({name: None}, _OLMOE, Settings({})).skipped
-    assert skipped.reason == "its name has no layer number where the family has one"
+    reason = "its name has no layer number where the family has one"
+    assert _reasons({name: None}) == [(name, reason)]
+    names = {"layers.0.ffn.gate.weight": None, "layers.0.ffn.gate.tid2eid": None}
+    assert _reasons(names, load_family("deepseek_v4")) == [
+        (
+            "layers.0.ffn.gate.weight",
+            "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
+            "the weight only mixes them",
+        )
+    ]
+    matches = match_routers(names, load_family("deepseek_v4"), Settings({}))
+    assert (matches.routers, [r.place for r in matches.listed]) == ((), [("text", 0)])
 
 
 def test_of_a_router_stored_twice_one_counts_and_the_other_is_a_copy():
@@ -100,21 +108,6 @@ def test_a_module_with_nothing_but_a_bias_is_refused():
     )
 
 
-def test_a_layer_routed_by_token_id_is_listed_with_the_reason():
-    names = {"layers.0.ffn.gate.weight": None, "layers.0.ffn.gate.tid2eid": None}
-    found = match_routers(names, load_family("deepseek_v4"), Settings({}))
-    assert (found.routers, [router.place for router in found.listed]) == ((), [("text", 0)])
-    assert [(s.tensor, s.reason) for s in found.skipped] == [
-        (
-            "layers.0.ffn.gate.weight",
-            (
-                "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
-                "the weight only mixes them"
-            ),
-        )
-    ]
-
-
 def test_two_routers_of_one_module_share_no_tensor():
     at = "model.layers.1.mlp."
     names = dict.fromkeys(
@@ -127,16 +120,13 @@ def test_two_routers_of_one_module_share_no_tensor():
     assert (text.weight.layout, vision.weight.layout) == ("transposed", "transposed")
 
 
-def test_a_missing_norm_is_an_error():
+def test_a_missing_norm_or_selection_bias_is_an_error():
     with pytest.raises(RouterError) as caught:
         match_routers({"model.layers.0.mlp.gate.weight": None}, _OLMOE, Settings({}))
     assert caught.value.message == (
         f"router text/0: tensor 'model.layers.0.{_NORM}' is missing; "
         "routers of family olmoe have a norm in front."
     )
-
-
-def test_a_missing_selection_bias_is_an_error():
     with pytest.raises(RouterError, match="routers of family deepseek_v3 have a selection bias"):
         match_routers(_layer(0), load_family("deepseek_v3"), Settings({"num_hidden_layers": 4}))
 
@@ -187,14 +177,10 @@ def test_a_hostile_name_is_turned_down():
         assert match_routers({name: None}, _OLMOE, Settings({})).routers == ()
 
 
-@pytest.mark.parametrize("front", ["", "model.", "model.model."])
-def test_a_selection_bias_in_a_dictionary_is_not_absent(front):
+def test_a_selection_bias_in_a_dictionary_is_not_absent():
     """Else a state in ``{"model": ...}`` would be loaded without it."""
     family = load_family("gguf_deepseek2")
-    names = {f"{front}blk.3.ffn_gate_inp.weight", f"{front}blk.3.exp_probs_b.bias"}
-    assert without_absent_biases(family, names).stacks[0].selection_bias
-    assert (
-        not without_absent_biases(family, names - {f"{front}blk.3.exp_probs_b.bias"})
-        .stacks[0]
-        .selection_bias
-    )
+    for front in ("", "model.", "model.model."):
+        gate, bias = f"{front}blk.3.ffn_gate_inp.weight", f"{front}blk.3.exp_probs_b.bias"
+        assert without_absent_biases(family, {gate, bias}).stacks[0].selection_bias
+        assert not without_absent_biases(family, {gate}).stacks[0].selection_bias
