@@ -71,8 +71,10 @@ def test_routers_that_cannot_be_placed_are_listed_with_the_reason():
     assert _reasons(names, load_family("deepseek_v4")) == [
         (
             "layers.0.ffn.gate.weight",
-            "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
-            "the weight only mixes them",
+            (
+                "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
+                "the weight only mixes them"
+            ),
         )
     ]
     matches = match_routers(names, load_family("deepseek_v4"), Settings({}))

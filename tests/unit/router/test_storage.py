@@ -83,14 +83,12 @@ def _blocks_of(size: object) -> dict[str, Any]:
 _REFUSED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
     "fp8 without a scale": (
         {"weight": _fp8()}, {},
-        f"tensor '{_GATE}.weight' is stored as F8_E4M3 without a scale, "
-        f"expected '{_GATE}.weight_scale_inv' or '{_GATE}.weight_scale'.",
+        f"without a scale, expected '{_GATE}.weight_scale_inv' or '{_GATE}.weight_scale'.",
     ),
     **{
         f"a scale of shape {shape}": (
             {"weight": _fp8(), "weight_scale_inv": torch.ones(shape)}, {},
-            f"tensor '{_GATE}.weight_scale_inv' has shape {shape} of F32, "
-            "which is no scale for a weight of shape (6, 16) in blocks of (128, 128).",
+            f"{shape} of F32, which is no scale for a weight of shape (6, 16) in blocks of (128, 128).",
         )
         for shape in ((2, 4), (16,), (6, 16))
     },
@@ -104,8 +102,7 @@ _REFUSED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
     **{
         f"{leaf} beside": (
             {leaf: torch.ones(1)}, {},
-            f"tensor '{_GATE}.{leaf}' stands beside the router weight '{_GATE}.weight' (F32), and "
-            "what it means is not known.",
+            f"'{_GATE}.{leaf}' stands beside the router weight '{_GATE}.weight' (F32), and what it means is not known.",
         )
         for leaf in ("weight_scale_inv", "scales", "weight.absmax", "qzeros", "bias", "input_scale")
     },
