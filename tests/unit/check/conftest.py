@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,7 +78,8 @@ class Case:
 
 
 def write_model(folder: Path, case: Case, spoil: Spoil) -> Path:
-    """The checkpoint ``folder/model``, spoilt."""
+    """The checkpoint ``folder/model``, spoilt; one that is there is written anew."""
+    shutil.rmtree(folder / "model", ignore_errors=True)
     model = write_checkpoint(folder / "model", case.model)
     tensors = load_file(model / "model.safetensors")
     config = json.loads((model / "config.json").read_text("utf-8"))

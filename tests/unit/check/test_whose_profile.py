@@ -91,11 +91,6 @@ def test_every_report_names_the_profile_and_what_it_changes(place, monkeypatch):
     assert json.loads(render(document(found, view), "json"))["profile"] == list(said)
 
 
-def test_without_a_profile_nothing_is_said_of_one(place, monkeypatch):
-    monkeypatch.chdir(place / "mine")
-    assert gate(GateRequest("../ckpt")).verdict.profile == ()
-
-
 SOFTENED = {
     "base": ("training", "built-in profile training (less severe: MGB202, MGB203"),
     "select": (("MGI",), "not judged: MGA"),
@@ -141,11 +136,13 @@ def test_a_hostile_profile_is_a_usage_error(place, text):
         gate(GateRequest(str(place / "ckpt"), profile=file))
 
 
-def test_a_project_that_is_not_ours_is_not_parsed(place, monkeypatch):
-    """Whatever else a ``pyproject.toml`` holds is no concern of a gate without a profile."""
+def test_a_project_that_is_not_ours_is_not_parsed_and_nothing_is_told_of_a_profile(
+    place, monkeypatch
+):
     monkeypatch.chdir(place / "mine")
     (place / "mine" / "pyproject.toml").write_text(".".join("a" * 40_000) + " = 1")
     assert profile_path(GateRequest("../ckpt")) is None
+    assert gate(GateRequest("../ckpt")).verdict.profile == ()
 
 
 def test_a_baseline_that_cannot_be_written_is_refused_before_anything_is_read(place):
