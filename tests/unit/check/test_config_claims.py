@@ -35,9 +35,6 @@ def judge(judged):
     return outcome
 
 
-# --------------------------------------------------------------------------------- gating function
-
-
 def test_every_key_that_an_engine_needs_is_named_with_what_it_takes(judge):
     outcome = judge("MGI113", lambda tensors, config: [config.pop(key) for key in SAID])
     titles = [finding.title for finding in outcome.findings]
@@ -69,8 +66,6 @@ def test_a_gating_function_that_is_not_given_has_a_refusal_of_its_own():
     assert not caught.value.code
 
 
-# ------------------------------------------------------------------------------------------- groups
-
 IMPOSSIBLE = {
     "more kept than there are": {"n_group": 4, "topk_group": 5},
     "of one expert": {"n_group": 16, "topk_group": 8},
@@ -86,9 +81,6 @@ def test_impossible_groups_are_a_finding_with_tokens_too(judged, tmp_path, what)
         report = judged(SPOKEN, setting(**IMPOSSIBLE[what]), **options)
         assert report.exit_code == 1
         assert [(f.code, f.severity) for f in report.verdict.findings] == [("MGI105", "error")]
-
-
-# ----------------------------------------------------------------------------------- dropped groups
 
 
 def signs(positive_of_each: int, offset: float = 0.0):
@@ -122,8 +114,6 @@ def test_the_statement_holds_for_drawn_scores():
         stray = ~np.take_along_axis(np.repeat(kept, 4, axis=1), chosen, axis=1)
         assert stray.any() == (positive == 0)
 
-
-# ------------------------------------------------------------------------------------- quantisation
 
 COVERS = {
     "no list": ({}, True),
@@ -172,9 +162,6 @@ def test_the_finding_names_key_routers_and_module(judge):
     assert "3 of 3 routers" in finding.title
     assert "'quantization_config.modules_to_not_convert'" in finding.title
     assert "'model.layers.0.mlp.gate'" in finding.detail
-
-
-# ------------------------------------------------------------------------------------ kept results
 
 
 def of_config(verdict):

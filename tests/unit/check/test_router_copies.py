@@ -83,9 +83,6 @@ def test_what_only_resembles_a_copy_is_none(spoilt, what):
     assert spoilt(HEALTHY[what]).state == "passed"
 
 
-# ------------------------------------------------------------------------------------ files of ranks
-
-
 def ranked(tmp_path, change, names=("model-rank-0", "model-rank-1")):
     """The model in a file for each of two ranks; ``change`` what the second one has of a gate."""
     model = write_model(tmp_path, Case(), keep)

@@ -29,7 +29,7 @@ def test_rows_of_any_size_have_a_score_as_stored(outcomes, exponent):
 
 def test_tokens_that_are_equal_are_named(outcomes):
     """300 equal tokens: shares of them are those of one."""
-    found = outcomes(Case(tokens=300, layers=2, lean=1e4))["MGI127"]
+    found = outcomes(Case(tokens=300, layers=1, lean=1e4))["MGI127"]
     assert found.state == "failed"
     assert found.findings[0].title == "all 300 tokens choose the same 4 of 16 experts."
-    assert outcomes(Case(tokens=300, layers=2))["MGI127"].state == "passed"
+    assert outcomes(Case(tokens=300, layers=1))["MGI127"].state == "passed"

@@ -96,9 +96,6 @@ def test_routers_that_are_not_looked_at_are_counted_in_every_verdict_line(judged
     assert judged(layers="1").verdict.unseen[0] == "2 of 3 routers"
 
 
-# ------------------------------------------------------------------------- experts of the baseline
-
-
 def with_experts(tensors, config):
     random = np.random.default_rng(2)
     for layer in range(3):
@@ -168,9 +165,6 @@ def test_hashes_that_cannot_be_compared_are_told_in_the_verdict(compared):
     assert "hashes in the baseline, not compared" in verdict_sentence(verdict)
 
 
-# ------------------------------------------------------------------------- words of all formats
-
-
 @pytest.mark.parametrize(("spoil", "word"), [(keep, "PASSED"), (exchanged, "FAILED")])
 def test_every_format_says_the_word_of_the_exit_code_and_names_checks_by_what_holds(
     compared, spoil, word
@@ -181,9 +175,6 @@ def test_every_format_says_the_word_of_the_exit_code_and_names_checks_by_what_ho
     assert 'name="MGI103 no router row is zero."' in render(page, "junit")
     assert "| MGI103 | no router row is zero. | passed |" in render(page, "md")
     assert json.loads(render(page, "json"))["verdict"] == word
-
-
-# ------------------------------------------------------------------------- rows that did not move
 
 
 @pytest.mark.parametrize("times", [3, 0.0, 100])
@@ -214,9 +205,6 @@ def test_a_copied_row_blames_no_other_one(compared):
 def test_no_repair_begins_with_or():
     assert either("", "keep it.") == "keep it."
     assert either("shift it. ", "keep it.") == "shift it. Another way: keep it."
-
-
-# ------------------------------------------------------------------------- what is not looked at
 
 
 def counted(num_routers, skipped=(), measured=()):

@@ -71,8 +71,8 @@ def test_what_is_lacking_is_named(outcomes):
 
 def test_a_baseline_without_tokens_cannot_judge_load(outcomes, judged, tmp_path):
     file = tmp_path / "weights.json"
-    judged(Case(layers=2), baseline=file, update_baseline=True)
-    outcome = outcomes(Case(tokens=300, layers=2, request={"baseline": file}))["MGB401"]
+    judged(Case(layers=1), baseline=file, update_baseline=True)
+    outcome = outcomes(Case(tokens=300, layers=1, request={"baseline": file}))["MGB401"]
     assert (outcome.state, outcome.reason) == (
         "needs tokens in the baseline",
         "the baseline was made without tokens",

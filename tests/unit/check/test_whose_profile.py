@@ -97,10 +97,7 @@ SOFTENED = {
     "family_wise_error": (1e-9, "probability of a false alarm 1e-09, not 0.005"),
     "severity": ({"MGI101": "note"}, "MGI101 is a note, not a error"),
     "ignore": ((Ignore("MGI", "known"),), "MGI is accepted: known"),
-    "limits": (
-        {"MGB203": LimitSettings({"fair_shares": 9.0})},
-        "MGB203 fair_shares 9, not 3",
-    ),
+    "limits": ({"MGB203": LimitSettings({"fair_shares": 9.0})}, "MGB203 fair_shares 9, not 3"),
 }
 
 #: What can make a gate only stricter, or is no part of the judgement.

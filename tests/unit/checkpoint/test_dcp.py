@@ -169,9 +169,6 @@ def test_a_folder_of_olmo_core_is_its_config_and_the_weights_in_it(tmp_path):
     assert open_checkpoint(inner).config == {"of": "itself"}
 
 
-# ---------------------------------------------------------------------------- interrupted saves
-
-
 def test_a_save_that_was_interrupted_is_refused(saved):
     (saved / ".metadata.tmp").touch()
     assert "a save over an older checkpoint was interrupted" in why(saved)
@@ -218,9 +215,6 @@ def test_neither_a_file_of_a_rank_nor_two_checkpoints_in_a_folder_are_one(saved)
     assert error.hint == "Pass the folder."
     (saved / "model.safetensors").touch()
     assert "two checkpoints" in why(saved)
-
-
-# ------------------------------------------------------------------------ metadata that is wrong
 
 
 def _place(tensor: str, *offsets: int) -> dcp_metadata.MetadataIndex:
@@ -382,9 +376,6 @@ def test_a_pickle_of_anything_else_is_refused(saved):
     for value in (3, {"a": 1}, torch.Size([1]), None):
         (saved / ".metadata").write_bytes(pickle.dumps(value))
         assert "expected a Metadata of torch" in why(saved)
-
-
-# ------------------------------------------------------------------------------ nothing executes
 
 
 class _Touch:

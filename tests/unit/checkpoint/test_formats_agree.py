@@ -19,7 +19,6 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
-from tests.by_day import by_day
 from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -110,7 +109,8 @@ def test_the_routers_are_equal(name, tmp_path):
         np.testing.assert_array_equal(one.gain, other.gain, strict=True)
 
 
-@pytest.mark.parametrize("name", by_day(FORMATS, {"a stored dtype of its own": "gguf"}))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_tables_are_equal(name, expected, tmp_path):
     tables = _tables(_stored(name, tmp_path / "model"), tmp_path / "out")
     for table, rows in expected.items():

@@ -162,9 +162,6 @@ def test_a_folder_is_moved_to_a_name_that_is_free(tmp_path):
     assert names(tmp_path) == ["free", "taken"]
 
 
-# ------------------------------------------------------------------------------ unfinished outputs
-
-
 @pytest.fixture
 def work(tmp_path):
     folder = WorkFolder(tmp_path / "out.partial", "plan.json")

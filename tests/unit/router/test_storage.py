@@ -19,6 +19,7 @@ from moegeom.core.router import Router
 from moegeom.router.settings import Settings
 from moegeom.router.storage import SCHEMES, Stored, find_storage
 from moegeom.router.storages._tensors import RouterTensors
+from moegeom.router.storages.bitsandbytes_4bit import _TABLES
 from tests.by_day import by_day
 from tests.unit.router.conftest import loaded, refusal
 
@@ -128,10 +129,7 @@ def test_a_gain_in_fp8_is_refused(make_olmoe):
     assert message.startswith(f"model.safetensors: tensor '{name}' (gain of the norm in front)")
 
 
-# ------------------------------------------------------------------ packed weights, without a file
-
 _NAMES = {row.numpy: name for name, row in DTYPES.items() if row.numpy is not None}
-_EXPERTS, _HIDDEN = 16, 64
 
 
 def _info(leaf: str, values: np.ndarray) -> TensorInfo:
@@ -159,143 +157,81 @@ def _why_refused(tensors: Tensors, quantisation: Any = None) -> str:
     return caught.value.message
 
 
-def _words(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+_RNG = np.random.default_rng(0)
 
 
-def _bytes(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(0, 256, shape).astype(np.uint8)
+def _words(*shape: int) -> np.ndarray:
+    return _RNG.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+
+def _bytes(*shape: int) -> np.ndarray:
+    return _RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+def _int8(*shape: int) -> np.ndarray:
+    return _bytes(*shape).view(np.int8)
+
+
+def _floats(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return _RNG.random(shape).astype(dtype)
+
+
+def _fp8_values(*shape: int) -> np.ndarray:
+    return _RNG.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
 
 
 def _recipe(**weights: Any) -> dict[str, Any]:
     return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
 
 
+_STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
 def _quant_state(**changed: Any) -> np.ndarray:
-    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 64]}
+    state = {
+        "quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 64],
+        "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.25,
+    }  # fmt: skip
     return np.frombuffer(json.dumps(state | changed).encode(), np.uint8)
-
-
-def _nf4_table() -> np.ndarray:
-    from moegeom.router.storages.bitsandbytes_4bit import _TABLES
-
-    return np.array(_TABLES["nf4"], np.float32)
-
-
-def _gptq_v2(rng: np.random.Generator) -> Tensors:
-    order = rng.permutation(_HIDDEN).astype(np.int32) // 32
-    return {
-        "qweight": _words(rng, _HIDDEN // 8, _EXPERTS),
-        "qzeros": _words(rng, 2, _EXPERTS // 8),
-        "scales": rng.random((2, _EXPERTS)).astype(np.float16),
-        "g_idx": order,
-    }
-
-
-def _awq(rng: np.random.Generator) -> Tensors:
-    return {
-        "qweight": _words(rng, _HIDDEN, _EXPERTS // 8),
-        "qzeros": _words(rng, 2, _EXPERTS // 8),
-        "scales": rng.random((2, _EXPERTS)).astype(np.float16),
-    }
-
-
-def _packed(rng: np.random.Generator) -> Tensors:
-    return {
-        "weight_packed": _words(rng, _EXPERTS, _HIDDEN // 8),
-        "weight_scale": rng.random((_EXPERTS, 4)).astype(ml_dtypes.bfloat16),
-        "weight_shape": np.array([_EXPERTS, _HIDDEN]),
-        "weight_zero_point": _words(rng, _EXPERTS // 8, 4),
-    }
-
-
-def _bitsandbytes(rng: np.random.Generator) -> Tensors:
-    return {
-        "weight": _bytes(rng, 512, 1),
-        "weight.absmax": _bytes(rng, 16),
-        "weight.quant_map": _nf4_table(),
-        "weight.nested_absmax": rng.random(1).astype(np.float32),
-        "weight.nested_quant_map": rng.random(256).astype(np.float32),
-        "weight.quant_state.bitsandbytes__nf4": _quant_state(
-            nested_blocksize=256, nested_dtype="float32", nested_offset=0.25
-        ),
-    }
-
-
-def _floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.random(shape).astype(np.float32)
-
-
-def _fp8_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
-
-
-def _int8_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return _bytes(rng, *shape).view(np.int8)
 
 
 _GPTQ_V2 = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 _PACK = _recipe(num_bits=4, type="int", strategy="group", group_size=16, symmetric=False)
 
-_RNG = np.random.default_rng(0)
-
-#: One router of each kind of storage: scheme, tensors (the first ones are all needed), config.
-_EXAMPLES: dict[str, tuple[str, Tensors, Any]] = {
-    "plain": ("plain", {"weight": _floats(_RNG, 16, 64)}, None),
-    "fp8 by row": (
-        "fp8",
-        {"weight": _fp8_values(_RNG, 16, 64), "weight_scale": _floats(_RNG, 16, 1)},
-        None,
-    ),
-    "fp8 by block": (
-        "fp8",
-        {"weight": _fp8_values(_RNG, 16, 64), "weight_scale_inv": _floats(_RNG, 2, 7)},
-        {"weight_block_size": [8, 10]},
-    ),
-    "int8": (
-        "int8",
-        {"weight": _int8_values(_RNG, 16, 64), "weight_scale": _floats(_RNG, 16, 1)},
-        None,
-    ),
-    "gptq": ("gptq", _gptq_v2(_RNG), _GPTQ_V2),
-    "awq": ("awq", _awq(_RNG), _AWQ),
-    "pack-quantized": ("pack_quantized", _packed(_RNG), _PACK),
-    "bitsandbytes nf4": ("bitsandbytes_4bit", _bitsandbytes(_RNG), None),
-    "bitsandbytes int8": (
-        "bitsandbytes_int8",
-        {"weight": _int8_values(_RNG, 16, 64), "SCB": _floats(_RNG, 16)},
-        None,
-    ),
-    "nvfp4": (
-        "nvfp4",
-        {
-            "weight_packed": _bytes(_RNG, 16, 32),
-            "weight_scale": _fp8_values(_RNG, 16, 4),
-            "weight_global_scale": _floats(_RNG, 1),
-        },
-        None,
-    ),
-    "nvfp4 of modelopt": (
-        "nvfp4",
-        {
-            "weight": _bytes(_RNG, 16, 32),
-            "weight_scale": _fp8_values(_RNG, 16, 4),
-            "weight_scale_2": _floats(_RNG),
-        },
-        None,
-    ),
-    "mxfp4": (
-        "mxfp4",
-        {"weight_packed": _bytes(_RNG, 16, 32), "weight_scale": _bytes(_RNG, 16, 2)},
-        None,
-    ),
-    "mxfp4 of gpt-oss": (
-        "mxfp4",
-        {"weight_blocks": _bytes(_RNG, 16, 2, 16), "weight_scales": _bytes(_RNG, 16, 2)},
-        None,
-    ),
-}
+#: Routers of 16 experts and 64 inputs: storage, scheme, tensors (the first are all needed), config.
+_KINDS: list[tuple[str, str, Tensors, Any]] = [
+    ("plain", "plain", {"weight": _floats(16, 64)}, None),
+    ("fp8 by row", "fp8", {"weight": _fp8_values(16, 64), "weight_scale": _floats(16, 1)}, None),
+    ("fp8 by block", "fp8", {"weight": _fp8_values(16, 64), "weight_scale_inv": _floats(2, 7)},
+     {"weight_block_size": [8, 10]}),
+    ("int8", "int8", {"weight": _int8(16, 64), "weight_scale": _floats(16, 1)}, None),
+    ("gptq", "gptq",
+     {"qweight": _words(8, 16), "qzeros": _words(2, 2), "scales": _floats(2, 16, dtype=np.float16),
+      "g_idx": _RNG.permutation(64).astype(np.int32) // 32}, _GPTQ_V2),
+    ("awq", "awq",
+     {"qweight": _words(64, 2), "qzeros": _words(2, 2), "scales": _floats(2, 16, dtype=np.float16)},
+     _AWQ),
+    ("pack-quantized", "pack_quantized",
+     {"weight_packed": _words(16, 8), "weight_scale": _floats(16, 4, dtype=ml_dtypes.bfloat16),
+      "weight_shape": np.array([16, 64]), "weight_zero_point": _words(2, 4)}, _PACK),
+    ("bitsandbytes nf4", "bitsandbytes_4bit",
+     {"weight": _bytes(512, 1), "weight.absmax": _bytes(16),
+      "weight.quant_map": np.array(_TABLES["nf4"], np.float32),
+      "weight.nested_absmax": _floats(1), "weight.nested_quant_map": _floats(256),
+      _STATE: _quant_state()}, None),
+    ("bitsandbytes int8", "bitsandbytes_int8", {"weight": _int8(16, 64), "SCB": _floats(16)}, None),
+    ("nvfp4", "nvfp4",
+     {"weight_packed": _bytes(16, 32), "weight_scale": _fp8_values(16, 4),
+      "weight_global_scale": _floats(1)}, None),
+    ("nvfp4 of modelopt", "nvfp4",
+     {"weight": _bytes(16, 32), "weight_scale": _fp8_values(16, 4), "weight_scale_2": _floats()},
+     None),
+    ("mxfp4", "mxfp4", {"weight_packed": _bytes(16, 32), "weight_scale": _bytes(16, 2)}, None),
+    ("mxfp4 of gpt-oss", "mxfp4",
+     {"weight_blocks": _bytes(16, 2, 16), "weight_scales": _bytes(16, 2)}, None),
+]  # fmt: skip
+_EXAMPLES = {kind: example for kind, *example in _KINDS}
 
 #: Parts that a router of the same kind may lack.
 _OPTIONAL = {"g_idx", "weight_zero_point"}
@@ -353,12 +289,64 @@ def test_a_packed_router_needs_each_of_its_parts_as_it_should_be(example):
             _why_refused(longer, config)
 
 
-def test_packed_integers_without_a_quantisation_config_are_refused():
-    assert _why_refused(_EXAMPLES["gptq"][1]) == (
-        "router text/1: there is no tensor 'gate.weight', only 'gate.g_idx' (I32), 'gate.qweight' (I32), "
-        "'gate.qzeros' (I32), 'gate.scales' (F16), which is no storage known for the quantisation "
-        "method None."
-    )
+def _changed(example: str, part: str, values: Any, at: Any = ...) -> Tensors:
+    """An example with other values in a part of it, or in one place."""
+    tensors = _EXAMPLES[example][1]
+    changed = tensors.get(part, values).copy()
+    changed[at] = values
+    return {**tensors, part: changed}
+
+
+_PACKED, _NF4 = _EXAMPLES["pack-quantized"][1], _EXAMPLES["bitsandbytes nf4"][1]
+_IN_ORDER = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
+_PARTLY_NAMED = np.where(np.arange(64) == 3, -1, np.arange(64) // 16).astype(np.int32)
+_OF_8_BITS = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["group_0"]
+
+#: A router, what else its config says, and what the refusal says.
+_CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
+    ("gptq", None,
+     "'gate.scales' (F16), which is no storage known for the quantisation method None."),
+    ("gptq", {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
+    ("gptq", {"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
+    ("gptq", {"quant_method": "auto-round"}, "known for the quantisation method auto-round."),
+    (_changed("gptq", "g_idx", -1, 5), {}, "expected groups from 0 to 1."),
+    (_changed("gptq", "g_idx", 2, 5), {}, "expected groups from 0 to 1."),
+    (_IN_ORDER, {"desc_act": True}, "there is no 'g_idx'"),
+    (_changed("gptq", "qzeros", -1), {"checkpoint_format": "gptq"},
+     "holds 15, to which the format 'gptq' adds 1 beyond its 4 bits."),
+    (_changed("gptq", "qzeros", 0x77777777), {"sym": True},
+     "stands for zero points from 7 to 7; config.json says symmetric, which has 8."),
+    *(("awq", {key: version},
+       f"'quantization_config.{key}' is {version}; of such routers only gemm is decoded.")
+      for key in ("version", "checkpoint_format")
+      for version in ("gemv", "GEMV_fast", "marlin", "exllama")),
+    ("awq", {"group_size": 64}, "holds 2 groups of 64; there are 64 inputs."),
+    ({**_PACKED, "weight_g_idx": _PARTLY_NAMED}, {},
+     "holds -1 to 3, expected groups from 0 to 3."),
+    (_changed("pack-quantized", "weight_shape", [15, 64]), {},
+     "'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds [16, 64]."),
+    ("pack-quantized", {"config_groups": {"a": _OF_8_BITS}}, "none of the 1 'config_groups'"),
+    *((_NF4 | {_STATE: _quant_state(**change)}, {}, why) for change, why in (
+        ({"shape": [16, 32]}, "has 512 bytes; (16, 32) values take 256."),
+        ({"shape": None}, "has 'shape' None, expected two positive integers."),
+        ({"shape": [-16, -64]}, "has 'shape' [-16, -64], expected two positive integers."),
+        ({"blocksize": 0}, "has 'blocksize' 0, expected a positive integer."),
+        ({"quant_type": "fp4"}, "has 'quant_type' fp4, expected nf4."),
+        ({"nested_offset": "1"}, "has 'nested_offset' 1, expected a number."),
+    )),
+    (_changed("bitsandbytes nf4", "weight.quant_map", _NF4["weight.quant_map"][::-1]), {},
+     "does not hold the 16 values of nf4."),
+    (_EXAMPLES["bitsandbytes int8"][1] | {"weight_format": np.array(2, np.uint8)}, {},
+     "'gate.weight_format' is 2, expected 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("router", "change", "why"), _CONTRADICTIONS)
+def test_a_packed_router_that_contradicts_itself_or_its_config_is_refused(router, change, why):
+    tensors = _EXAMPLES[router][1] if isinstance(router, str) else router
+    config = {"qweight": _GPTQ_V2, "weight_packed": _PACK}.get(next(iter(tensors)), {})
+    config = _AWQ if router == "awq" else config
+    assert why in _why_refused(tensors, None if change is None else config | change)
 
 
 def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread():
@@ -368,9 +356,6 @@ def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread():
     }
     with pytest.raises(RouterError, match="too many values for a router"):
         find_storage(infos, Settings({}), "router text/1")
-
-
-# ------------------------------------------- the published definitions, one element after the other
 
 
 def _string_of_bits(words: np.ndarray, bits: int) -> list[int]:
@@ -419,7 +404,7 @@ def test_gptq_by_its_definition(bits, convention, group, is_permuted):
     order = rng.permutation(hidden) if is_permuted else np.arange(hidden)
     stored_zeros = rng.integers(0, 2**bits - 1, (groups, experts))
     tensors = {
-        "qweight": _words(rng, hidden * bits // 32, experts),
+        "qweight": _words(hidden * bits // 32, experts),
         "qzeros": _pack_bits(stored_zeros, bits),
         "scales": rng.random((groups, experts)).astype(np.float16),
         "g_idx": (order // size).astype(np.int32),
@@ -451,54 +436,11 @@ def test_gptq_is_the_first_version_unless_the_config_says_otherwise():
     np.testing.assert_array_equal(first, _decode(one, _GPTQ_V2))
 
 
-def test_zero_points_of_the_other_convention_are_refused():
-    """The wrong one of the two conventions shifts every weight by a scale."""
-    tensors = _EXAMPLES["gptq"][1]
-    largest = {**tensors, "qzeros": np.full((2, 2), -1, np.int32)}
-    message = _why_refused(largest, {**_GPTQ_V2, "checkpoint_format": "gptq"})
-    assert message.endswith("holds 15, to which the format 'gptq' adds 1 beyond its 4 bits.")
-    assert np.isfinite(_decode(largest, _GPTQ_V2)).all()
-    seven = {**tensors, "qzeros": np.full((2, 2), 0x77777777, np.int32)}
-    message = _why_refused(seven, {**_GPTQ_V2, "sym": True})
-    assert message.endswith(
-        "stands for zero points from 7 to 7; config.json says symmetric, which has 8."
-    )
-    right = _decode(seven, {**_GPTQ_V2, "sym": True, "checkpoint_format": "gptq"})
-    unstated = _decode(seven, {**_GPTQ_V2, "checkpoint_format": "gptq"})
+def test_zero_points_may_be_stored_in_either_convention():
+    assert np.isfinite(_decode(_changed("gptq", "qzeros", -1), _GPTQ_V2)).all()
+    seven, first = _changed("gptq", "qzeros", 0x77777777), {**_GPTQ_V2, "checkpoint_format": "gptq"}
+    right, unstated = _decode(seven, {**first, "sym": True}), _decode(seven, first)
     np.testing.assert_array_equal(right, unstated)
-
-
-def _with(part: str, at: Any, value: int, example: str = "gptq") -> Tensors:
-    """An example with one number changed."""
-    changed = _EXAMPLES[example][1][part].copy()
-    changed[at] = value
-    return {**_EXAMPLES[example][1], part: changed}
-
-
-_IN_ORDER = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
-
-#: Tensors, config, and what the refusal says.
-_NO_GPTQ: list[tuple[Tensors, Any, str]] = [
-    (_with("g_idx", 5, -1), _GPTQ_V2, "expected groups from 0 to 1."),
-    (_with("g_idx", 5, 2), _GPTQ_V2, "expected groups from 0 to 1."),
-    (_EXAMPLES["gptq"][1], {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
-    (
-        _EXAMPLES["gptq"][1],
-        {"checkpoint_format": "marlin"},
-        "'quantization_config.checkpoint_format' is marlin;",
-    ),
-    (
-        _EXAMPLES["gptq"][1],
-        {"quant_method": "auto-round"},
-        "which is no storage known for the quantisation method auto-round.",
-    ),
-    (_IN_ORDER, {"desc_act": True}, "there is no 'g_idx'"),
-]
-
-
-@pytest.mark.parametrize(("tensors", "change", "why"), _NO_GPTQ)
-def test_a_gptq_router_that_does_not_fit_its_config_is_refused(tensors, change, why):
-    assert why in _why_refused(tensors, _GPTQ_V2 | change)
 
 
 def test_awq_by_its_definition():
@@ -515,18 +457,6 @@ def test_awq_by_its_definition():
                 scale = float(tensors["scales"][column // 32, expert])
                 expected[expert, column] = scale * (integers[place] - zeros[place])
     np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
-
-
-def test_other_versions_and_groups_of_awq_are_refused():
-    tensors = _EXAMPLES["awq"][1]
-    for key in ("version", "checkpoint_format"):
-        for version in ("gemv", "GEMV_fast", "marlin", "exllama"):
-            assert _why_refused(tensors, {**_AWQ, key: version}) == (
-                f"config.json: 'quantization_config.{key}' is {version}; of such routers only "
-                "gemm is decoded."
-            )
-    message = _why_refused(tensors, {**_AWQ, "group_size": 64})
-    assert message.endswith("holds 2 groups of 64; there are 64 inputs.")
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -548,18 +478,6 @@ def test_the_groups_of_packed_columns_may_be_named(is_named):
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_packed_columns_that_contradict_themselves_are_refused():
-    _, tensors, config = _EXAMPLES["pack-quantized"]
-    g_idx = np.arange(64, dtype=np.int32) // 16
-    g_idx[3] = -1
-    message = _why_refused({**tensors, "weight_g_idx": g_idx}, config)
-    assert message.endswith("holds -1 to 3, expected groups from 0 to 3.")
-    assert _why_refused({**tensors, "weight_shape": np.array([15, 64])}, config) == (
-        "a.safetensors: tensor 'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds "
-        "[16, 64]."
-    )
-
-
 @pytest.mark.parametrize("size", [-1, 64, None])
 def test_a_group_of_minus_one_is_a_whole_row(size):
     tensors = {k: v for k, v in _EXAMPLES["pack-quantized"][1].items() if "zero" not in k}
@@ -571,8 +489,7 @@ def test_a_group_of_minus_one_is_a_whole_row(size):
 
 
 def test_an_exponent_beside_fp8_belongs_to_32_columns():
-    rng = np.random.default_rng(2)
-    weight, exponents = _fp8_values(rng, 3, 96), rng.integers(100, 140, (3, 3)).astype(np.uint8)
+    weight, exponents = _fp8_values(3, 96), _RNG.integers(100, 140, (3, 3)).astype(np.uint8)
     expected = weight.astype(np.float32).copy()
     for row in range(3):
         for column in range(96):
@@ -583,8 +500,7 @@ def test_an_exponent_beside_fp8_belongs_to_32_columns():
 
 @pytest.mark.parametrize("structure", [[8, 16], "8x16"])
 def test_compressed_tensors_names_its_blocks_in_the_recipe(structure):
-    rng = np.random.default_rng(3)
-    weight, scale = _fp8_values(rng, 16, 64), _floats(rng, 2, 4)
+    weight, scale = _fp8_values(16, 64), _floats(2, 4)
     config = _recipe(num_bits=8, type="float", strategy="block", block_structure=structure)
     found = _decode({"weight": weight, "weight_scale": scale}, config)
     expected = weight.astype(np.float32) * np.kron(scale, np.ones((8, 16), np.float32))
@@ -601,10 +517,9 @@ def test_an_early_zero_point_in_int8_has_no_offset():
 
 def test_a_recipe_is_found_by_the_shapes_that_it_makes():
     _, tensors, config = _EXAMPLES["pack-quantized"]
-    other = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["group_0"]
-    both = {"config_groups": {"group_0": other, "group_1": config["config_groups"]["group_0"]}}
-    np.testing.assert_array_equal(_decode(tensors, both), _decode(tensors, config))
-    assert "none of the 1 'config_groups'" in _why_refused(tensors, {"config_groups": {"a": other}})
+    groups = {"group_0": _OF_8_BITS, "group_1": config["config_groups"]["group_0"]}
+    both = _decode(tensors, {"config_groups": groups})
+    np.testing.assert_array_equal(both, _decode(tensors, config))
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 127, 254, 255])
@@ -617,34 +532,6 @@ def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent):
     expected = np.tile([np.float32(0.5), np.float32(1.0)], 16)[np.newaxis] * power
     np.testing.assert_array_equal(_decode(tensors), expected, strict=True)
 
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"shape": [16, 32]}, "has 512 bytes; (16, 32) values take 256."),
-        ({"shape": None}, "has 'shape' None, expected two positive integers."),
-        ({"shape": [-16, -64]}, "has 'shape' [-16, -64], expected two positive integers."),
-        ({"blocksize": 0}, "has 'blocksize' 0, expected a positive integer."),
-        ({"quant_type": "fp4"}, "has 'quant_type' fp4, expected nf4."),
-        ({"nested_offset": "1"}, "has 'nested_offset' 1, expected a number."),
-    ],
-)
-def test_a_quant_state_that_makes_no_sense_is_refused(change, why):
-    part = "weight.quant_state.bitsandbytes__nf4"
-    state = {"nested_blocksize": 256, "nested_offset": 0.25} | change
-    tensors = {**_EXAMPLES["bitsandbytes nf4"][1], part: _quant_state(**state)}
-    assert _why_refused(tensors).endswith(why)
-
-
-def test_tables_and_tiles_of_bitsandbytes_that_are_not_known_are_refused():
-    tensors = _EXAMPLES["bitsandbytes nf4"][1]
-    turned = {**tensors, "weight.quant_map": tensors["weight.quant_map"][::-1].copy()}
-    assert _why_refused(turned).endswith("does not hold the 16 values of nf4.")
-    tiles = {**_EXAMPLES["bitsandbytes int8"][1], "weight_format": np.array(2, np.uint8)}
-    assert "'gate.weight_format' is 2, expected 0" in _why_refused(tiles)
-
-
-# --------------------------------------------------------------------------------- any tensors at all
 
 _LEAVES = sorted({leaf for _, tensors, _ in _EXAMPLES.values() for leaf in tensors} | {"scale"})
 _SIZES = st.sampled_from([0, 1, 2, 4, 16, 32, 64])
@@ -669,7 +556,7 @@ def test_any_tensors_decode_to_the_stated_shape_or_are_refused(example, changes,
     tensors = dict(_EXAMPLES[example][1])
     for leaf, (dtype, shape) in changes.items():
         kind = np.dtype(DTYPES[dtype].numpy)
-        raw = _bytes(rng, int(np.prod(shape)) * kind.itemsize)
+        raw = rng.integers(0, 256, int(np.prod(shape)) * kind.itemsize).astype(np.uint8)
         tensors[leaf] = raw.view(kind).reshape(shape)
     try:
         stored = _find(tensors, config)
