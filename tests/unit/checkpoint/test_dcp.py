@@ -125,24 +125,23 @@ def test_only_metadata_and_the_pieces_asked_for_are_read(of_two_ranks):
     assert store.bytes_total == size + sum(f.stat().st_size for f in files)
 
 
-def test_of_a_large_piece_only_the_bytes_asked_for_are_read(tmp_path):
-    store: Any = open_checkpoint(_save(tmp_path / "c", {"t": torch.arange(10**6)}))
+def test_of_large_pieces_and_archives_only_the_bytes_asked_for_are_read(tmp_path):
+    store: Any = open_checkpoint(_save(tmp_path / "large", {"t": torch.arange(10**6)}))
     before = store.bytes_read
     assert store.read_bytes("t", 8 * 5000, 16) == np.array([5000, 5001]).tobytes()
     assert store.bytes_read - before < 4096
-
-
-def test_of_an_archive_with_much_beside_its_tensor_only_the_tensor_is_read(tmp_path):
     folder = _save(tmp_path / "c", {"t": torch.arange(4)})
     torch.save(torch.arange(10**6)[5:9], folder / "__0_0.distcp")  # its whole storage is saved
-
-    def lengthen(metadata: Any) -> None:
-        next(iter(metadata.storage_data.values())).length = (folder / "__0_0.distcp").stat().st_size
-
-    store: Any = open_checkpoint(_edit(folder, lengthen))
+    store = open_checkpoint(_edit(folder, lambda metadata: _lengthen(metadata, folder)))
     before = store.bytes_read
     assert store.read("t").tolist() == [5, 6, 7, 8]
     assert store.bytes_read - before < 4096
+
+
+def _lengthen(metadata: Any, folder: Path) -> None:
+    """Every piece is the whole file of the first rank."""
+    for place in metadata.storage_data.values():
+        place.length = (folder / "__0_0.distcp").stat().st_size
 
 
 def test_a_config_beside_it_is_read_and_none_is_empty(saved):
@@ -403,11 +402,6 @@ def test_nothing_that_a_piece_names_is_executed(tmp_path):
     canary = tmp_path / "canary"
     folder = _save(tmp_path / "c", {"t": torch.zeros(4, 300)})
     torch.save({"t": torch.zeros(4, 300), "trap": _Touch(canary)}, folder / "__0_0.distcp")
-    size = (folder / "__0_0.distcp").stat().st_size
-
-    def lengthen(metadata: Any) -> None:
-        for place in metadata.storage_data.values():
-            place.length = size
-
-    assert "__0_0.distcp" in why(_edit(folder, lengthen), "t")
+    spoilt = _edit(folder, lambda metadata: _lengthen(metadata, folder))
+    assert "__0_0.distcp" in why(spoilt)
     assert not canary.exists()

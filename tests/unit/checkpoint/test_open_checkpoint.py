@@ -152,14 +152,14 @@ def test_a_folder_of_a_trainer_names_its_newest_save(pointer, text, newest, tmp_
     assert refusal(tmp_path).hint == f"Pass the folder {newest!r} in it, which is the newest save."
 
 
-@pytest.mark.parametrize("text", ["99", "../x", "\xff", "1" * 300, ""])
-def test_a_pointer_to_nowhere_is_ignored(text, tmp_path):
+def test_a_pointer_to_nowhere_is_ignored(tmp_path):
     _saves(tmp_path, "iter_0000010")
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
     (tmp_path / "latest").mkdir()
-    assert refusal(tmp_path).hint == (
-        "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
-    )
+    for text in ("99", "../x", "\xff", "1" * 300, ""):
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
+        assert refusal(tmp_path).hint == (
+            "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
+        )
 
 
 def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path):

@@ -380,30 +380,24 @@ def test_the_logit_bias_of_gpt_oss_and_the_scales_of_gemma4_are_read(load):
     np.testing.assert_array_equal(router.expert_scale, scale)
 
 
-def test_experts_used_may_differ_by_layer(load):
-    found = load("nemotron_h_moe", layers=(1, 3), expert_used_count=[0, 6, 0, 2])
-    assert [router.rule.top_k for router in found.routers] == [6, 2]
-
-
-def test_the_second_norm_of_nemotron_h_is_the_one_that_the_router_reads(load):
+def test_layers_of_nemotron_h_choose_their_own_number_behind_their_second_norm(load):
     second = np.full(HIDDEN, 3.0, np.float32)
-    found = load("nemotron_h_moe", tensors={"blk.1.post_attention_norm.weight": second})
-    np.testing.assert_array_equal(found.routers[0].gain, second)
+    norms = {f"blk.{layer}.post_attention_norm.weight": second for layer in (1, 3)}
+    routers = load("nemotron_h_moe", (1, 3), norms, expert_used_count=[0, 6, 0, 2]).routers
+    assert [router.rule.top_k for router in routers] == [6, 2]
+    np.testing.assert_array_equal(routers[0].gain, second)
 
 
 def test_layers_that_look_experts_up_by_token_are_listed(load):
-    table = np.zeros((40, TOP_K), np.int32)
-    bias: dict[str, Any] = {"blk.0.exp_probs_b.bias": None}
-    found = load(
-        "deepseek4", layers=(0, 1), tensors=bias | {"blk.0.ffn_gate_tid2eid.weight": table}
-    )
-    assert [router.name for router in found.routers] == ["text/1"]
-    assert [skipped.tensor for skipped in found.skipped] == ["blk.0.ffn_gate_inp.weight"]
+    table: dict[str, Any] = {"blk.0.ffn_gate_tid2eid.weight": np.zeros((40, TOP_K), np.int32)}
+    routers = load("deepseek4", (0, 1), table | {"blk.0.exp_probs_b.bias": None})
+    assert [router.name for router in routers.routers] == ["text/1"]
+    assert [skipped.tensor for skipped in routers.skipped] == ["blk.0.ffn_gate_inp.weight"]
 
 
 def test_a_missing_selection_bias_of_some_layers_is_an_error(load):
     with pytest.raises(RouterError, match=r"tensor 'blk\.2\.exp_probs_b\.bias' is missing"):
-        load("deepseek2", layers=(1, 2), tensors={"blk.2.exp_probs_b.bias": None})
+        load("deepseek2", (1, 2), {"blk.2.exp_probs_b.bias": None})
 
 
 @pytest.mark.parametrize(
