@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.finding import Outcome
 from moegeom.router.load import load_routers
+from moegeom.studies.check.record import Gate
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
@@ -76,7 +78,8 @@ class Case:
 
 
 def write_model(folder: Path, case: Case, spoil: Spoil) -> Path:
-    """The checkpoint ``folder/model``, spoilt."""
+    """The checkpoint ``folder/model``, spoilt; one that is there is written anew."""
+    shutil.rmtree(folder / "model", ignore_errors=True)
     model = write_checkpoint(folder / "model", case.model)
     tensors = load_file(model / "model.safetensors")
     config = json.loads((model / "config.json").read_text("utf-8"))
@@ -98,30 +101,59 @@ def _request(folder: Path, case: Case, spoil: Spoil, lean: float) -> GateRequest
     return GateRequest(str(model), tokens=tokens, num_workers=1)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory in which there is no profile."""
+    monkeypatch.chdir(tmp_path)
+
+
+def outcome_of(judged: Gate, code: str) -> Outcome:
+    (outcome,) = [one for one in judged.verdict.outcomes if one.code == code]
+    return outcome
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Callable[..., Gate]:
+    """The gate on the checkpoint ``model``, which is written first, with options."""
+
+    def judge(case: Case | None = None, spoil: Spoil | None = None, **options: Any) -> Gate:
+        case = case or Case()
+        write_model(tmp_path, case, spoil or case.spoil)
+        return gate(GateRequest("model", **(case.request | options)))
+
+    return judge
+
+
 @pytest.fixture(scope="session")
-def baselines() -> dict[Case, str]:
-    """What baselines say that were made before, by what they were made of."""
+def records() -> dict[Case, Any]:
+    """What was judged, and what baselines say, by what they were made of."""
     return {}
 
 
 @pytest.fixture
-def outcomes(tmp_path, monkeypatch, baselines) -> Callable[[Case], dict[str, Outcome]]:
-    """Outcomes of the gate by code, from a folder without a profile."""
-    monkeypatch.chdir(tmp_path)
+def outcomes(tmp_path: Path, records: dict[Case, Any]) -> Callable[[Case], dict[str, Outcome]]:
+    """Outcomes of the gate by code; of equal cases it is asked once."""
+
+    def baseline_of(case: Case, folder: Path) -> Path | None:
+        if case.before is None:
+            return None
+        baseline = folder / "baseline.json"
+        made_of = replace(case, spoil=keep, lean=0.0, request={"baseline": ...})
+        if made_of not in records:
+            made = _request(folder / "before", case, case.before, case.before_lean)
+            gate(replace(made, baseline=baseline, update_baseline=True))
+            records[made_of] = baseline.read_text("utf-8")
+        baseline.write_text(records[made_of], "utf-8")
+        return baseline
 
     def judge(case: Case) -> dict[str, Outcome]:
-        number = len(list(tmp_path.iterdir()))
-        baseline = None
-        if case.before is not None:
-            baseline = tmp_path / f"baseline-{number}.json"
-            made_of = replace(case, spoil=keep, lean=0.0, request={})
-            if made_of not in baselines:
-                made = _request(tmp_path / f"before-{number}", case, case.before, case.before_lean)
-                gate(replace(made, baseline=baseline, update_baseline=True))
-                baselines[made_of] = baseline.read_text("utf-8")
-            baseline.write_text(baselines[made_of], "utf-8")
-        asked = _request(tmp_path / f"now-{number}", case, case.spoil, case.lean)
-        found = gate(replace(asked, **{"baseline": baseline, **case.request}))
-        return {outcome.code: outcome for outcome in found.verdict.outcomes}
+        if case not in records:
+            folder = tmp_path / f"case-{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            options = {"baseline": baseline_of(case, folder), **case.request}
+            asked = _request(folder / "after", case, case.spoil, case.lean)
+            verdict = gate(replace(asked, **options)).verdict
+            records[case] = {outcome.code: outcome for outcome in verdict.outcomes}
+        return records[case]
 
     return judge

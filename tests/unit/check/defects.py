@@ -232,24 +232,24 @@ COMPARED: dict[str, Case] = {
 
 #: Tokens, alone or beside a baseline.
 MEASURED: dict[str, Case] = {
-    "MGI108": Case(tokens=2048, layers=2, fingerprint="xxh128:0", request={"stale_inputs": True}),
-    "MGI127": Case(tokens=300, layers=2, lean=1e4),
-    "MGB201": Case(tokens=2048, layers=2, lean=2.0),
-    "MGB202": Case(tokens=2048, layers=2, lean=3.0),
-    "MGB203": Case(tokens=2048, layers=2, lean=2.0),
-    "MGN301": Case(rows(_blind), tokens=2048, layers=2, lean=8.0),
-    "MGG301": Case(tokens=2048, layers=2, lean=5.0),
-    "MGG302": Case(rows(_towards_the_mean), tokens=2048, layers=2, lean=1.0),
-    "MGB401": Case(tokens=2048, layers=2, lean=1.0, before=keep),
-    "MGB402": Case(tokens=2048, layers=2, lean=1.0, before=keep),
-    "MGB403": Case(tokens=2048, layers=2, lean=1.0, before=keep),
-    "MGN401": Case(rows(_blind), tokens=2048, layers=2, lean=8.0, before=keep),
-    "MGG402": Case(tokens=2048, layers=2, lean=1.0, before=keep),
+    "MGI108": Case(tokens=2048, layers=1, fingerprint="xxh128:0", request={"stale_inputs": True}),
+    "MGI127": Case(tokens=300, layers=1, lean=1e4),
+    "MGB201": Case(tokens=2048, layers=1, lean=2.0),
+    "MGB202": Case(tokens=2048, layers=1, lean=3.0),
+    "MGB203": Case(tokens=2048, layers=1, lean=2.0),
+    "MGN301": Case(rows(_blind, layer=0), tokens=2048, layers=1, lean=8.0),
+    "MGG301": Case(tokens=2048, layers=1, lean=5.0),
+    "MGG302": Case(rows(_towards_the_mean, layer=0), tokens=2048, layers=1, lean=1.0),
+    "MGB401": Case(tokens=2048, layers=1, lean=1.0, before=keep),
+    "MGB402": Case(tokens=2048, layers=1, lean=1.0, before=keep),
+    "MGB403": Case(tokens=2048, layers=1, lean=1.0, before=keep),
+    "MGN401": Case(rows(_blind, layer=0), tokens=2048, layers=1, lean=8.0, before=keep),
+    "MGG402": Case(tokens=2048, layers=1, lean=1.0, before=keep),
 }
 
 #: A sample of each expert.
 OF_EXPERTS: dict[str, Case] = {
-    "MGG208": Case(upcycled, made=with_experts, request={"experts": True}),
+    "MGG208": Case(upcycled, made=with_experts, request={"experts": True})
 }
 
 ATTENTION = "model.layers.{}.self_attn.{}_proj.weight"

@@ -11,34 +11,33 @@ import pytest
 from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
 from moegeom.engine.run_facts import initialised_facts
 from moegeom.studies.check.study import GateRequest, gate
+from tests.by_day import one_of_each
 from tests.museum.healthy import trained
+from tests.unit.check.conftest import outcome_of
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 STEPS = sorted(path.relative_to(SAMPLES) for path in SAMPLES.glob("*/step_*"))
 
 
-def found(path: Path) -> set[str]:
-    outcomes = gate(GateRequest(str(path))).verdict.outcomes
-    (outcome,) = [o for o in outcomes if o.code == "MGG207"]
+def noted(path: Path) -> set[str]:
+    outcome = outcome_of(gate(GateRequest(str(path))), "MGG207")
     return {router for finding in outcome.findings for router in finding.routers}
 
 
-@pytest.mark.parametrize("step", STEPS, ids=str)
-def test_no_router_of_a_sample_is_taken_for_untrained(step, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert found(SAMPLES / step) == set()
+@pytest.mark.parametrize("step", one_of_each(STEPS, lambda step: step.parent), ids=str)
+def test_no_router_of_a_sample_is_taken_for_untrained(step):
+    assert noted(SAMPLES / step) == set()
 
 
-def test_routers_drawn_anew_are_noted_and_do_not_fail_the_gate(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
+def test_routers_drawn_anew_are_noted_and_do_not_fail_the_gate(tmp_path):
     def drawn(weight, layer):
         return 0.02 * np.random.default_rng([12, layer]).standard_normal(weight.shape)
 
-    model = trained("olmoe-balanced/step_1500").edited("weight", drawn)
-    assert found(model.write(tmp_path / "all")) == {"text/0", "text/1", "text/2"}
-    one = trained("olmoe-balanced/step_1500").edited("weight", drawn, (1,))
-    assert found(one.write(tmp_path / "one")) == {"text/1"}
+    model = trained("olmoe-balanced/step_1500")
+    assert noted(model.edited("weight", drawn).write(tmp_path / "all")) == {
+        "text/0", "text/1", "text/2"
+    }  # fmt: skip
+    assert noted(model.edited("weight", drawn, (1,)).write(tmp_path / "one")) == {"text/1"}
     assert gate(GateRequest(str(tmp_path / "one"))).verdict.exit_code == 0
 
 

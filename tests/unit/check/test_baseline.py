@@ -27,7 +27,7 @@ def written(tmp_path, model):
     return file
 
 
-def test_what_is_written_is_read_again(model, written) -> None:
+def test_what_is_written_is_read_again(model, written):
     made, read = baseline_of(lint(str(model))), read_baseline(written)
     assert (read.checkpoint, read.versions, read.num_tokens) == (made.checkpoint, made.versions, 0)
     for name, router in made.routers.items():
@@ -43,66 +43,71 @@ def test_what_is_written_is_read_again(model, written) -> None:
             assert again.columns[column][1] == error
 
 
-def test_writing_twice_gives_the_same_file(model, written, tmp_path) -> None:
+def test_the_file_is_small_the_same_each_time_and_holds_no_weight(model, written, tmp_path):
     write_baseline(tmp_path / "again.json", baseline_of(lint(str(model))))
     assert (tmp_path / "again.json").read_bytes() == written.read_bytes()
-
-
-def test_a_baseline_is_small_and_holds_no_weight(model, written) -> None:
     text = written.read_text("utf-8")
     # 16 experts of 64 weights in 3 layers: a copy would be 6 kB in base64 for each layer
     assert len(text) < 3 * 6000
     assert not any(word in text for word in ("token_id", "document", str(model.parent)))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda d: d.update(moegeom_baseline=99),
-        lambda d: d.pop("routers"),
-        lambda d: d["routers"]["text/0"].update(norms="AAAA"),
-        lambda d: d["routers"]["text/0"].update(norms="no base64!"),
-        lambda d: d["routers"]["text/0"].update(projections=None),
-        lambda d: d["routers"]["text/0"]["facts"].update(num_experts=10**12),
-        lambda d: d["routers"]["text/0"].update(columns={"x": 3}),
-        lambda d: d["routers"]["text/0"].update(samples=["a"]),
-        lambda d: d.update(routers=[1, 2]),
-        lambda d: d["routers"].update(x=d["routers"].pop("text/0")),
-        lambda d: d.update(checkpoint=7),
-    ],
-)
-def test_a_damaged_baseline_is_an_error(written, damage) -> None:
-    document = json.loads(written.read_text("utf-8"))
-    damage(document)
-    written.write_text(json.dumps(document), "utf-8")
-    with pytest.raises(ResultsError, match=r"baseline\.json"):
-        read_baseline(written)
+def _column(values):
+    return lambda d: d["routers"]["text/0"]["columns"].update(row_condition=values)
+
+
+DAMAGES = {
+    "another version": lambda d: d.update(moegeom_baseline=99),
+    "no routers": lambda d: d.pop("routers"),
+    "too few norms": lambda d: d["routers"]["text/0"].update(norms="AAAA"),
+    "no base64": lambda d: d["routers"]["text/0"].update(norms="no base64!"),
+    "no projections": lambda d: d["routers"]["text/0"].update(projections=None),
+    "a huge shape": lambda d: d["routers"]["text/0"]["facts"].update(num_experts=10**12),
+    "an endless shape": lambda d: d["routers"]["text/0"]["facts"].update(num_experts=float("inf")),
+    "a number as a column": lambda d: d["routers"]["text/0"].update(columns={"x": 3}),
+    "text for a number": _column(["NaN", None]),
+    "a number beyond floats": _column([10**400, None]),
+    "a truth value": _column([True, None]),
+    "a negative error": _column([1.0, -1.0]),
+    "a sample that is none": lambda d: d["routers"]["text/0"].update(samples=["a"]),
+    "a list of routers": lambda d: d.update(routers=[1, 2]),
+    "a router of no stack": lambda d: d["routers"].update(x=d["routers"].pop("text/0")),
+    "a number as a checkpoint": lambda d: d.update(checkpoint=7),
+}
+
+
+def test_a_damaged_baseline_is_an_error(written, tmp_path):
+    for what, damage in DAMAGES.items():
+        document = json.loads(written.read_text("utf-8"))
+        damage(document)
+        (tmp_path / "damaged.json").write_text(json.dumps(document), "utf-8")
+        with pytest.raises(ResultsError, match=r"damaged\.json"):
+            pytest.fail(f"{what}: {read_baseline(tmp_path / 'damaged.json')}")
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"[1]", b"\xff", b"[" * 200_000, b'{"moegeom_baseline": 1']
 )
-def test_a_file_that_is_no_baseline_is_an_error(tmp_path, content) -> None:
+def test_a_file_that_is_no_baseline_is_an_error(tmp_path, content):
     (tmp_path / "b.json").write_bytes(content)
     with pytest.raises(ResultsError):
         read_baseline(tmp_path / "b.json")
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", '{"moegeom_baseline": null}'])
-def test_no_version_is_told_of_a_file_that_has_none(tmp_path, content) -> None:
-    (tmp_path / "b.json").write_text(content)
-    with pytest.raises(ResultsError, match="no baseline of moegeom") as refused:
-        read_baseline(tmp_path / "b.json")
-    assert "None" not in str(refused.value)
+def test_of_a_file_without_one_no_version_is_told(tmp_path):
+    for content in ("{}", "[1]", '{"moegeom_baseline": null}'):
+        (tmp_path / "b.json").write_text(content)
+        with pytest.raises(ResultsError, match="no baseline of moegeom") as refused:
+            read_baseline(tmp_path / "b.json")
+        assert "None" not in str(refused.value)
+    with pytest.raises(ResultsError, match="--update-baseline --baseline"):
+        read_baseline(tmp_path / "none.json")
 
 
-def test_there_is_no_baseline_of_made_up_tokens(model, tmp_path) -> None:
-    out = scan(ScanRequest(str(model), tmp_path / "out", prior="isotropic-rms"))
+def test_there_is_no_baseline_of_made_up_tokens_or_broken_rows(model, tmp_path):
+    out = scan(ScanRequest(str(model), tmp_path / "out", prior="isotropic-rms", layers="1"))
     with pytest.raises(UsageError, match="synthetic"):
         baseline_of(open_results(out))
-
-
-def test_there_is_no_baseline_of_broken_rows(tmp_path) -> None:
-    model = write_model(tmp_path, Case(), WEIGHTS["MGI101"].spoil)
+    broken = write_model(tmp_path, Case(), WEIGHTS["MGI101"].spoil)
     with pytest.raises(UsageError, match="not finite"):
-        baseline_of(lint(str(model)))
+        baseline_of(lint(str(broken)))

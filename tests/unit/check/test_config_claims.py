@@ -16,73 +16,55 @@ from moegeom.router.quantised_modules import Quantisation
 from moegeom.router.settings import Settings
 from moegeom.studies.check.study import GateRequest, gate
 from tests.ends import work_ends
-from tests.unit.check.conftest import BIAS, Case, keep, with_token_table, write_model
-from tests.unit.check.defects import SAID, setting, tensor, together
+from tests.unit.check.conftest import BIAS, Case, keep, outcome_of, with_token_table
+from tests.unit.check.defects import SAID, setting, tensor, together, without
 
 GATE = "model.layers.3.mlp.gate"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+SPOKEN = Case(family="deepseek_v3", made=setting(**SAID))
 
 
-def found(tmp_path, code, spoil, family="deepseek_v3", **options):
-    target = str(write_model(tmp_path, Case(family=family, made=setting(**SAID)), spoil))
-    verdict = gate(GateRequest(target, **options)).verdict
-    (outcome,) = [o for o in verdict.outcomes if o.code == code]
+@pytest.fixture
+def judge(judged):
+    """One outcome of the gate on a deepseek_v3 that says all that engines read."""
+
+    def outcome(code, spoil, **options):
+        return outcome_of(judged(SPOKEN, spoil, **options), code)
+
     return outcome
 
 
-# --------------------------------------------------------------------------------- gating function
-
-
-def test_every_key_that_an_engine_needs_is_named_with_what_it_takes(tmp_path):
-    outcome = found(tmp_path, "MGI113", lambda tensors, config: [config.pop(k) for k in SAID])
+def test_every_key_that_an_engine_needs_is_named_with_what_it_takes(judge):
+    outcome = judge("MGI113", lambda tensors, config: [config.pop(key) for key in SAID])
     titles = [finding.title for finding in outcome.findings]
     assert titles == [
         "the config does not say 'scoring_func': vLLM takes softmax.",
         "the config does not say 'topk_method': vLLM leaves the selection bias out.",
     ]
     assert {finding.severity for finding in outcome.findings} == {"warning"}
+    strict = judge("MGI113", without("scoring_func"), profile=Path("release"))
+    assert [finding.severity for finding in strict.findings] == ["error"]
 
 
-def test_the_same_is_an_error_in_a_release(tmp_path):
-    outcome = found(
-        tmp_path, "MGI113", lambda t, config: config.pop("scoring_func"), profile=Path("release")
-    )
-    assert [finding.severity for finding in outcome.findings] == ["error"]
-
-
-def test_a_default_of_the_family_is_told_as_assumed(tmp_path):
-    def unsaid(tensors, config):
-        with_token_table(tensors, config)
-        del config["scoring_func"]
-
-    (finding,) = found(tmp_path, "MGI113", unsaid).findings
+def test_a_default_of_the_family_is_told_as_assumed(judge):
+    (finding,) = judge("MGI113", together(with_token_table, without("scoring_func"))).findings
     assert "Assumed is sqrt-softplus, the default of transformers" in finding.detail
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [({}, "is not given"), ({"gate": 0}, "is 0, which names no"), ({"gate": "0"}, "is 0")],
-)
-def test_a_gating_function_without_a_default_is_a_refusal_of_its_own_code(config, said):
+def test_a_gating_function_that_is_not_given_has_a_refusal_of_its_own():
     choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
-    with pytest.raises(RouterError, match=f"'gate' {said}") as caught:
-        Settings(config).choose(choice)
-    assert caught.value.code == GATING_UNSAID
-    assert "1 is softmax, 2 is sigmoid" in caught.value.hint
-
-
-def test_a_gating_function_that_nobody_knows_is_no_default():
-    choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
+    for config, fault in (
+        ({}, "is not given"), ({"gate": 0}, "is 0, which names no"), ({"gate": "0"}, "is 0")
+    ):  # fmt: skip
+        with pytest.raises(RouterError, match=f"'gate' {fault}") as caught:
+            Settings(config).choose(choice)
+        assert caught.value.code == GATING_UNSAID
+        assert "1 is softmax, 2 is sigmoid" in caught.value.hint
     with pytest.raises(RouterError, match="'gate' is 7 .*expected '1' or '2'") as caught:
         Settings({"gate": 7}).choose(choice)
     assert not caught.value.code
 
-
-# ------------------------------------------------------------------------------------------- groups
 
 IMPOSSIBLE = {
     "more kept than there are": {"n_group": 4, "topk_group": 5},
@@ -93,20 +75,12 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_impossible_groups_are_a_finding(tmp_path, what):
-    outcome = found(tmp_path, "MGI105", setting(**IMPOSSIBLE[what]))
-    assert (outcome.state, outcome.severity) == ("failed", "error")
-
-
-def test_a_refusal_is_a_finding_with_tokens_too(tmp_path):
-    model = write_model(tmp_path, Case(family="deepseek_v3"), setting(n_group=4, topk_group=5))
+def test_impossible_groups_are_a_finding_with_tokens_too(judged, tmp_path, what):
     np.savez(tmp_path / "rec.npz", x=np.zeros((4, 64), np.float32))
-    found = gate(GateRequest(str(model), tokens=str(tmp_path / "rec.npz")))
-    assert found.exit_code == 1
-    assert [finding.code for finding in found.verdict.findings] == ["MGI105"]
-
-
-# ----------------------------------------------------------------------------------- dropped groups
+    for options in ({}, {"tokens": "rec.npz"}):
+        report = judged(SPOKEN, setting(**IMPOSSIBLE[what]), **options)
+        assert report.exit_code == 1
+        assert [(f.code, f.severity) for f in report.verdict.findings] == [("MGI105", "error")]
 
 
 def signs(positive_of_each: int, offset: float = 0.0):
@@ -116,15 +90,14 @@ def signs(positive_of_each: int, offset: float = 0.0):
     return together(setting(n_group=4, topk_group=2), *same)
 
 
-@pytest.mark.parametrize(("positive", "state"), [(0, "failed"), (1, "failed"), (2, "passed")])
-def test_a_dropped_expert_may_win_where_kept_groups_hold_fewer_than_k_biases_above_0(
-    tmp_path, positive, state
+@pytest.mark.parametrize(
+    ("positive", "offset", "state"),
+    [(0, 0.0, "failed"), (1, 0.0, "failed"), (2, 0.0, "passed"), (0, 0.2, "passed")],
+)
+def test_a_dropped_expert_may_win_where_groups_hold_fewer_than_k_biases_above_0(
+    judge, positive, offset, state
 ):
-    assert found(tmp_path, "MGN120", signs(positive)).state == state
-
-
-def test_a_common_offset_takes_the_exposure_away(tmp_path):
-    assert found(tmp_path, "MGN120", signs(0, offset=0.2)).state == "passed"
+    assert judge("MGN120", signs(positive, offset)).state == state
 
 
 def test_the_statement_holds_for_drawn_scores():
@@ -141,8 +114,6 @@ def test_the_statement_holds_for_drawn_scores():
         stray = ~np.take_along_axis(np.repeat(kept, 4, axis=1), chosen, axis=1)
         assert stray.any() == (positive == 0)
 
-
-# ------------------------------------------------------------------------------------- quantisation
 
 COVERS = {
     "no list": ({}, True),
@@ -167,20 +138,13 @@ COVERS = {
 }
 
 
-@pytest.mark.parametrize("what", COVERS)
-def test_which_modules_a_config_quantises(what):
-    said, covers = COVERS[what]
-    asked = Quantisation.of({"quantization_config": {"quant_method": "fp8", **said}})
-    assert asked is not None
-    assert asked.covers(GATE) == covers
-
-
-@pytest.mark.parametrize("config", [{}, {"quantization_config": None}, {"quantization_config": 4}])
-def test_without_a_table_nothing_is_quantised(config):
-    assert Quantisation.of(config) is None
-
-
-def test_a_nested_config_is_found():
+def test_which_modules_a_config_quantises():
+    for what, (claims, covers) in COVERS.items():
+        asked = Quantisation.of({"quantization_config": {"quant_method": "fp8", **claims}})
+        assert asked is not None, what
+        assert asked.covers(GATE) == covers, what
+    for config in ({}, {"quantization_config": None}, {"quantization_config": 4}):
+        assert Quantisation.of(config) is None
     assert Quantisation.of({"text_config": {"quantization_config": {"quant_method": "fp8"}}})
 
 
@@ -191,16 +155,13 @@ def test_a_hostile_expression_comes_to_an_end(pattern):
         asked.covers("model.layers.3." + "a" * 60)
 
 
-def test_the_finding_names_key_routers_and_module(tmp_path):
-    spoil = setting(quantization_config={"quant_method": "awq", "modules_to_not_convert": ["x"]})
-    (finding,) = found(tmp_path, "MGN119", spoil).findings
+def test_the_finding_names_key_routers_and_module(judge):
+    claims = {"quant_method": "awq", "modules_to_not_convert": ["x"]}
+    (finding,) = judge("MGN119", setting(quantization_config=claims)).findings
     assert finding.routers == ("text/0", "text/1", "text/2")
     assert "3 of 3 routers" in finding.title
     assert "'quantization_config.modules_to_not_convert'" in finding.title
     assert "'model.layers.0.mlp.gate'" in finding.detail
-
-
-# ------------------------------------------------------------------------------------ kept results
 
 
 def of_config(verdict):
@@ -209,38 +170,41 @@ def of_config(verdict):
     return {o.code: (o.state, o.reason, o.findings) for o in verdict.outcomes if o.code in codes}
 
 
-def kept_and_checked(tmp_path, spoil):
-    """The gate on the weights of a checkpoint, and on results of it that a scan kept."""
-    model = str(write_model(tmp_path, Case(family="deepseek_v3", made=setting(**SAID)), spoil))
-    gate(GateRequest(model, out=tmp_path / "kept.moegeom"))
-    checked, kept = (gate(GateRequest(path)) for path in (model, str(tmp_path / "kept.moegeom")))
-    return checked.verdict, kept.verdict
+@pytest.fixture
+def twice(judged, tmp_path):
+    """The gate on the weights of a checkpoint, and on results of it that a scan left."""
+
+    def verdicts(spoil):
+        of_weights = judged(SPOKEN, spoil, out=tmp_path / "out.moegeom").verdict
+        return of_weights, gate(GateRequest(str(tmp_path / "out.moegeom"))).verdict
+
+    return verdicts
 
 
 CLAIMS = {
     "nothing unsaid": (keep, set()),
-    "gating": (lambda tensors, config: config.pop("scoring_func"), {"MGI113"}),
+    "gating": (without("scoring_func"), {"MGI113"}),
     "quantisation": (setting(quantization_config={"quant_method": "awq"}), {"MGN119"}),
     "dropped groups": (signs(0), {"MGN120"}),
 }
 
 
 @pytest.mark.parametrize("what", CLAIMS)
-def test_results_of_a_scan_are_judged_by_the_config_that_they_were_made_with(tmp_path, what):
+def test_results_of_a_scan_are_judged_by_the_config_that_they_were_made_with(twice, what):
     spoil, failed = CLAIMS[what]
-    checked, kept = kept_and_checked(tmp_path, spoil)
-    assert of_config(kept) == of_config(checked)
-    assert {code for code, (state, *_) in of_config(kept).items() if state == "failed"} == failed
+    of_weights, of_results = map(of_config, twice(spoil))
+    assert of_results == of_weights
+    assert {code for code, (state, *_) in of_results.items() if state == "failed"} == failed
 
 
-def test_results_of_an_older_version_are_not_judged_by_a_config_and_say_so(tmp_path):
-    kept_and_checked(tmp_path, signs(0))
-    file = tmp_path / "kept.moegeom/run.json"
+def test_results_of_an_older_version_are_not_judged_by_a_config_and_say_so(twice, tmp_path):
+    twice(signs(0))
+    file = tmp_path / "out.moegeom/run.json"
     run = json.loads(file.read_text("utf-8"))
     del run["gating"], run["quantisation"]
     for router in run["routers"]:
         del router["num_kept_groups"]
     file.write_text(json.dumps(run), "utf-8")
-    verdict = gate(GateRequest(str(tmp_path / "kept.moegeom"))).verdict
-    assert {said[:2] for said in of_config(verdict).values()} == {("does not apply", OLDER)}
+    verdict = gate(GateRequest(str(tmp_path / "out.moegeom"))).verdict
+    assert {one[:2] for one in of_config(verdict).values()} == {("does not apply", OLDER)}
     assert "the config (these results do not hold it)" in verdict.unseen

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from moegeom.router.drawn_rows import drawn_rows
-from moegeom.studies.check.study import GateRequest, gate
+from tests.by_day import by_day
 from tests.museum.exhibit_untrained import model as trained_model
-from tests.unit.check.conftest import GATE, Case, write_model
+from tests.unit.check.conftest import GATE, Case, outcome_of
 
 SIGMA = 0.02
 
@@ -24,20 +24,23 @@ def router(experts: int, hidden: int, drawn: int, seed: int = 0) -> np.ndarray:
     return rows
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("drawn", [8, 32, 48])
+@pytest.mark.parametrize(
+    ("drawn", "seed"),
+    by_day(
+        [(drawn, seed) for drawn in (8, 32, 48) for seed in range(20)],
+        {"few": (8, 0), "half": (32, 1), "most": (48, 2)},
+    ),
+)
 def test_new_rows_among_trained_ones_are_named(drawn, seed):
-    found = drawn_rows(router(64, 1024, drawn, seed), SIGMA)
-    assert set(found) <= set(range(64 - drawn, 64))
-    assert len(found) >= 0.8 * drawn
+    named = drawn_rows(router(64, 1024, drawn, seed), SIGMA)
+    assert set(named) <= set(range(64 - drawn, 64))
+    assert len(named) >= 0.8 * drawn
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("shape", [(16, 256), (64, 1024), (256, 512)])
-def test_trained_rows_of_the_drawn_length_are_not_named(shape, seed):
-    assert drawn_rows(router(*shape, 0, seed), SIGMA) == []
+@pytest.mark.parametrize("seed", by_day(range(60), range(6)))
+def test_trained_rows_of_the_drawn_length_are_not_named(seed):
+    for shape in ((16, 256), (64, 1024), (256, 512)):
+        assert drawn_rows(router(*shape, 0, seed), SIGMA) == [], shape
 
 
 LIKE = {
@@ -59,9 +62,8 @@ def test_rows_that_only_resemble_drawn_ones_are_not_named(what):
 
 
 def test_few_numbers_name_nothing():
-    assert drawn_rows(router(16, 64, 8), SIGMA) == []
-    assert drawn_rows(router(16, 256, 8), SIGMA) == []
-    assert drawn_rows(router(16, 1024, 3), SIGMA) == []
+    for experts, hidden, drawn in ((16, 64, 8), (16, 256, 8), (16, 1024, 3)):
+        assert drawn_rows(router(experts, hidden, drawn), SIGMA) == []
 
 
 def test_rows_that_are_not_finite_or_zero_do_no_harm():
@@ -70,9 +72,7 @@ def test_rows_that_are_not_finite_or_zero_do_no_harm():
     assert set(drawn_rows(weight, SIGMA)) <= set(range(32, 64))
 
 
-def test_a_router_whose_rows_share_a_direction_is_not_taken_for_drawn(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
+def test_a_router_whose_rows_share_a_direction_is_not_taken_for_drawn(judged):
     def aligned(tensors, config):
         config["initializer_range"] = 0.02
         for layer in range(3):
@@ -81,9 +81,7 @@ def test_a_router_whose_rows_share_a_direction_is_not_taken_for_drawn(tmp_path, 
             rows = np.sqrt(0.9) * rows + np.sqrt(0.1) * random.standard_normal(256)
             tensors[GATE.format(layer)] = (0.02 * rows).astype(np.float32)
 
-    write_model(tmp_path, Case(hidden=256), aligned)
-    (outcome,) = [o for o in gate(GateRequest("model")).verdict.outcomes if o.code == "MGG207"]
-    assert outcome.state == "passed"
+    assert outcome_of(judged(Case(hidden=256), aligned), "MGG207").state == "passed"
 
 
 def test_the_twin_of_the_museum_is_trained():

@@ -8,20 +8,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.core.finding import Outcome
 from moegeom.studies.check.study import GateRequest, gate
-from tests.unit.check.conftest import Case, keep, write_model
-from tests.unit.check.defects import EXPERT, OF_EXPERTS, _set, rows, upcycled, with_experts
+from tests.unit.check.conftest import Case, keep, outcome_of, write_model
+from tests.unit.check.defects import EXPERT, OF_EXPERTS, _set, upcycled
 
 BF16 = ml_dtypes.bfloat16
 COPIED = OF_EXPERTS["MGG208"]
 
 
-def judged(folder, monkeypatch, case: Case, said: list[str] | None = None, **asked) -> Outcome:
-    monkeypatch.chdir(folder)
-    model = write_model(folder, case, case.spoil)
-    request = GateRequest(str(model), **{"experts": True, "select": ("MGG208",), **asked})
-    (outcome,) = gate(request, None, (said if said is not None else []).append).verdict.outcomes
+@pytest.fixture
+def judge(judged):
+    def outcome(case, **options):
+        return outcome_of(judged(case, experts=True, select=("MGG208",), **options), "MGG208")
+
     return outcome
 
 
@@ -40,106 +39,77 @@ def every(change):
     return replace(COPIED, spoil=spoil)
 
 
-def test_copies_with_noise_are_found_and_the_bytes_read_are_said(tmp_path, monkeypatch):
-    said: list[str] = []
-    outcome = judged(tmp_path, monkeypatch, COPIED, said)
+def test_copies_with_noise_are_named_and_the_bytes_read_are_announced(tmp_path):
+    announced: list[str] = []
+    model = str(write_model(tmp_path, COPIED, COPIED.spoil))
+    request = GateRequest(model, experts=True, select=("MGG208",))
+    (outcome,) = gate(request, None, announced.append).verdict.outcomes
     (finding,) = outcome.findings
     assert (outcome.state, finding.routers) == ("failed", ("text/1",))
     assert "16 experts differ by no more than initial noise" in finding.title
-    assert said == ["reads 393,216 bytes of experts"]
+    assert announced == ["reads 393,216 bytes of experts"]
 
 
-def test_exact_copies_are_copies_up_to_their_storage(tmp_path, monkeypatch):
+def test_exact_copies_are_copies_up_to_their_storage(judge):
     first = {}
-    spoil = every(lambda values, e: first.setdefault(values.shape, values))
-    (finding,) = judged(tmp_path, monkeypatch, spoil).findings
+    (finding,) = judge(every(lambda v, e: first.setdefault(v.shape, v))).findings
     assert "copies up to the last digits of their storage" in finding.title
 
 
-def test_updates_that_a_group_of_tokens_makes_are_growth(tmp_path, monkeypatch):
-    """An outer product for each expert, with half of the energy of the noise."""
-
-    def grown(values, expert):
-        random = np.random.default_rng(expert)
-        along = np.outer(
-            random.standard_normal(len(values)), random.standard_normal(values.shape[1])
-        )
-        return values + 0.007 * along
-
-    assert judged(tmp_path, monkeypatch, every(grown)).state == "passed"
+def _by_tokens(values, expert):
+    """An outer product, as a group of tokens makes it, with half of the energy of the noise."""
+    random = np.random.default_rng(expert)
+    along = np.outer(random.standard_normal(len(values)), random.standard_normal(values.shape[1]))
+    return values + 0.007 * along
 
 
-def test_experts_whose_last_matrix_alone_was_trained_have_grown_apart(tmp_path, monkeypatch):
-    def grown(values, expert):
-        random = np.random.default_rng(expert)
-        return values if values.shape == (32, 64) else 0.02 * random.standard_normal(values.shape)
-
-    assert judged(tmp_path, monkeypatch, every(grown)).state == "passed"
+def _last_alone(values, expert):
+    random = np.random.default_rng(expert)
+    return values if values.shape == (32, 64) else 0.02 * random.standard_normal(values.shape)
 
 
-def test_experts_of_zeros_are_no_copies(tmp_path, monkeypatch):
-    assert judged(tmp_path, monkeypatch, every(lambda v, e: 0.0 * v)).state == "passed"
+@pytest.mark.parametrize("change", [_by_tokens, _last_alone, lambda values, expert: 0.0 * values])
+def test_experts_that_grew_apart_and_experts_of_zeros_are_no_copies(judge, change):
+    assert judge(every(change)).state == "passed"
 
 
-def test_what_cannot_be_compared_is_not_passed(tmp_path, monkeypatch):
-    eight = every(lambda values, e: values.astype(np.int8))
-    outcome = judged(tmp_path, monkeypatch, eight)
+OPEN = {
+    "no floats": (every(lambda values, e: values.astype(np.int8)), "text/1"),
+    "not finite": (every(lambda values, e: _set(values, (0, 0), np.nan)), "not finite"),
+    "routers alone": (Case(), "no tensors of experts"),
+}
+
+
+@pytest.mark.parametrize("what", OPEN)
+def test_what_cannot_be_compared_is_not_passed(judge, what):
+    case, reason = OPEN[what]
+    outcome = judge(case)
     assert outcome.state == "inconclusive"
-    assert "text/1" in outcome.reason
+    assert reason in outcome.reason
+    assert what != "not finite" or outcome.num_open == 2
 
 
-def test_values_that_are_not_finite_are_not_passed(tmp_path, monkeypatch):
-    broken = every(lambda values, e: _set(values, (0, 0), np.nan))
-    outcome = judged(tmp_path, monkeypatch, broken)
-    assert (outcome.state, outcome.num_open) == ("inconclusive", 2)
-    assert "not finite" in outcome.reason
-
-
-def test_a_file_of_routers_alone_is_not_passed(tmp_path, monkeypatch):
-    outcome = judged(tmp_path, monkeypatch, Case())
-    assert outcome.state == "inconclusive"
-    assert "no tensors of experts" in outcome.reason
-
-
-def test_without_the_option_nobody_counts_it_but_who_names_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    model = str(write_model(tmp_path, COPIED, keep))
-    usual = gate(GateRequest(model)).verdict
+def test_without_the_option_nobody_counts_it_but_who_names_it(judged, tmp_path):
+    usual = judged(COPIED, keep, experts=False).verdict
     assert "MGG208" not in [outcome.code for outcome in usual.outcomes]
     assert "expert weights" in usual.not_looked_at
-    asked = gate(GateRequest(model, select=("MGG208",))).verdict
-    assert [o.state for o in asked.outcomes] == ["needs experts"]
-    assert asked.exit_code == 4
+    named = gate(GateRequest("model", select=("MGG208",))).verdict
+    assert [o.state for o in named.outcomes] == ["needs experts"]
+    assert named.exit_code == 4
     profile = tmp_path / "p.toml"
     profile.write_text('require = ["MGG208"]\n')
-    required = gate(GateRequest(model, profile=profile)).verdict
-    (outcome,) = [o for o in required.outcomes if o.code == "MGG208"]
-    assert (outcome.state, required.exit_code) == ("inconclusive", 4)
-    read = gate(GateRequest(model, experts=True)).verdict
+    required = gate(GateRequest("model", profile=profile))
+    assert (outcome_of(required, "MGG208").state, required.exit_code) == ("inconclusive", 4)
+    read = gate(GateRequest("model", experts=True)).verdict
     assert "expert weights beyond a sample" in read.not_looked_at
 
 
-def test_experts_of_results_come_too_late(tmp_path, monkeypatch, world_results):
-    from moegeom.core.errors import UsageError
-
-    with pytest.raises(UsageError, match="--experts comes too late"):
-        gate(GateRequest(world_results, experts=True))
-
-
-@pytest.fixture
-def world_results(tmp_path):
-    model = write_model(tmp_path, Case(), rows(lambda w: w))
-    gate(GateRequest(str(model), out=tmp_path / "kept"))
-    return str(tmp_path / "kept")
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, BF16])
-def test_every_plain_format_is_read(tmp_path, monkeypatch, dtype):
+def test_every_plain_format_is_read(judge, dtype):
     def spoil(tensors, config):
-        with_experts(tensors, config)
         upcycled(tensors, config)
         for name in [name for name in tensors if ".experts." in name]:
             tensors[name] = tensors[name].astype(dtype)
 
-    outcome = judged(tmp_path, monkeypatch, replace(COPIED, spoil=spoil))
+    outcome = judge(replace(COPIED, spoil=spoil))
     assert [finding.routers for finding in outcome.findings] == [("text/1",)]

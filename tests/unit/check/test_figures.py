@@ -29,7 +29,7 @@ def claims(name: str, column: str, values: list[float], error: float = 0.01) -> 
         ("uneven_load", "load_entropy_normalised", [1, 0, 2]),
     ],
 )
-def test_the_worst_figure_comes_first_also_where_it_is_0(name, column, order) -> None:
+def test_the_worst_figure_comes_first_also_where_it_is_0(name, column, order):
     found = claims(name, column, [0.4, 0.0, 0.9])
     assert [claim.router for claim in found] == [f"text/{i}" for i in order]
 

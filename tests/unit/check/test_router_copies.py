@@ -9,30 +9,27 @@ from safetensors.numpy import load_file, save_file
 from moegeom.checkpoint.ranks import are_ranks
 from moegeom.core.errors import CheckpointError
 from moegeom.studies.check.study import GateRequest, gate
-from tests.unit.check.conftest import GATE, Case, keep, write_model
+from tests.unit.check.conftest import GATE, Case, keep, outcome_of, write_model
 
 LAYERS = Case(layers=4, hidden=128)
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def of_gate(code: str, target: str = "model"):
+    return outcome_of(gate(GateRequest(target)), code)
 
 
-def outcome(code: str, target: str = "model"):
-    (found,) = [o for o in gate(GateRequest(target)).verdict.outcomes if o.code == code]
-    return found
-
-
-def spoilt(tmp_path, change):
+@pytest.fixture
+def spoilt(judged):
     """The model with layer 3 made of layer 0 and of itself."""
 
-    def spoil(tensors, config):
-        first, last = (tensors[GATE.format(n)].astype(np.float32) for n in (0, 3))
-        tensors[GATE.format(3)] = change(first, last)
+    def outcome(change):
+        def spoil(tensors, config):
+            first, last = (tensors[GATE.format(n)].astype(np.float32) for n in (0, 3))
+            tensors[GATE.format(3)] = change(first, last)
 
-    write_model(tmp_path, LAYERS, spoil)
-    return outcome("MGI112")
+        return outcome_of(judged(LAYERS, spoil), "MGI112")
+
+    return outcome
 
 
 COPIES = {
@@ -46,20 +43,18 @@ COPIES = {
 
 
 @pytest.mark.parametrize("what", COPIES)
-def test_a_copied_router_or_block_is_an_error(tmp_path, what):
-    change, said = COPIES[what]
-    (finding,) = spoilt(tmp_path, change).findings
-    assert finding.severity == "error"
-    assert finding.routers == ("text/0", "text/3")
-    assert said in finding.title
+def test_a_copied_router_or_block_is_an_error(spoilt, what):
+    change, words = COPIES[what]
+    (finding,) = spoilt(change).findings
+    assert (finding.severity, finding.routers) == ("error", ("text/0", "text/3"))
+    assert words in finding.title
+    if what == "moved":  # where its rows came from and went
+        assert (
+            "Experts 0-7 of the one are experts 4-11 of the other, 4 further on" in finding.detail
+        )
 
 
-def test_a_block_names_where_its_rows_came_from_and_went(tmp_path):
-    (finding,) = spoilt(tmp_path, COPIES["moved"][0]).findings
-    assert "Experts 0-7 of the one are experts 4-11 of the other, 4 further on" in finding.detail
-
-
-def test_a_copy_through_bfloat16_is_found_in_float32(tmp_path):
+def test_a_copy_through_bfloat16_is_found_in_float32(judged):
     def spoil(tensors, config):
         for layer in range(4):
             exact = tensors[GATE.format(layer)].astype(np.float32)
@@ -67,8 +62,7 @@ def test_a_copy_through_bfloat16_is_found_in_float32(tmp_path):
             tensors[GATE.format(layer)] = (exact * (1 + 1e-3 * noise)).astype(np.float32)
         tensors[GATE.format(2)] = tensors[GATE.format(0)].astype("bfloat16")
 
-    write_model(tmp_path, LAYERS, spoil)
-    (finding,) = outcome("MGI112").findings
+    (finding,) = outcome_of(judged(LAYERS, spoil), "MGI112").findings
     assert finding.title == "the router of layer 2 is a cast of that of layer 0."
 
 
@@ -85,11 +79,8 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("what", HEALTHY)
-def test_what_only_resembles_a_copy_is_none(tmp_path, what):
-    assert spoilt(tmp_path, HEALTHY[what]).state == "passed"
-
-
-# ------------------------------------------------------------------------------------ files of ranks
+def test_what_only_resembles_a_copy_is_none(spoilt, what):
+    assert spoilt(HEALTHY[what]).state == "passed"
 
 
 def ranked(tmp_path, change, names=("model-rank-0", "model-rank-1")):
@@ -105,49 +96,37 @@ def ranked(tmp_path, change, names=("model-rank-0", "model-rank-1")):
     return model
 
 
-def test_ranks_that_hold_one_router_are_one_checkpoint(tmp_path):
-    ranked(tmp_path, lambda gate: gate)
-    assert (gate(GateRequest("model")).exit_code, outcome("MGI114").state) == (0, "passed")
+FILES, IN_FOLDERS = ("model-rank-0", "model-rank-1"), ("rank_0/model", "rank_1/model")
 
 
-def test_a_router_that_differs_between_ranks_is_an_error_with_the_rows_counted(tmp_path):
+@pytest.mark.parametrize("names", [FILES, IN_FOLDERS])
+def test_ranks_that_hold_one_router_are_one_checkpoint(tmp_path, names):
+    model = ranked(tmp_path, lambda gate: gate, names)
+    (model / "notes").mkdir()
+    assert (gate(GateRequest("model")).exit_code, of_gate("MGI114").state) == (0, "passed")
+    if names == IN_FOLDERS:  # a config in the first of them counts for all
+        (model / "config.json").rename(model / "rank_0/config.json")
+        assert gate(GateRequest("model")).exit_code == 0
+
+
+@pytest.mark.parametrize("names", [FILES, IN_FOLDERS])
+def test_a_router_that_differs_between_ranks_is_an_error_with_the_rows_counted(tmp_path, names):
     def drifted(gate):
         moved = gate.copy()
-        moved[[2, 7]] *= gate.dtype.type(1.01)
+        moved[[2, 7]] *= gate.dtype.type(1.02)
         return moved
 
-    ranked(tmp_path, drifted)
-    (finding,) = outcome("MGI114").findings
+    ranked(tmp_path, drifted, names)
+    (finding,) = of_gate("MGI114").findings
     assert gate(GateRequest("model")).exit_code == 1
-    assert "model-rank-0.safetensors and in model-rank-1.safetensors" in finding.title
+    assert f"{names[0]}.safetensors and in {names[1]}.safetensors" in finding.title
     assert "with other numbers in 2 rows of 16" in finding.title
 
 
 def test_a_slice_in_another_rank_is_no_copy_that_is_equal(tmp_path):
     ranked(tmp_path, lambda gate: gate[:8])
-    (finding,) = outcome("MGI114").findings
+    (finding,) = of_gate("MGI114").findings
     assert "with other shapes or dtypes" in finding.title
-
-
-IN_FOLDERS = ("rank_0/model", "rank_1/model")
-
-
-def test_folders_of_ranks_are_one_checkpoint(tmp_path):
-    model = ranked(tmp_path, lambda gate: gate, IN_FOLDERS)
-    (model / "notes").mkdir()
-    assert (gate(GateRequest("model")).exit_code, outcome("MGI114").state) == (0, "passed")
-
-
-def test_a_config_in_the_first_of_the_folders_counts_for_all(tmp_path):
-    model = ranked(tmp_path, lambda gate: gate, IN_FOLDERS)
-    (model / "config.json").rename(model / "rank_0/config.json")
-    assert gate(GateRequest("model")).exit_code == 0
-
-
-def test_a_router_that_differs_between_folders_is_an_error_that_names_both(tmp_path):
-    ranked(tmp_path, lambda gate: (gate * gate.dtype.type(1.02)).astype(gate.dtype), IN_FOLDERS)
-    (finding,) = outcome("MGI114").findings
-    assert "rank_0/model.safetensors and in rank_1/model.safetensors" in finding.title
 
 
 def test_folders_that_are_no_ranks_are_not_joined(tmp_path):
@@ -172,6 +151,5 @@ RANKS = {
 }
 
 
-@pytest.mark.parametrize("names", RANKS)
-def test_only_files_that_differ_in_the_number_of_a_rank_are_ranks(names):
-    assert are_ranks(names) == RANKS[names]
+def test_only_files_that_differ_in_the_number_of_a_rank_are_ranks():
+    assert {names: are_ranks(names) for names in RANKS} == RANKS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,66 +51,63 @@ def _routers(outcome: Outcome) -> list[str]:
 AT_MOST = Threshold("load_cv_ddof0", "at_most", 0.5)
 
 
-def test_each_layer_beyond_its_bound_is_named() -> None:
-    outcome = _judge(AT_MOST, _layers({0: 0.4, 1: 0.6, 2: 0.5}))
-    assert (outcome.state, _routers(outcome)) == ("failed", ["text/1"])
-    assert "at most 0.5" in outcome.findings[0].title
+AT_LEAST = Threshold("load_cv_ddof0", "at_least", 0.5)
+RELATIVE = Threshold("load_cv_ddof0", "at_most", 1.2, is_relative=True)
+RISING = {layer: 0.1 * layer for layer in range(11)}
 
 
-def test_at_least_bounds_from_below() -> None:
-    threshold = Threshold("load_cv_ddof0", "at_least", 0.5)
-    assert _routers(_judge(threshold, _layers({0: 0.4, 1: 0.6}))) == ["text/0"]
+def _percentile(bound: float, percentile: float) -> Threshold:
+    return Threshold("load_cv_ddof0", "at_most", bound, percentile=percentile)
 
 
-def test_a_value_within_chance_of_its_bound_passes() -> None:
-    assert _judge(AT_MOST, _layers({0: 0.52}, error=0.01)).state == "passed"
-    assert _judge(AT_MOST, _layers({0: 0.60}, error=0.01)).state == "failed"
+#: A threshold, values of layers, their error, the value of the baseline: the state, and who is named.
+JUDGED = {
+    "each layer beyond": (AT_MOST, {0: 0.4, 1: 0.6, 2: 0.5}, None, None, "failed", ["text/1"]),
+    "from below": (AT_LEAST, {0: 0.4, 1: 0.6}, None, None, "failed", ["text/0"]),
+    "within chance": (AT_MOST, {0: 0.52}, 0.01, None, "passed", []),
+    "beyond chance": (AT_MOST, {0: 0.60}, 0.01, None, "failed", ["text/0"]),
+    "the median": (_percentile(0.45, 50.0), RISING, None, None, "failed", ["text/5"]),
+    "nine tenths": (_percentile(0.95, 90.0), RISING, None, None, "passed", []),
+    "times the baseline": (RELATIVE, {0: 0.47}, None, 0.4, "passed", []),
+    "more times": (RELATIVE, {0: 0.49}, None, 0.4, "failed", ["text/0"]),
+    "no baseline": (RELATIVE, {0: 0.4}, None, None, "inconclusive", []),
+    "no column": (Threshold("load_csv", "at_most", 1.0), {0: 0.4}, None, None, "inconclusive", []),
+}
 
 
-def test_a_percentile_judges_one_layer() -> None:
-    values = {layer: 0.1 * layer for layer in range(11)}
-    outcome = _judge(Threshold("load_cv_ddof0", "at_most", 0.45, percentile=50.0), _layers(values))
-    assert _routers(outcome) == ["text/5"]
-    outcome = _judge(Threshold("load_cv_ddof0", "at_most", 0.95, percentile=90.0), _layers(values))
-    assert outcome.state == "passed"
+@pytest.mark.parametrize("what", JUDGED)
+def test_layers_beyond_a_bound_are_named(what):
+    threshold, values, error, before, state, routers = JUDGED[what]
+    outcome = _judge(threshold, _layers(values, error), before)
+    assert (outcome.state, _routers(outcome)) == (state, routers)
 
 
-def test_a_relative_bound_multiplies_the_baseline() -> None:
-    threshold = Threshold("load_cv_ddof0", "at_most", 1.2, is_relative=True)
-    assert _judge(threshold, _layers({0: 0.47}), before=0.4).state == "passed"
-    outcome = _judge(threshold, _layers({0: 0.49}), before=0.4)
-    assert "1.2 times the baseline's 0.4" in outcome.findings[0].title
+def test_the_bound_or_what_is_lacking_is_named():
+    bounds = {
+        "at most 0.5": _judge(AT_MOST, _layers({1: 0.6})),
+        "1.2 times the baseline's 0.4": _judge(RELATIVE, _layers({0: 0.49}), 0.4),
+    }
+    assert all(words in outcome.findings[0].title for words, outcome in bounds.items())
+    assert "load_csv" in _judge(Threshold("load_csv", "at_most", 1.0), _layers({0: 0.4})).reason
 
 
-def test_a_relative_bound_without_baseline_is_inconclusive() -> None:
-    threshold = Threshold("load_cv_ddof0", "at_most", 1.2, is_relative=True)
-    assert _judge(threshold, _layers({0: 0.4})).state == "inconclusive"
-
-
-def test_an_unknown_column_is_inconclusive_and_named() -> None:
-    outcome = _judge(Threshold("load_csv", "at_most", 1.0), _layers({0: 0.4}))
-    assert outcome.state == "inconclusive"
-    assert "load_csv" in outcome.reason
-
-
-def test_a_threshold_has_a_severity_of_its_own() -> None:
-    threshold = Threshold("load_cv_ddof0", "at_most", 0.5, severity="warning")
-    outcome = _judge(threshold, _layers({0: 0.6}))
+def test_a_threshold_has_a_severity_of_its_own():
+    outcome = _judge(replace(AT_MOST, severity="warning"), _layers({0: 0.6}))
     assert (outcome.severity, outcome.findings[0].severity) == ("warning", "warning")
 
 
-@pytest.mark.parametrize(("layer", "state"), [(3, "ignored"), (4, "failed")])
-def test_what_a_profile_ignores_is_kept_with_its_reason(layer, state) -> None:
+def test_what_a_profile_ignores_stays_with_its_reason():
     ignore = (Ignore("MGP901", "known", frozenset({3})),)
-    outcome = _judge(AT_MOST, _layers({layer: 0.9}), ignore=ignore)
-    assert outcome.state == state
-    assert outcome.reason == ("known" if state == "ignored" else "")
-    assert (len(outcome.findings), len(outcome.accepted)) == (
-        (0, 1) if state == "ignored" else (1, 0)
-    )
+    for layer, state, reason, numbers in (
+        (3, "ignored", "known", (0, 1)),
+        (4, "failed", "", (1, 0)),
+    ):
+        outcome = _judge(AT_MOST, _layers({layer: 0.9}), ignore=ignore)
+        assert (outcome.state, outcome.reason) == (state, reason)
+        assert (len(outcome.findings), len(outcome.accepted)) == numbers
 
 
-def test_limits_of_a_layer_come_before_those_of_the_check() -> None:
+def test_limits_of_a_layer_come_before_those_of_the_check():
     settings = LimitSettings({"ratio": 4.0}, (LayerLimits(frozenset({1, 2}), {"ratio": 5.0}),))
     profile = Profile(limits={"MGG203": settings})
     asked = [profile.limit("MGG203", "ratio", layer, 3.0) for layer in (0, 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -18,9 +17,9 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.document.verdict_text import verdict_sentence
 from moegeom.router.token_tables import looked_up
 from moegeom.studies.check.document import document
-from moegeom.studies.check.record import Gate
-from moegeom.studies.check.study import GateRequest, gate
-from tests.unit.check.conftest import TABLE, Case, keep, with_token_table, write_model
+from tests.by_day import by_day
+from tests.unit.check.conftest import GATE, TABLE, Case, keep, outcome_of, with_token_table
+from tests.unit.check.defects import rows, tensor, together
 
 BF16 = ml_dtypes.bfloat16
 
@@ -53,8 +52,7 @@ def test_up_to_256_experts_bfloat16_holds_every_id():
     assert not table(ids(256), 256).is_rounded
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", by_day(range(200), range(0, 200, 10)))
 def test_no_healthy_table_is_taken_for_a_rounded_one(seed):
     assert not table(ids(300, 2, 400, seed), 300).is_rounded
 
@@ -71,52 +69,31 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_table_fails_the_gate_and_its_duplicate_does_not(tmp_path, monkeypatch, damage):
-    monkeypatch.chdir(tmp_path)
-    change, said = DAMAGE[damage]
-
-    def spoil(tensors, config):
-        tensors[TABLE.format(1)] = change(tensors[TABLE.format(1)])
-
-    verdict = gate(GateRequest(str(write_model(tmp_path, HASHED, spoil)))).verdict
-    (outcome,) = [o for o in verdict.outcomes if o.code == "MGI111"]
-    assert (verdict.exit_code, outcome.state) == (1, "failed")
-    assert said in f"{outcome.findings[0].title} {outcome.findings[0].detail}".lower()
+def test_a_damaged_table_fails_the_gate(judged, damage):
+    change, words = DAMAGE[damage]
+    report = judged(HASHED, tensor(TABLE, change))
+    outcome = outcome_of(report, "MGI111")
+    assert (report.exit_code, outcome.state) == (1, "failed")
+    assert words in f"{outcome.findings[0].title} {outcome.findings[0].detail}".lower()
 
 
-def test_routers_that_are_not_looked_at_are_counted_in_every_verdict_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = gate(GateRequest(str(write_model(tmp_path, HASHED, keep))))
-    assert found.verdict.exit_code == 0
-    said = verdict_sentence(found.verdict)
-    assert said.startswith("PASSED: ")
-    assert "Not checked: 1 of 3 routers, whether routers were trained." in said
+def test_a_table_that_cannot_be_read_is_inconclusive(judged):
+    report = judged(HASHED, tensor(TABLE, np.ravel))
+    assert (report.exit_code, outcome_of(report, "MGI111").state) == (4, "inconclusive")
+
+
+def test_routers_that_are_not_looked_at_are_counted_in_every_verdict_line(judged):
+    report = judged(HASHED)
+    assert report.exit_code == 0
+    sentence = verdict_sentence(report.verdict)
+    assert sentence.startswith("PASSED: ")
+    assert "Not checked: 1 of 3 routers, whether routers were trained." in sentence
     view = View(width=200)
     for name in RENDERERS.names():
-        text = render(document(found, view), name, view)
+        text = render(document(report, view), name, view)
         assert "1 of 3 routers" in text, name
         assert "PASSED" in text, name
-
-
-def test_layers_that_were_not_asked_for_are_counted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    case = Case()
-    found = gate(GateRequest(str(write_model(tmp_path, case, keep)), layers="1"))
-    assert found.verdict.unseen[0] == "2 of 3 routers"
-
-
-def test_a_table_that_cannot_be_read_is_inconclusive(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def flat(tensors, config):
-        tensors[TABLE.format(1)] = tensors[TABLE.format(1)].ravel()
-
-    verdict = gate(GateRequest(str(write_model(tmp_path, HASHED, flat)))).verdict
-    (outcome,) = [o for o in verdict.outcomes if o.code == "MGI111"]
-    assert (verdict.exit_code, outcome.state) == (4, "inconclusive")
-
-
-# ------------------------------------------------------------------------- experts of the baseline
+    assert judged(layers="1").verdict.unseen[0] == "2 of 3 routers"
 
 
 def with_experts(tensors, config):
@@ -139,55 +116,43 @@ def trained(tensors, config):
 
 
 @pytest.fixture
-def compared(tmp_path, monkeypatch):
-    """The verdict on a checkpoint with experts beside the baseline of the unspoilt one."""
-    monkeypatch.chdir(tmp_path)
-    case = Case(made=with_experts)
-    folders = [tmp_path / name for name in ("before", "now")]
-    for folder in folders:
-        folder.mkdir()
-    old = GateRequest(str(write_model(folders[0], case, keep)), baseline=tmp_path / "base.json")
-    gate(replace(old, update_baseline=True))
+def compared(judged, tmp_path, records):
+    """The gate on a checkpoint with experts beside the baseline of the unspoilt one."""
+    case, base = Case(made=with_experts), tmp_path / "base.json"
+    if case not in records:
+        judged(case, baseline=base, update_baseline=True)
+        records[case] = base.read_text("utf-8")
+    base.write_text(records[case], "utf-8")
+    return lambda spoil: judged(case, spoil, baseline=base)
 
-    def judged(spoil, baseline=tmp_path / "base.json", **options):
-        target = str(write_model(folders[1], case, spoil))
-        return gate(GateRequest(target, baseline=baseline, **options)).verdict
 
-    return judged
+ROWS = rows(lambda w: w[[0, 1, 2, 9, *range(4, 9), 3, *range(10, 16)]])
 
 
 def test_exchanged_experts_fail_where_the_baseline_holds_their_hashes(compared):
-    verdict = compared(exchanged)
-    (finding,) = verdict.findings
-    assert (verdict.exit_code, finding.code) == (1, "MGI121")
+    report = compared(exchanged)
+    (finding,) = report.verdict.findings
+    assert (report.exit_code, finding.code) == (1, "MGI121")
     assert "2 experts are those of other rows in the baseline: 3 was 9, 9 was 3" in finding.title
     assert finding.fix.startswith("exchange experts 3 and 9")
 
 
-def test_the_mirror_fault_stays_found_and_says_what_to_exchange(compared):
-    def rows(tensors, config):
-        name = "model.layers.1.mlp.gate.weight"
-        tensors[name] = tensors[name][[0, 1, 2, 9, *range(4, 9), 3, *range(10, 16)]]
-
-    (finding,) = compared(rows).findings
+def test_the_mirror_fault_stays_a_finding_that_says_what_to_exchange(compared):
+    (finding,) = compared(ROWS).verdict.findings
     assert finding.code == "MGI121"
     assert finding.fix.startswith("exchange rows 3 and 9 of model.layers.1.mlp.gate.weight")
 
 
 @pytest.mark.parametrize("healthy", [keep, trained])
 def test_experts_that_stayed_or_were_trained_pass(compared, healthy):
-    verdict = compared(healthy)
+    verdict = compared(healthy).verdict
     assert verdict.exit_code == 0
     assert not any("hashes" in text for text in verdict.unseen)
 
 
 def test_experts_that_went_with_their_rows_pass(compared):
-    def both(tensors, config):
-        exchanged(tensors, config)
-        name = "model.layers.1.mlp.gate.weight"
-        tensors[name] = tensors[name][[0, 1, 2, 9, *range(4, 9), 3, *range(10, 16)]]
-
-    assert "MGI121" not in {finding.code for finding in compared(both).findings}
+    findings = compared(together(exchanged, ROWS)).verdict.findings
+    assert "MGI121" not in {finding.code for finding in findings}
 
 
 def test_hashes_that_cannot_be_compared_are_told_in_the_verdict(compared):
@@ -195,71 +160,51 @@ def test_hashes_that_cannot_be_compared_are_told_in_the_verdict(compared):
         for name in [n for n in tensors if ".experts." in n]:
             del tensors[name]
 
-    verdict = compared(without)
+    verdict = compared(without).verdict
     assert "experts (hashes in the baseline, not compared)" in verdict.unseen
     assert "hashes in the baseline, not compared" in verdict_sentence(verdict)
-
-
-# ------------------------------------------------------------------------- words of all formats
 
 
 @pytest.mark.parametrize(("spoil", "word"), [(keep, "PASSED"), (exchanged, "FAILED")])
 def test_every_format_says_the_word_of_the_exit_code_and_names_checks_by_what_holds(
     compared, spoil, word
 ):
-    verdict = compared(spoil)
-    told = document(Gate(verdict, gate(GateRequest("now/model")).run), View())
+    page = document(compared(spoil), View())
     for name in RENDERERS.names():
-        assert word in render(told, name, View(width=200)), name
-    assert 'name="MGI103 no router row is zero."' in render(told, "junit")
-    assert "| MGI103 | no router row is zero. | passed |" in render(told, "md")
-    assert json.loads(render(told, "json"))["verdict"] == word
+        assert word in render(page, name, View(width=200)), name
+    assert 'name="MGI103 no router row is zero."' in render(page, "junit")
+    assert "| MGI103 | no router row is zero. | passed |" in render(page, "md")
+    assert json.loads(render(page, "json"))["verdict"] == word
 
 
-# ------------------------------------------------------------------------- rows that did not move
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda w: np.where(np.arange(16)[:, None] == 5, 3 * w, w), id="times 3"),
-        pytest.param(lambda w: np.where(np.arange(16)[:, None] == 5, 0.0, w), id="zero"),
-        pytest.param(lambda w: np.where(np.arange(16)[:, None] == 5, 100 * w, w), id="times 100"),
-    ],
-)
+@pytest.mark.parametrize("times", [3, 0.0, 100])
 @pytest.mark.parametrize(("factor", "common"), [(1.0, 0.0), (1.0, 0.5), (2.0, 0.0)])
-def test_only_the_row_that_changed_is_said_to_have_moved(compared, change, common, factor):
+def test_only_the_row_that_changed_has_moved(compared, times, common, factor):
     def spoil(tensors, config):
-        name = "model.layers.1.mlp.gate.weight"
+        name = GATE.format(1)
         w = tensors[name].astype(np.float64)
-        tensors[name] = (factor * change(w) + common * w[2]).astype(np.float32)
+        changed = np.where(np.arange(16)[:, None] == 5, times * w, w)
+        tensors[name] = (factor * changed + common * w[2]).astype(np.float32)
 
-    found = [f for f in compared(spoil).findings if f.code in ("MGG401", "MGI128")]
-    assert {f.routers for f in found} == {("text/1",)}
+    findings = [f for f in compared(spoil).verdict.findings if f.code in ("MGG401", "MGI128")]
+    assert {f.routers for f in findings} == {("text/1",)}
     # a factor of the other rows is told as one
-    told = [f.title for f in found if "rows: scaled by 2" not in f.title]
-    assert len(told) == 1
-    assert "expert 5 " in told[0]
-    if found[0].code == "MGG401":
-        assert "1 of 16 rows moved" in told[0]
+    (title,) = [f.title for f in findings if "rows: scaled by 2" not in f.title]
+    assert "expert 5 " in title
+    if findings[0].code == "MGG401":
+        assert "1 of 16 rows moved" in title
 
 
 def test_a_copied_row_blames_no_other_one(compared):
-    def copied(tensors, config):
-        name = "model.layers.1.mlp.gate.weight"
-        tensors[name] = tensors[name][[*range(5), 6, *range(6, 16)]]
-
-    found = {finding.code: finding for finding in compared(copied).findings}
-    assert found.keys() == {"MGI104", "MGI128"}
-    assert found["MGI128"].title == "the rows: row 5 is now a copy of row 6."
+    copied = rows(lambda w: w[[*range(5), 6, *range(6, 16)]])
+    findings = {finding.code: finding for finding in compared(copied).verdict.findings}
+    assert findings.keys() == {"MGI104", "MGI128"}
+    assert findings["MGI128"].title == "the rows: row 5 is now a copy of row 6."
 
 
 def test_no_repair_begins_with_or():
     assert either("", "keep it.") == "keep it."
     assert either("shift it. ", "keep it.") == "shift it. Another way: keep it."
-
-
-# ------------------------------------------------------------------------- what is not looked at
 
 
 def counted(num_routers, skipped=(), measured=()):
@@ -274,14 +219,8 @@ def counted(num_routers, skipped=(), measured=()):
     return list(unseen_routers(Measured([], {}, {}, {}, run=run)))
 
 
-def test_a_listed_router_whose_choices_were_counted_was_looked_at_and_counts_once():
-    assert counted(3, skipped=["c"], measured=["a", "b", "c"]) == []
+def test_each_router_that_was_not_looked_at_counts_once():
+    assert counted(3, skipped=["c"], measured=["a", "b", "c"]) == []  # its choices were counted
     assert counted(2, skipped=["c"], measured=["a", "b"]) == ["1 of 3 routers"]
-
-
-def test_a_tensor_that_is_skipped_for_two_reasons_counts_once():
     assert counted(2, skipped=["c", "c"], measured=["a", "b"]) == ["1 of 3 routers"]
-
-
-def test_routers_that_were_not_asked_for_and_skipped_ones_are_counted_together():
     assert counted(3, skipped=["d"], measured=["a"]) == ["3 of 4 routers"]

@@ -9,8 +9,7 @@ import pytest
 
 from moegeom.checks import CHECKS
 from moegeom.checks.pages import SECTIONS, all_pages
-from moegeom.studies.check.study import GateRequest, gate
-from tests.unit.check.conftest import BIAS, Case, keep, write_model
+from tests.unit.check.conftest import BIAS, Case, keep
 from tests.unit.check.defects import COMPARED, DEFECTS, MEASURED, WEIGHTS, tensor
 
 #: Judged on thresholds of a profile, and under one profile alone: see test_thresholds.py and
@@ -18,18 +17,13 @@ from tests.unit.check.defects import COMPARED, DEFECTS, MEASURED, WEIGHTS, tenso
 OF_THE_PROFILE = ("MGP901", "MGI115")
 
 
-def test_every_check_is_in_the_table_of_defects() -> None:
-    assert sorted(check.code for check in CHECKS.all()) == sorted([*DEFECTS, *OF_THE_PROFILE])
+def test_every_check_is_in_the_table_of_defects_once():
+    codes = sorted(check.code for check in CHECKS.all())
+    assert codes == sorted([*DEFECTS, *OF_THE_PROFILE])
 
 
-def test_codes_are_unique() -> None:
-    codes = [check.code for check in CHECKS.all()]
-    assert len(codes) == len(set(codes))
-
-
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("code", sorted(DEFECTS))
-def test_a_check_fails_on_its_defect(outcomes, code) -> None:
+def test_a_check_fails_on_its_defect(outcomes, code):
     outcome = outcomes(DEFECTS[code])[code]
     assert outcome.state == "failed", outcome.reason
     for finding in outcome.findings:
@@ -37,12 +31,8 @@ def test_a_check_fails_on_its_defect(outcomes, code) -> None:
         assert finding.title.endswith(".")
         assert finding.title[0].islower() or finding.title[0].isdigit() or "/" in finding.title
         assert finding.next_command.startswith("moegeom ") or not finding.next_command
-
-
-@pytest.mark.parametrize("code", sorted(WEIGHTS))
-def test_a_finding_in_the_weights_leads_to_the_page_of_its_check(outcomes, code) -> None:
-    found = {finding.next_command for finding in outcomes(WEIGHTS[code])[code].findings}
-    assert found == {f"moegeom check --explain {code}"}
+        if code in WEIGHTS:  # it leads to the page of its check
+            assert finding.next_command == f"moegeom check --explain {code}"
 
 
 #: Every healthy twin: the checkpoint of a defect before it is spoilt, with the codes it judges.
@@ -56,70 +46,56 @@ for _code, _defect in DEFECTS.items():
 @pytest.mark.parametrize(
     "duplicate", DUPLICATES, ids=lambda duplicate: "-".join(DUPLICATES[duplicate])
 )
-def test_checks_pass_on_the_healthy_duplicate(outcomes, duplicate) -> None:
-    found = outcomes(duplicate)
-    states = {code: found[code].state for code in DUPLICATES[duplicate]}
-    assert states == dict.fromkeys(DUPLICATES[duplicate], "passed"), [
-        o.findings for o in found.values()
-    ]
+def test_checks_pass_on_the_healthy_duplicate(outcomes, duplicate):
+    of_each = outcomes(duplicate)
+    states = {code: of_each[code].state for code in DUPLICATES[duplicate]}
+    assert states == dict.fromkeys(DUPLICATES[duplicate], "passed")
 
 
 @pytest.mark.parametrize("refusal", ["MGI105", "MGI106", "MGI107"])
-def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes, refusal) -> None:
-    found = outcomes(WEIGHTS[refusal])
+def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes, refusal):
+    of_each = outcomes(WEIGHTS[refusal])
     for code in WEIGHTS.keys() - {refusal}:
-        assert found[code].state == "does not apply"
-        assert found[code].reason == "the routers cannot be read"
+        assert of_each[code].state == "does not apply"
+        assert of_each[code].reason == "the routers cannot be read"
 
 
-def test_checks_of_biases_do_not_apply_without_one(outcomes) -> None:
-    found = outcomes(Case())
-    of_biases = [code for code in sorted(WEIGHTS) if code.startswith("MGN11")]
-    without = [code for code in of_biases if code not in ("MGN117", "MGN118", "MGN119")]
-    assert {found[code].reason for code in without} == {"no router has a selection bias"}
+def test_what_is_lacking_is_named(outcomes):
+    of_each = outcomes(Case())
+    assert {of_each[code].state for code in COMPARED} == {"needs a baseline"}
+    assert {of_each[code].state for code in MEASURED} == {"needs tokens"}
+    without = [code for code in sorted(WEIGHTS) if code.startswith("MGN11")]
+    without = [code for code in without if code not in ("MGN117", "MGN118", "MGN119")]
+    assert {of_each[code].reason for code in without} == {"no router has a selection bias"}
 
 
-def test_what_is_lacking_is_named(outcomes) -> None:
-    found = outcomes(Case())
-    assert {found[code].state for code in COMPARED} == {"needs a baseline"}
-    assert {found[code].state for code in MEASURED} == {"needs tokens"}
-
-
-def test_a_baseline_without_tokens_cannot_judge_load(outcomes, tmp_path) -> None:
-    (tmp_path / "a").mkdir()
-    model = write_model(tmp_path / "a", Case(), keep)
+def test_a_baseline_without_tokens_cannot_judge_load(outcomes, judged, tmp_path):
     file = tmp_path / "weights.json"
-    gate(GateRequest(str(model), baseline=file, update_baseline=True))
-    case = Case(tokens=2048, request={"baseline": file})
-    outcome = outcomes(case)["MGB401"]
+    judged(Case(layers=1), baseline=file, update_baseline=True)
+    outcome = outcomes(Case(tokens=300, layers=1, request={"baseline": file}))["MGB401"]
     assert (outcome.state, outcome.reason) == (
         "needs tokens in the baseline",
         "the baseline was made without tokens",
     )
 
 
-def test_an_expert_that_cannot_lose_is_named(outcomes) -> None:
-    case = Case(
-        tensor(BIAS, lambda bias: np.where(np.arange(16) == 6, 3.0, bias).astype(np.float32)),
-        "deepseek_v3",
+def test_experts_and_layers_of_a_spoilt_bias_are_named(outcomes):
+    cannot_lose = tensor(
+        BIAS, lambda bias: np.where(np.arange(16) == 6, 3.0, bias).astype(np.float32)
     )
-    (finding,) = outcomes(case)["MGI110"].findings
+    (finding,) = outcomes(Case(cannot_lose, "deepseek_v3"))["MGI110"].findings
     assert "1 of 16 experts are chosen for every input: expert 6" in finding.title
-
-
-def test_a_bias_spoilt_in_one_layer_is_told_of_that_layer(outcomes) -> None:
-    case = Case(tensor(BIAS, lambda bias: 0.0 * bias, layer=2), "deepseek_v3")
-    (finding,) = outcomes(case)["MGN116"].findings
+    never_updated = tensor(BIAS, lambda bias: 0.0 * bias, layer=2)
+    (finding,) = outcomes(Case(never_updated, "deepseek_v3"))["MGN116"].findings
     assert finding.routers == ("text/2",)
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.check.code)
-def test_every_page_reads_as_sentences(page) -> None:
-    assert page.statement.endswith(".")
-    assert tuple(page.sections) == SECTIONS
-    for text in page.sections.values():
-        assert text.endswith(".")
-        assert len(text) > 20
-    for limit in page.check.limits:
-        if limit.basis == "heuristic" and page.check.severity == "error":
-            assert page.check.code.startswith(("MGI", "MGN111"))
+def test_every_page_reads_as_sentences():
+    for page in all_pages():
+        code = page.check.code
+        assert page.statement.endswith("."), code
+        assert tuple(page.sections) == SECTIONS, code
+        assert all(text.endswith(".") and len(text) > 20 for text in page.sections.values()), code
+        for limit in page.check.limits:
+            if limit.basis == "heuristic" and page.check.severity == "error":
+                assert code.startswith(("MGI", "MGN111"))

@@ -20,7 +20,7 @@ EVERY = [_outcome(state, severity) for state, severity in product(STATES, SEVERI
 
 
 @pytest.mark.parametrize("fail_on", ["error", "warning"])
-def test_the_exit_code_of_every_pair_of_outcomes(fail_on) -> None:
+def test_the_exit_code_of_every_pair_of_outcomes(fail_on):
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     for pair in combinations(EVERY, 2):
         fails = any(o.state == "failed" and o.severity in failing for o in pair)
@@ -30,16 +30,16 @@ def test_the_exit_code_of_every_pair_of_outcomes(fail_on) -> None:
         assert Verdict(pair, fail_on).exit_code == expected
 
 
-def test_a_verdict_without_a_judgement_is_inconclusive() -> None:
+def test_a_verdict_without_a_judgement_is_inconclusive():
     assert Verdict(()).exit_code == 4
 
 
-def test_findings_of_failed_checks_come_worst_first() -> None:
+def test_findings_of_failed_checks_come_worst_first():
     verdict = Verdict(tuple(_outcome("failed", severity) for severity in reversed(SEVERITIES)))
     assert [finding.severity for finding in verdict.findings] == list(SEVERITIES)
 
 
-def test_a_failure_that_does_not_count_hides_no_open_layer() -> None:
+def test_a_failure_that_does_not_count_hides_no_open_layer():
     outcome = Outcome("MGB203", "a title", "warning", "failed", "open", num_open=1)
     assert Verdict((outcome,), "error").exit_code == 4
     assert Verdict((outcome,), "warning").exit_code == 1

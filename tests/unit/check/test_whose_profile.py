@@ -79,21 +79,16 @@ def test_a_profile_of_the_checkpoint_changes_no_verdict(place, monkeypatch, name
 def test_every_report_names_the_profile_and_what_it_changes(place, monkeypatch):
     monkeypatch.chdir(place)
     (place / "moegeom.toml").write_text(SOFT + '[severity]\nMGG205 = "note"\n')
-    found = gate(GateRequest("ckpt"))
-    said = found.verdict.profile
-    assert said[0] == str(place / "moegeom.toml")
-    assert said[1].startswith("not judged: MGA")
+    report = gate(GateRequest("ckpt"))
+    profile = report.verdict.profile
+    assert profile[0] == str(place / "moegeom.toml")
+    assert profile[1].startswith("not judged: MGA")
     view = View(4000)
     for name in RENDERERS.names():
-        text = render(document(found, view), name, view)
+        text = render(document(report, view), name, view)
         assert str(place / "moegeom.toml") in text.replace("\\", ""), name
         assert "not judged" in text, name
-    assert json.loads(render(document(found, view), "json"))["profile"] == list(said)
-
-
-def test_without_a_profile_nothing_is_said_of_one(place, monkeypatch):
-    monkeypatch.chdir(place / "mine")
-    assert gate(GateRequest("../ckpt")).verdict.profile == ()
+    assert json.loads(render(document(report, view), "json"))["profile"] == list(profile)
 
 
 SOFTENED = {
@@ -102,10 +97,7 @@ SOFTENED = {
     "family_wise_error": (1e-9, "probability of a false alarm 1e-09, not 0.005"),
     "severity": ({"MGI101": "note"}, "MGI101 is a note, not a error"),
     "ignore": ((Ignore("MGI", "known"),), "MGI is accepted: known"),
-    "limits": (
-        {"MGB203": LimitSettings({"fair_shares": 9.0})},
-        "MGB203 fair_shares 9, not 3",
-    ),
+    "limits": ({"MGB203": LimitSettings({"fair_shares": 9.0})}, "MGB203 fair_shares 9, not 3"),
 }
 
 #: What can make a gate only stricter, or is no part of the judgement.
@@ -125,27 +117,26 @@ def test_every_way_to_soften_a_verdict_is_told():
     assert said == "MGB203 fair_shares 9 in layers 0-1, not 3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_hostile_profile_is_a_usage_error(place):
+    file = place / "mine" / "hostile.toml"
+    for text in (
         "x = " + "9" * 5000,
         "family_wise_error = 0x" + "f" * 5000,
         ".".join("a" * 40_000) + " = 1",
         "[limits.MGB203]\nfair_shares = 0b1" + "0" * 70_000,
-    ],
-)
-def test_a_hostile_profile_is_a_usage_error(place, text):
-    file = place / "mine" / "hostile.toml"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=r"hostile\.toml"):
-        gate(GateRequest(str(place / "ckpt"), profile=file))
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=r"hostile\.toml"):
+            gate(GateRequest(str(place / "ckpt"), profile=file))
 
 
-def test_a_project_that_is_not_ours_is_not_parsed(place, monkeypatch):
-    """Whatever else a ``pyproject.toml`` holds is no concern of a gate without a profile."""
+def test_a_project_that_is_not_ours_is_not_parsed_and_nothing_is_told_of_a_profile(
+    place, monkeypatch
+):
     monkeypatch.chdir(place / "mine")
     (place / "mine" / "pyproject.toml").write_text(".".join("a" * 40_000) + " = 1")
     assert profile_path(GateRequest("../ckpt")) is None
+    assert gate(GateRequest("../ckpt")).verdict.profile == ()
 
 
 def test_a_baseline_that_cannot_be_written_is_refused_before_anything_is_read(place):

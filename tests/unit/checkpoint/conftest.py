@@ -9,7 +9,32 @@ from typing import Any
 
 import pytest
 
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import CheckpointError
+
 Writer = Callable[..., Path]
+
+
+def refusal(path: str | Path, name: str = "t") -> CheckpointError:
+    """Why a checkpoint, or a tensor of it, is not read: in one sentence."""
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path).read(name)
+    assert caught.value.exit_code == 3
+    assert caught.value.message.endswith(".")
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def why(path: str | Path, name: str = "t") -> str:
+    return refusal(path, name).message
+
+
+@pytest.fixture(scope="session")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks of torch saved, in ``dcp``, ``slices`` and ``whole``."""
+    from tests.unit.checkpoint.save_two_ranks import save
+
+    return save(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""What two ranks of torch save; run once per rank as ``python save_two_ranks.py RANK FOLDER``."""
+"""What two ranks of torch save, each in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import multiprocessing
+import warnings
 from pathlib import Path
 
 import torch
@@ -29,15 +28,13 @@ def weights() -> dict[str, torch.Tensor]:
 
 def save(folder: Path) -> Path:
     """Run both ranks: FOLDER/dcp, FOLDER/slices (safetensors by ranks), FOLDER/whole (by rank 0)."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(rank), str(folder)], env=environment
-        )
-        for rank in (0, 1)
-    ]
-    codes = [rank.wait() for rank in ranks]
-    assert codes == [0, 0]
+    forked = multiprocessing.get_context("fork")  # torch is there: nothing is imported again
+    ranks = [forked.Process(target=_save_rank, args=(rank, folder)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
     return folder
 
 
@@ -49,6 +46,8 @@ def _save_rank(rank: int, folder: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
@@ -71,7 +70,3 @@ def _save_rank(rank: int, folder: Path) -> None:
         save_distributed(whole, storage_writer=writer, no_dist=True)
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _save_rank(int(sys.argv[1]), Path(sys.argv[2]))

@@ -19,6 +19,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
+from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -45,13 +46,8 @@ def _pytorch_shards(tensors: Tensors, folder: Path) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def _dcp(tensors: Tensors, folder: Path) -> None:
+def _dcp(tensors: Any, folder: Path) -> None:
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-
-
-def _nested_dcp(tensors: Tensors, folder: Path) -> None:
-    state = {"model": tensors, "step": 7}
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
 
 
 #: Names in GGUF files of what a router needs.
@@ -60,27 +56,22 @@ _GGUF_NAMES = {"mlp.gate.weight": "ffn_gate_inp", "post_attention_layernorm.weig
 
 def _gguf(tensors: Tensors, folder: Path) -> None:
     config = json.loads((_STEP / "config.json").read_text())
-    writer = gguf.GGUFWriter(folder / "model.gguf", "olmoe")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_expert_count(config["num_experts"])
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    for layer in range(config["num_hidden_layers"]):
-        for tail, name in _GGUF_NAMES.items():
-            values = tensors[f"model.layers.{layer}.{tail}"].float().numpy()
-            writer.add_tensor(f"blk.{layer}.{name}.weight", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    layers, eps = config["num_hidden_layers"], config["rms_norm_eps"]
+    keys = moe_keys(config["num_experts"], config["hidden_size"], layers, eps)
+    keys["expert_used_count"] = config["num_experts_per_tok"]
+    of_routers = {
+        f"blk.{layer}.{name}.weight": tensors[f"model.layers.{layer}.{tail}"].float().numpy()
+        for layer in range(layers)
+        for tail, name in _GGUF_NAMES.items()
+    }
+    write_gguf(folder / "model.gguf", "olmoe", of_routers, keys=keys)
 
 
 FORMATS: dict[str, Callable[[Tensors, Path], None]] = {
     "bin": _pytorch,
     "bin, sharded": _pytorch_shards,
     "dcp": _dcp,
-    "dcp, nested": _nested_dcp,
+    "dcp, nested": lambda tensors, folder: _dcp({"model": tensors, "step": 7}, folder),
     "gguf": _gguf,
 }
 
@@ -100,17 +91,31 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 _OF_STORAGE = {"weight_bits", "weight_bits_kept", "levels_share", "row_levels_share"}
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_tables_are_equal(name: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+def _stored(name: str, folder: Path) -> Path:
     folder.mkdir()
     shutil.copy(_STEP / "config.json", folder)
     FORMATS[name](_tensors(), folder)
-    found = _tables(folder, tmp_path / "out")
+    return folder
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_routers_are_equal(name, tmp_path):
+    mine, theirs = (
+        load_routers(open_checkpoint(folder)) for folder in (_stored(name, tmp_path / "m"), _STEP)
+    )
+    for one, other in zip(mine.routers, theirs.routers, strict=True):
+        assert (one.name, one.rule) == (other.name, other.rule)
+        np.testing.assert_array_equal(one.weight, other.weight, strict=True)
+        np.testing.assert_array_equal(one.gain, other.gain, strict=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_tables_are_equal(name, expected, tmp_path):
+    tables = _tables(_stored(name, tmp_path / "model"), tmp_path / "out")
     for table, rows in expected.items():
-        assert len(found[table]) == len(rows)
-        for mine, theirs in zip(found[table], rows, strict=True):
+        assert len(tables[table]) == len(rows)
+        for mine, theirs in zip(tables[table], rows, strict=True):
             differing = {
                 key
                 for key in theirs
@@ -123,21 +128,13 @@ def _same(mine: Any, theirs: Any) -> bool:
     return mine == theirs or (mine != mine and theirs != theirs)
 
 
-def test_a_block_quantised_router_is_decoded(tmp_path: Path) -> None:
+def test_a_block_quantised_router_is_decoded(tmp_path):
     weight = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
     packed = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q8_0)
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "olmoe")
-    writer.add_embedding_length(64)
-    writer.add_expert_count(8)
-    writer.add_expert_used_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
     kind = gguf.GGMLQuantizationType.Q8_0
-    writer.add_tensor("blk.0.ffn_gate_inp.weight", packed, raw_dtype=kind)
-    writer.add_tensor("blk.0.ffn_norm.weight", np.ones(64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gate = "blk.0.ffn_gate_inp.weight"
+    tensors = {gate: packed, "blk.0.ffn_norm.weight": np.ones(64, np.float32)}
+    write_gguf(tmp_path / "model.gguf", "olmoe", tensors, {gate: kind}, keys=moe_keys(8, 64))
     (router,) = load_routers(open_checkpoint(tmp_path)).routers
     assert router.provenance.stored_dtype == "Q8_0"
     np.testing.assert_array_equal(router.weight, gguf.quants.dequantize(packed, kind))

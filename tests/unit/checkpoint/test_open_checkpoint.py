@@ -13,85 +13,54 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint import reading
 from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.core.errors import CheckpointError, UsageError
+from tests.unit.checkpoint.conftest import refusal, why
 
 
-def _refusal(path: str | Path) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(path)
-    return caught.value
-
-
-def test_formats_are_listed_by_file_name() -> None:
+def test_formats_are_listed_by_file_name():
     assert FORMATS.names() == ["dcp", "gguf", "pytorch", "safetensors"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors"])
-def test_a_folder_with_one_file_is_a_checkpoint(name: str, tmp_path: Path) -> None:
-    save_file({"a": np.ones(1)}, tmp_path / name)
-    assert open_checkpoint(tmp_path).info("a").file == name
-    assert open_checkpoint(str(tmp_path / name)).label == tmp_path.name
-
-
-def test_model_safetensors_is_preferred_to_its_neighbours(tmp_path: Path) -> None:
-    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
-    save_file({"a": np.ones(1)}, tmp_path / "consolidated.safetensors")
-    assert open_checkpoint(tmp_path).info("a").file == "model.safetensors"
+def test_a_folder_with_one_file_is_a_checkpoint_and_its_usual_name_comes_first(tmp_path):
+    for name in ("weights.safetensors", "model.safetensors"):
+        save_file({"a": np.ones(1)}, tmp_path / name)
+        assert open_checkpoint(tmp_path).info("a").file == name
+        assert open_checkpoint(str(tmp_path / name)).label == tmp_path.name
 
 
 @pytest.mark.parametrize(
     ("file", "kind"),
-    [
-        ("weights.npz", "NumPy arrays"),
-        ("model.h5", "HDF5"),
-        ("flax_model.msgpack", "Flax"),
-    ],
+    [("weights.npz", "NumPy arrays"), ("model.h5", "HDF5"), ("flax_model.msgpack", "Flax")],
 )
-def test_another_format_is_called_by_its_name(file: str, kind: str, tmp_path: Path) -> None:
+def test_another_format_is_called_by_its_name(file, kind, tmp_path):
     (tmp_path / file).touch()
     expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
-    assert _refusal(tmp_path).message == f"{tmp_path.name}: {expected}"
-    assert _refusal(tmp_path / file).message == f"{file}: {expected}"
+    assert why(tmp_path) == f"{tmp_path.name}: {expected}"
+    assert why(tmp_path / file) == f"{file}: {expected}"
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    assert _refusal(tmp_path).message == (
+def test_what_is_not_there_is_refused_with_a_hint(tmp_path):
+    assert why(tmp_path) == (
         f"{tmp_path.name}: no file in it; expected a checkpoint of dcp, gguf, pytorch, safetensors."
     )
-
-
-def test_a_path_that_does_not_exist_is_refused_with_a_hint() -> None:
-    error = _refusal("allenai/OLMoE-1B-7B")
+    error = refusal("allenai/OLMoE-1B-7B")
     assert error.message == "allenai/OLMoE-1B-7B: there is no such file or folder."
     assert "downloaded first" in error.hint
+    assert why("a\0b") == "a\0b: there is no such file or folder."
+    with pytest.raises(UsageError, match="The path of the checkpoint is empty"):
+        open_checkpoint("")
 
 
-def test_a_path_with_nul_is_refused() -> None:
-    assert _refusal("a\0b").message == "a\0b: there is no such file or folder."
-
-
-def test_a_folder_named_like_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").mkdir()
-    assert _refusal(tmp_path).message == "model.safetensors: cannot be read (not a regular file)."
-
-
-def test_a_fifo_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.safetensors")
-    assert _refusal(tmp_path).message == "model.safetensors: cannot be read (not a regular file)."
-
-
-def test_a_file_that_may_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
 
     def refuse(*_: Any) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(reading.os, "open", refuse)  # chmod does not stop root
-    assert _refusal(tmp_path).message == "model.safetensors: cannot be read (Permission denied)."
+    assert why(tmp_path) == "model.safetensors: cannot be read (Permission denied)."
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_truncated(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_truncated(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": np.ones(4)}, path)
     store = open_checkpoint(tmp_path)
@@ -101,24 +70,22 @@ def test_a_file_that_shrinks_while_it_is_read_is_truncated(tmp_path: Path) -> No
         store.read("a")
 
 
-def test_a_missing_config_is_empty_and_infinity_in_one_is_read(tmp_path: Path) -> None:
+def test_a_missing_config_is_empty_and_infinity_in_one_is_read(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
     assert open_checkpoint(tmp_path).config == {}
     (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
     assert open_checkpoint(tmp_path).config == {"time_step_limit": [0.0, float("inf")]}
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"a": 1, "a": 2}', "\xff"])
-def test_a_malformed_config_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_malformed_config_is_refused(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"^config\.json: "):
-        assert open_checkpoint(tmp_path).config
+    for text in ("[]", "{", '{"a": 1, "a": 2}', "\xff"):
+        (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(CheckpointError, match=r"^config\.json: "):
+            assert open_checkpoint(tmp_path).config
 
 
-def test_an_integer_that_configs_hold_is_read_and_one_of_many_digits_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_an_integer_that_configs_hold_is_read_and_one_of_many_digits_is_refused(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
     known = {"model_max_length": 10**30, "text": "9" * 5000, "fraction": float("0." + "1" * 60)}
     (tmp_path / "config.json").write_text(json.dumps(known))
@@ -142,9 +109,7 @@ _NO_FILES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "a.gguf", "a.bin"]
 )
-def test_what_is_no_file_is_refused_or_not_there_and_never_waited_for(
-    what: str, name: str, tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_refused_or_not_there_and_never_waited_for(what, name, tmp_path):
     if name in ("config.json", "model.safetensors.index.json"):
         save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
     _NO_FILES[what](tmp_path / name)
@@ -154,19 +119,16 @@ def test_what_is_no_file_is_refused_or_not_there_and_never_waited_for(
     with pytest.raises(CheckpointError) as caught:
         assert open_checkpoint(tmp_path).config is None
     assert caught.value.message.startswith(f"{name}: cannot be read")
+    if what in ("folder", "pipe") and name == "model.safetensors":
+        assert caught.value.message.endswith(" (not a regular file).")
 
 
-def test_an_index_that_names_a_file_without_end_is_refused(tmp_path: Path) -> None:
+def test_an_index_that_names_a_file_without_end_is_refused(tmp_path):
     index = {"weight_map": {"a": "x" * 5000 + ".safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    message = _refusal(tmp_path).message
+    message = why(tmp_path)
     assert "of 5012 characters, more than the 1024 allowed." in message
     assert len(message) < 300
-
-
-def test_an_empty_path_is_not_the_folder_one_is_in() -> None:
-    with pytest.raises(UsageError, match="The path of the checkpoint is empty"):
-        open_checkpoint("")
 
 
 def _saves(folder: Path, *names: str, mark: str = ".metadata") -> Path:
@@ -184,32 +146,30 @@ def _saves(folder: Path, *names: str, mark: str = ".metadata") -> Path:
         ("latest", "global_step7", "global_step7"),
     ],
 )
-def test_a_folder_of_a_trainer_names_its_newest_save(
-    pointer: str, text: str, newest: str, tmp_path: Path
-) -> None:
+def test_a_folder_of_a_trainer_names_its_newest_save(pointer, text, newest, tmp_path):
     _saves(tmp_path, "iter_0000010", "iter_0000020", "iter_0000030", "global_step7", "release")
     (tmp_path / pointer).write_text(text)
-    assert _refusal(tmp_path).hint == f"Pass the folder {newest!r} in it, which is the newest save."
+    assert refusal(tmp_path).hint == f"Pass the folder {newest!r} in it, which is the newest save."
 
 
-@pytest.mark.parametrize("text", ["99", "../x", "\xff", "1" * 300, ""])
-def test_a_pointer_to_nowhere_is_ignored(text: str, tmp_path: Path) -> None:
+def test_a_pointer_to_nowhere_is_ignored(tmp_path):
     _saves(tmp_path, "iter_0000010")
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
     (tmp_path / "latest").mkdir()
-    assert _refusal(tmp_path).hint == (
-        "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
-    )
+    for text in ("99", "../x", "\xff", "1" * 300, ""):
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
+        assert refusal(tmp_path).hint == (
+            "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
+        )
 
 
-def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path: Path) -> None:
+def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path):
     _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
     (tmp_path / "logs").mkdir()
-    assert _refusal(tmp_path).hint == (
+    assert refusal(tmp_path).hint == (
         "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
     )
 
 
-def test_a_folder_without_any_save_gets_the_usual_hint(tmp_path: Path) -> None:
+def test_a_folder_without_any_save_gets_the_usual_hint(tmp_path):
     (tmp_path / "logs").mkdir()
-    assert "Pass the folder with config.json" in _refusal(tmp_path).hint
+    assert "Pass the folder with config.json" in refusal(tmp_path).hint

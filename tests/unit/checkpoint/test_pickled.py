@@ -53,14 +53,14 @@ def _refusal(raw: bytes, allowed: dict[str, Any] | None = None) -> str:
     return caught.value.message.removeprefix("f: the pickle ")
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @given(_VALUES)
-def test_plain_values_are_what_was_pickled(protocol: int, value: Any) -> None:
-    found = unpickle(pickle.dumps(value, protocol), "f", _BYTES)
-    assert repr(found) == repr(value)  # tells 0.0 from -0.0, and 1 from True
+def test_plain_values_are_what_was_pickled(value):
+    for protocol in (2, 3, 4, 5):
+        read = unpickle(pickle.dumps(value, protocol), "f", _BYTES)
+        assert repr(read) == repr(value)  # tells 0.0 from -0.0, and 1 from True
 
 
-def test_objects_of_more_than_a_batch_and_of_long_texts_are_read() -> None:
+def test_objects_of_more_than_a_batch_and_of_long_texts_are_read():
     value = {
         "long": "é" * 70_000,
         "many": list(range(3000)),
@@ -69,33 +69,24 @@ def test_objects_of_more_than_a_batch_and_of_long_texts_are_read() -> None:
     assert unpickle(pickle.dumps(value, 4), "f", {}) == value
 
 
-def test_one_object_in_two_places_stays_one() -> None:
+def test_one_object_in_two_places_and_a_list_inside_itself_stay_one():
     inner: list[Any] = [1]
-    found = unpickle(pickle.dumps([inner, inner]), "f", {})
-    assert found[0] is found[1]
+    twice = unpickle(pickle.dumps([inner, inner]), "f", {})
+    assert twice[0] is twice[1]
+    inner.append(inner)
+    endless = unpickle(pickle.dumps(inner), "f", {})
+    assert endless[1] is endless
 
 
-def test_a_list_inside_itself_is_itself() -> None:
-    value: list[Any] = []
-    value.append(value)
-    found = unpickle(pickle.dumps(value), "f", {})
-    assert found[0] is found
-
-
-@pytest.mark.parametrize("protocol", [4, 5])
-def test_sets_come_as_lists_and_frozen_ones_as_tuples(protocol: int) -> None:
-    found = unpickle(pickle.dumps([{1, 2}, frozenset("a"), bytearray(b"b")], protocol), "f", {
-        "builtins.bytearray": bytes
-    })  # fmt: skip
-    assert found == [[1, 2], ("a",), b"b"]
-
-
-def test_an_ordered_dict_keeps_its_items_and_loses_its_attributes() -> None:
-    value = collections.OrderedDict(a=1, b=2)
-    vars(value)["extra"] = "metadata"
-    found = unpickle(pickle.dumps(value, 2), "f", {"collections.OrderedDict": dict})
-    assert found == {"a": 1, "b": 2}
-    assert list(found) == ["a", "b"]
+def test_sets_come_as_lists_and_an_ordered_dict_loses_its_attributes():
+    allowed = {"builtins.bytearray": bytes, "collections.OrderedDict": dict}
+    ordered = collections.OrderedDict(a=1, b=2)
+    vars(ordered)["extra"] = "metadata"
+    for protocol in (4, 5):
+        raw = pickle.dumps([{1, 2}, frozenset("a"), bytearray(b"b"), ordered], protocol)
+        *others, items = unpickle(raw, "f", allowed)
+        assert others == [[1, 2], ("a",), b"b"]
+        assert list(items.items()) == [("a", 1), ("b", 2)]
 
 
 class _Namespace:
@@ -109,24 +100,22 @@ class _Namespace:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_stand_in_receives_the_arguments_and_the_state(protocol: int) -> None:
+def test_a_stand_in_receives_the_arguments_and_the_state(protocol):
     raw = pickle.dumps(argparse.Namespace(lr=0.1), protocol)
     found = unpickle(raw, "f", {"argparse.Namespace": _Namespace})
     assert (found.arguments, found.state) == ((), {"lr": 0.1})
 
 
-def test_a_global_that_is_not_called_is_a_name() -> None:
-    found = unpickle(pickle.dumps([os.getcwd, complex], 4), "f", {
-        "posix.getcwd": print, "builtins.complex": "a value"
-    })  # fmt: skip
-    assert type(found[0]) is Global
-    assert found[0].name == "posix.getcwd"
-    assert found[1] == "a value"
+def test_a_global_that_is_not_called_is_a_name():
+    raw = pickle.dumps([os.getcwd, complex], 4)
+    name, value = unpickle(raw, "f", {"posix.getcwd": print, "builtins.complex": "a value"})
+    assert type(name) is Global
+    assert (name.name, value) == ("posix.getcwd", "a value")
 
 
-def test_a_persistent_id_is_what_the_caller_makes_of_it() -> None:
-    raw = b"\x80\x02U".replace(b"U", b"X\x01\x00\x00\x00aQ.")
-    assert unpickle(raw, "f", {}, lambda found: found * 3) == "aaa"
+def test_a_persistent_id_is_what_the_caller_makes_of_it():
+    raw = b"\x80\x02X\x01\x00\x00\x00aQ."
+    assert unpickle(raw, "f", {}, lambda text: text * 3) == "aaa"
     assert _refusal(raw) == "refers to an object that lies outside of it."
 
 
@@ -177,7 +166,7 @@ def _extension() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_extension")
 @pytest.mark.parametrize("opcode", _ATTACKS)
-def test_what_pickle_would_run_is_not_run(opcode: str, tmp_path: Path) -> None:
+def test_what_pickle_would_run_is_not_run(opcode, tmp_path):
     canary = tmp_path / "canary"
     raw = _ATTACKS[opcode](str(canary))
     _refusal(raw)
@@ -187,7 +176,7 @@ def test_what_pickle_would_run_is_not_run(opcode: str, tmp_path: Path) -> None:
     assert canary.exists()
 
 
-def test_a_foreign_global_is_named() -> None:
+def test_a_foreign_global_is_named():
     assert _refusal(pickle.dumps(os.system)) == (
         "names posix.system, which is not among what a checkpoint holds."
     )
@@ -198,13 +187,11 @@ _SUPPORTED = {chr(code) for code in pickled._ROWS} | {"."}
 _REFUSED = {op.name: op.code for op in pickletools.opcodes if op.code not in _SUPPORTED}
 
 
-@pytest.mark.parametrize("name", _REFUSED)
-def test_an_opcode_that_checkpoints_do_not_need_is_named(name: str) -> None:
-    raw = b"\x80\x04(]" + _REFUSED[name].encode("latin-1") + b"\x00" * 20
-    assert _refusal(raw) == f"uses the opcode {name} at byte 4, which no checkpoint needs."
-
-
-def test_the_opcodes_that_run_code_in_odd_ways_are_refused() -> None:
+def test_opcodes_that_checkpoints_do_not_need_are_named():
+    for name, code in _REFUSED.items():
+        raw = b"\x80\x04(]" + code.encode("latin-1") + b"\x00" * 20
+        assert _refusal(raw) == f"uses the opcode {name} at byte 4, which no checkpoint needs."
+    # those that run code in odd ways
     assert {"INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"} <= _REFUSED.keys()
 
 
@@ -249,35 +236,32 @@ _MAKE = {"make.list": lambda *_: [], "make.none": lambda: None, "make.state": _S
 
 
 @pytest.mark.parametrize("case", _NONSENSE)
-def test_nonsense_is_refused_in_a_sentence(case: str) -> None:
+def test_nonsense_is_refused_in_a_sentence(case):
     raw, sentence = _NONSENSE[case]
     assert sentence in _refusal(raw, _MAKE)
 
 
-def test_a_pickle_that_breaks_off_anywhere_is_refused() -> None:
+def test_a_pickle_that_breaks_off_anywhere_is_refused():
     raw = pickle.dumps({"a": [1, 2.5, "text", (None, True)], "b": 2**70})
     for length in range(len(raw)):
         _refusal(raw[:length])
 
 
-def test_bytes_behind_the_end_are_ignored() -> None:
+def test_bytes_behind_the_end_are_ignored():
     assert unpickle(b"N.\xff\xff", "f", {}) is None
 
 
-def test_keys_that_are_hashed_by_value_are_wrapped() -> None:
+def test_keys_that_are_hashed_by_value_are_wrapped_and_others_are_not():
     raw = pickle.dumps({(1, 2): "a", 2.5: "b", b"c": "c", 2**61: "d", 7: "e", None: "f"})
     keys = list(unpickle(raw, "f", {}))
     assert [k.value for k in keys if isinstance(k, OddKey)] == [(1, 2), 2.5, b"c", 2**61]
     assert [k for k in keys if not isinstance(k, OddKey)] == [7, None]
-
-
-def test_an_object_that_is_hashed_by_identity_may_be_a_key() -> None:
     raw = pickle.dumps({argparse.Namespace: 1})
     (key,) = unpickle(raw, "f", {"argparse.Namespace": _Namespace})
     assert type(key) is Global
 
 
-def test_a_pickle_above_the_limit_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_above_the_limit_is_not_interpreted(monkeypatch):
     monkeypatch.setattr(pickled, "PICKLE_BYTES", 10)
     assert _refusal(b"N." + bytes(9)) == "has 11 bytes, more than the 10 allowed."
 
@@ -297,10 +281,8 @@ _BOMBS = {
 
 
 @pytest.mark.parametrize("case", _BOMBS)
-def test_no_pickle_takes_more_memory_than_is_allowed(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budget = 400_000
+def test_no_pickle_takes_more_memory_than_is_allowed(case, monkeypatch):
+    budget = 100_000
     monkeypatch.setattr(pickle_machine, "OBJECT_BYTES", budget)
     raw = _BOMBS[case] * (2 * budget // len(_BOMBS[case]))
     tracemalloc.start()
@@ -312,9 +294,7 @@ def test_no_pickle_takes_more_memory_than_is_allowed(
 
 
 @pytest.mark.parametrize(("opcodes", "steps"), [(b"((", 2), (b"N0", 4), (b"cmake\nlist\n", 5)])
-def test_a_pickle_of_too_many_steps_is_refused(
-    opcodes: bytes, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_of_too_many_steps_is_refused(opcodes, steps, monkeypatch):
     monkeypatch.setattr(pickled, "STEPS", 12_000)
     monkeypatch.setattr(pickled, "_BATCH", 1)
     most = 12_000 // steps
@@ -322,7 +302,7 @@ def test_a_pickle_of_too_many_steps_is_refused(
     assert _refusal(opcodes * (most + 1) + b"N.", _MAKE) == "takes more than 12000 steps."
 
 
-def test_a_long_name_that_is_repeated_is_kept_once() -> None:
+def test_a_long_name_that_is_repeated_is_kept_once():
     names = _text("m" * 2000) + b"\x94" + _text("n" * 2000) + b"\x94"
     raw = b"\x80\x04](" + names + b"h\x00h\x01\x93" * 3000 + b"e."
     tracemalloc.start()
@@ -334,13 +314,13 @@ def test_a_long_name_that_is_repeated_is_kept_once() -> None:
 
 
 @pytest.mark.parametrize("record", [Global, OddKey, PickledTensor, UnreadableTensor, Storage])
-def test_no_pickle_can_change_a_record(record: type) -> None:
+def test_no_pickle_can_change_a_record(record):
     # a dataclass with slots=True would let it: it has a __setstate__
     assert not hasattr(record, "__setstate__")
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_the_search_for_garbage_is_as_before(was_enabled: bool) -> None:
+def test_the_search_for_garbage_is_as_before(was_enabled):
     enabled = gc.isenabled()
     try:
         (gc.enable if was_enabled else gc.disable)()

@@ -25,26 +25,15 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.reading import ByteRange
 from moegeom.core.errors import CheckpointError
 from moegeom.router.load import load_routers
+from tests.unit.checkpoint.conftest import refusal, why
 
 _SINGLE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
 
 
-def _open(path: Path) -> Any:
-    location = local(path)
-    assert FORMAT.recognises(location)
-    return FORMAT.open(location)
-
-
 def _saved(value: Any, folder: Path, name: str = _SINGLE, **options: Any) -> Path:
     torch.save(value, folder / name, **options)
     return folder
-
-
-def _refusal(path: Path, name: str = "t") -> str:
-    with pytest.raises(CheckpointError) as caught:
-        _open(path).read(name)
-    return caught.value.message
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -79,17 +68,16 @@ _DTYPES = {
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("dtype", _DTYPES)
-def test_every_dtype_has_the_bits_that_torch_reads(
-    dtype: str, protocol: int, tmp_path: Path
-) -> None:
-    _saved({"a": torch.ones(3), "t": _DTYPES[dtype]}, tmp_path, pickle_protocol=protocol)
-    expected = torch.load(tmp_path / _SINGLE, weights_only=protocol == 2)["t"]
-    store = _open(tmp_path)
-    assert store.info("t").dtype == dtype
-    assert store.info("t").shape == tuple(expected.shape)
-    assert store.read("t").shape == tuple(expected.shape)
-    assert store.read("t").tobytes() == _bytes(expected)
+def test_every_dtype_has_the_bits_that_torch_reads(protocol, tmp_path):
+    own = {dtype: tensor.clone() for dtype, tensor in _DTYPES.items()}
+    _saved(own, tmp_path, pickle_protocol=protocol)
+    expected = torch.load(tmp_path / _SINGLE, weights_only=protocol == 2)
+    store = open_checkpoint(tmp_path)
+    for dtype, tensor in expected.items():
+        values = store.read(dtype)
+        assert store.info(dtype).dtype == dtype
+        assert store.info(dtype).shape == values.shape == tuple(tensor.shape)
+        assert values.tobytes() == _bytes(tensor), dtype
 
 
 _VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -109,25 +97,22 @@ _VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("view", _VIEWS)
-def test_a_view_has_the_numbers_that_torch_reads(view: str, tmp_path: Path) -> None:
-    _saved({"t": _VIEWS[view](_MATRIX), "whole": _MATRIX}, tmp_path)
-    expected = torch.load(tmp_path / _SINGLE)["t"].numpy()
-    store = _open(tmp_path)
-    np.testing.assert_array_equal(store.read("t"), expected, strict=True)
-    np.testing.assert_array_equal(store.read("whole"), _MATRIX.numpy(), strict=True)
-    raw = expected.tobytes()
-    assert store.info("t").size_bytes == len(raw)
-    for start, size in [(0, 8), (4, 12), (0, len(raw)), (max(len(raw) - 4, 0), 100), (len(raw), 4)]:
-        assert store.read_bytes("t", start, size) == raw[start : start + size]
+def test_views_have_the_numbers_that_torch_reads(tmp_path):
+    _saved({name: view(_MATRIX) for name, view in _VIEWS.items()}, tmp_path)
+    store = open_checkpoint(tmp_path)
+    for name, tensor in torch.load(tmp_path / _SINGLE).items():
+        np.testing.assert_array_equal(store.read(name), tensor.numpy(), name, strict=True)
+        raw = tensor.numpy().tobytes()
+        size = len(raw)
+        assert store.info(name).size_bytes == size
+        for begin, length in ((0, 8), (4, 12), (0, size), (max(size - 4, 0), 100), (size, 4)):
+            assert store.read_bytes(name, begin, length) == raw[begin : begin + length], name
 
 
-def test_a_contiguous_tensor_lies_where_its_info_says(tmp_path: Path) -> None:
-    _saved({"first": torch.ones(3), "t": _MATRIX[2:4]}, tmp_path)
-    info = _open(tmp_path).info("t")
+def test_a_contiguous_tensor_lies_where_its_info_says(tmp_path):
+    info = open_checkpoint(_saved({"first": torch.ones(3), "t": _MATRIX[2:4]}, tmp_path)).info("t")
     raw = (tmp_path / _SINGLE).read_bytes()[info.offset : info.offset + info.size_bytes]
-    assert raw == _bytes(_MATRIX[2:4])
-    assert info.file == _SINGLE
+    assert (info.file, raw) == (_SINGLE, _bytes(_MATRIX[2:4]))
 
 
 class _Gate(torch.nn.Module):
@@ -138,30 +123,29 @@ class _Gate(torch.nn.Module):
         self.tied = self.weight
 
 
-def test_the_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
+def test_the_state_dict_of_a_module_is_read(tmp_path):
     module = torch.nn.ModuleDict({"gate": _Gate(), "norm": torch.nn.LayerNorm(8)})
     expected = module.state_dict()
-    store = _open(_saved(expected, tmp_path))
+    store = open_checkpoint(_saved(expected, tmp_path))
     assert list(store.names()) == list(expected)
     for name, tensor in expected.items():
         np.testing.assert_array_equal(store.read(name), tensor.numpy(), strict=True)
     assert store.info("gate.tied").offset == store.info("gate.weight").offset
 
 
-def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path: Path) -> None:
+def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path):
     marked: Any = torch.nn.Parameter(torch.ones(2))
     marked.tensor_model_parallel = True  # as Megatron marks its own
     plain: Any = torch.full((2,), 3.0)
-    plain.note = "kept by torch"
-    saved = {"p": torch.nn.Parameter(_MATRIX), "b": torch.nn.Buffer(torch.zeros(1)), "m": marked}
-    store = _open(_saved({**saved, "t": plain}, tmp_path))
-    assert store.read("p").tobytes() == _bytes(_MATRIX)
-    assert store.read("b").tolist() == [0.0]
-    assert store.read("m").tolist() == [1.0, 1.0]
-    assert store.read("t").tolist() == [3.0, 3.0]
+    plain.note = "as torch has it"
+    state = {"p": torch.nn.Parameter(_MATRIX), "b": torch.nn.Buffer(torch.zeros(1))}
+    state |= {"m": marked, "t": plain}
+    store = open_checkpoint(_saved(state, tmp_path))
+    for name, tensor in state.items():
+        assert store.read(name).tobytes() == _bytes(tensor), name
 
 
-def test_a_nested_state_dict_is_named_by_its_keys(tmp_path: Path) -> None:
+def test_a_nested_state_dict_is_named_by_its_keys(tmp_path):
     module = torch.nn.Linear(2, 3)
     module(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.AdamW(module.parameters())
@@ -175,7 +159,7 @@ def test_a_nested_state_dict_is_named_by_its_keys(tmp_path: Path) -> None:
         "rng": np.random.default_rng(0).bit_generator.state, "array": np.ones(3), "path": Path("a"),
         ("odd", "key"): torch.ones(5),
     }  # fmt: skip
-    store = _open(_saved(checkpoint, tmp_path))
+    store = open_checkpoint(_saved(checkpoint, tmp_path))
     state = [f"optimizer.state.{i}.{n}" for i in (0, 1) for n in ("step", "exp_avg", "exp_avg_sq")]
     assert list(store.names()) == ["model.a.b", "model.c.d", *state, "list.0", "list.1.x"]
     assert store.read("model.c.d").tolist() == [1.0, 1.0]
@@ -183,22 +167,27 @@ def test_a_nested_state_dict_is_named_by_its_keys(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read("optimizer.state.0.exp_avg"), expected)
 
 
-def test_names_are_those_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+def test_names_are_those_of_a_distributed_checkpoint(tmp_path):
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     tensor = torch.ones(1)
     nested = {"a": {"b.c": tensor, "d": [{"e": tensor}, {"f": tensor}]}, "g": tensor}
     expected, _ = flatten_state_dict(nested)
-    assert set(_open(_saved(nested, tmp_path)).names()) == set(expected)
+    assert set(open_checkpoint(_saved(nested, tmp_path)).names()) == set(expected)
 
 
 def _csr() -> torch.Tensor:
     return torch.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], (2, 2))
 
 
+def _quantised() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
 _UNREADABLE = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "is a sparse tensor, which cannot be read."),
     "compressed": (_csr, "is a sparse tensor, which cannot be read."),
+    "quantised": (_quantised, "is a quantised tensor, which cannot be read."),
     "meta": (lambda: torch.ones(2, device="meta"), "is a meta tensor without values, which"),
     "conjugate": (lambda: torch.ones(2, dtype=torch.complex64).conj(), "is stored conjugated or"),
     "complex128": (lambda: torch.ones(2, dtype=torch.complex128), "has dtype 'complex128', which"),
@@ -206,27 +195,14 @@ _UNREADABLE = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize", "ignore:TypedStorage")
 @pytest.mark.parametrize("kind", _UNREADABLE)
-def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(kind, tmp_path):
     make, sentence = _UNREADABLE[kind]
-    _saved({"a": torch.ones(2), "t": make()}, tmp_path)
-    store = _open(tmp_path)
+    store = open_checkpoint(_saved({"a": torch.ones(2), "t": make()}, tmp_path))
     assert "t" in store.names()
     assert store.read("a").tolist() == [1.0, 1.0]
-    assert _refusal(tmp_path).startswith(f"{_SINGLE}: tensor 't' {sentence}")
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage")
-def test_a_quantised_tensor_is_refused_only_when_it_is_read(tmp_path: Path) -> None:
-    _saved({"a": torch.ones(2), "t": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path)  # fmt: skip
-    assert _open(tmp_path).read("a").tolist() == [1.0, 1.0]
-    assert "is a quantised tensor, which cannot be read." in _refusal(tmp_path)
-
-
-# ------------------------------------------------------------------------ files and folders
+    assert why(tmp_path).startswith(f"{_SINGLE}: tensor 't' {sentence}")
 
 
 def _sharded(folder: Path) -> Path:
@@ -237,93 +213,72 @@ def _sharded(folder: Path) -> Path:
     return folder
 
 
-def test_shards_with_an_index_read_like_one_file(tmp_path: Path) -> None:
+def test_shards_read_like_one_file(tmp_path):
     for path in (_sharded(tmp_path), tmp_path / _INDEX):
-        store = _open(path)
+        store: Any = open_checkpoint(path)
         assert set(store.names()) == {"a", "b", "c"}
         np.testing.assert_array_equal(store.read("c"), np.full((2, 2), 7, np.int32))
         assert store.info("c").file == "m-2.bin"
         assert {r.file for r in store.log.ranges} == {_INDEX, "m-2.bin"}
         assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
+    (tmp_path / _INDEX).unlink()
+    assert set(open_checkpoint(tmp_path).names()) == {"a", "b", "c"}
 
 
-def test_shards_without_an_index_are_joined(tmp_path: Path) -> None:
-    (_sharded(tmp_path) / _INDEX).unlink()
-    assert set(_open(tmp_path).names()) == {"a", "b", "c"}
-
-
-def test_two_files_with_one_tensor_and_no_index_are_refused(tmp_path: Path) -> None:
-    for name in ("consolidated.00.pth", "consolidated.01.pth"):
-        _saved({"t": torch.ones(1)}, tmp_path, name)
-    assert _refusal(tmp_path) == (
-        "consolidated.01.pth: tensor 't' is also in consolidated.00.pth, and there is no index."
-    )
-
-
-def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path: Path) -> None:
-    _saved({"t": torch.ones(1)}, _sharded(tmp_path))
-    assert _refusal(tmp_path) == (
-        f"{tmp_path.name}: holds both {_SINGLE} and {_INDEX}, which does not name it."
-    )
-
-
-def test_two_indexes_are_not_guessed(tmp_path: Path) -> None:
+def test_a_folder_of_more_than_one_checkpoint_is_not_guessed(tmp_path):
     for name in ("a.bin.index.json", "b.bin.index.json"):
         (tmp_path / name).write_text("{}")
-    assert _refusal(tmp_path) == (
+    assert why(tmp_path) == (
         f"{tmp_path.name}: holds 2 indexes (a.bin.index.json, b.bin.index.json)."
     )
+    for name in ("a.bin.index.json", "b.bin.index.json"):
+        (tmp_path / name).unlink()
+    _saved({"t": torch.ones(1)}, _sharded(tmp_path))
+    assert why(tmp_path) == (
+        f"{tmp_path.name}: holds both {_SINGLE} and {_INDEX}, which does not name it."
+    )
+    (tmp_path / _SINGLE).unlink()
+    (tmp_path / _INDEX).write_text('{"weight_map": {"t": "m-1.bin"}}')
+    assert why(tmp_path) == "m-1.bin: tensor 't' is missing; the index says that it is here."
+    (tmp_path / _INDEX).unlink()
+    _saved({"a": torch.ones(1)}, tmp_path, "n.bin")
+    assert why(tmp_path) == "n.bin: tensor 'a' is also in m-1.bin, and there is no index."
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "scaler.pt",
-     "optimizer.bin", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"],
-)  # fmt: skip
-def test_what_a_trainer_writes_beside_the_weights_is_not_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"anything")
-    assert not FORMAT.recognises(local(tmp_path))
+def test_what_a_trainer_writes_beside_the_weights_is_not_read(tmp_path):
+    for name in (
+        "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "scaler.pt",
+        "optimizer.bin", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(b"anything")
+        assert not FORMAT.recognises(local(tmp_path)), name
     _saved({"t": torch.ones(1)}, tmp_path, "weights.pt")
-    assert _open(tmp_path).read("t").tolist() == [1.0]
+    assert open_checkpoint(tmp_path).info("t").file == "weights.pt"
+    # the usual name is preferred to its neighbours
+    assert open_checkpoint(_saved({"t": torch.ones(1)}, tmp_path)).info("t").file == _SINGLE
 
 
-def test_the_usual_name_is_preferred_to_its_neighbours(tmp_path: Path) -> None:
-    _saved({"t": torch.ones(1)}, tmp_path, "other.pt")
-    assert _open(_saved({"t": torch.ones(1)}, tmp_path)).info("t").file == _SINGLE
-
-
-@pytest.mark.parametrize("other", ["m.safetensors", ".metadata", "__0_0.distcp", "m.gguf"])
-def test_a_folder_of_another_format_is_left_to_it(other: str, tmp_path: Path) -> None:
+def test_folders_and_files_of_other_formats_are_left_to_them(tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path)
-    (tmp_path / other).touch()
-    assert not FORMAT.recognises(local(tmp_path))
-    assert FORMAT.recognises(local(tmp_path / _SINGLE))
+    for other in ("m.safetensors", ".metadata", "__0_0.distcp", "m.gguf"):
+        (tmp_path / other).touch()
+        assert not FORMAT.recognises(local(tmp_path)), other
+        assert FORMAT.recognises(local(tmp_path / _SINGLE)), other
+        (tmp_path / other).unlink()
+    for name in ("m.txt", "m.safetensors", "config.json", "m.bin.json"):
+        assert not FORMAT.recognises(Location(local(tmp_path).folder, name)), name
 
 
 @pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "ckpt"])
-def test_one_file_may_be_passed_itself(suffix: str, tmp_path: Path) -> None:
+def test_one_file_may_be_passed_itself(suffix, tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path, f"m.{suffix}")
-    assert _open(tmp_path / f"m.{suffix}").read("t").tolist() == [1.0]
+    assert open_checkpoint(tmp_path / f"m.{suffix}").read("t").tolist() == [1.0]
 
 
-@pytest.mark.parametrize("name", ["m.txt", "m.safetensors", "config.json", "m.bin.json"])
-def test_other_files_are_not_recognised(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).touch()
-    assert not FORMAT.recognises(Location(local(tmp_path).folder, name))
-
-
-def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
-    (_sharded(tmp_path) / _INDEX).write_text('{"weight_map": {"t": "m-1.bin"}}')
-    assert _refusal(tmp_path) == "m-1.bin: tensor 't' is missing; the index says that it is here."
-
-
-# ------------------------------------------------------------------------ what is read
-
-
-def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path: Path) -> None:
+def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path):
     tensors = {f"expert.{i}": torch.ones(256, 256) for i in range(8)}
     _saved({**tensors, "gate": _MATRIX, "last": torch.ones(256, 256)}, tmp_path)
-    store = _open(tmp_path)
+    store: Any = open_checkpoint(tmp_path)
     opened = store.bytes_read
     with zipfile.ZipFile(tmp_path / _SINGLE) as archive:
         data = archive.getinfo("pytorch_model/data.pkl").file_size
@@ -340,10 +295,10 @@ def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path: Path) -> 
     assert store.log.ranges[-1] == ByteRange(_SINGLE, info.offset, _MATRIX.nbytes)
 
 
-def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path: Path) -> None:
+def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path):
     whole = torch.ones(1000, 64)
     views = {"t": whole[10:12], "u": whole[:4, :2], "v": whole[7:8].T}
-    store = _open(_saved(views, tmp_path))
+    store = open_checkpoint(_saved(views, tmp_path))
     store.read("t")
     assert store.log.ranges[-1].size == 2 * 64 * 4
     store.read("u")
@@ -352,17 +307,12 @@ def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path: Path) -> None:
     assert store.log.ranges[-1].size == 12
 
 
-# ------------------------------------------------------------------------ refusals
-
-
-def _rezipped(
-    folder: Path, change: Callable[[dict[str, bytes]], object], method: int = zipfile.ZIP_STORED
-) -> Path:
+def _rezipped(folder: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
     """A saved checkpoint with changed entries, as the zipfile module writes it."""
     with zipfile.ZipFile(_saved({"t": torch.arange(6.0)}, folder) / _SINGLE) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     change(entries)
-    with zipfile.ZipFile(folder / _SINGLE, "w", method) as archive:
+    with zipfile.ZipFile(folder / _SINGLE, "w") as archive:
         for name, raw in entries.items():
             archive.writestr(name, raw)
     return folder
@@ -375,8 +325,8 @@ def _set(name: str, raw: bytes) -> Callable[[dict[str, bytes]], object]:
 _ROOT = "pytorch_model"
 
 
-def test_an_archive_that_another_program_wrote_is_read(tmp_path: Path) -> None:
-    store = _open(_rezipped(tmp_path, lambda entries: None))
+def test_an_archive_that_another_program_wrote_is_read(tmp_path):
+    store = open_checkpoint(_rezipped(tmp_path, lambda entries: None))
     assert store.read("t").tolist() == list(range(6))
 
 
@@ -391,51 +341,51 @@ _ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "no storage": (lambda e: e.pop(f"{_ROOT}/data/0"), "has a storage that is not in the archive."),
     "a short storage": (_set(f"{_ROOT}/data/0", b"1234"), "has a storage of 24 bytes, and the"),
     "no directory of names": (_set("../x", b""), "it names '../x', which is outside of it"),
-    "an absolute name": (_set("/x", b""), "it names '/x', which is outside of it"),
     "a drive": (_set("C:x", b""), "it names 'C:x', which is outside of it"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", _ARCHIVES)
-def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(
-    case: str, tmp_path: Path
-) -> None:
+def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(case, tmp_path):
     change, sentence = _ARCHIVES[case]
-    message = _refusal(_rezipped(tmp_path, change))
+    message = why(_rezipped(tmp_path, change))
     assert message.startswith(f"{_SINGLE}: ")
     assert sentence in message
 
 
-def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
-    bomb = _set(f"{_ROOT}/data/0", bytes(10_000_000))
-    message = _refusal(_rezipped(tmp_path, bomb, zipfile.ZIP_DEFLATED))
-    assert "is compressed or encrypted; torch stores entries as they are." in message
-
-
-def test_a_file_from_before_archives_is_refused_with_the_way_out(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_files_that_torch_reads_in_other_ways_are_refused_with_the_way_out(tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path, _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError) as caught:
-        _open(tmp_path)
-    assert caught.value.message == (
+    error = refusal(tmp_path)
+    assert error.message == (
         f"{_SINGLE}: was written by a torch before 1.6, whose files are no archives."
     )
-    assert "torch.save(torch.load(file), new_file)" in caught.value.hint
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_torchscript_archive_of_torch_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    assert "torch.save(torch.load(file), new_file)" in error.hint
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / _SINGLE)
-    with pytest.raises(CheckpointError, match="is a TorchScript archive") as caught:
-        _open(tmp_path)
-    assert "state_dict()" in caught.value.hint
+    error = refusal(tmp_path)
+    assert "is a TorchScript archive" in error.message
+    assert "state_dict()" in error.hint
 
 
-def test_a_pickled_module_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
-    message = _refusal(_saved(torch.nn.Linear(2, 2), tmp_path))
-    assert message == (
-        f"{_SINGLE}: the pickle names torch.nn.modules.linear.Linear, which is not among what a "
-        "checkpoint holds."
-    )
+_NO_STATE: dict[str, tuple[Any, str]] = {
+    "a module": (
+        torch.nn.Linear(2, 2),
+        "the pickle names torch.nn.modules.linear.Linear, which is not among what a checkpoint holds.",
+    ),
+    "a number": (7, "holds a int, expected a state dict."),
+    "nothing": (None, "holds a NoneType, expected a state dict."),
+    "a text": ("text", "holds a str, expected a state dict."),
+    "a tensor": (torch.ones(1), "holds a single tensor without a name, expected a state dict."),
+    "two of a name": (
+        {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "holds two tensors named 'a.b'."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _NO_STATE)
+def test_what_is_no_state_dict_is_refused(case, tmp_path):
+    value, sentence = _NO_STATE[case]
+    assert why(_saved(value, tmp_path)) == f"{_SINGLE}: {sentence}"
 
 
 class _Attack:
@@ -446,33 +396,15 @@ class _Attack:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_checkpoint_that_would_run_code_runs_none(tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_run_code_runs_none(tmp_path):
     canary = tmp_path / "canary"
     _saved({"t": torch.ones(1), "x": _Attack(canary)}, tmp_path)
-    assert _refusal(tmp_path) == (
+    assert why(tmp_path) == (
         f"{_SINGLE}: the pickle names posix.mkdir, which is not among what a checkpoint holds."
     )
     assert not canary.exists()
     torch.load(tmp_path / _SINGLE, weights_only=False)
     assert canary.exists()
-
-
-@pytest.mark.parametrize("value", [7, None, "text"])
-def test_a_file_without_a_dict_is_refused(value: object, tmp_path: Path) -> None:
-    assert _refusal(_saved(value, tmp_path)).endswith(
-        f"{_SINGLE}: holds a {type(value).__name__}, expected a state dict."
-    )
-
-
-def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
-    assert _refusal(_saved(torch.ones(1), tmp_path)) == (
-        f"{_SINGLE}: holds a single tensor without a name, expected a state dict."
-    )
-
-
-def test_two_tensors_with_one_name_are_refused(tmp_path: Path) -> None:
-    both = {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}
-    assert _refusal(_saved(both, tmp_path)) == f"{_SINGLE}: holds two tensors named 'a.b'."
 
 
 def _endless_dict() -> dict[str, Any]:
@@ -494,34 +426,24 @@ def _crossed_lists() -> list[Any]:
 
 
 @pytest.mark.parametrize("make", [_endless_dict, _doubled_dict, _crossed_lists])
-def test_names_without_end_are_refused(
-    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_without_end_are_refused(make, tmp_path, monkeypatch):
     monkeypatch.setattr(pytorch, "_WORK", 300_000)
-    assert _refusal(_saved(make(), tmp_path)) == (
+    assert why(_saved(make(), tmp_path)) == (
         f"{_SINGLE}: holds too many tensors, or dicts inside themselves."
     )
 
 
-@pytest.mark.parametrize("kept", [0, 3, 21, 41, 300, -1, -22])
-def test_a_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
+def test_a_truncated_or_another_file_is_refused(tmp_path):
     path = _saved({"t": torch.ones(100)}, tmp_path) / _SINGLE
-    path.write_bytes(path.read_bytes()[:kept])
-    size = path.stat().st_size
-    expected = (
-        f"truncated, has {size} bytes and no zip directory at their end."
-        if size > 3
-        else "is no zip archive, as torch.save writes it."
-    )
-    assert _refusal(tmp_path) == f"{_SINGLE}: {expected}"
-
-
-def test_another_file_of_that_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / _SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 3)
-    assert _refusal(tmp_path) == f"{_SINGLE}: is no zip archive, as torch.save writes it."
-
-
-# ------------------------------------------------------------------------ forged descriptions
+    raw = path.read_bytes()
+    for size in (21, 41, 300, len(raw) - 1, len(raw) - 22):
+        path.write_bytes(raw[:size])
+        assert why(tmp_path) == (
+            f"{_SINGLE}: truncated, has {size} bytes and no zip directory at their end."
+        )
+    for other in (b"", raw[:3], b"version https://git-lfs.github.com/spec/v1\n" * 3):
+        path.write_bytes(other)
+        assert why(tmp_path) == f"{_SINGLE}: is no zip archive, as torch.save writes it."
 
 
 class _Forged:
@@ -550,8 +472,8 @@ def _forge(value: Any) -> Callable[[dict[str, bytes]], object]:
     return _set(f"{_ROOT}/data.pkl", raw.getvalue())
 
 
-def test_a_forged_description_without_a_fault_is_read(tmp_path: Path) -> None:
-    store = _open(_rezipped(tmp_path, _forge({"t": _Forged()})))
+def test_a_forged_description_without_a_fault_is_read(tmp_path):
+    store = open_checkpoint(_rezipped(tmp_path, _forge({"t": _Forged()})))
     assert store.read("t").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -594,50 +516,45 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", _FAULTS)
-def test_a_forged_description_is_refused_when_its_tensor_is_read(
-    fault: str, tmp_path: Path
-) -> None:
+def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path):
     changes, sentence = _FAULTS[fault]
     forged = {"good": _Forged(), "t": _Forged(**changes)}
     _rezipped(tmp_path, _forge(forged))
-    assert _open(tmp_path).read("good").shape == (2, 3)
-    message = _refusal(tmp_path)
+    assert open_checkpoint(tmp_path).read("good").shape == (2, 3)
+    message = why(tmp_path)
     assert message.startswith(f"{_SINGLE}: tensor 't' ")
     assert sentence in message
 
 
-def test_a_persistent_id_of_another_kind_is_refused(tmp_path: Path) -> None:
-    message = _refusal(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))})))
-    assert message == (
+def test_a_persistent_id_of_another_kind_is_refused(tmp_path):
+    assert why(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))}))) == (
         f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
     )
 
 
-def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path: Path) -> None:
+def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path):
     class Subclass:
         def __reduce__(self) -> tuple[Any, ...]:
             make = _rebuild_from_type_v2
             return make, (make, torch.Tensor, (make, torch.Tensor, (), {}), {})
 
-    message = _refusal(_rezipped(tmp_path, _forge({"t": Subclass()})))
+    message = why(_rezipped(tmp_path, _forge({"t": Subclass()})))
     assert "calls torch._tensor._rebuild_from_type_v2 with 4 arguments that it does" in message
 
 
-def test_a_view_that_is_spread_over_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_that_is_spread_over_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_pytorch_archive, "SPAN_BYTES", 19)
     _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
-    assert _refusal(tmp_path) == (
+    assert why(tmp_path) == (
         f"{_SINGLE}: tensor 't' is spread over 36 bytes, more than the 19 allowed."
     )
-    assert _open(tmp_path).read("whole").shape == (12,)
+    assert open_checkpoint(tmp_path).read("whole").shape == (12,)
 
 
-def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path: Path) -> None:
+def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path):
     whole = torch.arange(48.0).reshape(6, 8)
     tied = {"a": whole, "b": whole, "part": whole[2:4], "rest": whole[4:], "empty": whole[:0]}
-    store = _open(_saved(tied, tmp_path))
+    store = open_checkpoint(_saved(tied, tmp_path))
     for name, tensor in tied.items():
         np.testing.assert_array_equal(store.read(name), tensor.numpy())
     assert {name for name, _ in store.read_many(["part", "rest", "empty"])} == {
@@ -654,7 +571,7 @@ def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path: 
         assert "tensor.clone()" in caught.value.hint
 
 
-def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path: Path) -> None:
+def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path):
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     named = {}
     for layer in range(3):
@@ -672,11 +589,11 @@ def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1, 255, 1_000_000])
-def test_the_arguments_of_a_tensor_with_attributes_are_a_tuple(size: int, tmp_path: Path) -> None:
+def test_the_arguments_of_a_tensor_with_attributes_are_a_tuple(size, tmp_path):
     program = (
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_sparse_tensor\n"
         b"NB" + struct.pack("<I", size) + bytes(size) + b"NtR."
     )
     with zipfile.ZipFile(tmp_path / _SINGLE, "w") as archive:
         archive.writestr("archive/data.pkl", program)
-    assert "_rebuild_from_type_v2 with 4 arguments that it does not take" in _refusal(tmp_path)
+    assert "_rebuild_from_type_v2 with 4 arguments that it does not take" in why(tmp_path)

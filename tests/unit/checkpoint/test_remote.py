@@ -3,8 +3,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -22,7 +23,7 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.http import retry_after
 from moegeom.checkpoint.remote.lazy import lazy
-from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.options import RemoteOptions, user_cache_folder
 from moegeom.checkpoint.remote.reads import in_parallel
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.core.errors import CheckpointError
@@ -105,13 +106,12 @@ def served(site: Site, model: Path) -> str:
     return f"{site.url}/m"
 
 
-def _needed() -> list[str]:
-    return [name for i in range(_NUM_SHARDS) for name in _names(i)]
+_NEEDED = [name for i in range(_NUM_SHARDS) for name in _names(i)]
 
 
 def _read_all(store: Any) -> dict[str, np.ndarray]:
-    store.prepare(_needed())
-    return dict(store.read_many(_needed()))
+    store.prepare(_NEEDED)
+    return dict(store.read_many(_NEEDED))
 
 
 def _oracle(model: Path, name: str) -> bytes:
@@ -120,36 +120,32 @@ def _oracle(model: Path, name: str) -> bytes:
         return opened.get_tensor(name).tobytes()
 
 
+def _assert_read_as_from_disk(store: Any, model: Path) -> None:
+    assert store.config == {"model_type": "olmoe"}
+    assert {name: values.tobytes() for name, values in _read_all(store).items()} == {
+        name: _oracle(model, name) for name in _NEEDED
+    }
+
+
 def _refusal(url: str, options: RemoteOptions) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
         _read_all(open_checkpoint(url, options))
     return caught.value
 
 
-# ------------------------------------------------------------------------------ what is read
-
-
 @pytest.mark.parametrize("suffix", ["", "/", f"/{_INDEX}"])
-def test_a_web_folder_reads_like_safetensors_reads_it_from_disk(
-    suffix: str, served: str, model: Path, options: RemoteOptions
-) -> None:
+def test_a_web_folder_reads_like_safetensors_reads_it_from_disk(suffix, served, model, options):
     store = open_checkpoint(served + suffix, options)
+    _assert_read_as_from_disk(store, model)
     assert store.label == "m"
-    assert store.config == {"model_type": "olmoe"}
-    found = _read_all(store)
-    assert {name: values.tobytes() for name, values in found.items()} == {
-        name: _oracle(model, name) for name in _needed()
-    }
     assert store.bytes_total == sum(p.stat().st_size for p in model.iterdir())
 
 
-def test_the_server_sends_little_more_than_headers_and_routers(
-    site: Site, served: str, model: Path, options: RemoteOptions
-) -> None:
+def test_the_server_sends_little_more_than_headers_and_routers(site, served, model, options):
     store: Any = open_checkpoint(served, options)
     _ = store.config
     _read_all(store)
-    needed = sum(info.size_bytes for info in map(store.info, _needed()))
+    needed = sum(info.size_bytes for info in map(store.info, _NEEDED))
     for path in model.iterdir():
         raw = path.read_bytes()
         is_shard = path.suffix == ".safetensors"
@@ -157,46 +153,29 @@ def test_the_server_sends_little_more_than_headers_and_routers(
     assert needed <= store.bytes_read <= 1.05 * needed
     assert needed <= site.log.bytes_sent - 4 * len(b"no such file") <= 1.05 * needed
     assert site.log.bytes_sent < 0.05 * store.bytes_total
-
-
-def test_two_neighbours_cost_one_request(site: Site, served: str, options: RemoteOptions) -> None:
-    _read_all(open_checkpoint(served, options))
     # a probe with the length of the header, the header, and the span of router and norm
     assert [site.count(_shard(i)) for i in range(_NUM_SHARDS)] == [3] * _NUM_SHARDS
 
 
-def test_tensors_come_in_the_order_of_the_files_whatever_order_was_asked(
-    served: str, model: Path, options: RemoteOptions
-) -> None:
-    asked = _needed()[::-1] + _needed()
+def test_tensors_come_in_the_order_of_the_files_whatever_order_was_asked(served, model, options):
+    asked = _NEEDED[::-1] + _NEEDED
     remote = open_checkpoint(served, options).read_many(asked)
     order = [name for name, _ in remote]
     assert order == [name for name, _ in open_checkpoint(model).read_many(asked)]
-    assert sorted(order) == sorted(_needed())
+    assert sorted(order) == sorted(_NEEDED)
 
 
-def test_a_single_file_is_read_without_its_folder(
-    site: Site, served: str, model: Path, options: RemoteOptions
-) -> None:
+def test_a_single_file_and_a_part_of_a_tensor_cost_their_bytes(site, served, model, options):
+    name, _ = _names(2)
     store = open_checkpoint(f"{served}/{_shard(2)}", options)
-    assert store.read(_names(2)[0]).tobytes() == _oracle(model, _names(2)[0])
+    assert store.read(name).tobytes() == _oracle(model, name)
     assert site.count(_INDEX) == 0
-
-
-def test_part_of_a_tensor_costs_its_bytes(
-    site: Site, served: str, model: Path, options: RemoteOptions
-) -> None:
-    store = open_checkpoint(served, options)
-    name = _names(1)[0]
-    store.info(name)
     before = site.log.bytes_sent
     assert store.read_bytes(name, 6, 10) == _oracle(model, name)[6:16]
     assert site.log.bytes_sent - before == 10
 
 
-def test_a_server_gets_eight_requests_at_the_same_time_and_never_nine(
-    site: Site, tmp_path: Path, options: RemoteOptions
-) -> None:
+def test_a_server_gets_eight_requests_at_the_same_time_and_never_nine(site, tmp_path, options):
     num_shards = 163
     weight_map = {}
     for i in range(num_shards):
@@ -229,7 +208,7 @@ class _Shard:
         return (self.label,)
 
 
-def test_headers_are_fetched_at_the_same_time(site: Site, options: RemoteOptions) -> None:
+def test_headers_are_fetched_at_the_same_time(site, options):
     from moegeom.checkpoint.remote.open import open_remote
 
     names = [f"{i}.safetensors" for i in range(24)]
@@ -247,35 +226,30 @@ def test_headers_are_fetched_at_the_same_time(site: Site, options: RemoteOptions
 
 
 class _Slow:
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self.barrier = barrier
+
     @lazy
     def value(self) -> object:
         """An object, made when two threads want one."""
         self.barrier.wait(10)
         return object()
 
-    def __init__(self, barrier: threading.Barrier) -> None:
-        self.barrier = barrier
+
+def test_lazy_properties_of_two_objects_are_computed_at_the_same_time_and_once():
+    slow = [_Slow(barrier) for barrier in 2 * [threading.Barrier(2)]]
+    assert list(in_parallel(lambda one: one.value, slow, 2)) == [one.value for one in slow]
 
 
-def test_lazy_properties_of_two_objects_are_computed_at_the_same_time_and_once() -> None:
-    barrier = threading.Barrier(2)
-    slow = [_Slow(barrier), _Slow(barrier)]
-    found = list(in_parallel(lambda one: one.value, slow, 2))
-    assert found == [one.value for one in slow]
-
-
-def test_nothing_runs_in_threads_on_a_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_in_threads_on_a_disk(model, monkeypatch):
     monkeypatch.delattr(threading.Thread, "start")
     assert len(_read_all(open_checkpoint(model))) == 2 * _NUM_SHARDS
 
 
-# ------------------------------------------------------------------------------ faults
-
-
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
 def test_a_failure_that_passes_after_two_attempts_is_not_seen(
-    code: int, site: Site, served: str, model: Path, options: RemoteOptions, waits: list[float]
-) -> None:
+    code, site, served, model, options, waits
+):
     site.faults[f"/m/{_shard(0)}"] = [status(code), status(code)]
     assert len(_read_all(open_checkpoint(served, options))) == 2 * _NUM_SHARDS
     assert site.count(_shard(0)) == 5
@@ -283,146 +257,116 @@ def test_a_failure_that_passes_after_two_attempts_is_not_seen(
 
 
 @pytest.mark.parametrize("fault", [dropped, truncated(3), truncated(0)])
-def test_a_connection_that_breaks_once_is_tried_again(
-    fault: Any, site: Site, served: str, model: Path, options: RemoteOptions
-) -> None:
+def test_a_connection_that_breaks_once_is_tried_again(fault, site, served, model, options):
     store = open_checkpoint(served, options)
     site.faults[f"/m/{_shard(3)}"] = [fault, fault]
     found = _read_all(store)
     assert found[_names(3)[0]].tobytes() == _oracle(model, _names(3)[0])
 
 
-def test_the_pause_that_a_server_asks_for_is_kept(
-    site: Site, served: str, options: RemoteOptions, waits: list[float]
-) -> None:
+def test_the_pause_that_a_server_asks_for_is_made(site, served, options, waits):
     site.faults[f"/m/{_INDEX}"] = [status(429, Retry_After="7")]
     open_checkpoint(served, options)
     assert waits == [7.0]
 
 
-def test_a_pause_that_is_too_long_is_an_error_at_once(
-    site: Site, served: str, options: RemoteOptions, waits: list[float]
-) -> None:
-    site.faults[f"/m/{_INDEX}"] = [status(429, Retry_After="3600")]
-    error = _refusal(served, options)
-    assert error.message == (
-        f"{_INDEX}: {served}/{_INDEX} answers 429 (Too Many Requests), and asks to wait 3600 s."
-    )
-    assert waits == []
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("3", 3.0), ("0", 0.0), ("", None), ("-1", None), ("soon", None), ("9" * 12, None)],
-)
-def test_a_pause_is_given_in_seconds(text: str, seconds: float | None) -> None:
-    assert retry_after(text) == seconds
-
-
-def test_a_pause_is_given_as_a_date() -> None:
+def test_a_pause_is_given_in_seconds_or_as_a_date():
+    seconds = {"3": 3.0, "0": 0.0, "": None, "-1": None, "soon": None, "9" * 12: None}
+    assert {text: retry_after(text) for text in seconds} == seconds
     now = datetime.now(UTC)
-    found = retry_after(format_datetime(now + timedelta(seconds=90), usegmt=True))
-    assert found is not None and 80 < found <= 90
+    pause = retry_after(format_datetime(now + timedelta(seconds=90), usegmt=True))
+    assert pause is not None and 80 < pause <= 90
     assert retry_after(format_datetime(now - timedelta(days=1), usegmt=True)) == 0.0
 
 
-def test_a_failure_that_stays_is_one_sentence(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
-    site.faults[f"/m/{_shard(0)}"] = [status(503)] * 3
+#: What a server does, by the path of a file in its folder, and the end of the refusal.
+_TROUBLE: dict[str, tuple[Callable[[Site], Any], str]] = {
+    "a pause of an hour": (
+        lambda site: site.faults[f"/m/{_INDEX}"].append(status(429, Retry_After="3600")),
+        f"/{_INDEX} answers 429 (Too Many Requests), and asks to wait 3600 s.",
+    ),
+    "a failure that stays": (
+        lambda site: site.faults[f"/m/{_shard(0)}"].extend([status(503)] * 3),
+        f"/{_shard(0)} answers 503 (Service Unavailable), in each of 3 attempts.",
+    ),
+    "missing shards": (
+        lambda site: [site.files.pop(f"/m/{_shard(i)}") for i in (1, 4)],
+        f"names '{_shard(1)}', which does not exist (2 of 6 files are missing).",
+    ),
+    "a name that no URL can spell": (
+        lambda site: _with_index(site, {"a": "\ud800.safetensors"}),
+        "names '\\ud800.safetensors', which does not exist (1 of 1 files is missing).",
+    ),
+    "a million requests": (
+        lambda site: _with_index(site, {f"t{i}": f"{i}.safetensors" for i in range(20_001)}),
+        "names 20001 files, more than the 20000 allowed.",
+    ),
+    "no ranges": (
+        lambda site: setattr(site, "has_ranges", False),
+        " answers with the whole file where a part was asked for.",
+    ),
+}
+
+
+def _with_index(site: Site, weight_map: dict[str, str]) -> None:
+    site.files[f"/m/{_INDEX}"] = json.dumps({"weight_map": weight_map}).encode()
+
+
+@pytest.mark.parametrize("case", _TROUBLE)
+def test_a_folder_that_cannot_be_read_is_one_sentence(case, site, served, options, waits):
+    make, end = _TROUBLE[case]
+    make(site)
     error = _refusal(served, options)
-    assert error.message == (
-        f"{_shard(0)}: {served}/{_shard(0)} answers 503 (Service Unavailable), "
-        "in each of 3 attempts."
-    )
-    assert error.hint
+    assert error.message.endswith(end)
+    assert "\n" not in error.message
+    assert len(waits) == (2 if "stays" in case else 0)
+    assert error.hint or "stays" not in case
+    assert len(site.log.requests) < 40
 
 
-def test_a_server_that_says_nothing_is_given_up(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
+def test_a_server_that_says_nothing_or_byte_by_byte_is_given_up(site, served, options):
     store = open_checkpoint(served, replace(options, timeout_s=0.1))
     site.faults[f"/m/{_shard(0)}"] = [stalled] * 3
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"sent nothing for 0\.1 s, in each of 3 attempts\."):
         store.info(_names(0)[0])
-    assert caught.value.message == (
-        f"{_shard(0)}: {served}/{_shard(0)} sent nothing for 0.1 s, in each of 3 attempts."
-    )
-
-
-def test_a_server_that_sends_byte_by_byte_is_given_up(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
     store = open_checkpoint(served, replace(options, timeout_s=0.2, attempts=1))
     site.faults[f"/m/{_shard(0)}"] = [dripping(0.02)]
     with pytest.raises(CheckpointError, match=r"sent \d+ of \d+ bytes, in each of 1 attempts"):
         store.info(_names(0)[0])
 
 
-def test_an_index_cannot_ask_for_a_million_requests(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
-    weight_map = {f"t{i}": f"{i}.safetensors" for i in range(20_001)}
-    site.files[f"/m/{_INDEX}"] = json.dumps({"weight_map": weight_map}).encode()
-    assert _refusal(served, options).message == (
-        f"{_INDEX}: names 20001 files, more than the 20000 allowed."
-    )
-    assert len(site.log.requests) < 10
-
-
-def test_a_server_that_is_not_there_is_one_sentence(options: RemoteOptions) -> None:
+def test_a_server_that_is_not_there_is_one_sentence(options):
     with serve() as gone:
         url = f"{gone.url}/m"
-    error = _refusal(url, options)
-    assert error.message == (
+    assert _refusal(url, options).message == (
         f"config.json: {url}/config.json cannot be reached, in each of 3 attempts."
     )
 
 
-@pytest.mark.parametrize("change", ["etag", "size"])
-def test_a_file_that_changes_between_two_reads_is_refused(
-    change: str, site: Site, served: str, options: RemoteOptions
-) -> None:
+@pytest.mark.parametrize("change", ["etag", "longer", "shorter", "empty"])
+def test_a_file_that_changes_between_two_reads_is_refused(change, site, served, options):
     store = open_checkpoint(served, options)
-    path = f"/m/{_shard(0)}"
-    site.has_etags = change == "etag"
-    raw = site.files[path]
-    site.files[path] = raw[:-1] + b"\1" if change == "etag" else raw + b"\1"
-    with pytest.raises(CheckpointError) as caught:
-        store.read(_names(0)[0])
-    assert caught.value.message == (f"{_shard(0)}: {served}/{_shard(0)} changed while it was read.")
-
-
-@pytest.mark.parametrize("kept", [0, 3])
-def test_a_file_that_shrinks_is_refused(
-    kept: int, site: Site, served: str, options: RemoteOptions
-) -> None:
-    store = open_checkpoint(served, options)
-    site.files[f"/m/{_shard(0)}"] = site.files[f"/m/{_shard(0)}"][:kept]
-    with pytest.raises(CheckpointError, match="changed while it was read"):
+    site.has_etags = change != "longer"
+    raw = site.files[f"/m/{_shard(0)}"]
+    changed = {"etag": raw[:-1] + b"\1", "longer": raw + b"\1", "shorter": raw[:3], "empty": b""}
+    site.files[f"/m/{_shard(0)}"] = changed[change]
+    with pytest.raises(CheckpointError, match=re.escape(f"{served}/{_shard(0)} changed while it")):
         store.read(_names(0)[0])
 
 
-def test_a_server_without_ranges_is_refused_before_it_sends_the_file(
-    site: Site, options: RemoteOptions
-) -> None:
-    site.files["/m/model.safetensors"] = bytes(1 << 26)
+def test_a_server_without_ranges_sends_neither_a_file_nor_the_body_of_a_redirect(
+    site, served, options
+):
+    target = f"/m/{_shard(0)}"
+    site.answers["/m.safetensors"] = (302, {"Location": target}, bytes(1 << 26))
+    open_checkpoint(f"{site.url}/m.safetensors", options)
     site.has_ranges = False
-    error = _refusal(f"{site.url}/m", options)
-    assert error.message == (
-        f"model.safetensors: {site.url}/m/model.safetensors answers with the whole file where a "
-        "part was asked for."
-    )
-    assert site.log.bytes_sent < 1 << 25  # what the buffers of the two connections took
-
-
-def test_a_server_without_ranges_may_send_whole_json(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
-    site.has_ranges = False
-    store = open_checkpoint(served, options)
+    store = open_checkpoint(served, options)  # whole JSON may come
     assert store.config == {"model_type": "olmoe"}
-    assert set(_needed()) < set(store.names())
+    assert set(_NEEDED) < set(store.names())
+    site.files["/large/model.safetensors"] = bytes(1 << 26)
+    assert "answers with the whole file" in _refusal(f"{site.url}/large", options).message
+    assert site.log.bytes_sent < 1 << 26  # what the buffers of the connections took
 
 
 @pytest.mark.parametrize(
@@ -434,16 +378,14 @@ def test_a_server_without_ranges_may_send_whole_json(
         ({"Content-Range": "bytes 0-7/100", "Content-Encoding": "gzip"}, "is sent compressed"),
     ],
 )
-def test_a_range_that_was_not_asked_for_is_refused(
-    answer: dict[str, str], expected: str, site: Site, options: RemoteOptions
-) -> None:
+def test_a_range_that_was_not_asked_for_is_refused(answer, expected, site, options):
     site.answers["/m.safetensors"] = (206, answer, bytes(8))
     assert expected in _refusal(f"{site.url}/m.safetensors", options).message
 
 
 def test_a_header_that_promises_more_than_the_file_is_refused_like_a_local_one(
-    site: Site, tmp_path: Path, options: RemoteOptions
-) -> None:
+    site, tmp_path, options
+):
     raw = (10**15).to_bytes(8, "little") + bytes(100)
     (tmp_path / "m.safetensors").write_bytes(raw)
     site.files["/m.safetensors"] = raw
@@ -452,24 +394,7 @@ def test_a_header_that_promises_more_than_the_file_is_refused_like_a_local_one(
     assert _refusal(f"{site.url}/m.safetensors", options).message == local.value.message
 
 
-def test_a_missing_shard_is_named_and_counted(
-    site: Site, served: str, options: RemoteOptions, waits: list[float]
-) -> None:
-    del site.files[f"/m/{_shard(1)}"], site.files[f"/m/{_shard(4)}"]
-    assert _refusal(served, options).message == (
-        f"{_INDEX}: names '{_shard(1)}', which does not exist (2 of 6 files are missing)."
-    )
-    assert waits == []
-
-
-def test_a_name_that_no_url_can_spell_is_missing(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
-    site.files[f"/m/{_INDEX}"] = b'{"weight_map": {"a": "\\ud800.safetensors"}}'
-    assert "which does not exist (1 of 1 files" in _refusal(served, options).message
-
-
-def test_names_with_odd_letters_are_quoted(site: Site, options: RemoteOptions) -> None:
+def test_names_with_odd_letters_are_quoted(site, options):
     name = "a b?c#d%2F\u00e9.safetensors"
     site.files[f"/m/{_INDEX}"] = json.dumps({"weight_map": {"a": name}}).encode()
     site.files[f"/m/{name}"] = b""
@@ -480,9 +405,7 @@ def test_names_with_odd_letters_are_quoted(site: Site, options: RemoteOptions) -
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 410, 418, 451])
-def test_a_refusal_is_not_asked_again(
-    code: int, site: Site, options: RemoteOptions, waits: list[float]
-) -> None:
+def test_a_refusal_is_not_asked_again(code, site, options, waits):
     site.answers["/m.safetensors"] = (code, {}, b"")
     error = _refusal(f"{site.url}/m.safetensors", options)
     assert error.message.startswith(f"m.safetensors: {site.url}/m.safetensors answers {code} (")
@@ -490,33 +413,23 @@ def test_a_refusal_is_not_asked_again(
     assert site.count("m.safetensors") == 1
 
 
-def test_an_empty_web_folder_says_what_was_looked_for(site: Site, options: RemoteOptions) -> None:
-    error = _refusal(f"{site.url}/nothing", options)
-    assert error.message == (
+def test_an_empty_web_folder_says_what_was_looked_for(site, options):
+    assert _refusal(f"{site.url}/nothing", options).message == (
         "nothing: holds no file of a well-known name, and cannot be listed; config.json: "
         f"{site.url}/nothing/config.json answers 404 (Not Found)."
     )
 
 
-def test_a_redirect_without_end_is_refused(site: Site, options: RemoteOptions) -> None:
-    site.answers["/m.safetensors"] = (302, {"Location": "/m.safetensors"}, b"")
-    error = _refusal(f"{site.url}/m.safetensors", options)
-    assert error.message.endswith("/m.safetensors redirects more than 10 times.")
-
-
-def test_the_body_of_a_redirect_is_not_read(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
-    target = f"/m/{_shard(0)}"
-    site.answers["/m.safetensors"] = (302, {"Location": target}, bytes(1 << 26))
-    open_checkpoint(f"{site.url}/m.safetensors", options)
-    assert site.log.bytes_sent < 1 << 25
-
-
-def test_a_redirect_to_a_local_file_is_refused(site: Site, options: RemoteOptions) -> None:
-    site.answers["/m.safetensors"] = (302, {"Location": "file:///etc/passwd"}, b"")
-    error = _refusal(f"{site.url}/m.safetensors", options)
-    assert "cannot be followed (UnsupportedProtocol)" in error.message
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("/m.safetensors", "/m.safetensors redirects more than 10 times."),
+        ("file:///etc/passwd", "cannot be followed (UnsupportedProtocol)."),
+    ],
+)
+def test_a_redirect_without_end_or_to_a_local_file_is_refused(location, expected, site, options):
+    site.answers["/m.safetensors"] = (302, {"Location": location}, b"")
+    assert expected.rstrip(".") in _refusal(f"{site.url}/m.safetensors", options).message
 
 
 @pytest.mark.parametrize(
@@ -531,9 +444,7 @@ def test_a_redirect_to_a_local_file_is_refused(site: Site, options: RemoteOption
         status(429, Retry_After="999"),
     ],
 )
-def test_credentials_are_used_and_never_printed(
-    fault: Any, site: Site, served: str, options: RemoteOptions
-) -> None:
+def test_credentials_are_used_and_never_printed(fault, site, served, options):
     secret = "hunter2"
     url = served.replace("http://", f"http://user:{secret}@") + f"/?sig={secret}#{secret}"
     store: Any = open_checkpoint(url, replace(options, timeout_s=0.1, hub_token=secret))
@@ -555,41 +466,28 @@ def test_credentials_are_used_and_never_printed(
      f"http://{'a' * 300}.{'é' * 300}/m", "http://..модель../m", f"http://127.0.0.1:1/{'m' * 3000}",
      f"hf://{'o' * 3000}/m"],
 )  # fmt: skip
-def test_an_odd_url_is_one_sentence(url: str, options: RemoteOptions) -> None:
+def test_an_odd_url_is_one_sentence(url, options):
     offline = replace(options, hub_endpoint="http://127.0.0.1:1", attempts=1)
     error = _refusal(url, offline)
     assert "\n" not in error.message and "hunter2" not in str(error)
     assert len(error.message) < 1500
 
 
-# ------------------------------------------------------------------------------ revision and cache
-
-
-def test_a_revision_changes_with_any_weight_file(
-    site: Site, served: str, options: RemoteOptions
-) -> None:
+def test_a_revision_changes_with_any_weight_file_and_needs_etags(site, served, model, options):
     before = open_checkpoint(served, options).revision
     assert re.fullmatch(r"etags:[0-9a-f]{16}", before)
     assert open_checkpoint(served, options).revision == before
     site.files[f"/m/{_shard(5)}"] += b"\0"
     assert open_checkpoint(served, options).revision != before
-
-
-def test_there_is_no_revision_on_a_disk_or_without_etags(
-    site: Site, served: str, model: Path, options: RemoteOptions
-) -> None:
     site.has_etags = False
-    assert open_checkpoint(served, options).revision == ""
-    assert open_checkpoint(model).revision == ""
+    assert open_checkpoint(served, options).revision == open_checkpoint(model).revision == ""
 
 
 def _cached(options: RemoteOptions, folder: Path, limit: int = 10**6) -> RemoteOptions:
     return replace(options, cache_folder=folder, cache_bytes=limit)
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(
-    site: Site, served: str, options: RemoteOptions, tmp_path: Path
-) -> None:
+def test_what_is_in_the_cache_is_not_fetched_again(site, served, options, tmp_path):
     cached = _cached(options, tmp_path / "cache")
     first = _read_all(open_checkpoint(served, cached))
     sent = site.log.bytes_sent
@@ -602,54 +500,47 @@ def test_what_is_in_the_cache_is_not_fetched_again(
 
 
 def test_a_new_version_is_not_read_from_the_cache_of_the_old_one(
-    site: Site, served: str, model: Path, options: RemoteOptions, tmp_path: Path
-) -> None:
+    site, served, model, options, tmp_path
+):
     cached = _cached(options, tmp_path / "cache")
     name = _names(0)[0]
     open_checkpoint(served, cached).read(name)
     gate = np.full((16, 100), 3, ml_dtypes.bfloat16)
-    changed = {n: np.asarray(open_checkpoint(model / _shard(0)).read(n)) for n in
-               open_checkpoint(model / _shard(0)).names()} | {name: gate}  # fmt: skip
-    save_file(changed, model / _shard(0))
+    save_file({name: gate}, model / _shard(0))
     site.add_folder(model, "/m")
     np.testing.assert_array_equal(open_checkpoint(served, cached).read(name), gate)
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * 40, None])
-def test_a_damaged_cache_is_ignored_and_written_again(
-    damage: bytes | None, served: str, options: RemoteOptions, tmp_path: Path, model: Path
-) -> None:
+def _no_file(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    return lambda path: (path.unlink(), make(path))
+
+
+_DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "rubbish": lambda path: path.write_bytes(b"x" * 40),
+    "another end": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+    "pipe": _no_file(os.mkfifo),
+    "folder": _no_file(Path.mkdir),
+    "device": _no_file(lambda path: path.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_a_damaged_cache_is_ignored_and_written_again(damage, served, options, tmp_path, model):
     folder = tmp_path / "cache"
     cached = _cached(options, folder)
     _read_all(open_checkpoint(served, cached))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     whole = [path.read_bytes() for path in files]
     for path in files:
-        path.write_bytes(path.read_bytes()[:-1] + b"?" if damage is None else damage)
-    found = _read_all(open_checkpoint(served, cached))
-    assert found[_names(0)[0]].tobytes() == _oracle(model, _names(0)[0])
-    assert [path.read_bytes() for path in files] == whole
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_in_the_cache_is_not_there(
-    make: Callable[[Path], None], served: str, options: RemoteOptions, tmp_path: Path, model: Path
-) -> None:
-    folder = tmp_path / "cache"
-    cached = _cached(options, folder)
-    _read_all(open_checkpoint(served, cached))
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        path.unlink()
-        make(path)
-    found = _read_all(open_checkpoint(served, cached))
-    assert found[_names(0)[0]].tobytes() == _oracle(model, _names(0)[0])
+        _DAMAGES[damage](path)
+    _assert_read_as_from_disk(open_checkpoint(served, cached), model)
+    if damage in ("empty", "rubbish", "another end"):
+        assert [path.read_bytes() for path in files] == whole
 
 
 @pytest.mark.parametrize("tag", ["none", "weak"])
-def test_nothing_is_kept_without_a_strong_etag(
-    tag: str, site: Site, served: str, options: RemoteOptions, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_nothing_is_kept_without_a_strong_etag(tag, site, served, options, tmp_path, monkeypatch):
     if tag == "none":
         site.has_etags = False
     else:
@@ -659,42 +550,28 @@ def test_nothing_is_kept_without_a_strong_etag(
     assert not folder.exists()
 
 
-def test_the_oldest_leave_a_full_cache(served: str, options: RemoteOptions, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    limit = 12_000
+def test_the_oldest_leave_a_full_cache_and_one_that_cannot_be_written_is_no_error(
+    served, options, tmp_path
+):
+    folder, limit = tmp_path / "cache", 12_000
     _read_all(open_checkpoint(served, _cached(options, folder, limit)))
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    kept = sum(path.stat().st_size for path in files)
-    assert limit / 2 < kept <= limit
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(
-    served: str, options: RemoteOptions, tmp_path: Path
-) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    cached = _cached(options, tmp_path / "cache")
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert limit / 2 < total <= limit
+    (tmp_path / "file").write_text("a file where the folder should be")
+    cached = _cached(options, tmp_path / "file")
     assert len(_read_all(open_checkpoint(served, cached))) == 2 * _NUM_SHARDS
 
 
-@pytest.mark.parametrize(
-    ("environment", "platform", "expected"),
-    [
+def test_the_cache_lies_where_caches_lie():
+    for environment, platform, expected in (
         ({}, "linux", "/home/me/.cache/moegeom"),
         ({}, "darwin", "/home/me/Library/Caches/moegeom"),
         ({"LOCALAPPDATA": "/local"}, "win32", "/local/moegeom"),
         ({"XDG_CACHE_HOME": "/xdg"}, "linux", "/xdg/moegeom"),
         ({"XDG_CACHE_HOME": "relative"}, "linux", "/home/me/.cache/moegeom"),
-    ],
-)
-def test_the_cache_lies_where_caches_lie(
-    environment: dict[str, str], platform: str, expected: str
-) -> None:
-    from moegeom.checkpoint.remote.options import user_cache_folder
+    ):
+        assert user_cache_folder(environment, Path("/home/me"), platform) == Path(expected)
 
-    assert user_cache_folder(environment, Path("/home/me"), platform) == Path(expected)
-
-
-# ------------------------------------------------------------------------------ the hub
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -727,43 +604,30 @@ def hub(site: Site, model: Path, options: RemoteOptions) -> Iterator[RemoteOptio
 
 
 @pytest.mark.parametrize("at", ["", "@v1", "@refs/pr/1", "@a%2Fb", "/"])
-def test_a_model_of_the_hub_is_read_at_the_commit_that_its_listing_names(
-    at: str, hub: RemoteOptions, site: Site, model: Path
-) -> None:
+def test_a_model_of_the_hub_is_read_at_the_commit_that_its_listing_names(at, hub, site, model):
     store = open_checkpoint(f"hf://own/er{at}", hub)
     assert store.revision == _COMMIT
-    assert store.config == {"model_type": "olmoe"}
-    found = _read_all(store)
-    assert {k: v.tobytes() for k, v in found.items()} == {n: _oracle(model, n) for n in found}
-    assert len(found) == 2 * _NUM_SHARDS
+    _assert_read_as_from_disk(store, model)
     api = [path for path in site.log.requests if path.startswith("/api/")]
     assert len(api) == 1 and "blobs=" in api[0]
     assert all(f"/resolve/{_COMMIT}/" in p for p in site.log.requests if p not in api)
 
 
-def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
-    hub: RemoteOptions, site: Any
-) -> None:
-    _read_all(open_checkpoint("hf://own/er", hub))
+def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, site, model):
+    store = open_checkpoint(f"hf://own/er@v1/{_shard(2)}", hub)
+    assert store.label == "own/er@v1"
+    assert store.read(_names(2)[1]).tobytes() == _oracle(model, _names(2)[1])
     assert {h.get("authorization") or h.get("Authorization") for h in site.log.headers} == {
         "Bearer hf_hunter2"
     }
     assert not any("uthorization" in name for h in site.cdn.log.headers for name in h)
 
 
-def test_a_file_of_the_hub_may_be_named(hub: RemoteOptions, model: Path) -> None:
-    store = open_checkpoint(f"hf://own/er@v1/{_shard(2)}", hub)
-    assert store.label == "own/er@v1"
-    assert store.read(_names(2)[1]).tobytes() == _oracle(model, _names(2)[1])
-
-
-def test_the_cache_of_the_hub_needs_the_listing_only(
-    hub: RemoteOptions, site: Any, tmp_path: Path
-) -> None:
+def test_the_cache_of_the_hub_needs_the_listing_only(hub, site, tmp_path):
     cached = _cached(hub, tmp_path / "cache")
     _read_all(open_checkpoint("hf://own/er", cached))
     site.log.requests.clear()
-    store = open_checkpoint("hf://own/er", cached)
+    store: Any = open_checkpoint("hf://own/er", cached)
     _read_all(store)
     assert len(site.log.requests) == 1 and store.bytes_read == 0
 
@@ -777,21 +641,14 @@ def test_the_cache_of_the_hub_needs_the_listing_only(
         (404, {"X-Error-Code": "RevisionNotFound"}, "revision"),
     ],
 )
-def test_a_model_that_the_hub_refuses_says_what_to_do(
-    code: int,
-    headers: dict[str, str],
-    hint: str,
-    hub: RemoteOptions,
-    site: Site,
-    waits: list[float],
-) -> None:
+def test_a_model_that_the_hub_refuses_says_what_to_do(code, headers, hint, hub, site, waits):
     site.answers["/api/models/own/er"] = (code, headers, b'{"error": "no hunter2"}')
     error = _refusal("hf://own/er", hub)
     assert error.message.startswith(f"hf://own/er answers {code} (")
     assert hint in error.hint and waits == [] and "hunter2" not in str(error)
 
 
-def test_a_gated_file_of_a_listed_model_says_how_to_log_in(hub: RemoteOptions, site: Site) -> None:
+def test_a_gated_file_of_a_listed_model_says_how_to_log_in(hub, site):
     path = f"/own/er/resolve/{_COMMIT}/{_INDEX}"
     site.answers[path] = (403, {"X-Error-Code": "GatedRepo"}, b"")
     error = _refusal("hf://own/er", hub)
@@ -799,34 +656,25 @@ def test_a_gated_file_of_a_listed_model_says_how_to_log_in(hub: RemoteOptions, s
     assert "hf auth login" in error.hint
 
 
-def test_a_hub_that_is_busy_is_asked_again(
-    hub: RemoteOptions, site: Site, waits: list[float]
-) -> None:
+def test_a_hub_that_is_busy_is_asked_again(hub, site, waits):
     site.faults["/api/models/own/er"] = [status(503), status(429, Retry_After="2")]
     assert open_checkpoint("hf://own/er", hub).revision == _COMMIT
     assert len(waits) == 2 and waits[1] == 2.0
 
 
-def test_a_hub_may_send_an_index_whole_and_unmeasured_but_no_shard(
-    hub: RemoteOptions, site: Any
-) -> None:
+def test_a_hub_may_send_an_index_whole_and_unmeasured_but_no_shard(hub, site):
     site.cdn.faults[f"/blobs/oid-{_INDEX}"] = [chunked]
     site.cdn.faults[f"/blobs/oid-{_shard(0)}"] = [chunked]
     store = open_checkpoint("hf://own/er", hub)
-    assert set(_needed()) < set(store.names())
+    assert set(_NEEDED) < set(store.names())
     with pytest.raises(CheckpointError, match="answers with the whole file where a part"):
         store.info(_names(0)[0])
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"sha": 3, "siblings": [{"rfilename": 1}]}'])
-def test_a_description_that_makes_no_sense_is_one_sentence(
-    body: bytes, hub: RemoteOptions, site: Site
-) -> None:
+def test_a_description_that_makes_no_sense_is_one_sentence(body, hub, site):
     site.answers["/api/models/own/er"] = (200, {"Content-Type": "application/json"}, body)
     assert _refusal("hf://own/er", hub).message.startswith("hf://own/er: the hub ")
-
-
-# ------------------------------------------------------------------------------ other file systems
 
 
 @pytest.fixture
@@ -840,17 +688,13 @@ def memory(model: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("suffix", ["", "/", f"/{_INDEX}"])
-def test_any_file_system_of_fsspec_reads_like_a_disk(
-    suffix: str, memory: Any, model: Path, options: RemoteOptions
-) -> None:
-    store = open_checkpoint(f"memory://bucket/m{suffix}", options)
-    assert store.config == {"model_type": "olmoe"}
-    found = _read_all(store)
-    assert {k: v.tobytes() for k, v in found.items()} == {n: _oracle(model, n) for n in found}
+def test_any_file_system_of_fsspec_reads_like_a_disk(suffix, memory, model, options):
+    store: Any = open_checkpoint(f"memory://bucket/m{suffix}", options)
+    _assert_read_as_from_disk(store, model)
     assert store.bytes_read < 0.05 * store.bytes_total
 
 
-def test_a_file_url_is_a_path(model: Path, options: RemoteOptions) -> None:
+def test_a_file_url_is_a_path(model, options):
     store: Any = open_checkpoint(f"file://{model}", options)
     assert len(_read_all(store)) == 2 * _NUM_SHARDS
     assert store.folder.num_parallel == 1
@@ -859,15 +703,12 @@ def test_a_file_url_is_a_path(model: Path, options: RemoteOptions) -> None:
     )
 
 
-def test_a_change_behind_fsspec_is_seen(memory: Any, options: RemoteOptions) -> None:
+def test_a_change_behind_fsspec_is_seen(memory, options):
     store = open_checkpoint("memory://bucket/m", options)
     path = f"/bucket/m/{_shard(0)}"
     memory.pipe(path, memory.cat(path))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=f"memory:/{path} changed while it was read"):
         store.read(_names(0)[0])
-    assert caught.value.message == (
-        f"{_shard(0)}: memory://bucket/m/{_shard(0)} changed while it was read."
-    )
 
 
 @pytest.mark.parametrize(
@@ -880,9 +721,8 @@ def test_a_change_behind_fsspec_is_seen(memory: Any, options: RemoteOptions) -> 
     ],
 )
 def test_errors_of_a_file_system_are_not_repeated_in_their_words(
-    error: Exception, expected: str, attempts: int, memory: Any, options: RemoteOptions,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    error, expected, attempts, memory, options, monkeypatch
+):
     store = open_checkpoint("memory://bucket/m", options)
     calls = []
 
@@ -898,20 +738,11 @@ def test_errors_of_a_file_system_are_not_repeated_in_their_words(
     assert len(calls) == attempts
 
 
-def test_a_missing_package_says_what_to_install(
-    options: RemoteOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_says_what_to_install(options, monkeypatch):
     for name, url in {"httpx2": "https://h/m", "huggingface_hub": "hf://a/b"}.items():
-        with monkeypatch.context() as patched:
-            patched.setitem(__import__("sys").modules, name, None)
-            error = _refusal(url, options)
+        monkeypatch.setitem(sys.modules, name, None)
+        error = _refusal(url, options)
         assert error.message == f"{url}: needs the package {name}, which is not installed."
         assert error.hint == install_command("hub")
-
-
-def test_a_file_system_that_fsspec_has_no_package_for_says_which(
-    options: RemoteOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    error = _refusal("s3://bucket/m", options)
-    assert error.hint == "pip install s3fs"
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    assert _refusal("s3://bucket/m", options).hint == "pip install s3fs"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -26,7 +24,7 @@ _TENSORS = {
 
 
 @pytest.mark.parametrize("dtype", _TENSORS)
-def test_every_stored_float_is_the_number_that_torch_reads(dtype: str, tmp_path: Path) -> None:
+def test_every_stored_float_is_the_number_that_torch_reads(dtype, tmp_path):
     save_file({"a": torch.ones(3), "t": _TENSORS[dtype]}, tmp_path / "model.safetensors")
     store = open_checkpoint(tmp_path)
     assert store.info("t").dtype == dtype
@@ -36,7 +34,7 @@ def test_every_stored_float_is_the_number_that_torch_reads(dtype: str, tmp_path:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 3, 4)])
-def test_any_shape_survives(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_any_shape_survives(shape, tmp_path):
     tensor = torch.arange(int(np.prod(shape)), dtype=torch.int64).reshape(shape)
     save_file({"t": tensor}, tmp_path / "model.safetensors")
     store = open_checkpoint(tmp_path)
@@ -44,6 +42,6 @@ def test_any_shape_survives(shape: tuple[int, ...], tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read("t"), tensor.numpy(), strict=True)
 
 
-def test_metadata_is_no_tensor(tmp_path: Path) -> None:
+def test_metadata_is_no_tensor(tmp_path):
     save_file({"t": torch.ones(1)}, tmp_path / "model.safetensors", {"format": "pt", "t": "u"})
     assert list(open_checkpoint(tmp_path).names()) == ["t"]

@@ -18,14 +18,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
-from tests.unit.checkpoint.save_two_ranks import save, weights
+from tests.unit.checkpoint.conftest import why
+from tests.unit.checkpoint.save_two_ranks import weights
 
 _KEY = "DCP_SHARDING_INFO"
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("ranks"))
 
 
 def _part(
@@ -38,18 +34,14 @@ def _part(
     save_file({"gate": router}, folder / name, {_KEY: json.dumps(info)})
 
 
-def _refusal(path: Path, name: str = "gate") -> str:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(path).read(name)
-    return caught.value.message
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("folder", ["slices", "whole"])
-def test_what_two_ranks_saved_is_read_as_torch_reads_it(folder: str, saved: Path) -> None:
-    store = open_checkpoint(saved / folder)
+def test_what_two_ranks_saved_is_read_as_torch_reads_it(folder, of_two_ranks):
+    store = open_checkpoint(of_two_ranks / folder)
     expected = {name: torch.empty_like(value) for name, value in weights().items()}
-    load(expected, storage_reader=HuggingFaceStorageReader(str(saved / folder)), no_dist=True)
+    load(
+        expected, storage_reader=HuggingFaceStorageReader(str(of_two_ranks / folder)), no_dist=True
+    )
     assert set(store.names()) == set(expected)
     for name, value in expected.items():
         assert torch.equal(value, weights()[name])
@@ -63,76 +55,74 @@ def test_what_two_ranks_saved_is_read_as_torch_reads_it(folder: str, saved: Path
         assert store.read_bytes(name, 3, 90) == raw[3:93]
 
 
-def test_only_headers_and_the_slices_asked_for_are_read(saved: Path) -> None:
-    store: Any = open_checkpoint(saved / "slices")
+def test_only_headers_and_the_slices_asked_for_are_read(of_two_ranks):
+    store: Any = open_checkpoint(of_two_ranks / "slices")
     opened = store.bytes_read
     store.read("gate.weight")
     assert store.bytes_read - opened == 12 * 64 * 2
-    assert store.bytes_total == sum(f.stat().st_size for f in (saved / "slices").iterdir())
+    assert store.bytes_total == sum(f.stat().st_size for f in (of_two_ranks / "slices").iterdir())
 
 
-def test_a_missing_slice_names_its_rows(tmp_path: Path) -> None:
+def test_a_missing_slice_names_its_rows(tmp_path):
     _part(tmp_path, 1, (0, 8))
     _part(tmp_path, 3, (16, 64))
-    assert _refusal(tmp_path) == (
+    assert why(tmp_path, "gate") == (
         f"{tmp_path.name}: tensor 'gate' is not whole: rows 8..16 of 64 are missing."
     )
     _part(tmp_path, 2, (8, 16))
     np.testing.assert_array_equal(open_checkpoint(tmp_path).read("gate").ravel(), np.arange(256.0))
 
 
-def test_a_missing_first_slice_is_noticed(saved: Path, tmp_path: Path) -> None:
+def test_a_missing_first_slice_is_noticed(of_two_ranks, tmp_path):
     second = "shard-00002-model-00001-of-00001.safetensors"
-    shutil.copy(saved / "slices" / second, tmp_path)
-    assert "rows 0..6 of 12 are missing" in _refusal(tmp_path, "gate.weight")
-    assert "rows 0..6 of 12 are missing" in _refusal(tmp_path / second, "gate.weight")
+    shutil.copy(of_two_ranks / "slices" / second, tmp_path)
+    for path in (tmp_path, tmp_path / second):
+        assert "rows 0..6 of 12 are missing" in why(path, "gate.weight")
 
 
-def test_the_slices_of_two_saves_overlap(tmp_path: Path) -> None:
+def test_the_slices_of_two_saves_overlap(tmp_path):
     _part(tmp_path, 1, (0, 32))
     _part(tmp_path, 2, (16, 64))
-    assert "tensor 'gate' has overlapping pieces" in _refusal(tmp_path)
+    assert "tensor 'gate' has overlapping pieces" in why(tmp_path, "gate")
 
 
-def test_one_file_of_several_is_not_taken_for_the_checkpoint(saved: Path) -> None:
+def test_one_file_of_several_is_not_taken_for_the_checkpoint(of_two_ranks):
     file = "shard-00001-model-00001-of-00001.safetensors"
-    assert _refusal(saved / "slices" / file) == (
+    assert why(of_two_ranks / "slices" / file, "gate") == (
         f"{file}: holds row slices of tensors; 1 more file lies beside it."
     )
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_an_index_does_not_make_a_slice_a_tensor(rank: int, saved: Path, tmp_path: Path) -> None:
+def test_an_index_does_not_make_a_slice_a_tensor(rank, of_two_ranks, tmp_path):
     file = f"shard-0000{rank}-model-00001-of-00001.safetensors"
-    shutil.copy(saved / "slices" / file, tmp_path)
+    shutil.copy(of_two_ranks / "slices" / file, tmp_path)
     index = {"weight_map": {"gate.weight": file}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "an index refers to it as if they were whole" in _refusal(tmp_path, "gate.weight")
+    assert "an index refers to it as if they were whole" in why(tmp_path, "gate.weight")
 
 
-@pytest.mark.parametrize("offsets", ["x", None, [0.5, 0], [True, 0], [-1, 0], [2**63, 0], [0] * 17])
-def test_offsets_that_are_no_counts_are_refused(offsets: Any, tmp_path: Path) -> None:
-    _part(tmp_path, 1, (0, 64), {"a": offsets} if offsets is None else offsets)
-    assert "has no 'saved_offsets' of integers for tensor 'gate'" in _refusal(tmp_path)
-
-
-def test_offsets_of_another_number_of_axes_are_refused(tmp_path: Path) -> None:
+def test_offsets_that_are_no_counts_of_the_axes_are_refused(tmp_path):
+    for offsets in ("x", {"a": None}, [0.5, 0], [True, 0], [-1, 0], [2**63, 0], [0] * 17):
+        _part(tmp_path, 1, (0, 64), offsets)
+        expected = "has no 'saved_offsets' of integers for tensor 'gate'"
+        assert expected in why(tmp_path, "gate"), offsets
     _part(tmp_path, 1, (0, 64), [0])
-    assert "has the saved_offsets [0] and shape (64, 4)" in _refusal(tmp_path)
+    assert "has the saved_offsets [0] and shape (64, 4)" in why(tmp_path, "gate")
 
 
-@pytest.mark.parametrize("text", ['"[]"', '"{"', "null", "3", '"{\\"a\\": 1, \\"a\\": 1}"'])
-def test_malformed_sharding_info_is_refused(text: str, write_raw: Any, entry: Any) -> None:
-    header = f'{{"__metadata__": {{"DCP_SHARDING_INFO": {text}}}, "t": {json.dumps(entry())}}}'
-    message = _refusal(write_raw(header.encode(), num_data=8), "t")
-    assert message.startswith("model.safetensors: DCP_SHARDING_INFO")
+def test_malformed_sharding_info_is_refused(write_raw, entry):
+    for text in ('"[]"', '"{"', "null", "3", '"{\\"a\\": 1, \\"a\\": 1}"'):
+        header = f'{{"__metadata__": {{"{_KEY}": {text}}}, "t": {json.dumps(entry())}}}'
+        path = write_raw(header.encode(), num_data=8)
+        assert why(path).startswith("model.safetensors: DCP_SHARDING_INFO"), text
 
 
-def test_a_name_that_no_file_holds_is_an_error(saved: Path) -> None:
-    assert _refusal(saved / "slices", "z") == "slices: there is no tensor 'z'."
+def test_a_name_that_no_file_holds_is_an_error(of_two_ranks):
+    assert why(of_two_ranks / "slices", "z") == "slices: there is no tensor 'z'."
 
 
-def test_mutated_sharding_info_ends_in_the_whole_tensor_or_in_an_error(tmp_path: Path) -> None:
+def test_mutated_sharding_info_ends_in_the_whole_tensor_or_in_an_error(tmp_path):
     draw = random.Random(5)
     good = '{"gate": {"saved_offsets": [8, 0]}}'
     whole = np.arange(64, dtype=np.float32).reshape(16, 4)

@@ -71,12 +71,12 @@ def _whole(local: bytes, central: bytes, count: int) -> bytes:
 _ONE = _local(b"d/one", b"first")
 
 
-def test_stored_entries_are_those_that_zipfile_wrote(tmp_path: Path) -> None:
+def test_stored_entries_are_those_that_zipfile_wrote(tmp_path):
     archive = _archive(tmp_path, _zip())
     assert {name: archive.read(name, 50) for name in archive.entries} == _ENTRIES
 
 
-def test_padding_in_front_of_the_data_is_skipped(tmp_path: Path) -> None:
+def test_padding_in_front_of_the_data_is_skipped(tmp_path):
     local = _local(b"d/one", b"first", extra=b"FB\x04\0pads")
     raw = _whole(local, _central(b"d/one", 5, 0), 1)
     assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
@@ -85,23 +85,19 @@ def test_padding_in_front_of_the_data_is_skipped(tmp_path: Path) -> None:
     assert archive.start("d/one") == len(local) - 5
 
 
-def test_64_bit_records_are_read(tmp_path: Path) -> None:
+def test_64_bit_records_are_read_and_only_saturated_fields_widened(tmp_path):
     other = struct.pack("<HHI", 0xABCD, 4, 7)
     wide = struct.pack("<HHQQQ", 1, 24, 5, 5, 0)
     central = _central(b"d/one", 0xFFFFFFFF, 0xFFFFFFFF, other + wide)
-    raw = _ONE + central + _end_64(len(_ONE), len(central), 1)
-    assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
-    assert _archive(tmp_path, raw).read("d/one", 5) == b"first"
+    place_alone = _central(b"d/one", 5, 0xFFFFFFFF, struct.pack("<HHQ", 1, 8, 0))
+    for raw in (
+        _ONE + central + _end_64(len(_ONE), len(central), 1), _whole(_ONE, place_alone, 1)
+    ):  # fmt: skip
+        assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
+        assert _archive(tmp_path, raw).read("d/one", 5) == b"first"
 
 
-def test_only_saturated_fields_are_widened(tmp_path: Path) -> None:
-    wide = struct.pack("<HHQ", 1, 8, 0)
-    raw = _whole(_ONE, _central(b"d/one", 5, 0xFFFFFFFF, wide), 1)
-    assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
-    assert _archive(tmp_path, raw).read("d/one", 5) == b"first"
-
-
-def test_a_header_is_read_once(tmp_path: Path) -> None:
+def test_a_header_is_read_once(tmp_path):
     log = ReadLog()
     (tmp_path / _FILE).write_bytes(_zip())
     archive = read_archive(CountingFile(tmp_path / _FILE, _FILE, log))
@@ -111,22 +107,17 @@ def test_a_header_is_read_once(tmp_path: Path) -> None:
     assert log.bytes_read - opened == 30 + len("d/one") + 5 + 5
 
 
-def test_an_empty_archive_has_no_entries(tmp_path: Path) -> None:
+def test_an_empty_archive_has_no_entries(tmp_path):
     assert _archive(tmp_path, _end(0, 0, 0)).entries == {}
 
 
-def test_a_compressed_entry_is_refused_when_it_is_read(tmp_path: Path) -> None:
-    expected = "'d/three' is compressed or encrypted; torch stores entries as they are."
-    assert _refusal(tmp_path, _zip(zipfile.ZIP_DEFLATED), "d/three") == expected
-
-
-def test_an_encrypted_entry_is_refused(tmp_path: Path) -> None:
+def test_entries_that_are_compressed_encrypted_or_large_are_not_read(tmp_path):
+    assert _refusal(tmp_path, _zip(zipfile.ZIP_DEFLATED), "d/three") == (
+        "'d/three' is compressed or encrypted; torch stores entries as they are."
+    )
     raw = bytearray(_zip())
     raw[raw.index(b"PK\1\2") + 8] |= 1
     assert "'d/one' is compressed or encrypted" in _refusal(tmp_path, bytes(raw))
-
-
-def test_an_entry_above_the_limit_is_not_read(tmp_path: Path) -> None:
     archive = _archive(tmp_path, _zip())
     with pytest.raises(CheckpointError, match="'d/three' has 50 bytes, more than the 49 allowed"):
         archive.read("d/three", 49)
@@ -139,61 +130,57 @@ def _two(second: bytes, size: int, header: int) -> bytes:
 
 
 _LENGTH = len(_ONE)
+_ENTRY = _central(b"d/one", 5, 0)
+_NEIGHBOUR = "does not end before its neighbour"
+
+
+def _first(local: bytes) -> bytes:
+    """An archive of one entry, behind this header of its data."""
+    return _whole(local, _ENTRY, 1)
+
+
 _MALFORMED = {
-    "the same data twice": (_two(b"d/two", 5, 0), "'d/one' does not end before its neighbour"),
-    "data inside other data": (_two(b"d/two", 5, 9), "'d/one' does not end before its neighbour"),
-    "data in the directory": (_two(b"d/two", 6, _LENGTH), "'d/two' does not end before its neighbour"),
-    "data behind the file": (_two(b"d/two", 5, 10**6), "'d/two' does not end before its neighbour"),
-    "a size of 4 GB": (_two(b"d/two", 0xFFFFFFFE, _LENGTH), "'d/two' does not end before"),
+    "the same data twice": (_two(b"d/two", 5, 0), f"'d/one' {_NEIGHBOUR}"),
+    "data inside other data": (_two(b"d/two", 5, 9), f"'d/one' {_NEIGHBOUR}"),
+    "data in the directory": (_two(b"d/two", 6, _LENGTH), f"'d/two' {_NEIGHBOUR}"),
+    "data behind the file": (_two(b"d/two", 5, 10**6), f"'d/two' {_NEIGHBOUR}"),
+    "a size of 4 GB": (_two(b"d/two", 0xFFFFFFFE, _LENGTH), f"'d/two' {_NEIGHBOUR}"),
     "a name twice": (_two(b"d/one", 5, _LENGTH), "'d/one' is in it twice"),
     "a way out": (_two(b"d/../../x", 5, _LENGTH), "it names 'd/../../x', which is outside of it"),
     "a root": (_two(b"/x", 5, _LENGTH), "it names '/x', which is outside of it"),
     "no name": (_two(b"", 5, _LENGTH), "it names '', which is outside of it"),
     "a name with NUL": (_two(b"a\0b", 5, _LENGTH), "it names 'a\\x00b', which is outside of it"),
     "a name that is not UTF-8": (_two(b"\xff", 5, _LENGTH), "the name b'\\xff' is not UTF-8"),
-    "saturated, without the sizes": (_two(b"d/two", 0xFFFFFFFF, 0), "'d/two' lacks its 64-bit sizes"),
+    "saturated, without sizes": (_two(b"d/two", 0xFFFFFFFF, 0), "'d/two' lacks its 64-bit sizes"),
     "bytes in front": (b"#!/bin/sh\n" + _zip(), "bytes 162 to 317 are not the end of the file"),
     "a comment": (
-        _ONE + _central(b"d/one", 5, 0) + _end(_LENGTH, 51, 1, b"PK\5\6" + bytes(18)),
+        _ONE + _ENTRY + _end(_LENGTH, 51, 1, b"PK\5\6" + bytes(18)),
         "bytes 0 to 0 are not the end of the file",
     ),
     "a directory too short": (_ONE + _end(_LENGTH, 0, 1), "1 entries do not fit into its 0 bytes"),
-    "a directory too long": (
-        _whole(_ONE, _central(b"d/one", 5, 0) + b"more", 1), "4 bytes follow its last entry",
-    ),
+    "a directory too long": (_whole(_ONE, _ENTRY + b"more", 1), "4 bytes follow its last entry"),
     "another header": (_whole(_ONE, b"x" * 60, 1), "it breaks off at byte 0"),
-    "an entry that breaks off": (
-        _whole(_ONE, _central(b"d/one", 5, 0)[:-1], 1), "it breaks off at byte 0",
-    ),
-    "an entry fewer than promised": (
-        _whole(_ONE, _central(b"d/one" * 20, 5, 0), 2), "it breaks off at byte 146",
-    ),
+    "an entry that breaks off": (_whole(_ONE, _ENTRY[:-1], 1), "it breaks off at byte 0"),
+    "a promised entry": (_whole(_ONE, _central(b"d/one" * 20, 5, 0), 2), "breaks off at byte 146"),
     "a locator alone": (
         _ONE + struct.pack("<4sIQI", b"PK\6\7", 0, 0, 1) + _end(0, 0, 0),
         "its 64-bit record is not in front of its locator",
     ),
-    "another name in front of the data": (
-        _whole(_local(b"d/0ne", b"first"), _central(b"d/one", 5, 0), 1),
-        "'d/one' is not where its entry says",
-    ),
-    "a longer name in front of the data": (
-        _whole(_local(b"d/one2", b"first"), _central(b"d/one", 5, 0), 1),
-        "'d/one' does not end before its neighbour",
-    ),
-    "encrypted in front of the data": (
-        _whole(_local(b"d/one", b"first", flags=1), _central(b"d/one", 5, 0), 1),
+    "another name": (_first(_local(b"d/0ne", b"first")), "'d/one' is not where its entry says"),
+    "a longer name": (_first(_local(b"d/one2", b"first")), f"'d/one' {_NEIGHBOUR}"),
+    "encrypted": (
+        _first(_local(b"d/one", b"first", flags=1)),
         "'d/one' is not where its entry says",
     ),
     "padding over the neighbour": (
-        _whole(_local(b"d/one", b"fir", extra=b"xx"), _central(b"d/one", 5, 0), 1)
-        .replace(b"\5\0\2\0d", b"\5\0\3\0d"),
-        "'d/one' does not end before its neighbour",
+        _first(_local(b"d/one", b"fir", extra=b"xx")).replace(b"\5\0\2\0d", b"\5\0\3\0d"),
+        f"'d/one' {_NEIGHBOUR}",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", _MALFORMED)
-def test_a_malformed_directory_is_refused_in_a_sentence(case: str, tmp_path: Path) -> None:
+def test_a_malformed_directory_is_refused_in_a_sentence(case, tmp_path):
     raw, sentence = _MALFORMED[case]
     message = _refusal(tmp_path, raw)
     assert message.startswith(_DIRECTORY)
@@ -201,7 +188,7 @@ def test_a_malformed_directory_is_refused_in_a_sentence(case: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("size", "count"), [(46, 10**9), (10**9, 1)])
-def test_a_directory_above_the_limits_is_not_read(size: int, count: int, tmp_path: Path) -> None:
+def test_a_directory_above_the_limits_is_not_read(size, count, tmp_path):
     with (tmp_path / _FILE).open("wb") as file:
         file.truncate(size)  # zeros that take no room on the disk
         file.seek(size)
@@ -216,7 +203,7 @@ def test_a_directory_above_the_limits_is_not_read(size: int, count: int, tmp_pat
     assert log.bytes_read < 100
 
 
-def test_an_entry_behind_four_gigabytes_is_found(tmp_path: Path) -> None:
+def test_an_entry_behind_four_gigabytes_is_found(tmp_path):
     begin = 5 * 2**30
     central = _central(b"d/one", 5, 0xFFFFFFFF, struct.pack("<HHQ", 1, 8, begin))
     with (tmp_path / _FILE).open("wb") as file:
@@ -229,7 +216,7 @@ def test_an_entry_behind_four_gigabytes_is_found(tmp_path: Path) -> None:
     assert archive.read("d/one", 5) == b"first"
 
 
-def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path: Path) -> None:
+def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path):
     stream = io.BytesIO()
     np.save(stream, np.eye(2))
     assert _refusal(tmp_path, stream.getvalue()) == (
@@ -238,12 +225,8 @@ def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kept", [0, 10, 30, 100, -1])
-def test_a_truncated_archive_is_refused_with_its_length(kept: int, tmp_path: Path) -> None:
-    raw = _zip()[:kept]
-    expected = (
-        f"truncated, has {len(raw)} bytes and no zip directory at their end."
-        if raw
-        else "is no zip archive, as torch.save writes it."
-    )
-    assert _refusal(tmp_path, raw) == expected
+def test_a_truncated_archive_is_refused_with_its_length(tmp_path):
+    for raw in (_zip()[:size] for size in (10, 30, 100, -1)):
+        expected = f"truncated, has {len(raw)} bytes and no zip directory at their end."
+        assert _refusal(tmp_path, raw) == expected
+    assert _refusal(tmp_path, b"") == "is no zip archive, as torch.save writes it."

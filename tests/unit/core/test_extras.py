@@ -32,11 +32,10 @@ def bare(monkeypatch):
 
 def refused(error: UsageError) -> tuple[str, str]:
     """The package that is missed and the extra that is advised."""
-    found = re.search(
-        r"needs (\w+), which is not installed.*pip install [^\[]+\[(\w+)\]", str(error), re.DOTALL
-    )
-    assert found
-    return found[1], found[2]
+    words = r"needs (\w+), which is not installed.*pip install [^\[]+\[(\w+)\]"
+    match = re.search(words, str(error), re.DOTALL)
+    assert match
+    return match[1], match[2]
 
 
 def test_exports_need_packages_that_their_extra_brings():
@@ -55,13 +54,10 @@ def test_an_export_without_its_package_is_refused(bare, name):
 
 
 @pytest.mark.parametrize("ending", RENDERERS)
-def test_a_picture_without_its_package_is_refused(bare, tmp_path, ending):
+def test_a_picture_is_refused_without_its_package_alone(tmp_path, request, ending):
+    check_picture(tmp_path / f"a{ending}")
+    request.getfixturevalue("bare")
     with pytest.raises(UsageError) as caught:
         check_picture(tmp_path / f"a{ending}")
     package, extra = refused(caught.value)
     assert any(package in entry for entry in EXTRAS[extra])
-
-
-@pytest.mark.parametrize("ending", RENDERERS)
-def test_with_its_package_a_picture_is_not_refused(tmp_path, ending):
-    check_picture(tmp_path / f"a{ending}")

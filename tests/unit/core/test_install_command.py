@@ -19,8 +19,8 @@ def came_from(monkeypatch):
     """Installs moegeom, as pip says it in direct_url.json; None: pip says nothing."""
 
     def install(said: str | None) -> list[str]:
-        found = SimpleNamespace(read_text=lambda name: said)
-        monkeypatch.setattr(extras, "distribution", lambda name: found)
+        record = SimpleNamespace(read_text=lambda name: said)
+        monkeypatch.setattr(extras, "distribution", lambda name: record)
         install_command.cache_clear()
         return shlex.split(install_command("hub"))
 

@@ -7,9 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import MoeGeomError, RouterError
+from moegeom.core.router import RouterSet
+from moegeom.router.load import load_routers
+from moegeom.router.requested_family import RequestedFamily
 
 Maker = Callable[..., Path]
 
@@ -34,6 +42,27 @@ def olmoe_tensors(num_layers: int = 3, prefix: str = "model.") -> dict[str, torc
         tensors[f"{at}.post_attention_layernorm.weight"] = torch.rand(HIDDEN, generator=draw)
         tensors[f"{at}.mlp.experts.0.gate_proj.weight"] = torch.randn(8, HIDDEN, generator=draw)
     return tensors
+
+
+def loaded(folder: Path, layers: str | None = None, **asked: Any) -> RouterSet:
+    """The routers of a checkpoint, of the family that is asked for in the words of options."""
+    return load_routers(open_checkpoint(folder), layers, RequestedFamily(**asked))
+
+
+def refusal(
+    folder: Path, layers: str | None = None, kind: type[MoeGeomError] = RouterError, **asked: Any
+) -> MoeGeomError:
+    """Why the routers of a checkpoint are not loaded."""
+    with pytest.raises(kind) as caught:
+        loaded(folder, layers, **asked)
+    return caught.value
+
+
+def write_arrays(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
+    """A checkpoint of arrays of NumPy."""
+    save_arrays(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RouterError
-from moegeom.router.load import load_routers
-from moegeom.router.requested_family import RequestedFamily
+from tests.unit.router.conftest import loaded, refusal
 
-_PATTERN = r"model\.layers\.([0-9]+)\.mlp\.gate\.weight"
-
-
-def _refusal(folder: Path, asked: RequestedFamily) -> RouterError:
-    with pytest.raises(RouterError) as caught:
-        load_routers(open_checkpoint(folder), asked=asked)
-    return caught.value
+_OPTIONS: dict[str, Any] = {
+    "pattern": r"model\.layers\.([0-9]+)\.mlp\.gate\.weight",
+    "top_k": 2,
+    "score": "sigmoid",
+}
 
 
-@pytest.mark.parametrize(
-    "leaf",
-    [
+@pytest.mark.parametrize("shape", [(6,), (1, 6)])
+def test_a_bias_of_the_choice_that_the_family_lacks_is_refused(shape, make_olmoe):
+    for leaf in (
         "mlp.e_score_correction_bias",
         "mlp.expert_bias",
         "mlp.expert_bias_E",
@@ -33,35 +27,26 @@ def _refusal(folder: Path, asked: RequestedFamily) -> RouterError:
         "mlp.router.balancing_bias",
         "mlp.routing.bias",
         "exp_probs_b.bias",
-    ],
-)
-@pytest.mark.parametrize("shape", [(6,), (1, 6)])
-def test_a_bias_of_the_choice_that_the_family_lacks_is_refused(
-    leaf: str, shape: tuple[int, ...], make_olmoe: Any
-) -> None:
-    name = f"model.layers.1.{leaf}"
-    error = _refusal(make_olmoe({name: torch.ones(shape)}), RequestedFamily())
-    assert error.message == (
-        f"model.safetensors: tensor '{name}' has one number for each expert and may change which "
-        "are chosen, but the rule does not name it."
-    )
-    assert "--selection-bias 'model\\.layers\\.([0-9]+)\\." in error.hint
+    ):
+        name = f"model.layers.1.{leaf}"
+        error = refusal(make_olmoe({name: torch.ones(shape)}))
+        assert error.message == (
+            f"model.safetensors: tensor '{name}' has one number for each expert and may change "
+            "which are chosen, but the rule does not name it."
+        )
+        assert "--selection-bias 'model\\.layers\\.([0-9]+)\\." in error.hint
 
 
-def test_the_same_holds_for_routers_that_options_describe(make_olmoe: Any) -> None:
-    biases = {f"model.layers.{i}.mlp.expert_bias": torch.arange(6.0) for i in range(3)}
-    folder = make_olmoe(biases)
-    asked = RequestedFamily(pattern=_PATTERN, top_k=2, score="sigmoid")
-    hint = _refusal(folder, asked).hint
-    said = hint.partition("--selection-bias '")[2].partition("'")[0]
-    named = RequestedFamily(pattern=_PATTERN, top_k=2, score="sigmoid", selection_bias=said)
-    found = load_routers(open_checkpoint(folder), asked=named)
-    assert all(router.rule.has_selection_bias for router in found.routers)
+def test_the_same_holds_for_routers_that_options_describe(make_olmoe):
+    folder = make_olmoe({f"model.layers.{i}.mlp.expert_bias": torch.arange(6.0) for i in range(3)})
+    hint = refusal(folder, **_OPTIONS).hint
+    advised = hint.partition("--selection-bias '")[2].partition("'")[0]
+    routers = loaded(folder, **_OPTIONS, selection_bias=advised).routers
+    assert all(router.rule.has_selection_bias for router in routers)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
+def test_other_tensors_do_not_stand_in_the_way(make_olmoe):
+    for name, values in (
         ("model.layers.1.mlp.expert_bias", torch.ones(7)),
         ("model.layers.1.mlp.expert_bias", torch.ones(6, dtype=torch.int64)),
         ("model.layers.1.mlp.experts.0.router_bias", torch.ones(6)),
@@ -69,17 +54,11 @@ def test_the_same_holds_for_routers_that_options_describe(make_olmoe: Any) -> No
         ("model.layers.1.self_attn.q_proj.bias", torch.ones(6)),
         ("model.layers.7.mlp.expert_bias", torch.ones(6)),
         ("model.expert_bias", torch.ones(6)),
-    ],
-)
-def test_other_tensors_do_not_stand_in_the_way(
-    name: str, values: torch.Tensor, make_olmoe: Any
-) -> None:
-    assert len(load_routers(open_checkpoint(make_olmoe({name: values}))).routers) == 3
+    ):
+        assert len(loaded(make_olmoe({name: values})).routers) == 3, name
 
 
-def test_a_bias_that_a_family_file_calls_harmless_is_passed_over(
-    make_olmoe: Any, tmp_path: Path
-) -> None:
+def test_a_bias_that_a_family_file_calls_harmless_is_passed_over(make_olmoe, tmp_path):
     folder = make_olmoe({f"model.layers.{i}.mlp.expert_bias": torch.ones(6) for i in range(3)})
     file = tmp_path / "mine.toml"
     file.write_text(
@@ -88,11 +67,11 @@ def test_a_bias_that_a_family_file_calls_harmless_is_passed_over(
         "beside = ['layers.{layer}.mlp.expert_bias']\n"
         "top_k = 1\nscore = 'softmax'\nweights.source = 'scores'\n"
     )
-    assert len(load_routers(open_checkpoint(folder), asked=RequestedFamily(file=file)).routers) == 3
+    assert len(loaded(folder, file=file).routers) == 3
 
 
-def test_a_bias_inside_the_router_says_how_to_name_it(make_olmoe: Any) -> None:
+def test_a_bias_inside_the_router_says_how_to_name_it(make_olmoe):
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
-    error = _refusal(make_olmoe({name: torch.ones(6)}), RequestedFamily())
+    error = refusal(make_olmoe({name: torch.ones(6)}))
     assert error.message.startswith(f"model.safetensors: tensor '{name}' stands beside")
     assert "--selection-bias or --logit-bias" in error.hint

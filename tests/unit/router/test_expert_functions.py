@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,20 +17,21 @@ from moegeom.core.errors import RouterError
 from moegeom.router import expert_functions
 from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.load import load_routers
+from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
 SAMPLE = Path(__file__).resolve().parents[3] / "sample_ckpts" / "olmoe-balanced" / "step_1500"
 
 
-def opened(folder: Path = SAMPLE) -> ExpertFunctions:
+def opened(folder: Path = SAMPLE, layer: int = 1) -> ExpertFunctions:
     store = open_checkpoint(folder)
-    return open_expert_functions(store, load_routers(store).routers[1])
+    return open_expert_functions(store, load_routers(store).routers[layer])
 
 
 def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape)
 
 
-def test_a_mixture_is_made_of_weighted_experts_and_reads_each_once() -> None:
+def test_a_mixture_is_made_of_weighted_experts_and_reads_each_once():
     experts, inputs = opened(), drawn(12, 64)
     chosen = np.stack([np.random.default_rng(t).permutation(16)[:4] for t in range(12)])
     chosen[0, 2:] = -1
@@ -51,14 +51,14 @@ def test_a_mixture_is_made_of_weighted_experts_and_reads_each_once() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_single_precision_is_near_double() -> None:
+def test_single_precision_is_near_double():
     experts, inputs = opened(), drawn(12, 64)
     found = experts.apply(3, inputs.astype(np.float32))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, experts.apply(3, inputs), rtol=1e-4, atol=1e-6)
 
 
-def test_few_experts_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_experts_stay_in_memory(monkeypatch):
     experts = opened()
     monkeypatch.setattr(expert_functions, "_MOST_HELD", 2 * 3 * 32 * 64 * 4)
     for expert in (0, 1, 0, 2):
@@ -66,7 +66,7 @@ def test_few_experts_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(experts._held) == [0, 2]
 
 
-def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_path: Path) -> None:
+def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(SAMPLE, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -75,19 +75,13 @@ def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_p
         opened(folder)
 
 
-def test_experts_of_gpt_oss_in_gguf_give_what_the_library_gives(tmp_path: Path) -> None:
+def test_experts_of_gpt_oss_in_gguf_give_what_the_library_gives(tmp_path):
     experts, hidden, width = 4, 64, 32
     draw = torch.Generator().manual_seed(0)
     config = GptOssConfig(
         num_local_experts=experts, hidden_size=hidden, intermediate_size=width, hidden_act="silu"
     )
     module = GptOssExperts(config)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gpt-oss")
-    writer.add_expert_count(experts)
-    writer.add_expert_used_count(2)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(generator=draw)
@@ -103,17 +97,12 @@ def test_experts_of_gpt_oss_in_gguf_give_what_the_library_gives(tmp_path: Path) 
             "ffn_down_exps.weight": module.down_proj.transpose(1, 2),
             "ffn_down_exps.bias": module.down_proj_bias,
         }
-    for name, tensor in tensors.items():
-        writer.add_tensor(f"blk.0.{name}", tensor.detach().contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    store = open_checkpoint(tmp_path / "m.gguf")
-    found = open_expert_functions(store, load_routers(store).routers[0])
+    stored = {f"blk.0.{n}": t.detach().contiguous().numpy() for n, t in tensors.items()}
+    write_gguf(tmp_path / "m.gguf", "gpt-oss", stored, keys=moe_keys(experts, hidden))
+    read = opened(tmp_path / "m.gguf", 0)
     inputs = torch.randn(20, hidden, generator=draw)
     for expert in range(experts):
         with torch.no_grad():
             expected = module(inputs, torch.full((20, 1), expert), torch.ones(20, 1)).numpy()
-        mine = found.apply(expert, inputs.double().numpy())
+        mine = read.apply(expert, inputs.double().numpy())
         np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

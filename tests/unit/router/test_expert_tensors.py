@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.router.load import load_routers
+from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
+from tests.unit.router.conftest import CONFIG, write_arrays
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 EXPERTS, HIDDEN, WIDTH = 4, 64, 32
-
-
-def config(**other: object) -> dict[str, object]:
-    return {
-        "model_type": "olmoe", "num_experts": EXPERTS, "num_experts_per_tok": 2,
-        "norm_topk_prob": False, "rms_norm_eps": 1e-5, "num_hidden_layers": 1,
-        "hidden_act": "silu",
-    } | other  # fmt: skip
 
 
 def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32)
 
 
-def opened(folder: Path, tensors: dict[str, np.ndarray], **other: object) -> ExpertTensors:
+def opened(folder: Path, tensors: dict[str, np.ndarray]) -> ExpertTensors:
     at = "model.layers.0."
-    found = {f"{at}mlp.{name}": values for name, values in tensors.items()}
-    found |= {f"{at}mlp.gate.weight": drawn(EXPERTS, HIDDEN),
-              f"{at}post_attention_layernorm.weight": drawn(HIDDEN)}  # fmt: skip
-    save_file(found, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config(**other)))
-    store = open_checkpoint(folder)
+    stored = {f"{at}mlp.{name}": values for name, values in tensors.items()}
+    stored[f"{at}mlp.gate.weight"] = drawn(EXPERTS, HIDDEN)
+    stored[f"{at}post_attention_layernorm.weight"] = drawn(HIDDEN)
+    config = {"num_experts": EXPERTS, "num_hidden_layers": 1, "hidden_act": "silu"}
+    store = open_checkpoint(write_arrays(folder, stored, CONFIG | config))
     return open_experts(store, load_routers(store).routers[0])
 
 
@@ -46,7 +38,7 @@ def each(leaf: str, *shape: int, experts: int = EXPERTS) -> dict[str, np.ndarray
     return {f"experts.{e}.{leaf}.weight": drawn(*shape) + e for e in range(experts)}
 
 
-def test_an_expert_of_a_sample_is_what_its_file_holds() -> None:
+def test_an_expert_of_a_sample_is_what_its_file_holds():
     folder = SAMPLES / "olmoe-balanced" / "step_1500"
     store = open_checkpoint(folder)
     tensors = open_experts(store, load_routers(store).routers[1])
@@ -64,7 +56,7 @@ def test_an_expert_of_a_sample_is_what_its_file_holds() -> None:
     assert store.bytes_read - before == tensors.bytes_of([3], gate_alone=True)
 
 
-def test_four_bit_experts_of_gpt_oss_are_decoded_one_by_one(tmp_path: Path) -> None:
+def test_four_bit_experts_of_gpt_oss_are_decoded_one_by_one(tmp_path):
     draw = np.random.default_rng(0)
     tensors = {}
     for leaf, rows, columns in (("gate_up_proj", 2 * WIDTH, HIDDEN), ("down_proj", HIDDEN, WIDTH)):
@@ -84,34 +76,28 @@ def test_four_bit_experts_of_gpt_oss_are_decoded_one_by_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_experts_of_gguf_are_those_that_its_package_reads(tmp_path: Path, kind: str) -> None:
+def test_experts_of_gguf_are_those_that_its_package_reads(tmp_path, kind):
     quantised = gguf.GGMLQuantizationType[kind]
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "qwen3moe")
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(2)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(1)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tensor("blk.0.ffn_gate_inp.weight", drawn(EXPERTS, HIDDEN))
-    writer.add_tensor("blk.0.ffn_norm.weight", drawn(HIDDEN))
-    expected = {}
-    for part, rows, columns in (("gate", WIDTH, HIDDEN), ("up", WIDTH, HIDDEN),
-                                ("down", HIDDEN, WIDTH)):  # fmt: skip
-        stored = gguf.quants.quantize(drawn(EXPERTS, rows, columns), quantised)
-        writer.add_tensor(f"blk.0.ffn_{part}_exps.weight", stored, raw_dtype=quantised)
-        expected[part] = gguf.quants.dequantize(stored, quantised)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = {
+        "blk.0.ffn_gate_inp.weight": drawn(EXPERTS, HIDDEN),
+        "blk.0.ffn_norm.weight": drawn(HIDDEN),
+    }
+    shapes = {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
+    names = {part: f"blk.0.ffn_{part}_exps.weight" for part in shapes}
+    for part, shape in shapes.items():
+        tensors[names[part]] = gguf.quants.quantize(drawn(EXPERTS, *shape), quantised)
+    types = dict.fromkeys(names.values(), quantised)
+    path = write_gguf(
+        tmp_path / "m.gguf", "qwen3moe", tensors, types, keys=moe_keys(EXPERTS, HIDDEN)
+    )
     store = open_checkpoint(path)
-    found = open_experts(store, load_routers(store).routers[0])
-    for part, values in expected.items():
-        np.testing.assert_array_equal(getattr(found.read(1), part), values[1])
+    expert = open_experts(store, load_routers(store).routers[0]).read(1)
+    for part, name in names.items():
+        expected = gguf.quants.dequantize(tensors[name], quantised)[1]
+        np.testing.assert_array_equal(getattr(expert, part), expected)
 
 
-def test_matrices_of_all_experts_may_lie_on_their_side(tmp_path: Path) -> None:
+def test_matrices_of_all_experts_may_lie_on_their_side(tmp_path):
     tensors = {"experts.gate_up_proj": drawn(EXPERTS, HIDDEN, 2 * WIDTH),
                "experts.down_proj": drawn(EXPERTS, WIDTH, HIDDEN)}  # fmt: skip
     expert = opened(tmp_path, tensors).read(3)
@@ -139,12 +125,12 @@ def test_matrices_of_all_experts_may_lie_on_their_side(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused(tmp_path: Path, tensors: dict, said: str) -> None:
+def test_what_cannot_be_read_is_refused(tmp_path, tensors, said):
     with pytest.raises(RouterError, match=said):
         opened(tmp_path, tensors)
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_refused(tmp_path):
     tensors = each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH)
     tensors["experts.1.up_proj.weight"][0, 0] = np.inf
     found = opened(tmp_path, tensors)

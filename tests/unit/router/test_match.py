@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from moegeom.core.errors import RouterError
-from moegeom.router.family import PREFIXES
+from moegeom.router.family import PREFIXES, Family
 from moegeom.router.family_file import load_family, parse_family
 from moegeom.router.match import Matches, match_routers, without_absent_biases
 from moegeom.router.settings import Settings
@@ -18,60 +18,70 @@ def _layer(layer: int, prefix: str = "model.", gate: str = "mlp.gate") -> dict[s
     return dict.fromkeys([f"{at}{gate}.weight", f"{at}{_NORM}"])
 
 
-def test_layers_come_in_natural_order() -> None:
+def test_layers_come_in_natural_order():
     names = {n: None for i in (10, 9, 2, 0) for n in _layer(i)}
     found = match_routers(names, _OLMOE, Settings({}))
     assert [m.name for m in found.routers] == ["text/0", "text/2", "text/9", "text/10"]
     assert found.skipped == ()
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_the_prefix_of_a_name_does_not_matter(prefix: str) -> None:
-    (match,) = match_routers(_layer(3, prefix), _OLMOE, Settings({})).routers
-    assert match.name == "text/3"
-    assert match.parts["gain"].name == f"{prefix}layers.3.{_NORM}"
+def test_the_prefix_of_a_name_does_not_matter():
+    for prefix in PREFIXES:
+        (match,) = match_routers(_layer(3, prefix), _OLMOE, Settings({})).routers
+        assert match.name == "text/3"
+        assert match.parts["gain"].name == f"{prefix}layers.3.{_NORM}"
 
 
 @pytest.mark.parametrize("gate", ["mlp.gate", "block_sparse_moe.gate"])
-def test_mixtral_is_found_by_both_of_its_names(gate: str) -> None:
-    names = _layer(0, gate=gate)
-    found = match_routers(names, load_family("mixtral"), Settings({}))
-    (match,) = found.routers
-    assert match.tensors == (f"model.layers.0.{gate}.weight",)
-    assert found.skipped == ()
+def test_mixtral_is_found_by_both_of_its_names(gate):
+    matches = match_routers(_layer(0, gate=gate), load_family("mixtral"), Settings({}))
+    assert [match.tensors for match in matches.routers] == [(f"model.layers.0.{gate}.weight",)]
+    assert matches.skipped == ()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.layers.0.mlp.gate_proj.weight",
-        "model.layers.0.mlp.experts.gate_up_proj",
-        "model.layers.0.mlp.shared_expert_gate.weight",
-        "model.layers.0.mlp.experts.3.gate_proj.weight",
-        "model.layers.0.self_attn.gate.weight",
-    ],
-)
-def test_other_gates_are_never_routers(name: str) -> None:
-    assert match_routers({name: None}, _OLMOE, Settings({})) == Matches((), ())
+def test_other_gates_are_never_routers():
+    for leaf in (
+        "mlp.gate_proj.weight",
+        "mlp.experts.gate_up_proj",
+        "mlp.shared_expert_gate.weight",
+        "mlp.experts.3.gate_proj.weight",
+        "self_attn.gate.weight",
+    ):
+        names = {f"model.layers.0.{leaf}": None}
+        assert match_routers(names, _OLMOE, Settings({})) == Matches((), ()), leaf
 
 
-def test_a_router_behind_an_unknown_prefix_is_listed_with_the_reason() -> None:
-    skipped = match_routers(_layer(0, "optim.state.model."), _OLMOE, Settings({})).skipped
-    assert [(s.tensor, s.reason) for s in skipped] == [
+def _reasons(names: dict[str, None], family: Family = _OLMOE) -> list[tuple[str, str]]:
+    """Which tensors are skipped, and why."""
+    skipped = match_routers(names, family, Settings({})).skipped
+    return [(one.tensor, one.reason) for one in skipped]
+
+
+def test_routers_that_cannot_be_placed_are_listed_with_the_reason():
+    assert _reasons(_layer(0, "optim.state.model.")) == [
         (
             "optim.state.model.layers.0.mlp.gate.weight",
             "'optim.state.model.' in front of its layer is no known prefix",
         )
     ]
-
-
-def test_a_router_without_layer_number_is_listed_with_the_reason() -> None:
     name = "model.layers.mlp.gate.weight"
-    (skipped,) = match_routers({name: None}, _OLMOE, Settings({})).skipped
-    assert skipped.reason == "its name has no layer number where the family has one"
+    reason = "its name has no layer number where the family has one"
+    assert _reasons({name: None}) == [(name, reason)]
+    names = {"layers.0.ffn.gate.weight": None, "layers.0.ffn.gate.tid2eid": None}
+    assert _reasons(names, load_family("deepseek_v4")) == [
+        (
+            "layers.0.ffn.gate.weight",
+            (
+                "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
+                "the weight only mixes them"
+            ),
+        )
+    ]
+    matches = match_routers(names, load_family("deepseek_v4"), Settings({}))
+    assert (matches.routers, [r.place for r in matches.listed]) == ((), [("text", 0)])
 
 
-def test_of_a_router_stored_twice_one_counts_and_the_other_is_a_copy() -> None:
+def test_of_a_router_stored_twice_one_counts_and_the_other_is_a_copy():
     names = _layer(0) | _layer(0, "language_model.model.")
     found = match_routers(names, _OLMOE, Settings({}))
     (match,), ((kept, other),) = found.routers, found.copies
@@ -81,14 +91,14 @@ def test_of_a_router_stored_twice_one_counts_and_the_other_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize("leaf", ["qweight", "weight_packed", "weight.absmax"])
-def test_a_packed_router_is_not_overlooked(leaf: str) -> None:
+def test_a_packed_router_is_not_overlooked(leaf):
     names = _layer(0) | {f"model.layers.0.mlp.gate.{leaf}": None}
     del names["model.layers.0.mlp.gate.weight"]
     (match,) = match_routers(names, _OLMOE, Settings({})).routers
     assert match.tensors == (f"model.layers.0.mlp.gate.{leaf}",)
 
 
-def test_a_module_with_nothing_but_a_bias_is_refused() -> None:
+def test_a_module_with_nothing_but_a_bias_is_refused():
     names = _layer(0) | {"model.layers.0.mlp.gate.e_score_correction_bias": None}
     del names["model.layers.0.mlp.gate.weight"]
     with pytest.raises(RouterError) as caught:
@@ -100,22 +110,7 @@ def test_a_module_with_nothing_but_a_bias_is_refused() -> None:
     )
 
 
-def test_a_layer_routed_by_token_id_is_listed_with_the_reason() -> None:
-    names = {"layers.0.ffn.gate.weight": None, "layers.0.ffn.gate.tid2eid": None}
-    found = match_routers(names, load_family("deepseek_v4"), Settings({}))
-    assert (found.routers, [router.place for router in found.listed]) == ((), [("text", 0)])
-    assert [(s.tensor, s.reason) for s in found.skipped] == [
-        (
-            "layers.0.ffn.gate.weight",
-            (
-                "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
-                "the weight only mixes them"
-            ),
-        )
-    ]
-
-
-def test_two_routers_of_one_module_share_no_tensor() -> None:
+def test_two_routers_of_one_module_share_no_tensor():
     at = "model.layers.1.mlp."
     names = dict.fromkeys(
         [f"{at}gate.weight", f"{at}gate.weight_1", f"{at}moe_statics.e_score_correction_bias",
@@ -127,21 +122,18 @@ def test_two_routers_of_one_module_share_no_tensor() -> None:
     assert (text.weight.layout, vision.weight.layout) == ("transposed", "transposed")
 
 
-def test_a_missing_norm_is_an_error() -> None:
+def test_a_missing_norm_or_selection_bias_is_an_error():
     with pytest.raises(RouterError) as caught:
         match_routers({"model.layers.0.mlp.gate.weight": None}, _OLMOE, Settings({}))
     assert caught.value.message == (
         f"router text/0: tensor 'model.layers.0.{_NORM}' is missing; "
         "routers of family olmoe have a norm in front."
     )
-
-
-def test_a_missing_selection_bias_is_an_error() -> None:
     with pytest.raises(RouterError, match="routers of family deepseek_v3 have a selection bias"):
         match_routers(_layer(0), load_family("deepseek_v3"), Settings({"num_hidden_layers": 4}))
 
 
-def test_layers_behind_the_last_are_a_stack_of_their_own() -> None:
+def test_layers_behind_the_last_are_a_stack_of_their_own():
     names = {n: None for i in (61, 3, 60) for n in _layer(i)}
     names |= {f"model.layers.{i}.mlp.gate.e_score_correction_bias": None for i in (3, 60, 61)}
     settings = Settings({"num_hidden_layers": 61})
@@ -149,7 +141,7 @@ def test_layers_behind_the_last_are_a_stack_of_their_own() -> None:
     assert [m.name for m in matches] == ["text/3", "text/60", "mtp/61"]
 
 
-def test_two_routers_of_a_layer_are_told_apart_by_their_slot() -> None:
+def test_two_routers_of_a_layer_are_told_apart_by_their_slot():
     stack = """
 [[stacks]]
 name = "text"
@@ -170,7 +162,7 @@ weights.source = "scores"
     ]  # fmt: skip
 
 
-def test_ninety_thousand_names_have_the_sixty_routers() -> None:
+def test_ninety_thousand_names_have_the_sixty_routers():
     experts = (
         f"model.layers.{i}.mlp.experts.{e}.{p}_proj.weight"
         for i in range(60)
@@ -181,20 +173,16 @@ def test_ninety_thousand_names_have_the_sixty_routers() -> None:
     assert len(match_routers(names, _OLMOE, Settings({})).routers) == 60
 
 
-def test_a_hostile_name_is_turned_down() -> None:
+def test_a_hostile_name_is_turned_down():
     name = "layers.1" * 100_000 + ".mlp.gate.weight"
     with work_ends():
         assert match_routers({name: None}, _OLMOE, Settings({})).routers == ()
 
 
-@pytest.mark.parametrize("front", ["", "model.", "model.model."])
-def test_a_selection_bias_in_a_dictionary_is_not_absent(front: str) -> None:
+def test_a_selection_bias_in_a_dictionary_is_not_absent():
     """Else a state in ``{"model": ...}`` would be loaded without it."""
     family = load_family("gguf_deepseek2")
-    names = {f"{front}blk.3.ffn_gate_inp.weight", f"{front}blk.3.exp_probs_b.bias"}
-    assert without_absent_biases(family, names).stacks[0].selection_bias
-    assert (
-        not without_absent_biases(family, names - {f"{front}blk.3.exp_probs_b.bias"})
-        .stacks[0]
-        .selection_bias
-    )
+    for front in ("", "model.", "model.model."):
+        gate, bias = f"{front}blk.3.ffn_gate_inp.weight", f"{front}blk.3.exp_probs_b.bias"
+        assert without_absent_biases(family, {gate, bias}).stacks[0].selection_bias
+        assert not without_absent_biases(family, {gate}).stacks[0].selection_bias

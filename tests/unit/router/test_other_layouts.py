@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
-from moegeom.router.load import load_routers
+from tests.unit.router.conftest import CONFIG, loaded, write_arrays
 
 EXPERTS, HIDDEN = 6, 16
 
@@ -35,13 +33,8 @@ class Layout:
     bias: str = ""
 
 
-_OLMOE = {"model_type": "olmoe", "num_experts": EXPERTS, "num_experts_per_tok": 2,
-          "norm_topk_prob": False, "rms_norm_eps": 1e-5, "num_hidden_layers": 2,
-          "hidden_size": HIDDEN}  # fmt: skip
-_LLAMA4 = {"dim": HIDDEN, "n_layers": 2, "norm_eps": 1e-5,
-           "moe_args": {"num_experts": EXPERTS, "top_k": 1, "interleave_moe_layer_step": 1}}  # fmt: skip
-_MIXTRAL = {"dim": HIDDEN, "n_layers": 2, "norm_eps": 1e-5,
-            "moe": {"num_experts": EXPERTS, "num_experts_per_tok": 2}}  # fmt: skip
+_OLMOE = CONFIG | {"num_hidden_layers": 2, "hidden_size": HIDDEN}
+_ORIGINAL = {"dim": HIDDEN, "n_layers": 2, "norm_eps": 1e-5}
 _GPT_OSS = {"num_hidden_layers": 2, "num_experts": EXPERTS, "experts_per_token": 2,
             "hidden_size": HIDDEN, "swiglu_limit": 7.0}  # fmt: skip
 _DEEPSEEK = {"model_type": "deepseek_v3", "n_routed_experts": EXPERTS, "num_experts_per_tok": 2,
@@ -55,11 +48,14 @@ LAYOUTS = {
         lambda weight: weight.reshape(-1),
     ),
     "Llama 4, original": Layout(
-        _LLAMA4, "layers.1.feed_forward.router_DE", "layers.1.ffn_norm.weight",
+        _ORIGINAL
+        | {"moe_args": {"num_experts": EXPERTS, "top_k": 1, "interleave_moe_layer_step": 1}},
+        "layers.1.feed_forward.router_DE", "layers.1.ffn_norm.weight",
         lambda weight: np.ascontiguousarray(weight.T),
     ),
     "Mixtral, consolidated": Layout(
-        _MIXTRAL, "layers.1.feed_forward.gate.weight", "layers.1.ffn_norm.weight"
+        _ORIGINAL | {"moe": {"num_experts": EXPERTS, "num_experts_per_tok": 2}},
+        "layers.1.feed_forward.gate.weight", "layers.1.ffn_norm.weight",
     ),
     "gpt-oss, original": Layout(
         _GPT_OSS, "block.1.mlp.gate.weight", "block.1.mlp.norm.scale", bias="block.1.mlp.gate.bias"
@@ -71,30 +67,27 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def _load(layout: Layout, folder: Path) -> Router:
+def _router(layout: Layout, folder: Path) -> Router:
     tensors = {layout.weight: layout.stored(WEIGHT), layout.norm: GAIN}
     tensors |= {layout.bias: BIAS} if layout.bias else {}
-    save_file(tensors, folder / "model.safetensors")
-    named = "config.json" if "dim" not in layout.config else "params.json"
-    (folder / named).write_text(json.dumps(layout.config))
-    (router,) = load_routers(open_checkpoint(folder)).routers
+    write_arrays(folder, tensors, layout.config)
+    if "dim" in layout.config:
+        (folder / "config.json").rename(folder / "params.json")
+    (router,) = loaded(folder).routers
     return router
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_router_is_the_same_wherever_it_comes_from(name: str, tmp_path: Path) -> None:
-    router = _load(LAYOUTS[name], tmp_path)
+def test_the_router_is_the_same_wherever_it_comes_from(name, tmp_path):
+    router = _router(LAYOUTS[name], tmp_path)
     assert (router.name, router.weight.flags.c_contiguous) == ("text/1", True)
     np.testing.assert_array_equal(router.weight, WEIGHT)
     np.testing.assert_array_equal(router.gain, GAIN)
-    found = router.logit_bias if router.selection_bias is None else router.selection_bias
-    np.testing.assert_array_equal(found, BIAS if LAYOUTS[name].bias else None)
+    bias = router.logit_bias if router.selection_bias is None else router.selection_bias
+    np.testing.assert_array_equal(bias, BIAS if LAYOUTS[name].bias else None)
 
 
-def test_a_flat_weight_that_does_not_divide_is_refused(tmp_path: Path) -> None:
-    layout = Layout(
-        _OLMOE, "blocks.1.feed_forward_moe.router.weight", "blocks.1.feed_forward_norm.weight",
-        lambda weight: weight.reshape(-1)[:-1],
-    )  # fmt: skip
-    with pytest.raises(Exception, match=r"has shape \(95,\), expected \(experts \* hidden,\)"):
-        _load(layout, tmp_path)
+def test_a_flat_weight_that_does_not_divide_is_refused(tmp_path):
+    cut = replace(LAYOUTS["OLMo-core"], stored=lambda weight: weight.reshape(-1)[:-1])
+    with pytest.raises(RouterError, match=r"has shape \(95,\), expected \(experts \* hidden,\)"):
+        _router(cut, tmp_path)

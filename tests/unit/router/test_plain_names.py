@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +40,7 @@ _WRAPPED: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("rename", _WRAPPED.values(), ids=_WRAPPED)
-def test_a_wrapped_model_has_the_same_routers(
-    rename: Callable[[str], str], make_olmoe: Any
-) -> None:
+def test_a_wrapped_model_has_the_same_routers(rename, make_olmoe):
     plain_store = open_checkpoint(make_olmoe())
     plain = load_routers(plain_store)
     samples = read_expert_samples(plain_store, plain.routers).digests
@@ -58,7 +55,7 @@ def test_a_wrapped_model_has_the_same_routers(
         np.testing.assert_array_equal(mine.gain, theirs.gain)
 
 
-def test_names_are_those_of_the_unwrapped_modules_of_torch() -> None:
+def test_names_are_those_of_the_unwrapped_modules_of_torch():
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     expected = list(inner.state_dict())
     inner[1] = checkpoint_wrapper(inner[1])
@@ -68,14 +65,14 @@ def test_names_are_those_of_the_unwrapped_modules_of_torch() -> None:
     assert [plain_name(name) for name in names] == expected
 
 
-def test_a_plain_name_stays_as_it_is() -> None:
+def test_a_plain_name_stays_as_it_is():
     for rename in _WRAPPED.values():
         once = plain_name(rename("model.layers.0.mlp.gate.weight"))
         assert plain_name(once) == once
     assert plain_name("model.modules.0.module.weight") == "model.modules.0.module.weight"
 
 
-def test_tensors_that_would_share_a_name_keep_their_own(make_olmoe: Any) -> None:
+def test_tensors_that_would_share_a_name_keep_their_own(make_olmoe):
     own = torch.full((6, 16), 2.0)
     folder = make_olmoe({"module.model.layers.0.mlp.gate.weight": own, "module.other": own + 1})
     store = with_plain_names(open_checkpoint(folder))
@@ -85,7 +82,7 @@ def test_tensors_that_would_share_a_name_keep_their_own(make_olmoe: Any) -> None
     assert (store.read("model.layers.0.mlp.gate.weight") != own.numpy()).all()
 
 
-def test_patterns_are_for_names_as_they_stand(make_olmoe: Any) -> None:
+def test_patterns_are_for_names_as_they_stand(make_olmoe):
     folder = _renamed(make_olmoe(), lambda name: f"module.{name}")
     pattern = r"module\.model\.layers\.([0-9]+)\.mlp\.gate\.weight"
     asked = RequestedFamily(pattern=pattern, top_k=2, score="softmax")

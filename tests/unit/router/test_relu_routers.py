@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from safetensors.numpy import load_file, save_file
 
 import moegeom as mg
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError, RouterRuleError
 from moegeom.core.router import RouterSet
 from moegeom.engine.prepared import prepare
 from moegeom.engine.route import route
 from moegeom.engine.trust import examine
 from moegeom.kernels.table import load_kernels
-from moegeom.router.load import load_routers
-from moegeom.router.requested_family import RequestedFamily
 from moegeom.testing.array_source import ArraySource
+from tests.unit.router.conftest import loaded, write_arrays
 
 LAYERS, EXPERTS, HIDDEN = 2, 6, 16
 
@@ -38,10 +34,6 @@ RULES = ["megatron-softmax", "megatron-softmax-first", "megatron-sigmoid"]
 ALLOWED = {"stale_inputs": True, "unverified": True}
 
 
-def _weight(folder: Path, layer: int) -> np.ndarray:
-    return load_file(folder / "model.safetensors")[f"decoder.layers.{layer}.mlp.router.weight"]
-
-
 def _loaded(folder: Path, **arguments: Any) -> RouterSet:
     random = np.random.default_rng(0)
     tensors = {}
@@ -50,21 +42,30 @@ def _loaded(folder: Path, **arguments: Any) -> RouterSet:
         weight = random.standard_normal((EXPERTS, HIDDEN)).astype(np.float32)
         tensors[f"{at}mlp.router.weight"] = weight
         tensors[f"{at}pre_mlp_layernorm.weight"] = np.ones(HIDDEN, np.float32)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(ARGUMENTS | arguments))
-    return load_routers(open_checkpoint(folder))
+    return loaded(write_arrays(folder, tensors, ARGUMENTS | arguments))
+
+
+def _inputs(seed: int, tokens: int) -> np.ndarray:
+    """Of length 1 in each channel on the average, as a norm leaves them."""
+    inputs = np.random.default_rng(seed).standard_normal((tokens, HIDDEN)).astype(np.float32)
+    return inputs / np.sqrt((inputs**2).mean(axis=1, keepdims=True))
+
+
+@pytest.fixture
+def relu(tmp_path: Path) -> RouterSet:
+    return _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_relu_routing_takes_every_expert_with_a_positive_logit(rule: str, tmp_path: Path) -> None:
+def test_relu_routing_takes_every_expert_with_a_positive_logit(rule, tmp_path):
     found = _loaded(tmp_path, model_type=rule, moe_relu_routing=True)
     assert {router.rule.pick for router in found.routers} == {"threshold"}
     assert {router.rule.num_chosen for router in found.routers} == {None}
     assert found.family_text == "ReLU of logits, those above 0 of 6 (training aims at 1)"
 
 
-def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(tmp_path: Path) -> None:
-    (router, _) = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
+def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(relu):
+    router = relu.routers[0]
     inputs = np.random.default_rng(1).standard_normal((500, HIDDEN)).astype(np.float32)
     routed = route(router, inputs)
     logits = (
@@ -83,26 +84,23 @@ def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(tmp_pat
     assert (routed.boundary_distance_upper == routed.boundary_distance).all()
 
 
-def test_nothing_flips_inside_the_distance_and_something_does_beyond_it(tmp_path: Path) -> None:
-    (router, _) = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
-    inputs = np.random.default_rng(2).standard_normal((200, HIDDEN)).astype(np.float64)
+def test_nothing_flips_inside_the_distance_and_something_does_beyond_it(relu):
+    router, inputs = relu.routers[0], _inputs(2, 200)
     rows = router.weight.astype(np.float64)
-    routed = route(router, inputs.astype(np.float32))
-    logits = inputs.astype(np.float32) @ rows.T
+    routed = route(router, inputs)
+    logits = inputs @ rows.T
     lengths = np.linalg.norm(rows, axis=1)
     nearest = (abs(logits) / lengths).argmin(axis=1)
     token = np.arange(200)
     towards = -np.sign(logits[token, nearest])[:, None] * (rows / lengths[:, None])[nearest]
     for factor, is_same in ((0.999, True), (1.001, False)):
-        moved = inputs.astype(np.float32) + factor * routed.boundary_distance[:, None] * towards
+        moved = inputs + factor * routed.boundary_distance[:, None] * towards
         same = ((moved @ rows.T > 0.0) == (logits > 0.0)).all(axis=1)
         assert (same == is_same).all(), factor
 
 
-def test_recorded_choices_of_any_number_are_held_against_the_rule(tmp_path: Path) -> None:
-    routers = _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True).routers
-    inputs = np.random.default_rng(3).standard_normal((300, HIDDEN)).astype(np.float32)
-    inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
+def test_recorded_choices_of_any_number_are_held_against_the_rule(relu):
+    routers, inputs = relu.routers, _inputs(3, 300)
     chosen = {r.name: route(r, inputs).chosen for r in routers}
     shares = []
     for shift in (0, 1):
@@ -116,52 +114,41 @@ def test_recorded_choices_of_any_number_are_held_against_the_rule(tmp_path: Path
     assert max(shares[2:]) < 0.2
 
 
-def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(tmp_path: Path) -> None:
-    _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
-    inputs = np.random.default_rng(4).standard_normal((2000, HIDDEN)).astype(np.float32)
-    inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
-    found = mg.scan(str(tmp_path), {"text/0": inputs, "text/1": inputs}, stage="router_input")
-    (row, _) = found.layers().to_pylist()
-    gate = inputs @ _weight(tmp_path, 0).T > 0.0
+def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(relu, tmp_path):
+    inputs = _inputs(4, 600)
+    report = mg.scan(str(tmp_path), {"text/0": inputs, "text/1": inputs}, stage="router_input")
+    (row, _) = report.layers().to_pylist()
+    gate = inputs @ relu.routers[0].weight.T > 0.0
     assert row["num_chosen_mean"] == pytest.approx(gate.sum(axis=1).mean(), abs=0.01)
     assert row["no_expert_share"] == pytest.approx((~gate.any(axis=1)).mean(), abs=0.002)
     load = gate.sum(axis=0)
     assert row["max_vio_global"] == pytest.approx(load.max() / load.mean() - 1.0, abs=0.01)
     assert row.get("max_vio_floor") is None
     assert row["boundary_distance_p50"] > 0.0
-    (part, _) = found.value.run["parts"].values()
+    (part, _) = report.value.run["parts"].values()
     assert part["reasons"]["routing_entropy"] == "this rule takes every expert above a threshold"
 
 
 @pytest.mark.parametrize("command", ["balance", "space", "perturb", "cells", "regions"])
-def test_commands_about_the_k_best_refuse_it_by_name(command: str, tmp_path: Path) -> None:
-    _loaded(tmp_path, model_type=RULES[0], moe_relu_routing=True)
+def test_commands_about_the_k_best_refuse_it_by_name(command, relu, tmp_path):
     inputs = np.ones((8, HIDDEN), np.float32)
+    tokens = {router.name: inputs for router in relu.routers}
     with pytest.raises(RouterRuleError, match="takes every expert above a threshold"):
-        getattr(mg, command)(
-            str(tmp_path), {"text/0": inputs, "text/1": inputs}, stage="router_input"
-        )
+        getattr(mg, command)(str(tmp_path), tokens, stage="router_input")
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("flag", [False, None])
-def test_without_the_flag_the_rule_is_that_of_the_family(
-    rule: str, flag: bool | None, tmp_path: Path
-) -> None:
-    found = _loaded(tmp_path, model_type=rule, moe_relu_routing=flag)
-    assert [router.name for router in found.routers] == ["text/0", "text/1"]
-    assert found.skipped == ()
-
-
-def test_a_flag_that_is_no_flag_is_refused(tmp_path: Path) -> None:
+def test_without_the_flag_the_rule_is_that_of_the_family(rule, tmp_path):
+    for flag in (False, None):
+        routers = _loaded(tmp_path, model_type=rule, moe_relu_routing=flag)
+        assert [router.name for router in routers.routers] == ["text/0", "text/1"]
+        assert {router.rule.pick for router in routers.routers} == {"top_k"}
+        assert routers.skipped == ()
     with pytest.raises(RouterError, match="'moe_relu_routing' is 'yes' .*expected true or false"):
-        _loaded(tmp_path, model_type=RULES[0], moe_relu_routing="yes")
+        _loaded(tmp_path, model_type=rule, moe_relu_routing="yes")
 
 
-def test_relu_is_a_score_that_options_may_name(tmp_path: Path) -> None:
-    _loaded(tmp_path, model_type=RULES[0])
-    asked = RequestedFamily(
-        pattern=r"decoder\.layers\.(\d+)\.mlp\.router\.weight", top_k=2, score="relu"
-    )
-    found = load_routers(open_checkpoint(tmp_path), None, asked)
-    assert [router.rule.pick for router in found.routers] == ["threshold", "threshold"]
+def test_relu_is_a_score_that_options_may_name(relu, tmp_path):
+    pattern = r"decoder\.layers\.(\d+)\.mlp\.router\.weight"
+    routers = loaded(tmp_path, pattern=pattern, top_k=2, score="relu").routers
+    assert [router.rule.pick for router in routers] == ["threshold", "threshold"]

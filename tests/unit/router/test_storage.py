@@ -13,30 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
-from moegeom.router.load import load_routers
 from moegeom.router.settings import Settings
 from moegeom.router.storage import SCHEMES, Stored, find_storage
 from moegeom.router.storages._tensors import RouterTensors
+from moegeom.router.storages.bitsandbytes_4bit import _TABLES
+from tests.by_day import by_day
+from tests.unit.router.conftest import loaded, refusal
 
 Tensors = dict[str, np.ndarray]
 
 _GATE = "model.layers.1.mlp.gate"
-_BLOCKS = {"quantization_config": {"weight_block_size": [4, 5]}}
 
 
 def _router(folder: Any) -> Router:
-    return load_routers(open_checkpoint(folder)).routers[1]
-
-
-def _refusal(folder: Any) -> str:
-    with pytest.raises(RouterError) as caught:
-        load_routers(open_checkpoint(folder))
-    assert caught.value.exit_code == 3
-    return caught.value.message
+    return loaded(folder).routers[1]
 
 
 def _fp8(dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
@@ -48,7 +41,7 @@ def _fp8(dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
     [(torch.float64, np.float64), (torch.float32, np.float32), (torch.bfloat16, np.float32),
      (torch.float16, np.float32)],
 )  # fmt: skip
-def test_plain_floats_keep_every_digit(stored: torch.dtype, loaded: type, make_olmoe: Any) -> None:
+def test_plain_floats_keep_every_digit(stored, loaded, make_olmoe):
     weight = torch.randn(6, 16, dtype=torch.float64).to(stored)
     router = _router(make_olmoe({f"{_GATE}.weight": weight}))
     assert router.weight.dtype == loaded
@@ -56,11 +49,10 @@ def test_plain_floats_keep_every_digit(stored: torch.dtype, loaded: type, make_o
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_fp8_blocks_are_multiplied_by_their_scale(dtype: torch.dtype, make_olmoe: Any) -> None:
+def test_fp8_blocks_are_multiplied_by_their_scale(dtype, make_olmoe):
     weight, scale = _fp8(dtype), torch.rand(2, 4) + 0.5
-    folder = make_olmoe(
-        {f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale}, config=_BLOCKS
-    )
+    stored = {f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale}
+    folder = make_olmoe(stored, _blocks_of([4, 5]))
     expected = weight.float().numpy().copy()
     for row in range(6):
         for column in range(16):
@@ -70,73 +62,74 @@ def test_fp8_blocks_are_multiplied_by_their_scale(dtype: torch.dtype, make_olmoe
     assert f"{_GATE}.weight_scale_inv" in router.provenance.tensors
 
 
-def test_fp8_blocks_are_128_by_128_unless_the_config_says_otherwise(make_olmoe: Any) -> None:
+def test_fp8_blocks_are_128_by_128_unless_the_config_says_otherwise(make_olmoe):
     weight, scale = _fp8(), torch.tensor([[0.5]])
     folder = make_olmoe({f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale})
     np.testing.assert_array_equal(_router(folder).weight, weight.float().numpy() * 0.5)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6, 1)])
-def test_fp8_rows_are_multiplied_by_their_scale(shape: tuple[int, ...], make_olmoe: Any) -> None:
+def test_fp8_rows_are_multiplied_by_their_scale(shape, make_olmoe):
     weight, scale = _fp8(), torch.rand(shape) + 0.5
     folder = make_olmoe({f"{_GATE}.weight": weight, f"{_GATE}.weight_scale": scale})
     expected = (weight.float() * scale).numpy()
     np.testing.assert_array_equal(_router(folder).weight, expected, strict=True)
 
 
-def test_fp8_without_a_scale_is_refused(make_olmoe: Any) -> None:
-    assert _refusal(make_olmoe({f"{_GATE}.weight": _fp8()})) == (
-        f"model.safetensors: tensor '{_GATE}.weight' is stored as F8_E4M3 without a scale, "
-        f"expected '{_GATE}.weight_scale_inv' or '{_GATE}.weight_scale'."
-    )
+def _blocks_of(size: object) -> dict[str, Any]:
+    return {"quantization_config": {"weight_block_size": size}}
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (16,), (6, 16)])
-def test_a_scale_of_another_shape_is_refused(shape: tuple[int, ...], make_olmoe: Any) -> None:
-    scale = torch.ones(shape)
-    folder = make_olmoe({f"{_GATE}.weight": _fp8(), f"{_GATE}.weight_scale_inv": scale})
-    assert _refusal(folder) == (
-        f"model.safetensors: tensor '{_GATE}.weight_scale_inv' has shape {shape} of F32, "
-        "which is no scale for a weight of shape (6, 16) in blocks of (128, 128)."
-    )
+#: Tensors beside those of the checkpoint, its config, and the end of the refusal.
+_REFUSED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
+    "fp8 without a scale": (
+        {"weight": _fp8()}, {},
+        f"without a scale, expected '{_GATE}.weight_scale_inv' or '{_GATE}.weight_scale'.",
+    ),
+    **{
+        f"a scale of shape {shape}": (
+            {"weight": _fp8(), "weight_scale_inv": torch.ones(shape)}, {},
+            f"{shape} of F32, which is no scale for a weight of shape (6, 16) in blocks of (128, 128).",
+        )
+        for shape in ((2, 4), (16,), (6, 16))
+    },
+    **{
+        f"blocks of {size}": (
+            {"weight": _fp8(), "weight_scale_inv": torch.ones(1, 1)}, _blocks_of(size),
+            "expected two positive integers.",
+        )
+        for size in ([0, 1], [128], "128", [1.5, 2], [True, True])
+    },
+    **{
+        f"{leaf} beside": (
+            {leaf: torch.ones(1)}, {},
+            f"'{_GATE}.{leaf}' stands beside the router weight '{_GATE}.weight' (F32), and what it means is not known.",
+        )
+        for leaf in ("weight_scale_inv", "scales", "weight.absmax", "qzeros", "bias", "input_scale")
+    },
+    **{
+        f"weights of {dtype}": (
+            {"weight": torch.ones(6, 16).to(dtype)}, {}, "expected one of BF16, F16, F32, F64."
+        )
+        for dtype in (torch.int8, torch.uint8, torch.bool, torch.int32)
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("block", [[0, 1], [128], "128", [1.5, 2], [True, True]])
-def test_a_block_size_that_makes_no_sense_is_refused(block: object, make_olmoe: Any) -> None:
-    folder = make_olmoe(
-        {f"{_GATE}.weight": _fp8(), f"{_GATE}.weight_scale_inv": torch.ones(1, 1)},
-        config={"quantization_config": {"weight_block_size": block}},
-    )
-    assert "expected two positive integers" in _refusal(folder)
+@pytest.mark.parametrize("case", _REFUSED)
+def test_storage_that_is_not_understood_is_refused(case, make_olmoe):
+    tensors, config, end = _REFUSED[case]
+    named: dict[str, Any] = {f"{_GATE}.{leaf}": values for leaf, values in tensors.items()}
+    assert refusal(make_olmoe(named, config)).message.endswith(end)
 
 
-@pytest.mark.parametrize(
-    "leaf", ["weight_scale_inv", "scales", "weight.absmax", "qzeros", "bias", "input_scale"]
-)
-def test_an_unknown_tensor_beside_a_router_is_refused_by_name(leaf: str, make_olmoe: Any) -> None:
-    assert _refusal(make_olmoe({f"{_GATE}.{leaf}": torch.ones(1)})) == (
-        f"model.safetensors: tensor '{_GATE}.{leaf}' stands beside the router weight "
-        f"'{_GATE}.weight' (F32), and what it means is not known."
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int32])
-def test_integers_are_no_router(dtype: torch.dtype, make_olmoe: Any) -> None:
-    message = _refusal(make_olmoe({f"{_GATE}.weight": torch.ones(6, 16).to(dtype)}))
-    assert message.startswith(f"model.safetensors: tensor '{_GATE}.weight' (router weight) is")
-    assert message.endswith("expected one of BF16, F16, F32, F64.")
-
-
-def test_a_gain_in_fp8_is_refused(make_olmoe: Any) -> None:
+def test_a_gain_in_fp8_is_refused(make_olmoe):
     name = "model.layers.1.post_attention_layernorm.weight"
-    message = _refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)}))
+    message = refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)})).message
     assert message.startswith(f"model.safetensors: tensor '{name}' (gain of the norm in front)")
 
 
-# ------------------------------------------------------------------ packed weights, without a file
-
 _NAMES = {row.numpy: name for name, row in DTYPES.items() if row.numpy is not None}
-_EXPERTS, _HIDDEN = 16, 64
 
 
 def _info(leaf: str, values: np.ndarray) -> TensorInfo:
@@ -164,169 +157,99 @@ def _why_refused(tensors: Tensors, quantisation: Any = None) -> str:
     return caught.value.message
 
 
-def _words(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+_RNG = np.random.default_rng(0)
 
 
-def _bytes(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(0, 256, shape).astype(np.uint8)
+def _words(*shape: int) -> np.ndarray:
+    return _RNG.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+
+def _bytes(*shape: int) -> np.ndarray:
+    return _RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+def _int8(*shape: int) -> np.ndarray:
+    return _bytes(*shape).view(np.int8)
+
+
+def _floats(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return _RNG.random(shape).astype(dtype)
+
+
+def _fp8_values(*shape: int) -> np.ndarray:
+    return _RNG.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
 
 
 def _recipe(**weights: Any) -> dict[str, Any]:
     return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
 
 
+_STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
 def _quant_state(**changed: Any) -> np.ndarray:
-    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 64]}
+    state = {
+        "quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 64],
+        "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.25,
+    }  # fmt: skip
     return np.frombuffer(json.dumps(state | changed).encode(), np.uint8)
-
-
-def _nf4_table() -> np.ndarray:
-    from moegeom.router.storages.bitsandbytes_4bit import _TABLES
-
-    return np.array(_TABLES["nf4"], np.float32)
-
-
-def _gptq_v2(rng: np.random.Generator) -> Tensors:
-    order = rng.permutation(_HIDDEN).astype(np.int32) // 32
-    return {
-        "qweight": _words(rng, _HIDDEN // 8, _EXPERTS),
-        "qzeros": _words(rng, 2, _EXPERTS // 8),
-        "scales": rng.random((2, _EXPERTS)).astype(np.float16),
-        "g_idx": order,
-    }
-
-
-def _awq(rng: np.random.Generator) -> Tensors:
-    return {
-        "qweight": _words(rng, _HIDDEN, _EXPERTS // 8),
-        "qzeros": _words(rng, 2, _EXPERTS // 8),
-        "scales": rng.random((2, _EXPERTS)).astype(np.float16),
-    }
-
-
-def _packed(rng: np.random.Generator) -> Tensors:
-    return {
-        "weight_packed": _words(rng, _EXPERTS, _HIDDEN // 8),
-        "weight_scale": rng.random((_EXPERTS, 4)).astype(ml_dtypes.bfloat16),
-        "weight_shape": np.array([_EXPERTS, _HIDDEN]),
-        "weight_zero_point": _words(rng, _EXPERTS // 8, 4),
-    }
-
-
-def _bitsandbytes(rng: np.random.Generator) -> Tensors:
-    return {
-        "weight": _bytes(rng, 512, 1),
-        "weight.absmax": _bytes(rng, 16),
-        "weight.quant_map": _nf4_table(),
-        "weight.nested_absmax": rng.random(1).astype(np.float32),
-        "weight.nested_quant_map": rng.random(256).astype(np.float32),
-        "weight.quant_state.bitsandbytes__nf4": _quant_state(
-            nested_blocksize=256, nested_dtype="float32", nested_offset=0.25
-        ),
-    }
-
-
-def _floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.random(shape).astype(np.float32)
-
-
-def _fp8_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
-
-
-def _int8_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return _bytes(rng, *shape).view(np.int8)
 
 
 _GPTQ_V2 = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 _PACK = _recipe(num_bits=4, type="int", strategy="group", group_size=16, symmetric=False)
 
-_RNG = np.random.default_rng(0)
-
-#: One router of each kind of storage: scheme, tensors (the first ones are all needed), config.
-_EXAMPLES: dict[str, tuple[str, Tensors, Any]] = {
-    "plain": ("plain", {"weight": _floats(_RNG, 16, 64)}, None),
-    "fp8 by row": (
-        "fp8",
-        {"weight": _fp8_values(_RNG, 16, 64), "weight_scale": _floats(_RNG, 16, 1)},
-        None,
-    ),
-    "fp8 by block": (
-        "fp8",
-        {"weight": _fp8_values(_RNG, 16, 64), "weight_scale_inv": _floats(_RNG, 2, 7)},
-        {"weight_block_size": [8, 10]},
-    ),
-    "int8": (
-        "int8",
-        {"weight": _int8_values(_RNG, 16, 64), "weight_scale": _floats(_RNG, 16, 1)},
-        None,
-    ),
-    "gptq": ("gptq", _gptq_v2(_RNG), _GPTQ_V2),
-    "awq": ("awq", _awq(_RNG), _AWQ),
-    "pack-quantized": ("pack_quantized", _packed(_RNG), _PACK),
-    "bitsandbytes nf4": ("bitsandbytes_4bit", _bitsandbytes(_RNG), None),
-    "bitsandbytes int8": (
-        "bitsandbytes_int8",
-        {"weight": _int8_values(_RNG, 16, 64), "SCB": _floats(_RNG, 16)},
-        None,
-    ),
-    "nvfp4": (
-        "nvfp4",
-        {
-            "weight_packed": _bytes(_RNG, 16, 32),
-            "weight_scale": _fp8_values(_RNG, 16, 4),
-            "weight_global_scale": _floats(_RNG, 1),
-        },
-        None,
-    ),
-    "nvfp4 of modelopt": (
-        "nvfp4",
-        {
-            "weight": _bytes(_RNG, 16, 32),
-            "weight_scale": _fp8_values(_RNG, 16, 4),
-            "weight_scale_2": _floats(_RNG),
-        },
-        None,
-    ),
-    "mxfp4": (
-        "mxfp4",
-        {"weight_packed": _bytes(_RNG, 16, 32), "weight_scale": _bytes(_RNG, 16, 2)},
-        None,
-    ),
-    "mxfp4 of gpt-oss": (
-        "mxfp4",
-        {"weight_blocks": _bytes(_RNG, 16, 2, 16), "weight_scales": _bytes(_RNG, 16, 2)},
-        None,
-    ),
-}
+#: Routers of 16 experts and 64 inputs: storage, scheme, tensors (the first are all needed), config.
+_KINDS: list[tuple[str, str, Tensors, Any]] = [
+    ("plain", "plain", {"weight": _floats(16, 64)}, None),
+    ("fp8 by row", "fp8", {"weight": _fp8_values(16, 64), "weight_scale": _floats(16, 1)}, None),
+    ("fp8 by block", "fp8", {"weight": _fp8_values(16, 64), "weight_scale_inv": _floats(2, 7)},
+     {"weight_block_size": [8, 10]}),
+    ("int8", "int8", {"weight": _int8(16, 64), "weight_scale": _floats(16, 1)}, None),
+    ("gptq", "gptq",
+     {"qweight": _words(8, 16), "qzeros": _words(2, 2), "scales": _floats(2, 16, dtype=np.float16),
+      "g_idx": _RNG.permutation(64).astype(np.int32) // 32}, _GPTQ_V2),
+    ("awq", "awq",
+     {"qweight": _words(64, 2), "qzeros": _words(2, 2), "scales": _floats(2, 16, dtype=np.float16)},
+     _AWQ),
+    ("pack-quantized", "pack_quantized",
+     {"weight_packed": _words(16, 8), "weight_scale": _floats(16, 4, dtype=ml_dtypes.bfloat16),
+      "weight_shape": np.array([16, 64]), "weight_zero_point": _words(2, 4)}, _PACK),
+    ("bitsandbytes nf4", "bitsandbytes_4bit",
+     {"weight": _bytes(512, 1), "weight.absmax": _bytes(16),
+      "weight.quant_map": np.array(_TABLES["nf4"], np.float32),
+      "weight.nested_absmax": _floats(1), "weight.nested_quant_map": _floats(256),
+      _STATE: _quant_state()}, None),
+    ("bitsandbytes int8", "bitsandbytes_int8", {"weight": _int8(16, 64), "SCB": _floats(16)}, None),
+    ("nvfp4", "nvfp4",
+     {"weight_packed": _bytes(16, 32), "weight_scale": _fp8_values(16, 4),
+      "weight_global_scale": _floats(1)}, None),
+    ("nvfp4 of modelopt", "nvfp4",
+     {"weight": _bytes(16, 32), "weight_scale": _fp8_values(16, 4), "weight_scale_2": _floats()},
+     None),
+    ("mxfp4", "mxfp4", {"weight_packed": _bytes(16, 32), "weight_scale": _bytes(16, 2)}, None),
+    ("mxfp4 of gpt-oss", "mxfp4",
+     {"weight_blocks": _bytes(16, 2, 16), "weight_scales": _bytes(16, 2)}, None),
+]  # fmt: skip
+_EXAMPLES = {kind: example for kind, *example in _KINDS}
 
 #: Parts that a router of the same kind may lack.
 _OPTIONAL = {"g_idx", "weight_zero_point"}
 
-every_example = pytest.mark.parametrize("example", _EXAMPLES)
-every_packed_example = pytest.mark.parametrize("example", [e for e in _EXAMPLES if e != "plain"])
 
-
-@every_example
-def test_exactly_one_scheme_recognises_a_router(example: str) -> None:
-    scheme, tensors, config = _EXAMPLES[example]
-    infos = {name: _info(name, values) for name, values in tensors.items()}
-    settings = Settings({"quantization_config": config})
-    found = RouterTensors(infos, settings, "router text/1", "weight", None)
-    assert [s.name for s in SCHEMES.all() if s.recognises(found)] == [scheme]
-
-
-def test_every_scheme_has_an_example() -> None:
+def test_every_scheme_has_an_example():
     # blocks of GGUF are decoded by their store: tests/unit/checkpoint/test_formats_agree.py
     schemes = {scheme for scheme, _, _ in _EXAMPLES.values()} | {"gguf_blocks"}
     assert sorted(schemes) == SCHEMES.names()
 
 
-@every_example
-def test_a_stored_router_says_its_shape_before_it_is_read(example: str) -> None:
+@pytest.mark.parametrize("example", _EXAMPLES)
+def test_exactly_one_scheme_recognises_a_router_and_says_its_shape(example):
     scheme, tensors, config = _EXAMPLES[example]
+    infos = {name: _info(name, values) for name, values in tensors.items()}
+    settings = Settings({"quantization_config": config})
+    router = RouterTensors(infos, settings, "router text/1", "weight", None)
+    assert [s.name for s in SCHEMES.all() if s.recognises(router)] == [scheme]
     stored = _find(tensors, config)
     weight = stored.decode(tensors)
     assert (stored.scheme, stored.shape, weight.dtype) == (scheme, (16, 64), np.float32)
@@ -334,81 +257,105 @@ def test_a_stored_router_says_its_shape_before_it_is_read(example: str) -> None:
     assert {info.name for info in stored.tensors} == {f"gate.{leaf}" for leaf in tensors}
 
 
-@every_example
-def test_a_router_may_be_called_otherwise_than_weight(example: str) -> None:
+@pytest.mark.parametrize("example", _EXAMPLES)
+def test_a_router_may_be_called_otherwise_than_weight(example):
     _, tensors, config = _EXAMPLES[example]
     renamed = {
         f"proj.{name}" if not name.startswith("weight") else name.replace("weight", "proj.w", 1):
         values for name, values in tensors.items()
     }  # fmt: skip
-    found = _find(renamed, config, leaf="proj.w").decode(renamed)
-    np.testing.assert_array_equal(found, _decode(tensors, config))
+    weight = _find(renamed, config, leaf="proj.w").decode(renamed)
+    np.testing.assert_array_equal(weight, _decode(tensors, config))
 
 
-@every_packed_example
-def test_what_is_known_of_activations_is_not_read(example: str) -> None:
+@pytest.mark.parametrize("example", [e for e in _EXAMPLES if e != "plain"])
+def test_a_packed_router_needs_each_of_its_parts_as_it_should_be(example):
     _, tensors, config = _EXAMPLES[example]
+    shift = _why_refused({**tensors, "weight_shift": np.ones(16, np.float32)}, config)
+    assert shift.startswith("a.safetensors: tensor 'gate.weight_shift' stands beside the router")
+    # what is known of activations is not read
     stored = _find({**tensors, "input_scale": np.ones((), np.float32)}, config)
     assert "gate.input_scale" not in {info.name for info in stored.tensors}
+    for part, values in tensors.items():
+        if part not in _OPTIONAL:
+            _why_refused({k: v for k, v in tensors.items() if k != part}, config)
+        of_another_dtype = {**tensors, part: values.astype(np.uint16)}
+        assert f"'gate.{part}'" in _why_refused(of_another_dtype, config)
+        longer = {**tensors, part: np.concatenate([np.atleast_1d(values)] * 3)}
+        if "quant_state" in part:
+            with pytest.raises(CheckpointError, match="is not JSON"):
+                _decode(longer, config)
+        else:
+            _why_refused(longer, config)
 
 
-@every_packed_example
-def test_an_unknown_tensor_beside_a_packed_router_is_refused(example: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    message = _why_refused({**tensors, "weight_shift": np.ones(16, np.float32)}, config)
-    assert message.startswith("a.safetensors: tensor 'gate.weight_shift' stands beside the router")
+def _changed(example: str, part: str, values: Any, at: Any = ...) -> Tensors:
+    """An example with other values in a part of it, or in one place."""
+    tensors = _EXAMPLES[example][1]
+    changed = tensors.get(part, values).copy()
+    changed[at] = values
+    return {**tensors, part: changed}
 
 
-_PARTS = [
-    (example, part)
-    for example, (_, tensors, _) in _EXAMPLES.items()
-    for part in tensors
-    if example != "plain"
-]
+_PACKED, _NF4 = _EXAMPLES["pack-quantized"][1], _EXAMPLES["bitsandbytes nf4"][1]
+_IN_ORDER = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
+_PARTLY_NAMED = np.where(np.arange(64) == 3, -1, np.arange(64) // 16).astype(np.int32)
+_OF_8_BITS = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["group_0"]
+
+#: A router, what else its config says, and what the refusal says.
+_CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
+    ("gptq", None,
+     "'gate.scales' (F16), which is no storage known for the quantisation method None."),
+    ("gptq", {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
+    ("gptq", {"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
+    ("gptq", {"quant_method": "auto-round"}, "known for the quantisation method auto-round."),
+    (_changed("gptq", "g_idx", -1, 5), {}, "expected groups from 0 to 1."),
+    (_changed("gptq", "g_idx", 2, 5), {}, "expected groups from 0 to 1."),
+    (_IN_ORDER, {"desc_act": True}, "there is no 'g_idx'"),
+    (_changed("gptq", "qzeros", -1), {"checkpoint_format": "gptq"},
+     "holds 15, to which the format 'gptq' adds 1 beyond its 4 bits."),
+    (_changed("gptq", "qzeros", 0x77777777), {"sym": True},
+     "stands for zero points from 7 to 7; config.json says symmetric, which has 8."),
+    *(("awq", {key: version},
+       f"'quantization_config.{key}' is {version}; of such routers only gemm is decoded.")
+      for key in ("version", "checkpoint_format")
+      for version in ("gemv", "GEMV_fast", "marlin", "exllama")),
+    ("awq", {"group_size": 64}, "holds 2 groups of 64; there are 64 inputs."),
+    ({**_PACKED, "weight_g_idx": _PARTLY_NAMED}, {},
+     "holds -1 to 3, expected groups from 0 to 3."),
+    (_changed("pack-quantized", "weight_shape", [15, 64]), {},
+     "'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds [16, 64]."),
+    ("pack-quantized", {"config_groups": {"a": _OF_8_BITS}}, "none of the 1 'config_groups'"),
+    *((_NF4 | {_STATE: _quant_state(**change)}, {}, why) for change, why in (
+        ({"shape": [16, 32]}, "has 512 bytes; (16, 32) values take 256."),
+        ({"shape": None}, "has 'shape' None, expected two positive integers."),
+        ({"shape": [-16, -64]}, "has 'shape' [-16, -64], expected two positive integers."),
+        ({"blocksize": 0}, "has 'blocksize' 0, expected a positive integer."),
+        ({"quant_type": "fp4"}, "has 'quant_type' fp4, expected nf4."),
+        ({"nested_offset": "1"}, "has 'nested_offset' 1, expected a number."),
+    )),
+    (_changed("bitsandbytes nf4", "weight.quant_map", _NF4["weight.quant_map"][::-1]), {},
+     "does not hold the 16 values of nf4."),
+    (_EXAMPLES["bitsandbytes int8"][1] | {"weight_format": np.array(2, np.uint8)}, {},
+     "'gate.weight_format' is 2, expected 0"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("example", "part"), [p for p in _PARTS if p[1] not in _OPTIONAL])
-def test_a_packed_router_without_one_of_its_parts_is_refused(example: str, part: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    _why_refused({name: values for name, values in tensors.items() if name != part}, config)
+@pytest.mark.parametrize(("router", "change", "why"), _CONTRADICTIONS)
+def test_a_packed_router_that_contradicts_itself_or_its_config_is_refused(router, change, why):
+    tensors = _EXAMPLES[router][1] if isinstance(router, str) else router
+    config = {"qweight": _GPTQ_V2, "weight_packed": _PACK}.get(next(iter(tensors)), {})
+    config = _AWQ if router == "awq" else config
+    assert why in _why_refused(tensors, None if change is None else config | change)
 
 
-@pytest.mark.parametrize(("example", "part"), _PARTS)
-def test_a_part_of_another_dtype_is_refused(example: str, part: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    changed = {**tensors, part: tensors[part].astype(np.uint16)}
-    assert f"'gate.{part}'" in _why_refused(changed, config)
-
-
-@pytest.mark.parametrize(("example", "part"), _PARTS)
-def test_a_part_of_another_shape_is_refused(example: str, part: str) -> None:
-    _, tensors, config = _EXAMPLES[example]
-    longer = np.concatenate([np.atleast_1d(tensors[part])] * 3)
-    if "quant_state" in part:
-        with pytest.raises(CheckpointError, match="is not JSON"):
-            _decode({**tensors, part: longer}, config)
-    else:
-        _why_refused({**tensors, part: longer}, config)
-
-
-def test_packed_integers_without_a_quantisation_config_are_refused() -> None:
-    assert _why_refused(_EXAMPLES["gptq"][1]) == (
-        "router text/1: there is no tensor 'gate.weight', only 'gate.g_idx' (I32), 'gate.qweight' (I32), "
-        "'gate.qzeros' (I32), 'gate.scales' (F16), which is no storage known for the quantisation "
-        "method None."
-    )
-
-
-def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread() -> None:
+def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread():
     infos = {
         "weight": TensorInfo("gate.weight", "I8", (1 << 15, 1 << 14), "a", 0, 1 << 29),
         "SCB": TensorInfo("gate.SCB", "F32", (1 << 15,), "a", 0, 1 << 17),
     }
     with pytest.raises(RouterError, match="too many values for a router"):
         find_storage(infos, Settings({}), "router text/1")
-
-
-# ------------------------------------------- the published definitions, one element after the other
 
 
 def _string_of_bits(words: np.ndarray, bits: int) -> list[int]:
@@ -425,11 +372,30 @@ def _pack_bits(rows: np.ndarray, bits: int) -> np.ndarray:
     return np.array(words, np.uint32).view(np.int32)
 
 
-@pytest.mark.parametrize("is_permuted", [False, True])
-@pytest.mark.parametrize("group", [32, 40, -1])
-@pytest.mark.parametrize("convention", ["gptq", "gptq_v2"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_gptq_by_its_definition(bits: int, convention: str, group: int, is_permuted: bool) -> None:
+#: Bits, convention, columns of a group, whether columns are in the order of activations.
+_GPTQ = [
+    (bits, convention, group, is_permuted)
+    for bits in (2, 3, 4, 8)
+    for convention in ("gptq", "gptq_v2")
+    for group in (32, 40, -1)
+    for is_permuted in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("bits", "convention", "group", "is_permuted"),
+    by_day(
+        _GPTQ,
+        {
+            "a zero point less one, groups in order": (4, "gptq", 32, False),
+            "permuted columns, uneven groups": (4, "gptq_v2", 40, True),
+            "one group of all": (2, "gptq", -1, False),
+            "integers over the border of a word": (3, "gptq_v2", 32, True),
+            "bytes": (8, "gptq", 40, True),
+        },
+    ),
+)
+def test_gptq_by_its_definition(bits, convention, group, is_permuted):
     """gptqmodel 7.7.0, PackableQuantLinear.dequantize_weight, in Python integers."""
     rng = np.random.default_rng(bits)
     experts, hidden = 11, 96
@@ -438,7 +404,7 @@ def test_gptq_by_its_definition(bits: int, convention: str, group: int, is_permu
     order = rng.permutation(hidden) if is_permuted else np.arange(hidden)
     stored_zeros = rng.integers(0, 2**bits - 1, (groups, experts))
     tensors = {
-        "qweight": _words(rng, hidden * bits // 32, experts),
+        "qweight": _words(hidden * bits // 32, experts),
         "qzeros": _pack_bits(stored_zeros, bits),
         "scales": rng.random((groups, experts)).astype(np.float16),
         "g_idx": (order // size).astype(np.int32),
@@ -461,7 +427,7 @@ def test_gptq_by_its_definition(bits: int, convention: str, group: int, is_permu
         np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
 
 
-def test_gptq_is_the_first_version_unless_the_config_says_otherwise() -> None:
+def test_gptq_is_the_first_version_unless_the_config_says_otherwise():
     tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.zeros((2, 2), np.int32)}
     config = {"quant_method": "gptq", "bits": 4}
     first = _decode(tensors, config)
@@ -470,54 +436,14 @@ def test_gptq_is_the_first_version_unless_the_config_says_otherwise() -> None:
     np.testing.assert_array_equal(first, _decode(one, _GPTQ_V2))
 
 
-def test_a_zero_point_that_the_first_version_cannot_hold_is_refused() -> None:
-    tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.full((2, 2), -1, np.int32)}
-    message = _why_refused(tensors, {**_GPTQ_V2, "checkpoint_format": "gptq"})
-    assert message.endswith("holds 15, to which the format 'gptq' adds 1 beyond its 4 bits.")
-    assert np.isfinite(_decode(tensors, _GPTQ_V2)).all()
-
-
-def test_symmetric_gptq_whose_zero_points_are_not_in_the_middle_is_refused() -> None:
-    """The wrong one of the two conventions shifts every weight by a scale."""
-    seven = {**_EXAMPLES["gptq"][1], "qzeros": np.full((2, 2), 0x77777777, np.int32)}
-    message = _why_refused(seven, {**_GPTQ_V2, "sym": True})
-    assert message.endswith(
-        "stands for zero points from 7 to 7; config.json says symmetric, which has 8."
-    )
-    right = _decode(seven, {**_GPTQ_V2, "sym": True, "checkpoint_format": "gptq"})
-    unstated = _decode(seven, {**_GPTQ_V2, "checkpoint_format": "gptq"})
+def test_zero_points_may_be_stored_in_either_convention():
+    assert np.isfinite(_decode(_changed("gptq", "qzeros", -1), _GPTQ_V2)).all()
+    seven, first = _changed("gptq", "qzeros", 0x77777777), {**_GPTQ_V2, "checkpoint_format": "gptq"}
+    right, unstated = _decode(seven, {**first, "sym": True}), _decode(seven, first)
     np.testing.assert_array_equal(right, unstated)
 
 
-@pytest.mark.parametrize("index", [-1, 2])
-def test_a_group_that_does_not_exist_is_refused(index: int) -> None:
-    tensors = dict(_EXAMPLES["gptq"][1])
-    tensors["g_idx"] = tensors["g_idx"].copy()
-    tensors["g_idx"][5] = index
-    assert "expected groups from 0 to 1." in _why_refused(tensors, _GPTQ_V2)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"bits": 8}, "holds integers of 4 bits; config.json says 8."),
-        ({"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
-        (
-            {"quant_method": "auto-round"},
-            "which is no storage known for the quantisation method auto-round.",
-        ),
-    ],
-)
-def test_a_gptq_config_that_does_not_fit_is_refused(change: dict[str, Any], why: str) -> None:
-    assert why in _why_refused(_EXAMPLES["gptq"][1], _GPTQ_V2 | change)
-
-
-def test_gptq_in_activation_order_without_its_order_is_refused() -> None:
-    tensors = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
-    assert "there is no 'g_idx'" in _why_refused(tensors, {**_GPTQ_V2, "desc_act": True})
-
-
-def test_awq_by_its_definition() -> None:
+def test_awq_by_its_definition():
     """AutoAWQ 0.2.9, WQLinear_GEMM.from_linear: output order[i] of eight lies in half byte i."""
     _, tensors, config = _EXAMPLES["awq"]
     order = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -533,22 +459,8 @@ def test_awq_by_its_definition() -> None:
     np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
 
 
-@pytest.mark.parametrize("version", ["gemv", "GEMV_fast", "marlin", "exllama"])
-@pytest.mark.parametrize("key", ["version", "checkpoint_format"])
-def test_other_versions_of_awq_are_refused_by_name(key: str, version: str) -> None:
-    assert _why_refused(_EXAMPLES["awq"][1], {**_AWQ, key: version}) == (
-        f"config.json: 'quantization_config.{key}' is {version}; of such routers only gemm is "
-        "decoded."
-    )
-
-
-def test_awq_groups_that_do_not_fit_the_config_are_refused() -> None:
-    message = _why_refused(_EXAMPLES["awq"][1], {**_AWQ, "group_size": 64})
-    assert message.endswith("holds 2 groups of 64; there are 64 inputs.")
-
-
 @pytest.mark.parametrize("is_named", [False, True])
-def test_the_groups_of_packed_columns_may_be_named(is_named: bool) -> None:
+def test_the_groups_of_packed_columns_may_be_named(is_named):
     """compressed-tensors 0.9.0, actorder "group": column j has the scale of group g_idx[j]."""
     rng = np.random.default_rng(1)
     _, tensors, config = _EXAMPLES["pack-quantized"]
@@ -566,16 +478,8 @@ def test_the_groups_of_packed_columns_may_be_named(is_named: bool) -> None:
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_groups_of_columns_that_are_named_in_part_are_refused() -> None:
-    _, tensors, config = _EXAMPLES["pack-quantized"]
-    g_idx = np.arange(64, dtype=np.int32) // 16
-    g_idx[3] = -1
-    message = _why_refused({**tensors, "weight_g_idx": g_idx}, config)
-    assert message.endswith("holds -1 to 3, expected groups from 0 to 3.")
-
-
 @pytest.mark.parametrize("size", [-1, 64, None])
-def test_a_group_of_minus_one_is_a_whole_row(size: int | None) -> None:
+def test_a_group_of_minus_one_is_a_whole_row(size):
     tensors = {k: v for k, v in _EXAMPLES["pack-quantized"][1].items() if "zero" not in k}
     tensors["weight_scale"] = tensors["weight_scale"][:, :1].copy()
     expected = np.array([_string_of_bits(row.copy(), 4) for row in tensors["weight_packed"]]) - 8
@@ -584,9 +488,8 @@ def test_a_group_of_minus_one_is_a_whole_row(size: int | None) -> None:
     np.testing.assert_array_equal(found, expected.astype(np.float32) * scale, strict=True)
 
 
-def test_an_exponent_beside_fp8_belongs_to_32_columns() -> None:
-    rng = np.random.default_rng(2)
-    weight, exponents = _fp8_values(rng, 3, 96), rng.integers(100, 140, (3, 3)).astype(np.uint8)
+def test_an_exponent_beside_fp8_belongs_to_32_columns():
+    weight, exponents = _fp8_values(3, 96), _RNG.integers(100, 140, (3, 3)).astype(np.uint8)
     expected = weight.astype(np.float32).copy()
     for row in range(3):
         for column in range(96):
@@ -596,16 +499,15 @@ def test_an_exponent_beside_fp8_belongs_to_32_columns() -> None:
 
 
 @pytest.mark.parametrize("structure", [[8, 16], "8x16"])
-def test_compressed_tensors_names_its_blocks_in_the_recipe(structure: object) -> None:
-    rng = np.random.default_rng(3)
-    weight, scale = _fp8_values(rng, 16, 64), _floats(rng, 2, 4)
+def test_compressed_tensors_names_its_blocks_in_the_recipe(structure):
+    weight, scale = _fp8_values(16, 64), _floats(2, 4)
     config = _recipe(num_bits=8, type="float", strategy="block", block_structure=structure)
     found = _decode({"weight": weight, "weight_scale": scale}, config)
     expected = weight.astype(np.float32) * np.kron(scale, np.ones((8, 16), np.float32))
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_an_early_zero_point_in_int8_has_no_offset() -> None:
+def test_an_early_zero_point_in_int8_has_no_offset():
     _, tensors, config = _EXAMPLES["pack-quantized"]
     packed = tensors["weight_zero_point"]
     zeros = np.array([_string_of_bits(packed[:, g].copy(), 4) for g in range(4)]).T - 8
@@ -613,25 +515,15 @@ def test_an_early_zero_point_in_int8_has_no_offset() -> None:
     np.testing.assert_array_equal(_decode(early, config), _decode(tensors, config))
 
 
-def test_a_packed_shape_that_contradicts_the_words_is_refused() -> None:
+def test_a_recipe_is_found_by_the_shapes_that_it_makes():
     _, tensors, config = _EXAMPLES["pack-quantized"]
-    other = {**tensors, "weight_shape": np.array([15, 64])}
-    assert _why_refused(other, config) == (
-        "a.safetensors: tensor 'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds "
-        "[16, 64]."
-    )
-
-
-def test_a_recipe_is_found_by_the_shapes_that_it_makes() -> None:
-    _, tensors, config = _EXAMPLES["pack-quantized"]
-    other = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["group_0"]
-    both = {"config_groups": {"group_0": other, "group_1": config["config_groups"]["group_0"]}}
-    np.testing.assert_array_equal(_decode(tensors, both), _decode(tensors, config))
-    assert "none of the 1 'config_groups'" in _why_refused(tensors, {"config_groups": {"a": other}})
+    groups = {"group_0": _OF_8_BITS, "group_1": config["config_groups"]["group_0"]}
+    both = _decode(tensors, {"config_groups": groups})
+    np.testing.assert_array_equal(both, _decode(tensors, config))
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 127, 254, 255])
-def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent: int) -> None:
+def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent):
     tensors = {
         "weight_packed": np.full((1, 16), 0x21, np.uint8),
         "weight_scale": np.array([[exponent]], np.uint8),
@@ -640,37 +532,6 @@ def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent: int) ->
     expected = np.tile([np.float32(0.5), np.float32(1.0)], 16)[np.newaxis] * power
     np.testing.assert_array_equal(_decode(tensors), expected, strict=True)
 
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"shape": [16, 32]}, "has 512 bytes; (16, 32) values take 256."),
-        ({"shape": None}, "has 'shape' None, expected two positive integers."),
-        ({"shape": [-16, -64]}, "has 'shape' [-16, -64], expected two positive integers."),
-        ({"blocksize": 0}, "has 'blocksize' 0, expected a positive integer."),
-        ({"quant_type": "fp4"}, "has 'quant_type' fp4, expected nf4."),
-        ({"nested_offset": "1"}, "has 'nested_offset' 1, expected a number."),
-    ],
-)
-def test_a_quant_state_that_makes_no_sense_is_refused(change: dict[str, Any], why: str) -> None:
-    part = "weight.quant_state.bitsandbytes__nf4"
-    state = {"nested_blocksize": 256, "nested_offset": 0.25} | change
-    tensors = {**_EXAMPLES["bitsandbytes nf4"][1], part: _quant_state(**state)}
-    assert _why_refused(tensors).endswith(why)
-
-
-def test_a_table_that_is_not_the_one_of_bitsandbytes_is_refused() -> None:
-    tensors = dict(_EXAMPLES["bitsandbytes nf4"][1])
-    tensors["weight.quant_map"] = tensors["weight.quant_map"][::-1].copy()
-    assert _why_refused(tensors).endswith("does not hold the 16 values of nf4.")
-
-
-def test_int8_in_tiles_of_a_gpu_is_refused() -> None:
-    tensors = {**_EXAMPLES["bitsandbytes int8"][1], "weight_format": np.array(2, np.uint8)}
-    assert "'gate.weight_format' is 2, expected 0" in _why_refused(tensors)
-
-
-# --------------------------------------------------------------------------------- any tensors at all
 
 _LEAVES = sorted({leaf for _, tensors, _ in _EXAMPLES.values() for leaf in tensors} | {"scale"})
 _SIZES = st.sampled_from([0, 1, 2, 4, 16, 32, 64])
@@ -690,14 +551,12 @@ _ANY_TENSORS = st.dictionaries(
     config=st.sampled_from([_GPTQ_V2, _AWQ, _PACK, None]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_tensors_decode_to_the_stated_shape_or_are_refused(
-    example: str, changes: dict[str, tuple[str, list[int]]], config: Any, seed: int
-) -> None:
+def test_any_tensors_decode_to_the_stated_shape_or_are_refused(example, changes, config, seed):
     rng = np.random.default_rng(seed)
     tensors = dict(_EXAMPLES[example][1])
     for leaf, (dtype, shape) in changes.items():
         kind = np.dtype(DTYPES[dtype].numpy)
-        raw = _bytes(rng, int(np.prod(shape)) * kind.itemsize)
+        raw = rng.integers(0, 256, int(np.prod(shape)) * kind.itemsize).astype(np.uint8)
         tensors[leaf] = raw.view(kind).reshape(shape)
     try:
         stored = _find(tensors, config)
