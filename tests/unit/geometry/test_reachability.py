@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.selection import route
 
-POINT, INDEPENDENCE, BEATEN, OPEN = Proof.point, Proof.independence, Proof.beaten, Proof.open
+POINT, BEATEN, OPEN = Proof.point, Proof.beaten, Proof.open
 INF = np.inf
 
 
@@ -23,10 +24,14 @@ def proofs(weight, k, radius, logit_bias=None, selection_bias=None, score="softm
     bias = None if logit_bias is None else np.asarray(logit_bias, np.float64)
     extra = None if selection_bias is None else np.asarray(selection_bias, np.float64)
     made = rule(k, score, extra is not None, groups)
-    found = reachability(rows, made, radius, bias, extra)
-    decided = (found.proofs.count(BEATEN), int(found.is_certain.sum()))
+    certificates = reachability(rows, made, radius, bias, extra)
+    decided = (certificates.proofs.count(BEATEN), int(certificates.is_certain.sum()))
     assert num_decided(rows, made, radius, bias, extra) == decided
-    return found
+    return certificates
+
+
+def beaten_by(certificates):
+    return [others.tolist() for others in certificates.beaten_by]
 
 
 @pytest.fixture
@@ -37,65 +42,50 @@ def random():
 def test_a_bias_beyond_the_radius_times_the_distance_beats():
     """|w_0 - w_1| = 5: on the ball of radius 2 a bias of 10 decides, one of 9.9 does not."""
     weight = [[3.0, 0.0], [0.0, 4.0]]
-    found = proofs(weight, 1, 2.0, [10.001, 0.0])
-    assert found.proofs == (POINT, BEATEN)
-    np.testing.assert_array_equal(found.beaten_by[1], [0])
-    assert found.beaten_by[0].size == 0
+    certificates = proofs(weight, 1, 2.0, [10.001, 0.0])
+    assert certificates.proofs == (POINT, BEATEN)
+    assert beaten_by(certificates) == [[], [0]]
     assert BEATEN not in proofs(weight, 1, 2.0, [9.999, 0.0]).proofs
 
 
 def test_the_certificate_needs_as_many_experts_as_are_chosen():
-    weight = np.eye(4)
     biases = [50.0, 40.0, 0.0, 0.0]
-    assert proofs(weight, 2, 1.0, biases).proofs[2:] == (BEATEN, BEATEN)
-    found = proofs(weight, 3, 1.0, biases)
-    assert found.proofs == (POINT,) * 4
-    np.testing.assert_array_equal(found.beaten_by[3], [0, 1])  # listed, and not enough
+    assert proofs(np.eye(4), 2, 1.0, biases).proofs[2:] == (BEATEN, BEATEN)
+    certificates = proofs(np.eye(4), 3, 1.0, biases)
+    assert certificates.proofs == (POINT,) * 4
+    assert beaten_by(certificates)[3] == [0, 1]  # listed, and not enough
 
 
 def test_choosing_every_expert_reaches_every_expert():
     for weight in (np.eye(3), np.zeros((3, 2)), np.full((3, 2), 0.1)):
         assert proofs(weight, 3, 1.0, [0.0, 9.0, -9.0]).proofs == (POINT,) * 3
-
-
-def test_one_expert_is_reached():
     for score in ("softmax", "sigmoid"):
         assert proofs([[1.0, 2.0]], 1, INF, [0.5], score=score).proofs == (POINT,)
 
 
-def test_without_bias_independent_rows_are_all_reached(random):
+def test_independent_rows_without_bias_are_reached_and_one_between_others_only_off_their_line(
+    random,
+):
     weight = random.standard_normal((5, 9)) + 10.0 * random.standard_normal(9)
-    assert OPEN not in proofs(weight, 2, INF).proofs
-    assert BEATEN not in proofs(weight, 2, INF).proofs
-
-
-def test_a_row_between_others_is_reached_by_independence_only_where_there_is_room():
-    """The middle of three rows on a line is never the largest; moved off the line it can be."""
+    bent = [[-1.0, 0.0, 0.0], [0.0, 1e-3, 0.0], [1.0, 0.0, 0.0]]
+    for certificates in (proofs(weight, 2, INF), proofs(bent, 1, 3.0)):
+        assert not {OPEN, BEATEN} & set(certificates.proofs)
     line = [[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
     assert proofs(line, 1, 3.0).proofs == (POINT, OPEN, POINT)
-    bent = [[-1.0, 0.0, 0.0], [0.0, 1e-3, 0.0], [1.0, 0.0, 0.0]]
-    assert OPEN not in proofs(bent, 1, 3.0).proofs
 
 
-def test_equal_rows_without_bias_stay_open_because_the_tie_is_everywhere():
+def test_equal_rows_stay_open_as_the_tie_is_everywhere_or_are_ordered_for_ever(random):
     assert proofs(np.full((3, 2), 0.1), 1, 5.0).proofs == (OPEN,) * 3
     assert proofs(np.zeros((3, 2)), 1, INF).proofs == (OPEN,) * 3
-
-
-@pytest.mark.parametrize("radius", [0.5, 100.0, INF])
-def test_equal_rows_with_different_biases_are_ordered_for_ever(radius, random):
     weight = np.tile(random.standard_normal(4), (3, 1))
-    found = proofs(weight, 1, radius, [0.1, 0.3, 0.2])
-    assert (found.proofs[0], found.proofs[2]) == (BEATEN, BEATEN)
-    np.testing.assert_array_equal(found.beaten_by[0], [1, 2])
-    np.testing.assert_array_equal(found.beaten_by[2], [1])
-
-
-def test_zero_rows_are_ordered_by_their_biases_with_any_radius():
+    for radius in (0.5, 100.0, INF):
+        certificates = proofs(weight, 1, radius, [0.1, 0.3, 0.2])
+        assert (certificates.proofs[0], certificates.proofs[2]) == (BEATEN, BEATEN)
+        assert beaten_by(certificates)[::2] == [[1, 2], [1]]
     for score in ("softmax", "identity", "sigmoid", "sqrt_softplus"):
-        found = proofs(np.zeros((3, 4)), 2, INF, None, [9.0, 1.0, 5.0], score)
-        assert found.proofs[1] == BEATEN, score
-        np.testing.assert_array_equal(found.beaten_by[1], [0, 2])
+        certificates = proofs(np.zeros((3, 4)), 2, INF, None, [9.0, 1.0, 5.0], score)
+        assert certificates.proofs[1] == BEATEN, score
+        assert beaten_by(certificates)[1] == [0, 2]
 
 
 def test_nearly_equal_rows_are_not_taken_for_equal():
@@ -114,28 +104,23 @@ def test_nearly_equal_rows_are_not_taken_for_equal():
 def test_nothing_is_proved_from_numbers_that_are_not_finite(bad, score):
     weight = np.eye(4)
     weight[2, 1] = bad
-    found = proofs(weight, 1, 2.0, None, [9.0, 0, 0, 0], score)
-    assert found.proofs == (OPEN,) * 4
-    assert [len(others) for others in found.beaten_by] == [0] * 4
+    certificates = proofs(weight, 1, 2.0, None, [9.0, 0, 0, 0], score)
+    assert certificates.proofs == (OPEN,) * 4
+    assert beaten_by(certificates) == [[]] * 4
     for biases in (([bad, 0, 0, 0], None), (None, [0, 0, -bad, 0])):
         assert proofs(np.eye(4), 1, 2.0, *biases, score).proofs == (OPEN,) * 4
 
 
 def test_a_bias_beyond_the_range_of_a_bounded_score_beats_at_any_radius():
-    bias = [0.0, 1.01, 0.5]
-    found = proofs(np.eye(3), 1, INF, None, bias, "sigmoid")
-    assert found.proofs[0] == BEATEN
-    assert found.proofs[1] == POINT
-    np.testing.assert_array_equal(found.beaten_by[0], [1])
+    certificates = proofs(np.eye(3), 1, INF, None, [0.0, 1.01, 0.5], "sigmoid")
+    assert certificates.proofs[:2] == (BEATEN, POINT)
+    assert beaten_by(certificates)[0] == [1]
     assert proofs(np.eye(3), 1, INF, None, [0.0, 0.99, 0.5], "sigmoid").proofs[0] != BEATEN
-
-
-def test_scores_of_a_small_ball_leave_less_room():
-    """|x| <= 0.1 and rows of length 1: sigmoids stay within .5 -+ .025."""
+    # |x| <= 0.1 and rows of length 1: sigmoids stay within .5 -+ .025
     width = 1.0 / (1.0 + np.exp(-0.1)) - 1.0 / (1.0 + np.exp(0.1))
-    more, less = width + 1e-6, width - 1e-6
-    assert proofs(np.eye(2), 1, 0.1, None, [0, more], "sigmoid").proofs == (BEATEN, POINT)
-    assert proofs(np.eye(2), 1, 0.1, None, [0, less], "sigmoid").proofs[0] != BEATEN
+    more, less = [0.0, width + 1e-6], [0.0, width - 1e-6]
+    assert proofs(np.eye(2), 1, 0.1, None, more, "sigmoid").proofs == (BEATEN, POINT)
+    assert proofs(np.eye(2), 1, 0.1, None, less, "sigmoid").proofs[0] != BEATEN
 
 
 def test_a_bias_on_raw_logits_is_a_logit_bias(random):
@@ -147,39 +132,30 @@ def test_a_bias_on_raw_logits_is_a_logit_bias(random):
 
 
 def test_only_experts_of_the_own_group_count_against_an_expert():
-    bias = [0.0, 5.0, 0.0, 9.0]
     groups = GroupMask(2, 1, "max", -INF)
-    found = proofs(np.eye(4), 1, 1.0, None, bias, "sigmoid", groups)
-    assert (found.proofs[0], found.proofs[2]) == (BEATEN, BEATEN)
-    np.testing.assert_array_equal(found.beaten_by[0], [1])
-    np.testing.assert_array_equal(found.beaten_by[2], [3])
-    # its group is never kept: true, and not something that is proved
-    assert found.proofs[1] == OPEN
+    certificates = proofs(np.eye(4), 1, 1.0, None, [0.0, 5.0, 0.0, 9.0], "sigmoid", groups)
+    # the group of 1 is never chosen: true, and not something that is proved
+    assert certificates.proofs[:3] == (BEATEN, OPEN, BEATEN)
+    assert beaten_by(certificates)[:3:2] == [[1], [3]]
 
 
 def test_a_fill_that_overtakes_negative_scores_reaches_masked_experts():
     """With fill 0 the masked group is chosen from: its lower expert, although it is beaten."""
     groups, bias = GroupMask(2, 1, "max", 0.0), np.array([-9.0, -7.0, -4.0, -4.0])
-    found = proofs(np.eye(4), 1, 1.0, None, bias, "sigmoid", groups)
     chosen = route(np.zeros((1, 4)), rule(1, "sigmoid", True, groups), bias).chosen
-    np.testing.assert_array_equal(chosen, [[0]])
-    assert BEATEN not in found.proofs
+    assert_array_equal(chosen, [[0]])
+    assert BEATEN not in proofs(np.eye(4), 1, 1.0, None, bias, "sigmoid", groups).proofs
     # nobody falls below 0: the fill is last, as -inf would be
     assert proofs(np.eye(4), 1, 1.0, None, bias + 9.0, "sigmoid", groups).proofs[0] == BEATEN
 
 
-def test_a_tie_between_groups_reaches_nobody_with_a_margin():
+def test_ties_between_groups_and_rows_that_cancel_give_no_point():
     groups = GroupMask(2, 1, "top2_sum", -INF)
-    found = proofs(np.zeros((4, 3)), 2, INF, None, np.zeros(4), "sigmoid", groups)
-    assert found.proofs == (OPEN,) * 4
-
-
-def test_rows_that_cancel_give_no_point():
-    """Two centred rows are opposite; their sum is rounding, not a direction."""
-    weight = np.array([[0.1, 0.7, 0.3], [0.2, -0.4, 0.9]])
-    bias = np.array([0.0, 1.5])
-    found = proofs(weight, 1, 0.5, None, bias, "sigmoid", GroupMask(1, 1, "max", -INF))
-    assert found.proofs == (BEATEN, POINT)
+    tied = proofs(np.zeros((4, 3)), 2, INF, None, np.zeros(4), "sigmoid", groups)
+    assert tied.proofs == (OPEN,) * 4
+    # two centred rows are opposite; their sum is rounding, not a direction
+    weight, one = [[0.1, 0.7, 0.3], [0.2, -0.4, 0.9]], GroupMask(1, 1, "max", -INF)
+    assert proofs(weight, 1, 0.5, None, [0.0, 1.5], "sigmoid", one).proofs == (BEATEN, POINT)
 
 
 def test_renaming_experts_renames_proofs(random):
@@ -194,10 +170,10 @@ def test_renaming_experts_renames_proofs(random):
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_a_larger_ball_beats_fewer(score, random):
     weight, bias = random.standard_normal((12, 5)), 2.0 * random.standard_normal(12)
-    sizes = [
-        proofs(weight, 3, radius, None if score == "sigmoid" else bias,
-               bias if score == "sigmoid" else None, score).proofs.count(BEATEN)
+    biases = (None, bias) if score == "sigmoid" else (bias, None)
+    numbers = [
+        proofs(weight, 3, radius, *biases, score).proofs.count(BEATEN)
         for radius in (0.01, 0.1, 0.3, 1.0, 3.0, 30.0)
-    ]  # fmt: skip
-    np.testing.assert_array_less(np.diff(sizes), 1)
-    np.testing.assert_array_less(sizes[-1], sizes[0])
+    ]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] < numbers[0]

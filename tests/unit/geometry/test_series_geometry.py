@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_equal
 from scipy import stats
 
 from moegeom.geometry.series import (
@@ -25,11 +25,8 @@ def num_runs(signs: np.ndarray) -> int:
 
 @pytest.mark.parametrize(("steps", "above"), [(5, 2), (7, 3), (9, 4), (8, 1), (6, 6)])
 def test_runs_have_the_probability_that_all_orders_give_them(steps, above):
-    orders = []
-    for places in itertools.combinations(range(steps), above):
-        signs = np.zeros(steps, bool)
-        signs[list(places)] = True
-        orders.append(signs)
+    every = itertools.combinations(range(steps), above)
+    orders = [np.isin(np.arange(steps), places) for places in every]
     runs = np.array([num_runs(signs) for signs in orders])
     for signs in orders[:: max(1, len(orders) // 7)]:
         expected = float((runs >= num_runs(signs)).mean())
@@ -63,67 +60,60 @@ def test_a_walk_undoes_nothing_scatter_a_half_and_a_return_all():
     generator = np.random.default_rng(1)
     noise = generator.standard_normal((4, 16, 400))
     walk = np.cumsum(noise, axis=0)
-    walked = undone(grams(walk), 1, 2, 3)
-    assert abs(walked.share) < 0.05
-    scattered = undone(grams(noise), 1, 2, 3)
-    assert abs(scattered.share - 0.5) < 0.05
-    assert abs(scattered.nearness - 1.0) < 0.1
+    walked, scattered = undone(grams(walk), 1, 2, 3), undone(grams(noise), 1, 2, 3)
     walk[3] = walk[1] + noise[3]
     back = undone(grams(walk), 1, 2, 3)
-    assert abs(back.share - 1.0) < 0.05
-    assert abs(back.nearness - 0.5) < 0.05
+    assert_allclose([walked.share, scattered.share, back.share], [0.0, 0.5, 1.0], atol=0.05)
+    assert_allclose([scattered.nearness, back.nearness], [1.0, 0.5], atol=0.05)
     assert 0.0 < back.error < 0.05
-
-
-def test_what_is_undone_is_nan_where_nothing_happened():
-    still = np.ones((3, 4, 5))
-    assert np.isnan(undone(grams(still), 0, 1, 2).share)
-    alone = np.random.default_rng(0).standard_normal((3, 1, 5))
-    assert np.isnan(undone(grams(alone), 0, 1, 2).error)
+    # nan where nothing happened
+    alone = generator.standard_normal((3, 1, 5))
+    still = undone(grams(np.ones((3, 4, 5))), 0, 1, 2)
+    assert_equal([still.share, undone(grams(alone), 0, 1, 2).error], [np.nan, np.nan])
 
 
 def test_changes_are_relative_and_nothing_where_no_bit_changed():
     rows = np.array([[3.0, 4.0]])
-    found = changes([rows, rows * 1.1, rows], ["a", "b", "b"])
-    assert_allclose(found, [0.1, 0.0], rtol=1e-12)
+    assert_allclose(changes([rows, rows * 1.1, rows], ["a", "b", "b"]), [0.1, 0.0], rtol=1e-12)
     assert_allclose(changes([0 * rows, rows, rows], ["", "", ""]), [np.inf, 0.0])
 
 
 def test_the_agreement_of_one_step_is_spearmans():
     generator = np.random.default_rng(2)
     one, other = generator.standard_normal((2, 1, 12))
-    found = rank_agreement(one, one + other)
+    agreement = rank_agreement(one, one + other)
     expected = stats.spearmanr(one[0], (one + other)[0], alternative="greater")
     correlation, p_value = (np.asarray(value) for value in expected)
-    assert_allclose(found.correlation, correlation, rtol=1e-12)
-    assert_allclose(found.p_value, p_value, rtol=0.25)
+    assert_allclose(agreement.correlation, correlation, rtol=1e-12)
+    assert_allclose(agreement.p_value, p_value, rtol=0.25)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_its_p_value_is_that_of_all_numberings(seed):
     generator = np.random.default_rng(seed)
-    one, other = generator.standard_normal((2, 3, 7))
+    one, other = generator.standard_normal((2, 3, 6))
     other += 0.6 * one
-    found = rank_agreement(one, other)
+    agreement = rank_agreement(one, other)
     every = [
         rank_agreement(one, other[:, order]).correlation
-        for order in itertools.permutations(range(7))
+        for order in itertools.permutations(range(6))
     ]
-    assert_allclose(found.p_value, np.mean(np.array(every) >= found.correlation - 1e-9), rtol=1e-9)
-    assert_allclose(found.by_chance, 1.96 * np.std(every), rtol=1e-9)
+    as_large = np.mean(np.array(every) >= agreement.correlation - 1e-9)
+    assert_allclose(agreement.p_value, as_large, rtol=1e-9)
+    assert_allclose(agreement.by_chance, 1.96 * np.std(every), rtol=1e-9)
 
 
 def test_with_more_experts_its_p_value_is_near_that_of_many_numberings():
     generator = np.random.default_rng(7)
     one, other = generator.standard_normal((2, 3, 16))
     other += 0.35 * one
-    found = rank_agreement(one, other)
+    agreement = rank_agreement(one, other)
     every = [
-        rank_agreement(one, other[:, generator.permutation(16)]).correlation for _ in range(3000)
+        rank_agreement(one, other[:, generator.permutation(16)]).correlation for _ in range(2000)
     ]
-    share = float(np.mean(np.array(every) >= found.correlation))
+    share = float(np.mean(np.array(every) >= agreement.correlation))
     assert 0.001 < share < 0.2
-    assert_allclose(found.p_value, share, rtol=0.35, atol=2e-3)
+    assert_allclose(agreement.p_value, share, rtol=0.35, atol=2e-3)
 
 
 def test_what_ranks_nothing_agrees_with_nothing_and_ties_bound_the_p_value():
