@@ -14,9 +14,7 @@ from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.rows import composed_rows
 from moegeom.metrics import METRICS
 
-EXPERTS, HIDDEN, PROJECTED, INPUTS = 8, 6, 5, 20_000
-
-SCALE = 14.3
+EXPERTS, HIDDEN, PROJECTED, INPUTS, SCALE = 8, 6, 5, 20_000, 14.3
 
 
 def drawn(seed: int):
@@ -34,9 +32,8 @@ def searched(rows, projection, bias, top_k, radius, random) -> np.ndarray:
     inputs *= radius / np.linalg.norm(inputs, axis=1, keepdims=True)
     inputs[: INPUTS // 4] *= random.random((INPUTS // 4, 1))
     seen = inputs @ projection.T + bias
-    products = seen @ rows.T
     lengths = np.linalg.norm(seen, axis=1)[:, None] * np.linalg.norm(rows, axis=1)
-    probabilities = np.exp(SCALE * products / lengths)
+    probabilities = np.exp(SCALE * (seen @ rows.T) / lengths)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     has = np.zeros(probabilities.shape, dtype=bool)
     np.put_along_axis(has, np.argsort(-probabilities, axis=1)[:, :top_k], True, axis=1)
@@ -46,48 +43,44 @@ def searched(rows, projection, bias, top_k, radius, random) -> np.ndarray:
 @pytest.mark.parametrize("top_k", [1, 3])
 def test_no_input_contradicts_a_certificate_about_cosines(top_k):
     rule, radius = Rule(top_k, "softmax", Weights("scores"), has_logit_bias=True), HIDDEN**0.5
-    counts = {"beaten": 0, "certain": 0, "reached": 0, "found": 0}
+    numbers = np.zeros(4, int)
     for seed in range(60):
         rows, projection, bias, random = drawn(seed)
         weight, offset = composed_rows(rows, projection, bias)
-        found = reachability(effective_rows(weight, None), rule, radius, offset)
+        certificates = reachability(effective_rows(weight, None), rule, radius, offset)
         has = searched(rows, projection, bias, top_k, radius, random)
-        beaten = np.array([proof is Proof.beaten for proof in found.proofs])
+        beaten, reached = (
+            np.array([proof is kind for proof in certificates.proofs])
+            for kind in (Proof.beaten, Proof.point)
+        )
         assert not has[:, beaten].any()
-        assert has[:, found.is_certain].all()
-        for expert, others in enumerate(found.beaten_by):
+        assert has[:, certificates.is_certain].all()
+        for expert, others in enumerate(certificates.beaten_by):
             assert has[has[:, expert]][:, others].all()
-        reached = np.array([proof is Proof.point for proof in found.proofs])
-        counts["beaten"] += int(beaten.sum())
-        counts["certain"] += int(found.is_certain.sum())
-        counts["reached"] += int(reached.sum())
-        counts["found"] += int(has.any(axis=0)[reached].sum())
-    assert min(counts.values()) > 20
+        met = has.any(axis=0)[reached]
+        numbers += [beaten.sum(), certificates.is_certain.sum(), reached.sum(), met.sum()]
+    assert numbers.min() > 20
     # an expert is hardly ever reached so narrowly that 20 000 inputs miss it
-    assert counts["found"] >= 0.95 * counts["reached"]
+    assert numbers[3] >= 0.95 * numbers[2]
 
 
 def test_nothing_is_certified_where_cosines_are_scored_before_a_bias_is_added():
     """The range of a cosine is not that of the product that stands for it."""
     rows, projection, bias, _ = drawn(3)
     weight, offset = composed_rows(rows, projection, bias)
-    plain = Rule(1, "softmax", Weights("scores"), has_logit_bias=True)
-    router = Router(
+    plain = Router(
         name="text/0",
         stack="text",
         layer=0,
         weight=weight,
-        rule=plain,
+        rule=Rule(1, "softmax", Weights("scores"), has_logit_bias=True),
         provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F64"),
         logit_bias=offset,
         projection=Projection(projection, bias, SCALE),
     )
-    biased = replace(
-        router,
-        rule=replace(plain, score="sigmoid", has_selection_bias=True),
-        selection_bias=np.linspace(0.0, 9.0, EXPERTS),
-    )
+    rule = replace(plain.rule, score="sigmoid", has_selection_bias=True)
+    biased = replace(plain, rule=rule, selection_bias=np.linspace(0.0, 9.0, EXPERTS))
     metric, quantities = METRICS["reachability"], {"effective_rows": effective_rows(weight, None)}
-    known = metric.finish(quantities, RouterFacts(router, 0))["layers"]
-    assert known["num_unreachable"] + known["num_reachable"] + known["num_reach_open"] == EXPERTS
+    row = metric.finish(quantities, RouterFacts(plain, 0))["layers"]
+    assert row["num_unreachable"] + row["num_reachable"] + row["num_reach_open"] == EXPERTS
     assert metric.finish(quantities, RouterFacts(biased, 0))["layers"] == {}
