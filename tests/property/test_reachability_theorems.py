@@ -19,7 +19,7 @@ EXPERTS = 8
 
 def of_families() -> dict[str, LogitMap | None]:
     """The map of every stack of every family: as it is by default, and as a config may set it."""
-    found: dict[str, LogitMap | None] = {"none": None}
+    maps: dict[str, LogitMap | None] = {"none": None}
     for name in families():
         for stack in load_family(name).stacks:
             multipliers, caps = {stack.multiplier.value}, {np.inf}
@@ -31,8 +31,8 @@ def of_families() -> dict[str, LogitMap | None]:
                 for cap in caps:
                     if (multiplier, cap) != (1.0, np.inf):
                         made = LogitMap(float(multiplier), cap)
-                        found[f"{name} x {multiplier:g} capped at {cap:g}"] = made
-    return found
+                        maps[f"{name} x {multiplier:g} capped at {cap:g}"] = made
+    return maps
 
 
 MAPS = of_families()
@@ -64,21 +64,21 @@ def drawn(seed: int, logit_map: LogitMap | None):
 @given(seed=SEEDS)
 def test_an_expert_that_a_token_chooses_is_never_certified_unreachable(name, seed):
     weight, rule, radius, offset, bias, points = drawn(seed, MAPS[name])
-    found = reachability(effective_rows(weight, None), rule, radius, offset, bias)
+    certificates = reachability(effective_rows(weight, None), rule, radius, offset, bias)
     chosen = route(points @ weight.T + offset, rule, bias).chosen
-    beaten = np.array([proof is Proof.beaten for proof in found.proofs])
+    beaten = np.array([proof is Proof.beaten for proof in certificates.proofs])
     assert not beaten[chosen].any()
     has = np.zeros((len(points), EXPERTS), dtype=bool)
     np.put_along_axis(has, chosen, True, axis=1)
-    assert has[:, found.is_certain].all()
-    for expert, others in enumerate(found.beaten_by):
+    assert has[:, certificates.is_certain].all()
+    for expert, others in enumerate(certificates.beaten_by):
         assert has[has[:, expert]][:, others].all()
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_the_certificates_of_random_routers_are_not_empty(name):
     decided = 0
-    for seed in range(200):
+    for seed in range(100):
         weight, rule, radius, offset, bias, _ = drawn(seed, MAPS[name])
         decided += sum(num_decided(effective_rows(weight, None), rule, radius, offset, bias))
     assert decided > 50
@@ -100,5 +100,5 @@ def test_behind_a_map_the_certificate_of_two_opposite_rows_is_sharp(score, seed)
     lead = -np.diff(SCORES[score](mapped[None]))[0, 0]
     for more, expected in ((-1e-6, Proof.point), (1e-6, Proof.beaten)):
         bias = np.array([0.0, lead + more])
-        found = reachability(effective_rows(weight, None), rule, radius, None, bias)
-        assert found.proofs[0] is expected
+        certificates = reachability(effective_rows(weight, None), rule, radius, None, bias)
+        assert certificates.proofs[0] is expected

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.selection import route
@@ -76,7 +77,7 @@ def test_points_of_constant_pixels_choose_what_is_proved(router, width, height, 
     column = np.minimum((shares[:, 0] * width).astype(int), width - 1)
     is_constant = made.state[row, column] == PixelState.CONSTANT
     claimed = np.array(made.expert_sets)[made.label[row, column]]
-    np.testing.assert_array_equal(claimed[is_constant], chosen(router, points)[is_constant])
+    assert_array_equal(claimed[is_constant], chosen(router, points)[is_constant])
 
 
 @given(routers(), st.integers(1, 6), st.integers(1, 6), st.sampled_from([2, 3]))
@@ -108,10 +109,10 @@ def test_more_halvings_keep_what_is_proved(router):
     shallow = plane_raster(router, frame(5, 4), depth=0)
     deep = plane_raster(router, frame(5, 4), depth=2)
     is_proved = shallow.state != PixelState.OPEN
-    np.testing.assert_array_equal(deep.state[is_proved], shallow.state[is_proved])
+    assert_array_equal(deep.state[is_proved], shallow.state[is_proved])
     assert deep.count(PixelState.OPEN) <= shallow.count(PixelState.OPEN)
     claims = [np.array(made.expert_sets)[made.label] for made in (shallow, deep)]
-    np.testing.assert_array_equal(claims[0][is_proved], claims[1][is_proved])
+    assert_array_equal(claims[0][is_proved], claims[1][is_proved])
 
 
 @given(routers(), st.permutations(range(4)))
@@ -135,6 +136,6 @@ def test_the_order_of_the_experts_changes_no_proof(router, order):
     both = (made.state == PixelState.CONSTANT) & (other.state == PixelState.CONSTANT)
     assert not (((made.state == PixelState.CONSTANT) & (other.state == PixelState.CROSSED)).any())
     claimed = np.array(made.expert_sets)[made.label][both]
-    np.testing.assert_array_equal(
+    assert_array_equal(
         claimed, np.sort(place[np.array(other.expert_sets)[other.label][both]], axis=1)
     )

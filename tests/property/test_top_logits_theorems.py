@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import cdist
 
 from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket, row_distances
@@ -88,75 +89,66 @@ CASES = st.builds(Case, st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
 @given(CASES)
 def test_the_bracket_holds_the_distance_and_is_it_where_it_is_exact(case):
     """Bit for bit, also where rows are nearly parallel and quotients magnify the rounding."""
-    found = case.bracket()
-    np.testing.assert_array_equal(np.minimum(found.lower, case.full.distance), found.lower)
-    np.testing.assert_array_equal(np.maximum(found.upper, case.full.distance), found.upper)
-    exact = found.is_exact
-    np.testing.assert_array_equal(found.lower[exact], case.full.distance[exact])
-    np.testing.assert_array_equal(found.pair[~exact], np.full((int((~exact).sum()), 2), -1))
+    bracket = case.bracket()
+    assert (bracket.lower <= case.full.distance).all()
+    assert (case.full.distance <= bracket.upper).all()
+    exact = bracket.is_exact
+    assert_array_equal(bracket.lower[exact], case.full.distance[exact])
+    assert (bracket.pair[~exact] == -1).all()
 
-
-@given(CASES)
-def test_the_pair_of_an_exact_distance_is_a_boundary_at_that_distance(case):
-    found = case.bracket()
-    walled = found.is_exact & np.isfinite(found.lower)
-    np.testing.assert_array_equal(found.pair[:, 0] >= 0, walled)
+    # and its pair is a boundary at that distance
+    walled = bracket.is_exact & np.isfinite(bracket.lower)
+    assert_array_equal(bracket.pair[:, 0] >= 0, walled)
     token = np.flatnonzero(walled)
-    out, entering = found.pair[token].T
+    out, entering = bracket.pair[token].T
     gap = case.logits[token, out].astype(np.float64) - case.logits[token, entering]
-    np.testing.assert_array_equal(gap * case.rows.inverse[out, entering], found.lower[token])
-    is_chosen = (case.chosen[token] == entering[:, None]).any(axis=1)
-    np.testing.assert_array_equal(is_chosen, np.zeros(len(token), dtype=bool))
+    assert_array_equal(gap * case.rows.inverse[out, entering], bracket.lower[token])
+    assert not (case.chosen[token] == entering[:, None]).any()
 
 
 @given(CASES)
 def test_the_exact_distance_is_that_of_scipy_within_the_bound_of_rounded_logits(case):
     """The least quotient over all experts with logits in float64 and scipy's row distances."""
-    found = case.bracket()
+    bracket = case.bracket()
     logits = case.y @ case.weight.T + case.bias
     error = np.abs(case.logits - logits).max()
     apart = cdist(case.weight, case.weight)
-    for token in np.flatnonzero(found.is_exact & np.isfinite(found.lower)):
+    for token in np.flatnonzero(bracket.is_exact & np.isfinite(bracket.lower)):
         inside = np.zeros(case.experts, dtype=bool)
         inside[case.chosen[token]] = True
         length = apart[np.ix_(inside, ~inside)]
         gap = logits[token, inside][:, None] - logits[token, ~inside]
         is_boundary = length > 0.0
-        if not is_boundary.any() or found.lower[token] == 0.0:
+        if not is_boundary.any() or bracket.lower[token] == 0.0:
             continue
-        slack = (
-            2.0 * error / length[is_boundary]
-            + 1e-7 * np.abs(gap[is_boundary]) / length[is_boundary]
-        )
         quotient = gap[is_boundary] / length[is_boundary]
-        assert (quotient - slack).min() <= found.lower[token] <= (quotient + slack).min()
+        slack = 2.0 * error / length[is_boundary] + 1e-7 * np.abs(quotient)
+        assert (quotient - slack).min() <= bracket.lower[token] <= (quotient + slack).min()
 
 
 @given(CASES)
 def test_both_ends_are_reached_by_some_logits(case):
     """With the others at the least known logit the distance is the lower end, far below the upper."""
     logits, expert = case.top(case.m)
-    found = distance_bracket(logits, expert, case.chosen, case.rows)
+    bracket = distance_bracket(logits, expert, case.chosen, case.rows)
     known = np.zeros(case.logits.shape, dtype=bool)
     np.put_along_axis(known, expert.astype(np.int64), True, axis=1)
     least = logits.min(axis=1, keepdims=True)
     near = np.where(known, case.logits, least)
     far = np.where(known, case.logits.astype(np.float64), -1e300)
-    for filled, end in ((near, found.lower), (far, found.upper)):
-        expected = boundary_distance(filled, case.chosen, case.rows).distance
-        np.testing.assert_array_equal(end, expected)
+    for filled, end in ((near, bracket.lower), (far, bracket.upper)):
+        assert_array_equal(end, boundary_distance(filled, case.chosen, case.rows).distance)
 
 
 @given(CASES)
 def test_more_logits_narrow_the_bracket_and_all_of_them_close_it(case):
-    wide, narrow, closed = (
-        case.bracket(m) for m in (case.m, (case.m + case.experts) // 2, case.experts)
-    )
-    np.testing.assert_array_equal(np.maximum(wide.lower, narrow.lower), narrow.lower)
-    np.testing.assert_array_equal(np.minimum(wide.upper, narrow.upper), narrow.upper)
-    np.testing.assert_array_equal(closed.is_exact, np.ones(TOKENS, dtype=bool))
-    np.testing.assert_array_equal(closed.lower, case.full.distance)
-    np.testing.assert_array_equal(closed.pair, case.full.pair)
+    numbers = (case.m, (case.m + case.experts) // 2, case.experts)
+    wide, narrow, closed = (case.bracket(m) for m in numbers)
+    assert (wide.lower <= narrow.lower).all()
+    assert (narrow.upper <= wide.upper).all()
+    assert closed.is_exact.all()
+    assert_array_equal(closed.lower, case.full.distance)
+    assert_array_equal(closed.pair, case.full.pair)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -168,11 +160,19 @@ def test_the_kernel_gives_what_the_formula_gives(backend):
         logits, expert = case.top(case.m)
         expected = distance_bracket(logits, expert, case.chosen, case.rows)
         lower, upper, pair = kernel(logits, expert, case.chosen, case.margin, case.rows)
-        np.testing.assert_array_equal(lower, expected.lower)
-        np.testing.assert_array_equal(upper, expected.upper)
-        np.testing.assert_array_equal(pair, expected.pair)
+        assert_array_equal(lower, expected.lower)
+        assert_array_equal(upper, expected.upper)
+        assert_array_equal(pair, expected.pair)
 
     holds()
+
+
+def of_the_largest(weight, bias, logits):
+    """The bracket of the 16 largest logits, and what all give; 4 are chosen."""
+    rows, chosen = row_distances(weight, bias), top_k(logits, 4)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :16].astype(np.int32)
+    bracket = distance_bracket(np.take_along_axis(logits, order, axis=1), order, chosen, rows)
+    return bracket, boundary_distance(logits, chosen, rows)
 
 
 def test_a_long_row_that_is_not_known_is_near_and_leaves_the_distance_open():
@@ -182,15 +182,12 @@ def test_a_long_row_that_is_not_known_is_near_and_leaves_the_distance_open():
     weight[39] *= 50.0
     logits = (random.standard_normal((400, 16)) @ weight.T).astype(np.float32)
     logits[:, 39] = np.sort(logits[:, :39], axis=1)[:, -16] - np.float32(0.5)
-    rows, chosen = row_distances(weight), top_k(logits, 4)
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :16].astype(np.int32)
-    found = distance_bracket(np.take_along_axis(logits, order, axis=1), order, chosen, rows)
-    full = boundary_distance(logits, chosen, rows)
+    bracket, full = of_the_largest(weight, None, logits)
     is_nearest = full.pair[:, 1] == 39
-    np.testing.assert_array_less(200, is_nearest.sum())
-    np.testing.assert_array_equal(found.is_exact[is_nearest], np.zeros(is_nearest.sum(), bool))
-    np.testing.assert_array_less(found.lower[is_nearest], full.distance[is_nearest])
-    np.testing.assert_array_less(full.distance[is_nearest], found.upper[is_nearest])
+    assert is_nearest.sum() > 200
+    assert not bracket.is_exact[is_nearest].any()
+    assert (bracket.lower < full.distance)[is_nearest].all()
+    assert (full.distance < bracket.upper)[is_nearest].all()
 
 
 def test_a_parallel_row_that_is_not_known_is_far_and_leaves_nothing_open():
@@ -200,34 +197,23 @@ def test_a_parallel_row_that_is_not_known_is_far_and_leaves_nothing_open():
     weight[20:] = weight[:20] + 1e-6 * random.standard_normal((20, 16))
     bias = np.repeat([0.0, -100.0], 20)
     logits = (random.standard_normal((400, 16)) @ weight.T + bias).astype(np.float32)
-    rows, chosen = row_distances(weight, bias), top_k(logits, 4)
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :16].astype(np.int32)
-    found = distance_bracket(np.take_along_axis(logits, order, axis=1), order, chosen, rows)
-    full = boundary_distance(logits, chosen, rows)
-    exact = found.is_exact
-    np.testing.assert_array_less(380, exact.sum())
-    np.testing.assert_array_equal(found.lower[exact], full.distance[exact])
-    np.testing.assert_array_equal(found.pair[exact], full.pair[exact])
+    bracket, full = of_the_largest(weight, bias, logits)
+    exact = bracket.is_exact
+    assert exact.sum() > 380
+    assert_array_equal(bracket.lower[exact], full.distance[exact])
+    assert_array_equal(bracket.pair[exact], full.pair[exact])
 
 
-def test_a_permanent_tie_with_an_expert_that_is_not_known_is_at_distance_zero():
-    """A recording may round duplicate rows apart; the distance does not depend on it."""
-    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [1.0, 0.0]])
-    logits = np.float32([[2.0, 0.5]])
-    expert = np.int32([[0, 1]])
-    found = distance_bracket(logits, expert, np.int32([[0]]), row_distances(weight))
-    np.testing.assert_array_equal([found.lower[0], found.upper[0]], [0.0, 0.0])
-    np.testing.assert_array_equal(found.pair, [[0, 3]])
-
-
-def test_the_worked_triangle():
+def test_the_worked_triangle_and_a_permanent_tie_with_an_expert_that_is_not_known():
     """Experts 0 and 1 known: expert 2 could stand at 0.5, and is farther than expert 1 even so."""
-    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
-    rows = row_distances(weight)
-    expert = np.int32([[0, 1], [0, 1]])
+    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [1.0, 0.0]])
     # the second token: rows 0 and 2 are sqrt(5) apart, so expert 2 at -1 might be nearer
-    logits = np.float32([[2.0, 0.5], [1.0, -1.0]])
-    found = distance_bracket(logits, expert, np.int32([[0], [0]]), rows)
-    np.testing.assert_allclose(found.upper, [1.5 / np.sqrt(2), 2.0 / np.sqrt(2)], rtol=1e-15)
-    np.testing.assert_allclose(found.lower, [1.5 / np.sqrt(5), 2.0 / np.sqrt(5)], rtol=1e-15)
-    np.testing.assert_array_equal(found.pair, [[-1, -1], [-1, -1]])
+    logits, expert = np.float32([[2.0, 0.5], [1.0, -1.0]]), np.int32([[0, 1], [0, 1]])
+    bracket = distance_bracket(logits, expert, np.int32([[0], [0]]), row_distances(weight[:3]))
+    assert_allclose(bracket.upper, [1.5 / np.sqrt(2), 2.0 / np.sqrt(2)], rtol=1e-15)
+    assert_allclose(bracket.lower, [1.5 / np.sqrt(5), 2.0 / np.sqrt(5)], rtol=1e-15)
+    assert_array_equal(bracket.pair, [[-1, -1], [-1, -1]])
+    # a recording may round duplicate rows apart; the distance does not depend on it
+    tied = distance_bracket(logits[:1], expert[:1], np.int32([[0]]), row_distances(weight))
+    assert_array_equal([tied.lower[0], tied.upper[0]], [0.0, 0.0])
+    assert_array_equal(tied.pair, [[0, 3]])
