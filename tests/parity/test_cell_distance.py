@@ -112,9 +112,8 @@ def test_the_exact_point_and_its_multipliers_satisfy_the_conditions_of_optimalit
     best = exact_nearest(arrangement_of(weight, bias), frozenset(chosen), centre, exchanged)
     exact = [[Fraction(value) for value in row] for row in weight.tolist()]
     proof = list(zip(best.multipliers, best.pairs, strict=True))
-    total = [
-        sum((v * (exact[i][m] - exact[j][m]) for v, (i, j) in proof), Fraction()) for m in range(d)
-    ]
+    steps = [[v * (exact[i][m] - exact[j][m]) for v, (i, j) in proof] for m in range(d)]
+    total = [sum(each, Fraction()) for each in steps]
     assert all(value >= 0 or pair == exchanged for value, pair in proof)
     at = [
         sum((w * c for w, c in zip(row, best.point or centre, strict=True)), Fraction(offset))
@@ -204,9 +203,6 @@ def test_an_infinite_distance_is_proved_and_not_only_large():
         ball = ball_around(weight, bias, 0.0, math.inf, 1.0)
         kernel = cell_distance(ball, np.array([[False, False, True]]), np.array([[-1, -1]]))
         assert kernel.state[0] in (state, OPEN)
-
-
-def test_equal_rows_part_nowhere():
     weight, bias = np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([0.0, 1.0])
     inside = np.array([[True, False], [True, False], [False, True], [False, True]])
     pairs = np.array([[-1, -1], [0, 1], [-1, -1], [1, 0]])

@@ -107,13 +107,9 @@ def selection_scores(case: Case) -> list[tuple]:
 def group_mask(case: Case) -> list[tuple]:
     scores = case.logits().astype(np.float64)
     groups = [g for g in (1, 2, 4, 5, case.experts) if case.experts % g == 0]
-    return [
-        (scores, GroupMask(g, kept, score, fill))
-        for g in dict.fromkeys(groups)
-        for kept in dict.fromkeys((1, max(g // 2, 1), g))
-        for score in ("max", "top2_sum")
-        for fill in (0.0, -INF)
-    ]
+    sizes = dict.fromkeys((g, kept) for g in groups for kept in (1, max(g // 2, 1), g))
+    kinds = itertools.product(("max", "top2_sum"), (0.0, -INF))
+    return [(scores, GroupMask(*size, *kind)) for size, kind in itertools.product(sizes, kinds)]
 
 
 def boundary_distance(case: Case) -> list[tuple]:
@@ -166,10 +162,9 @@ def curved_distance(case: Case) -> list[tuple]:
     weight[-1] = weight[0]
     # hairs are split where scores are saturated
     logits = case.logits()[: 1 if case.values == "huge" else case.tokens]
-    return [
-        (logits, route(logits, rule, added).chosen, curved_rows(weight, rule, None, added))
-        for rule, added in rules
-    ]
+    chosen = [route(logits, rule, added).chosen for rule, added in rules]
+    rows = [curved_rows(weight, rule, None, added) for rule, added in rules]
+    return [(logits, *both) for both in zip(chosen, rows, strict=True)]
 
 
 def routing_weights(case: Case) -> list[tuple]:

@@ -14,12 +14,7 @@ from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
 from moegeom.studies.cells.exact.exact_cells import exact_cells
 from moegeom.studies.cells.exact.exact_walk import exact_walk
 from moegeom.studies.cells.exact.rank import independent_columns
-from moegeom.studies.cells.walk._level_diagram import (
-    gather_cells,
-    gather_facets,
-    gather_open_facets,
-)
-from moegeom.studies.cells.walk._level_vertex import advance, check_links
+from moegeom.studies.cells.walk import _level_diagram, _level_vertex
 from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.studies.cells.walk.level_walk import Walked, level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest
@@ -150,7 +145,8 @@ def test_edges_lead_back_and_cells_satisfy_eulers_relation():
 def test_kernels_are_compiled_for_all_numbers_of_dimensions_at_once():
     for dims in (2, 3, 4):
         assert isinstance(enumerate_cells(*drawn(6, 9, dims), 3), Enumeration)
-    kernels = advance, check_links, gather_cells, gather_facets, gather_open_facets
+    kernels = [_level_vertex.advance, _level_vertex.check_links, _level_diagram.gather_cells]
+    kernels += [_level_diagram.gather_facets, _level_diagram.gather_open_facets]
     assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
 
 

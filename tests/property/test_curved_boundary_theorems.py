@@ -101,9 +101,8 @@ class Case:
             self.weight[[1, 3, 6]] = self.weight[[0, 2, 5]] * [[2.0], [-1.0], [1.0]]
             self.weight[7] = 0.0
         self.bias = setting.spread * self.random.standard_normal(self.experts) + setting.shift
-        self.rule = Rule(
-            k, setting.score, Weights("scores"), True, False, setting.groups, setting.logit_map
-        )
+        groups, logit_map = setting.groups, setting.logit_map
+        self.rule = Rule(k, setting.score, Weights("scores"), True, False, groups, logit_map)
         self.rows = curved_rows(self.weight, self.rule, None, self.bias)
         self.y = self.random.standard_normal((tokens, hidden))
         self.lower, self.upper, self.pair = self.bounds(self.y)

@@ -24,9 +24,8 @@ KERNELS = load_kernels("cpu")
 EXPERTS, WIDTH, TOKENS = 8, 48, 64
 
 GROUPS = GroupMask(4, 2, "top2_sum", -np.inf)
-MAPS = tuple(
-    LogitMap(*both) for both in ((1.0, 30.0), (4.0, np.inf), (0.18, 5.0), (2.0, 0.5), (1.0, 1e-3))
-)
+CAPS = ((1.0, 30.0), (4.0, np.inf), (0.18, 5.0), (2.0, 0.5), (1.0, 1e-3))
+MAPS = tuple(LogitMap(multiplier, cap) for multiplier, cap in CAPS)
 #: Rules without a map; each is tried behind every map too.
 RULES = {
     "softmax": Rule(2, "softmax", Weights("scores")),
@@ -119,7 +118,7 @@ def keeps(proved, before, emulated, values, random) -> None:
 
 #: Exponents of the size of logits: subnormal numbers, usual ones, and the end of the range.
 SIZES = st.one_of(
-    st.integers(-149, -140), st.integers(-150, -120), st.integers(-30, 30), st.integers(100, 130)
+    *(st.integers(*ends) for ends in ((-149, -140), (-150, -120), (-30, 30), (100, 130)))
 )
 
 

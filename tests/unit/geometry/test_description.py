@@ -7,15 +7,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import comb, expit
 
+from moegeom.geometry import description as patterns
 from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
-from moegeom.geometry.description import (
-    best_rows,
-    best_run,
-    common_vector,
-    low_rank_part,
-    number_bits,
-    row_bits,
-)
 from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
 
 EPSILON = 2.0**-10
@@ -42,13 +35,20 @@ def test_bits_are_those_of_independent_logistic_choices_or_of_any_set(temperatur
         assert_allclose(bits[row], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_predicted_costs_nothing_and_nothing_costs_more_than_its_name():
+def test_what_is_predicted_costs_nothing_and_nan_and_the_worst_no_more_than_a_name():
     scores, chosen = drawn(0, noise=0.0)
     distances = set_distances(scores, chosen)
     assert distances.is_met.all()
     assert distances.bits(1e-6).max() < 0.002
     worst = np.argsort(scores, axis=1)[:, :3]
     assert set_distances(scores, worst).bits(1e-4).max() <= 10.0 + log2_sets(7, 3) + 1e-6
+    scores, chosen = drawn(2)
+    scores[0] = np.nan
+    scores[1, chosen[1, 0]] = -np.inf
+    bits = set_distances(scores, chosen).bits(0.1)
+    assert_allclose(bits[:2], 10.0 + log2_sets(7, 3), rtol=1e-3)
+    whole = set_distances(scores, np.tile(np.arange(7), (40, 1)))
+    assert whole.bits(0.1).max() < 1e-9
 
 
 def test_ties_cost_nothing_once_the_way_to_break_them_is_said():
@@ -61,16 +61,6 @@ def test_ties_cost_nothing_once_the_way_to_break_them_is_said():
         ours, plain, theirs = (distances.bits(1e-3, *by) for by in ((way,), (), (other,)))
         assert ours.max() < 0.2
         assert theirs.sum() > plain.sum() > ours.sum()
-
-
-def test_nan_predicts_nothing_and_minus_infinity_is_never_chosen():
-    scores, chosen = drawn(2)
-    scores[0] = np.nan
-    scores[1, chosen[1, 0]] = -np.inf
-    bits = set_distances(scores, chosen).bits(0.1)
-    assert_allclose(bits[:2], 10.0 + log2_sets(7, 3), rtol=1e-3)
-    whole = set_distances(scores, np.tile(np.arange(7), (40, 1)))
-    assert whole.bits(0.1).max() < 1e-9
 
 
 def test_the_boundary_lies_between_the_last_chosen_score_and_the_next():
@@ -113,12 +103,14 @@ def test_numbers_that_are_not_finite_cost_nothing_and_scales_of_noise_the_fewest
 
 # ---------------------------------------------------------------------------------------- patterns
 def test_halving_a_row_saves_a_bit_for_each_of_its_numbers_and_rounding_nothing():
-    saved = row_bits(np.array([2.0, 2.0, 1.0]), np.array([1.0, 0.1, 1.0]), np.array([0.5] * 3), 8)
+    saved = patterns.row_bits(
+        np.array([2.0, 2.0, 1.0]), np.array([1.0, 0.1, 1.0]), np.array([0.5] * 3), 8
+    )
     assert_allclose(saved, [8.0, 16.0, 0.0])
     tiny = np.full(3, 1e-9)
-    assert_array_equal(row_bits(tiny, 0.0 * tiny, np.ones(3), 8), 0.0)
+    assert_array_equal(patterns.row_bits(tiny, 0.0 * tiny, np.ones(3), 8), 0.0)
     # a number that explains more costs more
-    assert_allclose([number_bits(3, 256, size, 1.0) for size in (4.0, 1.0)], [18.0, 12.0])
+    assert_allclose([patterns.number_bits(3, 256, size, 1.0) for size in (4.0, 1.0)], [18.0, 12.0])
 
 
 def test_a_common_vector_is_seen_beside_rows_that_moved_by_themselves_and_not_in_noise():
@@ -126,28 +118,25 @@ def test_a_common_vector_is_seen_beside_rows_that_moved_by_themselves_and_not_in
     vector = random.standard_normal(128)
     change = np.tile(vector, (16, 1))
     change[3] += 5.0 * random.standard_normal(128)
-    assert_allclose(common_vector(change, np.full(16, 1e-9)), vector, atol=1e-12)
+    assert_allclose(patterns.common_vector(change, np.full(16, 1e-9)), vector, atol=1e-12)
     for rows in (3, 8, 64):
-        assert not common_vector(random.standard_normal((rows, 128)), np.zeros(rows)).any()
+        assert not patterns.common_vector(random.standard_normal((rows, 128)), np.zeros(rows)).any()
     # rows that did not move show that nothing is common to all
     change = random.standard_normal((16, 128)) + 0.2
     change[[2, 9]] = 0.0
-    assert not common_vector(change, np.full(16, 1e-9)).any()
+    assert not patterns.common_vector(change, np.full(16, 1e-9)).any()
 
 
-def test_the_rows_that_save_are_named_where_that_costs_less():
+def test_rows_and_the_run_of_columns_that_save_most_are_named():
     saved = np.where(np.arange(32) < 5, 100.0, -10.0)
-    region, worth = best_rows(saved, 8)
+    region, worth = patterns.best_rows(saved, 8)
     assert_array_equal(np.flatnonzero(region.rows), np.arange(5))
     assert 0.0 < region.bits < 100.0
     assert_allclose(worth, 500.0 - region.bits)
-    every, total = best_rows(np.ones(32), 8)
+    every, total = patterns.best_rows(np.ones(32), 8)
     assert (every.is_whole, total) == (True, 32.0)
-
-
-def test_the_best_run_of_columns_is_the_one_with_the_largest_sum():
     saved = np.random.default_rng(2).standard_normal(40)
-    region, worth = best_run(saved, 4)
+    region, worth = patterns.best_run(saved, 4)
     sums = [saved[i:j].sum() for i in range(40) for j in range(i, 41)]
     assert_allclose([worth + region.bits, saved[region.columns].sum()], max(sums))
 
@@ -157,8 +146,8 @@ def test_the_rank_of_an_update_is_seen_under_noise_which_has_none(rank):
     random = np.random.default_rng(rank)
     update = random.standard_normal((32, rank)) @ random.standard_normal((rank, 200))
     noise = 1e-3 * random.standard_normal(update.shape)
-    part = low_rank_part(update + noise, float(np.linalg.norm(noise)), 8)
+    part = patterns.low_rank_part(update + noise, float(np.linalg.norm(noise)), 8)
     assert part is not None
     assert part.rank == rank
     assert_allclose(part.change, update, atol=0.02)
-    assert low_rank_part(1e3 * noise, 1e-9, 8) is None
+    assert patterns.low_rank_part(1e3 * noise, 1e-9, 8) is None

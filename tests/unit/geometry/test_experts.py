@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import stats
 from sklearn.metrics.pairwise import cosine_similarity
 from transformers.activations import ACT2FN
 
@@ -26,7 +28,9 @@ from moegeom.geometry.expert_block import (
 )
 from moegeom.geometry.expert_overlap import adding_up, centred_by_expert, mean_pair_cosine
 from moegeom.geometry.expert_rank import DataDirections, data_directions, ranks_on_data
+from moegeom.geometry.expert_spread import expert_spread
 from moegeom.geometry.gating import FIGURES, SUMS, gate_pull, gating_figures
+from moegeom.geometry.number_formats import NUMBER_FORMATS
 from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
 
 X = np.r_[np.linspace(-30.0, 30.0, 2001), 0.0, -1e4, 1e4]
@@ -63,7 +67,7 @@ def test_an_expert_is_three_linear_layers(dtype: type) -> None:
     assert_allclose(output, expected, rtol=1e-4 if dtype == np.float32 else 1e-12)
 
 
-def test_limits_bound_the_gate_from_above_and_up_on_both_sides() -> None:
+def test_limits_bound_the_gate_from_above_and_up_on_both_sides_and_a_product_needs_both():
     gate, up = torch.tensor(10.0 * drawn(40, 6)), torch.tensor(10.0 * drawn(6, 40).T)
     silu, limited = torch.nn.functional.silu, up.clamp(-3.0, 3.0)
     for how, expected in (
@@ -71,9 +75,6 @@ def test_limits_bound_the_gate_from_above_and_up_on_both_sides() -> None:
         (Neurons("silu", 3.0, limits_activation=True), silu(gate).clamp(max=3.0) * limited),
     ):
         assert_allclose(neurons(gate.numpy(), up.numpy(), how), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_a_product_needs_gate_and_up() -> None:
     names = (("clamped_swiglu", True), ("clamped_swiglu", False), ("relu2", False), ("", True))
     assert [is_known(Neurons(name), gated) for name, gated in names] == [True, False, True, False]
 
@@ -152,7 +153,7 @@ def test_directions_hold_as_much_of_the_variance_as_they_have_to():
     assert data_directions(np.ones((9, 4))).axes.shape == (4, 0)
 
 
-def test_ranks_are_those_of_diagonal_matrices():
+def test_ranks_are_those_of_diagonal_matrices_and_bounded_by_neurons():
     data = DataDirections(np.eye(5)[:, :3], np.array([2.0, 1.0, 0.5]))
     flat = DataDirections(np.eye(5)[:, 3:], np.ones(2))
     weight = np.zeros((6, 5))
@@ -164,9 +165,6 @@ def test_ranks_are_those_of_diagonal_matrices():
     assert_allclose(ranks_on_data(weight, [data]), [(2, 2.0)])
     assert ranks_on_data(np.zeros((6, 5)), [data]) == [(0, 0.0)]
     assert ranks_on_data(weight, [DataDirections(np.zeros((5, 0)), np.zeros(0))]) == [(0, 0.0)]
-
-
-def test_neurons_bound_the_rank():
     random = np.random.default_rng(1)
     data = data_directions(random.standard_normal((500, 20)), 1.0)
     for number in (3, 20, 40):
@@ -220,7 +218,7 @@ def test_a_head_is_dead_below_a_hundredth_of_the_median_and_at_zero():
     assert dead_heads(np.array([0.0, 0.0, 0.0, 5.0])).tolist() == [True, True, True, False]
 
 
-def test_heads_with_one_product_are_alike_however_their_channels_are_mixed():
+def test_heads_with_one_product_are_alike_by_the_cosine_of_explicit_products():
     values, outputs = heads(3, 5, 5, 6, 30, 30)
     mixing = np.random.default_rng(4).standard_normal((6, 6))
     values[4] = mixing @ values[1]
@@ -233,9 +231,6 @@ def test_heads_with_one_product_are_alike_however_their_channels_are_mixed():
     ((*pair, cosine),) = alike_heads(values, outputs)
     assert pair == [1, 4]
     assert cosine == pytest.approx(1.0, abs=1e-12)
-
-
-def test_the_cosine_is_that_of_the_explicit_products():
     values, outputs = heads(5, 2, 4, 6, 30, 30)
     outputs[1] = outputs[0] + 0.1 * np.random.default_rng(6).standard_normal((30, 6))
     ((one, two, cosine),) = alike_heads(values, outputs, least=0.9)
@@ -271,9 +266,7 @@ def test_the_error_of_a_mean_of_equal_blocks_is_that_of_the_blocks():
     none = np.zeros(BLOCKS, int)
     figures = gating_figures({name: np.zeros((BLOCKS, HEADS)) for name in SUMS}, none, none)
     assert figures.keys() == FIGURES.keys()
-    assert all(
-        np.isnan(figure.value).all() and np.isnan(figure.mean) for figure in figures.values()
-    )
+    assert all(np.isnan(f.value).all() and np.isnan(f.mean) for f in figures.values())
 
 
 def test_the_pull_of_gates_is_what_was_planted():
@@ -282,3 +275,105 @@ def test_the_pull_of_gates_is_what_was_planted():
     assert_allclose(pull, 3.0, rtol=0.05)
     assert np.isinf(gate_pull(np.full((1, 8), 10.0), np.full((1, 8), 10.0), 10))
     assert np.isnan(gate_pull(np.zeros((1, 8)), np.zeros((1, 8)), 10))
+
+
+# -------------------------------------------------- noise around a common start is told from growth
+BF16 = NUMBER_FORMATS["bfloat16"].unit
+
+
+def copies(seed: int, shape: tuple[int, int, int], noise: float, size: float = 0.02) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return size * random.standard_normal(shape[1:]) + noise * random.standard_normal(shape)
+
+
+def test_shares_and_the_edge_are_their_definitions():
+    experts = copies(1, (5, 6, 7), 0.02)
+    flat = experts.reshape(5, -1)
+    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    apart = ((experts - experts.mean(axis=0)) ** 2).sum() / (experts**2).sum()
+    pairs = (unit @ unit.T)[np.triu_indices(5, 1)]
+    spread = expert_spread(experts)
+    shares = [spread.upcycled_share, spread.correlation]
+    assert_allclose(shares, [1.0 - apart, pairs.mean()], rtol=1e-12)
+    assert_allclose(spread.deviation, np.sqrt(experts.var(axis=0, ddof=1).mean()))
+    assert (spread.num_experts, spread.num_values) == (5, 42)
+    experts = copies(2, (2, 8, 40), 0.01)
+    apart = (experts[0] - experts[1]) / math.sqrt(2.0)
+    top = np.linalg.svd(apart / apart.std(), compute_uv=False)[0]
+    spread = expert_spread(experts)
+    assert_allclose(spread.edge_ratio, top / (math.sqrt(40 - 1) + math.sqrt(8)), rtol=1e-2)
+    kurtosis = stats.kurtosis((experts - experts.mean(axis=0)).ravel())
+    assert_allclose(spread.kurtosis, kurtosis, atol=2e-2)
+
+
+def test_copies_have_no_deviation_zeros_no_share_and_one_expert_no_spread():
+    same = expert_spread(np.repeat(copies(4, (1, 8, 8), 0.0), 3, axis=0), BF16)
+    assert_allclose((same.upcycled_share, same.correlation), 1.0)
+    assert (same.is_resolved, same.deviation, same.errors, same.farthest) == (False, 0.0, {}, 0)
+    zeros = expert_spread(np.zeros((3, 4, 5)))
+    assert np.isnan([same.kurtosis, zeros.upcycled_share, zeros.correlation]).all()
+    with pytest.raises(ValueError, match="1 experts"):
+        expert_spread(np.zeros((1, 4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "noise"),
+    [((2, 64, 64), 0.01), ((8, 8, 512), 1e-4), ((3, 256, 16), 0.1), ((24, 4, 256), 1e-3)],
+)
+def test_figures_of_noise_are_standard_normal_also_after_rounding(shape, noise):
+    """Mean 0 and variance 1 of each over 150 sets of experts, stored in bfloat16."""
+    spreads = []
+    for seed in range(150):
+        experts = copies(seed, shape, noise).astype(ml_dtypes.bfloat16).astype(np.float32)
+        spreads.append(expert_spread(experts, BF16))
+    assert all(spread.is_resolved for spread in spreads)
+    errors = np.array([[*spread.errors.values()] for spread in spreads])
+    assert_allclose(errors.mean(axis=0), 0.0, atol=0.4)
+    assert_allclose(errors.std(axis=0), 1.0, atol=0.35)
+    assert np.mean([spread.farthest <= 4.0 for spread in spreads]) > 0.97
+
+
+def test_noise_below_the_spacing_of_storage_is_not_resolved():
+    for noise in (1e-5, 2e-6):
+        experts = copies(6, (8, 8, 512), noise).astype(ml_dtypes.bfloat16).astype(np.float64)
+        spread = expert_spread(experts, BF16)
+        assert not spread.is_resolved
+        assert spread.deviation < spread.step
+
+
+def every_other(number: int, one: float, other: float) -> np.ndarray:
+    return np.where(np.arange(number) % 2, one, other)
+
+
+#: Figure -> a departure from noise that it sees, of noise, a generator and the common start.
+DEPARTURES = {
+    "rows": lambda noise, *_: noise * every_other(16, 0.9, 1.1)[:, None],
+    "columns": lambda noise, *_: noise * every_other(128, 0.8, 1.2),
+    "experts": lambda noise, *_: noise * every_other(8, 0.95, 1.05)[:, None, None],
+    "kurtosis": lambda noise, draw, _: draw.laplace(size=noise.shape),
+    "spectrum": lambda noise, draw, _: (
+        noise + 0.4 * draw.normal(size=(8, 16, 1)) * draw.normal(size=(8, 1, 128))
+    ),
+    "mean": lambda noise, draw, start: noise + 0.1 * draw.normal(size=(8, 1, 1)) * start,
+}
+
+
+@pytest.mark.parametrize("name", DEPARTURES)
+def test_each_departure_from_noise_is_seen_by_its_figure(name):
+    random = np.random.default_rng(7)
+    noise = random.standard_normal((8, 16, 128))
+    start = 2.0 * random.standard_normal((16, 128))
+    assert abs(expert_spread(start + noise).errors[name]) < 4.0
+    spread = expert_spread(start + DEPARTURES[name](noise, random, start))
+    assert abs(spread.errors[name]) > 4.0, spread.errors
+    assert spread.farthest > 4.0
+
+
+def test_less_variation_than_noise_has_is_no_growth():
+    """Energies that are too even come from rounding and masks, not from training."""
+    random = np.random.default_rng(9)
+    noise = random.standard_normal((8, 16, 128))
+    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
+    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
+    assert spread.errors["rows"] < -2.0
+    assert spread.farthest < 4.0

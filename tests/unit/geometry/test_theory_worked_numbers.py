@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry import border_shares, gram, occupation
+from moegeom.geometry.border_shares import CONVENTIONS, TieSums, log_order_ratio
 from moegeom.geometry.boundary import linear, orders
 from moegeom.geometry.boundary.curved import BENDS, curved_rows
 from moegeom.geometry.boundary.order_distance import order_distance
@@ -54,15 +55,9 @@ NEAR = np.array([[1.02, 1.01, 1.0, 0.0]])
 COUNTS = np.array([8, 4, 2, 2])
 
 
-def renormalised():
-    rule = Rule(2, "softmax", Weights("scores", renormalise=True))
-    return list(route(np.array([[2.0, 1.0, 0.0]]), rule).weights[0])
-
-
-def distance():
-    logits = PLACE @ TRIPLE.T
-    rows = linear.row_distances(TRIPLE, np.zeros(3))
-    return linear.boundary_distance(logits, top_k(logits, 1), rows).distance[0]
+def nearest(logits, rows, k):
+    chosen = top_k(logits, k)
+    return linear.boundary_distance(logits, chosen, linear.row_distances(rows, np.zeros(len(rows))))
 
 
 def curved():
@@ -74,27 +69,13 @@ def curved():
 
 
 def angle():
-    inputs, rows = np.array([[3.0, 1.0]]), np.eye(2)
-    logits = inputs @ rows.T
-    unit_length = np.linalg.norm(inputs, axis=1)
-    return linear.boundary_angle(
-        logits, top_k(logits, 1), linear.cones_of(rows, np.zeros(2)), unit_length
-    )[0]
+    logits, length = np.array([[3.0, 1.0]]), np.array([sqrt(10.0)])
+    cones = linear.cones_of(np.eye(2), np.zeros(2))
+    return linear.boundary_angle(logits, top_k(logits, 1), cones, length)
 
 
-def rows_scored():
-    rows = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
+def score_of(rows):
     return gram.gram_score(gram.cosines(rows @ rows.T))
-
-
-def half_of_the_leading_term():
-    area = gram.cap_area_log10(0.5, 7168)
-    return [area, area - log(gram.cap_constant(7168), 10) - 7167 * log(0.5, 10)]
-
-
-def published():
-    found = region_bounds.published_regions(16, 4, 5, 2)
-    return [found.dense, region_bounds.published_regions(16, 1, 20, 2).top_1, found.top_k]
 
 
 def loads():
@@ -107,19 +88,20 @@ def published_regressions():
     return [regression(published_truth(), x, p)[0] for p in ("none", "value", "sdpa")]
 
 
+POINTS = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
+
+
 def losses_of_two_channels():
-    points = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
     scores = np.array([[np.diag([1.0, 0.0]), np.zeros((2, 2))]])
     true = Mixture(np.array([[1.0]]), scores, np.eye(2)[None, :, None])
     experts = np.array([[[[1.1, 0.0], [0.9, 0.0]], [[0.0, 1.0], [0.0, 1.2]]]])
     fitted = Mixture(np.array([[0.6, 0.5]]), scores, experts)
-    return [loss_2(fitted, true, points, "value"), loss_1(fitted, true, points, 1.0, "value")]
+    return [loss_2(fitted, true, POINTS, "value"), loss_1(fitted, true, POINTS, 1.0, "value")]
 
 
 def split_loss():
-    points = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
     apart = split(published_truth(), np.array([0.05, 0.0]))
-    return [loss_2(apart, published_truth(), points, "value")]
+    return [loss_2(apart, published_truth(), POINTS, "value")]
 
 
 def square_cut_by_lines():
@@ -134,18 +116,19 @@ def orders_of_orthonormal_rows():
     for order in (1, 2):
         borders = comb(8, order + 1) * border_shares.orthonormal_border_share(8, 3, order)
         factor = border_shares.tie_factor(np.eye(8), np.arange(order + 1))
-        sums.append(
-            border_shares.TieSums(order, comb(8, order + 1), borders, 0.0, borders * factor, 0.0)
-        )
-    return [
-        border_shares.log_order_ratio(sums[1], sums[0], 64, 0.01, name)
-        for name in border_shares.CONVENTIONS
-    ]
+        sums += [TieSums(order, comb(8, order + 1), borders, 0.0, borders * factor, 0.0)]
+    return [log_order_ratio(sums[1], sums[0], 64, 0.01, name) for name in CONVENTIONS]
 
 
 #: Section -> the numbers as the page prints them, and what the code gives.
 WORKED = {
-    "A1": ("0.731059 0.268941", renormalised),
+    "A1": (
+        "0.731059 0.268941",
+        lambda: route(
+            np.array([[2.0, 1.0, 0.0]]),
+            Rule(2, "softmax", Weights("scores", renormalise=True)),
+        ).weights[0],
+    ),
     "A2": (
         "0.1 0.15 1 1 2",
         lambda: [
@@ -153,7 +136,7 @@ WORKED = {
             *(orders.order_eps(SCORES, 2, eps)[0] for eps in (0.12, 0.16)),
         ],
     ),
-    "A3": ("1.06066", lambda: [distance()]),
+    "A3": ("1.06066", lambda: nearest(PLACE @ TRIPLE.T, TRIPLE, 1).distance),
     "A4": ("2.06155", lambda: [order_distance(TRIPLE @ PLACE[0], TRIPLE, 1, 2).lower]),
     "A5": ("0.075", lambda: [orders.free_logit_distance(SCORES, 2, 2)[0]]),
     "A7": (
@@ -200,7 +183,14 @@ WORKED = {
         ],
     ),
     "B4": ("107 653", lambda: [most_cells(16, 4, 1, False), most_cells(16, 4, 2, False)]),
-    "B5": ("211 3376 384020", published),
+    "B5": (
+        "211 3376 384020",
+        lambda: [
+            region_bounds.published_regions(16, 4, 5, 2).dense,
+            region_bounds.published_regions(16, 1, 20, 2).top_1,
+            region_bounds.published_regions(16, 4, 5, 2).top_k,
+        ],
+    ),
     "B6": (
         "108 132 12373 384020 129704653 14563641820",
         lambda: [
@@ -226,7 +216,8 @@ WORKED = {
         "0.0128607 -2159.7463 0.0624 0.129345",
         lambda: [
             10 ** gram.cap_area_log10(0.5, 5),
-            *half_of_the_leading_term(),
+            gram.cap_area_log10(0.5, 7168),
+            gram.cap_area_log10(0.5, 7168) - log(gram.cap_constant(7168), 10) - 7167 * log(0.5, 10),
             gram.cap_constant(10),
         ],
     ),
@@ -238,7 +229,7 @@ WORKED = {
     "D1": (
         "0.42265 0.6667 0.9116 0.0117",
         lambda: [
-            rows_scored(),
+            score_of(np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])),
             gram.best_gram_score(4, 3, False),
             gram.random_gram_score(8, 128, False),
             gram.random_gram_score_sd(8, 128),
@@ -258,7 +249,7 @@ WORKED = {
         ],
     ),
     "E1": ("0.331059 1.007672 0.936375", curved),
-    "E3": ("0.463648", lambda: [angle()]),
+    "E3": ("0.463648", angle),
     "E4": (
         "0.872 0.0002442",
         lambda: [
@@ -329,21 +320,17 @@ def test_the_nearest_boundary_is_often_not_that_of_ranks_k_and_the_next():
         rows = generator.standard_normal((experts, hidden))
         rows *= 1.0 + 0.3 * generator.standard_normal((experts, 1))
         logits = generator.standard_normal((4000, hidden)) @ rows.T
-        ranked = top_k(logits, k + 1)
-        chosen = np.ascontiguousarray(ranked[:, :k])
-        nearest = linear.boundary_distance(
-            logits, chosen, linear.row_distances(rows, np.zeros(experts))
-        ).pair
-        share = (nearest != ranked[:, k - 1 :]).any(axis=1).mean()
+        last = top_k(logits, k + 1)[:, k - 1 :]
+        share = (nearest(logits, rows, k).pair != last).any(axis=1).mean()
         assert 0.11 < share < 0.17
 
 
 def test_random_rows_are_nearly_as_orthogonal_as_the_paper_calls_high():
     """F-27: 0.94 against what eight random rows of 128 numbers score, and by mean |cos|."""
-    found = []
+    figures = []
     for seed in range(1000):
         rows = np.random.default_rng(seed).standard_normal((8, 128))
         cosine = gram.cosines(rows @ rows.T)
-        found.append((gram.gram_score(cosine), gram.mean_absolute_cosine(cosine)))
-    score, mean = np.array(found).T
+        figures.append((gram.gram_score(cosine), gram.mean_absolute_cosine(cosine)))
+    score, mean = np.array(figures).T
     assert f"{score.mean():.2f} +- {score.std():.2f} by D1, and {1 - mean.mean():.2f}" in PAGE

@@ -13,18 +13,9 @@ from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
+from moegeom.geometry.whatif import smooth
 from moegeom.geometry.whatif.quotas import batch_capacity, expert_choice, kept_within_capacity
 from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
-from moegeom.geometry.whatif.smooth import (
-    activation,
-    gaps,
-    largest_slope,
-    packed,
-    set_weights,
-    smooth_activations,
-    smooth_gate,
-    smoothing_budget,
-)
 from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
 
 INF = np.inf
@@ -36,23 +27,21 @@ def scores_of(tokens: int = 60, experts: int = 6) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------- quotas
-def test_the_capacity_of_a_batch_is_at_most_its_tokens():
-    assert batch_capacity(2048, 64, 2, 1.25) == 80
-    assert batch_capacity(100, 10, 1, 1.1) == 11
-    assert batch_capacity(10, 4, 2, INF) == batch_capacity(10, 4, 2, 1.9) == 10
-
-
 def test_every_expert_takes_its_quota_and_no_token_left_scores_higher_with_it():
     scores = scores_of()
+    for capacity in (0, 1, 60, 99):
+        assert_array_equal(expert_choice(scores, capacity).sum(axis=0), min(capacity, 60))
     taken = expert_choice(scores, 13)
     assert_array_equal(taken.sum(axis=0), 13)
-    assert (
-        np.where(taken, scores, INF).min(axis=0) > np.where(taken, -INF, scores).max(axis=0)
-    ).all()
+    worst = np.where(taken, scores, INF).min(axis=0)
+    assert (worst > np.where(taken, -INF, scores).max(axis=0)).all()
     # of equal scores the earlier token is taken, and one that is masked by nobody
     assert_array_equal(expert_choice(np.zeros((5, 2)), 2).sum(axis=1), [2, 2, 0, 0, 0])
     masked = expert_choice(np.array([[1.0, -INF], [-INF, -INF], [0.0, -INF]]), 3)
     assert_array_equal(masked, [[True, False], [False, False], [True, False]])
+    assert batch_capacity(2048, 64, 2, 1.25) == 80
+    assert batch_capacity(100, 10, 1, 1.1) == 11
+    assert batch_capacity(10, 4, 2, INF) == batch_capacity(10, 4, 2, 1.9) == 10
 
 
 def served(chosen, num_experts, capacity, order):
@@ -72,7 +61,7 @@ def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
     by_score = sorted(wishes, key=lambda wish: -scores[wish[0], chosen[wish]])
     counts = np.bincount(chosen.ravel(), minlength=6)
     for order, priority in ((wishes, None), (by_score, scores)):
-        for capacity in (0, 1, 12, 20, 60):
+        for capacity in (0, 1, 12, 20, 60, 99):
             within = kept_within_capacity(chosen, 6, capacity, priority)
             assert_array_equal(within, served(chosen, 6, capacity, order))
             dropped = dropped_slot_share(counts, capacity)
@@ -117,37 +106,39 @@ def some_logits(tokens: int = 200, experts: int = 12) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((tokens, experts))
 
 
-def test_the_activation_is_its_formula_in_fractions_0_below_and_1_above():
+def test_the_activation_is_its_formula_in_fractions_and_its_slope_that_of_differences():
     for u in (Fraction(1, 100), Fraction(1, 18), Fraction(1, 10), Fraction(1, 2), Fraction(9, 10)):
         for a, b in ((1, 50), (2, 3), (1, 1)):
             exact = u**a / (u**a + (1 - u) ** b)
-            assert_allclose(activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
-    ends = activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
+            assert_allclose(smooth.activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
+    ends = smooth.activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
     assert_array_equal(ends, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, np.nan])
     # half of it is reached in the first eighteenth of the strip
-    assert_allclose(activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
-
-
-def test_the_largest_slope_is_that_of_finite_differences():
+    assert_allclose(smooth.activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
     u = np.linspace(0.0, 1.0, 1_000_001)
-    steepest = (np.diff(activation(u)) / np.diff(u)).max()
-    assert_allclose(largest_slope(), steepest, rtol=1e-5)
-    assert_allclose(largest_slope(), 17.756, atol=5e-4)
-    assert largest_slope(0.5, 50.0) == INF
+    steepest = (np.diff(smooth.activation(u)) / np.diff(u)).max()
+    assert_allclose(smooth.largest_slope(), steepest, rtol=1e-5)
+    assert_allclose(smooth.largest_slope(), 17.756, atol=5e-4)
+    assert smooth.largest_slope(0.5, 50.0) == INF
 
 
 def test_as_many_experts_run_as_the_rule_chooses_and_the_extra_ones():
     logits = some_logits()
     logits[:20] = np.round(logits[:20], 1)  # exact ties, and gaps that are eps itself
     for k, eps in ((1, 0.1), (3, 0.25), (3, 0.5), (8, 2.0), (12, 1.0), (4, 0.0)):
-        runs = (smooth_activations(logits, k, eps) > 0.0).sum(axis=1)
+        runs = (smooth.smooth_activations(logits, k, eps) > 0.0).sum(axis=1)
         assert_array_equal(runs, k + extra_experts(logits, k, eps))
     # one that fades to less than any number still runs, a masked one never
     fading = np.array([[1.0, 1.0 - 0.5 * (1 - 1e-9)]])
-    assert smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
+    assert smooth.smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
     masked = np.array([[2.0, 1.0, -INF, 0.5, -INF]])
-    assert_array_equal(smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
-    assert_array_equal(gaps(masked, 2), [[0.5, INF, INF]])
+    assert_array_equal(smooth.smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
+    assert_array_equal(smooth.gaps(masked, 2), [[0.5, INF, INF]])
+    logits = np.array([[2.0, 1.0, 1.0, 0.0]])
+    gate = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 1e-6)
+    hard = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 0.0)
+    assert gate[0, 1] == gate[0, 2] > 0.0
+    assert hard[0, 1] > 0.0 == hard[0, 2]
 
 
 @pytest.mark.parametrize(
@@ -164,19 +155,12 @@ def test_tokens_without_extra_experts_have_the_weights_of_the_rule_bit_for_bit(w
     scores, chosen = softmax(logits), top_k(logits, k)
     hard = routing_weights(logits, scores, chosen, weights)
     for eps in (0.0, 0.05):
-        gate = smooth_gate(logits, scores, logits, k, weights, eps)
+        gate = smooth.smooth_gate(logits, scores, logits, k, weights, eps)
         alone = extra_experts(logits, k, eps) == 0
         assert alone.sum() > 100
-        smooth = np.take_along_axis(gate, chosen.astype(np.int64), axis=1)
-        assert_array_equal(smooth[alone], hard[alone])
+        picked = np.take_along_axis(gate, chosen.astype(np.int64), axis=1)
+        assert_array_equal(picked[alone], hard[alone])
         assert_array_equal((gate[alone] > 0).sum(axis=1), k)
-
-
-def test_of_two_equal_experts_at_the_border_the_smooth_gate_runs_both_alike():
-    logits = np.array([[2.0, 1.0, 1.0, 0.0]])
-    gate, hard = (smooth_gate(logits, logits, logits, 2, SELECTED, eps) for eps in (1e-6, 0.0))
-    assert gate[0, 1] == gate[0, 2] > 0.0
-    assert hard[0, 1] > 0.0 == hard[0, 2]
 
 
 def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
@@ -186,43 +170,40 @@ def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
     np.put_along_axis(full, chosen.astype(np.int64), 1.0, axis=1)
     for weights in (SELECTED, Weights("scores", renormalise=True, power=2.0, floor=0.1)):
         of_rule = routing_weights(logits, scores, chosen, weights, shared)
-        of_sets = set_weights(logits, scores, full, weights, shared)
+        of_sets = smooth.set_weights(logits, scores, full, weights, shared)
         picked = np.take_along_axis(of_sets, chosen.astype(np.int64), axis=1)
         assert_allclose(picked, of_rule, rtol=1e-13)
         assert_array_equal((of_sets > 0).sum(axis=1), 4)
     for weights in (SELECTED, Weights("scores", renormalise=True)):
-        assert_array_equal(set_weights(logits, scores, 0.0 * full, weights), 0.0)
+        assert_array_equal(smooth.set_weights(logits, scores, 0.0 * full, weights), 0.0)
     with pytest.raises(ValueError, match="sparsemixer"):  # they depend on the order of picks
-        set_weights(logits, logits, full, Weights("sparsemixer"))
+        smooth.set_weights(logits, logits, full, Weights("sparsemixer"))
 
 
 def test_the_budget_is_met_exactly_where_gaps_differ_and_otherwise_not_passed():
     logits = some_logits(400)
     for k, extra in ((3, 0.5), (3, 1.0), (1, 2.25), (11, 0.125), (4, 8.0)):
-        budget = smoothing_budget(gaps(logits, k), extra)
+        budget = smooth.smoothing_budget(smooth.gaps(logits, k), extra)
         assert budget.extra == extra_experts(logits, k, budget.eps).mean() == extra
     for extra in (0.0, 1e-9):
-        assert smoothing_budget(gaps(some_logits(), 3), extra).eps == 0.0
-    tied = smoothing_budget(np.full((10, 3), 0.25), 1.0)
+        assert smooth.smoothing_budget(smooth.gaps(some_logits(), 3), extra).eps == 0.0
+    tied = smooth.smoothing_budget(np.full((10, 3), 0.25), 1.0)
     assert (tied.eps, tied.extra) == (0.25, 0.0)
-
-
-def test_more_extra_experts_than_there_are_is_refused():
     masked = np.array([[0.1, INF], [0.2, INF]])
-    assert smoothing_budget(masked, 1.0).extra == 1.0
+    assert smooth.smoothing_budget(masked, 1.0).extra == 1.0
     for pool, extra, message in (
         (np.ones((5, 3)), 4, "4 extra experts of 3"),
         (masked, 1.5, r"1\.5 extra experts of 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            smoothing_budget(pool, extra)
+            smooth.smoothing_budget(pool, extra)
 
 
 def test_slots_are_filled_from_the_left_in_descending_score():
     mask = np.array([[True, False, True, True], [False, False, False, False], [True] * 4])
     scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
-    assert_array_equal(packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
-    assert packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
+    assert_array_equal(smooth.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
+    assert smooth.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
 
 
 # ----------------------------------------------------------------------------------------- Sinkhorn
@@ -258,9 +239,16 @@ def test_the_two_forms_agree_within_the_guard(cost):
     assert_allclose(*forms, rtol=0, atol=seven_sums)
 
 
-def test_one_token_has_the_same_share_everywhere_whatever_its_costs():
+def test_one_token_has_equal_shares_and_equal_experts_stay_equal():
     costs = np.random.default_rng(0).uniform(-1, 1, (1, 7))
     assert_allclose(sinkhorn(costs, 0.05, 3).share, 1 / 7, rtol=1e-12)
+    rows = np.random.default_rng(2).standard_normal((6, 8))
+    rows[4] = rows[1]
+    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
+    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
+    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
+    share = sinkhorn(costs, 0.05, 3).share
+    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
 
 
 def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(cost):
@@ -276,16 +264,6 @@ def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(
         assert_allclose(one, plain, rtol=1e-11)
         far[steps] = np.abs(other - plain).max()
     assert far[300] < 1e-12 < far[3] < 0.3 * far[0]
-
-
-def test_equal_experts_stay_equal():
-    rows = np.random.default_rng(2).standard_normal((6, 8))
-    rows[4] = rows[1]
-    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
-    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
-    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
-    share = sinkhorn(costs, 0.05, 3).share
-    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
 
 
 def test_clipped_costs_are_counted_and_lose_their_order():
