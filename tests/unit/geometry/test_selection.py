@@ -44,6 +44,8 @@ def test_groups_by_hand():
     q = np.array([[0.9, 0.1, 0.2, 0.5, 0.6, 0.55]])
     for score, expected in (("max", [[0.9, 0.5, 0.6]]), ("top2_sum", [[1.0, 0.7, 1.15]])):
         assert_allclose(choice.group_scores(q, GroupMask(3, 2, score, -INF)), expected, rtol=1e-15)
+    of_three = choice.group_scores(q, GroupMask(2, 1, "top2_sum", -INF))
+    assert_allclose(of_three, [[1.1, 1.15]], rtol=1e-15)
     pair = np.array([[0.3, 0.7]])  # a group of one has its own score
     assert_array_equal(choice.group_scores(pair, GroupMask(2, 1, "top2_sum", 0.0)), pair)
     equal = np.array([[1.0, 2.0, 1.0, 1.0]])  # equal groups are taken from the lowest

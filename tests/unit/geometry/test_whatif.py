@@ -76,6 +76,7 @@ def test_the_threshold_gives_the_mean_exactly_where_logits_differ():
     for experts in (0.0, 0.002, 1.0, 2.5, 5.998, 6.0):
         gate = relu_gate(logits, threshold_for(logits, experts))
         assert_allclose((gate > 0).sum() / 500, experts, rtol=1e-12)
+    assert threshold_for(np.array([[0.0, 1.0], [4.0, 2.0]]), 1.0) == 1.5
     for experts in (-0.1, 6.1):
         with pytest.raises(ValueError, match="of 6 experts"):
             threshold_for(logits, experts)
