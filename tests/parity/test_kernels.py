@@ -107,7 +107,7 @@ def selection_scores(case: Case) -> list[tuple]:
 def group_mask(case: Case) -> list[tuple]:
     scores = case.logits().astype(np.float64)
     groups = [g for g in (1, 2, 4, 5, case.experts) if case.experts % g == 0]
-    sizes = dict.fromkeys((g, kept) for g in groups for kept in (1, max(g // 2, 1), g))
+    sizes = dict.fromkeys((g, n) for g in groups for n in (1, max(g // 2, 1), g))
     kinds = itertools.product(("max", "top2_sum"), (0.0, -INF))
     return [(scores, GroupMask(*size, *kind)) for size, kind in itertools.product(sizes, kinds)]
 

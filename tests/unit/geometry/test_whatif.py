@@ -46,12 +46,12 @@ def test_every_expert_takes_its_quota_and_no_token_left_scores_higher_with_it():
 
 def served(chosen, num_experts, capacity, order):
     """Tokens one at a time, in an order."""
-    left, kept = dict.fromkeys(range(num_experts), capacity), np.zeros(chosen.shape, dtype=bool)
+    left, is_served = [capacity] * num_experts, np.zeros(chosen.shape, dtype=bool)
     for token, slot in order:
         expert = int(chosen[token, slot])
-        kept[token, slot] = left[expert] > 0
+        is_served[token, slot] = left[expert] > 0
         left[expert] -= 1
-    return kept
+    return is_served
 
 
 def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
