@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
@@ -23,10 +24,13 @@ from moegeom.geometry.selection import margin, route
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reductions.scores import LADDER
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
+from tests.by_day import by_day
 from tests.emulator.emulated_device import EmulatedDevice
 
 #: (tokens, experts, k)
 SHAPES = [(1, 2, 1), (12, 5, 2), (5, 5, 5), (16, 64, 8), (8, 256, 8), (6, 64, 1), (6, 16, 15)]
+KINDS = "float32 float64 ties zeros equal_rows huge denormal strided fortran".split()
+SCORES = ("identity", "softmax", "sigmoid", "sqrt_softplus")
 INF = np.inf
 
 
@@ -97,20 +101,15 @@ def input_norm(case: Case) -> list[tuple]:
 
 def selection_scores(case: Case) -> list[tuple]:
     bias = case.random.standard_normal(case.experts)
-    names = ("identity", "softmax", "sigmoid", "sqrt_softplus")
-    return [(case.logits(), name, b) for name in names for b in (bias, np.zeros(case.experts))]
+    return [(case.logits(), name, b) for name in SCORES for b in (bias, np.zeros(case.experts))]
 
 
 def group_mask(case: Case) -> list[tuple]:
     scores = case.logits().astype(np.float64)
     groups = [g for g in (1, 2, 4, 5, case.experts) if case.experts % g == 0]
-    return [
-        (scores, GroupMask(g, kept, score, fill))
-        for g in dict.fromkeys(groups)
-        for kept in dict.fromkeys((1, max(g // 2, 1), g))
-        for score in ("max", "top2_sum")
-        for fill in (0.0, -INF)
-    ]
+    sizes = dict.fromkeys((g, n) for g in groups for n in (1, max(g // 2, 1), g))
+    kinds = itertools.product(("max", "top2_sum"), (0.0, -INF))
+    return [(scores, GroupMask(*size, *kind)) for size, kind in itertools.product(sizes, kinds)]
 
 
 def boundary_distance(case: Case) -> list[tuple]:
@@ -118,30 +117,24 @@ def boundary_distance(case: Case) -> list[tuple]:
     duplicates, zeros = weight.copy(), weight.copy()
     duplicates[-1], zeros[0] = duplicates[0], 0.0
     bias = np.arange(case.experts) * 0.5
-    routers = [
-        (weight, None),
-        (duplicates, None),
-        (duplicates, bias),
-        (zeros, None),
-        (weight * 0, bias),
-    ]
-    rows = [row_distances(*router) for router in routers]
+    plain = [row_distances(rows) for rows in (weight, duplicates, zeros)]
+    biased = [row_distances(rows, bias) for rows in (duplicates, weight * 0)]
     logits, chosen = case.logits(), case.chosen()
     gap = margin(logits, case.k)
-    full = [(logits, chosen, gap, found, True) for found in rows]
-    return [*full, (logits, chosen, gap, rows[0], False)]
+    full = [(logits, chosen, gap, rows, True) for rows in plain + biased]
+    return [*full, (logits, chosen, gap, plain[0], False)]
 
 
 def distance_bracket(case: Case) -> list[tuple]:
-    found = []
+    brackets = []
     for m in dict.fromkeys((min(case.k + 1, case.experts), (case.k + case.experts) // 2 + 1)):
         for _, chosen, gap, rows, _ in boundary_distance(case)[:-1]:
             order = np.argsort(-case.logits(), axis=1, kind="stable")[:, :m].astype(np.int32)
             order = case.random.permuted(order, axis=1)  # known in any order
             logits = np.take_along_axis(case.logits(), order, axis=1)
-            found += [(logits, order, chosen, gap, rows)]
-            found += [(np.asfortranarray(logits), np.asfortranarray(order), chosen, gap, rows)]
-    return found
+            brackets += [(logits, order, chosen, gap, rows)]
+            brackets += [(np.asfortranarray(logits), np.asfortranarray(order), chosen, gap, rows)]
+    return brackets
 
 
 def curved_distance(case: Case) -> list[tuple]:
@@ -169,27 +162,20 @@ def curved_distance(case: Case) -> list[tuple]:
     weight[-1] = weight[0]
     # hairs are split where scores are saturated
     logits = case.logits()[: 1 if case.values == "huge" else case.tokens]
-    found = []
-    for rule, added in rules:
-        rows = curved_rows(weight, rule, None, added)
-        found += [(logits, route(logits, rule, added).chosen, rows)]
-    return found
+    chosen = [route(logits, rule, added).chosen for rule, added in rules]
+    rows = [curved_rows(weight, rule, None, added) for rule, added in rules]
+    return [(logits, *both) for both in zip(chosen, rows, strict=True)]
 
 
 def routing_weights(case: Case) -> list[tuple]:
-    weights = [
-        Weights("scores"),
-        Weights("scores", True, 1e-20, 2.5),
-        Weights("scores", True, 0.25, 1.5),
-        Weights("softmax_of_selected_logits"),
-        Weights("softmax_of_selected_logits", True, 0.5, 2.0),
-    ]
+    scores, softmax = "scores", "softmax_of_selected_logits"
+    of_scores = [Weights(scores, *more) for more in ((), (True, 1e-20, 2.5), (True, 0.25, 1.5))]
+    weights = [*of_scores, Weights(softmax), Weights(softmax, True, 0.5, 2.0)]
     logits, order = case.logits(), case.chosen()
     shuffled = case.random.permuted(order, axis=1)  # with a bias, the first is not the largest
-    scores = ("identity", "softmax", "sigmoid", "sqrt_softplus")
     return [
         (logits, chosen, Rule(case.k, score, w))
-        for score, w, chosen in itertools.product(scores, weights, (order, shuffled))
+        for score, w, chosen in itertools.product(SCORES, weights, (order, shuffled))
         # identity scores of either sign may add up to next to nothing: not a rule of any family
         if not (score == "identity" and w.source == "scores")
     ]
@@ -234,7 +220,7 @@ def num_shared(case: Case) -> list[tuple]:
 
 def score_statistics(case: Case) -> list[tuple]:
     logits = np.clip(case.logits(), -1e30, 1e30)
-    return [(logits, score) for score in ("identity", "softmax", "sigmoid", "sqrt_softplus")]
+    return [(logits, score) for score in SCORES]
 
 
 def add_scores(case: Case) -> list[tuple]:
@@ -257,13 +243,8 @@ def rounding_sigmas(case: Case) -> list[tuple]:
     logits, chosen = case.logits(), case.chosen()
     return [
         (inputs, logits, chosen, row_spreads(rows))
-        for inputs, rows in (
-            (values, weight),
-            (sink, weight.astype(np.float64)),
-            (values, duplicates),
-            (np.zeros_like(values), weight),
-        )
-    ]
+        for inputs, rows in ((values, weight), (values, duplicates), (0 * values, weight))
+    ] + [(sink, logits, chosen, row_spreads(weight.astype(np.float64)))]
 
 
 def boundary_angle(case: Case) -> list[tuple]:
@@ -332,18 +313,24 @@ ARGUMENTS = {
     )
 }
 
-KINDS = (
-    "float32",
-    "float64",
-    "ties",
-    "zeros",
-    "equal_rows",
-    "huge",
-    "denormal",
-    "strided",
-    "fortran",
+#: All kinds of values in all shapes; by day one case for each mechanism.
+CASES = by_day(
+    [Case(*shape, values) for values in KINDS for shape in SHAPES],
+    {
+        "one token": Case(1, 2, 1, "float32"),
+        "all experts are chosen": Case(5, 5, 5, "float32"),
+        "one expert is chosen": Case(6, 64, 1, "float32"),
+        "more experts than threads": Case(8, 256, 8, "float32"),
+        "float64": Case(16, 64, 8, "float64"),
+        "ties": Case(12, 5, 2, "ties"),
+        "zeros of both signs": Case(6, 16, 15, "zeros"),
+        "equal rows": Case(12, 5, 2, "equal_rows"),
+        "huge": Case(12, 5, 2, "huge"),
+        "denormal": Case(6, 16, 15, "denormal"),
+        "strided": Case(12, 5, 2, "strided"),
+        "columns side by side": Case(6, 16, 15, "fortran"),
+    },
 )
-
 
 #: Every backend but the reference, by the name of its tests, with what it runs.
 UNDER_TEST = [
@@ -377,62 +364,60 @@ def run(backend: str, name: str, arguments: tuple) -> list:
     counts = name.startswith(("count_", "add_"))
     arguments = (arguments[0].copy(), *arguments[1:]) if counts else arguments
     with np.errstate(over="ignore", under="ignore"):
-        found = kernels(backend)[name](*arguments)
+        results = kernels(backend)[name](*arguments)
     if counts:
-        assert found is None
+        assert results is None
         return [arguments[0]]
-    return list(found) if isinstance(found, tuple) else [found]
+    return list(results) if isinstance(results, tuple) else [results]
 
 
-def assert_agree(found, expected, rtol: float, scale: float) -> None:
+def assert_agree(ours, theirs, rtol: float, scale: float) -> None:
     """Equal, or within ``rtol`` of the value and of ``scale``, the size of what was added up."""
-    if expected is None:
-        assert found is None
+    if theirs is None:
+        assert ours is None
         return
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
     if rtol == 0.0:
-        np.testing.assert_array_equal(found, expected)
+        assert_array_equal(ours, theirs)
     else:
-        np.testing.assert_allclose(found, expected, rtol, atol=rtol * scale)
+        assert_allclose(ours, theirs, rtol, atol=rtol * scale)
 
 
 def test_every_kernel_has_arguments():
     assert sorted(ARGUMENTS) == sorted(kernel.name for kernel in KERNELS)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("values", KINDS)
 @pytest.mark.parametrize(("backend", "kernel"), kernel_cases())
-def test_the_backend_agrees_with_the_reference(backend, kernel, values):
-    for shape in SHAPES:
-        case = Case(*shape, values)
+def test_the_backend_agrees_with_the_reference(backend, kernel):
+    for case in CASES:
         for arguments in ARGUMENTS[kernel.name](case):
-            found = run(backend, kernel.name, arguments)
-            expected = run("reference", kernel.name, arguments)
+            ours = run(backend, kernel.name, arguments)
+            theirs = run("reference", kernel.name, arguments)
             # a bias is added to scores: their difference keeps the rounding of the larger
             scale = float(np.abs(arguments[2]).max()) if kernel.name == "selection_scores" else 0.0
-            for ours, theirs in zip(found, expected, strict=True):
-                assert_agree(ours, theirs, kernel.rtol, max(scale, 1e-290))
+            try:
+                for one, other in zip(ours, theirs, strict=True):
+                    assert_agree(one, other, kernel.rtol, max(scale, 1e-290))
+            except AssertionError as error:
+                error.add_note(f"{case}")
+                raise
 
 
-@pytest.mark.parametrize("values", KINDS)
-def test_no_step_within_a_curved_distance_changes_the_choice(values):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_step_within_a_curved_distance_changes_the_choice(case):
     """That kernel has no reference: its bounds are held against the rule, on random steps."""
-    for shape in SHAPES:
-        case = Case(*shape, values)
-        for logits, chosen, rows in curved_distance(case):
-            lower, upper, pair = run("cpu", "curved_distance", (logits, chosen, rows))
-            assert (lower >= 0.0).all()
-            assert (lower <= upper).all()
-            assert (pair[upper == INF] == -1).all()
-            if values in ("huge", "denormal"):  # whose scores differ by less than their rounding
-                continue
-            steps = unit_steps(case.random, rows) / rows.multiplier
-            there = logits[:, None] + 0.999 * np.minimum(lower, 1e40)[:, None, None] * steps
-            moved = route(there.reshape(-1, case.experts), rows.rule, rows.bias).chosen
-            moved = np.sort(moved.reshape(len(logits), len(steps), case.k), axis=2)
-            assert (moved == np.sort(chosen)[:, None]).all()
+    for logits, chosen, rows in curved_distance(case):
+        lower, upper, pair = run("cpu", "curved_distance", (logits, chosen, rows))
+        assert (lower >= 0.0).all()
+        assert (lower <= upper).all()
+        assert (pair[upper == INF] == -1).all()
+        if case.values in ("huge", "denormal"):  # whose scores differ by less than their rounding
+            continue
+        steps = unit_steps(case.random, rows) / rows.multiplier
+        there = logits[:, None] + 0.999 * np.minimum(lower, 1e40)[:, None, None] * steps
+        moved = route(there.reshape(-1, case.experts), rows.rule, rows.bias).chosen
+        moved = np.sort(moved.reshape(len(logits), len(steps), case.k), axis=2)
+        assert (moved == np.sort(chosen)[:, None]).all()
 
 
 def unit_steps(random: np.random.Generator, rows: CurvedRows) -> np.ndarray:
@@ -451,26 +436,22 @@ def unit_steps(random: np.random.Generator, rows: CurvedRows) -> np.ndarray:
 @pytest.mark.parametrize(("backend", "kernel"), kernel_cases(with_reference=False))
 def test_a_batch_cut_anywhere_gives_the_same_bits(backend, kernel):
     """Token by token equals all at once: nothing leaks from one token to the next."""
-    case = Case(13, 16, 4, "ties")
+    case, cuts = Case(13, 16, 4, "ties"), [(0, 1), (1, 6), (6, 13)]
     for arguments in ARGUMENTS[kernel.name](case):
         whole = run(backend, kernel.name, arguments)
-        cuts = [(0, 1), (1, 6), (6, 13)]
         if kernel.name.startswith(("count_", "add_")):
             counts = arguments[0]
             for start, stop in cuts:
                 part = (counts, *(a[start:stop] for a in arguments[1:]))
                 counts = run(backend, kernel.name, part)[0]
-            np.testing.assert_array_equal(counts, whole[0])
+            assert_array_equal(counts, whole[0])
             continue
-        per_token = {i for i, a in enumerate(arguments) if np.shape(a)[:1] == (13,)}
-        parts = [
-            run(
-                backend,
-                kernel.name,
-                tuple(a[start:stop] if i in per_token else a for i, a in enumerate(arguments)),
-            )
-            for start, stop in cuts
-        ]
+        per_token = [np.shape(a)[:1] == (13,) for a in arguments]
+        parts = []
+        for start, stop in cuts:
+            each = zip(arguments, per_token, strict=True)
+            part = tuple(a[start:stop] if is_cut else a for a, is_cut in each)
+            parts.append(run(backend, kernel.name, part))
         for i, expected in enumerate(whole):
             if expected is not None:
-                np.testing.assert_array_equal(np.concatenate([p[i] for p in parts]), expected)
+                assert_array_equal(np.concatenate([part[i] for part in parts]), expected)

@@ -7,23 +7,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
 from moegeom.studies.cells.exact.exact_cells import exact_cells
 from moegeom.studies.cells.exact.exact_walk import exact_walk
 from moegeom.studies.cells.exact.rank import independent_columns
-from moegeom.studies.cells.walk._level_diagram import (
-    gather_cells,
-    gather_facets,
-    gather_open_facets,
-)
-from moegeom.studies.cells.walk._level_vertex import advance, check_links
+from moegeom.studies.cells.walk import _level_diagram, _level_vertex
 from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.studies.cells.walk.level_walk import Walked, level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest
-
-PLENTY = 10**6
 
 
 def fractions(weight: np.ndarray, bias: np.ndarray) -> Arrangement:
@@ -44,30 +38,49 @@ def is_walked(instance) -> bool:
 WALKED = [instance for instance in INSTANCES if is_walked(instance)]
 
 
+def drawn(seed: int, experts: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((experts, dims)), generator.standard_normal(experts)
+
+
+def walk_of(weight, bias, k: int, budget: int = 10**6) -> Walked:
+    walked = level_walk(weight, bias, k, budget)
+    assert walked is not None
+    return walked
+
+
 def cells_of(walked: Walked, k: int) -> list[tuple[int, ...]]:
     """Cells that meet at the vertices, ties broken."""
-    found = set()
+    cells = set()
     for on, above in zip(walked.on.tolist(), walked.above, strict=True):
         over = np.flatnonzero(above).tolist()
         for some in itertools.combinations(on, k - len(over)):
-            found.add(tuple(sorted([*over, *some])))
-    return sorted(found)
+            cells.add(tuple(sorted([*over, *some])))
+    return sorted(cells)
+
+
+def diagram_of(weight, bias, k: int):
+    walked = walk_of(weight, bias, k)
+    return collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
+
+
+def exact_cells_of(weight, bias, k: int) -> list[tuple[int, ...]]:
+    return sorted(tuple(sorted(cell)) for cell in exact_walk(fractions(weight, bias), k).cells)
 
 
 @pytest.mark.parametrize("instance", WALKED, ids=lambda instance: instance["name"])
 def test_cells_are_those_of_the_exact_walk_and_the_certified_ones(instance):
     weight, bias = arrays(instance)
-    walked = level_walk(weight, bias, instance["k"], PLENTY)
-    assert walked is not None
+    walked = walk_of(weight, bias, instance["k"])
     assert walked.is_whole
     cells = cells_of(walked, instance["k"])
     if walked.num_exact == 0:
         assert digest(cells) == instance["cells_sha1"]
         assert walked.gap > 1.0
     if instance["E"] <= 12:
-        diagram = exact_walk(fractions(weight, bias), instance["k"])
-        assert len(walked.on) == diagram.num_vertices
-        assert cells == sorted(tuple(sorted(cell)) for cell in diagram.cells)
+        exact = exact_walk(fractions(weight, bias), instance["k"])
+        assert len(walked.on) == exact.num_vertices
+        assert cells == exact_cells_of(weight, bias, instance["k"])
 
 
 @pytest.mark.parametrize(
@@ -77,48 +90,40 @@ def test_cells_are_those_of_the_exact_walk_and_the_certified_ones(instance):
 )
 def test_collected_cells_and_facets_are_the_certified_ones(instance):
     weight, bias = arrays(instance)
-    walked = level_walk(weight, bias, instance["k"], PLENTY)
-    assert walked is not None
-    found = collected(
-        walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, instance["k"]
-    )
-    cells = [tuple(row) for row in found.expert_set.tolist()]
+    diagram = diagram_of(weight, bias, instance["k"])
+    cells = [tuple(row) for row in diagram.expert_set.tolist()]
     assert digest(cells) == instance["cells_sha1"]
-    assert len(found.facets) == instance["n_walls"]
-    assert found.is_proved.all()
+    assert len(diagram.facets) == instance["n_walls"]
+    assert diagram.is_proved.all()
     # a witness lies in its cell, and the two cells of a facet differ in what it says
-    logits = found.witness @ weight.T + bias
+    logits = diagram.witness @ weight.T + bias
     best = np.sort(np.argsort(-logits, axis=1)[:, : instance["k"]], axis=1)
-    np.testing.assert_array_equal(best, found.expert_set)
-    for (one, other), out, into in zip(found.facets, found.out, found.into, strict=True):
+    assert_array_equal(best, diagram.expert_set)
+    facets = zip(diagram.facets, diagram.out, diagram.into, strict=True)
+    for (one, other), out, into in facets:
         assert set(cells[one]) - set(cells[other]) == {out}
         assert set(cells[other]) - set(cells[one]) == {into}
 
 
 def test_bounded_cells_are_those_without_a_ray():
-    generator = np.random.default_rng(7)
-    weight, bias = generator.standard_normal((10, 2)), generator.standard_normal(10)
-    walked = level_walk(weight, bias, 3, PLENTY)
-    assert walked is not None
-    found = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, 3)
-    exact = exact_cells(weight, bias, 3)
-    unbounded = [tuple(row) for row in found.expert_set[~found.is_bounded].tolist()]
-    assert unbounded == sorted(tuple(sorted(cell)) for cell in exact.unbounded)
+    weight, bias = drawn(7, 10, 2)
+    diagram = diagram_of(weight, bias, 3)
+    unbounded = [tuple(row) for row in diagram.expert_set[~diagram.is_bounded].tolist()]
+    exact = exact_cells(weight, bias, 3).unbounded
+    assert unbounded == sorted(tuple(sorted(cell)) for cell in exact)
 
 
 def test_every_link_is_the_edge_that_exact_arithmetic_shoots():
-    generator = np.random.default_rng(2)
-    weight, bias = generator.standard_normal((10, 3)), generator.standard_normal(10)
-    walked = level_walk(weight, bias, 4, PLENTY)
-    assert walked is not None
+    weight, bias = drawn(2, 10, 3)
+    walked = walk_of(weight, bias, 4)
     for vertex, on in enumerate(walked.on.tolist()):
-        found = dictionary(fractions(weight, bias), on)
-        assert found is not None
-        assert found.above == frozenset(np.flatnonzero(walked.above[vertex]).tolist())
+        exact = dictionary(fractions(weight, bias), on)
+        assert exact is not None
+        assert exact.above == frozenset(np.flatnonzero(walked.above[vertex]).tolist())
         for edge, end in enumerate(walked.links[vertex].tolist()):
             if end == -1:
                 continue
-            met = found.shot(edge // 2, edge % 2 == 1)
+            met = exact.shot(edge // 2, edge % 2 == 1)
             if end == -2:
                 assert met is None
             else:
@@ -126,11 +131,9 @@ def test_every_link_is_the_edge_that_exact_arithmetic_shoots():
 
 
 def test_edges_lead_back_and_cells_satisfy_eulers_relation():
-    generator = np.random.default_rng(5)
-    weight, bias = generator.standard_normal((20, 2)), generator.standard_normal(20)
+    weight, bias = drawn(5, 20, 2)
     for k in (1, 3, 10):
-        walked = level_walk(weight, bias, k, PLENTY)
-        assert walked is not None
+        walked = walk_of(weight, bias, k)
         for vertex, links in enumerate(walked.links.tolist()):
             assert all(vertex in walked.links[end] for end in links if end >= 0)
         num_rays = int((walked.links == -2).sum())
@@ -140,25 +143,17 @@ def test_edges_lead_back_and_cells_satisfy_eulers_relation():
 
 
 def test_kernels_are_compiled_for_all_numbers_of_dimensions_at_once():
-    generator = np.random.default_rng(6)
     for dims in (2, 3, 4):
-        assert isinstance(
-            enumerate_cells(generator.standard_normal((9, dims)), generator.standard_normal(9), 3),
-            Enumeration,
-        )
-    kernels = advance, check_links, gather_cells, gather_facets, gather_open_facets
+        assert isinstance(enumerate_cells(*drawn(6, 9, dims), 3), Enumeration)
+    kernels = [_level_vertex.advance, _level_vertex.check_links, _level_diagram.gather_cells]
+    kernels += [_level_diagram.gather_facets, _level_diagram.gather_open_facets]
     assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
 
 
 def test_a_budget_ends_the_walk_and_says_so():
-    generator = np.random.default_rng(1)
-    weight, bias = generator.standard_normal((32, 3)), generator.standard_normal(32)
-    whole = level_walk(weight, bias, 4, PLENTY)
-    part = level_walk(weight, bias, 4, 100)
-    assert whole is not None
-    assert part is not None
-    assert whole.is_whole
-    assert not part.is_whole
+    weight, bias = drawn(1, 32, 3)
+    part = walk_of(weight, bias, 4, 100)
+    assert [walk_of(weight, bias, 4).is_whole, part.is_whole] == [True, False]
     assert len(part.on) <= 100
 
 
@@ -166,12 +161,7 @@ def test_ties_of_integers_are_settled_exactly_and_nothing_else_is():
     generator = np.random.default_rng(3)
     weight = generator.integers(-3, 4, (9, 2)).astype(np.float64)
     bias = generator.integers(-3, 4, 9).astype(np.float64)
-    tied = level_walk(weight, bias, 3, PLENTY)
-    apart = level_walk(weight + 1e-3 * generator.standard_normal(weight.shape), bias, 3, PLENTY)
-    assert tied is not None
-    assert apart is not None
-    assert tied.num_exact > 0
-    assert apart.num_exact == 0
-    assert cells_of(tied, 3) == sorted(
-        tuple(sorted(cell)) for cell in exact_walk(fractions(weight, bias), 3).cells
-    )
+    tied = walk_of(weight, bias, 3)
+    apart = walk_of(weight + 1e-3 * generator.standard_normal(weight.shape), bias, 3)
+    assert tied.num_exact > 0 == apart.num_exact
+    assert cells_of(tied, 3) == exact_cells_of(weight, bias, 3)

@@ -1,4 +1,4 @@
-"""The boundary distance is a distance: nothing flips nearer, something flips farther."""
+"""The boundary distance is a distance, and the largest logits bracket it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.spatial.distance import cdist
 
-from moegeom.geometry.boundary.linear import boundary_distance, row_distances
+from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket, row_distances
 from moegeom.geometry.selection import margin, top_k
+from moegeom.kernels.table import BACKENDS, load_kernels
 
 
 class Case:
     """A random affine router and some inputs."""
 
-    def __init__(self, seed: int, tokens: int = 8, spread: bool = True) -> None:
+    def __init__(self, seed: int, tokens: int = 8) -> None:
         self.random = np.random.default_rng(seed)
         experts = int(self.random.integers(2, 14))
         hidden = int(self.random.integers(1, 9))
         self.k = int(self.random.integers(1, experts))
-        sizes = self.random.uniform(0.3, 2.0, (experts, 1)) if spread else 1.0
+        sizes = self.random.uniform(0.3, 2.0, (experts, 1))
         self.weight = sizes * self.random.standard_normal((experts, hidden))
         self.bias = self.random.standard_normal(experts)
         self.y = 2 * self.random.standard_normal((tokens, hidden))
@@ -27,11 +30,13 @@ class Case:
     def logits(self, y):
         return y @ self.weight.T + self.bias
 
-    def measured(self, y):
-        logits = self.logits(y)
-        return boundary_distance(
-            logits, top_k(logits, self.k), row_distances(self.weight, self.bias)
-        )
+    def measured(self, y=None, weight=None, bias=None):
+        """For these inputs, rows and biases, or the own ones."""
+        y = self.y if y is None else y
+        weight = self.weight if weight is None else weight
+        bias = self.bias if bias is None else bias
+        logits = y @ weight.T + bias
+        return boundary_distance(logits, top_k(logits, self.k), row_distances(weight, bias))
 
     def sets(self, y):
         return np.sort(top_k(self.logits(y), self.k), axis=1)
@@ -42,79 +47,58 @@ class Case:
 
 
 SEEDS = st.integers(0, 2**32 - 1)
+FACTORS = st.sampled_from([2.0**-20, 0.5, 4.0, 2.0**20])
 
 
 @given(SEEDS)
 def test_no_direction_flips_within_the_distance(seed):
     case = Case(seed, tokens=3)
-    distance = case.measured(case.y).distance
-    steps = case.directions(200)
+    distance, before = case.measured().distance, case.sets(case.y)
     for token in range(3):
-        moved = case.y[token] + 0.999 * distance[token] * steps
-        expected = np.tile(case.sets(case.y[token : token + 1]), (200, 1))
-        np.testing.assert_array_equal(case.sets(moved), expected)
+        moved = case.y[token] + 0.999 * distance[token] * case.directions(200)
+        assert_array_equal(case.sets(moved), np.tile(before[token], (200, 1)))
 
 
 @given(SEEDS)
 def test_a_step_of_the_distance_along_the_witness_flips(seed):
     case = Case(seed)
-    found = case.measured(case.y)
-    out, entering = found.pair.T
+    boundary, before = case.measured(), case.sets(case.y)
+    out, entering = boundary.pair.T
     normal = case.weight[out] - case.weight[entering]
-    normal /= np.linalg.norm(normal, axis=1, keepdims=True)
-    short = case.y - 0.999 * found.distance[:, None] * normal
-    far = case.y - 1.001 * found.distance[:, None] * normal
-    before = case.sets(case.y)
-    np.testing.assert_array_equal(case.sets(short), before)
-    np.testing.assert_array_equal((case.sets(far) != before).any(axis=1), np.ones(8, dtype=bool))
+    normal *= boundary.distance[:, None] / np.linalg.norm(normal, axis=1, keepdims=True)
+    assert_array_equal(case.sets(case.y - 0.999 * normal), before)
+    assert (case.sets(case.y - 1.001 * normal) != before).any(axis=1).all()
 
 
 @given(SEEDS)
 def test_the_distance_is_one_lipschitz(seed):
     case = Case(seed)
     other = case.y + case.random.exponential(1.0, (8, 1)) * case.directions(8)
-    change = np.abs(case.measured(other).distance - case.measured(case.y).distance)
-    step = np.linalg.norm(other - case.y, axis=1)
-    np.testing.assert_array_less(change, step * (1 + 1e-9) + 1e-9)
+    change = np.abs(case.measured(other).distance - case.measured().distance)
+    assert (change < np.linalg.norm(other - case.y, axis=1) * (1 + 1e-9) + 1e-9).all()
 
 
-@given(SEEDS)
-def test_a_common_shift_of_rows_and_biases_changes_nothing(seed):
+@given(SEEDS, FACTORS)
+def test_common_rows_and_scales_of_the_router_change_nothing_and_inputs_scale_along(seed, factor):
     case = Case(seed)
-    before = case.measured(case.y)
-    case.weight = case.weight + case.random.standard_normal(case.y.shape[1])
-    case.bias = case.bias + 3.5
-    after = case.measured(case.y)
-    np.testing.assert_allclose(after.distance, before.distance, rtol=1e-7, atol=1e-9)
-    np.testing.assert_array_equal(after.pair, before.pair)
-
-
-@given(SEEDS, st.sampled_from([2.0**-20, 0.5, 4.0, 2.0**20]))
-def test_scaling_the_router_changes_no_distance(seed, factor):
-    case = Case(seed)
-    before = case.measured(case.y)
-    case.weight, case.bias = case.weight * factor, case.bias * factor
-    np.testing.assert_allclose(case.measured(case.y).distance, before.distance, rtol=1e-12)
-
-
-@given(SEEDS, st.sampled_from([2.0**-20, 0.5, 4.0, 2.0**20]))
-def test_scaling_input_and_bias_scales_the_distance(seed, factor):
-    case = Case(seed)
-    before = case.measured(case.y)
-    case.bias = case.bias * factor
-    scaled = case.measured(case.y * factor)
-    np.testing.assert_allclose(scaled.distance, before.distance * factor, rtol=1e-12)
+    plain = case.measured()
+    weight = case.weight + case.random.standard_normal(case.y.shape[1])
+    shifted = case.measured(weight=weight, bias=case.bias + 3.5)
+    assert_allclose(shifted.distance, plain.distance, rtol=1e-7, atol=1e-9)
+    assert_array_equal(shifted.pair, plain.pair)
+    scaled = case.measured(weight=case.weight * factor, bias=case.bias * factor)
+    assert_allclose(scaled.distance, plain.distance, rtol=1e-12)
+    along = case.measured(case.y * factor, bias=case.bias * factor)
+    assert_allclose(along.distance, plain.distance * factor, rtol=1e-12)
 
 
 @given(SEEDS)
 def test_relabelling_experts_relabels_the_pair_and_nothing_else(seed):
     case = Case(seed)
-    before = case.measured(case.y)
     order = case.random.permutation(len(case.weight))
-    case.weight, case.bias = case.weight[order], case.bias[order]
-    after = case.measured(case.y)
-    np.testing.assert_allclose(after.distance, before.distance, rtol=1e-12)
-    np.testing.assert_array_equal(order[after.pair], before.pair)
+    before, after = case.measured(), case.measured(weight=case.weight[order], bias=case.bias[order])
+    assert_allclose(after.distance, before.distance, rtol=1e-12)
+    assert_array_equal(order[after.pair], before.pair)
 
 
 @given(SEEDS)
@@ -126,19 +110,213 @@ def test_the_distance_is_at_least_the_margin_over_the_widest_pair(seed):
     rows = row_distances(case.weight, case.bias)
     order = top_k(logits, case.k + 1)
     pair = rows.inverse[order[:, -2], order[:, -1]]
-    found = case.measured(case.y).distance
-    np.testing.assert_array_less(gap * rows.smallest.min() * (1 - 1e-12) - 1e-15, found)
-    np.testing.assert_array_less(found, gap * pair * (1 + 1e-12) + 1e-15)
+    distance = case.measured().distance
+    assert (gap * rows.smallest.min() * (1 - 1e-12) - 1e-15 < distance).all()
+    assert (distance < gap * pair * (1 + 1e-12) + 1e-15).all()
 
 
-@pytest.mark.parametrize("k", [1, 4, 15])
-def test_the_nearest_boundary_is_often_not_that_of_the_last_pair(k):
-    """F-07: with rows of different length, another boundary is nearer for many tokens."""
-    random = np.random.default_rng(1)
-    weight = random.uniform(0.5, 1.5, (16, 1)) * random.standard_normal((16, 24))
-    y = random.standard_normal((2000, 24))
-    logits = y @ weight.T
-    found = boundary_distance(logits, top_k(logits, k), row_distances(weight))
-    last = top_k(logits, k + 1)[:, -2:]
-    share = (found.pair != last).any(axis=1).mean()
-    np.testing.assert_array_less(0.03, share)
+# ------------------------------------------------------------------- brackets by the largest logits
+TOKENS = 12
+
+
+def plain(random, experts, hidden):
+    return random.uniform(0.3, 2.0, (experts, 1)) * random.standard_normal((experts, hidden))
+
+
+def clusters(random, experts, hidden):
+    """Rows near a few centres: every expert has near neighbours."""
+    centres = random.standard_normal((max(experts // 4, 1), hidden))
+    noise = 10.0 ** random.uniform(-4.0, 0.0, (experts, 1))
+    near = centres[random.integers(0, len(centres), experts)]
+    return near + noise * random.standard_normal((experts, hidden))
+
+
+def duplicates(random, experts, hidden):
+    """Some rows stand twice, some are zero."""
+    rows = plain(random, experts, hidden)
+    rows[random.integers(0, experts, experts // 3)] = rows[0]
+    rows[random.integers(0, experts, experts // 5)] = 0.0
+    return rows
+
+
+def whole_numbers(random, experts, hidden):
+    """Few different logits: ties everywhere, at the border of what is known too."""
+    return random.integers(-1, 2, (experts, hidden)).astype(np.float64)
+
+
+def long_rows(random, experts, hidden):
+    """Lengths over four orders of magnitude: boundaries of low logits may be the nearest."""
+    return 10.0 ** random.uniform(0.0, 4.0, (experts, 1)) * plain(random, experts, hidden)
+
+
+KINDS = (plain, long_rows, clusters, duplicates, whole_numbers)
+
+
+class Recorded:
+    """A router, the logits of some tokens in float32, and the m largest of them."""
+
+    def __init__(self, seed: int, kind) -> None:
+        random = np.random.default_rng(seed)
+        experts, hidden = int(random.integers(3, 40)), int(random.integers(1, 12))
+        self.random, self.experts = random, experts
+        self.k = int(random.integers(1, min(experts - 1, 8) + 1))
+        self.weight = kind(random, experts, hidden)
+        steps = random.integers(-2, 3, experts) / 2.0
+        self.bias = steps * bool(random.integers(2))
+        y = random.standard_normal((TOKENS, hidden))
+        self.y = np.rint(y) if kind is whole_numbers else y
+        self.logits = (self.y @ self.weight.T + self.bias).astype(np.float32)
+        # duplicate rows have the same float32 logits: a matrix product may round them apart
+        for i in range(experts):
+            same = (self.weight == self.weight[i]).all(axis=1) & (self.bias == self.bias[i])
+            self.logits[:, same] = self.logits[:, [i]]
+        self.rows = row_distances(self.weight, self.bias)
+        self.chosen = top_k(self.logits, self.k)
+        self.margin = margin(self.logits, self.k)
+        self.full = boundary_distance(self.logits, self.chosen, self.rows)
+        self.m = int(random.integers(self.k + 1, experts + 1))
+
+    def top(self, m):
+        """The m largest logits and their experts, in an order of no meaning."""
+        order = np.argsort(-self.logits, axis=1, kind="stable")[:, :m].astype(np.int32)
+        order = self.random.permuted(order, axis=1)
+        return np.take_along_axis(self.logits, order, axis=1), order
+
+    def bracket(self, m=None):
+        return distance_bracket(*self.top(m or self.m), self.chosen, self.rows)
+
+
+CASES = st.builds(Recorded, st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
+
+
+@given(CASES)
+def test_the_bracket_holds_the_distance_and_is_it_where_it_is_exact(case):
+    """Bit for bit, also where rows are nearly parallel and quotients magnify the rounding."""
+    bracket = case.bracket()
+    assert (bracket.lower <= case.full.distance).all()
+    assert (case.full.distance <= bracket.upper).all()
+    exact = bracket.is_exact
+    assert_array_equal(bracket.lower[exact], case.full.distance[exact])
+    assert (bracket.pair[~exact] == -1).all()
+
+    # and its pair is a boundary at that distance
+    walled = bracket.is_exact & np.isfinite(bracket.lower)
+    assert_array_equal(bracket.pair[:, 0] >= 0, walled)
+    token = np.flatnonzero(walled)
+    out, entering = bracket.pair[token].T
+    gap = case.logits[token, out].astype(np.float64) - case.logits[token, entering]
+    assert_array_equal(gap * case.rows.inverse[out, entering], bracket.lower[token])
+    assert not (case.chosen[token] == entering[:, None]).any()
+
+
+@given(CASES)
+def test_the_exact_distance_is_that_of_scipy_within_the_bound_of_rounded_logits(case):
+    """The least quotient over all experts with logits in float64 and scipy's row distances."""
+    bracket = case.bracket()
+    logits = case.y @ case.weight.T + case.bias
+    error = np.abs(case.logits - logits).max()
+    apart = cdist(case.weight, case.weight)
+    for token in np.flatnonzero(bracket.is_exact & np.isfinite(bracket.lower)):
+        inside = np.zeros(case.experts, dtype=bool)
+        inside[case.chosen[token]] = True
+        length = apart[np.ix_(inside, ~inside)]
+        gap = logits[token, inside][:, None] - logits[token, ~inside]
+        is_boundary = length > 0.0
+        if not is_boundary.any() or bracket.lower[token] == 0.0:
+            continue
+        quotient = gap[is_boundary] / length[is_boundary]
+        slack = 2.0 * error / length[is_boundary] + 1e-7 * np.abs(quotient)
+        assert (quotient - slack).min() <= bracket.lower[token] <= (quotient + slack).min()
+
+
+@given(CASES)
+def test_both_ends_are_reached_by_some_logits(case):
+    """With the others at the least known logit the distance is the lower end, far below the upper."""
+    logits, expert = case.top(case.m)
+    bracket = distance_bracket(logits, expert, case.chosen, case.rows)
+    known = np.zeros(case.logits.shape, dtype=bool)
+    np.put_along_axis(known, expert.astype(np.int64), True, axis=1)
+    least = logits.min(axis=1, keepdims=True)
+    near = np.where(known, case.logits, least)
+    far = np.where(known, case.logits.astype(np.float64), -1e300)
+    for filled, end in ((near, bracket.lower), (far, bracket.upper)):
+        assert_array_equal(end, boundary_distance(filled, case.chosen, case.rows).distance)
+
+
+@given(CASES)
+def test_more_logits_narrow_the_bracket_and_all_of_them_close_it(case):
+    numbers = (case.m, (case.m + case.experts) // 2, case.experts)
+    wide, narrow, closed = (case.bracket(m) for m in numbers)
+    assert (wide.lower <= narrow.lower).all()
+    assert (narrow.upper <= wide.upper).all()
+    assert closed.is_exact.all()
+    assert_array_equal(closed.lower, case.full.distance)
+    assert_array_equal(closed.pair, case.full.pair)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_kernel_gives_what_the_formula_gives(backend):
+    kernel = load_kernels(backend)["distance_bracket"]
+
+    @given(CASES)
+    def holds(case):
+        logits, expert = case.top(case.m)
+        expected = distance_bracket(logits, expert, case.chosen, case.rows)
+        lower, upper, pair = kernel(logits, expert, case.chosen, case.margin, case.rows)
+        assert_array_equal(lower, expected.lower)
+        assert_array_equal(upper, expected.upper)
+        assert_array_equal(pair, expected.pair)
+
+    holds()
+
+
+def of_the_largest(weight, bias, logits):
+    """The bracket of the 16 largest logits, and what all give; 4 are chosen."""
+    rows, chosen = row_distances(weight, bias), top_k(logits, 4)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :16].astype(np.int32)
+    bracket = distance_bracket(np.take_along_axis(logits, order, axis=1), order, chosen, rows)
+    return bracket, boundary_distance(logits, chosen, rows)
+
+
+def test_a_long_row_that_is_not_known_is_near_and_leaves_the_distance_open():
+    """A boundary is near when its row distance is large: a low logit is no proof by itself."""
+    random = np.random.default_rng(5)
+    weight = random.standard_normal((40, 16))
+    weight[39] *= 50.0
+    logits = (random.standard_normal((400, 16)) @ weight.T).astype(np.float32)
+    logits[:, 39] = np.sort(logits[:, :39], axis=1)[:, -16] - np.float32(0.5)
+    bracket, full = of_the_largest(weight, None, logits)
+    is_nearest = full.pair[:, 1] == 39
+    assert is_nearest.sum() > 200
+    assert not bracket.is_exact[is_nearest].any()
+    assert (bracket.lower < full.distance)[is_nearest].all()
+    assert (full.distance < bracket.upper)[is_nearest].all()
+
+
+def test_a_parallel_row_that_is_not_known_is_far_and_leaves_nothing_open():
+    """The smaller the row distance, the farther the boundary: 1e-6 apart is out of reach."""
+    random = np.random.default_rng(6)
+    weight = random.standard_normal((40, 16))
+    weight[20:] = weight[:20] + 1e-6 * random.standard_normal((20, 16))
+    bias = np.repeat([0.0, -100.0], 20)
+    logits = (random.standard_normal((400, 16)) @ weight.T + bias).astype(np.float32)
+    bracket, full = of_the_largest(weight, bias, logits)
+    exact = bracket.is_exact
+    assert exact.sum() > 380
+    assert_array_equal(bracket.lower[exact], full.distance[exact])
+    assert_array_equal(bracket.pair[exact], full.pair[exact])
+
+
+def test_the_worked_triangle_and_a_permanent_tie_with_an_expert_that_is_not_known():
+    """Experts 0 and 1 known: expert 2 could stand at 0.5, and is farther than expert 1 even so."""
+    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [1.0, 0.0]])
+    # the second token: rows 0 and 2 are sqrt(5) apart, so expert 2 at -1 might be nearer
+    logits, expert = np.float32([[2.0, 0.5], [1.0, -1.0]]), np.int32([[0, 1], [0, 1]])
+    bracket = distance_bracket(logits, expert, np.int32([[0], [0]]), row_distances(weight[:3]))
+    assert_allclose(bracket.upper, [1.5 / np.sqrt(2), 2.0 / np.sqrt(2)], rtol=1e-15)
+    assert_allclose(bracket.lower, [1.5 / np.sqrt(5), 2.0 / np.sqrt(5)], rtol=1e-15)
+    assert_array_equal(bracket.pair, [[-1, -1], [-1, -1]])
+    # a recording may round duplicate rows apart; the distance does not depend on it
+    tied = distance_bracket(logits[:1], expert[:1], np.int32([[0]]), row_distances(weight))
+    assert_array_equal([tied.lower[0], tied.upper[0]], [0.0, 0.0])
+    assert_array_equal(tied.pair, [[0, 3]])

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
+from tests.by_day import by_day
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,10 @@ class Setting:
     spread: float = 0.2
     shift: float = 0.0
 
-    @property
-    def name(self) -> str:
-        groups, mapped = self.groups, self.logit_map
-        text = (
-            f"{groups.score}_{groups.num_kept}_of_{groups.num_groups}_{groups.fill}"
-            if groups
-            else ""
-        )
-        cap = "" if mapped is None else f"cap{mapped.soft_cap}"
-        return "-".join(t for t in (self.score, cap, text, f"{self.spread}{self.shift:+}") if t)
+    def __str__(self) -> str:
+        groups = self.groups and f"{self.groups.score} {self.groups.fill}"
+        cap = self.logit_map and f"cap {self.logit_map.soft_cap}"
+        return " ".join(t for t in (self.score, groups, cap, f"{self.spread}{self.shift:+}") if t)
 
 
 INF = np.inf
@@ -46,10 +42,16 @@ SEPARABLE = [
     Setting("sigmoid", logit_map=LogitMap(0.3, 4.0)),
     Setting("sqrt_softplus", logit_map=LogitMap(2.0, 3.0)),
 ]
+
+
+def grouped(score: str, spread: float, shift: float, kind: str, fill: float) -> Setting:
+    return Setting(score, GroupMask(4, 2, kind, fill), None, spread, shift)
+
+
 BOUNDED = [
     Setting("softmax", spread=0.05),
     *(
-        Setting(score, GroupMask(4, 2, kind, fill), None, spread, shift)
+        grouped(score, spread, shift, kind, fill)
         for score, spread, shift in (
             ("sigmoid", 0.2, 0.0),
             ("sigmoid", 0.0, -0.5),
@@ -62,9 +64,22 @@ BOUNDED = [
         for fill in (-INF, 0.0)
     ),
 ]
-every_rule = pytest.mark.parametrize("setting", SEPARABLE + BOUNDED, ids=lambda s: s.name)
-separable = pytest.mark.parametrize("setting", SEPARABLE, ids=lambda s: s.name)
-bounded = pytest.mark.parametrize("setting", BOUNDED, ids=lambda s: s.name)
+BOUNDED = by_day(
+    BOUNDED,
+    {
+        "a coupled score": BOUNDED[0],
+        "groups by their maximum": grouped("sigmoid", 0.2, 0.0, "max", -INF),
+        "groups by a sum of two": grouped("sigmoid", 0.2, 0.0, "top2_sum", -INF),
+        "a fill that decides": grouped("sqrt_softplus", 0.2, -0.8, "max", 0.0),
+        "no bias": grouped("sigmoid", 0.0, -0.5, "top2_sum", 0.0),
+        "raw logits": grouped("identity", 0.0, 0.0, "top2_sum", 0.0),
+        "a coupled score in groups": grouped("softmax", 0.0, 0.0, "max", -INF),
+        "and with biases": grouped("softmax", 0.05, -0.05, "top2_sum", 0.0),
+    },
+)
+every_rule = pytest.mark.parametrize("setting", SEPARABLE + BOUNDED, ids=str)
+separable = pytest.mark.parametrize("setting", SEPARABLE, ids=str)
+bounded = pytest.mark.parametrize("setting", BOUNDED, ids=str)
 #: A circle, fine enough to meet what is only a hair behind a boundary.
 AROUND = np.exp(2j * np.pi * np.arange(8192) / 8192)
 AROUND = np.stack([AROUND.real, AROUND.imag], axis=1)
@@ -80,16 +95,14 @@ class Case:
         self.random = np.random.default_rng(seed)
         hidden = hidden or int(self.random.integers(2, 6))
         k = int(self.random.integers(1, 7))
-        self.weight = self.random.uniform(
-            0.3, 1.5, (self.experts, 1)
-        ) * self.random.standard_normal((self.experts, hidden))
+        lengths = self.random.uniform(0.3, 1.5, (self.experts, 1))
+        self.weight = lengths * self.random.standard_normal((self.experts, hidden))
         if seed % 3 == 0:  # parallel, opposite, equal and zero rows
             self.weight[[1, 3, 6]] = self.weight[[0, 2, 5]] * [[2.0], [-1.0], [1.0]]
             self.weight[7] = 0.0
         self.bias = setting.spread * self.random.standard_normal(self.experts) + setting.shift
-        self.rule = Rule(
-            k, setting.score, Weights("scores"), True, False, setting.groups, setting.logit_map
-        )
+        groups, logit_map = setting.groups, setting.logit_map
+        self.rule = Rule(k, setting.score, Weights("scores"), True, False, groups, logit_map)
         self.rows = curved_rows(self.weight, self.rule, None, self.bias)
         self.y = self.random.standard_normal((tokens, hidden))
         self.lower, self.upper, self.pair = self.bounds(self.y)
@@ -103,22 +116,19 @@ class Case:
     def chosen(self, y):
         return route(self.logits(y), self.rule, self.bias).chosen
 
-    def sets(self, y):
-        return np.sort(self.chosen(y), axis=1)
-
     def directions(self, count):
         drawn = self.random.standard_normal((count, self.y.shape[1]))
         return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
     def flips(self, token, steps):
         """Whether the set after each step is another one."""
-        before, y = self.sets(self.y[token : token + 1]), self.y[token] + steps
-        return (self.sets(y) != before).any(axis=1)
+        before = np.sort(self.chosen(self.y[token : token + 1]), axis=1)
+        return (np.sort(self.chosen(self.y[token] + steps), axis=1) != before).any(axis=1)
 
     def circle(self, rows):
         """Unit vectors all around in the span of one or two rows."""
-        found = np.linalg.svd(rows, full_matrices=False)
-        basis = found.Vh[: np.linalg.matrix_rank(rows, rtol=1e-9)]
+        basis = np.linalg.svd(rows, full_matrices=False).Vh
+        basis = basis[: np.linalg.matrix_rank(rows, rtol=1e-9)]
         return AROUND[:, : len(basis)] @ basis if len(basis) > 1 else np.vstack([basis, -basis])
 
 
@@ -126,12 +136,11 @@ class Case:
 @settings(max_examples=8)
 @given(SEEDS)
 def test_no_direction_flips_within_the_lower_bound(setting, seed):
-    """4 tokens, 500 directions: 480 000 trials over all rules and seeds."""
+    """4 tokens, 500 directions, 8 routers of each rule."""
     case = Case(setting, seed)
     reach = np.minimum(case.lower, 1e6)
     for token in range(len(case.y)):
-        steps = 0.999 * reach[token] * case.directions(500)
-        np.testing.assert_array_equal(case.flips(token, steps), False)
+        assert not case.flips(token, 0.999 * reach[token] * case.directions(500)).any()
 
 
 @separable
@@ -139,14 +148,18 @@ def test_no_direction_flips_within_the_lower_bound(setting, seed):
 @given(SEEDS)
 def test_in_the_plane_of_the_pair_the_set_flips_at_the_distance_and_not_before(setting, seed):
     case = Case(setting, seed)
-    for token in np.flatnonzero(np.isfinite(case.upper) & (case.upper > 0.0)).tolist():
+    finite = np.isfinite(case.upper)
+    # the bracket of a separable rule is closed
+    assert (case.upper[finite] * (1.0 - 1.0000001e-6) - 1e-300 < case.lower[finite]).all()
+    assert np.isinf(case.lower[~finite]).all()
+    for token in np.flatnonzero(finite & (case.upper > 0.0)).tolist():
         around = case.circle(case.weight[case.pair[token]])
         assert case.flips(token, (1.0 + 1e-5) * case.upper[token] * around).any()
         for share in (0.1, 0.5, 0.9, 1.0 - 1e-5):
-            assert not case.flips(token, share * case.lower[token] * around).any()
+            coarse = around[:: 4 if len(around) > 4 else 1]
+            assert not case.flips(token, share * case.lower[token] * coarse).any()
 
 
-@pytest.mark.one_in(3)
 @bounded
 @settings(max_examples=8)
 @given(SEEDS)
@@ -155,7 +168,7 @@ def test_in_the_plane_the_first_flip_is_between_the_bounds(setting, seed):
     case = Case(setting, seed, hidden=2)
     for token in range(len(case.y)):
         for share in (0.1, 0.5, 0.9, 0.999):
-            steps = share * min(case.lower[token], 1e6) * AROUND
+            steps = share * min(case.lower[token], 1e6) * AROUND[::4]
             assert not case.flips(token, steps).any()
         if 1e-9 < case.upper[token] < np.inf:
             # the step of the upper bound ends anywhere behind the boundary, within its resolution
@@ -163,30 +176,18 @@ def test_in_the_plane_the_first_flip_is_between_the_bounds(setting, seed):
             assert any(case.flips(token, h * case.upper[token] * AROUND).any() for h in hairs)
 
 
-@separable
-@settings(max_examples=12)
-@given(SEEDS)
-def test_the_bracket_of_a_separable_rule_is_closed(setting, seed):
-    case = Case(setting, seed)
-    finite = np.isfinite(case.upper)
-    np.testing.assert_array_less(
-        case.upper[finite] * (1.0 - 1.0000001e-6) - 1e-300, case.lower[finite]
-    )
-    np.testing.assert_array_equal(case.lower[~finite], np.inf)
-
-
 @bounded
 @settings(max_examples=8)
 @given(SEEDS)
 def test_the_bounds_are_in_order_and_the_pair_is_one_that_swaps(setting, seed):
     case = Case(setting, seed)
-    np.testing.assert_array_equal(case.lower <= case.upper, True)
-    known = case.pair[:, 0] >= 0
-    chosen = np.zeros((len(case.y), case.experts), dtype=bool)
-    np.put_along_axis(chosen, case.chosen(case.y), True, axis=1)
-    out, entering = case.pair[known].T
-    np.testing.assert_array_equal(chosen[known, out], True)
-    np.testing.assert_array_equal(chosen[known, entering], False)
+    assert (case.lower <= case.upper).all()
+    row = np.flatnonzero(case.pair[:, 0] >= 0)
+    is_chosen = np.zeros((len(case.y), case.experts), dtype=bool)
+    np.put_along_axis(is_chosen, case.chosen(case.y), True, axis=1)
+    out, entering = case.pair[row].T
+    assert is_chosen[row, out].all()
+    assert not is_chosen[row, entering].any()
 
 
 @separable
@@ -196,8 +197,8 @@ def test_equal_selection_biases_leave_the_linear_boundaries_of_the_logits(settin
     case = Case(Setting(setting.score, None, setting.logit_map, 0.0, 0.25), seed)
     logits = case.logits(case.y)
     straight = boundary_distance(logits, case.chosen(case.y), row_distances(case.weight))
-    np.testing.assert_allclose(case.upper, straight.distance, rtol=1e-12)
-    np.testing.assert_allclose(case.lower, straight.distance, rtol=1e-12)
+    for bound in (case.lower, case.upper):
+        assert_allclose(bound, straight.distance, rtol=1e-12)
 
 
 @separable
@@ -210,4 +211,4 @@ def test_the_distance_is_one_lipschitz(setting, seed):
     both = np.isfinite(before) & np.isfinite(after)
     change = np.abs(after[both] - before[both])
     slack = 1e-9 + 2e-6 * (before[both] + after[both])
-    np.testing.assert_array_less(change, np.linalg.norm(step) + slack)
+    assert (change < np.linalg.norm(step) + slack).all()

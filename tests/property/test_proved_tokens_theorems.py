@@ -24,13 +24,8 @@ KERNELS = load_kernels("cpu")
 EXPERTS, WIDTH, TOKENS = 8, 48, 64
 
 GROUPS = GroupMask(4, 2, "top2_sum", -np.inf)
-MAPS = (
-    LogitMap(1.0, 30.0),
-    LogitMap(4.0, np.inf),
-    LogitMap(0.18, 5.0),
-    LogitMap(2.0, 0.5),
-    LogitMap(1.0, 1e-3),
-)
+CAPS = ((1.0, 30.0), (4.0, np.inf), (0.18, 5.0), (2.0, 0.5), (1.0, 1e-3))
+MAPS = tuple(LogitMap(multiplier, cap) for multiplier, cap in CAPS)
 #: Rules without a map; each is tried behind every map too.
 RULES = {
     "softmax": Rule(2, "softmax", Weights("scores")),
@@ -91,19 +86,21 @@ def engine(emulated, values: np.ndarray, random: np.random.Generator) -> np.ndar
     return dataclasses.replace(emulated, router=router, arithmetic=kept).compared(z)
 
 
+def logits_of(router: Router, values: np.ndarray) -> np.ndarray:
+    logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
+    return logits if router.logit_bias is None else logits + router.logit_bias
+
+
 def proved_tokens(
     router: Router, values: np.ndarray, name: str, output: str | None, score: str | None = None
 ):
     """Which tokens are proved, the reference choice and the engine."""
-    told = {"output": output, "score": score}
-    how = dataclasses.replace(arithmetic(name), **{key: v for key, v in told.items() if v})
-    emulated = emulate(router, how)
-    logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
-    if router.logit_bias is not None:
-        logits = logits + router.logit_bias
-    found = route(logits, router.rule, router.selection_bias)
-    before = ReferenceChoice(values, logits, found.chosen, found.margin, found.weights, None)
-    return flip_of(emulated, before, KERNELS).proved, found.chosen, emulated
+    formats = {"output": output, "score": score}
+    how = dataclasses.replace(arithmetic(name), **{key: v for key, v in formats.items() if v})
+    emulated, logits = emulate(router, how), logits_of(router, values)
+    choice = route(logits, router.rule, router.selection_bias)
+    before = ReferenceChoice(values, logits, choice.chosen, choice.margin, choice.weights, None)
+    return flip_of(emulated, before, KERNELS).proved, choice.chosen, emulated
 
 
 def keeps(proved, before, emulated, values, random) -> None:
@@ -121,7 +118,7 @@ def keeps(proved, before, emulated, values, random) -> None:
 
 #: Exponents of the size of logits: subnormal numbers, usual ones, and the end of the range.
 SIZES = st.one_of(
-    st.integers(-149, -140), st.integers(-150, -120), st.integers(-30, 30), st.integers(100, 130)
+    *(st.integers(*ends) for ends in ((-149, -140), (-150, -120), (-30, 30), (100, 130)))
 )
 
 
@@ -137,9 +134,8 @@ SIZES = st.one_of(
 )
 def test_a_proved_token_never_flips(rule, seed, size, bias, name, logit_map, output):
     made = dataclasses.replace(RULES[rule], logit_map=logit_map)
-    router, values, random = drawn(
-        seed, made, 2.0**size, 2.0 ** (size + bias) if size < 60 else 1.0
-    )
+    bias_scale = 2.0 ** (size + bias) if size < 60 else 1.0
+    router, values, random = drawn(seed, made, 2.0**size, bias_scale)
     proved, before, emulated = proved_tokens(router, values, name, output)
     with np.errstate(all="ignore"):
         keeps(proved, before, emulated, values, random)
@@ -163,34 +159,29 @@ def test_a_token_proved_behind_a_coarse_map_never_flips(rule, seed, size, logit_
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("logit_map", [None, *MAPS[:3]], ids=str)
-def test_most_tokens_of_usual_size_are_proved(rule, logit_map):
-    made = dataclasses.replace(RULES[rule], logit_map=logit_map)
-    shares = []
-    for seed in range(5):
-        router, values, _ = drawn(seed, made, 1.0, 0.1)
-        shares.append(proved_tokens(router, values, "float32-blocks", None)[0].mean())
-    assert np.mean(shares) > 0.6
+def test_most_tokens_of_usual_size_are_proved(rule):
+    for logit_map in (None, *MAPS[:3]):
+        made = dataclasses.replace(RULES[rule], logit_map=logit_map)
+        shares = []
+        for seed in range(5):
+            router, values, _ = drawn(seed, made, 1.0, 0.1)
+            shares.append(proved_tokens(router, values, "float32-blocks", None)[0].mean())
+        assert np.mean(shares) > 0.6, logit_map
 
 
-@pytest.mark.parametrize("rule", ["softmax", "raw logits"])
-def test_logits_below_the_normal_numbers_are_seldom_proved(rule):
-    """At 2^-147 a logit has three bits: the order of summation decides."""
-    router, values, _ = drawn(1, RULES[rule], 2.0**-147, 1.0)
-    assert not proved_tokens(router, values, "float32-any-order", None)[0].any()
-
-
-@pytest.mark.parametrize("name", ["bias-bf16", "float32-any-order", "megatron-fp64"])
-def test_logits_beyond_the_range_prove_nothing(name):
-    router, values, _ = drawn(1, RULES["raw logits"], 2.0**129, 1.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        assert not proved_tokens(router, values, name, None)[0].any()
-
-
-def test_a_reached_cap_proves_nothing():
-    """Every logit is beyond 20 caps: an engine sees one number for all of them."""
-    rule = dataclasses.replace(RULES["softmax"], logit_map=LogitMap(1.0, 1e-3))
-    router, values, _ = drawn(1, rule, 1.0, 1.0)
+def test_nothing_is_proved_of_the_smallest_logits_those_beyond_the_range_and_at_a_cap():
+    """At 2^-147 a logit has three bits; beyond 20 caps an engine sees one number for all."""
+    tiny, huge = 2.0**-147, 2.0**129
+    for rule, scale, name in (
+        ("softmax", tiny, "float32-any-order"),
+        *(("raw logits", tiny, "float32-any-order"), ("raw logits", huge, "float32-any-order")),
+        *(("raw logits", huge, "bias-bf16"), ("raw logits", huge, "megatron-fp64")),
+    ):
+        router, values, _ = drawn(1, RULES[rule], scale, 1.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert not proved_tokens(router, values, name, None)[0].any(), (rule, scale, name)
+    capped = dataclasses.replace(RULES["softmax"], logit_map=LogitMap(1.0, 1e-3))
+    router, values, _ = drawn(1, capped, 1.0, 1.0)
     router, values = dataclasses.replace(router, weight=np.abs(router.weight)), np.abs(values)
     assert not proved_tokens(router, values, "float32-blocks", None)[0].any()
 
@@ -203,20 +194,13 @@ def test_a_margin_beyond_the_float_bound_is_kept_by_every_float32_engine(
 ):
     made = dataclasses.replace(RULES[rule], logit_map=logit_map, groups=None)
     router, values, random = drawn(seed, made, 2.0**size, 2.0 ** min(size, 4))
-    prepared = prepare(router)
     with np.errstate(all="ignore"):
-        logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
-        logits = logits if router.logit_bias is None else logits + router.logit_bias
-        added = made.is_affine and router.selection_bias is not None
-        if added:
-            logits = logits + router.selection_bias
-        bias = None if added else router.selection_bias
-        found = route(logits, made, bias)
+        logits, bias = logits_of(router, values), router.selection_bias
+        if made.is_affine and bias is not None:
+            logits, bias = logits + bias, None
+        choice = route(logits, made, bias)
         norm = np.sqrt((values.astype(np.float64) ** 2).sum(axis=1))
-    bound = float_bound(prepared, norm, logits, found.chosen, found.margin, None)
-    clear = found.margin > bound
-    emulated = emulate(
-        router, dataclasses.replace(arithmetic("float32-any-order"), compared="scores")
-    )
+    bound = float_bound(prepare(router), norm, logits, choice.chosen, choice.margin, None)
+    how = dataclasses.replace(arithmetic("float32-any-order"), compared="scores")
     with np.errstate(all="ignore"):
-        keeps(clear, found.chosen, emulated, values, random)
+        keeps(choice.margin > bound, choice.chosen, emulate(router, how), values, random)

@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_equal
 
 from moegeom.core.tokens import TILE
-from moegeom.kernels.batch import (
-    NUM_BLOCKS,
-    ORDERS,
-    Flip,
-    Jumps,
-    NoisyFlip,
-    OrderDistances,
-    TokenBatch,
-)
+from moegeom.kernels import batch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import choices, samples
 from moegeom.kernels.reductions import sketches as sketch
@@ -27,10 +20,11 @@ from moegeom.kernels.table import BACKENDS, load_kernels
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8
 EXTENT = Extent(POPULATIONS, EXPERTS, TOP_K, HIDDEN)
+ALL = np.arange(TOKENS)
 KERNELS = {backend: load_kernels(backend) for backend in BACKENDS}
 
 
-def quantities_of(token: np.ndarray) -> TokenBatch:
+def quantities_of(token: np.ndarray) -> batch.TokenBatch:
     """Some of the tokens of one fixed stream, in the order given."""
     random = np.random.default_rng(0)
     score = random.standard_normal((TOKENS, EXPERTS)) + np.linspace(0, 3, EXPERTS)
@@ -41,12 +35,12 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
     floats[0, ::17] = 0.0
     # a run of 8 tokens is a document, and a tile: what looks at neighbours stays within both
     document = np.arange(TOKENS) // RUN
-    labels = np.stack([document % POPULATIONS, document % NUM_BLOCKS]).astype(np.int32)
+    labels = np.stack([document % POPULATIONS, document % batch.NUM_BLOCKS]).astype(np.int32)
     matches = random.random(TOKENS) < 0.3
     direction = random.standard_normal((TOKENS, HIDDEN))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     direction[::29] = 0.0
-    return TokenBatch(
+    return batch.TokenBatch(
         token=token.astype(np.int64) * (TILE // RUN),
         document=document[token],
         position=(np.arange(TOKENS) % RUN).astype(np.int32)[token],
@@ -80,7 +74,7 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
         fill_decides=matches[token],
         flip=flip_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),
-        jumps=Jumps(
+        jumps=batch.Jumps(
             height=np.where(matches, np.nan, floats[2])[token],
             relative=floats[3][token],
             chance=floats[5][token],
@@ -90,19 +84,19 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
     )
 
 
-def order_distances_of(token: np.ndarray, floats: np.ndarray) -> OrderDistances:
+def order_distances_of(token: np.ndarray, floats: np.ndarray) -> batch.OrderDistances:
     """Brackets of the first token of every run, some of them open."""
     row = np.flatnonzero(token % RUN == 0)
-    lower = np.outer(floats[2][token][row], ORDERS)
+    lower = np.outer(floats[2][token][row], batch.ORDERS)
     upper = lower * (1.0 + (token[row] % 16 == 0))[:, None]
-    return OrderDistances(row, lower, upper, 1.0 + lower[:, 0])
+    return batch.OrderDistances(row, lower, upper, 1.0 + lower[:, 0])
 
 
-def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisyFlip:
+def noise_of(token: np.ndarray, floats: np.ndarray) -> batch.NoisyFlip:
     """Probabilities of all tokens, a simulation and exit times of the first of every run."""
     low = np.minimum(floats[4], 0.5)[token]
     row = np.flatnonzero(token % RUN == 0)
-    return NoisyFlip(
+    return batch.NoisyFlip(
         lower=low,
         estimate=1.1 * low,
         upper=np.minimum(2.0 * low, 1.0),
@@ -114,11 +108,11 @@ def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisyFlip:
     )
 
 
-def flip_of(chosen: np.ndarray, floats: np.ndarray, matches: np.ndarray) -> Flip:
+def flip_of(chosen: np.ndarray, floats: np.ndarray, matches: np.ndarray) -> batch.Flip:
     """A variant that leaves the last chosen expert of some tokens for its neighbour."""
     row = np.flatnonzero(matches)
     last = chosen[row, -1]
-    return Flip(
+    return batch.Flip(
         differs=matches,
         surely=matches & (floats[3] > 0.5),
         perhaps=matches | (floats[3] < 0.1),
@@ -149,35 +143,33 @@ PARTS = st.lists(st.integers(0, 2), min_size=TOKENS // RUN, max_size=TOKENS // R
     lambda owner: [np.flatnonzero(np.repeat(owner, RUN) == part) for part in range(3)]
 )
 
-#: Reductions that are kept for the whole only, and say so by holding nothing for a population.
-WHOLE_ONLY = {
-    "block_outputs",
-    "directions",
-    "expert_pairs",
-    "input_sample",
-    "output_cosines",
-    "flip_bits",
-    "tile_load",
-}
+#: Reductions of the whole only, which say so by holding nothing for a population.
+WHOLE_ONLY = set(
+    "block_outputs directions expert_pairs input_sample output_cosines flip_bits tile_load".split()
+)
+
+#: The one that is not by block either, and says so in the same way.
+WITHOUT_BLOCKS = "flip_bits"
 
 
-#: Those that are not kept by block either, and say so in the same way.
-WITHOUT_BLOCKS = {"flip_bits"}
+def rounded(value):
+    """To ten digits: a part of the table of the whole is rounded otherwise than that of the part."""
+    digits = np.vectorize(lambda number: float(f"{number:.9e}"), otypes=[float])
+    return digits(np.atleast_1d(value))
 
 
 def selected(name: str, state, population, without):
     """What a metric sees; expert sets with their members beside them."""
     reduction = REDUCTIONS[name]
-    found = reduction.select(reduction.settle(state), population, without)
+    seen = reduction.select(reduction.settle(state), population, without)
     if name == "expert_sets":
-        found["members"] = found["members"][found.pop("row")]
+        seen["members"] = seen["members"][seen.pop("row")]
+    if name == "score_sample":
+        return [rounded(seen.mean), rounded(seen.square)]
     if name == "input_sample":
-        # a part of the table of the whole is rounded otherwise than the table of the part
-        moments = (found.moments.squared_distance, found.moments.square_sum, found.moments.mean)
-        digits = np.vectorize(lambda value: float(f"{value:.9e}"), otypes=[float])
-        rounded = [digits(np.atleast_1d(value)) for value in moments if len(found.inputs)]
-        return [found.inputs, *rounded]
-    return found
+        moments = (seen.moments.squared_distance, seen.moments.square_sum, seen.moments.mean)
+        return [seen.inputs, *(rounded(value) for value in moments if len(seen.inputs))]
+    return seen
 
 
 @pytest.fixture(autouse=True)
@@ -186,110 +178,64 @@ def short_tiles(monkeypatch):
     monkeypatch.setattr(choices, "LEAST_TOKENS", RUN // 2)
 
 
-@pytest.fixture
-def short_samples(monkeypatch):
+@EVERY
+def test_merging_is_associative_and_commutative_and_equals_folding(name):
+    reduction, whole = REDUCTIONS[name], folded(name, ALL)
+    merge, empty = reduction.merge, reduction.start(extent_of(name)).state()
+    assert_equal(merge(empty, whole), whole)
+    assert_equal(merge(whole, empty), whole)
+
+    @settings(max_examples=settings().max_examples // 5)
+    @given(PARTS)
+    def holds(parts):
+        a, b, c = (folded(name, part) for part in parts)
+        assert_equal(merge(merge(a, b), c), whole)
+        assert_equal(merge(a, merge(b, c)), whole)
+        assert_equal(merge(c, merge(b, a)), whole)
+        assert_equal(folded(name, *parts), whole)
+
+    holds()
+
+
+def test_merging_overflowing_sketches_is_associative_and_commutative(monkeypatch):
+    """A sketch of expert sets that holds a fraction of them."""
+    monkeypatch.setattr(sketch, "CAPACITY", 20)
+    test_merging_is_associative_and_commutative_and_equals_folding("expert_sets")
+
+
+@pytest.mark.parametrize("name", ["token_sample", "input_sample", "block_outputs"])
+def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name, monkeypatch):
     """Samples that hold a part of the stream."""
     monkeypatch.setattr(samples, "NUM_IDS", 100)
     monkeypatch.setattr(samples, "NUM_INPUTS", 100)
     # the stream numbers its tokens up to 128 times as high: the sample is by number, not by place
     monkeypatch.setattr(sys.modules[__name__], "EXTENT", replace(EXTENT, num_tokens=TOKENS))
-
-
-@pytest.fixture
-def overflowing(monkeypatch):
-    """A sketch of expert sets that holds a fraction of them."""
-    monkeypatch.setattr(sketch, "CAPACITY", 20)
-
-
-@pytest.mark.one_in(2)
-@EVERY
-def test_merging_is_associative_and_commutative_and_equals_folding(name):
-    merge = REDUCTIONS[name].merge
-
-    @settings(max_examples=settings().max_examples // 5)
-    @given(PARTS)
-    def holds(parts):
-        whole = folded(name, np.arange(TOKENS))
-        a, b, c = (folded(name, part) for part in parts)
-        np.testing.assert_equal(merge(merge(a, b), c), whole)
-        np.testing.assert_equal(merge(a, merge(b, c)), whole)
-        np.testing.assert_equal(merge(c, merge(b, a)), whole)
-        np.testing.assert_equal(folded(name, *parts), whole)
-
-    holds()
-
-
-def test_merging_overflowing_sketches_is_associative_and_commutative(overflowing):
-    test_merging_is_associative_and_commutative_and_equals_folding("expert_sets")
-    test_the_empty_state_is_neutral("expert_sets")
-
-
-@pytest.mark.parametrize("name", ["token_sample", "input_sample", "block_outputs"])
-def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name, short_samples):
     test_merging_is_associative_and_commutative_and_equals_folding(name)
-    test_the_empty_state_is_neutral(name)
-    assert 30 < len(folded(name, np.arange(TOKENS))["key"]) < 130
+    assert 30 < len(folded(name, ALL)["key"]) < 130
 
 
-@pytest.mark.one_in(2)
 @EVERY
-def test_the_empty_state_is_neutral(name):
-    reduction = REDUCTIONS[name]
-    empty, some = reduction.start(extent_of(name)).state(), folded(name, np.arange(TOKENS))
-    np.testing.assert_equal(reduction.merge(empty, some), some)
-    np.testing.assert_equal(reduction.merge(some, empty), some)
+def test_neither_a_state_in_between_nor_the_backend_changes_what_is_folded(name):
+    accumulator, cut, whole = REDUCTIONS[name].start(extent_of(name)), 12 * RUN, folded(name, ALL)
+    accumulator.fold(quantities_of(ALL[:cut]), KERNELS["cpu"])
+    assert_equal(accumulator.state(), folded(name, ALL[:cut]))
+    accumulator.fold(quantities_of(ALL[cut:]), KERNELS["cpu"])
+    assert_equal(accumulator.state(), whole)
+    assert_equal(accumulator.state(), whole)
+    for backend in BACKENDS:
+        assert_equal(folded(name, ALL[:cut], ALL[cut:], backend=backend), whole)
 
 
-@pytest.mark.one_in(2)
 @EVERY
-def test_asking_for_the_state_twice_changes_nothing(name):
-    accumulator = REDUCTIONS[name].start(extent_of(name))
-    cut = 12 * RUN
-    accumulator.fold(quantities_of(np.arange(cut)), KERNELS["cpu"])
-    np.testing.assert_equal(accumulator.state(), folded(name, np.arange(cut)))
-    accumulator.fold(quantities_of(np.arange(cut, TOKENS)), KERNELS["cpu"])
-    np.testing.assert_equal(accumulator.state(), folded(name, np.arange(TOKENS)))
-    np.testing.assert_equal(accumulator.state(), folded(name, np.arange(TOKENS)))
-
-
-@pytest.mark.one_in(2)
-@EVERY
-def test_leaving_out_each_block_counts_every_other_block(name):
-    """What is selected without block b is what folding the other blocks' tokens selects."""
-    block = quantities_of(np.arange(TOKENS)).block
-    whole = folded(name, np.arange(TOKENS))
+def test_what_is_selected_is_what_folding_the_tokens_of_the_rest_selects(name):
+    """Without a block, of a population; except for what is for the whole only."""
+    stream, whole = quantities_of(ALL), folded(name, ALL)
     for left_out in (0, 7):
-        rest = folded(name, np.flatnonzero(block != left_out))
-        if name in WITHOUT_BLOCKS:
-            rest = folded(name)
-        for population in (None, 1):
-            np.testing.assert_equal(
-                selected(name, whole, population, left_out),
-                selected(name, rest, population, None),
-            )
-
-
-@pytest.mark.one_in(2)
-@EVERY
-def test_populations_partition_the_whole(name):
-    """Except for what is kept for the whole only."""
-    population = quantities_of(np.arange(TOKENS)).population
-    whole = folded(name, np.arange(TOKENS))
+        rest = [] if name == WITHOUT_BLOCKS else [np.flatnonzero(stream.block != left_out)]
+        other = folded(name, *rest)
+        for part in (None, 1):
+            assert_equal(selected(name, whole, part, left_out), selected(name, other, part, None))
     for label in range(POPULATIONS):
-        alone = folded(name, np.flatnonzero(population == label))
-        if name in WHOLE_ONLY:
-            alone = folded(name)
-        np.testing.assert_equal(
-            selected(name, whole, label, None), selected(name, alone, None, None)
-        )
-
-
-@pytest.mark.one_in(2)
-@EVERY
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
-def test_states_folded_with_any_backend_are_equal(name, backend):
-    token = np.arange(TOKENS)
-    np.testing.assert_equal(
-        folded(name, token[: 6 * RUN], token[6 * RUN :], backend=backend),
-        folded(name, token, backend="reference"),
-    )
+        alone = [] if name in WHOLE_ONLY else [np.flatnonzero(stream.population == label)]
+        other = folded(name, *alone)
+        assert_equal(selected(name, whole, label, None), selected(name, other, None, None))

@@ -1,43 +1,41 @@
-"""Border shares of ties, their sums and ratios, by directions, draws and closed forms."""
+"""Shares of a ball near ties and boundaries, by directions, draws, closed forms and mpmath."""
 
 from __future__ import annotations
 
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from moegeom.geometry.border_shares import (
-    CONVENTIONS,
-    TieSums,
-    border_bound_log10,
-    border_shares,
-    direction_logits,
-    log_leading_share,
-    log_order_ratio,
-    orthonormal_border_share,
-    published_border_bound_log10,
-    tie_factor,
-    tie_sums,
-)
+from moegeom.geometry import border_shares as border
+from moegeom.geometry import thickening as ball
 from moegeom.geometry.boundary.orders import free_logit_distance, tie_spread
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((8, 3, 1), 0.1739947), ((8, 3, 2), 0.4093402), ((64, 8, 1), 0.0113547), ((4, 2, 3), 1.0)],
-)
-def test_borders_of_orthonormal_rows(shape, expected):
-    assert orthonormal_border_share(*shape) == pytest.approx(expected, abs=1e-7)
+def points(dimension: int, number: int, seed: int = 0) -> np.ndarray:
+    """Uniform in the unit ball."""
+    random = np.random.default_rng(seed)
+    inside = random.standard_normal((number, dimension))
+    inside /= np.linalg.norm(inside, axis=1, keepdims=True)
+    return inside * random.random((number, 1)) ** (1.0 / dimension)
+
+
+# ----------------------------------------------------------------------------------- borders of ties
+def test_borders_of_orthonormal_rows():
+    shapes = ((8, 3, 1), (8, 3, 2), (64, 8, 1), (4, 2, 3))
+    shares = [border.orthonormal_border_share(*shape) for shape in shapes]
+    assert_allclose(shares, [0.1739947, 0.4093402, 0.0113547, 1.0], atol=1e-7)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_orthonormal_rows_are_a_case_of_any_rows(order):
-    sums = tie_sums(np.eye(8), 3, order, 4000, 1000, np.random.default_rng(0))
+    sums = border.tie_sums(np.eye(8), 3, order, 4000, 1000, np.random.default_rng(0))
     flats = math.comb(8, order + 1)
     assert sums.flats == flats
-    expected = flats * orthonormal_border_share(8, 3, order)
+    expected = flats * border.orthonormal_border_share(8, 3, order)
     assert abs(sums.borders - expected) < 4 * sums.borders_error
     assert sums.borders_error < 0.01 * expected
     # factors of orthonormal rows are all one number
@@ -49,107 +47,95 @@ def test_borders_are_those_of_directions_on_the_flat(tied):
     random = np.random.default_rng(3)
     rows, k = random.standard_normal((7, 10)), 3
     gram = rows @ rows.T
-    found = border_shares(gram, direction_logits(gram, 40_000, random), k, np.array([tied])).mean()
+    share = border.border_shares(
+        gram, border.direction_logits(gram, 40_000, random), k, np.array([tied])
+    ).mean()
     away = rows[list(tied[1:])] - rows[tied[0]]
     flat = np.linalg.svd(away)[2][len(away) :]
     logits = random.standard_normal((40_000, len(flat))) @ flat @ rows.T
     above = (np.delete(logits, tied, axis=1) > logits[:, [tied[0]]]).sum(axis=1)
-    order = len(tied) - 1
-    direct = ((above >= k - order) & (above <= k - 1)).mean()
-    assert found == pytest.approx(direct, abs=0.012)
-
-
-def test_equal_and_dependent_rows_leave_no_flat():
-    for rows in (np.ones((3, 2)), np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])):
-        gram = rows @ rows.T
-        logits = direction_logits(gram, 80, np.random.default_rng(0))
-        assert np.isnan(border_shares(gram, logits, 1, np.array([[0, 1, 2]]))).all()
-        assert tie_factor(gram, np.array([0, 1, 2])) == math.inf
-        assert tie_sums(gram, 1, 2, 80, 10, np.random.default_rng(0)).borders == 0.0
-    assert tie_sums(np.eye(3), 1, 3, 80, 10, np.random.default_rng(0)).flats == 0
+    direct = ((above >= k - (len(tied) - 1)) & (above <= k - 1)).mean()
+    assert share == pytest.approx(direct, abs=0.012)
 
 
 def test_a_sample_of_ties_is_scaled_and_knows_its_error():
     random = np.random.default_rng(4)
     rows = random.standard_normal((12, 20)) * np.linspace(0.5, 2.0, 12)[:, None]
     gram = rows @ rows.T
-    whole = tie_sums(gram, 4, 2, 4000, 1000, random)
-    parts = [tie_sums(gram, 4, 2, 800, 60, np.random.default_rng(seed)) for seed in range(40)]
+    whole = border.tie_sums(gram, 4, 2, 4000, 1000, random)
+    parts = [
+        border.tie_sums(gram, 4, 2, 800, 60, np.random.default_rng(seed)) for seed in range(40)
+    ]
     away = [(part.borders - whole.borders) / part.borders_error for part in parts]
     assert 0.6 < np.std(away) < 1.5
     assert abs(np.mean(away)) < 0.6
     assert all(part.flats == whole.flats == 220 for part in parts)
 
 
-def test_factors_are_those_of_every_base_and_of_singular_values():
+def test_factors_are_those_of_singular_values_and_dependent_rows_leave_no_flat():
     rows = np.random.default_rng(5).standard_normal((6, 9))
-    gram = rows @ rows.T
     for tied in itertools.permutations((1, 3, 4)):
         values = np.linalg.svd(rows[list(tied[1:])] - rows[tied[0]], compute_uv=False)
-        expected = 1.0 / np.prod(values)
-        assert tie_factor(gram, np.array(tied)) == pytest.approx(expected, rel=1e-12)
-    assert tie_factor(np.eye(4), np.arange(3)) == pytest.approx(3**-0.5)
+        assert_allclose(
+            border.tie_factor(rows @ rows.T, np.array(tied)), 1.0 / values.prod(), rtol=1e-12
+        )
+    assert border.tie_factor(np.eye(4), np.arange(3)) == pytest.approx(3**-0.5)
+    draw = np.random.default_rng(0)
+    for rows in (np.ones((3, 2)), np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])):
+        gram = rows @ rows.T
+        logits = border.direction_logits(gram, 80, draw)
+        assert np.isnan(border.border_shares(gram, logits, 1, np.array([[0, 1, 2]]))).all()
+        assert border.tie_factor(gram, np.array([0, 1, 2])) == math.inf
+        assert border.tie_sums(gram, 1, 2, 80, 10, draw).borders == 0.0
+    assert border.tie_sums(np.eye(3), 1, 3, 80, 10, draw).flats == 0
 
 
 # ------------------------------------------------------------------------------------ leading terms
 def test_leading_shares_are_what_lies_near_ties_that_all_meet_in_the_middle():
-    random = np.random.default_rng(6)
-    rows, width = random.standard_normal((4, 6)), 0.004
-    inside = random.standard_normal((400_000, 6))
-    inside *= (random.random(len(inside)) ** (1 / 6) / np.linalg.norm(inside, axis=1))[:, None]
-    logits = inside @ rows.T
-    least = np.full(len(inside), np.inf)
+    rows, width = np.random.default_rng(6).standard_normal((4, 6)), 0.004
+    logits = points(6, 400_000, 6) @ rows.T
+    least = np.full(len(logits), np.inf)
     order = np.sort(logits, axis=1)
     for i, j in itertools.combinations(range(4), 2):
         # two tie at the border of two where one of the others is above both and one below
-        middle = (logits[:, i] + logits[:, j]) / 2
-        is_border = (
-            (order > middle[:, None]).sum(axis=1)
-            - (logits[:, [i, j]] > middle[:, None]).sum(axis=1)
-        ) == 1
+        middle = (logits[:, [i]] + logits[:, [j]]) / 2
+        num_above = (order > middle).sum(axis=1) - (logits[:, [i, j]] > middle).sum(axis=1)
         away = np.abs(logits[:, i] - logits[:, j]) / np.linalg.norm(rows[i] - rows[j])
-        least = np.minimum(least, np.where(is_border, away, np.inf))
-    sums = tie_sums(rows @ rows.T, 2, 1, 40_000, 100, random)
-    assert (least < width).mean() == pytest.approx(
-        math.exp(log_leading_share(sums, 6, width)), rel=0.05
-    )
+        least = np.minimum(least, np.where(num_above == 1, away, np.inf))
+    sums = border.tie_sums(rows @ rows.T, 2, 1, 40_000, 100, np.random.default_rng(6))
+    expected = math.exp(border.log_leading_share(sums, 6, width))
+    assert (least < width).mean() == pytest.approx(expected, rel=0.05)
 
 
 def test_conventions_of_a_width_are_told_apart_by_draws_in_three_dimensions():
-    eps = 0.02
-    random = np.random.default_rng(7)
-    inside = random.standard_normal((2_000_000, 3))
-    inside *= (random.random(len(inside)) ** (1 / 3) / np.linalg.norm(inside, axis=1))[:, None]
-    spread = {order: np.empty(0) for order in (1, 2)}
-    near = {}
+    eps, inside, near = 0.02, points(3, 2_000_000, 7), {}
     for order in (1, 2):
         spread = tie_spread(inside, 1, order)
         half = free_logit_distance(inside, 1, order)
-        of_base = np.sort(np.abs(inside - inside.max(axis=1, keepdims=True)), axis=1)[:, order]
-        shares = {"half_spread": half, "spread": spread, "base": of_base}
-        near[order] = {name: float((away < eps).mean()) for name, away in shares.items()}
+        near[order] = {n: (a < eps).mean() for n, a in (("half_spread", half), ("spread", spread))}
     assert near[2]["half_spread"] / near[1]["half_spread"] == pytest.approx(0.0205, abs=0.001)
-    sums = [tie_sums(np.eye(3), 1, order, 40_000, 9, random) for order in (1, 2)]
+    random = np.random.default_rng(7)
+    sums = [border.tie_sums(np.eye(3), 1, order, 40_000, 9, random) for order in (1, 2)]
     for name in ("half_spread", "spread"):
-        expected = math.exp(log_order_ratio(sums[1], sums[0], 3, eps, name))
+        expected = math.exp(border.log_order_ratio(sums[1], sums[0], 3, eps, name))
         assert near[2][name] / near[1][name] == pytest.approx(expected, rel=0.06), name
-    base = math.exp(log_order_ratio(sums[1], sums[0], 3, eps, "base"))
+    base = math.exp(border.log_order_ratio(sums[1], sums[0], 3, eps, "base"))
     assert base == pytest.approx(0.01386, abs=1e-4)
-    assert log_order_ratio(sums[0], sums[0], 3, eps, "spread") == 0.0
+    assert border.log_order_ratio(sums[0], sums[0], 3, eps, "spread") == 0.0
 
 
 def test_without_borders_there_is_no_share_and_no_ratio():
-    none, some = TieSums(2, 0, 0.0, 0.0, 0.0, 0.0), TieSums(1, 3, 1.0, 0.1, 1.0, 0.1)
-    assert log_leading_share(none, 8, 0.1) == -math.inf
-    for name in CONVENTIONS:
-        assert log_order_ratio(none, some, 8, 0.1, name) == -math.inf
-        assert math.isnan(log_order_ratio(some, none, 8, 0.1, name))
+    none, some = border.TieSums(2, 0, 0.0, 0.0, 0.0, 0.0), border.TieSums(1, 3, 1.0, 0.1, 1.0, 0.1)
+    assert border.log_leading_share(none, 8, 0.1) == -math.inf
+    for name in border.CONVENTIONS:
+        assert border.log_order_ratio(none, some, 8, 0.1, name) == -math.inf
+        assert math.isnan(border.log_order_ratio(some, none, 8, 0.1, name))
 
 
 # ------------------------------------------------------------------------------------------- bounds
 def test_a_border_is_never_smaller_than_its_bound():
     random = np.random.default_rng(8)
-    told = 0
+    num_near = 0
     for _ in range(30):
         rows = random.standard_normal((6, 8))
         tied, above = (0, 1), tuple(i for i in range(2, 6) if random.random() < 0.5)
@@ -158,29 +144,111 @@ def test_a_border_is_never_smaller_than_its_bound():
         logits -= np.outer(logits @ away, away) / (away @ away)
         logits = logits @ rows.T
         is_above = logits[:, 2:] > logits[:, :1]
-        wanted = np.isin(np.arange(2, 6), above)
-        share = float((is_above == wanted).all(axis=1).mean())
-        bound = border_bound_log10(rows, tied, above)
-        assert 10.0**bound <= share + 4 * math.sqrt(share * (1 - share) / 20_000) + 1e-4
-        told += 10.0**bound > share / 50
-    assert told > 20
+        share = float((is_above == np.isin(np.arange(2, 6), above)).all(axis=1).mean())
+        bound = 10.0 ** border.border_bound_log10(rows, tied, above)
+        assert bound <= share + 4 * math.sqrt(share * (1 - share) / 20_000) + 1e-4
+        num_near += bound > share / 50
+    assert num_near > 20
 
 
-def test_bounds_at_their_corners():
-    assert border_bound_log10(np.eye(3), (0, 1, 2), ()) == 0.0
-    # one other expert is above on half of the directions
-    assert border_bound_log10(np.eye(3), (0, 1), (2,)) == math.log10(0.5)
-    # a row between the tied ones is never above both
+def test_bounds_of_borders_at_their_corners():
     between = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])
-    assert border_bound_log10(between, (0, 1), (2,)) == -math.inf
-    # two others on one line, on the same and on opposite sides
     line = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
-    assert border_bound_log10(line, (0, 1), (2, 3)) == math.log10(0.5)
-    assert border_bound_log10(line, (0, 1), (2,)) == -math.inf
-
-
-def test_the_published_bound_sees_dimensions_that_no_row_has():
-    assert published_border_bound_log10(4096, 1, 0.3) == pytest.approx(-3380, abs=15)
+    for rows, tied, above, expected in (
+        (np.eye(3), (0, 1, 2), (), 0.0),
+        (np.eye(3), (0, 1), (2,), math.log10(0.5)),  # above on half of the directions
+        (between, (0, 1), (2,), -math.inf),  # a row between the tied ones is never above both
+        # two others on one line, on the same and on opposite sides
+        (line, (0, 1), (2, 3), math.log10(0.5)),
+        (line, (0, 1), (2,), -math.inf),
+    ):
+        assert border.border_bound_log10(rows, tied, above) == expected
+    assert border.published_border_bound_log10(4096, 1, 0.3) == pytest.approx(-3380, abs=15)
     # orthonormal rows: any 7 of the 62 others are as likely to be above
-    share = math.log10(orthonormal_border_share(64, 8, 1) / math.comb(62, 7))
-    assert share - 50 < border_bound_log10(np.eye(64), (0, 1), tuple(range(2, 9))) < share
+    share = math.log10(border.orthonormal_border_share(64, 8, 1) / math.comb(62, 7))
+    assert share - 50 < border.border_bound_log10(np.eye(64), (0, 1), tuple(range(2, 9))) < share
+
+
+# --------------------------------------------------------------------------------- slabs and tubes
+@pytest.mark.parametrize(("dimension", "order"), [(3, 1), (6, 4), (7168, 1), (7168, 3)])
+def test_half_binomials_are_quotients_of_gammas(dimension, order):
+    with mpmath.workdps(40):
+        half = mpmath.mpf(dimension) / 2
+        expected = mpmath.log(mpmath.binomial(half, mpmath.mpf(order) / 2))
+    assert ball.log_half_binomial(dimension, order) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "distance", "width"),
+    [
+        *((3, -0.5, 0.1), (3, 0.0, 0.2), (40, 0.2, 0.05), (40, 0.02, 0.05), (7168, 0.51, 0.01)),
+        *((7168, 0.003, 0.004), (7168, 0.99, 0.005), (5, 0.95, 0.1), (100, 0.1, 1e-9)),
+    ],
+)
+def test_a_slab_is_the_integral_of_the_sections_of_its_ball(dimension, distance, width):
+    with mpmath.workdps(60):
+        low, high = max(-1, distance - width), min(1, distance + width)
+        power = (mpmath.mpf(dimension) - 1) / 2
+        whole = mpmath.beta(mpmath.mpf(1) / 2, power + 1)
+        # most of it may lie at the end that is nearer to the middle
+        steps = [mpmath.mpf(step) / 64 for step in range(65)]
+        near, far = (low, high) if abs(low) < abs(high) else (high, low)
+        cuts = sorted(near + (far - near) * step**5 for step in steps)
+        share = mpmath.quad(lambda s: (1 - s * s) ** power, cuts) / whole
+        expected = float(mpmath.log(share))
+    assert ball.log_slab_share(dimension, distance, width, 1.0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_slabs_and_tubes_hold_the_points_that_are_near():
+    slab = math.exp(ball.log_slab_share(3, -0.5, 0.1, 1.0))
+    inside = np.abs(points(3, 400_000)[:, 0] + 0.5) < 0.1
+    assert slab == pytest.approx(0.112, abs=1e-12)  # .680 without the sign of the far side
+    assert slab == pytest.approx(inside.mean(), abs=0.003)
+    for order, expected in ((2, 0.174717), (3, 0.064354)):
+        tube = ball.tube_share(6, order, 0.4, 0.3, 1.0)
+        away = points(6, 400_000)[:, :order].copy()
+        away[:, 0] -= 0.4
+        assert tube == pytest.approx(expected, abs=1e-6)
+        assert tube == pytest.approx((np.linalg.norm(away, axis=1) < 0.3).mean(), abs=0.003)
+    assert ball.tube_share(5, 1, 0.2, 0.1, 1.0) == math.exp(ball.log_slab_share(5, 0.2, 0.1, 1.0))
+    assert ball.tube_share(5, 2, 3.0, 0.5, 1.0) == 0.0
+    assert ball.tube_share(5, 3, 0.0, 2.0, 1.0) == pytest.approx(1.0, abs=1e-8)
+    assert ball.tube_share(5, 2, 0.3, 5.0, 1.0) == pytest.approx(1.0, abs=1e-8)
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 40, 7168])
+def test_slabs_side_by_side_are_the_ball(dimension):
+    edges = itertools.pairwise(np.linspace(-2.0, 2.0, 33))
+    shares = [ball.log_slab_share(dimension, (a + b) / 2, (b - a) / 2, 2.0) for a, b in edges]
+    assert sum(map(math.exp, shares)) == pytest.approx(1.0, abs=1e-12)
+    assert ball.log_slab_share(dimension, 3.0, 0.5, 2.0) == -math.inf
+
+
+def test_a_bound_of_orders_is_never_below_what_is_near():
+    bounds = [ball.log_order_bound(64, n, 4096, 0.01 / 64) / math.log(10.0) for n in (1, 2, 3, 4)]
+    assert_allclose(bounds, [1.2065, 0.3187, -0.7722, -2.0211], atol=1e-4)
+    assert ball.log_order_bound(3, 3, 8, 0.1) == -math.inf
+    rows, inside = np.random.default_rng(1).standard_normal((5, 6)), points(6, 20_000)
+    least = np.full(len(inside), np.inf)
+    for i, j in itertools.combinations(range(5), 2):
+        away = rows[i] - rows[j]
+        least = np.minimum(least, np.abs(inside @ away) / np.linalg.norm(away))
+    for width in (0.01, 0.05, 0.1):
+        assert (least < width).mean() <= math.exp(ball.log_order_bound(5, 1, 6, width))
+
+
+@pytest.mark.parametrize(("experts", "hidden"), [(12, 96), (12, 7)])
+def test_logits_of_a_ball_are_those_of_its_points(experts, hidden):
+    random = np.random.default_rng(2)
+    rows, bias = random.standard_normal((experts, hidden)), random.standard_normal(experts)
+    drawn = ball.ball_logits(rows, bias, 1.7, 100_000, random)
+    direct = 1.7 * points(hidden, 100_000, 5) @ rows.T + bias
+    size = direct.std(axis=0)
+    assert_allclose((drawn.mean(axis=0) - direct.mean(axis=0)) / size, 0.0, atol=0.02)
+    scale = np.outer(size, size)
+    assert_allclose(np.cov(drawn.T) / scale, np.cov(direct.T) / scale, atol=0.03)
+    # and what is near a boundary of the first two
+    away = np.linalg.norm(rows[0] - rows[1])
+    for width in (0.05, 0.3):
+        near = [(np.abs(z[:, 0] - z[:, 1]) < width * away).mean() for z in (drawn, direct)]
+        assert_allclose(*near, rtol=0.0, atol=0.006)

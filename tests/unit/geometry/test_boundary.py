@@ -1,12 +1,23 @@
-"""Boundary distance at the corners: equal rows, zero rows, one expert, all experts."""
+"""Boundary distance, ties of several experts and reachability at the corners."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
+from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.geometry.boundary import order_distance as ties
 from moegeom.geometry.boundary.linear import NO_BOUNDARY, boundary_distance, row_distances
-from moegeom.geometry.selection import top_k
+from moegeom.geometry.boundary.orders import logit_distance
+from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
+from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.selection import route, top_k
+
+INF = np.inf
+
+#: Three rows of the plane at which all tie only in the origin.
+FAN = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
 
 
 def measured(weight, y, k, bias=None):
@@ -14,75 +25,289 @@ def measured(weight, y, k, bias=None):
     return boundary_distance(logits, top_k(logits, k), row_distances(weight, bias))
 
 
+#: Rows, inputs, how many are chosen, bias -> distance and pair of each token.
+CORNERS = {
+    "the worked triangle": (FAN, [[2.0, 0.5]], 1, None, [1.5 / np.sqrt(2)], [[0, 1]]),
+    "all chosen": (FAN, np.ones((5, 2)), 3, None, [INF] * 5, [[-1, -1]] * 5),
+    "equal rows with biases": (
+        *(np.ones((2, 3)), [[1.0, 2.0, 3.0]], 1, np.array([0.25, 0.0])),
+        *([INF], [[-1, -1]]),
+    ),
+    "zero rows": (np.zeros((3, 2)), [[1.0, -1.0]], 1, None, [0.0], [[0, 1]]),
+    "on a boundary the first pair": (np.eye(3), [[1.0, 1.0, 1.0]], 1, None, [0.0], [[0, 1]]),
+    # (0, 2) and (1, 3) are both at distance 1; the second chosen expert is asked first
+    "equal quotients": (np.vstack([np.eye(2), -np.eye(2)]), [[1.0, 1.0]], 2, None, [1.0], [[1, 3]]),
+    "no token": (np.eye(3), np.empty((0, 3)), 1, None, [], np.empty((0, 2))),
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_distance_and_pair_at_a_corner(corner):
+    weight, y, k, bias, distance, pair = CORNERS[corner]
+    boundary = measured(weight, np.asarray(y), k, bias)
+    assert_allclose(boundary.distance, distance, rtol=1e-15)
+    assert_array_equal(boundary.pair, pair)
+
+
+def test_a_permanent_tie_is_at_distance_zero_wherever_it_decides():
+    random = np.random.default_rng(7)
+    weight, y = random.standard_normal((5, 4)), random.standard_normal((200, 4))
+    weight[3] = weight[1]
+    boundary = measured(weight, y, 2)
+    decides = np.isin(top_k(y @ weight.T, 2), [1, 3]).sum(axis=1) == 1
+    assert_array_equal(boundary.distance == 0.0, decides)
+    assert_array_equal(boundary.pair[decides], np.tile([1, 3], (decides.sum(), 1)))
+    assert_array_equal(row_distances(weight).permanent_ties, [[1, 3]])
+    assert_array_equal(row_distances(np.zeros((3, 2))).permanent_ties, [[0, 1], [0, 2], [1, 2]])
+    # a bias tells duplicates apart
+    rows = row_distances(weight, np.array([0.0, 0.5, 0.0, -0.5, 0.0]))
+    assert rows.permanent_ties.shape == (0, 2)
+    assert rows.inverse[1, 3] == NO_BOUNDARY
+
+
+# ------------------------------------------------------------------------- ties of several experts
+def test_three_experts_of_the_fan_tie_in_the_origin_alone_and_no_others_anywhere():
+    nearest = ties.order_distance(FAN @ [2.0, 0.5], FAN, 1, 2)
+    assert_allclose(nearest.upper, np.hypot(2.0, 0.5), rtol=1e-12)
+    assert (nearest.is_exact, nearest.tied) == (True, (0, 1, 2))
+    here = ties.order_distance(np.zeros(3), FAN, 2, 2)
+    assert (here.lower, here.upper) == (0.0, 0.0)
+    assert logit_distance(np.zeros(3), FAN, 2, 2).upper == 0.0
+    assert ties.flat_distance(np.arange(3.0), FAN, (1,)) == 0.0
+    for k, order in ((3, 1), (1, 3), (1, 0), (2, 9)):
+        nowhere = ties.order_distance(FAN @ np.ones(2), FAN, k, order)
+        assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
+        assert logit_distance(FAN @ np.ones(2), FAN, k, order).upper == INF
+
+
+def test_a_permanent_tie_of_three_experts_is_everywhere():
+    """Equal rows and biases; the chosen set holds one of them wherever the input is."""
+    weight = np.vstack([np.tile([[1.0, 2.0]], (3, 1)), [[-1.0, 0.0]]])
+    z = weight @ np.array([0.7, 0.1])
+    assert ties.order_distance(z, weight, 1, 2).upper == 0.0
+    # ranked last they are no tie at the border of the first: the fourth must join or pass
+    assert ties.order_distance(-z, -weight, 1, 1).upper > 0.1
+    zeros = np.zeros((4, 3))
+    assert ties.order_distance(np.zeros(4), zeros, 2, 3).upper == 0.0
+    assert ties.order_distance(np.arange(4.0), zeros, 2, 2).upper == INF
+    assert logit_distance(np.arange(4.0), zeros, 2, 2).upper == INF
+
+
+def test_parallel_boundaries_never_meet_or_are_one():
+    weight, bias = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 0.0, -1.0])
+    z = weight @ np.array([0.2, 5.0])
+    nowhere = ties.order_distance(z + bias, weight, 1, 2)
+    assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
+    assert ties.flat_distance(bias, weight, (0, 1, 2)) == INF
+    assert logit_distance(bias, weight, 1, 2).upper == INF
+    assert_allclose(ties.order_distance(z, weight, 1, 2).upper, 0.2, rtol=1e-12)
+
+
+def test_coordinates_keep_the_distances_between_rows():
+    weight = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32) + 7.0
+    rows = ties.row_coordinates(weight)
+    assert rows.shape == (5, 5)
+    for i, j in [(0, 1), (2, 4)]:
+        expected = np.linalg.norm(weight[i].astype(float) - weight[j])
+        assert_allclose(np.linalg.norm(rows[i] - rows[j]), expected, rtol=1e-12)
+
+
+def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
+    """A rare case where costs alone do not rule out a nearer flat whose own point is no tie."""
+    random = np.random.default_rng(508)
+    experts, hidden = int(random.integers(4, 8)), int(random.integers(2, 6))
+    weight = random.standard_normal((experts, hidden))
+    z = weight @ random.standard_normal(hidden) * 2
+    k, order = int(random.integers(1, experts)), int(random.integers(2, experts))
+    exact = ties.order_distance(z, weight, k, order)
+    assert exact.is_exact
+
+    def give_up(*args, **kwargs):
+        raise RuntimeError("too many rounds")
+
+    monkeypatch.setattr("scipy.optimize.nnls", give_up)
+    bracket = ties.order_distance(z, weight, k, order)
+    assert not bracket.is_exact
+    assert 0.0 < bracket.lower < exact.upper <= bracket.upper
+
+
+def test_a_real_shape_is_solved_within_few_steps():
+    """128 experts, 8 chosen: crossing costs prune ties far from the border."""
+    random = np.random.default_rng(1)
+    weight = random.uniform(0.5, 1.5, (128, 1)) * random.standard_normal((128, 256))
+    rows, z = ties.row_coordinates(weight), weight @ random.standard_normal(256)
+    nearest = [ties.order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
+    assert all(tie.is_exact for tie in nearest)
+    assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
+
+
+@pytest.mark.parametrize("slope", [1e-3, 1e-5, 1e-7, 1e-8, 1e-9])
+def test_a_far_corner_between_nearly_opposite_boundaries_is_not_lost_in_rounding(slope):
+    """The boundaries of (1, 0) and (-1, slope) meet at (1, 1 / slope), far from the origin."""
+    corner = ties.least_distance(np.array([[1.0, 0.0], [-1.0, slope]]), np.array([1.0, 0.0]), 0.0)
+    assert_allclose([corner.bound * slope, corner.point[1] * slope], 1.0, rtol=1e-2)
+
+
+# ------------------------------------------------------------------------------------- reachability
+POINT, BEATEN, OPEN = Proof.point, Proof.beaten, Proof.open
+
+
+def rule(k, score="softmax", has_bias=False, groups=None):
+    return Rule(k, score, Weights("scores"), has_selection_bias=has_bias, groups=groups)
+
+
+def proofs(weight, k, radius, logit_bias=None, selection_bias=None, score="softmax", groups=None):
+    rows = effective_rows(np.asarray(weight, np.float64), None)
+    bias = None if logit_bias is None else np.asarray(logit_bias, np.float64)
+    extra = None if selection_bias is None else np.asarray(selection_bias, np.float64)
+    made = rule(k, score, extra is not None, groups)
+    certificates = reachability(rows, made, radius, bias, extra)
+    decided = (certificates.proofs.count(BEATEN), int(certificates.is_certain.sum()))
+    assert num_decided(rows, made, radius, bias, extra) == decided
+    return certificates
+
+
+def beaten_by(certificates):
+    return [others.tolist() for others in certificates.beaten_by]
+
+
 @pytest.fixture
 def random():
-    return np.random.default_rng(7)
+    return np.random.default_rng(6)
 
 
-def test_the_worked_triangle():
-    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
-    found = measured(weight, np.array([[2.0, 0.5]]), 1)
-    np.testing.assert_allclose(found.distance, [1.5 / np.sqrt(2)], rtol=1e-15)
-    np.testing.assert_array_equal(found.pair, [[0, 1]])
+def test_a_bias_beyond_the_radius_times_the_distance_beats():
+    """|w_0 - w_1| = 5: on the ball of radius 2 a bias of 10 decides, one of 9.9 does not."""
+    weight = [[3.0, 0.0], [0.0, 4.0]]
+    certificates = proofs(weight, 1, 2.0, [10.001, 0.0])
+    assert certificates.proofs == (POINT, BEATEN)
+    assert beaten_by(certificates) == [[], [0]]
+    assert BEATEN not in proofs(weight, 1, 2.0, [9.999, 0.0]).proofs
 
 
-def test_choosing_every_expert_leaves_no_boundary(random):
-    found = measured(random.standard_normal((4, 3)), random.standard_normal((5, 3)), 4)
-    np.testing.assert_array_equal(found.distance, np.full(5, np.inf))
-    np.testing.assert_array_equal(found.pair, np.full((5, 2), -1))
+def test_as_many_experts_have_to_beat_one_as_are_chosen():
+    biases = [50.0, 40.0, 0.0, 0.0]
+    assert proofs(np.eye(4), 2, 1.0, biases).proofs[2:] == (BEATEN, BEATEN)
+    certificates = proofs(np.eye(4), 3, 1.0, biases)
+    assert certificates.proofs == (POINT,) * 4
+    assert beaten_by(certificates)[3] == [0, 1]  # listed, and not enough
+    for weight in (np.eye(3), np.zeros((3, 2)), np.full((3, 2), 0.1)):
+        assert proofs(weight, 3, 1.0, [0.0, 9.0, -9.0]).proofs == (POINT,) * 3
+    for score in ("softmax", "sigmoid"):
+        assert proofs([[1.0, 2.0]], 1, INF, [0.5], score=score).proofs == (POINT,)
 
 
-def test_a_permanent_tie_is_at_distance_zero_wherever_it_decides(random):
-    weight = random.standard_normal((5, 4))
-    weight[3] = weight[1]
-    y = random.standard_normal((200, 4))
-    found, logits = measured(weight, y, 2), y @ weight.T
-    chosen = top_k(logits, 2)
-    decides = np.isin(chosen, [1, 3]).sum(axis=1) == 1
-    np.testing.assert_array_equal(found.distance == 0.0, decides)
-    np.testing.assert_array_equal(row_distances(weight).permanent_ties, [[1, 3]])
-    np.testing.assert_array_equal(found.pair[decides], np.tile([1, 3], (decides.sum(), 1)))
+def test_independent_rows_without_bias_are_reached_and_one_between_others_only_off_their_line(
+    random,
+):
+    weight = random.standard_normal((5, 9)) + 10.0 * random.standard_normal(9)
+    bent = [[-1.0, 0.0, 0.0], [0.0, 1e-3, 0.0], [1.0, 0.0, 0.0]]
+    for certificates in (proofs(weight, 2, INF), proofs(bent, 1, 3.0)):
+        assert not {OPEN, BEATEN} & set(certificates.proofs)
+    line = [[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+    assert proofs(line, 1, 3.0).proofs == (POINT, OPEN, POINT)
 
 
-def test_duplicate_rows_are_no_permanent_tie_when_a_bias_tells_them_apart(random):
-    weight = random.standard_normal((3, 4))
-    weight[2] = weight[0]
-    rows = row_distances(weight, np.array([0.5, 0.0, -0.5]))
-    np.testing.assert_array_equal(rows.permanent_ties, np.empty((0, 2)))
-    np.testing.assert_array_equal(rows.inverse[0, 2], NO_BOUNDARY)
+def test_equal_rows_stay_open_as_the_tie_is_everywhere_or_are_ordered_for_ever(random):
+    assert proofs(np.full((3, 2), 0.1), 1, 5.0).proofs == (OPEN,) * 3
+    assert proofs(np.zeros((3, 2)), 1, INF).proofs == (OPEN,) * 3
+    weight = np.tile(random.standard_normal(4), (3, 1))
+    for radius in (0.5, 100.0, INF):
+        certificates = proofs(weight, 1, radius, [0.1, 0.3, 0.2])
+        assert (certificates.proofs[0], certificates.proofs[2]) == (BEATEN, BEATEN)
+        assert beaten_by(certificates)[::2] == [[1, 2], [1]]
+    for score in ("softmax", "identity", "sigmoid", "sqrt_softplus"):
+        certificates = proofs(np.zeros((3, 4)), 2, INF, None, [9.0, 1.0, 5.0], score)
+        assert certificates.proofs[1] == BEATEN, score
+        assert beaten_by(certificates)[1] == [0, 2]
 
 
-def test_duplicate_rows_alone_with_different_biases_never_flip():
-    weight, bias = np.ones((2, 3)), np.array([0.25, 0.0])
-    found = measured(weight, np.array([[1.0, 2.0, 3.0]]), 1, bias)
-    np.testing.assert_array_equal(found.distance, [np.inf])
-    np.testing.assert_array_equal(found.pair, [[-1, -1]])
+def test_nearly_equal_rows_are_not_taken_for_equal():
+    """A Gram matrix in float64 does not tell them apart; far out, or with a small bias, they do."""
+    weight = np.zeros((4, 64), np.float32)
+    weight[:, 0] = [1.0, 1.0, 1.0, -1.0]
+    weight[1, 1], weight[2, 1] = 1e-9, -1e-9
+    bias = [1e-8, 0.0, 0.0, 0.0]
+    assert BEATEN not in proofs(weight, 1, INF, bias).proofs
+    assert BEATEN not in proofs(weight, 1, 64.0, bias).proofs
+    assert proofs(weight, 1, 4.0, bias).proofs[1:3] == (BEATEN, BEATEN)
 
 
-def test_zero_rows_without_bias_tie_permanently():
-    weight = np.zeros((3, 2))
-    found = measured(weight, np.array([[1.0, -1.0]]), 1)
-    np.testing.assert_array_equal(found.distance, [0.0])
-    np.testing.assert_array_equal(row_distances(weight).permanent_ties, [[0, 1], [0, 2], [1, 2]])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_nothing_is_proved_from_numbers_that_are_not_finite(bad, score):
+    weight = np.eye(4)
+    weight[2, 1] = bad
+    certificates = proofs(weight, 1, 2.0, None, [9.0, 0, 0, 0], score)
+    assert certificates.proofs == (OPEN,) * 4
+    assert beaten_by(certificates) == [[]] * 4
+    for biases in (([bad, 0, 0, 0], None), (None, [0, 0, -bad, 0])):
+        assert proofs(np.eye(4), 1, 2.0, *biases, score).proofs == (OPEN,) * 4
 
 
-def test_on_a_boundary_the_distance_is_zero_and_the_first_pair_is_named():
-    weight = np.eye(3)
-    found = measured(weight, np.array([[1.0, 1.0, 1.0]]), 1)
-    np.testing.assert_array_equal(found.distance, [0.0])
-    np.testing.assert_array_equal(found.pair, [[0, 1]])
+def test_a_bias_beyond_the_range_of_a_bounded_score_beats_at_any_radius():
+    certificates = proofs(np.eye(3), 1, INF, None, [0.0, 1.01, 0.5], "sigmoid")
+    assert certificates.proofs[:2] == (BEATEN, POINT)
+    assert beaten_by(certificates)[0] == [1]
+    assert proofs(np.eye(3), 1, INF, None, [0.0, 0.99, 0.5], "sigmoid").proofs[0] != BEATEN
+    # |x| <= 0.1 and rows of length 1: sigmoids stay within .5 -+ .025
+    width = 1.0 / (1.0 + np.exp(-0.1)) - 1.0 / (1.0 + np.exp(0.1))
+    more, less = [0.0, width + 1e-6], [0.0, width - 1e-6]
+    assert proofs(np.eye(2), 1, 0.1, None, more, "sigmoid").proofs == (BEATEN, POINT)
+    assert proofs(np.eye(2), 1, 0.1, None, less, "sigmoid").proofs[0] != BEATEN
 
 
-def test_equal_quotients_name_the_pair_nearest_the_end_of_the_chosen_set():
-    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-    found = measured(weight, np.array([[1.0, 1.0]]), 2)
-    # (0, 2) and (1, 3) are both at distance 1; the second chosen expert is asked first
-    np.testing.assert_array_equal(found.distance, [1.0])
-    np.testing.assert_array_equal(found.pair, [[1, 3]])
+def test_a_bias_on_raw_logits_is_a_logit_bias(random):
+    weight, bias = random.standard_normal((6, 3)), 3.0 * random.standard_normal(6)
+    one = proofs(weight, 2, 0.7, bias, score="identity")
+    other = proofs(weight, 2, 0.7, None, bias, score="identity")
+    assert one.proofs == other.proofs
+    assert BEATEN in one.proofs
 
 
-def test_no_token_gives_no_distance():
-    weight = np.eye(3)
-    found = measured(weight, np.empty((0, 3)), 1)
-    np.testing.assert_array_equal(found.distance, np.empty(0))
-    np.testing.assert_array_equal(found.pair, np.empty((0, 2)))
+def test_only_experts_of_the_own_group_count_against_an_expert():
+    groups = GroupMask(2, 1, "max", -INF)
+    certificates = proofs(np.eye(4), 1, 1.0, None, [0.0, 5.0, 0.0, 9.0], "sigmoid", groups)
+    # the group of 1 is never chosen: true, and not something that is proved
+    assert certificates.proofs[:3] == (BEATEN, OPEN, BEATEN)
+    assert beaten_by(certificates)[:3:2] == [[1], [3]]
+
+
+def test_a_fill_that_overtakes_negative_scores_reaches_masked_experts():
+    """With fill 0 the masked group is chosen from: its lower expert, although it is beaten."""
+    groups, bias = GroupMask(2, 1, "max", 0.0), np.array([-9.0, -7.0, -4.0, -4.0])
+    chosen = route(np.zeros((1, 4)), rule(1, "sigmoid", True, groups), bias).chosen
+    assert_array_equal(chosen, [[0]])
+    assert BEATEN not in proofs(np.eye(4), 1, 1.0, None, bias, "sigmoid", groups).proofs
+    # nobody falls below 0: the fill is last, as -inf would be
+    assert proofs(np.eye(4), 1, 1.0, None, bias + 9.0, "sigmoid", groups).proofs[0] == BEATEN
+
+
+def test_ties_between_groups_and_rows_that_cancel_give_no_point():
+    groups = GroupMask(2, 1, "top2_sum", -INF)
+    tied = proofs(np.zeros((4, 3)), 2, INF, None, np.zeros(4), "sigmoid", groups)
+    assert tied.proofs == (OPEN,) * 4
+    # two centred rows are opposite; their sum is rounding, not a direction
+    weight, one = [[0.1, 0.7, 0.3], [0.2, -0.4, 0.9]], GroupMask(1, 1, "max", -INF)
+    assert proofs(weight, 1, 0.5, None, [0.0, 1.5], "sigmoid", one).proofs == (BEATEN, POINT)
+
+
+def test_renaming_experts_renames_proofs(random):
+    order = np.array([4, 0, 3, 5, 1, 2])
+    weight, bias = random.standard_normal((6, 3)), 2.0 * random.standard_normal(6)
+    first, renamed = proofs(weight, 2, 1.0, bias), proofs(weight[order], 2, 1.0, bias[order])
+    assert renamed.proofs == tuple(first.proofs[i] for i in order)
+    for new, old in enumerate(order):
+        assert sorted(order[renamed.beaten_by[new]]) == first.beaten_by[old].tolist()
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_a_larger_ball_beats_fewer(score, random):
+    weight, bias = random.standard_normal((12, 5)), 2.0 * random.standard_normal(12)
+    biases = (None, bias) if score == "sigmoid" else (bias, None)
+    numbers = [
+        proofs(weight, 3, radius, *biases, score).proofs.count(BEATEN)
+        for radius in (0.01, 0.1, 0.3, 1.0, 3.0, 30.0)
+    ]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] < numbers[0]

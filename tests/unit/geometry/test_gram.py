@@ -1,115 +1,269 @@
-"""Gram score and its marks of comparison, by hand and at the corners."""
+"""Rows, their projections, their Gram matrix, its score and spectrum: by hand, free of gauges."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
-from moegeom.geometry.gram import (
-    best_gram_score,
-    cosines,
-    gram_score,
-    mean_absolute_cosine,
-    random_gram_score,
-    random_gram_score_sd,
-)
-
-
-def cosines_of(rows):
-    rows = np.asarray(rows, np.float64)
-    return cosines(rows @ rows.T)
-
-
-def score(rows):
-    return gram_score(cosines_of(rows))
+from moegeom.geometry import gram
+from moegeom.geometry import rows as row_forms
 
 
 @pytest.fixture
 def random():
-    return np.random.default_rng(3)
+    return np.random.default_rng(5)
 
 
-def test_the_worked_score():
+@pytest.fixture
+def weight(random):
+    return random.standard_normal((6, 9)).astype(np.float32)
+
+
+# ---------------------------------------------------------------------------------- effective rows
+def test_the_worked_pair():
+    rows = gram.effective_rows(np.array([[1.0, 2.0], [3.0, 2.0]]), np.array([2.0, 1.0]))
+    assert_array_equal(rows.centred, [[-2.0, 0.0], [2.0, 0.0]])
+    assert_array_equal(rows.mean, [4.0, 2.0])
+    assert_array_equal(rows.gram, [[4.0, -4.0], [-4.0, 4.0]])
+    assert_array_equal(rows.squared_norms, [4.0, 4.0])
+
+
+def test_a_common_shift_moves_the_mean_alone_and_names_of_experts_rows_alone(weight, random):
+    plain = gram.effective_rows(weight.astype(np.float64), None)
+    shift, order = 30.0 * random.standard_normal(9), random.permutation(6)
+    moved = gram.effective_rows((weight + shift)[order], None)
+    assert_allclose(moved.centred, plain.centred[order], atol=1e-13)
+    assert_allclose(moved.gram, plain.gram[np.ix_(order, order)], atol=1e-12)
+    assert_allclose(moved.mean, plain.mean + shift, atol=1e-13)
+
+
+def test_a_gain_may_stand_in_front_or_in_the_weight_which_rows_and_mean_give_back(weight, random):
+    gain = np.exp2(np.arange(9) - 4.0).astype(np.float32)  # powers of two: no rounding
+    beside, folded = gram.effective_rows(weight, gain), gram.effective_rows(weight * gain, None)
+    assert_array_equal(beside.centred, folded.centred)
+    assert_array_equal(beside.gram, folded.gram)
+    gain, router = random.uniform(0.1, 2.0, 9), weight.astype(np.float64)
+    rows = gram.effective_rows(router, gain)
+    assert_allclose(rows.centred + rows.mean, weight * gain, atol=1e-15)
+    assert_allclose(rows.centred.sum(axis=0), np.zeros(9), atol=1e-14)
+    assert_array_equal(router, weight)  # not written to
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_rows_are_zero_and_not_rounding(dtype, random):
+    for experts in (1, 2, 3, 7, 60, 256):
+        row = (0.1 + random.standard_normal(9)).astype(dtype)
+        rows = gram.effective_rows(np.tile(row, (experts, 1)), np.full(9, 0.3))
+        assert not rows.centred.any(), experts
+        assert not rows.gram.any(), experts
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_left_out_and_such_a_gain_leaves_no_row(bad, weight):
+    spoilt = weight.copy()
+    spoilt[[1, 4], 2] = bad
+    rows, rest = gram.effective_rows(spoilt, None), gram.effective_rows(weight[[0, 2, 3, 5]], None)
+    assert_array_equal(rows.finite, [True, False, True, True, False, True])
+    assert_array_equal(rows.centred, rest.centred)
+    assert_array_equal(rows.mean, rest.mean)
+    weight[:, 3] = 0.0  # inf * 0 is not a number either
+    none = gram.effective_rows(weight, np.array([1.0] * 3 + [bad] + [1.0] * 5))
+    assert not none.finite.any()
+    assert (none.centred.shape, none.gram.shape) == ((0, 9), (0, 0))
+    assert_array_equal(none.mean, np.zeros(9))
+
+
+def test_a_row_whose_powers_overflow_counts_as_not_finite(weight):
+    long = weight.astype(np.float64)
+    long[2] *= 1e200
+    assert not gram.effective_rows(long, np.full(9, 1e200)).finite.any()
+    assert_array_equal(gram.effective_rows(long, None).finite, np.arange(6) != 2)
+
+
+# ------------------------------------------------------------------------------------------- score
+def cosines_of(rows):
+    rows = np.asarray(rows, np.float64)
+    return gram.cosines(rows @ rows.T)
+
+
+def score(rows):
+    return gram.gram_score(cosines_of(rows))
+
+
+def test_scores_by_hand(random):
     rows = [[1, 0], [1, 1], [0, 2]]
-    np.testing.assert_allclose(score(rows), 0.422650, atol=5e-7)  # 1 - 1 / sqrt(3)
-    np.testing.assert_allclose(mean_absolute_cosine(cosines_of(rows)), np.sqrt(2) / 3, rtol=1e-15)
-
-
-def test_orthonormal_rows_score_one(random):
+    assert_allclose(score(rows), 1 - 1 / np.sqrt(3), atol=1e-12)
+    assert_allclose(gram.mean_absolute_cosine(cosines_of(rows)), np.sqrt(2) / 3, rtol=1e-15)
     rotation = np.linalg.qr(random.standard_normal((5, 5)))[0]
-    np.testing.assert_allclose(score(rotation), 1.0, atol=1e-15)
+    assert_allclose(score(rotation), 1.0, atol=1e-15)
+    # on one line, whatever their sense
+    assert_allclose(score([[1, 2], [2, 4], [-3, -6]]), 0.0, atol=1e-15)
 
 
-def test_rows_on_one_line_score_nothing_whatever_their_sense():
-    np.testing.assert_allclose(score([[1, 2], [2, 4], [-3, -6]]), 0.0, atol=1e-15)
-
-
-def test_lengths_and_rotations_change_no_cosine(random):
+def test_lengths_and_rotations_change_no_cosine_and_a_shift_the_raw_score_alone(random):
     rows = random.standard_normal((6, 4))
     turned = rows @ np.linalg.qr(random.standard_normal((4, 4)))[0] * random.uniform(0.1, 9, (6, 1))
-    np.testing.assert_allclose(cosines_of(turned), cosines_of(rows), atol=1e-14)
-
-
-def test_a_common_shift_changes_no_centred_score_but_the_raw_one(random):
+    assert_allclose(cosines_of(turned), cosines_of(rows), atol=1e-14)
     rows = random.standard_normal((8, 64))
     moved = rows + 5.0 * random.standard_normal(64)
-    np.testing.assert_allclose(
-        score(moved - moved.mean(axis=0)), score(rows - rows.mean(axis=0)), atol=1e-12
-    )
-    np.testing.assert_array_less(score(moved), score(rows) - 0.5)
-
-
-def test_zero_rows_are_left_out(random):
-    rows = random.standard_normal((4, 3))
-    with_zeros = np.vstack([rows[:2], np.zeros((1, 3)), rows[2:]])
-    np.testing.assert_allclose(score(with_zeros), score(rows), rtol=1e-15)
-    found = cosines_of(with_zeros)
-    np.testing.assert_array_equal(np.isnan(found[2]), np.ones(5, dtype=bool))
-    np.testing.assert_array_equal(np.isnan(found[0]), [False, False, True, False, False])
-
-
-@pytest.mark.parametrize("rows", [np.empty((0, 3)), np.ones((1, 3)), np.zeros((4, 3)), [[1], [0]]])
-def test_fewer_than_two_rows_have_no_score(rows):
-    found = cosines_of(rows)
-    np.testing.assert_array_equal([gram_score(found), mean_absolute_cosine(found)], [np.nan] * 2)
-
-
-def test_cosines_stay_within_one_whatever_the_rounding(random):
+    centred = [score(r - r.mean(axis=0)) for r in (moved, rows)]
+    assert_allclose(*centred, atol=1e-12)
+    assert score(moved) < score(rows) - 0.5
     rows = np.repeat(random.standard_normal((20, 7)), 2, axis=0) * random.uniform(0, 1, (40, 1))
     assert np.abs(cosines_of(rows)).max() == 1.0
 
 
-def test_the_welch_bound_of_four_rows_in_space_is_two_thirds():
-    np.testing.assert_allclose(best_gram_score(4, 3, is_centred=False), 2 / 3, rtol=1e-15)
+def test_zero_rows_are_left_out_and_fewer_than_two_rows_have_no_score(random):
+    rows = random.standard_normal((4, 3))
+    with_zeros = np.vstack([rows[:2], np.zeros((1, 3)), rows[2:]])
+    assert_allclose(score(with_zeros), score(rows), rtol=1e-15)
+    is_nan = np.isnan(cosines_of(with_zeros))
+    assert_array_equal(is_nan[2], True)
+    assert_array_equal(is_nan[0], [False, False, True, False, False])
+    for few in (np.empty((0, 3)), np.ones((1, 3)), np.zeros((4, 3)), [[1], [0]]):
+        assert_equal([score(few), gram.mean_absolute_cosine(cosines_of(few))], [np.nan] * 2)
+    for figure in (gram.random_gram_score, gram.random_gram_score_sd, gram.best_gram_score):
+        assert_equal([figure(n, 8, c) for n in (0, 1) for c in (False, True)], [np.nan] * 4)
+
+
+def test_the_best_score_is_reached_by_tetrahedron_and_simplex_and_by_no_rows_passed(random):
     tetrahedron = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
-    np.testing.assert_allclose(score(tetrahedron), 2 / 3, rtol=1e-14)
+    assert_allclose([gram.best_gram_score(4, 3, False), score(tetrahedron)], 2 / 3, rtol=1e-14)
+    for experts in (2, 3, 8, 50):
+        best = gram.best_gram_score(experts, experts + 3, is_centred=True)
+        assert_allclose(score(np.eye(experts) - 1.0 / experts), best, atol=1e-14)
+        assert_allclose(best, 1 - 1 / (experts - 1), atol=1e-15)
+    for experts, hidden in ((4, 3), (9, 2), (3, 8), (2, 1), (12, 12)):
+        for is_centred in (False, True):
+            best = gram.best_gram_score(experts, hidden, is_centred)
+            for _ in range(100):
+                rows = random.standard_normal((experts, hidden))
+                assert score(rows - is_centred * rows.mean(axis=0)) < best + 1e-12
+    # two centred rows are opposite, so chance says zero
+    assert_allclose(gram.random_gram_score(2, 40, is_centred=True), 0.0, atol=1e-15)
 
 
-@pytest.mark.parametrize("experts", [2, 3, 8, 50])
-def test_a_simplex_is_the_best_that_centred_rows_can_do(experts):
-    simplex = np.eye(experts) - 1.0 / experts
-    best = best_gram_score(experts, experts + 3, is_centred=True)
-    np.testing.assert_allclose(score(simplex), best, atol=1e-14)
-    np.testing.assert_allclose(best, 1 - 1 / (experts - 1), atol=1e-15)
+# ---------------------------------------------------------------------------------------- spectrum
+def spectrum(rows, is_centred=False):
+    rows = np.asarray(rows, np.float64)
+    return gram.row_spectrum(rows @ rows.T, rows.shape[1], is_centred)
 
 
-@pytest.mark.parametrize("is_centred", [False, True])
-@pytest.mark.parametrize(("experts", "hidden"), [(4, 3), (9, 2), (3, 8), (2, 1), (12, 12)])
-def test_no_rows_score_more_than_the_best(experts, hidden, is_centred, random):
-    best = best_gram_score(experts, hidden, is_centred)
-    for _ in range(200):
-        rows = random.standard_normal((experts, hidden))
-        found = score(rows - is_centred * rows.mean(axis=0))
-        np.testing.assert_array_less(found, best + 1e-12)
+def centred_spectrum(weight):
+    return gram.row_spectrum(gram.effective_rows(weight, None).gram, weight.shape[1], True)
 
 
-@pytest.mark.parametrize("is_centred", [False, True])
-def test_fewer_than_two_rows_have_nothing_to_be_compared_with(is_centred):
-    for count in (0, 1):
-        np.testing.assert_equal(random_gram_score(count, 8, is_centred), np.nan)
-        np.testing.assert_equal(random_gram_score_sd(count, 8, is_centred), np.nan)
-        np.testing.assert_equal(best_gram_score(count, 8, is_centred), np.nan)
+def figures(of_rows):
+    return [of_rows.rank, of_rows.largest_possible_rank, of_rows.condition, of_rows.effective_rank]
 
 
-def test_two_centred_rows_are_opposite_so_chance_says_zero():
-    np.testing.assert_allclose(random_gram_score(2, 40, is_centred=True), 0.0, atol=1e-15)
+def test_spectra_by_hand():
+    entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    for rows, expected in (
+        ([[3, 0, 0], [0, 1, 0]], [2, 2, 3.0, np.exp(entropy)]),
+        (2.0 * np.eye(7), [7, 7, 1.0, 7.0]),
+        ([[1, 2, 3], [2, 4, 6]], [1, 2, np.inf, 1.0]),
+    ):
+        assert_allclose(figures(spectrum(rows)), expected, rtol=1e-6)
+
+
+def test_shift_scale_rotation_and_order_change_no_centred_figure(random):
+    weight = random.standard_normal((6, 20))
+    turned = 7.0 * weight[[4, 2, 0, 1, 3, 5]] @ np.linalg.qr(random.standard_normal((20, 20)))[0]
+    plain = figures(centred_spectrum(weight))
+    assert plain[:2] == [5, 5]
+    for other in (weight + 9.0, turned):
+        assert_allclose(figures(centred_spectrum(other)), plain, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("experts", "hidden", "raw", "centred"),
+    [(4, 9, 4, 3), (9, 4, 4, 4), (4, 4, 4, 3), (5, 4, 4, 4)],
+)
+def test_centring_costs_a_rank_only_where_there_are_dimensions_enough(
+    experts, hidden, raw, centred, random
+):
+    weight = random.standard_normal((experts, hidden))
+    assert figures(spectrum(weight))[:2] == [raw, raw]
+    assert figures(centred_spectrum(weight))[:2] == [centred, centred]
+    assert np.isfinite(centred_spectrum(weight).condition)
+
+
+def test_each_duplicate_row_costs_a_rank(random):
+    for duplicates in (1, 3):
+        weight = random.standard_normal((8, 40)).astype(np.float32)
+        weight[-duplicates:] = weight[0]
+        assert figures(centred_spectrum(weight))[:3] == [7 - duplicates, 7, np.inf]
+
+
+def test_zero_rows_equal_rows_one_row_and_no_row_have_no_spectrum():
+    for nothing, possible in (
+        (spectrum(np.zeros((3, 5))), 3),
+        (centred_spectrum(np.full((3, 5), 0.1)), 2),
+        (centred_spectrum(np.ones((1, 5))), 0),
+        (spectrum(np.empty((0, 5)), is_centred=True), 0),
+    ):
+        assert_equal(figures(nothing), [0, possible, np.nan, np.nan])
+
+
+# ---------------------------------------------------------------------- composed and projected rows
+def test_rows_by_hand() -> None:
+    rows = row_forms.unit_length(np.array([[3.0, 4.0], [0.0, 0.0], [-2.0, 0.0]], np.float32))
+    assert_allclose(rows, [[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]], rtol=1e-15)
+    projection = np.array([[5.0, 0.0, 10.0], [0.0, 5.0, 0.0]], np.float32)
+    weight, bias = row_forms.composed_rows(
+        np.array([[3.0, 4.0]]), projection, np.array([10.0, -5.0])
+    )
+    assert_allclose(weight, [[3.0, 4.0, 6.0]], rtol=1e-15)
+    assert_allclose(bias, [2.0], rtol=1e-15)
+    assert row_forms.composed_rows(np.array([[3.0, 4.0]]), projection, None)[1] is None
+    # the scale is over the length, and finite at zero
+    assert_allclose(row_forms.cosine_scale(np.array([2.0, 0.0]), 3.0), [1.5, 3e12])
+
+
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 5), st.integers(1, 9))
+def test_the_affine_map_is_the_two_steps_within_the_stated_bound(seed, experts, width, hidden):
+    random = np.random.default_rng(seed)
+    rows = random.standard_normal((experts, width)).astype(np.float32)
+    projection = random.standard_normal((width, hidden)).astype(np.float32)
+    weight, _ = row_forms.composed_rows(rows, projection, None)
+    exact = rows.astype(np.longdouble)
+    exact /= np.sqrt((exact**2).sum(axis=1, keepdims=True))
+    terms = (width + 4) * 2.0**-53
+    bound = terms / (1.0 - terms) * (np.abs(exact) @ np.abs(projection.astype(np.longdouble)))
+    assert (np.abs(exact @ projection.astype(np.longdouble) - weight) < bound + 1e-300).all()
+
+
+def test_the_numbers_are_fixed_in_every_process_and_differ_between_sizes():
+    """A change of them makes every stored baseline worthless."""
+    first = row_forms.projection_matrix(3, 2)[0]
+    assert_allclose(first, [-0.5384130151920838, -0.9562103996867505], rtol=1e-15)
+    program = (
+        "from moegeom.geometry import rows; print(rows.projection_matrix(40, 5).tobytes().hex())"
+    )
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert other.stdout.decode().strip() == row_forms.projection_matrix(40, 5).tobytes().hex()
+    a, b = row_forms.projection_matrix(8, 4), row_forms.projection_matrix(8, 5)
+    assert np.abs(a * 2.0 - b[:, :4] * np.sqrt(5.0)).max() > 0.01
+
+
+def test_distances_keep_their_mean_square_and_spread_by_an_eighth():
+    """Standard deviation 1 / sqrt(2 count), 12.5 % for 32."""
+    random = np.random.default_rng(2)
+    rows = random.standard_normal((80, 4096)) * random.uniform(0.1, 10, (80, 1))
+    short = row_forms.projected(rows, 32)
+    i, j = np.triu_indices(80, 1)
+    ratio = np.linalg.norm(short[i] - short[j], axis=1) / np.linalg.norm(rows[i] - rows[j], axis=1)
+    assert_allclose(np.mean(ratio**2), 1.0, atol=0.08)
+    assert_allclose(ratio.std(), 0.125, atol=0.02)
+    # centring may come before or after
+    before, after = row_forms.projected(rows - rows.mean(axis=0), 6), row_forms.projected(rows, 6)
+    assert_allclose(before, after - after.mean(axis=0), atol=1e-11)
+    assert_array_equal(row_forms.projected(np.zeros((2, 9)), 4), np.zeros((2, 4)))
+    assert row_forms.projected(np.empty((0, 9)), 4).shape == (0, 4)

@@ -1,88 +1,181 @@
-"""Load figures at the corners: balance, one expert, nothing chosen."""
+"""Figures of load: by hand, by serving tokens one at a time, by sets of tokens, at the corners."""
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Decimal
+from itertools import combinations
+
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
 from moegeom.geometry import load
 
-BALANCED = np.full(8, 5)
-ONE_TAKES_ALL = np.array([0, 0, 12, 0])
+COUNTS = np.array([8, 4, 2, 2])
 NOTHING = np.zeros(4, dtype=np.int64)
 
-EVERY_FIGURE = (
-    load.load_cv,
-    load.max_vio,
-    load.min_vio,
-    load.gini,
-    load.load_entropy_nats,
-    load.dead_share,
-    load.underused_share,
-)
+#: Figure -> its value of even loads of 8 experts, and of one of 4 that takes all.
+ENDS = {
+    load.load_cv: (0.0, np.sqrt(3.0)),
+    load.max_vio: (0.0, 3.0),
+    load.min_vio: (0.0, -1.0),
+    load.gini: (0.0, 0.75),
+    load.load_entropy_nats: (np.log(8), 0.0),
+    load.dead_share: (0.0, 0.75),
+    load.underused_share: (0.0, 0.75),
+}
 
 
-@pytest.mark.parametrize(
-    ("figure", "expected"),
-    [
-        (load.load_cv, 0.0),
-        (load.max_vio, 0.0),
-        (load.min_vio, 0.0),
-        (load.gini, 0.0),
-        (load.load_entropy_nats, np.log(8)),
-        (load.dead_share, 0.0),
-        (load.underused_share, 0.0),
-    ],
-)
-def test_balance_is_the_zero_of_every_imbalance(figure, expected):
-    np.testing.assert_allclose(figure(BALANCED), expected, rtol=1e-15, atol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("figure", "expected"),
-    [
-        (load.load_cv, np.sqrt(3.0)),
-        (load.max_vio, 3.0),
-        (load.min_vio, -1.0),
-        (load.gini, 0.75),
-        (load.load_entropy_nats, 0.0),
-        (load.dead_share, 0.75),
-        (load.underused_share, 0.75),
-    ],
-)
-def test_one_expert_taking_everything_is_the_other_end(figure, expected):
-    np.testing.assert_allclose(figure(ONE_TAKES_ALL), expected, rtol=1e-15, atol=1e-15)
-
-
-@pytest.mark.parametrize("figure", EVERY_FIGURE)
-def test_nothing_chosen_is_nan_and_not_zero(figure):
-    np.testing.assert_equal(float(figure(NOTHING)), np.nan)
-    np.testing.assert_array_equal(figure(np.stack([NOTHING, ONE_TAKES_ALL]))[0], np.nan)
-
-
-def test_nothing_chosen_has_no_share():
-    np.testing.assert_array_equal(load.load_share(NOTHING), np.full(4, np.nan))
-
-
-@pytest.mark.parametrize("figure", EVERY_FIGURE)
-def test_leading_axes_are_separate_measurements(figure):
+# ------------------------------------------------------------------------------------------- loads
+@pytest.mark.parametrize("figure", ENDS)
+def test_a_figure_runs_from_balance_to_one_that_takes_all_and_is_nan_of_nothing(figure):
+    one_takes_all = np.array([0, 0, 12, 0])
+    ends = [figure(np.full(8, 5)), figure(one_takes_all)]
+    assert_allclose(ends, ENDS[figure], rtol=1e-15, atol=1e-15)
+    assert_equal(float(figure(NOTHING)), np.nan)
+    assert_array_equal(figure(np.stack([NOTHING, one_takes_all]))[0], np.nan)
     counts = np.random.default_rng(0).poisson(4.0, (2, 3, 6))
     each = [[figure(counts[i, j]) for j in range(3)] for i in range(2)]
-    np.testing.assert_array_equal(figure(counts), each)
+    assert_array_equal(figure(counts), each)
 
 
-def test_underused_is_below_a_tenth_of_the_fair_share_and_not_at_it():
-    counts = np.array([1, 0, 19, 20])  # fair is 10: 1 is exactly a tenth
-    np.testing.assert_array_equal(load.underused_share(counts), 0.25)
+def test_shares_and_the_floor_are_in_units_of_the_fair_share():
+    assert_array_equal(load.load_share(COUNTS), [2.0, 1.0, 0.5, 0.5])
+    assert_array_equal(load.load_share(NOTHING), np.full(4, np.nan))
+    # fair is 10: 1 is exactly a tenth
+    assert_array_equal(load.underused_share(np.array([1, 0, 19, 20])), 0.25)
+    assert_equal([load.load_cv_floor(0, 8, 2), load.load_cv_floor(100, 8, 8)], [np.nan, 0.0])
 
 
-def test_share_of_slots_is_in_units_of_the_fair_share():
-    np.testing.assert_array_equal(load.load_share(np.array([8, 4, 2, 2])), [2.0, 1.0, 0.5, 0.5])
+# ---------------------------------------------------------------------------------------- capacity
+@pytest.mark.parametrize(
+    ("sizes", "factor", "expected"),
+    [
+        ((2048, 64, 2), 1.25, 80),  # docs/theory.md D3
+        ((100, 10, 1), 1.1, 11),  # the float 1.1 is a little more than 11/10
+        ((100, 10, 1), 1.0, 10),
+        ((101, 10, 1), 1.0, 11),
+        ((1, 8, 1), 1.0, 1),
+        ((0, 8, 2), 1.5, 0),
+        ((10**15 + 1, 1, 1), 1.0, 10**15 + 1),  # beyond what a product of floats would keep
+    ],
+)
+def test_capacity_is_the_fair_load_times_the_factor_rounded_up(sizes, factor, expected):
+    assert load.expert_capacity(*sizes, factor) == expected
 
 
-def test_the_floor_without_tokens_is_nan():
-    np.testing.assert_equal(load.load_cv_floor(0, 8, 2), np.nan)
+def test_capacity_takes_the_factor_as_it_is_written():
+    for factor in (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.7, 2.3, 1e-3):
+        for tokens in (10, 700, 1000, 4096, 12_345):
+            exact = Decimal(str(factor)) * tokens * 4 / 64  # 64 is a power of two: no rounding
+            expected = int(exact.to_integral_value(ROUND_CEILING))
+            assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
 
 
-def test_the_floor_is_zero_when_every_expert_is_chosen():
-    np.testing.assert_equal(load.load_cv_floor(100, 8, 8), 0.0)
+def test_dropped_slots_are_those_that_find_their_expert_full():
+    random = np.random.default_rng(0)
+    for capacity in (0, 1, 7, 20, 1000):
+        slots = random.choice(8, 200, p=random.dirichlet(np.ones(8)))
+        left, dropped = dict.fromkeys(range(8), capacity), 0
+        for expert in slots.tolist():
+            dropped += left[expert] == 0
+            left[expert] = max(left[expert] - 1, 0)
+        counts = np.bincount(slots, minlength=8)
+        assert_allclose(load.dropped_slot_share(counts, capacity), dropped / 200, rtol=1e-14)
+    # capacity 4 of loads 8, 4, 2, 2: four of sixteen slots too many
+    shares = [load.dropped_slot_share(COUNTS, load.expert_capacity(8, 4, 2, 1.0))]
+    assert_equal([*shares, load.dropped_slot_share(0 * COUNTS, 3)], [0.25, np.nan])
+
+
+def test_ranks_by_hand():
+    """Ranks (8, 4) and (2, 2): 12 and 4 of a mean of 8; the order between ranks matters."""
+    imbalances = [load.rank_imbalance(COUNTS, ranks) for ranks in (2, 4, 1, 3, 8)]
+    assert_equal(imbalances, [1.5, 2.0, 1.0, np.nan, np.nan])
+    orders = ([4, 8, 2, 2], [8, 2, 2, 4], [0, 0, 0, 0])
+    assert_equal([load.rank_imbalance(np.array(o), 2) for o in orders], [1.5, 1.25, np.nan])
+
+
+def test_imbalance_lies_between_even_and_one_busy_rank_and_grows_with_their_number():
+    random = np.random.default_rng(0)
+    ranks = (1, 2, 4, 8, 16)
+    for _ in range(50):
+        counts = random.poisson(random.gamma(0.5, 20.0, 16)) + 1
+        imbalances = [load.rank_imbalance(counts, n) for n in ranks]
+        assert imbalances == sorted(imbalances)
+        assert all(1.0 <= of_ranks <= n for of_ranks, n in zip(imbalances, ranks, strict=True))
+    assert_equal([load.rank_imbalance(np.full(16, 3), n) for n in ranks], [1.0] * 5)
+    assert_equal([load.rank_imbalance(np.eye(1, 16, 5, dtype=int)[0], n) for n in ranks], [*ranks])
+
+
+# ----------------------------------------------------------------------------- experts seen together
+def drawn(tokens, experts, k):
+    """Sets drawn evenly."""
+    return np.argsort(np.random.default_rng(0).random((tokens, experts)), axis=1)[:, :k]
+
+
+def pair_counts(chosen, experts):
+    inside = np.zeros((len(chosen), experts), dtype=np.int64)
+    np.put_along_axis(inside, chosen, 1, axis=1)
+    return inside.T @ inside
+
+
+@pytest.mark.parametrize("shape", [(40, 7, 2), (30, 12, 4), (200, 5, 3), (9, 30, 2)], ids=str)
+def test_overlap_and_pairs_are_those_of_sets_of_tokens(shape):
+    tokens, experts, k = shape
+    chosen = drawn(*shape)
+    counts = pair_counts(chosen, experts)
+    sets = [{t for t, row in enumerate(chosen.tolist()) if e in row} for e in range(experts)]
+    pairs = list(combinations(sets, 2))
+    jaccard = [len(a & b) / len(a | b) for a, b in pairs if a | b]
+    assert_allclose(load.jaccard_mean(counts), np.mean(jaccard), rtol=1e-14)
+    assert load.num_pairs_seen(counts) == sum(1 for a, b in pairs if a & b)
+    ratio = load.coactivation_over_chance(counts, tokens, k)
+    every = list(combinations(range(experts), k))
+    chance = sum(1 for experts_of in every if {0, 1} <= set(experts_of)) / len(every)
+    above = np.triu_indices(experts, 1)
+    assert_allclose(ratio[above], [len(a & b) / tokens / chance for a, b in pairs], rtol=1e-13)
+    assert_array_equal(ratio[above], ratio.T[above])
+    # every token has k (k - 1) / 2 pairs, whatever the loads
+    assert_allclose(ratio[above].mean(), 1.0, rtol=1e-13)
+    order = np.random.default_rng(1).permutation(experts)
+    moved = counts[np.ix_(order, order)]
+    assert_allclose(load.jaccard_mean(moved), load.jaccard_mean(counts), rtol=1e-14)
+    assert load.num_pairs_seen(moved) == load.num_pairs_seen(counts)
+
+
+@pytest.mark.parametrize(("experts", "k"), [(4, 2), (6, 3), (5, 4), (16, 2), (7, 1), (3, 3)])
+def test_chance_is_the_overlap_of_sets_drawn_evenly_and_when_each_occurs_once(experts, k):
+    every = np.array(list(combinations(range(experts), k)))
+    counts = pair_counts(every, experts)
+    assert_allclose(load.jaccard_mean(counts), load.jaccard_chance(experts, k), rtol=1e-14)
+    overlap = load.jaccard_mean(pair_counts(drawn(10_000, experts, k), experts))
+    assert_allclose(load.jaccard_chance(experts, k), overlap, rtol=0.02, atol=1e-15)
+    if k > 1:
+        upper = load.coactivation_over_chance(counts, len(every), k)[np.triu_indices(experts, 1)]
+        assert_allclose(upper, 1.0, rtol=1e-14)
+
+
+def test_pairs_at_their_corners():
+    """Experts 0 and 1 always together, 2 and 3 dead: one pair of 1, four of 0."""
+    counts = np.zeros((4, 4), dtype=np.int64)
+    assert_equal([load.jaccard_mean(counts), load.num_pairs_seen(counts)], [np.nan, 0])
+    assert np.isnan(load.coactivation_over_chance(counts, 0, 2)).all()
+    counts[:2, :2] = 10
+    assert_allclose(load.jaccard_mean(counts), 1 / 5, rtol=1e-15)
+    assert load.num_pairs_seen(counts) == 1
+    alone, one = np.diag([3, 4, 5]), np.array([[7]])
+    assert_equal([load.jaccard_mean(alone), load.jaccard_chance(3, 1)], [0.0, 0.0])
+    assert np.isnan(load.coactivation_over_chance(alone, 12, 1)).all()
+    assert_equal([load.jaccard_mean(one), load.jaccard_chance(1, 1)], [np.nan] * 2)
+    assert load.num_pairs_seen(one) == 0
+
+
+def test_expert_sets_at_their_corners():
+    none, singles, seen_twice = (np.array(n, dtype=np.int64) for n in ([], [1, 1, 1], [2, 9]))
+    coverage = [load.good_turing_coverage(sets) for sets in (none, singles, seen_twice)]
+    assert_equal(coverage, [np.nan, 0.0, 1.0])
+    entropies = [load.expert_set_entropy_nats(sets) for sets in (none, np.array([17]))]
+    assert_equal(entropies, [np.nan, 0.0])
+    # without any doubleton it is finite
+    numbers = [load.chao1(sets) for sets in (none, seen_twice, np.array([1, 1, 1, 5]))]
+    assert_equal(numbers, [0.0, 2.0, 4 + 3 * 2 / 2])

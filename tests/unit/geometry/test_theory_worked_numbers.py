@@ -9,65 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry.border_shares import (
-    CONVENTIONS,
-    TieSums,
-    log_order_ratio,
-    orthonormal_border_share,
-    tie_factor,
-)
+from moegeom.geometry import border_shares, gram, occupation
+from moegeom.geometry.border_shares import CONVENTIONS, TieSums, log_order_ratio
+from moegeom.geometry.boundary import linear, orders
 from moegeom.geometry.boundary.curved import BENDS, curved_rows
-from moegeom.geometry.boundary.linear import (
-    boundary_angle,
-    boundary_distance,
-    cones_of,
-    row_distances,
-)
 from moegeom.geometry.boundary.order_distance import order_distance
-from moegeom.geometry.boundary.orders import (
-    extra_experts,
-    free_logit_distance,
-    order_eps,
-    tie_spread,
-)
+from moegeom.geometry.capacity import granularity, region_bounds
 from moegeom.geometry.capacity.cell_bounds import log_zaslavsky, most_cells, zaslavsky
 from moegeom.geometry.capacity.costs import published_macs, router_macs
-from moegeom.geometry.capacity.granularity import (
-    largest_split,
-    published_split_log10,
-    split_sets_log10,
-)
 from moegeom.geometry.capacity.hypersimplex import face_counts
-from moegeom.geometry.capacity.region_bounds import (
-    log_leading_zaslavsky,
-    most_regions,
-    published_regions,
-)
 from moegeom.geometry.capacity.tropical import elementary_symmetric
-from moegeom.geometry.gram import (
-    best_gram_score,
-    cap_area_log10,
-    cap_constant,
-    cosines,
-    gram_score,
-    mean_absolute_cosine,
-    random_gram_score,
-    random_gram_score_sd,
-)
 from moegeom.geometry.hmoe.losses import loss_1, loss_2
 from moegeom.geometry.hmoe.mixture import Mixture, published_truth, split
 from moegeom.geometry.hmoe.regression import regression
 from moegeom.geometry.jump import jump, tied_weight_of_chosen
 from moegeom.geometry.load import expert_capacity, gini, load_cv, load_entropy_nats, max_vio
 from moegeom.geometry.noise import spacing, tie_probability
-from moegeom.geometry.occupation import (
-    occupation_bound,
-    occupation_integral,
-    slab_occupation,
-    tube_occupation,
-)
 from moegeom.geometry.paths import face_quantile, log_crossing_probability
 from moegeom.geometry.region_counts import regions_in_polygon
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
@@ -95,15 +55,9 @@ NEAR = np.array([[1.02, 1.01, 1.0, 0.0]])
 COUNTS = np.array([8, 4, 2, 2])
 
 
-def renormalised():
-    rule = Rule(2, "softmax", Weights("scores", renormalise=True))
-    return list(route(np.array([[2.0, 1.0, 0.0]]), rule).weights[0])
-
-
-def distance():
-    logits = PLACE @ TRIPLE.T
-    rows = row_distances(TRIPLE, np.zeros(3))
-    return boundary_distance(logits, top_k(logits, 1), rows).distance[0]
+def nearest(logits, rows, k):
+    chosen = top_k(logits, k)
+    return linear.boundary_distance(logits, chosen, linear.row_distances(rows, np.zeros(len(rows))))
 
 
 def curved():
@@ -115,25 +69,13 @@ def curved():
 
 
 def angle():
-    inputs, rows = np.array([[3.0, 1.0]]), np.eye(2)
-    logits = inputs @ rows.T
-    unit_length = np.linalg.norm(inputs, axis=1)
-    return boundary_angle(logits, top_k(logits, 1), cones_of(rows, np.zeros(2)), unit_length)[0]
+    logits, length = np.array([[3.0, 1.0]]), np.array([sqrt(10.0)])
+    cones = linear.cones_of(np.eye(2), np.zeros(2))
+    return linear.boundary_angle(logits, top_k(logits, 1), cones, length)
 
 
-def rows_scored():
-    rows = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
-    return gram_score(cosines(rows @ rows.T))
-
-
-def half_of_the_leading_term():
-    area = cap_area_log10(0.5, 7168)
-    return [area, area - log(cap_constant(7168), 10) - 7167 * log(0.5, 10)]
-
-
-def published():
-    found = published_regions(16, 4, 5, 2)
-    return [found.dense, published_regions(16, 1, 20, 2).top_1, found.top_k]
+def score_of(rows):
+    return gram.gram_score(gram.cosines(rows @ rows.T))
 
 
 def loads():
@@ -146,19 +88,20 @@ def published_regressions():
     return [regression(published_truth(), x, p)[0] for p in ("none", "value", "sdpa")]
 
 
+POINTS = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
+
+
 def losses_of_two_channels():
-    points = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
     scores = np.array([[np.diag([1.0, 0.0]), np.zeros((2, 2))]])
     true = Mixture(np.array([[1.0]]), scores, np.eye(2)[None, :, None])
     experts = np.array([[[[1.1, 0.0], [0.9, 0.0]], [[0.0, 1.0], [0.0, 1.2]]]])
     fitted = Mixture(np.array([[0.6, 0.5]]), scores, experts)
-    return [loss_2(fitted, true, points, "value"), loss_1(fitted, true, points, 1.0, "value")]
+    return [loss_2(fitted, true, POINTS, "value"), loss_1(fitted, true, POINTS, 1.0, "value")]
 
 
 def split_loss():
-    points = np.random.default_rng(0).uniform(-1.0, 1.0, (200, 2))
     apart = split(published_truth(), np.array([0.05, 0.0]))
-    return [loss_2(apart, published_truth(), points, "value")]
+    return [loss_2(apart, published_truth(), POINTS, "value")]
 
 
 def square_cut_by_lines():
@@ -171,25 +114,31 @@ def square_cut_by_lines():
 def orders_of_orthonormal_rows():
     sums = []
     for order in (1, 2):
-        borders = comb(8, order + 1) * orthonormal_border_share(8, 3, order)
-        factor = tie_factor(np.eye(8), np.arange(order + 1))
-        sums.append(TieSums(order, comb(8, order + 1), borders, 0.0, borders * factor, 0.0))
+        borders = comb(8, order + 1) * border_shares.orthonormal_border_share(8, 3, order)
+        factor = border_shares.tie_factor(np.eye(8), np.arange(order + 1))
+        sums += [TieSums(order, comb(8, order + 1), borders, 0.0, borders * factor, 0.0)]
     return [log_order_ratio(sums[1], sums[0], 64, 0.01, name) for name in CONVENTIONS]
 
 
 #: Section -> the numbers as the page prints them, and what the code gives.
 WORKED = {
-    "A1": ("0.731059 0.268941", renormalised),
+    "A1": (
+        "0.731059 0.268941",
+        lambda: route(
+            np.array([[2.0, 1.0, 0.0]]),
+            Rule(2, "softmax", Weights("scores", renormalise=True)),
+        ).weights[0],
+    ),
     "A2": (
         "0.1 0.15 1 1 2",
         lambda: [
-            *(tie_spread(SCORES, 2, n)[0] for n in (1, 2, 3)),
-            *(order_eps(SCORES, 2, eps)[0] for eps in (0.12, 0.16)),
+            *(orders.tie_spread(SCORES, 2, n)[0] for n in (1, 2, 3)),
+            *(orders.order_eps(SCORES, 2, eps)[0] for eps in (0.12, 0.16)),
         ],
     ),
-    "A3": ("1.06066", lambda: [distance()]),
+    "A3": ("1.06066", lambda: nearest(PLACE @ TRIPLE.T, TRIPLE, 1).distance),
     "A4": ("2.06155", lambda: [order_distance(TRIPLE @ PLACE[0], TRIPLE, 1, 2).lower]),
-    "A5": ("0.075", lambda: [free_logit_distance(SCORES, 2, 2)[0]]),
+    "A5": ("0.075", lambda: [orders.free_logit_distance(SCORES, 2, 2)[0]]),
     "A7": (
         "0.112 0.174717 0.064354 -1035.861 -1.448322 -1.409490 -1.004025 -1.697172",
         lambda: [
@@ -211,13 +160,16 @@ WORKED = {
     "A10": (
         "1.0427155 0.9573083 0.9623447 0.0334875 0.0401725 0.0473859",
         lambda: [
-            *(occupation_integral(n, np.array([0.7]), 2.5)[0] for n in (1, 2, 3)),
-            slab_occupation(np.ones(1), np.array([0.1]), 1.0)[0],
-            occupation_bound(1, np.array([0.9]), np.ones(1), 0.1, 1.0)[0],
-            tube_occupation(2, 1.0, 0.3, 2.0),
+            *(occupation.occupation_integral(n, np.array([0.7]), 2.5)[0] for n in (1, 2, 3)),
+            occupation.slab_occupation(np.ones(1), np.array([0.1]), 1.0)[0],
+            occupation.occupation_bound(1, np.array([0.9]), np.ones(1), 0.1, 1.0)[0],
+            occupation.tube_occupation(2, 1.0, 0.3, 2.0),
         ],
     ),
-    "A12": ("2 one", lambda: [order_eps(NEAR, 2, 0.05)[0], extra_experts(NEAR, 2, 0.05)[0]]),
+    "A12": (
+        "2 one",
+        lambda: [orders.order_eps(NEAR, 2, 0.05)[0], orders.extra_experts(NEAR, 2, 0.05)[0]],
+    ),
     "A13": ("1.193888", lambda: [jump_at_a_tie()]),
     "B2": ("20 90 120 60 12 1", lambda: face_counts(3, 6)),
     "B1": ("5.5", lambda: [elementary_symmetric(np.array([[1.0, -2.0, 4.0, 0.5]]), 3)[0]]),
@@ -227,32 +179,47 @@ WORKED = {
             zaslavsky(20, 2),
             zaslavsky(20, 3),
             log_zaslavsky(16384, 7168),
-            log_leading_zaslavsky(16384, 7168),
+            region_bounds.log_leading_zaslavsky(16384, 7168),
         ],
     ),
     "B4": ("107 653", lambda: [most_cells(16, 4, 1, False), most_cells(16, 4, 2, False)]),
-    "B5": ("211 3376 384020", published),
+    "B5": (
+        "211 3376 384020",
+        lambda: [
+            region_bounds.published_regions(16, 4, 5, 2).dense,
+            region_bounds.published_regions(16, 1, 20, 2).top_1,
+            region_bounds.published_regions(16, 4, 5, 2).top_k,
+        ],
+    ),
     "B6": (
         "108 132 12373 384020 129704653 14563641820",
         lambda: [
             count
             for sizes in ((4, 2, 3, 2), (16, 4, 5, 2), (16, 4, 1000, 2))
-            for count in (most_regions(*sizes), published_regions(*sizes).top_k)
+            for count in (
+                region_bounds.most_regions(*sizes),
+                region_bounds.published_regions(*sizes).top_k,
+            )
         ],
     ),
     "B8": (
         "5.574788 -0.103503 31.119228 25.775597 76",
         lambda: [
-            split_sets_log10(8, 2, 4),
-            published_split_log10(8, 2, 4, 10),
-            split_sets_log10(64, 8, 4),
-            published_split_log10(64, 8, 4, 10),
-            largest_split(1536, 20),
+            granularity.split_sets_log10(8, 2, 4),
+            granularity.published_split_log10(8, 2, 4, 10),
+            granularity.split_sets_log10(64, 8, 4),
+            granularity.published_split_log10(64, 8, 4, 10),
+            granularity.largest_split(1536, 20),
         ],
     ),
     "B10": (
         "0.0128607 -2159.7463 0.0624 0.129345",
-        lambda: [10 ** cap_area_log10(0.5, 5), *half_of_the_leading_term(), cap_constant(10)],
+        lambda: [
+            10 ** gram.cap_area_log10(0.5, 5),
+            gram.cap_area_log10(0.5, 7168),
+            gram.cap_area_log10(0.5, 7168) - log(gram.cap_constant(7168), 10) - 7167 * log(0.5, 10),
+            gram.cap_constant(10),
+        ],
     ),
     "B12": ("39.15", lambda: [participation_ratio_corrected(32.58, 200)]),
     "B13": ("12 10", square_cut_by_lines),
@@ -262,10 +229,10 @@ WORKED = {
     "D1": (
         "0.42265 0.6667 0.9116 0.0117",
         lambda: [
-            rows_scored(),
-            best_gram_score(4, 3, False),
-            random_gram_score(8, 128, False),
-            random_gram_score_sd(8, 128),
+            score_of(np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])),
+            gram.best_gram_score(4, 3, False),
+            gram.random_gram_score(8, 128, False),
+            gram.random_gram_score_sd(8, 128),
         ],
     ),
     "D3": (
@@ -282,7 +249,7 @@ WORKED = {
         ],
     ),
     "E1": ("0.331059 1.007672 0.936375", curved),
-    "E3": ("0.463648", lambda: [angle()]),
+    "E3": ("0.463648", angle),
     "E4": (
         "0.872 0.0002442",
         lambda: [
@@ -315,14 +282,14 @@ def test_the_code_gives_what_the_page_works_out(section):
 
 
 def test_the_participation_ratio_is_corrected_by_as_much_as_section_b12_says():
-    found = []
+    ratios = []
     for seed in range(60):
         rows = np.random.default_rng(seed).standard_normal((200, 40))
         rows -= rows.mean(axis=0)
-        found.append(participation_ratio(rows @ rows.T))
-    corrected = [participation_ratio_corrected(r, 200) for r in found]
+        ratios.append(participation_ratio(rows @ rows.T))
+    corrected = [participation_ratio_corrected(ratio, 200) for ratio in ratios]
     assert "33.1 on average and of 40.0 corrected" in SECTIONS["B12"]
-    np.testing.assert_allclose([np.mean(found), np.mean(corrected)], [33.1, 40.0], rtol=0.01)
+    assert_allclose([np.mean(ratios), np.mean(corrected)], [33.1, 40.0], rtol=0.01)
 
 
 def test_what_rounding_leaves_of_a_step_is_the_constant_of_section_e4():
@@ -342,7 +309,7 @@ def test_typical_errors_of_sums_are_of_the_size_that_section_e4_says():
     while pairs.shape[1] > 1:
         pairs = pairs[:, 0::2] + pairs[:, 1::2]
     size = [np.sqrt(np.mean(((s - exact) / unit) ** 2)) for s in (sequential, pairs[:, 0])]
-    np.testing.assert_allclose(size[0], 0.3, rtol=0.15)
+    assert_allclose(size[0], 0.3, rtol=0.15)
     assert 0.02 < size[1] < 0.06
 
 
@@ -353,19 +320,17 @@ def test_the_nearest_boundary_is_often_not_that_of_ranks_k_and_the_next():
         rows = generator.standard_normal((experts, hidden))
         rows *= 1.0 + 0.3 * generator.standard_normal((experts, 1))
         logits = generator.standard_normal((4000, hidden)) @ rows.T
-        ranked = top_k(logits, k + 1)
-        chosen = np.ascontiguousarray(ranked[:, :k])
-        nearest = boundary_distance(logits, chosen, row_distances(rows, np.zeros(experts))).pair
-        share = (nearest != ranked[:, k - 1 :]).any(axis=1).mean()
+        last = top_k(logits, k + 1)[:, k - 1 :]
+        share = (nearest(logits, rows, k).pair != last).any(axis=1).mean()
         assert 0.11 < share < 0.17
 
 
 def test_random_rows_are_nearly_as_orthogonal_as_the_paper_calls_high():
     """F-27: 0.94 against what eight random rows of 128 numbers score, and by mean |cos|."""
-    found = []
+    figures = []
     for seed in range(1000):
         rows = np.random.default_rng(seed).standard_normal((8, 128))
-        cosine = cosines(rows @ rows.T)
-        found.append((gram_score(cosine), mean_absolute_cosine(cosine)))
-    score, mean = np.array(found).T
+        cosine = gram.cosines(rows @ rows.T)
+        figures.append((gram.gram_score(cosine), gram.mean_absolute_cosine(cosine)))
+    score, mean = np.array(figures).T
     assert f"{score.mean():.2f} +- {score.std():.2f} by D1, and {1 - mean.mean():.2f}" in PAGE

@@ -1,0 +1,379 @@
+"""Experts and heads as functions: blocks, mixtures, overlap, ranks, products, gates.
+
+Oracles: torch, the activations of transformers, scikit-learn, SciPy, explicit products and loops.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import stats
+from sklearn.metrics.pairwise import cosine_similarity
+from transformers.activations import ACT2FN
+
+from moegeom.geometry.expert_block import (
+    ACTIVATIONS,
+    Neurons,
+    expert_output,
+    is_known,
+    mixed_output,
+    neurons,
+    tokens_by_expert,
+)
+from moegeom.geometry.expert_overlap import adding_up, centred_by_expert, mean_pair_cosine
+from moegeom.geometry.expert_rank import DataDirections, data_directions, ranks_on_data
+from moegeom.geometry.expert_spread import expert_spread
+from moegeom.geometry.gating import FIGURES, SUMS, gate_pull, gating_figures
+from moegeom.geometry.number_formats import NUMBER_FORMATS
+from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
+
+X = np.r_[np.linspace(-30.0, 30.0, 2001), 0.0, -1e4, 1e4]
+
+#: Names that transformers has another word for, or none.
+OTHER = {"relu_squared": "relu2", "gelu_python_tanh": "gelu_pytorch_tanh"}
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape)
+
+
+# ------------------------------------------------------------------------------------------ blocks
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_that_of_transformers(name: str) -> None:
+    expected = ACT2FN[OTHER.get(name, name)](torch.tensor(X)).numpy()
+    # transformers' fast form has rounded constants
+    rtol = 1e-7 if name in ("gelu_fast", "gelu_accurate") else 1e-12
+    assert_allclose(ACTIVATIONS[name](X), expected, rtol=rtol, atol=rtol)
+    assert ACTIVATIONS[name](X.astype(np.float32)).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_expert_is_three_linear_layers(dtype: type) -> None:
+    gate, up, down = drawn(5, 8), drawn(5, 8) + 1.0, drawn(8, 5)
+    biases = drawn(5), drawn(5) + 1.0, drawn(8)
+    inputs = drawn(20, 8).astype(dtype)
+    y, linear = torch.tensor(inputs), torch.nn.functional.linear
+    weights = [torch.tensor(m).to(y.dtype) for m in (gate, up, down, *biases)]
+    active = torch.nn.functional.silu(linear(y, weights[0], weights[3]))
+    expected = linear(active * linear(y, weights[1], weights[4]), weights[2], weights[5])
+    output = expert_output(inputs, gate, up, down, Neurons("silu"), *biases)
+    assert output.dtype == dtype
+    assert_allclose(output, expected, rtol=1e-4 if dtype == np.float32 else 1e-12)
+
+
+def test_limits_bound_the_gate_from_above_and_up_on_both_sides_and_a_product_needs_both():
+    gate, up = torch.tensor(10.0 * drawn(40, 6)), torch.tensor(10.0 * drawn(6, 40).T)
+    silu, limited = torch.nn.functional.silu, up.clamp(-3.0, 3.0)
+    for how, expected in (
+        (Neurons("silu", 3.0), silu(gate.clamp(max=3.0)) * limited),
+        (Neurons("silu", 3.0, limits_activation=True), silu(gate).clamp(max=3.0) * limited),
+    ):
+        assert_allclose(neurons(gate.numpy(), up.numpy(), how), expected, rtol=1e-12, atol=1e-12)
+    names = (("clamped_swiglu", True), ("clamped_swiglu", False), ("relu2", False), ("", True))
+    assert [is_known(Neurons(name), gated) for name, gated in names] == [True, False, True, False]
+
+
+def test_a_mixture_is_the_weighted_sum_of_the_chosen_experts() -> None:
+    inputs, matrices = drawn(30, 4), drawn(6, 7, 4)
+    draw = np.random.default_rng(0)
+    chosen = np.stack([draw.permutation(6)[:3] for _ in range(30)]).astype(np.int32)
+    chosen[::4, 1] = -1
+    weights = draw.random((30, 3))
+    calls = []
+
+    def contribution(expert: int, some: np.ndarray, by: np.ndarray) -> np.ndarray:
+        calls.append(expert)
+        return by[:, None] * (some @ matrices[expert].T)
+
+    mixed = mixed_output(contribution, inputs, chosen, weights)
+    for token in range(30):
+        slots = zip(chosen[token], weights[token], strict=True)
+        expected = sum(g * matrices[e] @ inputs[token] for e, g in slots if e >= 0)
+        assert_allclose(mixed[token], expected, rtol=1e-12)
+    assert calls == sorted(set(calls))
+    empty = np.full((3, 2), -1, np.int32)
+    assert list(tokens_by_expert(empty)) == []
+    nothing = mixed_output(lambda e, y, g: y, drawn(3, 4), empty, np.ones((3, 2)))
+    assert_array_equal(nothing, np.zeros((3, 4)))
+
+
+# ----------------------------------------------------------------------------------------- overlap
+OUTPUTS = np.random.default_rng(0).standard_normal((7, 4, 5))
+
+
+def test_the_mean_cosine_of_pairs_is_that_of_their_table_and_zeros_have_no_direction() -> None:
+    above = np.triu_indices(4, 1)
+    expected = [cosine_similarity(rows)[above].mean() for rows in OUTPUTS]
+    assert_allclose(mean_pair_cosine(OUTPUTS), expected, rtol=1e-12)
+    outputs = OUTPUTS.copy()
+    outputs[:, 1] = 0.0
+    rest = mean_pair_cosine(OUTPUTS[:, [0, 2, 3]])
+    assert_allclose(mean_pair_cosine(outputs), rest, rtol=1e-12)
+    outputs[0, 2:] = 0.0
+    assert_array_equal(np.isnan(mean_pair_cosine(outputs)), [True] + 6 * [False])
+
+
+def test_each_expert_is_centred_over_its_own_tokens() -> None:
+    draw = np.random.default_rng(1)
+    experts = np.stack([draw.permutation(6)[:4] for _ in range(7)])
+    experts[experts == 5] = 6  # and one that only one token chose
+    experts[0, 0] = 9
+    outputs = OUTPUTS.astype(np.float32)
+    centred = centred_by_expert(outputs, experts)
+    for expert in np.unique(experts):
+        rows = outputs[experts == expert]
+        assert_allclose(centred[experts == expert], rows - rows.mean(axis=0), atol=1e-6)
+    assert_array_equal(centred[0, 0], 0.0)
+
+
+def test_outputs_add_up_as_their_directions_say() -> None:
+    opposite = np.array([[1.0, 2.0], [-1.0, -2.0]])
+    outputs = (np.ones((4, 3)), np.eye(4), opposite, np.zeros((2, 2)))
+    assert_allclose([adding_up(o[None])[0] for o in outputs], [1.0, 0.5, 0.0, np.nan])
+
+
+# ------------------------------------------------------------------------------------ ranks on data
+def test_directions_hold_as_much_of_the_variance_as_they_have_to():
+    random = np.random.default_rng(0)
+    sizes = np.array([4.0, 2.0, 1.0, 0.1])
+    rows = random.standard_normal((20_000, 4)) * sizes
+    rows = rows @ np.linalg.qr(random.standard_normal((4, 4)))[0] + 3.0
+    # 16, 20 and 21 of 21.01
+    for share, expected in ((0.7, 1), (0.9, 2), (0.99, 3), (1.0, 4)):
+        directions = data_directions(rows, share)
+        assert_allclose(directions.deviations, sizes[:expected], rtol=0.03)
+        assert_allclose(directions.axes.T @ directions.axes, np.eye(expected), atol=1e-12)
+    assert len(data_directions(rows, 1.0, 2).deviations) == 2
+    assert data_directions(np.ones((9, 4))).axes.shape == (4, 0)
+
+
+def test_ranks_are_those_of_diagonal_matrices_and_bounded_by_neurons():
+    data = DataDirections(np.eye(5)[:, :3], np.array([2.0, 1.0, 0.5]))
+    flat = DataDirections(np.eye(5)[:, 3:], np.ones(2))
+    weight = np.zeros((6, 5))
+    weight[[0, 1, 2], [0, 1, 2]] = 1.0, 2.0, 4.0
+    weight[3, 4] = 7.0
+    # each direction is seen with size 2
+    assert_allclose(ranks_on_data(weight, [data, flat]), [(3, 3.0), (1, 1.0)], rtol=1e-12)
+    weight[0, 0] = 0.0
+    assert_allclose(ranks_on_data(weight, [data]), [(2, 2.0)])
+    assert ranks_on_data(np.zeros((6, 5)), [data]) == [(0, 0.0)]
+    assert ranks_on_data(weight, [DataDirections(np.zeros((5, 0)), np.zeros(0))]) == [(0, 0.0)]
+    random = np.random.default_rng(1)
+    data = data_directions(random.standard_normal((500, 20)), 1.0)
+    for number in (3, 20, 40):
+        ((rank, effective),) = ranks_on_data(random.standard_normal((number, 20)), [data])
+        assert rank == min(number, 20)
+        assert effective <= rank + 1e-9
+
+
+# --------------------------------------------------------------- products of output and value matrices
+def heads(seed: int, values: int, number: int, channels: int, hidden: int, inputs: int):
+    random = np.random.default_rng(seed)
+    of_values = random.standard_normal((values, channels, inputs))
+    return of_values, random.standard_normal((number, hidden, channels))
+
+
+def products(values, outputs):
+    group = len(outputs) // len(values)
+    return [outputs[h] @ values[h // group] for h in range(len(outputs))]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inputs"), [(20, 30), (5, 30), (20, 3)], ids=["wide", "few rows", "few columns"]
+)
+def test_spectra_are_those_of_the_explicit_product(hidden, inputs):
+    values, outputs = heads(1, 2, 6, 8, hidden, inputs)
+    spectra = product_spectra(values, outputs)
+    for spectrum, product in zip(spectra, products(values, outputs), strict=True):
+        explicit = np.zeros(8)
+        singular = np.linalg.svd(product, compute_uv=False)[:8]
+        explicit[: len(singular)] = singular
+        assert_allclose(spectrum, explicit, atol=1e-12 * singular[0])
+
+
+def test_rank_is_that_of_the_explicit_product_and_effective_rank_the_exponential_of_an_entropy():
+    values, outputs = heads(2, 3, 3, 8, 40, 40)
+    values[1, 5:] = values[1, :3]
+    outputs[2, :, 1:] = outputs[2, :, :1]
+    ranks = [spectrum_rank(spectrum)[0] for spectrum in product_spectra(values, outputs)]
+    explicit = [np.linalg.matrix_rank(p, rtol=1e-7) for p in products(values, outputs)]
+    assert ranks == explicit == [8, 5, 1]
+    share = np.array([4.0, 2.0, 1.0]) / 7.0
+    entropy = -sum(p * math.log(p) for p in share)
+    spectra = ([3.0, 3.0, 3.0, 0.0], [4.0, 2.0, 1.0], [0.0] * 4)
+    both = [spectrum_rank(np.array(spectrum)) for spectrum in spectra]
+    assert_allclose(both, [(3, 3.0), (3, math.exp(entropy)), (0, 0.0)], rtol=1e-6)
+
+
+def test_a_head_is_dead_below_a_hundredth_of_the_median_and_at_zero():
+    norms = np.array([1.0, 1.0, 1.0, 0.0099, 0.0101])
+    assert dead_heads(norms).tolist() == [False, False, False, True, False]
+    assert dead_heads(np.array([0.0, 0.0, 0.0, 5.0])).tolist() == [True, True, True, False]
+
+
+def test_heads_with_one_product_are_alike_by_the_cosine_of_explicit_products():
+    values, outputs = heads(3, 5, 5, 6, 30, 30)
+    mixing = np.random.default_rng(4).standard_normal((6, 6))
+    values[4] = mixing @ values[1]
+    outputs[4] = -3.0 * outputs[1] @ np.linalg.inv(mixing)
+    outputs[2] *= 0.0
+    pairs = alike_heads(values, outputs, least=-1.0)
+    assert all(pair[2] > 0.8 for pair in pairs)  # only those that agree on probes are looked at
+    assert alike_heads(values, outputs) == []  # the opposite is not alike
+    outputs[4] *= -1.0
+    ((*pair, cosine),) = alike_heads(values, outputs)
+    assert pair == [1, 4]
+    assert cosine == pytest.approx(1.0, abs=1e-12)
+    values, outputs = heads(5, 2, 4, 6, 30, 30)
+    outputs[1] = outputs[0] + 0.1 * np.random.default_rng(6).standard_normal((30, 6))
+    ((one, two, cosine),) = alike_heads(values, outputs, least=0.9)
+    first, second = (products(values, outputs)[h].ravel() for h in (one, two))
+    explicit = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+    assert 0.99 < cosine < 0.999
+    assert cosine == pytest.approx(explicit, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------------------- gates
+BLOCKS, HEADS = 16, 3
+
+
+def mean_gate(blocks: int, each: int, gates: np.ndarray):
+    """Of gates (tokens, heads), ``each`` tokens in the first blocks; the means of these too."""
+    shaped = gates.reshape(blocks, each, -1)
+    sums = {name: np.zeros((BLOCKS, gates.shape[1])) for name in SUMS}
+    sums["gate"][:blocks] = shaped.sum(axis=1)
+    tokens = np.where(np.arange(BLOCKS) < blocks, each, 0)
+    return gating_figures(sums, tokens, tokens)["gate_mean"], shaped.mean(axis=1)
+
+
+def test_the_error_of_a_mean_of_equal_blocks_is_that_of_the_blocks():
+    for blocks, each in ((BLOCKS, 5), (2, 4)):
+        gates = np.random.default_rng(0).random((blocks * each, HEADS))
+        figure, means = mean_gate(blocks, each, gates)
+        assert_allclose(figure.value, gates.mean(axis=0))
+        assert_allclose(figure.error, scipy.stats.sem(means))
+        assert figure.mean == pytest.approx(gates.mean())
+        assert figure.mean_error == pytest.approx(scipy.stats.sem(means.mean(axis=1)))
+    one, _ = mean_gate(1, 8, gates)
+    assert np.isnan(one.error).all() and np.isfinite(one.value).all()
+    none = np.zeros(BLOCKS, int)
+    figures = gating_figures({name: np.zeros((BLOCKS, HEADS)) for name in SUMS}, none, none)
+    assert figures.keys() == FIGURES.keys()
+    assert all(np.isnan(f.value).all() and np.isnan(f.mean) for f in figures.values())
+
+
+def test_the_pull_of_gates_is_what_was_planted():
+    inner = 3.0 + np.random.default_rng(0).normal(size=(4000, HEADS, 8))
+    pull = gate_pull(inner.sum(axis=0), (inner**2).sum(axis=0), len(inner))
+    assert_allclose(pull, 3.0, rtol=0.05)
+    assert np.isinf(gate_pull(np.full((1, 8), 10.0), np.full((1, 8), 10.0), 10))
+    assert np.isnan(gate_pull(np.zeros((1, 8)), np.zeros((1, 8)), 10))
+
+
+# -------------------------------------------------- noise around a common start is told from growth
+BF16 = NUMBER_FORMATS["bfloat16"].unit
+
+
+def copies(seed: int, shape: tuple[int, int, int], noise: float, size: float = 0.02) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return size * random.standard_normal(shape[1:]) + noise * random.standard_normal(shape)
+
+
+def test_shares_and_the_edge_are_their_definitions():
+    experts = copies(1, (5, 6, 7), 0.02)
+    flat = experts.reshape(5, -1)
+    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    apart = ((experts - experts.mean(axis=0)) ** 2).sum() / (experts**2).sum()
+    pairs = (unit @ unit.T)[np.triu_indices(5, 1)]
+    spread = expert_spread(experts)
+    shares = [spread.upcycled_share, spread.correlation]
+    assert_allclose(shares, [1.0 - apart, pairs.mean()], rtol=1e-12)
+    assert_allclose(spread.deviation, np.sqrt(experts.var(axis=0, ddof=1).mean()))
+    assert (spread.num_experts, spread.num_values) == (5, 42)
+    experts = copies(2, (2, 8, 40), 0.01)
+    apart = (experts[0] - experts[1]) / math.sqrt(2.0)
+    top = np.linalg.svd(apart / apart.std(), compute_uv=False)[0]
+    spread = expert_spread(experts)
+    assert_allclose(spread.edge_ratio, top / (math.sqrt(40 - 1) + math.sqrt(8)), rtol=1e-2)
+    kurtosis = stats.kurtosis((experts - experts.mean(axis=0)).ravel())
+    assert_allclose(spread.kurtosis, kurtosis, atol=2e-2)
+
+
+def test_copies_have_no_deviation_zeros_no_share_and_one_expert_no_spread():
+    same = expert_spread(np.repeat(copies(4, (1, 8, 8), 0.0), 3, axis=0), BF16)
+    assert_allclose((same.upcycled_share, same.correlation), 1.0)
+    assert (same.is_resolved, same.deviation, same.errors, same.farthest) == (False, 0.0, {}, 0)
+    zeros = expert_spread(np.zeros((3, 4, 5)))
+    assert np.isnan([same.kurtosis, zeros.upcycled_share, zeros.correlation]).all()
+    with pytest.raises(ValueError, match="1 experts"):
+        expert_spread(np.zeros((1, 4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "noise"),
+    [((2, 64, 64), 0.01), ((8, 8, 512), 1e-4), ((3, 256, 16), 0.1), ((24, 4, 256), 1e-3)],
+)
+def test_figures_of_noise_are_standard_normal_also_after_rounding(shape, noise):
+    """Mean 0 and variance 1 of each over 150 sets of experts, stored in bfloat16."""
+    spreads = []
+    for seed in range(150):
+        experts = copies(seed, shape, noise).astype(ml_dtypes.bfloat16).astype(np.float32)
+        spreads.append(expert_spread(experts, BF16))
+    assert all(spread.is_resolved for spread in spreads)
+    errors = np.array([[*spread.errors.values()] for spread in spreads])
+    assert_allclose(errors.mean(axis=0), 0.0, atol=0.4)
+    assert_allclose(errors.std(axis=0), 1.0, atol=0.35)
+    assert np.mean([spread.farthest <= 4.0 for spread in spreads]) > 0.97
+
+
+def test_noise_below_the_spacing_of_storage_is_not_resolved():
+    for noise in (1e-5, 2e-6):
+        experts = copies(6, (8, 8, 512), noise).astype(ml_dtypes.bfloat16).astype(np.float64)
+        spread = expert_spread(experts, BF16)
+        assert not spread.is_resolved
+        assert spread.deviation < spread.step
+
+
+def every_other(number: int, one: float, other: float) -> np.ndarray:
+    return np.where(np.arange(number) % 2, one, other)
+
+
+#: Figure -> a departure from noise that it sees, of noise, a generator and the common start.
+DEPARTURES = {
+    "rows": lambda noise, *_: noise * every_other(16, 0.9, 1.1)[:, None],
+    "columns": lambda noise, *_: noise * every_other(128, 0.8, 1.2),
+    "experts": lambda noise, *_: noise * every_other(8, 0.95, 1.05)[:, None, None],
+    "kurtosis": lambda noise, draw, _: draw.laplace(size=noise.shape),
+    "spectrum": lambda noise, draw, _: (
+        noise + 0.4 * draw.normal(size=(8, 16, 1)) * draw.normal(size=(8, 1, 128))
+    ),
+    "mean": lambda noise, draw, start: noise + 0.1 * draw.normal(size=(8, 1, 1)) * start,
+}
+
+
+@pytest.mark.parametrize("name", DEPARTURES)
+def test_each_departure_from_noise_is_seen_by_its_figure(name):
+    random = np.random.default_rng(7)
+    noise = random.standard_normal((8, 16, 128))
+    start = 2.0 * random.standard_normal((16, 128))
+    assert abs(expert_spread(start + noise).errors[name]) < 4.0
+    spread = expert_spread(start + DEPARTURES[name](noise, random, start))
+    assert abs(spread.errors[name]) > 4.0, spread.errors
+    assert spread.farthest > 4.0
+
+
+def test_less_variation_than_noise_has_is_no_growth():
+    """Energies that are too even come from rounding and masks, not from training."""
+    random = np.random.default_rng(9)
+    noise = random.standard_normal((8, 16, 128))
+    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
+    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
+    assert spread.errors["rows"] < -2.0
+    assert spread.farthest < 4.0

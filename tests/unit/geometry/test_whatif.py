@@ -1,0 +1,299 @@
+"""Quotas, thresholds, smoothed gates and Sinkhorn scaling: by hand, by counting, token by token."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from moegeom.core.router import Weights
+from moegeom.geometry.boundary.orders import extra_experts
+from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio
+from moegeom.geometry.rows import unit_rows
+from moegeom.geometry.selection import routing_weights, softmax, top_k
+from moegeom.geometry.whatif import smooth
+from moegeom.geometry.whatif.quotas import batch_capacity, expert_choice, kept_within_capacity
+from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
+from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
+
+INF = np.inf
+
+
+def scores_of(tokens: int = 60, experts: int = 6) -> np.ndarray:
+    random = np.random.default_rng(0)
+    return random.standard_normal((tokens, experts)) + random.standard_normal(experts)
+
+
+# ------------------------------------------------------------------------------------------- quotas
+def test_every_expert_takes_its_quota_and_no_token_left_scores_higher_with_it():
+    scores = scores_of()
+    for capacity in (0, 1, 60, 99):
+        assert_array_equal(expert_choice(scores, capacity).sum(axis=0), min(capacity, 60))
+    taken = expert_choice(scores, 13)
+    assert_array_equal(taken.sum(axis=0), 13)
+    worst = np.where(taken, scores, INF).min(axis=0)
+    assert (worst > np.where(taken, -INF, scores).max(axis=0)).all()
+    # of equal scores the earlier token is taken, and one that is masked by nobody
+    assert_array_equal(expert_choice(np.zeros((5, 2)), 2).sum(axis=1), [2, 2, 0, 0, 0])
+    masked = expert_choice(np.array([[1.0, -INF], [-INF, -INF], [0.0, -INF]]), 3)
+    assert_array_equal(masked, [[True, False], [False, False], [True, False]])
+    assert batch_capacity(2048, 64, 2, 1.25) == 80
+    assert batch_capacity(100, 10, 1, 1.1) == 11
+    assert batch_capacity(10, 4, 2, INF) == batch_capacity(10, 4, 2, 1.9) == 10
+
+
+def served(chosen, num_experts, capacity, order):
+    """Tokens one at a time, in an order."""
+    left, is_served = [capacity] * num_experts, np.zeros(chosen.shape, dtype=bool)
+    for token, slot in order:
+        expert = int(chosen[token, slot])
+        is_served[token, slot] = left[expert] > 0
+        left[expert] -= 1
+    return is_served
+
+
+def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
+    scores = np.round(scores_of(), 1)
+    chosen = top_k(scores, 2)
+    wishes = [(token, slot) for token in range(60) for slot in range(2)]
+    by_score = sorted(wishes, key=lambda wish: -scores[wish[0], chosen[wish]])
+    counts = np.bincount(chosen.ravel(), minlength=6)
+    for order, priority in ((wishes, None), (by_score, scores)):
+        for capacity in (0, 1, 12, 20, 60, 99):
+            within = kept_within_capacity(chosen, 6, capacity, priority)
+            assert_array_equal(within, served(chosen, 6, capacity, order))
+            dropped = dropped_slot_share(counts, capacity)
+            assert_allclose(1.0 - within.mean(), dropped, rtol=1e-13)
+    slots = np.array([[0, -1], [-1, -1]], dtype=np.int32)  # an empty slot is not served
+    assert_array_equal(kept_within_capacity(slots, 2, 5), slots >= 0)
+
+
+# --------------------------------------------------------------------------------------- thresholds
+def test_the_threshold_gives_the_mean_exactly_where_logits_differ():
+    logits = scores_of(500)
+    for experts in (0.0, 0.002, 1.0, 2.5, 5.998, 6.0):
+        gate = relu_gate(logits, threshold_for(logits, experts))
+        assert_allclose((gate > 0).sum() / 500, experts, rtol=1e-12)
+    assert threshold_for(np.array([[0.0, 1.0], [4.0, 2.0]]), 1.0) == 1.5
+    for experts in (-0.1, 6.1):
+        with pytest.raises(ValueError, match="of 6 experts"):
+            threshold_for(logits, experts)
+
+
+def test_the_nearest_threshold_is_crossed_at_its_distance_and_not_before():
+    random = np.random.default_rng(1)
+    rows, bias = random.standard_normal((5, 7)), random.standard_normal(5)
+    inputs, theta = random.standard_normal((40, 7)), 0.3
+    logits, norms = inputs @ rows.T + bias, np.linalg.norm(rows, axis=1)
+    distance = threshold_distance(logits, norms, theta)
+    units = np.concatenate([rows / norms[:, None], -rows / norms[:, None]])
+    for step, is_same in ((0.999, True), (1.001, False)):
+        moved = inputs[:, None] + step * distance[:, None, None] * units
+        same = ((moved @ rows.T + bias > theta) == (logits > theta)[:, None]).all(axis=(1, 2))
+        assert_array_equal(same, is_same)
+    # rows of zeros have none to cross
+    logits = np.array([[1.0, 0.0], [3.0, 0.0]])
+    for norms, expected in (([2.0, 0.0], [0.5, 1.5]), ([0.0, 0.0], [INF, INF])):
+        assert_array_equal(threshold_distance(logits, np.array(norms), 0.0), expected)
+
+
+# -------------------------------------------------------------------------------- smoothed gates
+SELECTED = Weights("softmax_of_selected_logits")
+
+
+def some_logits(tokens: int = 200, experts: int = 12) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((tokens, experts))
+
+
+def test_the_activation_is_its_formula_in_fractions_and_its_slope_that_of_differences():
+    for u in (Fraction(1, 100), Fraction(1, 18), Fraction(1, 10), Fraction(1, 2), Fraction(9, 10)):
+        for a, b in ((1, 50), (2, 3), (1, 1)):
+            exact = u**a / (u**a + (1 - u) ** b)
+            assert_allclose(smooth.activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
+    ends = smooth.activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
+    assert_array_equal(ends, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, np.nan])
+    # half of it is reached in the first eighteenth of the strip
+    assert_allclose(smooth.activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
+    u = np.linspace(0.0, 1.0, 1_000_001)
+    steepest = (np.diff(smooth.activation(u)) / np.diff(u)).max()
+    assert_allclose(smooth.largest_slope(), steepest, rtol=1e-5)
+    assert_allclose(smooth.largest_slope(), 17.756, atol=5e-4)
+    assert smooth.largest_slope(0.5, 50.0) == INF
+
+
+def test_as_many_experts_run_as_the_rule_chooses_and_the_extra_ones():
+    logits = some_logits()
+    logits[:20] = np.round(logits[:20], 1)  # exact ties, and gaps that are eps itself
+    for k, eps in ((1, 0.1), (3, 0.25), (3, 0.5), (8, 2.0), (12, 1.0), (4, 0.0)):
+        runs = (smooth.smooth_activations(logits, k, eps) > 0.0).sum(axis=1)
+        assert_array_equal(runs, k + extra_experts(logits, k, eps))
+    # one that fades to less than any number still runs, a masked one never
+    fading = np.array([[1.0, 1.0 - 0.5 * (1 - 1e-9)]])
+    assert smooth.smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
+    masked = np.array([[2.0, 1.0, -INF, 0.5, -INF]])
+    assert_array_equal(smooth.smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
+    assert_array_equal(smooth.gaps(masked, 2), [[0.5, INF, INF]])
+    logits = np.array([[2.0, 1.0, 1.0, 0.0]])
+    gate = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 1e-6)
+    hard = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 0.0)
+    assert gate[0, 1] == gate[0, 2] > 0.0
+    assert hard[0, 1] > 0.0 == hard[0, 2]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        SELECTED,
+        Weights("scores"),
+        Weights("scores", renormalise=True, epsilon=1e-20, scale=2.5),
+        Weights("sigmoid_of_selected_logits", renormalise=True),
+    ],
+)
+def test_tokens_without_extra_experts_have_the_weights_of_the_rule_bit_for_bit(weights):
+    logits, k = some_logits(), 3
+    scores, chosen = softmax(logits), top_k(logits, k)
+    hard = routing_weights(logits, scores, chosen, weights)
+    for eps in (0.0, 0.05):
+        gate = smooth.smooth_gate(logits, scores, logits, k, weights, eps)
+        alone = extra_experts(logits, k, eps) == 0
+        assert alone.sum() > 100
+        picked = np.take_along_axis(gate, chosen.astype(np.int64), axis=1)
+        assert_array_equal(picked[alone], hard[alone])
+        assert_array_equal((gate[alone] > 0).sum(axis=1), k)
+
+
+def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
+    logits = some_logits()
+    scores, chosen = softmax(logits), top_k(logits, 4)
+    full, shared = np.zeros(logits.shape), np.full(len(logits), 0.3)
+    np.put_along_axis(full, chosen.astype(np.int64), 1.0, axis=1)
+    for weights in (SELECTED, Weights("scores", renormalise=True, power=2.0, floor=0.1)):
+        of_rule = routing_weights(logits, scores, chosen, weights, shared)
+        of_sets = smooth.set_weights(logits, scores, full, weights, shared)
+        picked = np.take_along_axis(of_sets, chosen.astype(np.int64), axis=1)
+        assert_allclose(picked, of_rule, rtol=1e-13)
+        assert_array_equal((of_sets > 0).sum(axis=1), 4)
+    for weights in (SELECTED, Weights("scores", renormalise=True)):
+        assert_array_equal(smooth.set_weights(logits, scores, 0.0 * full, weights), 0.0)
+    with pytest.raises(ValueError, match="sparsemixer"):  # they depend on the order of picks
+        smooth.set_weights(logits, logits, full, Weights("sparsemixer"))
+
+
+def test_the_budget_is_met_exactly_where_gaps_differ_and_otherwise_not_passed():
+    logits = some_logits(400)
+    for k, extra in ((3, 0.5), (3, 1.0), (1, 2.25), (11, 0.125), (4, 8.0)):
+        budget = smooth.smoothing_budget(smooth.gaps(logits, k), extra)
+        assert budget.extra == extra_experts(logits, k, budget.eps).mean() == extra
+    for extra in (0.0, 1e-9):
+        assert smooth.smoothing_budget(smooth.gaps(some_logits(), 3), extra).eps == 0.0
+    tied = smooth.smoothing_budget(np.full((10, 3), 0.25), 1.0)
+    assert (tied.eps, tied.extra) == (0.25, 0.0)
+    masked = np.array([[0.1, INF], [0.2, INF]])
+    assert smooth.smoothing_budget(masked, 1.0).extra == 1.0
+    for pool, extra, message in (
+        (np.ones((5, 3)), 4, "4 extra experts of 3"),
+        (masked, 1.5, r"1\.5 extra experts of 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            smooth.smoothing_budget(pool, extra)
+
+
+def test_slots_are_filled_from_the_left_in_descending_score():
+    mask = np.array([[True, False, True, True], [False, False, False, False], [True] * 4])
+    scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
+    assert_array_equal(smooth.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
+    assert smooth.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
+
+
+# ----------------------------------------------------------------------------------------- Sinkhorn
+@pytest.fixture(scope="module")
+def cost() -> np.ndarray:
+    """Negative cosines of tokens that come in clusters, a few of them large, near single rows."""
+    tokens, experts, random = 2048, 64, np.random.default_rng(0)
+    rows = unit_rows(random.standard_normal((experts, 32)))
+    size = 1.0 / np.arange(1, experts + 1)
+    cluster = random.choice(experts, tokens, p=size / size.sum())
+    inputs = unit_rows(rows[cluster] + 0.1 * random.standard_normal((tokens, 32)))
+    return -inputs @ rows.T
+
+
+@pytest.mark.parametrize("in_logarithms", [True, False])
+def test_rows_are_exact_and_three_steps_leave_columns_far_off(cost, in_logarithms):
+    share = {n: sinkhorn(cost, 0.05, n, INF, in_logarithms).share for n in (0, 3, 10, 300)}
+    assert_allclose(share[3].sum(axis=1), 1.0, atol=1e-6)
+    errors = [column_error(share[n]) for n in (0, 3, 10, 300)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[1] > 0.5
+    assert errors[3] < 1e-3
+    # a balanced plan does not balance the largest two of it
+    counts = np.bincount(top_k(share[300], 2).ravel(), minlength=64)
+    assert min(load_cv(counts), max_vio(counts)) > 0.1
+    # without steps each token has the softmax of its costs
+    assert_allclose(share[0], softmax(-cost / 0.05), atol=1e-6)
+
+
+def test_the_two_forms_agree_within_the_guard(cost):
+    forms = [sinkhorn(cost, 0.05, 3, in_logarithms=form).share for form in (True, False)]
+    seven_sums = 7 * 1e-8
+    assert_allclose(*forms, rtol=0, atol=seven_sums)
+
+
+def test_one_token_has_equal_shares_and_equal_experts_stay_equal():
+    costs = np.random.default_rng(0).uniform(-1, 1, (1, 7))
+    assert_allclose(sinkhorn(costs, 0.05, 3).share, 1 / 7, rtol=1e-12)
+    rows = np.random.default_rng(2).standard_normal((6, 8))
+    rows[4] = rows[1]
+    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
+    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
+    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
+    share = sinkhorn(costs, 0.05, 3).share
+    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
+
+
+def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(cost):
+    """By the columns in the limit; three steps, which begin with rows, still see a part of it."""
+    random, small = np.random.default_rng(1), cost[:256]
+    of_token, of_expert = random.standard_normal((256, 1)), random.standard_normal(64)
+    far = {}
+    for steps in (0, 3, 300):
+        plain, one, other = (
+            sinkhorn(costs, 0.5, steps, INF).share
+            for costs in (small, small + of_token, small + of_expert)
+        )
+        assert_allclose(one, plain, rtol=1e-11)
+        far[steps] = np.abs(other - plain).max()
+    assert far[300] < 1e-12 < far[3] < 0.3 * far[0]
+
+
+def test_clipped_costs_are_counted_and_lose_their_order():
+    costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
+    plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
+    assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
+    assert plan.share[0, 0] == plan.share[0, 1]
+    assert unclipped.share[0, 0] > unclipped.share[0, 1]
+
+
+@pytest.mark.parametrize("in_logarithms", [True, False])
+def test_an_infinite_cost_is_never_chosen(in_logarithms):
+    costs = np.random.default_rng(4).uniform(-1, 1, (6, 4))
+    costs[:, 2] = INF
+    costs[0, 1] = INF
+    share = sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
+    assert not share[np.isinf(costs)].any()
+    assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
+
+
+def test_column_error_and_overlaps_by_hand():
+    """The square of the matrix would put the sum over a third expert in place of an overlap."""
+    assert column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
+    assert np.isnan(column_error(np.empty((0, 3))))
+    rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+    costs = osr_cost(np.array([[1.0, 0.0, 0.0]]), rows, overlap=1.0, excess=0.0)
+    assert_allclose(costs, [[-1.0, 0.36, 0.0]], atol=1e-15)
+    # lengths of rows play no part
+    random = np.random.default_rng(5)
+    rows, similarity = random.standard_normal((5, 3)), random.uniform(-1, 1, (7, 5))
+    scaled = rows * random.uniform(0.5, 2.0, (5, 1))
+    assert_allclose(osr_cost(similarity, scaled), osr_cost(similarity, rows), rtol=1e-12)
