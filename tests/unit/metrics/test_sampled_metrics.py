@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from moegeom.core.router import Rule
 from moegeom.geometry.boundary.orders import extra_experts, order_eps
@@ -15,20 +14,13 @@ from tests.unit.scan.routers import SOFTMAX, normal_rows, router_with
 TOP_K = 3
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """Rows, inputs, and the tables of both."""
+def test_orders_and_extra_experts_are_means_over_the_tokens():
     router = router_with(normal_rows(9, 16), Rule(TOP_K, "softmax", SOFTMAX))
     values = normal_rows(3000, 16, seed=1) + np.float32(0.5)
-    metrics = [METRICS[name] for name in ("tokens", "orders", "directions")]
-    run = RouterRun(router, ArraySource({router.name: values}), metrics)
-    return router.weight, values, measure_router(run).rows
-
-
-def test_orders_and_extra_experts_are_means_over_the_tokens(measured):
-    weight, values, tables = measured
+    metrics = [METRICS[name] for name in ("tokens", "orders")]
+    tables = measure_router(RouterRun(router, ArraySource({router.name: values}), metrics)).rows
     assert {row["variant"] for row in tables["orders"]} == {"as_stored", "random"}
-    logits = values @ weight.T
+    logits = values @ router.weight.T
     rows = [row for row in tables["orders"] if row["variant"] == "as_stored"]
     assert [row["width"] for row in rows] == [0.0, 2.0**-8, 2.0**-6, 2.0**-4, 0.25, 1.0]
     for row in rows:
@@ -40,12 +32,3 @@ def test_orders_and_extra_experts_are_means_over_the_tokens(measured):
             np.testing.assert_allclose(row[column], mean, rtol=1e-3, atol=2e-3, err_msg=column)
         assert row["order_max"] == orders.max()
         assert row["order_mean_se"] > 0.0 or orders.max() == 0
-
-
-def test_the_resultant_is_the_length_of_the_mean_direction(measured):
-    _, values, tables = measured
-    unit = values.astype(np.float64) / np.linalg.norm(values.astype(np.float64), axis=1)[:, None]
-    (row,) = [row for row in tables["layers"] if row["variant"] == "as_stored"]
-    length = np.linalg.norm(unit.mean(axis=0))
-    np.testing.assert_allclose(row["mean_resultant_length"], length, 1e-9)
-    assert 0.0 < row["mean_resultant_length_se"] < 0.1

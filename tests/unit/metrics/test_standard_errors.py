@@ -7,11 +7,12 @@ import pytest
 
 from moegeom.core.router import Rule
 from moegeom.geometry.load import load_cv, load_share, max_vio
-from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
+from tests.unit.kernels.batches import batch_of
 from tests.unit.scan.routers import SOFTMAX, normal_rows, router_with
 
 EXPERTS, TOP_K = 6, 2
@@ -37,13 +38,8 @@ class Stream:
 
     def rows(self) -> dict[str, dict]:
         """The row of ``layers`` by population, and with it the rows of ``experts``."""
-        batch = TokenBatch(
-            token=np.arange(len(self.block)),
-            population=self.population,
-            block=self.block,
-            chosen=self.chosen,
-            margin=self.margin,
-        )
+        of_tokens = {"block": self.block, "population": self.population, "chosen": self.chosen}
+        batch = batch_of(len(self.block), **of_tokens, margin=self.margin)
         states = {}
         for name in NEEDS:
             accumulator = REDUCTIONS[name].start(Extent(len(NAMES), EXPERTS, TOP_K))

@@ -63,9 +63,9 @@ def end_of(work: Callable[[], object]) -> int:
         faulthandler.disable()
         try:
             work()
-        except BaseException:
+            os._exit(0)
+        finally:
             os._exit(1)
-        os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
