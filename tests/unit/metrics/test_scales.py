@@ -56,7 +56,6 @@ def measured(exponent: int, rule: str = "softmax", spread: float = 0.0):
         itertools.product(EXPONENTS, RULES),
         {
             "subnormal rows": (-140, "softmax"),
-            "smallest normal rows": (-127, "sigmoid"),
             "margins below the histogram": (-60, "softmax"),
             "margins beyond the histogram": (60, "softmax"),
             "large scores": (100, "sigmoid"),

@@ -86,6 +86,7 @@ CASES: dict[str, dict[str, object]] = {
     "a trace": {},
     "rows by token": {"per_token": True, "num_workers": 2},
     "the trace of another run": {
+        "layers": "0-1",
         "tokens": "rec",
         "dialect": None,
         "run_b": "other.jsonl",

@@ -41,7 +41,6 @@ def undisturbed(kind: str) -> dict[str, list[dict]]:
             "more workers than batches": ("softmax", PACES[3], False),
             "no whole batches": ("sigmoid", PACES[2], False),
             "values in Fortran order": ("softmax", PACES[0], True),
-            "one worker": ("sigmoid", PACES[1], True),
         },
     ),
 )

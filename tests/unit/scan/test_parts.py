@@ -99,7 +99,7 @@ def test_a_part_that_is_none_is_refused():
 SIDES = {
     "as stored": {},
     "variants": {
-        "arithmetics": ("bf16", "float32-blocks"),
+        "arithmetics": ("bf16",),
         "what_ifs": ("topk:k=3", "expert-choice"),
         "what_if_batch": 2 * TILE,
         "checkpoint_b": "second",
@@ -121,12 +121,19 @@ def sides(world: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("side", "order"),
-    [
-        ("as stored", (1,)),
-        ("as stored", (1, 2, 3, 4, 5)),  # more than there are tiles
-        ("variants", (3, 1, 2)),
-        ("run b", (2, 1)),
-    ],
+    by_day(
+        [
+            ("as stored", (1,)),
+            ("as stored", (1, 2, 3, 4, 5)),
+            ("variants", (3, 1, 2)),
+            ("run b", (2, 1)),
+        ],
+        {
+            "more parts than tiles": ("as stored", (1, 2, 3, 4, 5)),
+            "every kind of variant": ("variants", (3, 1, 2)),
+            "another run": ("run b", (2, 1)),
+        },
+    ),
 )
 def test_parts_add_up_to_the_tables_of_one_scan(side, order, sides, tmp_path):
     options: dict[str, Any] = dict(SIDES[side])

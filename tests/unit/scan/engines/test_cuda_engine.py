@@ -141,8 +141,11 @@ def test_every_rule_gives_equal_states(name):
     assert progress.states["token_counts"]["counts"][..., 0].sum() == tokens
 
 
-@pytest.mark.parametrize("router", TIES.values(), ids=TIES)
-def test_ties_are_broken_and_counted_alike(router):
+@pytest.mark.parametrize(
+    "name", by_day(TIES, [n for n in TIES if n not in ("duplicates", "integer rows")])
+)
+def test_ties_are_broken_and_counted_alike(name):
+    router = TIES[name]
     progress = _assert_equal_engines(router, _recorded(router, np.rint(inputs(1500, 8))))
     assert progress.states["token_counts"]["counts"][..., 1].sum() > 100
 
@@ -200,8 +203,23 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize(("router", "values"), STREAMS.values(), ids=STREAMS)
-def test_streams_of_any_length_and_size_give_equal_states(router, values):
+@pytest.mark.parametrize(
+    "name",
+    by_day(
+        STREAMS,
+        {
+            "one token": "1 tokens",
+            "a token more than a tile": f"{TILE + 1} tokens",
+            "whole tiles": f"{5 * TILE} tokens",
+            "rows that are too near": "rows 1e-36 apart",
+            "rows that are too far": "rows 1000000000000000.0 apart",
+            "subnormal logits": "inputs of 2^-140",
+            "large logits": "inputs of 2^124",
+        },
+    ),
+)
+def test_streams_of_any_length_and_size_give_equal_states(name):
+    router, values = STREAMS[name]
     typical = {"typical_norm": float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).mean()))}
     _assert_equal_engines(router, _recorded(router, values), **typical)
 
@@ -211,7 +229,7 @@ def test_some_rows_leave_float32_and_a_stream_may_have_no_labels():
     _assert_equal_engines(router_of(), without_labels(inputs(9 * TILE, 8)))
 
 
-@pytest.mark.parametrize("name", ["softmax", "identity and both biases", "groups filled with 0"])
+@pytest.mark.parametrize("name", ["identity and both biases", "groups filled with 0"])
 def test_recorded_logits_give_equal_states(name):
     router = RULES[name]
     source = _recorded(router, inputs(1100, router.num_experts), stage="logits")
@@ -334,14 +352,15 @@ def _refusals(task, names, **options) -> set[str]:
     return messages
 
 
-@pytest.mark.parametrize("router", [router_of(), RULES["groups filled with -inf"]])
-@pytest.mark.parametrize("exclude_first", [0, 8])
+@pytest.mark.parametrize(
+    ("router", "exclude_first"), [(router_of(), 8), (RULES["groups filled with -inf"], 0)]
+)
 def test_tokens_that_are_not_finite_are_left_out_and_named_alike(router, exclude_first):
     source = _recorded(router, _damaged())
     progress = _assert_equal_engines(router, source, exclude_first=exclude_first)
     if router.num_experts == 12:  # 3e38 was made to overflow at this router
         assert progress.non_finite == tuple(t for t in BAD if t % 97 >= exclude_first)
-        assert progress.num_non_finite == (3 if exclude_first else 4)
+        assert progress.num_non_finite == 3
 
 
 def test_lost_tokens_are_named_alike_without_reductions_of_the_host():
