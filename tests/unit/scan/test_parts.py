@@ -103,8 +103,9 @@ SIDES = {
         "what_ifs": ("topk:k=3", "expert-choice"),
         "what_if_batch": 2 * TILE,
         "checkpoint_b": "second",
+        "layers": "1",
     },
-    "run b": {"run_b": "other.npz", "stage_b": "ids"},
+    "run b": {"run_b": "other.npz", "stage_b": "ids", "layers": "1"},
 }
 
 

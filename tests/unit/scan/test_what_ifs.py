@@ -108,7 +108,7 @@ def len_of(batch: int) -> int:
     return max(batch, TILE) + 100
 
 
-@pytest.mark.parametrize("batch", [64, 2 * TILE])
+@pytest.mark.parametrize("batch", by_day([64, 2 * TILE], [2 * TILE]))
 def test_batches_and_threads_change_no_row_and_no_figure(monkeypatch, batch):
     """How many tokens are tried together, read by threads a tile at a time, or all at once."""
     source, pace = made.recording(len_of(batch)), {"what_if_batch": batch, "metrics": FEW}

@@ -131,7 +131,7 @@ def _recorded(router, values, **given) -> Recorded:
 
 #: Rules whose parts others have, too.
 AT_NIGHT = ("identity", "sigmoid", "sigmoid + bias", "groups of logits", "groups of softmax")
-AT_NIGHT += ("256 experts",)
+AT_NIGHT += ("256 experts", "groups of one expert", "100 experts")
 
 
 @pytest.mark.parametrize("name", by_day(RULES, [name for name in RULES if name not in AT_NIGHT]))
