@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moegeom.kernels.cuda.program import Program
+from tests import kernel_cache
 
 HEADER = Path(__file__).with_name("threads_of_a_block.h")
 
@@ -24,11 +26,12 @@ _ENTRY = re.compile(
 )
 
 
-def compiler() -> str:
-    """The C++ compiler that the tests use."""
-    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    assert found, "the tests run CUDA sources on the processor and need a C++ compiler (c++)"
-    return found
+@functools.cache
+def compiler() -> tuple[str, str]:
+    """The C++ compiler that the tests use, and its version."""
+    path = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    assert path, "the tests run CUDA sources on the processor and need a C++ compiler (c++)"
+    return path, subprocess.check_output([path, "--version"], text=True)
 
 
 def host_text(program: Program) -> str:
@@ -41,19 +44,25 @@ def host_text(program: Program) -> str:
             f"    host::run(of_grid, of_block, [=] {{ {name}({names}); }});\n}}\n"
         )
     assert starts, f"no kernel in {program.parts}"
-    return f'#include "{HEADER}"\n{program.text}\n{"".join(starts)}'
+    return f'#include "{HEADER.name}"\n{program.text}\n{"".join(starts)}'
 
 
 @functools.cache
 def host_function(program: Program) -> ctypes._CFuncPtr:
-    """The compiled kernel; equal programs are compiled once in a process."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "program.cpp", Path(folder) / "program.so"
-        source.write_text(host_text(program), "utf-8")
-        command = [compiler(), *OPTIONS, "-o", str(library), str(source)]
-        found = subprocess.run(command, capture_output=True, text=True)
-        assert found.returncode == 0, found.stderr[:4000]
-        return getattr(ctypes.CDLL(str(library)), f"start_{program.entry}")
+    """The compiled kernel; it stays in a folder of all workers and runs, named by what it is made of."""
+    text, (path, version) = host_text(program), compiler()
+    made_of = "\0".join([version, *OPTIONS, HEADER.read_text("utf-8"), text])
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:20]
+    library = kernel_cache.folder() / f"{program.entry}-{digest}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            source, built = Path(folder) / "program.cpp", Path(folder) / "program.so"
+            source.write_text(text, "utf-8")
+            command = [path, *OPTIONS, f"-I{HEADER.parent}", "-o", str(built), str(source)]
+            ran = subprocess.run(command, capture_output=True, text=True)
+            assert ran.returncode == 0, ran.stderr[:4000]
+            built.replace(library)
+    return getattr(ctypes.CDLL(str(library)), f"start_{program.entry}")
 
 
 def host_call(program: Program, grid: int, block: int, arguments: tuple) -> None:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
+from tests.unit.kernels.batches import batch_of
 
 REDUCTION = REDUCTIONS["agreement"]
 
 
 def folded(matches, margin, bound=None, group_margin=None):
-    tokens = len(matches)
-    zeros = np.zeros(tokens, np.int32)
     accumulator = REDUCTION.start(Extent(1, 4, 1))
-    quantities = TokenBatch(
-        token=np.arange(tokens),
-        population=zeros,
-        block=zeros,
-        chosen=np.zeros((tokens, 1), np.int32),
+    batch = batch_of(
+        len(matches),
         margin=np.asarray(margin, np.float64),
         group_margin=group_margin,
         float_bound=bound,
         matches_recording=np.asarray(matches),
     )
-    accumulator.fold(quantities, {})
+    accumulator.fold(batch, {})
     return accumulator.state()
 
 
@@ -36,13 +31,9 @@ def counted(state):
 def test_a_difference_within_the_float_bound_is_a_near_tie():
     state = folded([True, False, False], [0.0, 0.1, 0.1], np.array([1.0, 0.1, 0.05]))
     np.testing.assert_array_equal(counted(state), [1, 1, 1])
-
-
-def test_without_a_bound_only_an_exact_tie_is_near():
+    # without a bound only an exact tie
     np.testing.assert_array_equal(counted(folded([False, False], [0.0, 1e-300])), [0, 1, 1])
-
-
-def test_half_the_group_margin_counts_like_a_margin():
+    # half the group margin counts like a margin
     state = folded([False], [5.0], np.array([0.1]), np.array([0.2]))
     np.testing.assert_array_equal(counted(state), [0, 1, 0])
     np.testing.assert_array_equal(state["margin"], [0.1])

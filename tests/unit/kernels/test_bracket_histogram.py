@@ -6,24 +6,16 @@ import numpy as np
 
 from moegeom.core.metric import RouterFacts
 from moegeom.geometry.histogram import NUM_BINS, bin_index
-from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS
 from moegeom.testing.stream import RULES, router
+from tests.unit.kernels.batches import batch_of
 
 
 def histogram_of(lower, upper):
-    tokens = len(lower)
-    zeros = np.zeros(tokens, dtype=np.int32)
-    batch = TokenBatch(
-        token=np.arange(tokens),
-        population=zeros,
-        block=zeros,
-        chosen=zeros[:, None],
-        distance=np.array(lower),
-        distance_upper=np.array(upper),
-    )
+    ends = {"distance": np.array(lower), "distance_upper": np.array(upper)}
+    batch = batch_of(len(lower), **ends)
     reduction = REDUCTIONS["bracket_histogram"]
     accumulator = reduction.start(Extent(1, 4, 1))
     accumulator.fold(batch, load_kernels("reference"))
@@ -46,16 +38,13 @@ def test_the_first_bin_holds_the_exact_ones_alone():
     np.testing.assert_array_equal(found[-1], 1)  # from 0, as wide as can be
 
 
-def test_a_bracket_without_an_end_is_in_the_last_bin():
+def test_a_width_is_the_upper_over_the_lower_end_less_one_or_endless():
+    bins = np.flatnonzero(histogram_of([2.0, 4.0], [3.0, 5.0]))
+    np.testing.assert_array_equal(bins, bin_index(np.array([0.25, 0.5])))
     np.testing.assert_array_equal(histogram_of([2.0, 0.0], [np.inf, 3.0])[NUM_BINS - 1], 2)
 
 
-def test_a_width_is_the_upper_over_the_lower_end_less_one():
-    found = np.flatnonzero(histogram_of([2.0, 4.0], [3.0, 5.0]))
-    np.testing.assert_array_equal(found, bin_index(np.array([0.25, 0.5])))
-
-
-def test_figures_of_exact_open_and_endless_brackets():
+def test_figures_of_exact_open_endless_and_no_brackets():
     exact = figures([1.0, 2.0], [1.0, 2.0])
     np.testing.assert_equal(list(exact.values()), [1.0, None, 1.0])
     some = figures([1.0, 2.0, 2.0, 4.0], [1.0, 2.0, 3.0, 5.0])
@@ -63,8 +52,4 @@ def test_figures_of_exact_open_and_endless_brackets():
     assert 1.25 <= some["distance_bracket_p50"] <= 1.25 * 1.0625
     assert 1.5 < some["distance_bracket_max"] <= 1.0 + 0.5 * 1.0625
     np.testing.assert_equal(figures([1.0], [np.inf])["distance_bracket_max"], None)  # the open bin
-
-
-def test_no_tokens_give_no_figures():
-    nothing = np.empty(0)
-    np.testing.assert_equal(list(figures(nothing, nothing).values()), [None, None, None])
+    np.testing.assert_equal(list(figures(np.empty(0), np.empty(0)).values()), [None, None, None])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.special import expit
 
 from moegeom.core.errors import RouterRuleError
-from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Rule
 from moegeom.geometry.boundary.curved import curved_rows, group_slopes
 from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
-
-SCORES = Weights("scores")
+from tests.unit.scan.routers import SOFTMAX as SCORES
 
 
 def measured(weight, y, rule, bias, logit_bias=None):
@@ -25,14 +27,67 @@ def measured(weight, y, rule, bias, logit_bias=None):
     return *curved_distance(logits, chosen, curved_rows(weight, rule, logit_bias, bias)), chosen
 
 
+UNIT, TIED = np.eye(2), math.log(0.6 / 0.4)
+
+
+def boundary(score, logits, rows, delta, cap=math.inf):
+    """Lower and upper bound of the distance at which expert 1 takes the place of expert 0."""
+    rule = Rule(1, score, SCORES, True, logit_map=LogitMap(1.0, cap))
+    made = curved_rows(np.array(rows), rule, None, np.array([delta, 0.0]))
+    lower, upper, _ = curved_distance(np.array([logits]), np.zeros((1, 1), np.int32), made)
+    return lower[0], upper[0]
+
+
+def opposite_gap(t: float) -> float:
+    return expit(1 - t) + 0.1 - expit(t)
+
+
+def gap_of_twice(t: float) -> float:
+    return expit(t) + 0.1 - expit(2 * t)
+
+
+@pytest.mark.parametrize(
+    ("logits", "rows", "delta", "distance"),
+    [
+        ((1.0, 0.0), UNIT, 0.1, 1.007672),  # docs/theory.md E1
+        ((1.0, 0.0), UNIT, 0.0, math.sqrt(0.5)),
+        # beyond the range of the score
+        ((0.0, 0.0), UNIT, 1.0, math.inf),
+        ((0.0, 0.0), UNIT, 1.5, math.inf),
+        # on the boundary, and behind it
+        ((TIED, 0.0), UNIT, 0.5 - expit(TIED), 0.0),
+        ((TIED, 0.0), UNIT, 0.5 - expit(TIED) - 0.1, 0.0),
+        # the other expert has to come to sigmoid^-1(0.6) by itself, along a row of length 2
+        ((0.0, -1.0), [[0.0, 0.0], [2.0, 0.0]], 0.1, (TIED + 1.0) / 2.0),
+        ((1.0, 0.0), [[2.0, 0.0], [0.0, 0.0]], 0.1, (1.0 + TIED) / 2.0),
+        # a root in one variable, and the nearer one of two
+        ((1.0, 0.0), [[1.0, 0.0], [-1.0, 0.0]], 0.1, brentq(opposite_gap, 0.0, 5.0)),
+        ((0.0, 0.0), [[1.0, 0.0], [2.0, 0.0]], 0.1, brentq(gap_of_twice, 0.0, 1.0)),
+    ],
+)
+def test_distances_to_one_boundary_are_those_by_hand(logits, rows, delta, distance):
+    np.testing.assert_allclose(boundary("sigmoid", logits, rows, delta), distance, rtol=2e-6)
+
+
+def test_an_unbounded_score_makes_up_for_any_bias():
+    """sqrt softplus(u) + 3 = sqrt softplus(v): the nearest point by its u, on a fine grid."""
+    u = np.linspace(-12.0, 3.0, 200001)
+    v = np.log(np.expm1((np.sqrt(np.logaddexp(0.0, u)) + 3.0) ** 2))
+    bounds = boundary("sqrt_softplus", (0.0, 0.0), UNIT, 3.0)
+    np.testing.assert_allclose(bounds, np.hypot(u, v).min(), rtol=1.1e-6)
+
+
+def test_saturated_scores_still_have_a_distance_and_a_soft_cap_bounds_a_bias():
+    """Logits capped at 2: the scores lie between 0.1192 and 0.8808, 0.7616 apart."""
+    for score, cap in (("sigmoid", math.inf), ("sigmoid", 5.0), ("sqrt_softplus", math.inf)):
+        lower, upper = boundary(score, (30.0, -30.0), UNIT, 0.05, cap)
+        assert 0.0 < lower <= upper < 100.0
+    assert boundary("sigmoid", (0.0, 0.0), UNIT, 0.762, 2.0)[1] == math.inf
+    assert boundary("sigmoid", (0.0, 0.0), UNIT, 0.761, 2.0)[1] < math.inf
+
+
 def sigmoid_rule(k, groups=None):
     return Rule(k, "sigmoid", SCORES, True, groups=groups)
-
-
-def test_the_worked_pair_of_experts():
-    _, upper, pair, _ = measured(np.eye(2), [[1.0, 0.0]], sigmoid_rule(1), [0.1, 0.0])
-    np.testing.assert_allclose(upper, [1.007672], atol=1e-6)
-    np.testing.assert_array_equal(pair, [[0, 1]])
 
 
 def test_choosing_every_expert_leaves_no_boundary():
@@ -41,18 +96,14 @@ def test_choosing_every_expert_leaves_no_boundary():
     np.testing.assert_array_equal(pair, [[-1, -1]])
 
 
-def test_equal_rows_and_biases_tie_permanently():
-    weight = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
-    lower, upper, pair, _ = measured(weight, [[2.0, 0.0]], sigmoid_rule(1), [0.1, 0.1, 0.0])
+def test_equal_rows_tie_permanently_unless_a_bias_tells_them_apart():
+    """A selection bias or a logit bias: then there is no boundary."""
+    weight, y = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0]]
+    lower, upper, pair, _ = measured(weight, y, sigmoid_rule(1), [0.1, 0.1, 0.0])
     np.testing.assert_array_equal([lower, upper], 0.0)
     np.testing.assert_array_equal(pair, [[0, 1]])
-
-
-def test_equal_rows_told_apart_by_a_bias_are_no_boundary():
-    """Neither by a selection bias nor by a logit bias."""
-    weight = [[1.0, 0.0], [1.0, 0.0]]
     for bias, logit_bias in (([0.1, 0.0], None), ([0.1, 0.1], np.array([0.5, 0.0]))):
-        lower, upper, _, _ = measured(weight, [[2.0, 0.0]], sigmoid_rule(1), bias, logit_bias)
+        lower, upper, _, _ = measured(weight[:2], y, sigmoid_rule(1), bias, logit_bias)
         np.testing.assert_array_equal([lower, upper], np.inf)
 
 
@@ -77,36 +128,33 @@ def test_two_probabilities_are_sigmoids_of_the_difference():
     np.testing.assert_allclose(upper, exact, rtol=1.1e-3)
 
 
-def test_softmax_group_maxima_without_a_bias_have_linear_boundaries():
-    """Groups (0, 1) and (2, 3) by logits 3, 1 | 2, 0: the group changes where z_0 = z_2."""
-    rule = Rule(1, "softmax", SCORES, False, groups=GroupMask(2, 1, "max", 0.0))
-    lower, upper, _, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 0.0]], rule, np.zeros(4))
-    np.testing.assert_allclose([lower, upper], np.sqrt(0.5), rtol=1e-8)
+def two_groups(k: int, kind: str, fill: float, score: str = "identity"):
+    return Rule(k, score, SCORES, False, groups=GroupMask(2, 1, kind, fill))
 
 
-def test_sums_of_two_logits_change_groups_at_a_plane():
-    """3 + 1 against 2 + 1.5 with four orthonormal rows: half apart, a normal of length 2."""
-    rule = Rule(1, "identity", SCORES, False, groups=GroupMask(2, 1, "top2_sum", -np.inf))
-    lower, upper, _, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 1.5]], rule, np.zeros(4))
-    np.testing.assert_allclose([lower, upper], 0.25, rtol=1e-8)
+FILLED = [5.0, 0.3, -0.4, -2.0, -3.0, -4.0]
 
 
-@pytest.mark.parametrize(("fill", "distance"), [(0.0, 0.3), (-np.inf, 0.7 / np.sqrt(2.0))])
-def test_a_fill_of_zero_is_a_boundary_that_minus_infinity_is_not(fill, distance):
-    """Kept 5, 0.3 | dropped: the second choice, 0.3, leaves at 0, or where it meets -0.4."""
-    rule = Rule(2, "identity", SCORES, False, groups=GroupMask(2, 1, "max", fill))
-    weight = np.eye(6)
-    y = [[5.0, 0.3, -0.4, -2.0, -3.0, -4.0]]
-    lower, upper, _, chosen = measured(weight, y, rule, np.zeros(6))
-    np.testing.assert_array_equal(chosen, [[0, 1]])
+@pytest.mark.parametrize(
+    ("rule", "logits", "chosen", "distance"),
+    [
+        # groups by 3 and 2: the group changes where the first logits meet
+        (two_groups(1, "max", 0.0, "softmax"), [3.0, 1.0, 2.0, 0.0], [0], np.sqrt(0.5)),
+        # 3 + 1 against 2 + 1.5: half apart, a normal of length 2
+        (two_groups(1, "top2_sum", -np.inf), [3.0, 1.0, 2.0, 1.5], [0], 0.25),
+        # of the dropped group one was chosen: it leaves where a kept score rises to 0
+        (two_groups(2, "max", 0.0), [5.0, -0.25, -2.0, -3.0], [0, 2], 0.25),
+        # kept 5, 0.3: the second choice leaves at 0, or where it meets -0.4
+        (two_groups(2, "max", 0.0), FILLED, [0, 1], 0.3),
+        (two_groups(2, "max", -np.inf), FILLED, [0, 1], 0.7 / np.sqrt(2.0)),
+    ],
+    ids=["softmax", "sums", "a masked expert", "filled with 0", "filled with -inf"],
+)
+def test_groups_of_orthonormal_rows_have_linear_boundaries(rule, logits, chosen, distance):
+    experts = len(logits)
+    lower, upper, _, by_rule = measured(np.eye(experts), [logits], rule, np.zeros(experts))
+    np.testing.assert_array_equal(by_rule, [chosen])
     np.testing.assert_allclose([lower, upper], distance, rtol=1e-8)
-
-
-def test_a_mrequested_expert_that_was_chosen_leaves_where_a_kept_score_rises_to_zero():
-    rule = Rule(2, "identity", SCORES, False, groups=GroupMask(2, 1, "max", 0.0))
-    lower, upper, _, chosen = measured(np.eye(4), [[5.0, -0.25, -2.0, -3.0]], rule, np.zeros(4))
-    np.testing.assert_array_equal(chosen, [[0, 2]])
-    np.testing.assert_allclose([lower, upper], 0.25, rtol=1e-8)
 
 
 def test_behind_a_soft_cap_a_score_rises_to_zero_where_its_logit_says_so():

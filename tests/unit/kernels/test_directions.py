@@ -6,40 +6,25 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.core.router import Rule
 from moegeom.geometry.rows import unit_rows
-from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.scores import FIXED_POINT
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
+from tests.unit.kernels.batches import batch_of
+from tests.unit.scan.routers import SOFTMAX, router_with
 
 REDUCTION = REDUCTIONS["directions"]
-ROUTER = Router(
-    name="text/0",
-    stack="text",
-    layer=0,
-    weight=np.eye(4, dtype=np.float32),
-    rule=Rule(1, "softmax", Weights("scores")),
-    provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
-)
+ROUTER = router_with(np.eye(4, dtype=np.float32), Rule(1, "softmax", SOFTMAX))
 
 
-def folded(*parts, hidden):
-    """State after folding (direction, block) batches one after the other."""
-    accumulator = REDUCTION.start(Extent(2, 4, 1, hidden))
-    for direction, block in parts:
-        tokens = len(block)
-        accumulator.fold(
-            TokenBatch(
-                token=np.arange(tokens),
-                population=np.zeros(tokens, np.int32),
-                block=np.asarray(block, np.int32),
-                chosen=np.zeros((tokens, 1), np.int32),
-                direction=direction,
-            ),
-            {},
-        )
+def folded(direction, block):
+    """The state after one batch."""
+    accumulator = REDUCTION.start(Extent(2, 4, 1, direction.shape[1]))
+    batch = batch_of(len(block), block=np.asarray(block, np.int32), direction=direction)
+    accumulator.fold(batch, {})
     return accumulator.state()
 
 
@@ -68,62 +53,27 @@ def test_a_zero_row_has_no_direction_and_a_bad_row_no_length():
 
 def test_the_sum_of_every_block_is_that_of_its_tokens(stream):
     direction, block = stream
-    state = folded(stream, hidden=12)
+    state = folded(*stream)
     np.testing.assert_array_equal(state["tokens"], np.bincount(block, minlength=NUM_BLOCKS))
     for number in range(NUM_BLOCKS):
         own = direction[block == number]
-        found = state["sums"][number] / FIXED_POINT
-        np.testing.assert_allclose(found, own.sum(axis=0), atol=len(own) / FIXED_POINT)
+        total = state["sums"][number] / FIXED_POINT
+        np.testing.assert_allclose(total, own.sum(axis=0), atol=len(own) / FIXED_POINT)
 
 
 def test_the_largest_batch_is_summed_exactly():
     """2^14 tokens that all point one way: every partial sum is a whole number below 2^53."""
     tokens = 2**14
     one_way = np.tile([[1.0, -(2.0**-36)]], (tokens, 1))
-    state = folded((one_way, np.full(tokens, 5)), hidden=2)
+    state = folded(one_way, np.full(tokens, 5))
     assert state["sums"].dtype == np.int64
     assert state["sums"][5].tolist() == [tokens * 2**36, -tokens]
     np.testing.assert_array_less(np.abs(state["sums"]).max(), 2**53)
 
 
-def test_cuts_and_order_change_no_bit(stream, random):
-    direction, block = stream
-    whole = folded(stream, hidden=12)
-    order = random.permutation(500)
-    np.testing.assert_equal(folded((direction[order], block[order]), hidden=12), whole)
-    cut = [(direction[a:b], block[a:b]) for a, b in ((0, 1), (1, 300), (300, 300), (300, 500))]
-    np.testing.assert_equal(folded(*cut, hidden=12), whole)
-    states = [folded(part, hidden=12) for part in cut]
-    merged = REDUCTION.merge(REDUCTION.merge(states[3], states[1]), REDUCTION.merge(*states[:3:2]))
-    np.testing.assert_equal(merged, whole)
-
-
-def test_leaving_out_a_block_leaves_out_its_tokens(stream):
-    direction, block = stream
-    state = folded(stream, hidden=12)
-    for left_out in (None, 3):
-        kept = block != left_out if left_out is not None else np.ones(500, dtype=bool)
-        total, tokens = REDUCTION.select(state, None, left_out)
-        assert tokens == kept.sum()
-        np.testing.assert_allclose(total, direction[kept].sum(axis=0), atol=500 / FIXED_POINT)
-
-
-def test_one_population_gives_no_token(stream):
-    total, tokens = REDUCTION.select(folded(stream, hidden=12), 1, None)
-    assert tokens == 0
-    np.testing.assert_array_equal(total, np.zeros(12))
-
-
-def test_no_token_gives_no_sum():
-    total, tokens = REDUCTION.select(folded(hidden=3), None, None)
-    assert tokens == 0
-    np.testing.assert_array_equal(total, np.zeros(3))
-
-
 def resultant(direction, block):
     """mean_resultant_length and its error as the metric gives them."""
-    hidden = direction.shape[1]
-    state = folded((direction, block), hidden=hidden)
+    state = folded(direction, block)
     counts = np.zeros((2, NUM_BLOCKS, 2), np.int64)
     counts[0, :, 0] = np.bincount(block, minlength=NUM_BLOCKS)
     states = {"directions": state, "token_counts": {"counts": counts}}
@@ -131,21 +81,14 @@ def resultant(direction, block):
     return rows[0]["mean_resultant_length"], rows[0]["mean_resultant_length_se"], rows[1:]
 
 
-def test_inputs_that_point_one_way_have_length_one():
-    found, error, _ = resultant(np.tile([[0.6, 0.8]], (64, 1)), np.arange(64) % 16)
-    np.testing.assert_allclose([found, error], [1.0, 0.0], atol=1e-10)
-
-
-def test_inputs_that_cancel_have_length_zero():
-    found, _, _ = resultant(np.array([[1.0, 0.0], [-1.0, 0.0]] * 8), np.arange(16))
-    np.testing.assert_allclose(found, 0.0, atol=1e-15)
-
-
-def test_independent_inputs_have_the_length_that_chance_gives(random):
-    """E|mean|^2 = 1 / T for independent directions."""
-    direction = unit_rows(random.standard_normal((4096, 64)))
-    found, _, _ = resultant(direction, np.arange(4096) % NUM_BLOCKS)
-    np.testing.assert_allclose(found, 1 / np.sqrt(4096), rtol=0.3)
+def test_the_length_of_inputs_that_point_one_way_cancel_or_are_independent(random):
+    length, error, _ = resultant(np.tile([[0.6, 0.8]], (64, 1)), np.arange(64) % 16)
+    np.testing.assert_allclose([length, error], [1.0, 0.0], atol=1e-10)
+    length, _, _ = resultant(np.array([[1.0, 0.0], [-1.0, 0.0]] * 8), np.arange(16))
+    np.testing.assert_allclose(length, 0.0, atol=1e-15)
+    direction = unit_rows(random.standard_normal((4096, 64)))  # E|mean|^2 = 1 / tokens
+    length, _, _ = resultant(direction, np.arange(4096) % NUM_BLOCKS)
+    np.testing.assert_allclose(length, 1 / np.sqrt(4096), rtol=0.3)
 
 
 def test_the_error_is_the_jackknife_over_blocks_and_populations_have_no_value(stream):
@@ -156,5 +99,4 @@ def test_the_error_is_the_jackknife_over_blocks_and_populations_have_no_value(st
     expected = np.sqrt(15.0) * np.std(without)
     np.testing.assert_allclose(error, expected, rtol=1e-6)
     for row in others:
-        np.testing.assert_equal(row["mean_resultant_length"], None)
-        np.testing.assert_equal(row["mean_resultant_length_se"], None)
+        assert row["mean_resultant_length"] is row["mean_resultant_length_se"] is None

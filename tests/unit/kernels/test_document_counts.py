@@ -13,6 +13,7 @@ from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import sketches
 from moegeom.kernels.reference import token_hash
+from tests.unit.kernels.batches import batch_of
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS = 7, 2, 2, 300
 COUNTS = REDUCTIONS["document_counts"]
@@ -26,8 +27,8 @@ def stream() -> TokenBatch:
     document[random.random(TOKENS) < 0.1] = -1
     chosen = np.argsort(random.random((TOKENS, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32)
     chosen[random.random(TOKENS) < 0.1, 1] = -1
-    return TokenBatch(
-        token=np.arange(TOKENS),
+    return batch_of(
+        TOKENS,
         population=random.integers(0, POPULATIONS, TOKENS).astype(np.int32),
         block=(document % NUM_BLOCKS).astype(np.int32),
         chosen=chosen,

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import sketches as sketch
 from moegeom.kernels.table import load_kernels
+from tests.unit.kernels.batches import batch_of
 
 EXPERTS, TOP_K = 40, 4
 KERNELS = load_kernels("cpu")
 REDUCTION = REDUCTIONS["expert_sets"]
-
-
-def batch_of(chosen: np.ndarray) -> TokenBatch:
-    tokens = len(chosen)
-    zeros = np.zeros(tokens, np.int32)
-    return TokenBatch(token=np.arange(tokens), population=zeros, block=zeros, chosen=chosen)
 
 
 def drawn(tokens: int, seed: int) -> np.ndarray:
@@ -26,10 +19,14 @@ def drawn(tokens: int, seed: int) -> np.ndarray:
     return np.argsort(scores, axis=1)[:, :TOP_K].astype(np.int32)
 
 
+def fold(accumulator, chosen: np.ndarray) -> None:
+    accumulator.fold(batch_of(len(chosen), chosen=chosen), KERNELS)
+
+
 def folded(chosen: np.ndarray, batch: int = 700):
     accumulator = REDUCTION.start(Extent(1, EXPERTS, TOP_K))
     for start in range(0, len(chosen), batch):
-        accumulator.fold(batch_of(chosen[start : start + batch]), KERNELS)
+        fold(accumulator, chosen[start : start + batch])
     return accumulator.state()
 
 
@@ -54,7 +51,7 @@ def test_the_state_never_exceeds_the_capacity(monkeypatch):
     accumulator = REDUCTION.start(Extent(1, EXPERTS, TOP_K))
     chosen = drawn(20_000, 2)
     for start in range(0, len(chosen), 1000):
-        accumulator.fold(batch_of(chosen[start : start + 1000]), KERNELS)
+        fold(accumulator, chosen[start : start + 1000])
         # besides the state, at most a batch and as many tokens as it holds are waiting
         np.testing.assert_array_less(accumulator._waiting, 501)
         np.testing.assert_array_less(len(accumulator._state["key"]), 501)
@@ -96,16 +93,6 @@ def test_kept_expert_sets_keep_their_exact_counts(monkeypatch):
     true = {tuple(m.tolist()): int(c) for m, c in zip(*distinct(chosen), strict=True)}
     expected = [true[tuple(m.tolist())] for m in found["members"][found["row"]]]
     np.testing.assert_array_equal(found["count"], expected)
-
-
-@pytest.mark.parametrize("batch", [1, 64, 5000])
-def test_over_the_capacity_the_order_of_arrival_does_not_matter(monkeypatch, batch):
-    monkeypatch.setattr(sketch, "CAPACITY", 100)
-    monkeypatch.setattr(sketch, "_PENDING", 128)
-    chosen = drawn(1500, 7)
-    expected = folded(chosen, 1500)
-    shuffled = np.random.default_rng(8).permutation(chosen)
-    np.testing.assert_equal(folded(shuffled, batch), expected)
 
 
 def test_keys_of_the_expert_set_do_not_depend_on_the_order_of_its_experts():

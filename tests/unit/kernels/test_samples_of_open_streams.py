@@ -15,17 +15,15 @@ from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.samples import NUM_IDS
 from moegeom.recorder.fold import _dropped
+from tests.unit.kernels.batches import batch_of
 
 EXTENT = Extent(1, 4, 2)
 
 
 def _batch(start: int, stop: int) -> TokenBatch:
     token = np.arange(start, stop)
-    label = np.zeros(len(token), np.int32)
     chosen = np.stack([token % 4, (token + 1) % 4], axis=1).astype(np.int32)
-    return TokenBatch(
-        token=token, population=label, block=label, token_id=token.astype(np.int32), chosen=chosen
-    )
+    return batch_of(len(token), token=token, token_id=token.astype(np.int32), chosen=chosen)
 
 
 @pytest.mark.parametrize("total", [100, NUM_IDS, 3 * NUM_IDS + 5])

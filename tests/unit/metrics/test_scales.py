@@ -2,96 +2,93 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 
-from moegeom.core.router import Norm, Provenance, Router, Rule, Weights
+from moegeom.core.router import Norm, Rule
 from moegeom.engine.request import MeasureOptions
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
+from tests.by_day import by_day
+from tests.unit.scan.routers import SUM_TO_ONE, router_with
 
 EXPERTS, HIDDEN, TOKENS = 8, 16, 300
 EXPONENTS = (-140, -127, -100, -60, 0, 60, 100, 120, 125)
 RULES = {
-    "softmax": Rule(2, "softmax", Weights("scores", True)),
-    "sigmoid": Rule(2, "sigmoid", Weights("scores", True), has_selection_bias=True),
+    "softmax": Rule(2, "softmax", SUM_TO_ONE),
+    "sigmoid": Rule(2, "sigmoid", SUM_TO_ONE, has_selection_bias=True),
 }
 
-pytestmark = pytest.mark.filterwarnings("error")
 
+@functools.cache
+def measured(exponent: int, rule: str = "softmax", spread: float = 0.0):
+    """The whole-population row of a router whose rows are multiplied by a power of two.
 
-def measured(exponent: int, rule: str = "softmax", size: float = 1.0, rows=None):
-    """The whole-population row of a router whose rows are multiplied by a power of two."""
+    Rows are the larger the later, the last one by twice the ``spread`` than the first.
+    """
     random = np.random.default_rng(0)
-    weight = random.standard_normal((EXPERTS, HIDDEN)) if rows is None else rows
+    rows = random.standard_normal((EXPERTS, HIDDEN))
     bias = 0.1 * random.standard_normal(EXPERTS)
+    sizes = np.exp2(exponent + np.linspace(-spread, spread, EXPERTS))[:, None]
     with np.errstate(under="ignore"):
-        router = Router(
-            "text/0",
-            "text",
-            0,
-            np.ldexp(weight, exponent).astype(np.float32),
+        router = router_with(
+            (rows * sizes).astype(np.float32),
             RULES[rule],
-            Provenance("made up", ("gate.weight",), "", "F32"),
             selection_bias=bias if RULES[rule].has_selection_bias else None,
             gain=np.ones(HIDDEN, np.float32),
             norm=Norm("rms", 1e-6, "norm.weight"),
         )
     values = random.standard_normal((TOKENS, HIDDEN))
-    values *= size * np.sqrt(HIDDEN) / np.linalg.norm(values, axis=1, keepdims=True)
+    values *= np.sqrt(HIDDEN) / np.linalg.norm(values, axis=1, keepdims=True)
     source = ArraySource({router.name: values.astype(np.float32)})
-    metrics = list(METRICS.all())
-    run = RouterRun(router, source, metrics, MeasureOptions(skip_non_finite=True))
-    found = measure_router(run)
-    rows_of = found.rows["layers"]
-    return next(r for r in rows_of if (r["variant"], r["population"]) == ("as_stored", "all"))
+    run = RouterRun(router, source, list(METRICS.all()), MeasureOptions(skip_non_finite=True))
+    layers = measure_router(run).rows["layers"]
+    return next(r for r in layers if (r["variant"], r["population"]) == ("as_stored", "all"))
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("exponent", EXPONENTS)
+@pytest.mark.parametrize(
+    ("exponent", "rule"),
+    by_day(
+        itertools.product(EXPONENTS, RULES),
+        {
+            "subnormal rows": (-140, "softmax"),
+            "margins below the histogram": (-60, "softmax"),
+            "margins beyond the histogram": (60, "softmax"),
+            "large scores": (100, "sigmoid"),
+            "logits that overflow": (125, "softmax"),
+        },
+    ),
+)
 def test_every_scale_is_measured_without_a_warning(exponent, rule):
     row = measured(exponent, rule)
     # near the end of the range the logits of some tokens overflow, and are left out
     assert row["num_tokens"] == TOKENS if exponent < 120 else 0 < row["num_tokens"] <= TOKENS
-    for name, value in row.items():
-        assert not (isinstance(value, float) and np.isinf(value)), name
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("exponent", EXPONENTS)
-def test_the_raw_gram_score_does_not_depend_on_the_scale(exponent):
+    assert [n for n, value in row.items() if isinstance(value, float) and np.isinf(value)] == []
     tolerance = 1e-5 if exponent > -120 else 0.02
-    assert measured(exponent)["gram_score_raw"] == pytest.approx(
-        measured(0)["gram_score_raw"], abs=tolerance
-    )
+    score = measured(0, rule)["gram_score_raw"]
+    assert row["gram_score_raw"] == pytest.approx(score, abs=tolerance)
 
 
 def test_rows_of_very_different_sizes_have_a_raw_gram_score():
-    random = np.random.default_rng(0)
-    rows = random.standard_normal((EXPERTS, HIDDEN))
-    sizes = np.exp2(np.linspace(-100, 100, EXPERTS))[:, None]
-    found = measured(0, rows=rows * sizes)["gram_score_raw"]
-    assert found == pytest.approx(measured(0, rows=rows)["gram_score_raw"], abs=1e-5)
+    score = measured(0)["gram_score_raw"]
+    assert measured(0, spread=100.0)["gram_score_raw"] == pytest.approx(score, abs=1e-5)
 
 
 def test_margins_beyond_the_histogram_are_bounds_and_not_numbers():
     """Logits are those of scale 1 times the power of two, so the margins are known."""
-    usual = measured(0)
-    assert usual["margin_bound"] is None
-    assert usual["margin_p50"] > 0.0
-    small = measured(-60)
-    assert small["margin_p50"] is None
-    assert small["margin_bound"] == "p001 < 2^-40, p01 < 2^-40, p50 < 2^-40"
-    large = measured(60)
-    assert large["margin_p50"] is None
-    assert large["margin_bound"].endswith("p50 >= 2^24")
+    assert measured(0)["margin_bound"] is None
+    assert measured(0)["margin_p50"] > 0.0
+    bounds = {-60: "p001 < 2^-40, p01 < 2^-40, p50 < 2^-40", 60: "p50 >= 2^24"}
+    for exponent, bound in bounds.items():
+        assert measured(exponent)["margin_p50"] is None
+        assert measured(exponent)["margin_bound"].endswith(bound)
 
 
 def test_sums_beyond_the_counters_are_unknown_and_not_clamped():
     assert measured(0)["log_sum_exp_mean"] is not None
     assert measured(10)["log_sum_exp_mean"] > 2.0**10
-    found = measured(30)
-    assert found["log_sum_exp_mean"] is None
-    assert found["z_loss"] is None
+    assert measured(30)["log_sum_exp_mean"] is measured(30)["z_loss"] is None

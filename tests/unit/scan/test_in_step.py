@@ -21,6 +21,7 @@ from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_to
 from moegeom.tokens.traces import source as traces
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
+from tests.unit.scan import made
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=3)
@@ -68,9 +69,11 @@ def pieces_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-def scanned(world: Path, out: Path, **asked) -> dict[str, bytes]:
-    given = {"tokens": str(world / "dump"), "dialect": "vllm", "num_workers": 1} | asked
-    return tables(scan(ScanRequest(str(world / "model"), out=out, **given)))
+def scanned(world: Path, out: Path, **options) -> dict[str, bytes]:
+    options = {"tokens": "dump", "dialect": "vllm", "num_workers": 1} | options
+    for name in {"tokens", "run_b"} & options.keys():
+        options[name] = str(world / options[name])
+    return tables(scan(ScanRequest(str(world / "model"), out=out, **options)))
 
 
 def tables(results: Path) -> dict[str, bytes]:
@@ -78,23 +81,31 @@ def tables(results: Path) -> dict[str, bytes]:
     return {str(path.relative_to(results)): path.read_bytes() for path in files}
 
 
-def test_a_trace_is_read_once_for_all_routers(world, tmp_path, pieces_read):
-    scanned(world, tmp_path / "out")
-    assert pieces_read == list(range(FILES))
+#: What is scanned, and what is asked of it.
+CASES: dict[str, dict[str, object]] = {
+    "a trace": {},
+    "rows by token": {"per_token": True, "num_workers": 2},
+    "the trace of another run": {
+        "layers": "0-1",
+        "tokens": "rec",
+        "dialect": None,
+        "run_b": "other.jsonl",
+        "arithmetics": ("bf16",),
+    },
+}
 
 
-@pytest.mark.parametrize("case", ["a trace", "rows by token", "the trace of another run"])
-def test_each_router_is_measured_as_if_alone(case, world, tmp_path, pieces_read, monkeypatch):
-    asked: dict[str, object] = {}
-    if case == "rows by token":
-        asked = {"per_token": True, "num_workers": 2}
-    if case == "the trace of another run":
-        asked = {"tokens": str(world / "rec"), "dialect": None}
-        asked |= {"run_b": str(world / "other.jsonl"), "arithmetics": ("bf16",)}
-    together = scanned(world, tmp_path / "together", **asked)
+@pytest.mark.parametrize("case", CASES)
+def test_a_trace_is_read_once_and_each_router_measured_as_if_alone(
+    case, world, tmp_path, pieces_read, monkeypatch
+):
+    options = CASES[case]
+    together = scanned(world, tmp_path / "together", **options)
+    if case == "a trace":
+        assert pieces_read == list(range(FILES))
     pieces_read.clear()
     monkeypatch.setattr(in_step, "_MOST_BYTES", 0)
-    assert scanned(world, tmp_path / "alone", **asked) == together
+    assert scanned(world, tmp_path / "alone", **options) == together
     if case != "the trace of another run":  # which is one piece
         assert len(pieces_read) >= MODEL.layers * FILES
 
@@ -120,7 +131,7 @@ def test_parts_are_folded_in_step_too(world, tmp_path, pieces_read):
     assert tables(merged) == whole
 
 
-def test_lanes_go_on_from_where_each_of_them_was(made):
+def test_lanes_go_on_from_where_each_of_them_was():
     source, tiles = made.recording(5 * TILE - 9), range(5)
     tasks = [
         Task(prepare(made.router(kind)), source, load_kernels("cpu"), REDUCED)
@@ -130,14 +141,14 @@ def test_lanes_go_on_from_where_each_of_them_was(made):
         Lane(task, begin=scan_router(task, tiles[:done], Pace(TILE, 1)))
         for task, done in zip(tasks, (3, 0, 1), strict=True)
     ]
-    found = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
-    for task, progress in zip(tasks, found, strict=True):
+    scanned = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
+    for task, progress in zip(tasks, scanned, strict=True):
         expected = scan_router(task, tiles, Pace(2 * TILE, 1))
         assert progress.num_tokens == expected.num_tokens == source.facts.num_tokens
         np.testing.assert_equal(progress.states, expected.states)
 
 
-def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(made, monkeypatch):
+def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(monkeypatch):
     source, tiles, router = made.recording(5 * TILE - 9), range(5), prepare(made.router("softmax"))
     kernels, flips = load_kernels("cpu"), reductions_for(lambda use: use.of_flip)
     tasks = [
@@ -157,7 +168,7 @@ def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(ma
 
     monkeypatch.setattr(source, "read_values", noted)
     lanes = [Lane(tasks[0], begin=begun), *map(Lane, tasks[1:])]
-    found = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
+    scanned = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
     assert sorted(read) == [0, 2 * TILE, 4 * TILE]
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(scanned, expected, strict=True):
         np.testing.assert_equal(one.states, other.states)

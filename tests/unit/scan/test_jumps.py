@@ -10,8 +10,15 @@ from scipy.special import ndtr
 from scipy.stats import rankdata
 
 from moegeom.measure.passes import measure_router
+from moegeom.metrics import METRICS
+from tests.unit.scan import made
 
+#: What stands in the columns below.
+METRICS_OF_JUMPS = [
+    METRICS[name] for name in ("tokens", "boundaries", "jump", "flips", "flip_jump")
+]
 FLIPPING = ("bf16-logits",)
+TOKENS = 900
 
 
 def expert(number: int, y: np.ndarray) -> np.ndarray:
@@ -54,83 +61,71 @@ def by_definition(router, y):
     return np.array(heights), np.array(outputs), np.array(distances), pairs
 
 
-def apart(router):
-    """The router without its duplicate rows, whose boundary has no place."""
-    weight = router.weight.copy()
-    weight[7] += 1.0
-    return dataclasses.replace(router, weight=weight)
+def run_of(source, router=None, **changes):
+    """Its tables; a router without its duplicate rows, whose boundary has no place."""
+    if router is None:
+        weight = made.router().weight.copy()
+        weight[7] += 1.0
+        router = dataclasses.replace(made.router(), weight=weight)
+    metrics = {"metrics": METRICS_OF_JUMPS, "experts": mixed}
+    return router, measure_router(made.run(source, router, **(metrics | changes)))
 
 
 @pytest.fixture(scope="module")
-def scanned(made):
-    router, source = apart(made.router()), made.recording(900)
-    run = made.run(source, router, experts=mixed, arithmetics=FLIPPING)
-    rows = made.tables(measure_router(run))
-    return rows, by_definition(router, made.inputs(900))
+def scanned():
+    router, measured = run_of(made.recording(TOKENS), arithmetics=FLIPPING)
+    return made.tables(measured), by_definition(router, made.inputs(TOKENS))
 
 
-def row_of(rows, variant):
-    return next(
-        row for row in rows["layers"] if (row["variant"], row["population"]) == (variant, "all")
-    )
-
-
-def test_columns_are_those_of_the_definition_token_by_token(made, scanned):
+def test_columns_are_those_of_the_definition_token_by_token(scanned):
     rows, (height, output, distance, _) = scanned
-    row = row_of(rows, "as_stored")
-    assert (row["num_jump_tokens"], row["jump_known_share"]) == (900, 1.0)
-    np.testing.assert_allclose(row["jump_p50"], np.median(height), rtol=1e-3)
-    np.testing.assert_allclose(row["jump_p99"], np.quantile(height, 0.99), rtol=1e-3)
-    np.testing.assert_allclose(row["jump_over_output_p50"], np.median(height / output), rtol=1e-3)
-    noise = 0.4247 * 2.0**-8 * np.sqrt((made.inputs(900).astype(np.float64) ** 2).mean(axis=1))
+    row = made.row_of(rows["layers"])
+    assert (row["num_jump_tokens"], row["jump_known_share"]) == (TOKENS, 1.0)
+    noise = 0.4247 * 2.0**-8 * np.sqrt((made.inputs(TOKENS).astype(np.float64) ** 2).mean(axis=1))
     chance = ndtr(-distance / noise)
-    np.testing.assert_allclose(row["expected_jump"], (chance * height).mean(), rtol=1e-3)
-    np.testing.assert_allclose(
-        row["expected_jump_over_output"], (chance * height / output).mean(), rtol=1e-3
-    )
+    for column, expected in {
+        "jump_p50": np.median(height),
+        "jump_p99": np.quantile(height, 0.99),
+        "jump_over_output_p50": np.median(height / output),
+        "expected_jump": (chance * height).mean(),
+        "expected_jump_over_output": (chance * height / output).mean(),
+    }.items():
+        np.testing.assert_allclose(row[column], expected, rtol=1e-3, err_msg=column)
 
 
 def test_a_pair_has_the_mean_jump_of_its_tokens(scanned):
     rows, (height, _, _, pairs) = scanned
-    listed = [r for r in rows["pairs"] if r["population"] == "all" and r["variant"] == "as_stored"]
+    listed = made.rows_of(rows["pairs"])
     assert listed
     for one in listed[:10]:
-        own = [
-            h
-            for h, p in zip(height, pairs, strict=True)
-            if p == (one["expert_out"], one["expert_in"])
-        ]
+        pair = one["expert_out"], one["expert_in"]
+        own = [h for h, p in zip(height, pairs, strict=True) if p == pair]
         np.testing.assert_allclose(one["jump_mean"], np.mean(own), rtol=1e-3)
 
 
 def test_flips_cost_the_share_that_flips_times_their_jump(scanned):
     rows, (height, _, _, _) = scanned
-    row = row_of(rows, FLIPPING[0])
-    assert row["num_flip_jumps"] == round(row["flipped_share"] * 900) > 0
-    np.testing.assert_allclose(row["flip_cost"], row["flipped_share"] * row["flip_jump_mean"])
-    np.testing.assert_allclose(
-        row["flip_cost_over_output"], row["flipped_share"] * row["flip_jump_over_output_mean"]
-    )
+    row = made.row_of(rows["layers"], FLIPPING[0])
+    share = row["flipped_share"]
+    assert row["num_flip_jumps"] == round(share * TOKENS) > 0
+    np.testing.assert_allclose(row["flip_cost"], share * row["flip_jump_mean"])
+    over_output = share * row["flip_jump_over_output_mean"]
+    np.testing.assert_allclose(row["flip_cost_over_output"], over_output)
     assert height.min() <= row["flip_jump_mean"] <= height.max()
 
 
-def test_without_experts_no_jump_is_known_and_the_reason_is_said(made):
-    found = measure_router(made.run(made.recording(300), made.router(), arithmetics=FLIPPING))
-    assert found.facts["reasons"]["jump"] == "no experts were read (--experts)"
-    assert found.facts["reasons"]["flip_jump"] == "no experts were read (--experts)"
-    assert not any(row.get("jump_p50") for row in found.rows["layers"])
+def test_without_experts_or_inputs_no_jump_is_known_and_the_reason_is_said():
+    _, without = run_of(made.recording(300), experts=None, arithmetics=FLIPPING)
+    assert without.facts["reasons"]["jump"] == "no experts were read (--experts)"
+    assert without.facts["reasons"]["flip_jump"] == "no experts were read (--experts)"
+    assert not any(row.get("jump_p50") for row in without.rows["layers"])
+    logits = (made.inputs(300) @ made.router().weight.T).astype(np.float32)
+    _, of_logits = run_of(made.Recorded(logits, "logits"))
+    assert "needs recorded router inputs" in of_logits.facts["reasons"]["jump"]
 
 
-def test_of_logits_alone_no_jump_is_known(made):
-    router = made.router()
-    logits = (made.inputs(300) @ router.weight.T).astype(np.float32)
-    source = made.source("logits", made.columns(300), logits)
-    found = measure_router(made.run(source, router, experts=mixed))
-    assert "needs recorded router inputs" in found.facts["reasons"]["jump"]
-
-
-def test_groups_leave_boundary_points_unknown_and_they_are_counted(made):
-    found = measure_router(made.run(made.recording(300), made.router("sigmoid"), experts=mixed))
-    row = row_of(made.tables(found), "as_stored")
+def test_groups_leave_boundary_points_unknown_and_they_are_counted():
+    _, measured = run_of(made.recording(300), made.router("sigmoid"))
+    row = made.row_of(made.tables(measured)["layers"])
     assert row["num_jump_tokens"] == 300
     assert 0.1 < row["jump_known_share"] < 1.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -13,42 +14,58 @@ from moegeom.engine.snapshot import read_snapshot
 from moegeom.kernels.table import load_kernels
 from moegeom.measure import passes as measure_module
 from moegeom.measure.passes import measure_router
+from moegeom.metrics import METRICS
+from tests.by_day import by_day
+from tests.unit.scan import made
+
+KINDS = ("softmax", "sigmoid")
+
+#: The last tile is short.
+TOKENS = 2 * TILE + 100
+
+#: Tokens of a batch, and workers.
+PACES = ((1, 2), (2 * TILE, 1), (TILE + 7, 3), (10**9, 2))
 
 
-@pytest.mark.one_in(2)
+@functools.cache
+def undisturbed(kind: str) -> dict[str, list[dict]]:
+    """Tables from one thread and batches of one tile."""
+    return made.measured(made.recording(TOKENS), made.router(kind))
+
+
 @pytest.mark.parametrize(
-    ("batch_tokens", "num_workers"), [(1, 2), (2 * TILE, 1), (3 * TILE + 7, 3), (10**9, 2)]
+    ("kind", "pace", "is_fortran"),
+    by_day(
+        itertools.product(KINDS, PACES, (False, True)),
+        {
+            "more workers than batches": ("softmax", PACES[3], False),
+            "no whole batches": ("sigmoid", PACES[2], False),
+            "values in Fortran order": ("softmax", PACES[0], True),
+        },
+    ),
 )
-def test_any_batch_size_and_any_number_of_threads_give_equal_tables(
-    made, undisturbed, batch_tokens, num_workers
-):
-    kind, expected = undisturbed
-    pace = {"batch_tokens": batch_tokens, "num_workers": num_workers}
-    found = made.measured(made.recording(), made.router(kind), **pace)
-    np.testing.assert_equal(found, expected)
+def test_any_batches_threads_and_order_of_values_give_equal_tables(kind, pace, is_fortran):
+    source = made.recording(TOKENS)
+    if is_fortran:
+        source.values = np.asfortranarray(source.values)
+    options = dict(zip(("batch_tokens", "num_workers"), pace, strict=True))
+    np.testing.assert_equal(made.measured(source, made.router(kind), **options), undisturbed(kind))
 
 
-def test_values_in_fortran_order_give_equal_tables(made, undisturbed):
-    kind, expected = undisturbed
-    source = made.recording()
-    source.values = np.asfortranarray(source.values)
-    np.testing.assert_equal(made.measured(source, made.router(kind)), expected)
-
-
-def test_kernels_only_meet_contiguous_arrays(made, monkeypatch, tmp_path):
+def test_kernels_only_meet_contiguous_arrays(monkeypatch, tmp_path):
     """They are compiled for those; measure sees to it, whatever a source returns."""
-    source = made.recording(TILE + 10)
-    source.values = np.asfortranarray(source.values)
-    source.values[3, 2] = np.nan
-    source.chosen = np.asfortranarray(np.zeros((TILE + 10, 3), np.int32))
-    source.facts = dataclasses.replace(source.facts, has_chosen=True)
+    tokens = TILE + 10
+    values = np.asfortranarray(made.inputs(tokens))
+    values[3, 2] = np.nan
+    source = made.Recorded(values, chosen=np.asfortranarray(np.zeros((tokens, 3), np.int32)))
     run = made.run(source, skip_non_finite=True, per_token=True, folder=tmp_path)
-    seen: dict[str, bool] = {}
+    contiguous: dict[str, bool] = {}
 
     def spy(name, kernel):
         def call(*arguments):
             arrays = [a for a in arguments if isinstance(a, np.ndarray)]
-            seen[name] = seen.get(name, True) and all(a.flags.c_contiguous for a in arrays)
+            are = all(a.flags.c_contiguous for a in arrays)
+            contiguous[name] = contiguous.get(name, True) and are
             return kernel(*arguments)
 
         return call
@@ -56,82 +73,85 @@ def test_kernels_only_meet_contiguous_arrays(made, monkeypatch, tmp_path):
     kernels = {name: spy(name, kernel) for name, kernel in load_kernels("cpu").items()}
     monkeypatch.setattr(measure_module, "load_kernels", lambda backend: kernels)
     measure_router(run)
-    np.testing.assert_equal(seen, dict.fromkeys(seen, True))
-    assert {"input_norm", "top_k", "boundary_distance", "same_set", "count_bins"} <= set(seen)
+    assert [name for name, is_so in contiguous.items() if not is_so] == []
+    names = {"input_norm", "top_k", "boundary_distance", "same_set", "count_bins"}
+    assert names <= contiguous.keys()
 
 
 class Interrupted(Exception):
     """What a test raises in the middle of a scan."""
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(("tiles_before", "num_workers"), [(1, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("kind", "tiles_before", "num_workers"),
+    by_day(
+        [(kind, *cut) for kind in KINDS for cut in ((1, 1), (2, 2))],
+        {"one worker": ("sigmoid", 1, 1), "before the last tile": ("softmax", 2, 2)},
+    ),
+)
 def test_a_scan_interrupted_after_any_snapshot_goes_on_to_equal_tables(
-    made, undisturbed, monkeypatch, tmp_path, tiles_before, num_workers
+    monkeypatch, tmp_path, kind, tiles_before, num_workers
 ):
-    kind, expected = undisturbed
     snapshot = tmp_path / "snapshot.npz"
-    monkeypatch.setattr(
-        measure_module,
-        "pace_of",
-        lambda run: Pace(TILE, run.options.num_workers, snapshot_seconds=-1.0),
-    )
-    seen = []
+    pace = Pace(TILE, num_workers, snapshot_seconds=-1.0)
+    monkeypatch.setattr(measure_module, "pace_of", lambda run: pace)
+    before = []
 
     def interrupt(tokens: int) -> None:
-        seen.append(tokens)
-        if len(seen) > tiles_before:
+        before.append(tokens)
+        if len(before) > tiles_before:
             raise Interrupted
 
-    changes = {"snapshot": snapshot, "num_workers": num_workers}
+    again = functools.partial(
+        made.measured, made.recording(TOKENS), made.router(kind), snapshot=snapshot
+    )
     with pytest.raises(Interrupted):
-        made.measured(made.recording(), made.router(kind), advanced=interrupt, **changes)
-    begun = read_snapshot(snapshot)
-    np.testing.assert_array_equal(begun.num_tokens, TILE * tiles_before)
-    advanced = []
-    found = made.measured(made.recording(), made.router(kind), advanced=advanced.append, **changes)
-    np.testing.assert_equal(found, expected)
-    # what need not be done again
-    np.testing.assert_array_equal(advanced[0], sum(seen[:tiles_before]))
-    np.testing.assert_array_equal(sum(advanced), 4 * TILE + 100)
+        again(advanced=interrupt)
+    assert read_snapshot(snapshot).num_tokens == TILE * tiles_before
+    after = []
+    np.testing.assert_equal(again(advanced=after.append), undisturbed(kind))
+    assert after[0] == sum(before[:tiles_before])  # what need not be done again
+    assert sum(after) == TOKENS
 
 
-def test_a_damaged_snapshot_is_begun_anew(made, undisturbed, tmp_path):
-    kind, expected = undisturbed
+def test_a_damaged_snapshot_is_begun_anew(tmp_path):
     snapshot = tmp_path / "snapshot.npz"
     snapshot.write_bytes(b"PK\x03\x04 cut off")
-    found = made.measured(made.recording(), made.router(kind), snapshot=snapshot)
-    np.testing.assert_equal(found, expected)
+    tables = made.measured(made.recording(TOKENS), made.router(), snapshot=snapshot)
+    np.testing.assert_equal(tables, undisturbed("softmax"))
 
 
-def test_the_order_of_documents_does_not_matter_for_counts(made, undisturbed):
+#: Metrics that count: parity tests hold distances.
+COUNTS = [m for m in METRICS.all() if {"experts", "expert_sets"} & set(m.columns)]
+
+
+@pytest.mark.parametrize("kind", by_day(KINDS, ["sigmoid"]))
+def test_the_order_of_documents_does_not_matter_for_counts(kind):
     """Labels move with the tokens; products are of other tiles, so ties may round otherwise."""
-    kind, expected = undisturbed
-    source = made.recording()
+    source = made.recording(TOKENS)
     order = np.random.default_rng(4).permutation(source.columns.document.max() + 1)
     token = np.argsort(order[source.columns.document], kind="stable")
     source.columns = TokenColumns(**{n: a[token] for n, a in vars(source.columns).items()})
     source.values = source.values[token]
-    found = made.measured(source, made.router(kind))
+    tables = made.measured(source, made.router(kind), metrics=[*COUNTS, METRICS["tokens"]])
     for table, columns in {
         "experts": ("num_slots", "load", "load_se"),
         "layers": ("num_tokens", "load_cv_ddof0", "load_cv_ddof0_se", "num_expert_sets"),
     }.items():
         for column in columns:
-            np.testing.assert_equal(
-                [row[column] for row in found[table]], [row[column] for row in expected[table]]
-            )
+            expected = [row[column] for row in undisturbed(kind)[table]]
+            assert [row[column] for row in tables[table]] == expected, column
 
 
-def test_the_reference_backend_counts_the_same(made, undisturbed):
-    from moegeom.metrics import METRICS
-
-    kind, expected = undisturbed
-    # parity tests hold distances
-    metrics = [m for m in METRICS.all() if {"experts", "expert_sets"} & set(m.columns)]
-    found = made.measured(made.recording(), made.router(kind), backend="reference", metrics=metrics)
-    np.testing.assert_equal(found["expert_sets"], expected["expert_sets"])
-    for ours, theirs in zip(found["experts"], expected["experts"], strict=True):
+@pytest.mark.parametrize("kind", by_day(KINDS, ["sigmoid"]))
+def test_the_reference_backend_counts_the_same(kind):
+    options = {"backend": "reference", "metrics": COUNTS}
+    tables, expected = (
+        made.measured(made.recording(TOKENS), made.router(kind), **options),
+        undisturbed(kind),
+    )
+    np.testing.assert_equal(tables["expert_sets"], expected["expert_sets"])
+    for ours, theirs in zip(tables["experts"], expected["experts"], strict=True):
         counted = [n for n in theirs if not n.startswith("score_share")]
         np.testing.assert_equal([ours[n] for n in counted], [theirs[n] for n in counted])
         # scores are float32 in one backend and float64 in the other

@@ -32,11 +32,12 @@ from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
+from tests.by_day import by_day
 
 MODEL = SyntheticModel(hidden=32, experts=8, top_k=2, layers=2)
 
 #: The last tile is short.
-TOKENS = 4 * TILE + 300
+TOKENS = 2 * TILE + 300
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +48,35 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, **given: Any) -> ScanRequest:
-    return ScanRequest(str(world / "model"), tokens=str(world / "rec"), out=out, **given)
+def request_for(world: Path, out: Path, **options: Any) -> ScanRequest:
+    tokens = options.pop("tokens", str(world / "rec"))
+    return ScanRequest(str(world / "model"), tokens=tokens, out=out, **options)
 
 
-def tables(results: Path) -> dict[str, bytes]:
+def tables(results: object) -> dict[str, bytes]:
+    assert isinstance(results, Path), results
     return {path.name: path.read_bytes() for path in sorted(results.glob("*.parquet"))}
 
 
-def parts_of(world: Path, folder: Path, order: Sequence[int], **given: Any) -> list[Path]:
+def parts_of(world: Path, folder: Path, order: Sequence[int], **options: Any) -> list[Path]:
     """All parts, made in this order."""
     return [
-        scan(asked(world, folder / f"part{number}", part=f"{number}/{len(order)}", **given))
+        scan(request_for(world, folder / f"part{number}", part=f"{number}/{len(order)}", **options))
         for number in order
     ]
 
 
-# ------------------------------------------------------------------------------------- the shares
+@pytest.fixture(scope="module")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The tables of one scan."""
+    return tables(scan(request_for(world, tmp_path_factory.mktemp("whole") / "out")))
+
+
+@pytest.fixture(scope="module")
+def three(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return parts_of(world, tmp_path_factory.mktemp("three"), (1, 2, 3))
+
+
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(1, 5), st.randoms())
 def test_every_tile_is_in_one_share_and_no_group_is_cut(count, num_tiles, together, random):
     parts = [Share(number, count) for number in range(1, count + 1)]
@@ -77,27 +90,28 @@ def test_every_tile_is_in_one_share_and_no_group_is_cut(count, num_tiles, togeth
     assert all(owner[tile] == groups[tile // together] for tile in some)
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"])
-def test_a_part_that_is_none_is_refused(text):
-    with pytest.raises(UsageError, match="expected i/n"):
-        parse_part(text)
+def test_a_part_that_is_none_is_refused():
+    for text in ("0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"):
+        with pytest.raises(UsageError, match="expected i/n"):
+            parse_part(text)
 
 
-# ------------------------------------------------------------------------------------ the theorem
-WHAT = {
+SIDES = {
     "as stored": {},
-    "arithmetics": {"arithmetics": ("bf16", "float32-blocks")},
-    "what-ifs": {"what_ifs": ("topk:k=3", "expert-choice"), "what_if_batch": 2 * TILE},
-    "run b": {"run_b": "other"},
-    "checkpoint b": {"checkpoint_b": "second"},
+    "variants": {
+        "arithmetics": ("bf16",),
+        "what_ifs": ("topk:k=3", "expert-choice"),
+        "what_if_batch": 2 * TILE,
+        "checkpoint_b": "second",
+        "layers": "1",
+    },
+    "run b": {"run_b": "other.npz", "stage_b": "ids", "layers": "1"},
 }
 
 
 @pytest.fixture(scope="module")
 def sides(world: Path) -> Path:
-    write_checkpoint(
-        world / "second", SyntheticModel(hidden=32, experts=8, top_k=2, layers=2, seed=1)
-    )
+    write_checkpoint(world / "second", dataclasses.replace(MODEL, seed=1))
     random = np.random.default_rng(0)
     columns = open_tokens(world / "rec").read_columns(0, TOKENS)
     experts = np.tile(np.arange(MODEL.experts), (TOKENS, 1))
@@ -106,29 +120,31 @@ def sides(world: Path) -> Path:
     return world
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("what", "order"),
-    [
-        ("as stored", (1,)),
-        ("arithmetics", (3, 1, 2)),
-        ("what-ifs", (2, 3, 1)),
-        ("run b", (2, 1)),
-        ("checkpoint b", (1, 2, 3, 4, 5, 6, 7)),
-    ],
+    ("side", "order"),
+    by_day(
+        [
+            ("as stored", (1,)),
+            ("as stored", (1, 2, 3, 4, 5)),
+            ("variants", (3, 1, 2)),
+            ("run b", (2, 1)),
+        ],
+        {
+            "more parts than tiles": ("as stored", (1, 2, 3, 4, 5)),
+            "every kind of variant": ("variants", (3, 1, 2)),
+            "another run": ("run b", (2, 1)),
+        },
+    ),
 )
-def test_parts_add_up_to_the_tables_of_one_scan(what, order, sides, tmp_path):
-    given: dict[str, Any] = dict(WHAT[what])
-    if "run_b" in given:
-        given |= {"run_b": str(sides / "other.npz"), "stage_b": "ids"}
-    if "checkpoint_b" in given:
-        given["checkpoint_b"] = str(sides / "second")
-    whole = scan(asked(sides, tmp_path / "whole", **given))
-    found = merge(parts_of(sides, tmp_path, order, **given), tmp_path / "merged")
-    assert isinstance(found, Path)
-    assert tables(found) == tables(whole)
-    one, two = (json.loads((p / "run.json").read_text()) for p in (whole, found))
-    assert one["plan"] == two["plan"]
+def test_parts_add_up_to_the_tables_of_one_scan(side, order, sides, tmp_path):
+    options: dict[str, Any] = dict(SIDES[side])
+    for name in {"run_b", "checkpoint_b"} & options.keys():
+        options[name] = str(sides / options[name])
+    one = scan(request_for(sides, tmp_path / "whole", **options))
+    merged = merge(parts_of(sides, tmp_path, order, **options), tmp_path / "merged")
+    assert tables(merged) == tables(one)
+    plans = [json.loads((p / "run.json").read_text())["plan"] for p in (one, merged)]
+    assert plans[0] == plans[1]
 
 
 def test_a_boundary_report_is_shared_out_as_a_scan_is(world, tmp_path):
@@ -137,104 +153,87 @@ def test_a_boundary_report_is_shared_out_as_a_scan_is(world, tmp_path):
         tokens=str(world / "rec"),
         out=tmp_path / "whole",
         arithmetics=("bf16",),
+        layers="1",
     )
-    whole = measure_boundary(request)
     parts = [
         measure_boundary(dataclasses.replace(request, out=tmp_path / f"{n}", part=f"{n}/2"))
         for n in (1, 2)
     ]
-    found = merge(parts, tmp_path / "merged")
-    assert isinstance(found, Path) and tables(found) == tables(whole)
+    assert tables(merge(parts, tmp_path / "merged")) == tables(measure_boundary(request))
 
 
 def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
     order = np.random.default_rng(0).random((TOKENS, MODEL.layers, MODEL.experts))
     ids = np.argsort(order, axis=2)[:, :, : MODEL.top_k].astype(np.uint8)
-    for number, rows in enumerate(np.split(ids, [2000])):
+    for number, rows in enumerate(np.split(ids, [1500])):
         np.save(tmp_path / f"{number}.npy", rows)
     turned = list(range(MODEL.experts))[::-1]
     (tmp_path / "map.json").write_text(json.dumps(turned))
-    given = {"tokens": f"{tmp_path}/*.npy", "expert_map": str(tmp_path / "map.json")}
-    request = dataclasses.replace(asked(world, tmp_path / "whole"), **given)
-    parts = [
-        scan(dataclasses.replace(request, out=tmp_path / f"{n}", part=f"{n}/2")) for n in (1, 2)
-    ]
-    found = merge(parts, tmp_path / "merged")
-    assert isinstance(found, Path)
-    assert tables(found) == tables(scan(request))
-    experts = np.array(turned)[ids]
-    expected = [
-        np.bincount(experts[:, layer].ravel(), minlength=MODEL.experts)
-        for layer in range(MODEL.layers)
-    ]
-    np.testing.assert_array_equal(expert_counts(open_results(found)).counts, expected)
+    options = {"tokens": f"{tmp_path}/*.npy", "expert_map": str(tmp_path / "map.json")}
+    parts = parts_of(world, tmp_path, (1, 2), **options)
+    merged = merge(parts, tmp_path / "merged")
+    assert tables(merged) == tables(scan(request_for(world, tmp_path / "whole", **options)))
+    experts = np.array(turned)[ids].transpose(1, 0, 2).reshape(MODEL.layers, -1)
+    expected = [np.bincount(of_layer, minlength=MODEL.experts) for of_layer in experts]
+    np.testing.assert_array_equal(expert_counts(open_results(merged)).counts, expected)
     (tmp_path / "map.json").write_text(json.dumps(turned[::-1]))
     with pytest.raises(ResultsError, match="expert_map here are not those"):
         merge(parts, tmp_path / "again")
 
 
-# -------------------------------------------------------------------------------- what is refused
-@pytest.fixture(scope="module")
-def three(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return parts_of(world, tmp_path_factory.mktemp("three"), (1, 2, 3))
-
-
 def test_a_missing_part_is_inconclusive_and_nothing_is_written(three, tmp_path):
-    found = merge([three[0], three[2]], tmp_path / "merged")
-    assert found == MissingParts((2,), 3, (str(three[0]), str(three[2])))
+    merged = merge([three[0], three[2]], tmp_path / "merged")
+    assert merged == MissingParts((2,), 3, (str(three[0]), str(three[2])))
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_part_given_twice_counts_once(three, world, tmp_path):
-    found = merge([*three, three[1]], tmp_path / "merged")
-    assert isinstance(found, Path)
-    assert tables(found) == tables(scan(asked(world, tmp_path / "whole")))
+def test_a_part_given_twice_counts_once(three, whole, tmp_path):
+    assert tables(merge([*three, three[1]], tmp_path / "merged")) == whole
 
 
-def test_a_part_of_another_scan_is_refused(three, world, tmp_path):
-    foreign = scan(asked(world, tmp_path / "foreign", part="2/3", seed=1))
+def test_what_belongs_to_another_scan_is_refused(three, world, tmp_path):
+    foreign = scan(request_for(world, tmp_path / "foreign", part="2/3", seed=1))
     with pytest.raises(ResultsError, match="of another scan than .*: seed differ"):
         merge([three[0], foreign, three[2]], tmp_path / "merged")
     with pytest.raises(ResultsError, match="no part of a scan"):
         merge([*three, world / "model"], tmp_path / "merged")
-
-
-@pytest.mark.parametrize("spoil", ["state", "digest", "lost", "facts"])
-def test_a_part_that_is_not_as_it_was_written_is_refused(spoil, three, tmp_path):
-    spoilt = Path(shutil.copytree(three[1], tmp_path / "spoilt"))
-    told = json.loads((spoilt / PART_FILE).read_text())
-    state = spoilt / told["states"][0]["file"]
-    if spoil == "state":
-        raw = bytearray(state.read_bytes())
-        raw[len(raw) // 2] ^= 1
-        state.write_bytes(raw)
-    elif spoil == "digest":
-        told["states"][0]["digest"] = "0"
-    elif spoil == "lost":
-        state.unlink()
-    else:
-        told["states"][0]["file"] = "../part1/000000.npz"
-    (spoilt / PART_FILE).write_text(json.dumps(told))
-    with pytest.raises(ResultsError):
-        merge([three[0], spoilt, three[2]], tmp_path / "merged")
-
-
-def test_other_tokens_than_those_of_the_parts_are_refused(three, world, tmp_path):
     write_checkpoint(tmp_path / "model", MODEL)
     other = write_tokens(tmp_path / "rec", MODEL, TOKENS + 1)
     with pytest.raises(ResultsError, match="tokens here are not those"):
         merge(three, tmp_path / "merged", tokens=str(other))
 
 
-def test_what_cannot_be_told_to_another_machine_is_refused(world, tmp_path):
+@pytest.mark.parametrize("spoil", ["state", "digest", "lost", "facts"])
+def test_a_part_that_is_not_as_it_was_written_is_refused(spoil, three, tmp_path):
+    spoilt = Path(shutil.copytree(three[1], tmp_path / "spoilt"))
+    part = json.loads((spoilt / PART_FILE).read_text())
+    state = spoilt / part["states"][0]["file"]
+    if spoil == "state":
+        raw = bytearray(state.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        state.write_bytes(raw)
+    elif spoil == "digest":
+        part["states"][0]["digest"] = "0"
+    elif spoil == "lost":
+        state.unlink()
+    else:
+        part["states"][0]["file"] = "../part1/000000.npz"
+    (spoilt / PART_FILE).write_text(json.dumps(part))
+    with pytest.raises(ResultsError):
+        merge([three[0], spoilt, three[2]], tmp_path / "merged")
+
+
+def test_what_cannot_be_cut_or_told_to_another_machine_is_refused(world, tmp_path):
     with pytest.raises(UsageError, match="--per-token cannot be cut"):
-        scan(asked(world, tmp_path / "part", part="1/2", per_token=True))
+        scan(request_for(world, tmp_path / "part", part="1/2", per_token=True))
     with pytest.raises(UsageError, match="it needs --tokens"):
-        scan(ScanRequest(str(world / "model"), out=tmp_path / "part", part="1/2"))
+        scan(request_for(world, tmp_path / "part", part="1/2", tokens=None))
+    for engine in ("dask", "rays", ""):
+        with pytest.raises(UsageError, match="expected ray"):
+            scan(request_for(world, tmp_path / "out", engine=engine))
     assert not [*tmp_path.iterdir()]
 
 
-# --------------------------------------------------------------------------------- too many tokens
 def test_more_tokens_than_sums_hold_are_refused_before_and_after():
     facts = SourceFacts("rec", "ids", 16 * MOST_TOKENS + 1, ("text/0",), (), True, True)
     with pytest.raises(RecordingError, match="hold 2,147,483,648 at most"):
@@ -247,14 +246,12 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
     assert SettledCounts.of({"counts": counts}).select(None, None) == 2**63 - 2**30
 
 
-# ------------------------------------------------------------------------------------------- Ray
-@pytest.mark.parametrize(
-    "num_workers", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4, 8))]
-)
-def test_workers_that_are_killed_are_replaced_and_the_tables_stay(num_workers, world, tmp_path):
+@pytest.mark.parametrize("num_workers", by_day([1, 2, 4, 8], [2]))
+def test_workers_that_are_killed_are_replaced_and_the_tables_stay(
+    num_workers, world, whole, tmp_path
+):
     import ray
 
-    whole = scan(asked(world, tmp_path / "whole"))
     killed = tmp_path / "killed"
     killed.mkdir()
 
@@ -269,19 +266,13 @@ def test_workers_that_are_killed_are_replaced_and_the_tables_stay(num_workers, w
 
     ray.init(address="local", num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
     try:
-        request = asked(world, tmp_path / "merged", engine="ray")
+        request = request_for(world, tmp_path / "merged", engine="ray")
         source = Session.open(request).source
         with parts_by_ray(request, source, fragile, None) as parts:
-            assert len(parts.parts) == min(2 * num_workers, 5)
-            alone = asked(world, tmp_path / "merged")
-            found = scan(alone, merged=parts)
+            assert len(parts.parts) == min(2 * num_workers, 3)
+            alone = request_for(world, tmp_path / "merged")
+            merged = scan(alone, merged=parts)
         assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
-        assert tables(found) == tables(whole)
+        assert tables(merged) == whole
     finally:
         ray.shutdown()
-
-
-@pytest.mark.parametrize("engine", ["dask", "rays", ""])
-def test_another_engine_is_refused(engine, world, tmp_path):
-    with pytest.raises(UsageError, match="expected ray"):
-        scan(asked(world, tmp_path / "out", engine=engine))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,135 +20,127 @@ from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.measure.passes import measure_router
 from moegeom.metrics import METRICS
+from tests.unit.scan import made
 
 TOKENS = 2 * TILE + 60
+COLUMNS = made.columns(TOKENS)
+VALUES = made.inputs(TOKENS)
+INPUTS = made.Recorded(VALUES)
+
+#: Metrics of choices, and of how near they are.
+CHOICES = ("tokens", "load", "margins", "expert_sets")
 
 
-def logits_of(router, values):
+def logits_of(router):
     bias = router.affine_bias if router.rule.is_affine else router.logit_bias
-    return tile_logits(values, np.ascontiguousarray(router.weight.T), bias)
+    return tile_logits(VALUES, np.ascontiguousarray(router.weight.T), bias)
 
 
-def columns_of(metric: str) -> list[str]:
-    """Columns of ``layers`` that one metric fills, with standard errors."""
-    found = METRICS[metric].columns["layers"]
-    return [c.name for c in found] + [f"{c.name}_se" for c in found if c.has_se]
+def of_logits(router):
+    return made.source("logits", COLUMNS, logits_of(router))
+
+
+def largest(logits, m=5):
+    """A recording of the m largest logits of each token."""
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :m].astype(np.int32)
+    return of_largest(TopLogits(np.take_along_axis(logits, order, axis=1), order))
+
+
+def of_largest(top):
+    return made.source("top_logits", COLUMNS, top)
 
 
 def only(row, metrics):
-    return {name: row[name] for metric in metrics for name in columns_of(metric)}
+    """Columns of ``layers`` that some metrics fill, with standard errors."""
+    columns = [c for name in metrics for c in METRICS[name].columns["layers"]]
+    names = [c.name for c in columns] + [f"{c.name}_se" for c in columns if c.has_se]
+    return {name: row[name] for name in names}
+
+
+def figures(source, router, names):
+    return only(made.layer(source, router, metrics=[METRICS[name] for name in names]), names)
+
+
+def reasons_of(source, router):
+    return measure_router(made.run(source, router)).facts["reasons"]
 
 
 @pytest.fixture(params=["softmax", "sigmoid"])
-def router(request, made):
+def router(request):
     return made.router(request.param)
 
 
-@pytest.fixture
-def values(made):
-    return made.inputs(TOKENS)
+def test_logits_give_the_same_choices_margins_and_expert_sets(router):
+    same = (*CHOICES, *(["boundary_distance"] if router.rule.is_affine else []))
+    np.testing.assert_equal(figures(of_logits(router), router, same), figures(INPUTS, router, same))
 
 
-@pytest.fixture
-def full(made, router, values):
-    return made.layer(made.source("router_input", made.columns(TOKENS), values), router)
-
-
-def test_logits_give_the_same_choices_margins_and_expert_sets(made, router, values, full):
-    source = made.source("logits", made.columns(TOKENS), logits_of(router, values))
-    same = ["tokens", "load", "margins", "expert_sets"]
-    same += ["boundary_distance"] if router.rule.is_affine else []
-    np.testing.assert_equal(only(made.layer(source, router), same), only(full, same))
-
-
-def test_the_inputs_of_the_norm_give_what_its_outputs_give(made, values):
+def test_the_inputs_of_the_norm_give_what_its_outputs_give():
     router = made.router(norm=True)
-    after = normed(values, "rms", 1e-6, router.gain)
-    expected = made.measured(made.source("router_input", made.columns(TOKENS), after), router)
-    found = made.measured(made.source("pre_norm", made.columns(TOKENS), values), router)
-    np.testing.assert_equal(found, expected)
-
-
-def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(
-    made, router, values, full
-):
-    chosen = route(logits_of(router, values), router.rule, router.selection_bias).chosen
-    source = made.source("ids", made.columns(TOKENS), chosen=chosen)
-    run = made.run(source, router)
-    measured = measure_router(run)
-    found = made.layer(source, router)
+    after = made.Recorded(normed(VALUES, "rms", 1e-6, router.gain))
+    expected = made.measured(after, router)
     np.testing.assert_equal(
-        only(found, ["load", "expert_sets"]), only(full, ["load", "expert_sets"])
+        made.measured(made.source("pre_norm", COLUMNS, VALUES), router), expected
     )
-    absent = only(found, ["margins", "boundary_distance", "bf16_flip", "ambiguity", "exact_ties"])
-    np.testing.assert_equal(absent, dict.fromkeys(absent))
+
+
+def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(router):
+    chosen = route(logits_of(router), router.rule, router.selection_bias).chosen
+    ids = made.source("ids", COLUMNS, chosen=chosen)
+    measured = measure_router(made.run(ids, router))
+    row = made.row_of(made.tables(measured)["layers"])
+    same = ("load", "expert_sets")
+    np.testing.assert_equal(only(row, same), figures(INPUTS, router, same))
+    absent = ("margins", "boundary_distance", "bf16_flip", "ambiguity", "exact_ties")
+    assert set(only(row, absent).values()) == {None}
     reasons = measured.facts["reasons"]
-    assert {"margins", "boundary_distance", "bf16_flip", "ambiguity"} <= set(reasons)
+    assert set(absent[:4]) <= set(reasons)
     assert "expert ids only" in reasons["margins"]
 
 
-def largest(logits, m):
-    """The m largest logits of each token, as a recording holds them."""
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :m].astype(np.int32)
-    return TopLogits(np.take_along_axis(logits, order, axis=1), order)
-
-
-def test_the_largest_logits_give_the_same_load_and_margins(made, values):
+def test_the_largest_logits_give_the_same_load_and_margins():
     router = made.router()
-    full = made.layer(made.source("router_input", made.columns(TOKENS), values), router)
-    top = largest(logits_of(router, values), 5)
-    source = made.source("top_logits", made.columns(TOKENS), top)
-    same = ["tokens", "load", "margins", "expert_sets"]
-    np.testing.assert_equal(only(made.layer(source, router), same), only(full, same))
-    reasons = measure_router(made.run(source, router)).facts["reasons"]
+    top = largest(logits_of(router))
+    np.testing.assert_equal(figures(top, router, CHOICES), figures(INPUTS, router, CHOICES))
+    reasons = reasons_of(top, router)
     assert "the largest ones" in reasons["routing_entropy"]
     assert {"boundary_distance", "boundaries", "distance_bracket"}.isdisjoint(reasons)
 
 
-def file_of_tokens(made, folder, source, router):
+def file_of_tokens(folder, source, router, **options):
     """What ``--per-token`` writes, from a scan without the costlier metrics."""
-    folder = folder / source.facts.stage
-    folder.mkdir(exist_ok=True)
-    measure_router(
-        made.run(
-            source,
-            router,
-            per_token=True,
-            folder=folder,
-            metrics=[METRICS["tokens"]],
-            skip_non_finite=True,
-        )
-    )
+    few = {"metrics": [METRICS["tokens"]], "skip_non_finite": True}
+    measure_router(made.run(source, router, per_token=True, folder=folder, **(few | options)))
     return pq.read_table(folder / "tokens.parquet")
 
 
-def brackets_of(made, folder, source, router) -> dict[str, np.ndarray]:
+def array_of(column) -> np.ndarray:
+    return np.array(column.to_pylist())
+
+
+def brackets_of(folder, source, router) -> dict[str, np.ndarray]:
     """Columns about distances from the file of tokens."""
-    table = file_of_tokens(made, folder, source, router)
-    columns = ("token", "boundary_distance", "boundary_distance_upper", "expert_out", "expert_in")
-    return {column: table[column].to_numpy() for column in columns}
+    table = file_of_tokens(folder, source, router)
+    names = ("token", "boundary_distance", "boundary_distance_upper", "expert_out", "expert_in")
+    return {name: table[name].to_numpy() for name in names}
 
 
 @pytest.mark.parametrize("m", [4, 5, 8])
-def test_the_largest_logits_bracket_every_distance(made, values, tmp_path, m):
+def test_the_largest_logits_bracket_every_distance(tmp_path, m):
     router = made.router()
-    logits = logits_of(router, values)
-    columns = made.columns(TOKENS)
-    full = brackets_of(made, tmp_path, made.source("logits", columns, logits), router)
-    source = made.source("top_logits", columns, largest(logits, m))
-    found = brackets_of(made, tmp_path, source, router)
+    full = brackets_of(tmp_path, of_logits(router), router)
+    top = largest(logits_of(router), m)
+    columns = brackets_of(tmp_path, top, router)
     distance = full["boundary_distance"]
-    lower, upper = found["boundary_distance"], found["boundary_distance_upper"]
+    lower, upper = columns["boundary_distance"], columns["boundary_distance_upper"]
     np.testing.assert_array_equal(full["boundary_distance_upper"], distance)
-    np.testing.assert_array_equal(np.minimum(lower, distance), lower)
-    np.testing.assert_array_equal(np.maximum(upper, distance), upper)
+    assert (lower <= distance).all() and (distance <= upper).all()
     exact = lower == upper
     assert 0 < exact.sum() < TOKENS
-    np.testing.assert_array_equal(lower[exact], distance[exact])
-    for column in ("expert_out", "expert_in"):
-        np.testing.assert_array_equal(found[column][exact], full[column][exact])
-        np.testing.assert_array_equal(found[column][~exact], np.full((~exact).sum(), -1))
-    layer = made.layer(source, router)
+    for name in ("expert_out", "expert_in"):
+        np.testing.assert_array_equal(columns[name][exact], full[name][exact])
+        assert (columns[name][~exact] == -1).all()
+    layer = figures(top, router, ["distance_bracket"])
     np.testing.assert_allclose(layer["distance_exact_share"], exact.mean(), rtol=1e-12)
     ratio = (upper / np.where(exact, 1.0, lower))[~exact]
     assert ratio.max() <= layer["distance_bracket_max"] <= 1.0 + 1.0625 * (ratio.max() - 1.0)
@@ -155,134 +148,121 @@ def test_the_largest_logits_bracket_every_distance(made, values, tmp_path, m):
     np.testing.assert_allclose(layer["distance_bracket_p50"] - 1.0, middle, rtol=0.08)
 
 
-def test_all_logits_as_the_largest_ones_give_what_all_logits_give(made, values):
-    router = made.router()
-    logits = logits_of(router, values)
-    columns = made.columns(TOKENS)
-    full = made.measured(made.source("logits", columns, logits), router)
-    found = made.measured(made.source("top_logits", columns, largest(logits, 12)), router)
-    metrics = ["tokens", "load", "margins", "boundary_distance", "distance_bracket", "expert_sets"]
-    for one, other in zip(found["layers"], full["layers"], strict=True):
-        np.testing.assert_equal(only(one, metrics), only(other, metrics))
-        np.testing.assert_equal(one["distance_exact_share"], 1.0)
-        np.testing.assert_equal(
-            [one["distance_bracket_p50"], one["distance_bracket_max"]], [None, 1.0]
-        )
+def test_all_logits_as_the_largest_ones_give_what_all_logits_give():
+    router, names = made.router(), (*CHOICES, "boundary_distance", "distance_bracket")
+    metrics = {"metrics": [METRICS[name] for name in (*names, "boundaries")]}
+    full = made.measured(of_logits(router), router, **metrics)
+    tables = made.measured(largest(logits_of(router), 12), router, **metrics)
+    for row, other in zip(tables["layers"], full["layers"], strict=True):
+        np.testing.assert_equal(only(row, names), only(other, names))
+        bracket = [
+            row[f"distance_{name}"] for name in ("exact_share", "bracket_p50", "bracket_max")
+        ]
+        assert bracket == [1.0, None, 1.0]
     for table in ("pairs", "margins"):
-        np.testing.assert_equal(found[table], full[table])
+        np.testing.assert_equal(tables[table], full[table])
 
 
-def test_tokens_that_are_not_finite_leave_the_brackets_of_the_others_alone(made, values, tmp_path):
+def test_tokens_that_are_not_finite_leave_the_brackets_of_the_others_alone(tmp_path):
     router = made.router()
-    columns, top = made.columns(TOKENS), largest(logits_of(router, values), 5)
-    source = made.source("top_logits", columns, top)
-    clean = brackets_of(made, tmp_path, source, router)
+    source = largest(logits_of(router))
+    clean, top = brackets_of(tmp_path, source, router), source.values
     top.logits[7, 2], top.logits[TILE + 1, 0] = np.nan, np.inf
     top.logits[9, 4] = np.finfo(np.float32).min  # nothing is below it
-    found = brackets_of(made, tmp_path, source, router)
-    kept = np.delete(np.arange(TOKENS), [7, 9, TILE + 1])
-    for column, expected in clean.items():
-        np.testing.assert_array_equal(found[column], expected[kept])
+    columns = brackets_of(tmp_path, source, router)
+    others = np.delete(np.arange(TOKENS), [7, 9, TILE + 1])
+    for name, expected in clean.items():
+        np.testing.assert_array_equal(columns[name], expected[others])
 
 
-@pytest.mark.parametrize(("slot", "expert", "words"), [(4, 12, "expert 12"), (1, None, "twice")])
-def test_impossible_experts_of_the_largest_logits_are_refused_by_token(
-    made, values, slot, expert, words
-):
-    top = largest(logits_of(made.router(), values), 5)
-    top.expert[TILE + 5, slot] = top.expert[TILE + 5, 0] if expert is None else expert
-    with pytest.raises(RecordingError, match=f"token {TILE + 5} .*{words}"):
-        made.measured(made.source("top_logits", made.columns(TOKENS), top))
+EXPERTS = np.tile(np.arange(5, dtype=np.int32), (TOKENS, 1))
 
 
-def test_too_few_logits_are_refused(made, values):
-    router = made.router()
-    top = TopLogits(values[:, :3], np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1)))
-    with pytest.raises(RecordingError, match="Record at least 4"):
-        made.measured(made.source("top_logits", made.columns(TOKENS), top), router)
+def wrong(at, expert):
+    experts = EXPERTS.copy()
+    experts[at] = expert
+    return experts
 
 
-def test_the_largest_logits_do_not_decide_a_rule_with_groups(made, values):
-    top = TopLogits(values[:, :5], np.tile(np.arange(5, dtype=np.int32), (TOKENS, 1)))
-    with pytest.raises(RecordingError, match="do not decide"):
-        made.measured(made.source("top_logits", made.columns(TOKENS), top), made.router("sigmoid"))
+def some_logits(experts, m=5):
+    return of_largest(TopLogits(VALUES[:, :m], experts[:, :m]))
 
 
-def test_ids_beyond_the_experts_are_refused_by_token(made):
-    chosen = np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1))
-    chosen[TILE + 5, 1] = 12
-    with pytest.raises(RecordingError, match=f"token {TILE + 5} .* expert 12"):
-        made.measured(made.source("ids", made.columns(TOKENS), chosen=chosen))
+def ids(experts):
+    return made.source("ids", COLUMNS, chosen=experts[:, :3].copy())
 
 
-def test_an_expert_named_twice_is_refused_by_token(made):
-    chosen = np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1))
-    chosen[TILE + 7] = 0
-    with pytest.raises(RecordingError, match=f"token {TILE + 7} .* twice"):
-        made.measured(made.source("ids", made.columns(TOKENS), chosen=chosen))
+#: What is said of a recording -> the rule and the recording.
+REFUSED = {
+    f"token {TILE + 5} .*expert 12": ("softmax", some_logits(wrong((TILE + 5, 4), 12))),
+    f"token {TILE + 5} .*twice": ("softmax", some_logits(wrong((TILE + 5, 1), 0))),
+    "Record at least 4": ("softmax", some_logits(EXPERTS, 3)),
+    "do not decide": ("sigmoid", some_logits(EXPERTS)),
+    f"token {TILE + 6} .* expert 12": ("softmax", ids(wrong((TILE + 6, 1), 12))),
+    f"token {TILE + 7} .* twice": ("softmax", ids(wrong(TILE + 7, 0))),
+    "9 values a token": ("softmax", made.Recorded(np.zeros((TOKENS, 9), np.float32))),
+}
 
 
-def test_a_recording_of_another_width_is_refused(made):
-    source = made.source("router_input", made.columns(TOKENS), np.zeros((TOKENS, 9), np.float32))
-    with pytest.raises(RecordingError, match="9 values a token"):
-        made.measured(source)
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_no_router_made_is_refused_by_token(message):
+    kind, source = REFUSED[message]
+    with pytest.raises(RecordingError, match=message):
+        made.measured(source, made.router(kind), metrics=[METRICS["load"], METRICS["margins"]])
 
 
-def test_a_router_that_is_not_finite_is_refused(made):
+def test_a_router_that_is_not_finite_is_refused():
     router = made.router()
     router.weight[4, 1] = np.inf
     with pytest.raises(RouterRuleError, match="expert 4"):
-        made.measured(made.recording(TOKENS), router)
+        made.measured(INPUTS, router)
 
 
-def test_the_file_of_tokens_is_the_reference_route_and_adds_up_to_the_counts(
-    made, router, values, tmp_path
-):
-    source = made.source("router_input", made.columns(TOKENS), values)
-    tables = made.measured(source, router, per_token=True, folder=tmp_path, num_workers=2)
-    np.testing.assert_equal(tables, made.measured(source, router))
+def test_the_file_of_tokens_is_the_reference_route_and_adds_up_to_the_counts(router, tmp_path):
+    few = {"metrics": [METRICS[name] for name in (*CHOICES, "boundaries")]}
+    options = {"per_token": True, "folder": tmp_path, "num_workers": 2}
+    tables = made.measured(INPUTS, router, **few, **options)
+    np.testing.assert_equal(tables, made.measured(INPUTS, router, **few))
     rows = pq.read_table(tmp_path / "tokens.parquet")
-    logits = logits_of(router, values)
+    logits = logits_of(router)
     expected = route(logits, router.rule, router.selection_bias)
-    chosen = np.array(rows["chosen"].to_pylist())
+    chosen = array_of(rows["chosen"])
     np.testing.assert_array_equal(rows["token"], np.arange(TOKENS))
     np.testing.assert_array_equal(chosen, expected.chosen)
     np.testing.assert_allclose(rows["weights"].to_pylist(), expected.weights, rtol=1e-6)
     np.testing.assert_allclose(rows["margin"], expected.margin, rtol=1e-12, atol=1e-15)
     if router.rule.is_affine:
         nearest = boundary_distance(logits, expected.chosen, row_distances(router.weight))
-        np.testing.assert_allclose(rows["boundary_distance"], nearest.distance, rtol=1e-13)
-        np.testing.assert_array_equal(rows["expert_out"], nearest.pair[:, 0])
-        np.testing.assert_array_equal(rows["expert_in"], nearest.pair[:, 1])
+        lower, upper, pair = nearest.distance, nearest.distance, nearest.pair
+        np.testing.assert_allclose(rows["boundary_distance"], lower, rtol=1e-13)
+        np.testing.assert_array_equal(rows["expert_in"], pair[:, 1])
+        counted = {
+            (row["expert_out"], row["expert_in"]): row["num_tokens"]
+            for row in made.rows_of(tables["pairs"])
+        }
+        assert counted == Counter(map(tuple, pair.tolist()))
     else:
         curved = curved_rows(router.weight, router.rule, None, router.selection_bias)
         lower, upper, pair = curved_distance(logits, expected.chosen, curved)
         np.testing.assert_allclose(rows["boundary_distance"], lower, rtol=1e-6)
-        np.testing.assert_allclose(rows["boundary_distance_upper"], upper, rtol=3e-6)
-        np.testing.assert_array_equal(rows["expert_out"], pair[:, 0])
-    slots = [
-        row["num_slots"]
-        for row in tables["experts"]
-        if (row["variant"], row["population"]) == ("as_stored", "all")
-    ]
+    np.testing.assert_allclose(rows["boundary_distance_upper"], upper, rtol=3e-6)
+    np.testing.assert_array_equal(rows["expert_out"], pair[:, 0])
+    slots = [row["num_slots"] for row in made.rows_of(tables["experts"])]
     np.testing.assert_array_equal(np.bincount(chosen.reshape(-1), minlength=12), slots)
 
 
-def test_weights_do_not_hold_a_bias_that_only_selects(made, values, tmp_path):
+def test_weights_do_not_hold_a_bias_that_only_selects(tmp_path):
     """Added to identity scores it is part of the logits that are compared, not of the weights."""
     bias = np.linspace(-1.0, 1.0, 12).astype(np.float32)
     rule = Rule(3, "identity", Weights("softmax_of_selected_logits"), has_selection_bias=True)
     router = dataclasses.replace(made.router(), rule=rule, selection_bias=bias)
-    expected = route(values @ router.weight.T, rule, bias)
-    for stage in ("router_input", "logits"):
-        given = values if stage == "router_input" else values @ router.weight.T
-        source = made.source(stage, made.columns(TOKENS), given)
-        made.measured(source, router, per_token=True, folder=tmp_path)
-        rows = pq.read_table(tmp_path / "tokens.parquet")
-        clear = expected.margin > 1e-5
-        chosen = np.array(rows["chosen"].to_pylist())[clear]
-        np.testing.assert_array_equal(chosen, expected.chosen[clear])
-        weights = np.array(rows["weights"].to_pylist())[clear]
+    logits = VALUES @ router.weight.T
+    expected = route(logits, rule, bias)
+    clear = expected.margin > 1e-5
+    for source in (INPUTS, made.source("logits", COLUMNS, logits)):
+        rows = file_of_tokens(tmp_path, source, router)
+        np.testing.assert_array_equal(array_of(rows["chosen"])[clear], expected.chosen[clear])
+        weights = array_of(rows["weights"])[clear]
         np.testing.assert_allclose(weights, expected.weights[clear], rtol=1e-5)
 
 
@@ -304,50 +284,43 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize(("weights", "score", "decided"), WEIGHTS)
-def test_the_largest_logits_give_weights_where_they_decide_them(
-    made, values, tmp_path, weights, score, decided
-):
+def test_the_largest_logits_give_weights_where_they_decide_them(tmp_path, weights, score, decided):
     """Null, not a guess, where a sum over all experts counts."""
     router = dataclasses.replace(made.router(), rule=Rule(3, score, weights))
-    logits = logits_of(router, values)
-    columns = made.columns(TOKENS)
-    sources = {"logits": logits, "top_logits": largest(logits, 5)}
-    found = {
-        stage: file_of_tokens(made, tmp_path, made.source(stage, columns, given), router)["weights"]
-        for stage, given in sources.items()
-    }
+    full, top = (
+        file_of_tokens(tmp_path, source, router)["weights"]
+        for source in (of_logits(router), largest(logits_of(router)))
+    )
     if decided:
-        expected = np.array(found["logits"].to_pylist())
-        np.testing.assert_allclose(np.array(found["top_logits"].to_pylist()), expected, rtol=2e-7)
+        np.testing.assert_allclose(array_of(top), array_of(full), rtol=2e-7)
     else:
-        np.testing.assert_equal([found[stage].null_count for stage in sources], [0, TOKENS])
+        assert (full.null_count, top.null_count) == (0, TOKENS)
 
 
-def test_logits_do_not_give_weights_that_count_shared_experts(made, values, tmp_path):
+def test_logits_do_not_give_weights_that_count_shared_experts(tmp_path):
     """The logits of experts that always run are not among those of a recording."""
     router = dataclasses.replace(made.router(), shared_rows=np.ones((1, 8), np.float32))
-    logits = logits_of(router, values)
-    for stage, given in {"logits": logits, "top_logits": largest(logits, 5)}.items():
-        source = made.source(stage, made.columns(TOKENS), given)
-        table = file_of_tokens(made, tmp_path, source, router)
-        np.testing.assert_equal(table["weights"].null_count, TOKENS)
+    for source in (of_logits(router), largest(logits_of(router))):
+        assert file_of_tokens(tmp_path, source, router)["weights"].null_count == TOKENS
 
 
-def test_recorded_choices_are_compared_with_the_recomputed(made, values):
+def test_recorded_choices_are_compared_with_the_recomputed():
     router = made.router()
-    logits = logits_of(router, values)
+    logits = logits_of(router)
     chosen = route(logits, router.rule).chosen[:, ::-1].copy()  # the order does not matter
     wrong = [5, TILE + 1]
     for token in wrong:
         outside = np.setdiff1d(np.arange(12), chosen[token])
         chosen[token, 0] = outside[np.argmin(logits[token, outside])]
-    source = made.source("router_input", made.columns(TOKENS), values, chosen)
-    row = made.layer(source, router)
+    metrics = [METRICS["tokens"], METRICS["agreement"]]
+    run = made.run(made.Recorded(VALUES, chosen=chosen), router, metrics=metrics)
+    measured = measure_router(run)
+    row = made.row_of(made.tables(measured)["layers"])
     counts = [row[f"num_{what}"] for what in ("reproduced", "near_tie", "not_reproduced")]
-    np.testing.assert_array_equal(sum(counts), TOKENS)
-    listed = measure_router(made.run(source, router)).facts["disagreements"]
-    np.testing.assert_array_equal([token for token, _ in listed], wrong)
+    assert sum(counts) == TOKENS
+    tokens, listed = zip(*measured.facts["disagreements"], strict=True)
+    assert list(tokens) == wrong
     # duplicate rows tie exactly, and a tie of the wrong token would be called near
     margins = route(logits, router.rule).margin[wrong]
-    np.testing.assert_allclose([margin for _, margin in listed], margins, rtol=1e-6)
-    np.testing.assert_array_equal(counts[2], (margins > 1e-4).sum())
+    np.testing.assert_allclose(listed, margins, rtol=1e-6)
+    assert counts[2] == (margins > 1e-4).sum()

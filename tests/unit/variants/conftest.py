@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.core.router import GroupMask, Router, Rule, Weights
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare
@@ -15,6 +15,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.source import Request
 from moegeom.variants.what_if import FitSample, FittedGate, parse_what_ifs
+from tests.unit.scan.routers import SOFTMAX, router_with
 
 EXPERTS, HIDDEN, TOP_K, TOKENS, BATCH = 12, 10, 3, 192, 32
 
@@ -22,14 +23,16 @@ _SELECTED = Weights("softmax_of_selected_logits")
 _SUM_TO_ONE = Weights("scores", renormalise=True, epsilon=1e-20, scale=2.5)
 _GROUPS = GroupMask(4, 2, "top2_sum", -np.inf)
 
+_BIASED = {"has_selection_bias": True}
+
 RULES = {
-    "softmax": Rule(TOP_K, "softmax", Weights("scores")),
+    "softmax": Rule(TOP_K, "softmax", SOFTMAX),
     "softmax renormalised": Rule(TOP_K, "softmax", Weights("scores", renormalise=True)),
     "logits": Rule(TOP_K, "identity", _SELECTED, has_logit_bias=True),
-    "biased sigmoid": Rule(TOP_K, "sigmoid", _SUM_TO_ONE, has_selection_bias=True),
-    "groups": Rule(TOP_K, "sigmoid", _SUM_TO_ONE, has_selection_bias=True, groups=_GROUPS),
+    "biased sigmoid": Rule(TOP_K, "sigmoid", _SUM_TO_ONE, **_BIASED),
+    "groups": Rule(TOP_K, "sigmoid", _SUM_TO_ONE, **_BIASED, groups=_GROUPS),
     "groups at 0": Rule(
-        TOP_K, "sigmoid", _SUM_TO_ONE, groups=GroupMask(4, 2, "max", 0.0), has_selection_bias=True
+        TOP_K, "sigmoid", _SUM_TO_ONE, **_BIASED, groups=GroupMask(4, 2, "max", 0.0)
     ),
 }
 # scores below 0, so that experts of groups that are left out win
@@ -44,19 +47,17 @@ def _bias(rule: str, random: np.random.Generator) -> np.ndarray:
 class Made:
     """A router with one of the rules, and 192 tokens of it."""
 
-    def __init__(self, rule: str) -> None:
-        random = np.random.default_rng(list(RULES).index(rule))
+    def __init__(self, name: str) -> None:
+        random = np.random.default_rng(list(RULES).index(name))
         weight = random.standard_normal((EXPERTS, HIDDEN)) * random.uniform(0.3, 1.0, (EXPERTS, 1))
-        self.router = Router(
-            name="text/0",
-            stack="text",
-            layer=0,
-            weight=weight.astype(np.float32),
-            rule=RULES[rule],
-            provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
-            selection_bias=_bias(rule, random) if RULES[rule].has_selection_bias else None,
+        rule = RULES[name]
+        bias = _bias(name, random) if rule.has_selection_bias else None
+        self.router = router_with(
+            weight.astype(np.float32),
+            rule,
+            selection_bias=bias,
             logit_bias=0.5 * random.standard_normal(EXPERTS).astype(np.float32)
-            if RULES[rule].has_logit_bias
+            if rule.has_logit_bias
             else None,
         )
         lean = random.standard_normal(HIDDEN)
@@ -78,8 +79,11 @@ class Made:
 
     def gate(self, text: str, router: Router | None = None) -> FittedGate:
         """The gate of a what-if as people write it."""
-        (asked,) = parse_what_ifs([text])
-        return asked.kind.make(router or self.router, asked.values, self.sample())
+        return self.fitted(text, router or self.router, self.sample())
+
+    def fitted(self, text: str, router: Router, sample: FitSample) -> FittedGate:
+        (what_if,) = parse_what_ifs([text])
+        return what_if.kind.make(router, what_if.values, sample)
 
 
 _MADE = {rule: Made(rule) for rule in RULES}

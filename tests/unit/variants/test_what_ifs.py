@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from moegeom.core.errors import MoeGeomError
 from moegeom.variants.what_if import WHAT_IFS, FittedGate, WhatIfChoice, parse_what_ifs
 from moegeom.variants.whatif._choices import OF_CHOICE, OF_SCORES, rows_of
-from tests.unit.variants.conftest import BATCH, EXPERTS, TOKENS, TOP_K
+from tests.by_day import by_day
+from tests.unit.variants.conftest import BATCH, EXPERTS, RULES, TOKENS, TOP_K
 
 #: How a kind is written that says nothing without a parameter, and other forms worth a look.
 WRITTEN = {
@@ -39,34 +41,34 @@ def rows_in(choice: WhatIfChoice, rows: np.ndarray) -> list[tuple[tuple, tuple]]
 
 def is_hard_choice(gate: FittedGate, made) -> bool:
     """Whether a gate chooses for each token as stored, bit for bit."""
-    if gate.router is not None:
-        found = made.batch(gate.router)
-    else:
-        found = gate.choose(made.tokens)
-    width = found.chosen.shape[1]
-    is_same = width == TOP_K and np.array_equal(found.chosen, made.tokens.chosen)
-    return is_same and np.array_equal(found.weights, made.tokens.weights)
+    choice = made.batch(gate.router) if gate.router is not None else gate.choose(made.tokens)
+    stored = made.tokens
+    is_same = np.array_equal(choice.chosen, stored.chosen)
+    return is_same and np.array_equal(choice.weights, stored.weights)
 
 
-# ------------------------------------------------------------------------------------------- records
 def test_the_texts_cover_every_kind():
     assert {asked.kind.name for asked in parse_what_ifs(TEXTS)} == set(WHAT_IFS.names())
     assert len(WHAT_IFS.names()) >= 13
 
 
-@pytest.mark.parametrize("name", WHAT_IFS.names())
-def test_a_record_has_the_name_of_its_file_and_texts_for_people(name):
-    kind = WHAT_IFS[name]
-    assert kind.text.endswith(".")
-    assert len(kind.text) > 30
-    assert [p.name for p in kind.parameters if not p.text or p.text.endswith(".")] == []
-    assert sum(p.is_first for p in kind.parameters) <= 1
+def test_a_record_has_the_name_of_its_file_and_texts_for_people():
+    for name in WHAT_IFS.names():
+        kind = WHAT_IFS[name]
+        assert kind.text.endswith(".") and len(kind.text) > 30, name
+        assert [p.name for p in kind.parameters if not p.text or p.text.endswith(".")] == []
+        assert sum(p.is_first for p in kind.parameters) <= 1, name
 
 
-# ------------------------------------------------------------------------------------------- choices
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_gate_is_another_router_or_chooses(made, text):
+def under_rules(texts):
+    """A what-if under every rule; by day under one, rules in turn."""
+    day = list(zip(texts, itertools.cycle(RULES), strict=False))
+    return pytest.mark.parametrize(("text", "rule"), by_day(itertools.product(texts, RULES), day))
+
+
+@under_rules(TEXTS)
+def test_a_gate_is_another_router_or_chooses(made_by, text, rule):
+    made = made_by[rule]
     gate = made.gate(text)
     assert (gate.router is None) != (gate.choose is None)
     assert all(np.isfinite(list(gate.reached.values())))
@@ -75,11 +77,16 @@ def test_a_gate_is_another_router_or_chooses(made, text):
         batch = made.batch(gate.router)
         assert batch.chosen.shape == (TOKENS, gate.router.rule.top_k)
         assert np.isfinite(batch.weights).all()
+    if gate.measure is not None:
+        figures = gate.measure(made.sample(rows_of(made.tokens, np.arange(2 * BATCH))))
+        assert figures
+        assert np.isfinite(list(figures.values())).all()
+        assert {type(value) for value in figures.values()} == {float}
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("text", CHOOSING)
-def test_a_choice_is_sets_filled_from_the_left_with_their_weights(made, text):
+@under_rules(CHOOSING)
+def test_a_choice_is_sets_filled_from_the_left_with_weights_and_quantities(made_by, text, rule):
+    made = made_by[rule]
     gate = made.gate(text)
     choice = gate.choose(made.tokens)
     assert choice.chosen.dtype == np.int32
@@ -94,13 +101,7 @@ def test_a_choice_is_sets_filled_from_the_left_with_their_weights(made, text):
     assert (choice.weights[filled] >= 0.0).all()
     if gate.has_fixed_size:
         np.testing.assert_array_equal(filled.sum(axis=1), TOP_K)
-
-
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("text", CHOOSING)
-def test_every_quantity_of_a_choice_is_there_or_has_a_reason(made, text):
-    gate = made.gate(text)
-    choice = gate.choose(made.tokens)
+    # every quantity is there or has a reason
     given, missing = set(choice.quantities), set(gate.absent)
     optional = {"group_margin"} if made.router.rule.groups is None else set()
     assert given & missing == set()
@@ -112,57 +113,34 @@ def test_every_quantity_of_a_choice_is_there_or_has_a_reason(made, text):
         assert not np.isnan(values).any(), name
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("text", CHOOSING)
-def test_what_it_measures_are_finite_numbers(made, text):
-    gate = made.gate(text)
-    if gate.measure is not None:
-        found = gate.measure(made.sample(rows_of(made.tokens, np.arange(2 * BATCH))))
-        assert found
-        assert np.isfinite(list(found.values())).all()
-        assert {type(value) for value in found.values()} == {float}
-
-
 @pytest.mark.parametrize("text", ["smooth:extra=0.5", "sinkhorn", "expert-choice", "capacity:0.8"])
 def test_a_gate_that_takes_the_scores_as_they_are_leaves_what_follows_from_them(made, text):
-    told = rows_of(made.tokens, np.arange(TOKENS))
-    found = made.gate(text).choose(told).quantities
+    quantities = made.gate(text).choose(rows_of(made.tokens, np.arange(TOKENS))).quantities
     for name in OF_SCORES:
-        np.testing.assert_array_equal(found[name], getattr(made.tokens, name), err_msg=name)
+        np.testing.assert_array_equal(quantities[name], getattr(made.tokens, name), err_msg=name)
 
 
-# -------------------------------------------------------------------------------------------- claims
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("text", CHOOSING)
-def test_a_gate_of_single_tokens_chooses_the_same_in_any_batch_and_others_do_not(made, text):
-    gate = made.gate(text)
-    whole = gate.choose(made.tokens)
-    order = np.random.default_rng(1).permutation(TOKENS)
+@under_rules(CHOOSING)
+def test_a_gate_depends_on_other_and_later_tokens_where_it_says_so(made_by, text, rule):
+    made = made_by[rule]
+    gate, order = made.gate(text), np.random.default_rng(1).permutation(TOKENS)
+
+    def rows_at(tokens: np.ndarray, rows=slice(None)) -> list:
+        return rows_in(gate.choose(rows_of(made.tokens, tokens)), rows)
+
     parts = [order[:5], order[5:6], order[6:77], order[77:]]
-    found = [
-        row for p in parts for row in rows_in(gate.choose(rows_of(made.tokens, p)), slice(None))
-    ]
-    is_same = found == rows_in(whole, order)
-    assert is_same == gate.is_token_local
-
-
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("text", CHOOSING)
-def test_later_tokens_change_earlier_choices_unless_a_gate_is_causal(made, text):
-    gate = made.gate(text)
-    is_causal = True
+    rows = [row for part in parts for row in rows_at(part)]
+    assert (rows == rows_in(gate.choose(made.tokens), order)) == gate.is_token_local
+    is_causal, half = True, np.arange(BATCH // 2)
     for start in range(0, TOKENS - 2 * BATCH, BATCH):
-        first = np.arange(start, start + BATCH // 2)
-        early = slice(0, BATCH // 2)
-        found = [
-            rows_in(gate.choose(rows_of(made.tokens, np.concatenate([first, later]))), early)
-            for later in (np.arange(BATCH // 2) + start + BATCH // 2, np.arange(BATCH // 2) + 160)
-        ]
-        is_causal &= found[0] == found[1]
+        one, other = (
+            rows_at(np.concatenate([start + half, later + half]), slice(0, BATCH // 2))
+            for later in (start + BATCH // 2, 160)
+        )
+        is_causal &= one == other
     assert is_causal == gate.is_causal
 
 
-# ------------------------------------------------------------------------------------------- limits
 LIMITS = (
     "topk:3",
     "temperature:1",
@@ -184,18 +162,17 @@ def test_the_hard_limit_is_the_router_bit_for_bit(made, text):
     assert is_hard_choice(made.gate(text), made)
 
 
-@pytest.mark.parametrize("text", ["topk:2", "smooth:extra=0.5", "sinkhorn", "capacity:0.8"])
-def test_what_is_no_limit_is_another_choice(made, text):
-    assert not is_hard_choice(made.gate(text), made)
+def test_what_is_no_limit_is_another_choice(made):
+    for text in ("topk:2", "smooth:extra=0.5", "sinkhorn", "capacity:0.8"):
+        assert not is_hard_choice(made.gate(text), made), text
 
 
-# ---------------------------------------------------------------------------------------- refusals
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_rule_without_a_fixed_number_is_refused_or_answered(made_by, text):
+def test_a_rule_without_a_fixed_number_is_refused_or_answered(made_by):
     made = made_by["softmax"]
     listed = dataclasses.replace(made.router, listed="a table chooses")
-    with pytest.raises(MoeGeomError, match="a table chooses"):
-        made.gate(text, listed)
     varying = dataclasses.replace(made.router.rule, pick="varying")
-    with pytest.raises(MoeGeomError, match="no fixed number"):
-        made.gate(text, dataclasses.replace(made.router, rule=varying))
+    for text in TEXTS:
+        with pytest.raises(MoeGeomError, match="a table chooses"):
+            made.gate(text, listed)
+        with pytest.raises(MoeGeomError, match="no fixed number"):
+            made.gate(text, dataclasses.replace(made.router, rule=varying))

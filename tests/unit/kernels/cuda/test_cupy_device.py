@@ -58,26 +58,15 @@ def test_failures_of_a_device_are_errors_of_moegeom_and_short_memory_is_told_apa
     assert str(error) in raised.value.message
 
 
-def test_allocations_that_cupy_refuses_are_short_memory():
+def test_short_memory_is_what_cupy_calls_so():
     import cupy
+    from cupy_backends.cuda.api import runtime
 
     with pytest.raises(OutOfDeviceMemory), cupy_device._translated():
         raise cupy.cuda.memory.OutOfMemoryError(10, 20)
-
-
-def test_the_statuses_of_short_memory_are_those_of_cupy():
-    from cupy_backends.cuda.api import runtime
-
     error = runtime.CUDARuntimeError(2)
     assert (type(error).__name__, error.status) in cupy_device._NO_ROOM
     assert "cudaErrorMemoryAllocation" in str(error)
-
-
-def test_a_cupy_that_is_broken_is_no_gpu(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match="CuPy cannot be imported: "):
-        cupy_device.count_devices()
 
 
 @pytest.mark.parametrize(
@@ -95,31 +84,38 @@ def test_what_a_library_says_of_a_tensor_that_it_does_not_hand_out_is_a_usage_er
     refused = pytest.raises(UsageError, match=f"cannot be taken by DLPack: {error}.")
     with refused, cupy_device._translated(), cupy_device._exporting():
         raise error
-
-
-def test_a_failure_of_the_device_is_none_of_the_tensor():
+    # a failure of the device is none of the tensor
     failed = pytest.raises(DeviceError, match="The device failed")
     with failed, cupy_device._translated(), cupy_device._exporting():
         raise failure("CUDARuntimeError", 700)
 
 
-def test_tensors_that_are_not_on_the_device_are_refused_with_where_they_are():
-    on_host = np.zeros((2, 2), np.float32)
-    with pytest.raises(UsageError, match="on no GPU; expected one on cuda:0"):
-        cupy_device._refuse_foreign(on_host, 0)
-    with pytest.raises(UsageError, match="A list was given"):
-        cupy_device._refuse_foreign([1.0], 0)
+class On:
+    """A tensor on this GPU."""
 
-    class Elsewhere:
-        def __dlpack_device__(self):
-            return 2, 1
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-    with pytest.raises(UsageError, match="on cuda:1; expected one on cuda:0"):
-        cupy_device._refuse_foreign(Elsewhere(), 0)
-    cupy_device._refuse_foreign(Elsewhere(), 1)
+    def __dlpack_device__(self):
+        return 2, self.number
 
 
-def test_a_cupy_that_cannot_be_loaded_is_quoted_behind_our_own_sentence(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (np.zeros((2, 2), np.float32), "on no GPU; expected one on cuda:0"),
+        ([1.0], "A list was given"),
+        (On(1), "on cuda:1; expected one on cuda:0"),
+    ],
+    ids=["host", "list", "other GPU"],
+)
+def test_tensors_that_are_not_on_the_device_are_refused_with_where_they_are(tensor, reason):
+    with pytest.raises(UsageError, match=reason):
+        cupy_device._refuse_foreign(tensor, 0)
+    cupy_device._refuse_foreign(On(1), 1)
+
+
+def test_a_cupy_that_is_absent_or_cannot_be_loaded_is_no_gpu(monkeypatch, tmp_path):
     """CuPy answers a missing library with a framed page whose first line is empty."""
     (tmp_path / "cupy").mkdir()
     (tmp_path / "cupy/__init__.py").write_text(
@@ -129,44 +125,35 @@ def test_a_cupy_that_cannot_be_loaded_is_quoted_behind_our_own_sentence(monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DeviceError) as refused:
+    with pytest.raises(DeviceError) as quoted:
         cupy_device.count_devices()
-    assert refused.value.message == (
+    assert quoted.value.message == (
         "No GPU can be used: CuPy cannot be imported: libcuda.so.1: cannot open shared object file."
     )
-    assert "[cuda13]" in refused.value.hint
-
-
-def test_without_cupy_it_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DeviceError, match="CuPy is not installed") as refused:
+    with pytest.raises(DeviceError, match="CuPy is not installed") as absent:
         cupy_device.count_devices()
-    assert "[cuda13]" in refused.value.hint
+    assert all("[cuda13]" in refused.value.hint for refused in (quoted, absent))
 
 
-@pytest.mark.parametrize(("count", "known"), [(0, "none"), (1, "cuda:0"), (3, "cuda:0 to cuda:2")])
-@pytest.mark.parametrize("index", [-1, 3, 99])
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(
-    monkeypatch, count, known, index
-):
+@pytest.mark.parametrize(
+    ("count", "present"), [(0, "none"), (1, "cuda:0"), (3, "cuda:0 to cuda:2")]
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch, count, present):
     monkeypatch.setattr(cupy_device, "count_devices", lambda: count)
-    with pytest.raises(DeviceError, match=f"no device cuda:{index}; found {known}."):
-        cupy_device.open_device(index)
-
-
-def asked_of(library: str) -> set[str]:
-    """Dotted names below ``library`` that the adapter reads."""
-    tree = ast.parse(Path(cupy_device.__file__).read_text("utf-8"))
-    chains = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return {chain for chain in chains if re.fullmatch(rf"{library}(\.\w+)+", chain)}
+    for index in (-1, 3, 99):
+        with pytest.raises(DeviceError, match=f"no device cuda:{index}; found {present}."):
+            cupy_device.open_device(index)
 
 
 @pytest.mark.parametrize("library", ["cupy", "cupyx"])
-def test_cupy_has_every_name_that_is_asked_of_it(library):
+def test_cupy_has_every_name_that_the_adapter_reads(library):
     """A GPU is not needed to see that; cuBLAS itself is not there without one."""
-    asked = asked_of(library) - {"cupy.cuda.cublas"}
-    assert len(asked) > (library == "cupy") * 15
-    for chain in sorted(asked):
+    tree = ast.parse(Path(cupy_device.__file__).read_text("utf-8"))
+    chains = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    read = {chain for chain in chains if re.fullmatch(rf"{library}(\.\w+)+", chain)}
+    assert len(read) > (library == "cupy") * 15
+    for chain in sorted(read - {"cupy.cuda.cublas"}):
         operator.attrgetter(chain.partition(".")[2])(importlib.import_module(library))
 
 

@@ -103,10 +103,11 @@ def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]
     tables = RouteTables(
         logit_bias=put(case.logit_bias),
         selection_bias=put(case.own_bias),
-        inverse=put(None if boundaries is None else boundaries.inverse),
-        rounded=put(None if boundaries is None else boundaries.rounded),
-        smallest=put(None if boundaries is None else boundaries.smallest),
         number=put(numbers(case).array()),
+        **{
+            name: put(getattr(boundaries, name, None))
+            for name in ("inverse", "rounded", "smallest")
+        },
     )
     columns = {"experts": rule.num_experts, "top_k": rule.top_k, "two": 2}
     outputs = {
@@ -122,18 +123,8 @@ def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]
     # held until the work is done: what nobody holds is given back
     logits, norm, label = put(case.logits), put(case.norm), put(case.label)
     queue = device.queue()
-    launch_route(
-        queue,
-        rule,
-        tokens,
-        logits,
-        tables,
-        norm,
-        label,
-        RouteOutputs(**outputs),
-        RouteCounters(**counters),
-        case.start,
-    )
+    written = RouteOutputs(**outputs), RouteCounters(**counters)
+    launch_route(queue, rule, tokens, logits, tables, norm, label, *written, case.start)
     queue.finish()
     return {name: device.get(array) for name, array in (outputs | counters).items()}
 

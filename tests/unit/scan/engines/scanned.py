@@ -11,8 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
-from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
+from moegeom.core.router import GroupMask, Router, Rule
+from moegeom.core.tokens import TILE
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.loop import Pace, Progress, scan_router
 from moegeom.engine.prepared import prepare, unavailable
@@ -21,8 +21,8 @@ from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
-
-NAME = "text/0"
+from tests.unit.scan.made import Recorded, unlabelled
+from tests.unit.scan.routers import SOFTMAX, router_with
 
 #: Folded on the device, whatever the rule.
 COUNTED = ("token_counts", "expert_counts", "expert_pairs", "margin_histogram")
@@ -39,69 +39,9 @@ ON_HOST += ("score_sums", "log_sum_exp", "tile_load", "token_sample", "input_sam
 OF_BOUNDARIES = ("boundary_pairs", "bracket_histogram", "bf16_flip", "rounding_sigmas_histogram")
 
 
-class Recorded:
-    """A recording in memory: documents of 97 tokens, three in four of them with a domain."""
-
-    def __init__(
-        self,
-        values: np.ndarray,
-        stage: str = "router_input",
-        domains: Sequence[str] = ("code", "prose"),
-        chosen: np.ndarray | None = None,
-        document: np.ndarray | None = None,
-        domain: np.ndarray | None = None,
-    ) -> None:
-        self.values, self.chosen = values, chosen
-        token = np.arange(len(values))
-        named = np.array([0, 1, -1, 0], np.int16)[token // 97 % 4]
-        self.columns = TokenColumns(
-            document=token // 97 if document is None else document,
-            position=(token % 97).astype(np.int32) if document is None else unknown(len(token)),
-            token_id=(token % 1000).astype(np.int32),
-            domain=named if domain is None else domain,
-        )
-        self.facts = SourceFacts(
-            name="recorded",
-            stage=stage,
-            num_tokens=len(values),
-            routers=(NAME,),
-            domains=tuple(domains),
-            has_documents=document is None,
-            has_chosen=chosen is not None,
-        )
-
-    def read_columns(self, start: int, stop: int) -> TokenColumns:
-        return self.columns.at(slice(start, stop))
-
-    def read_values(self, router: str, start: int, stop: int) -> np.ndarray:
-        return self.values[start:stop].astype(np.float32)
-
-    def stored_dtype(self, router: str) -> np.dtype:
-        return self.values.dtype
-
-    def read_stored(self, router: str, start: int, out: np.ndarray) -> None:
-        out[...] = self.values[start : start + len(out)]
-
-    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
-        raise AssertionError("no recording of the largest logits")
-
-    def read_chosen(self, router: str, start: int, stop: int) -> np.ndarray | None:
-        return None if self.chosen is None else self.chosen[start:stop]
-
-    def read_output(self, router: str, kind: str, start: int, stop: int) -> None:
-        return None
-
-
-def unknown(tokens: int) -> np.ndarray:
-    return np.full(tokens, -1, np.int32)
-
-
 def without_labels(values: np.ndarray) -> Recorded:
     """A stream that tells no documents and no domains."""
-    none = unknown(len(values))
-    return Recorded(
-        values, domains=(), document=none.astype(np.int64), domain=none.astype(np.int16)
-    )
+    return Recorded(values, labels=unlabelled(len(values)), domains=())
 
 
 def router_of(
@@ -121,13 +61,12 @@ def router_of(
     rule = Rule(
         top_k,
         score,
-        Weights("scores"),
+        SOFTMAX,
         has_selection_bias="selection_bias" in biases,
         has_logit_bias="logit_bias" in biases,
         groups=groups,
     )
-    made = Provenance("made", ("gate.weight",), "made.safetensors", "F32")
-    return Router(NAME, "text", 0, weight, rule, made, **biases)
+    return router_with(weight, rule, **biases)
 
 
 def normal(*shape: int, seed: int = 1, scale: float = 1.0) -> np.ndarray:
@@ -203,6 +142,11 @@ def keeping(rows: list, *quantities: str) -> dict[str, Any]:
         return SimpleNamespace(**{name: getattr(batch, name) for name in quantities})
 
     return {"rows": row, "written": rows.append}
+
+
+def told_by(rows: list, quantity: str) -> np.ndarray:
+    """One quantity of all tokens of such rows."""
+    return np.concatenate([getattr(row, quantity) for row in rows])
 
 
 def differences(found: Progress, expected: Progress) -> dict[str, int]:

@@ -7,6 +7,8 @@ late and in as odd an order as they may.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 
 import ml_dtypes
 import numpy as np
@@ -21,11 +23,11 @@ from moegeom.engine.loop import Hooks, Pace, Progress
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from moegeom.kernels.cuda.parts import device_rows
+from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,
     ON_HOST,
-    Recorded,
     all_tiles,
     assert_equal,
     bf16,
@@ -37,16 +39,17 @@ from tests.unit.scan.engines.scanned import (
     normal,
     on_devices,
     on_processor,
+    product_of_tiles,
     router_of,
     some_choices,
     task_of,
+    told_by,
     usual,
     without_labels,
 )
+from tests.unit.scan.made import Recorded, columns
 
 INF = np.inf
-
-# ------------------------------------------------------------------------------- equal to the bit
 
 
 def _bias(experts: int, scale: float = 0.1) -> np.ndarray:
@@ -84,28 +87,21 @@ RULES = {
 }
 
 
-def _duplicates() -> np.ndarray:
-    weight = normal(12, 8)
-    weight[[7, 11]] = weight[2]
-    return weight
-
-
-def _biased_duplicates() -> np.ndarray:
-    return np.eye(12, dtype=np.float32)[7] * np.float32(0.25)
-
+DUPLICATES = normal(12, 8)
+DUPLICATES[[7, 11]] = DUPLICATES[2]
+INTEGERS = np.rint(normal(12, 8, scale=1.5))
+OF_EXPERT_7 = np.eye(12, dtype=np.float32)[7] * np.float32(0.25)
 
 #: Rows and biases that make ties.
 TIES = {
-    "integer rows": router_of(weight=np.rint(normal(12, 8, scale=1.5))),
+    "integer rows": router_of(weight=INTEGERS),
     "integer rows with scores": router_of(
-        weight=np.rint(normal(12, 8, scale=1.5)), score="sigmoid", selection_bias=0 * _bias(12)
+        weight=INTEGERS, score="sigmoid", selection_bias=0 * _bias(12)
     ),
-    "duplicates": router_of(weight=_duplicates()),
-    "duplicate rows with different biases": router_of(
-        weight=_duplicates(), logit_bias=_biased_duplicates()
-    ),
+    "duplicates": router_of(weight=DUPLICATES),
+    "duplicate rows with different biases": router_of(weight=DUPLICATES, logit_bias=OF_EXPERT_7),
     "duplicate rows that the selection bias parts": router_of(
-        weight=_duplicates(), score="identity", selection_bias=_biased_duplicates()
+        weight=DUPLICATES, score="identity", selection_bias=OF_EXPERT_7
     ),
     "zero rows": router_of(weight=np.zeros((12, 8), np.float32)),
 }
@@ -121,10 +117,11 @@ def _assert_equal_engines(router, source, **changes) -> Progress:
         changes = {"typical_norm": float(np.sqrt(router.hidden_size))} | changes
     task = task_of(router, source, names, **changes)
     expected = on_processor(task, names, skip_non_finite=True)
-    found = on_devices(task, names, devices=emulated(2), pace=Pace(TILE, 2), skip_non_finite=True)
+    options = {"devices": emulated(2), "pace": Pace(TILE, 2), "skip_non_finite": True}
+    progress = on_devices(task, names, **options)
     is_summed = router.rule.score == "softmax" and not router.rule.is_affine
-    assert_equal(found, expected, SUMMED if is_summed else ())
-    return found
+    assert_equal(progress, expected, SUMMED if is_summed else ())
+    return progress
 
 
 def _recorded(router, values, **given) -> Recorded:
@@ -132,24 +129,25 @@ def _recorded(router, values, **given) -> Recorded:
     return Recorded(values, chosen=chosen, **given)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("router", RULES.values(), ids=RULES)
-def test_every_rule_gives_equal_states(router):
-    tokens = 300 if router.num_experts > 100 else 2100
-    found = _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
-    assert found.states["token_counts"]["counts"][..., 0].sum() == tokens
+#: Rules whose parts others have, too.
+AT_NIGHT = ("identity", "sigmoid", "sigmoid + bias", "groups of logits", "groups of softmax")
+AT_NIGHT += ("256 experts", "groups of one expert", "100 experts")
 
 
-@pytest.mark.parametrize("router", TIES.values(), ids=TIES)
-def test_ties_are_broken_and_counted_alike(router):
-    found = _assert_equal_engines(router, _recorded(router, np.rint(inputs(1500, 8))))
-    assert found.states["token_counts"]["counts"][..., 1].sum() > 100
+@pytest.mark.parametrize("name", by_day(RULES, [name for name in RULES if name not in AT_NIGHT]))
+def test_every_rule_gives_equal_states(name):
+    router, tokens = RULES[name], 1100 if RULES[name].num_experts <= 100 else 300
+    progress = _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
+    assert progress.states["token_counts"]["counts"][..., 0].sum() == tokens
 
 
-@pytest.mark.parametrize("tokens", [1, TILE - 1, TILE, TILE + 1, 5 * TILE])
-def test_any_number_of_tokens_gives_equal_states(tokens):
-    router = RULES["sigmoid + bias"] if tokens % 2 else router_of()
-    _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
+@pytest.mark.parametrize(
+    "name", by_day(TIES, [n for n in TIES if n not in ("duplicates", "integer rows")])
+)
+def test_ties_are_broken_and_counted_alike(name):
+    router = TIES[name]
+    progress = _assert_equal_engines(router, _recorded(router, np.rint(inputs(1500, 8))))
+    assert progress.states["token_counts"]["counts"][..., 1].sum() > 100
 
 
 def _with_outliers(tokens: int) -> np.ndarray:
@@ -161,104 +159,129 @@ def _with_outliers(tokens: int) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("exclude_first", [0, 5, 96])
-def test_outliers_domains_documents_and_left_out_positions_give_equal_states(exclude_first):
-    for name in ("softmax and logit bias", "sigmoid + bias"):
-        source = _recorded(RULES[name], _with_outliers(3000))
-        found = _assert_equal_engines(RULES[name], source, exclude_first=exclude_first)
-        counts = found.states["token_counts"]["counts"][..., 0]
-        if exclude_first < 96:  # both domains, no other ones, unlabelled tokens and outliers
-            np.testing.assert_array_equal(counts.sum(axis=1) > 0, [True, True, False, True, True])
-        assert counts.sum() == (source.columns.position >= exclude_first).sum()
-
-
-def test_a_stream_without_documents_and_domains_gives_equal_states():
-    _assert_equal_engines(router_of(), without_labels(inputs(9 * TILE, 8)))
+@pytest.mark.parametrize("exclude_first", [5, 96])
+@pytest.mark.parametrize("name", ["softmax and logit bias", "sigmoid + bias"])
+def test_outliers_domains_and_left_out_positions_give_equal_states(exclude_first, name):
+    source = _recorded(RULES[name], _with_outliers(3000))
+    progress = _assert_equal_engines(RULES[name], source, exclude_first=exclude_first)
+    counts = progress.states["token_counts"]["counts"][..., 0]
+    if exclude_first < 96:  # both domains, no other ones, unlabelled tokens and outliers
+        np.testing.assert_array_equal(counts.sum(axis=1) > 0, [True, True, False, True, True])
+    assert counts.sum() == (source.columns.position >= exclude_first).sum()
 
 
 @pytest.mark.parametrize("known", [1, MAX_DOMAINS + 7])
 def test_as_many_domains_as_there_are_populations_for_give_equal_states(known):
     domain = np.random.default_rng(3).integers(-1, known, 2100).astype(np.int16)
     names = tuple(map(str, range(known)))
-    source = _recorded(router_of(), _with_outliers(2100), domains=names, domain=domain)
-    found = _assert_equal_engines(router_of(), source)
-    counts = found.states["token_counts"]["counts"][..., 0]
+    labels = {"labels": columns(2100, domain), "domains": names}
+    source = _recorded(router_of(), _with_outliers(2100), **labels)
+    progress = _assert_equal_engines(router_of(), source)
+    counts = progress.states["token_counts"]["counts"][..., 0]
     assert len(counts) == min(known, MAX_DOMAINS) + 3
     assert counts[-1].sum() > 50  # outliers have the largest label
 
 
-@pytest.mark.parametrize("name", ["softmax", "identity and both biases", "groups filled with 0"])
+#: Rows whose distances leave float32.
+FAR = {
+    f"rows {distance} apart": router_of(weight=normal(12, 8) * np.float32(distance))
+    for distance in (1e-36, 1e-31, 1e8, 1e15)
+}
+
+#: Inputs whose logits are subnormal, or too large for the float32 search of the nearest boundary.
+SIZES = {f"inputs of 2^{size}": np.ldexp(inputs(1500, 8), size) for size in (-140, -120, 60, 124)}
+
+#: Routers, and what they are given.
+STREAMS = {
+    **{f"{tokens} tokens": (router_of(), inputs(tokens, 8)) for tokens in (TILE, 5 * TILE)},
+    **{
+        f"{tokens} tokens": (RULES["sigmoid + bias"], inputs(tokens, 8))
+        for tokens in (1, TILE - 1, TILE + 1)
+    },
+    **{name: (router, inputs(1500, 8)) for name, router in FAR.items()},
+    **{name: (router_of(), values) for name, values in SIZES.items()},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    by_day(
+        STREAMS,
+        {
+            "one token": "1 tokens",
+            "a token more than a tile": f"{TILE + 1} tokens",
+            "whole tiles": f"{5 * TILE} tokens",
+            "rows that are too near": "rows 1e-36 apart",
+            "rows that are too far": "rows 1000000000000000.0 apart",
+            "subnormal logits": "inputs of 2^-140",
+            "large logits": "inputs of 2^124",
+        },
+    ),
+)
+def test_streams_of_any_length_and_size_give_equal_states(name):
+    router, values = STREAMS[name]
+    typical = {"typical_norm": float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).mean()))}
+    _assert_equal_engines(router, _recorded(router, values), **typical)
+
+
+def test_some_rows_leave_float32_and_a_stream_may_have_no_labels():
+    assert not any(device_rows(row_distances(of.weight)).fits_float32 for of in FAR.values())
+    _assert_equal_engines(router_of(), without_labels(inputs(9 * TILE, 8)))
+
+
+@pytest.mark.parametrize("name", ["identity and both biases", "groups filled with 0"])
 def test_recorded_logits_give_equal_states(name):
     router = RULES[name]
-    source = _recorded(router, inputs(2100, router.num_experts), stage="logits")
-    found = _assert_equal_engines(router, source)
-    assert "ambiguity" not in found.states  # lengths of inputs are not known
-
-
-def _rows_at(distance: float) -> np.ndarray:
-    """Rows this far from each other, about."""
-    return normal(12, 8) * np.float32(distance)
-
-
-@pytest.mark.parametrize("distance", [1e-36, 1e-31, 1e8, 1e15])
-def test_rows_whose_distances_leave_float32_give_equal_states(distance):
-    router = router_of(weight=_rows_at(distance))
-    assert not device_rows(row_distances(router.weight)).fits_float32
-    _assert_equal_engines(router, _recorded(router, inputs(1500, 8)))
-
-
-@pytest.mark.parametrize("scale", [2.0**-140, 2.0**-120, 2.0**60, 2.0**124])
-def test_inputs_of_any_size_give_equal_states(scale):
-    """Logits are subnormal, or too large for the float32 search of the nearest boundary."""
-    values = (inputs(1500, 8).astype(np.float64) * scale).astype(np.float32)
-    _assert_equal_engines(router_of(), _recorded(router_of(), values), typical_norm=3.0 * scale)
+    source = _recorded(router, inputs(1100, router.num_experts), stage="logits")
+    progress = _assert_equal_engines(router, source)
+    assert "ambiguity" not in progress.states  # lengths of inputs are not known
 
 
 def test_sums_over_lengths_agree_as_well_as_lengths_do():
-    source = Recorded(normal(3000, 8))
-    task = task_of(router_of(), source, ("bf16_flip",))
-    found, expected = (
+    task = task_of(router_of(), Recorded(normal(3000, 8)), ("bf16_flip",))
+    counts, expected = (
         scan(task, ("bf16_flip",)).states["bf16_flip"]["counts"]
         for scan in (on_devices, on_processor)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert found.sum() > 0
+    np.testing.assert_allclose(counts, expected, rtol=1e-4)
+    assert counts.sum() > 0
 
 
-# --------------------------------------------------------------------- what does not change a bit
+PACES = (Pace(1, 1), Pace(2 * TILE, 2), Pace(3 * TILE + 7, 2), Pace(10**9, 3))
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 2 * TILE, 3 * TILE + 7, 10**9])
-def test_the_result_does_not_depend_on_batching(batch_tokens):
+@pytest.mark.parametrize(
+    ("count", "seed", "pace"),
+    by_day(
+        itertools.product((1, 2, 3), range(3), PACES),
+        {
+            "one tile": (1, 0, PACES[0]),
+            "a part of a batch at the end": (1, 1, PACES[1]),
+            "no whole tiles": (1, 2, PACES[2]),
+            "all at once": (2, 0, PACES[3]),
+            "two devices": (2, 1, PACES[0]),
+            "three devices": (3, 2, PACES[0]),
+        },
+    ),
+)
+def test_the_result_does_not_depend_on_batches_threads_devices_and_whose_turn_it_is(
+    count, seed, pace
+):
     task, names, expected = usual()
-    assert_equal(on_devices(task, names, pace=Pace(batch_tokens, 2)), expected)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_result_does_not_depend_on_the_number_of_devices_and_whose_turn_it_is(count):
-    task, names, expected = usual()
-    for seed in range(3):
-        found = on_devices(task, names, devices=emulated(count, seed), pace=Pace(TILE, 2))
-        assert_equal(found, expected)
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_the_result_does_not_depend_on_the_number_of_threads(num_workers):
-    task, names, expected = usual()
-    assert_equal(on_devices(task, names, pace=Pace(TILE, num_workers)), expected)
+    assert_equal(on_devices(task, names, devices=emulated(count, seed), pace=pace), expected)
 
 
 def test_devices_that_keep_everything_give_the_states_that_the_host_would():
     """Without reductions of the host nothing is asked back from the device but lost tokens."""
     task, _, expected = usual()
-    kept = kept_on_device(task)
-    assert set(kept) == {*COUNTED, *DISTANCES}
-    few = {name: expected.states[name] for name in kept}
-    found = on_devices(task, kept, devices=emulated(2), pace=Pace(TILE, 2))
-    assert_equal(found, dataclasses.replace(expected, states=few))
+    names = kept_on_device(task)
+    assert set(names) == {*COUNTED, *DISTANCES}
+    few = {name: expected.states[name] for name in names}
+    progress = on_devices(task, names, devices=emulated(2), pace=Pace(TILE, 2))
+    assert_equal(progress, dataclasses.replace(expected, states=few))
 
 
-@pytest.mark.parametrize("tiles", [[0, 2, 3], [1, 4], [4], [0, 1, 3, 4], []])
+@pytest.mark.parametrize("tiles", [[0, 2, 3], [4], []])
 def test_tiles_that_are_a_sample_give_equal_states(tiles):
     task, names, _ = usual()
     expected = on_processor(task, names, tiles=tiles)
@@ -270,49 +293,43 @@ def test_no_token_left_to_count_gives_empty_counts():
     source = Recorded(inputs(1500, 8))
     names = every_reduction(router_of(), source)
     task = task_of(router_of(), source, names, exclude_first=97)
-    found = on_devices(task, names)
-    assert_equal(found, on_processor(task, names))
-    assert not any(found.states[name]["counts"].any() for name in COUNTED)
+    progress = on_devices(task, names)
+    assert_equal(progress, on_processor(task, names))
+    assert not any(progress.states[name]["counts"].any() for name in COUNTED)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_scan_goes_on_from_any_snapshot_to_equal_states(count):
+def test_a_scan_goes_on_from_any_snapshot_to_equal_states():
     """A snapshot holds what the processor makes of the tiles up to it, and no more."""
     task, names, expected = usual()
     snapshots = []
-    given = {"pace": Pace(TILE, 2, snapshot_seconds=-1.0)}
-    hooks = Hooks(snapshot=snapshots.append)
-    assert_equal(on_devices(task, names, devices=emulated(count), hooks=hooks, **given), expected)
+    pace, hooks = Pace(TILE, 2, snapshot_seconds=-1.0), Hooks(snapshot=snapshots.append)
+    scanned = on_devices(task, names, devices=emulated(2), hooks=hooks, pace=pace)
+    assert_equal(scanned, expected)
     assert [s.next_tile for s in snapshots] == [1, 2, 3, 4, 5]
-    for begin in snapshots:
+    for begin, count in zip(snapshots, (1, 2, 1, 2, 1), strict=True):
         tiles = all_tiles(task.source)[: begin.next_tile]
         assert_equal(begin, on_processor(task, names, tiles=tiles))
         assert_equal(on_devices(task, names, devices=emulated(count, 1), begin=begin), expected)
-        assert_equal(on_processor(task, names, begin=begin), expected)  # on another engine
+    assert_equal(on_processor(task, names, begin=snapshots[1]), expected)  # on another engine
 
 
 def test_rows_reach_the_caller_in_the_order_of_the_tokens_and_stay_as_they_are():
     """What is kept of a batch is not overwritten by later ones, but for the inputs themselves."""
     task, names, _ = usual()
-    kept, expected, advanced = [], [], []
+    rows, expected, advanced = [], [], []
     fields = ("token", "population", "block", "chosen", "margin", "distance", "pair")
-    hooks = Hooks(**keeping(kept, *fields), advanced=advanced.append)
+    hooks = Hooks(**keeping(rows, *fields), advanced=advanced.append)
     on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2), devices=emulated(1))
     on_processor(task, names, hooks=Hooks(**keeping(expected, *fields)))
     assert advanced == [TILE] * 4 + [100]
     for field in fields:
-        ours, theirs = (
-            np.concatenate([getattr(q, field) for q in rows]) for rows in (kept, expected)
-        )
-        np.testing.assert_array_equal(ours, theirs, err_msg=field)
-    np.testing.assert_array_equal(np.concatenate([q.token for q in kept]), np.arange(4196))
+        np.testing.assert_array_equal(told_by(rows, field), told_by(expected, field), err_msg=field)
+    np.testing.assert_array_equal(told_by(rows, "token"), np.arange(4196))
     read = []
     hooks = Hooks(rows=lambda batch: batch.input.astype(np.float32), written=read.append)
     on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2), devices=emulated(1))
     np.testing.assert_array_equal(np.concatenate(read), task.source.values)
 
-
-# --------------------------------------------------------------------------------- lost tokens
 
 #: Inputs that are not finite, or that overflow in the product.
 BAD = {7: np.nan, TILE - 1: INF, TILE: -INF, 2 * TILE + 5: 3e38}
@@ -325,64 +342,52 @@ def _damaged(tokens: int = 3 * TILE) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("router", [router_of(), RULES["groups filled with -inf"]])
-@pytest.mark.parametrize("exclude_first", [0, 8])
+def _refusals(task, names, **options) -> set[str]:
+    """What the engines say of a token that is not finite."""
+    messages = set()
+    for scan in (on_processor, on_devices):
+        with pytest.raises(NonFiniteError) as refused:
+            scan(task, names, **options)
+        messages.add(str(refused.value))
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("router", "exclude_first"), [(router_of(), 8), (RULES["groups filled with -inf"], 0)]
+)
 def test_tokens_that_are_not_finite_are_left_out_and_named_alike(router, exclude_first):
     source = _recorded(router, _damaged())
-    found = _assert_equal_engines(router, source, exclude_first=exclude_first)
-    bad = {7, TILE - 1, TILE, 2 * TILE + 5}
-    lost = sorted(t for t in bad if t % 97 >= exclude_first)
-    assert len(lost) == (3 if exclude_first else 4)
+    progress = _assert_equal_engines(router, source, exclude_first=exclude_first)
     if router.num_experts == 12:  # 3e38 was made to overflow at this router
-        assert found.non_finite == tuple(lost)
+        assert progress.non_finite == tuple(t for t in BAD if t % 97 >= exclude_first)
+        assert progress.num_non_finite == 3
 
 
 def test_lost_tokens_are_named_alike_without_reductions_of_the_host():
-    source = Recorded(_damaged())
-    task = task_of(router_of(), source, COUNTED, exclude_first=8)
-    found = on_devices(task, COUNTED, skip_non_finite=True, pace=Pace(TILE, 2))
-    assert_equal(found, on_processor(task, COUNTED, skip_non_finite=True))
-    assert found.num_non_finite == 3
-
-
-def test_a_stream_without_any_finite_token_gives_equal_states():
-    found = _assert_equal_engines(router_of(), _recorded(router_of(), inputs(2100, 8) * np.nan))
-    assert found.num_non_finite == 2100
-    assert found.non_finite == tuple(range(8))
+    task = task_of(router_of(), Recorded(_damaged()), COUNTED, exclude_first=8)
+    progress = on_devices(task, COUNTED, skip_non_finite=True, pace=Pace(TILE, 2))
+    assert_equal(progress, on_processor(task, COUNTED, skip_non_finite=True))
+    assert progress.num_non_finite == 3
+    every = _assert_equal_engines(router_of(), _recorded(router_of(), inputs(2100, 8) * np.nan))
+    assert (every.num_non_finite, every.non_finite) == (2100, tuple(range(8)))
 
 
 @pytest.mark.parametrize("names", [COUNTED, (*COUNTED, *ON_HOST[1:])], ids=["device", "host"])
 def test_the_first_token_that_is_not_finite_ends_the_scan_with_the_same_error(names):
     task = task_of(router_of(), Recorded(_damaged()), names)
-    said = []
-    for scan in (on_processor, on_devices):
-        with pytest.raises(NonFiniteError) as refused:
-            scan(task, names, pace=Pace(TILE, 2))
-        said.append(str(refused.value))
-    assert said[0] == said[1]
-    assert "2 of 1024 tokens" in said[0] and "first: token 7" in said[0]
-
-
-def test_what_another_run_skipped_is_refused_at_once():
-    task, names, _ = usual()
-    begin = Progress(1, TILE, (7,), 1)
-    said = []
-    for scan in (on_processor, on_devices):
-        with pytest.raises(NonFiniteError) as refused:
-            scan(task, names, begin=begin)
-        said.append(str(refused.value))
-    assert said[0] == said[1]
+    (message,) = _refusals(task, names, pace=Pace(TILE, 2))
+    assert "2 of 1024 tokens" in message and "first: token 7" in message
+    # what another run skipped is refused at once
+    assert len(_refusals(task, names, begin=Progress(1, TILE, (7,), 1))) == 1
 
 
 def test_a_scan_that_ends_with_an_error_leaves_no_work_that_writes_into_its_memory():
     """The memory goes back to its pools, and whoever gets it next must be the only one to write."""
     source = Recorded(inputs(9 * TILE, 8))
     source.values[2 * TILE] = np.nan
-    devices = emulated(2)
+    devices, task = emulated(2), task_of(router_of(), source, COUNTED)
     with pytest.raises(NonFiniteError):
-        on_devices(
-            task_of(router_of(), source, COUNTED), COUNTED, devices=devices, pace=Pace(TILE, 2)
-        )
+        on_devices(task, COUNTED, devices=devices, pace=Pace(TILE, 2))
     assert [len(queue.waiting) for device in devices for queue in device.queues] == [0] * 8
 
 
@@ -416,22 +421,19 @@ def test_inputs_of_another_width_are_refused_before_anything_is_moved():
     assert devices[0].used == 0
 
 
-# ------------------------------------------------------------------------- products and transfers
-
-
 @pytest.mark.parametrize(("names", "waiting"), [(COUNTED, 2), ((*COUNTED, "neighbours"), 1)])
 def test_the_next_batch_is_read_while_others_are_on_their_way(names, waiting):
     """Two where nobody asks for their answers: the bus must not stand still while files are read."""
     devices = emulated(product=exact_product)
-    source, found = Recorded(inputs(8 * TILE, 8)), []
+    source, at_work = Recorded(inputs(8 * TILE, 8)), []
 
     def read(router: str, start: int, stop: int) -> np.ndarray:
-        found.append(sum(bool(queue.waiting) for queue in devices[0].queues))
+        at_work.append(sum(bool(queue.waiting) for queue in devices[0].queues))
         return source.values[start:stop]
 
     source.read_values = read
     on_devices(task_of(router_of(), source, names), names, devices=devices)
-    assert max(found) == waiting
+    assert max(at_work) == waiting
 
 
 @pytest.mark.parametrize("tiles", [range(5), [0, 2, 3]], ids=["all", "sample"])
@@ -459,33 +461,23 @@ def test_rows_that_bfloat16_holds_take_one_product_and_others_three(is_short, co
         weight = weight.astype(ml_dtypes.bfloat16).astype(np.float32)
     device = emulated(product=exact_product)[0]
     task = task_of(router_of(weight=weight), Recorded(bf16(inputs(1500, 8))), COUNTED)
-    assert_equal(
-        on_devices(task, COUNTED, devices=[device]),
-        on_processor(task, COUNTED),
-        ("margin_histogram/counts", "effective_margin_histogram/counts"),
-    )
+    progress, margins = on_devices(task, COUNTED, devices=[device]), ("margin", "effective_margin")
+    rounded = tuple(f"{name}_histogram/counts" for name in margins)
+    assert_equal(progress, on_processor(task, COUNTED), rounded)
     assert set(device.products) == {(2 * TILE, 8, columns)}
 
 
-@pytest.mark.parametrize("product", [None, exact_product], ids=["float32", "float64"])
+@pytest.mark.parametrize("product", [product_of_tiles, exact_product], ids=["float32", "float64"])
 def test_choices_for_inputs_in_bfloat16_are_those_of_exact_products_but_for_near_ties(product):
-    router = router_of(64, 32, 8, logit_bias=_bias(64))
-    values = bf16(normal(3000, 32))
-    rows = []
-    given = {} if product is None else {"product": product}
-    on_devices(
-        task_of(router, Recorded(values), ("ambiguity", "distance_histogram")),
-        ("ambiguity", "distance_histogram"),
-        hooks=Hooks(**keeping(rows, "chosen", "margin", "float_bound")),
-        devices=emulated(**given),
-    )
+    router, values = router_of(64, 32, 8, logit_bias=_bias(64)), bf16(normal(2000, 32))
+    rows, names = [], ("ambiguity", "distance_histogram")
+    hooks = Hooks(**keeping(rows, "chosen", "margin", "float_bound"))
+    task = task_of(router, Recorded(values), names)
+    on_devices(task, names, hooks=hooks, devices=emulated(product=product))
     weight, bias = router.weight.astype(np.float64), router.logit_bias.astype(np.float64)
     logits = values.astype(np.float64) @ weight.T + bias
     order = np.argsort(-logits, axis=1, kind="stable")[:, :8]
-    chosen, margin, bound = (
-        np.concatenate([getattr(q, name) for q in rows])
-        for name in ("chosen", "margin", "float_bound")
-    )
+    chosen, margin, bound = (told_by(rows, name) for name in ("chosen", "margin", "float_bound"))
     is_clear = margin > bound
     assert is_clear.mean() > 0.99
     np.testing.assert_array_equal(np.sort(chosen)[is_clear], np.sort(order)[is_clear])
@@ -493,32 +485,31 @@ def test_choices_for_inputs_in_bfloat16_are_those_of_exact_products_but_for_near
     np.testing.assert_array_less(np.abs(margin - (last[:, 8] - last[:, 7])), bound)
 
 
-# --------------------------------------------------------------------------------------- memory
-
-
+@functools.cache
 def _room(tokens: int) -> int:
     """Bytes of device memory that a scan with batches of so many tokens takes."""
     task, names, _ = usual()
     device = emulated()[0]
-    held: list[int] = []
-    hooks = Hooks(advanced=lambda _: held.append(device.used))
+    used: list[int] = []
+    hooks = Hooks(advanced=lambda _: used.append(device.used))
     on_devices(task, names, devices=[device], pace=Pace(tokens, 2), hooks=hooks)
-    assert len(set(held)) == 1  # nothing is allocated while batches go round
-    return held[0]
+    assert len(set(used)) == 1  # nothing is allocated while batches go round
+    assert device.used == 0  # all memory is given back
+    return used[0]
 
 
 def test_a_batch_that_does_not_fit_is_halved_until_it_does():
     """What a failed attempt took is given back: the room is just enough for one that fits."""
     task, names, expected = usual()
-    for fits in (2 * TILE, TILE):
-        said: list[str] = []
+    for fits, halved in ((2 * TILE, [4096]), (TILE, [4096, 2048])):
+        lines: list[str] = []
         device = emulated(room=_room(fits))[0]
-        found = on_devices(task, names, devices=[device], pace=Pace(4 * TILE, 2), said=said.append)
-        assert_equal(found, expected)
-        halved = [4096, 2048, 1024][: 3 if fits == TILE else 2]
-        assert said == [
+        pace = Pace(4 * TILE, 2)
+        progress = on_devices(task, names, devices=[device], pace=pace, said=lines.append)
+        assert_equal(progress, expected)
+        assert lines == [
             f"the device has no room for {tokens} tokens at once; taking {tokens // 2}"
-            for tokens in halved[:-1]
+            for tokens in halved
         ]
         assert {shape[0] for shape in device.products} == {fits}
 
@@ -536,16 +527,6 @@ def test_a_device_without_room_for_the_least_batch_is_an_error():
         device = emulated(room=room)[0]
         with pytest.raises(OutOfDeviceMemory):
             on_devices(task, names, devices=[device])
-
-
-def test_all_memory_is_given_back_after_a_scan():
-    task, names, _ = usual()
-    devices = emulated(2)
-    on_devices(task, names, devices=devices)
-    assert [device.used for device in devices] == [0, 0]
-
-
-# ------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize("name", ["distance_histogram", "relative_distance_histogram"])

@@ -19,7 +19,8 @@ from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.studies.check.study import GateRequest, gate
 from tests.emulator.emulated_device import EmulatedDevice
-from tests.unit.scan.engines.scanned import Recorded, exact_product, inputs, router_of
+from tests.unit.scan.engines.scanned import exact_product, inputs, router_of
+from tests.unit.scan.made import Recorded
 
 SAMPLE = Path(__file__).parents[4] / "sample_ckpts" / "olmoe-balanced"
 
@@ -76,11 +77,6 @@ def facts_of(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text("utf-8"))
 
 
-@pytest.fixture(scope="module")
-def on_processor(tmp_path_factory) -> Path:
-    return scan(tmp_path_factory.mktemp("cpu") / "out", "cpu", per_token=True)
-
-
 def assert_same_tables(found: Path, expected: Path) -> None:
     """Counts differ by ambiguous tokens at most, numbers by what lengths are rounded to."""
     layers = table_of(expected, "layers")
@@ -114,31 +110,30 @@ def assert_same_tokens(found: Path, expected: Path) -> None:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-2, atol=2e-5)
 
 
-def test_results_of_devices_are_those_of_the_processor(gpus, on_processor, tmp_path):
-    heard = Heard()
-    found = scan(tmp_path / "out", "cuda", heard, per_token=True, batch_tokens=1024)
-    assert_same_tables(found, on_processor)
-    assert_same_tokens(found, on_processor)
+def test_results_of_devices_are_those_of_the_processor(gpus, tmp_path):
+    heard, expected = Heard(), scan(tmp_path / "cpu", "cpu", per_token=True)
+    results = scan(tmp_path / "out", "cuda", heard, per_token=True, batch_tokens=1024)
+    assert_same_tables(results, expected)
+    assert_same_tokens(results, expected)
     assert heard.said == ["device: emulated device, emulated device; asked for with --device cuda"]
     assert heard.advanced == heard.total == 4096
     assert all(device.launches for device in gpus)
-    facts = facts_of(found)["device"]
+    facts = facts_of(results)["device"]
     assert (facts["kind"], facts["asked"]) == ("cuda", "cuda")
     assert facts["names"] == ["emulated device"] * 2
-    assert facts_of(on_processor)["device"]["kind"] == "cpu"
+    assert facts_of(expected)["device"]["kind"] == "cpu"
 
 
 def test_a_gate_on_devices_comes_to_the_verdict_of_the_processor(gpus):
     target, tokens = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
-    found, expected = (
+    reports = [
         gate(GateRequest(target=target, tokens=tokens, layers="1", device=device))
         for device in ("cuda", "cpu")
-    )
-    assert gpus[0].launches
-    assert found.run["device"]["kind"] == "cuda"
-    assert [(o.code, o.state) for o in found.verdict.outcomes] == [
-        (o.code, o.state) for o in expected.verdict.outcomes
     ]
+    assert gpus[0].launches
+    assert [report.run["device"]["kind"] for report in reports] == ["cuda", "cpu"]
+    states = [{o.code: o.state for o in report.verdict.outcomes} for report in reports]
+    assert states[0] == states[1]
 
 
 def test_auto_stays_on_the_processor_for_a_small_recording_and_says_so(gpus, tmp_path):
@@ -172,11 +167,7 @@ def test_a_router_that_devices_do_not_route_is_scanned_on_the_processor_and_it_i
     router = router_of(weight=router_of().weight.astype(np.float64))
     device, said = EmulatedDevice(), []
     run = RouterRun(
-        router,
-        Recorded(inputs(300, 8)),
-        [METRICS["tokens"]],
-        devices=(device,),
-        said=said.append,
+        router, Recorded(inputs(300, 8)), [METRICS["tokens"]], devices=(device,), said=said.append
     )
     measured = measure_router(run)
     assert said == ["router text/0: on the processor, since rows are stored in float64"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from moegeom.core.tokens import TILE
 from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
 from moegeom.engine.loop import Pace
 from moegeom.kernels.cuda.route import ON_DEVICE
+from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,
-    Recorded,
     assert_equal,
     bf16,
     emulated,
@@ -27,8 +28,10 @@ from tests.unit.scan.engines.scanned import (
     task_of,
     without_labels,
 )
+from tests.unit.scan.made import Recorded
 
 TOKENS = 3 * TILE + 50
+CURVED = router_of(score="sigmoid", selection_bias=np.linspace(-0.1, 0.1, 12, dtype=np.float32))
 
 
 def fold_of(router=None, reductions=COUNTED, source=None, device=None, **changes) -> DeviceFold:
@@ -38,23 +41,23 @@ def fold_of(router=None, reductions=COUNTED, source=None, device=None, **changes
     return DeviceFold(task, device or emulated(product=exact_product)[0])
 
 
-def pieces_of(values: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Neighbouring runs of rows, of any length."""
-    random = np.random.default_rng(seed)
-    cuts = np.sort(random.choice(np.arange(1, len(values)), 6, replace=False))
-    return np.split(values, cuts)
+def folded(*tensors: np.ndarray, **fold):
+    """The progress of a fold that took these."""
+    made = fold_of(**fold)
+    for tensor in tensors:
+        made.take(tensor)
+    return made.progress()
 
 
-def some_router(name: str):
-    bias = {"selection_bias": np.linspace(-0.1, 0.1, 12, dtype=np.float32)}
-    return router_of(score="sigmoid", **bias) if name == "curved" else router_of()
-
-
-@pytest.mark.parametrize("router", ["straight", "curved"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("router", "dtype", "seed"),
+    by_day(
+        itertools.product(["straight", "curved"], ["float32", "bfloat16"], [0, 1]),
+        {"distances": ("straight", "float32", 0), "bfloat16": ("curved", "bfloat16", 1)},
+    ),
+)
 def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
-    router = some_router(router)
+    router = CURVED if router == "curved" else router_of()
     names = (*COUNTED, *(DISTANCES if router.rule.is_affine else ()))
     values = inputs(TOKENS, 8)
     values[::60] *= 128  # outliers
@@ -63,71 +66,51 @@ def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
     exact = {"product": exact_product}
     scanned = on_devices(task, names, devices=emulated(**exact), pace=Pace(TILE, 1))
     fold = DeviceFold(task, emulated(seed=seed, **exact)[0])
-    held = source.values.view(np.uint16) if dtype == "bfloat16" else source.values
-    for piece in pieces_of(held, seed):
+    tensor = source.values.view(np.uint16) if dtype == "bfloat16" else source.values
+    random = np.random.default_rng(seed)
+    for piece in np.split(tensor, np.sort(random.choice(np.arange(1, TOKENS), 6, replace=False))):
         fold.take(piece)
-    found = fold.progress()
-    assert found.states["token_counts"]["counts"][-1].sum() > 40
-    assert found.num_tokens == TOKENS
-    assert_equal(dataclasses.replace(found, next_tile=scanned.next_tile), scanned)
+    progress = fold.progress()
+    assert progress.states["token_counts"]["counts"][-1].sum() > 40
+    assert progress.num_tokens == TOKENS
+    assert_equal(dataclasses.replace(progress, next_tile=scanned.next_tile), scanned)
 
 
 def test_what_the_processor_counts_is_counted():
     source = without_labels(inputs(TOKENS, 8))
-    task = task_of(router_of(), source, COUNTED)
-    fold = DeviceFold(task, emulated()[0])
-    fold.take(source.values)
-    found = fold.progress()
-    assert_equal(dataclasses.replace(found, next_tile=4), on_processor(task, COUNTED))
+    progress = folded(source.values, source=source, device=emulated()[0])
+    expected = on_processor(task_of(router_of(), source, COUNTED), COUNTED)
+    assert_equal(dataclasses.replace(progress, next_tile=4), expected)
 
 
 def test_progress_may_be_asked_at_any_time_and_counts_only_what_was_taken():
-    fold, values = fold_of(), inputs(1000, 8)
-    for taken in (0, 400, 1000):
-        if taken:
-            fold.take(values[: taken - fold.progress().num_tokens])
-        found = fold.progress()
-        assert found.num_tokens == taken
-        assert found.states["token_counts"]["counts"][..., 0].sum() == taken
-        assert found.num_non_finite == 0
-
-
-def test_only_what_was_asked_is_counted_and_the_number_of_tokens_always():
-    fold = fold_of(reductions=("expert_counts",))
-    fold.take(inputs(100, 8))
-    assert set(fold.progress().states) == {"token_counts", "expert_counts"}
+    fold, taken = fold_of(reductions=("expert_counts",)), 0
+    for tokens in (0, 400, 0, 600):
+        fold.take(inputs(1000, 8)[taken : taken + tokens])
+        taken += tokens
+        progress = fold.progress()
+        assert (progress.num_tokens, progress.num_non_finite) == (taken, 0)
+        # only what was asked for, and the number of tokens always
+        assert set(progress.states) == {"token_counts", "expert_counts"}
+        assert progress.states["token_counts"]["counts"][..., 0].sum() == taken
 
 
 def test_tokens_that_are_not_finite_are_counted_as_lost():
-    fold, values = fold_of(), inputs(300, 8)
+    values = inputs(300, 8)
     values[[5, 299], 2] = np.nan, np.inf
     values[7] = np.float32(3e38) * np.sign(router_of().weight[0])
-    fold.take(values)
-    fold.take(values[:6])
-    found = fold.progress()
-    assert (found.num_tokens, found.num_non_finite) == (306, 4)
-    assert found.states["expert_counts"]["counts"].sum() == 3 * 302
+    progress = folded(values, values[:6])
+    assert (progress.num_tokens, progress.num_non_finite) == (306, 4)
+    assert progress.states["expert_counts"]["counts"].sum() == 3 * 302
 
 
-def test_a_tensor_of_torch_is_counted_where_it_is():
+def test_tensors_of_torch_and_in_another_order_are_counted_as_their_rows_are():
     torch = pytest.importorskip("torch")
-    values = inputs(300, 8)
-    fold, expected = fold_of(), fold_of()
-    fold.take(torch.from_numpy(values))
-    expected.take(values)
-    assert_equal(fold.progress(), expected.progress())
-
-
-def test_a_tensor_that_is_not_c_ordered_is_counted_as_its_rows_are():
-    values = inputs(300, 8)
-    fold, expected = fold_of(reductions=(*COUNTED, *DISTANCES)), fold_of()
-    fold.take(np.asfortranarray(values))
-    expected.take(values)
-    assert set(fold.progress().states) == {*COUNTED, *DISTANCES}
-    for name in COUNTED:
-        np.testing.assert_array_equal(
-            fold.progress().states[name]["counts"], expected.progress().states[name]["counts"]
-        )
+    values, names = inputs(300, 8), (*COUNTED, *DISTANCES)
+    expected = folded(values, reductions=names)
+    assert set(expected.states) == set(names)
+    for tensor in (torch.from_numpy(values), np.asfortranarray(values)):
+        assert_equal(folded(tensor, reductions=names), expected)
 
 
 def test_a_fold_that_is_dropped_leaves_no_work_that_writes_into_its_memory():
@@ -142,12 +125,12 @@ def test_a_fold_that_is_dropped_leaves_no_work_that_writes_into_its_memory():
 
 def test_memory_grows_with_the_longest_tensor_alone():
     device = emulated(product=exact_product)[0]
-    fold, held = fold_of(device=device), []
+    fold, used = fold_of(device=device), []
     for tokens in (100, 50, 100, 200, 150):
         fold.take(inputs(tokens, 8))
-        held.append(device.used)
+        used.append(device.used)
     per_token = 4 * 12 + 8  # logits, and a length
-    assert np.diff(held).tolist() == [0, 0, 100 * per_token, 0]
+    assert np.diff(used).tolist() == [0, 0, 100 * per_token, 0]
 
 
 @pytest.mark.parametrize(
@@ -171,29 +154,36 @@ def test_tensors_of_another_shape_or_dtype_are_refused_by_name(tensor):
     assert fold.progress().num_tokens == 0
 
 
-def test_reductions_that_devices_do_not_keep_are_refused_by_name():
-    with pytest.raises(UsageError, match=r"^A device does not keep expert_sets, top1\.") as refused:
-        fold_of(reductions=("token_counts", "top1", "expert_sets"))
-    assert f"Known: {', '.join(ON_DEVICE)}." in str(refused.value)
+ONLY = {"reductions": ("token_counts",)}
 
 
-def test_rules_that_devices_do_not_route_are_refused_with_the_reason():
-    too_many = router_of(1025, 8, 2)
-    with pytest.raises(UsageError, match=r"Router text/0 is not routed .* more than 1024 experts"):
-        fold_of(too_many, ("token_counts",))
-    in_float64 = router_of(weight=router_of().weight.astype(np.float64))
-    with pytest.raises(UsageError, match="rows are stored in float64"):
-        fold_of(in_float64, ("token_counts",))
-
-
-# ------------------------------------------------------------------------------ wanted of the fold
-
-
-def test_a_tensor_without_tokens_is_nothing_to_do():
-    fold = fold_of()
-    for tokens in (0, 100, 0):
-        fold.take(inputs(100, 8)[:tokens])
-    assert fold.progress().num_tokens == 100
+@pytest.mark.parametrize(
+    ("fold", "reason"),
+    [
+        (
+            {"reductions": ("token_counts", "top1", "expert_sets")},
+            rf"^A device does not keep expert_sets, top1\.(.|\n)*Known: {', '.join(ON_DEVICE)}\.",
+        ),
+        (
+            {"router": router_of(1025, 8, 2), **ONLY},
+            r"Router text/0 is not routed .* more than 1024 experts",
+        ),
+        (
+            {"router": router_of(weight=router_of().weight.astype(np.float64)), **ONLY},
+            "rows are stored in float64",
+        ),
+        ({"source": Recorded(inputs(100, 12), "logits"), **ONLY}, "asked for logits"),
+        ({"exclude_first": 5}, "without the first 5 of a document"),
+        (
+            {"router": CURVED, "reductions": ("token_counts", "distance_histogram")},
+            "boundaries are found there",
+        ),
+    ],
+    ids=["not kept", "too many", "float64", "logits", "left out", "curved"],
+)
+def test_what_devices_do_not_count_is_refused_with_the_reason(fold, reason):
+    with pytest.raises(UsageError, match=reason):
+        fold_of(**fold)
 
 
 def test_a_tensor_of_another_dtype_than_the_first_is_refused_or_counted():
@@ -207,32 +197,14 @@ def test_a_tensor_of_another_dtype_than_the_first_is_refused_or_counted():
     assert fold.progress().states["token_counts"]["counts"][..., 0].sum() == 500
 
 
-def test_a_task_on_recorded_logits_is_refused():
-    with pytest.raises(UsageError):
-        fold_of(source=Recorded(inputs(100, 12), "logits"), reductions=("token_counts",))
-
-
-def test_a_task_that_leaves_out_positions_is_refused():
-    with pytest.raises(UsageError):
-        fold_of(exclude_first=5)
-
-
-def test_distances_to_curved_boundaries_are_refused():
-    with pytest.raises(UsageError):
-        fold_of(some_router("curved"), ("token_counts", "distance_histogram"))
-
-
 def test_a_fold_of_a_router_alone_needs_no_recording():
-    router, values = some_router("straight"), inputs(700, 8)
-    names = ("expert_counts", "distance_histogram")
+    router, values = router_of(), inputs(700, 8)
+    names = ("token_counts", "expert_counts", "distance_histogram")
     fold = device_fold(router, names, emulated(product=exact_product)[0])
     fold.take(values)
-    found = fold.progress()
-    expected = fold_of(router, names)
-    expected.take(values)
-    for name in names:
-        np.testing.assert_array_equal(
-            found.states[name]["counts"], expected.progress().states[name]["counts"]
-        )
+    expected = folded(values, reductions=names)
+    for name in names[1:]:
+        counts = (of.states[name]["counts"] for of in (fold.progress(), expected))
+        np.testing.assert_array_equal(*counts)
     with pytest.raises(InternalError, match="handed over"):
         Tensors(router.name).read_values(router.name, 0, 1)
