@@ -7,31 +7,26 @@ fault and nothing else.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tests.generator.engine import Arithmetic, Run, Schedule, serve
 from tests.generator.faults import KINDS, Injected, acts_on, draw_fault
 from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
-from tests.generator.kinds import Kind
+from tests.generator.kinds import Kind, Named
 from tests.generator.model import BENT, SHAPES, Model, Size, Stored, draw_model
 from tests.generator.scopes import Ground
 from tests.generator.text import Text, draw_text
-from tests.generator.words import MAY_BE_REFUSED, Effect, Operator, Truth
 
-OPERATORS: tuple[Operator, ...] = tuple(KINDS)
+OPERATORS = tuple(KINDS)
 SIZES: tuple[Size, ...] = tuple(SHAPES)
 
 #: How B differs from A where it is healthy.
 TwinKind = Literal["accumulation", "precision", "packing"]
-
-#: What the command gets as checkpoint of B: an older one, another training, or nothing.
-Named = Literal["", "older", "other"]
 
 #: Draws of one case before it is given up: faults without effect are drawn again.
 _ATTEMPTS = 60
@@ -47,12 +42,35 @@ _COMPOSED_SHARE = 0.1
 #: Share of cases in which a checkpoint is named that B has nothing to do with.
 _DISTRACTED_SHARE = 0.1
 
-#: The other checkpoint that the faulty engine loaded from.
-_LOADED: dict[Operator, Named] = {
-    Operator.WEIGHTS_OF_OLDER_CHECKPOINT: "older",
-    Operator.BIAS_OF_OLDER_CHECKPOINT: "older",
-    Operator.WEIGHTS_OF_ANOTHER_TRAINING: "other",
-}
+
+@dataclass(frozen=True)
+class Effect:
+    """What a fault alone changes against the healthy twin, in tokens.
+
+    ``sets`` and ``weights`` differ at ``first_layer``, the lowest of the fault's layers;
+    ``later_sets`` counts (token, layer) pairs above it.
+    """
+
+    first_layer: int
+    sets: int
+    weights: int
+    later_sets: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is wrong: the operator, where it acts, and what it did.
+
+    ``share_of_tokens`` are those at which it acts itself, not those which it reaches through later
+    layers.
+    """
+
+    operator: str
+    scope: str
+    layers: tuple[int, ...]
+    share_of_tokens: float
+    effect: Effect
+    may_be_refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +94,14 @@ class Case:
     twin: Run
 
 
-@dataclass(frozen=True)
-class Written:
-    """Where the files of a case are, and the arguments of ``moegeom`` for B and for the twin."""
+class Written(NamedTuple):
+    """Where the files of a case are."""
 
     checkpoint: Path
     other_checkpoint: Path | None
     a: Path
     b: Path
     twin: Path
-    truth: Path
-    arguments: tuple[str, ...]
-    twin_arguments: tuple[str, ...]
 
 
 # ---------------------------------------------------------------------------------------- drawing
@@ -143,7 +157,6 @@ _FORMS: dict[str, tuple[Form, ...]] = {
 
 
 def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
-    """Whether a fault can be added to a case that was made for another."""
     asks_nothing = not (kind.bend or kind.stored or kind.equal_rows or kind.is_exact)
     return (
         asks_nothing
@@ -155,7 +168,7 @@ def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
     )
 
 
-def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) -> Case | None:
+def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Case | None:
     """A case, or None where its fault has no effect."""
     kind = KINDS[operator]
     shape = BENT[kind.bend](SHAPES[size])
@@ -193,10 +206,10 @@ def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) 
     )
 
 
-def _named_checkpoint(rng: np.random.Generator, operators: Sequence[Operator]) -> Named:
+def _named_checkpoint(rng: np.random.Generator, operators: Sequence[str]) -> Named:
     """The checkpoint that B loaded in most cases, and in a few one that it did not."""
     is_told, is_distracted = rng.random() < 0.75, rng.random() < _DISTRACTED_SHARE
-    loaded: list[Named] = [_LOADED[one] for one in operators if one in _LOADED]
+    loaded = [KINDS[one].loaded for one in operators if KINDS[one].loaded]
     if loaded:
         return loaded[0] if is_told else ""
     return "older" if is_distracted else ""
@@ -217,12 +230,6 @@ def differences(run: Run, other: Run, layer: int) -> tuple[np.ndarray, np.ndarra
     sets = (np.isnan(here) != np.isnan(there)).any(axis=1)
     distance = np.abs(np.nan_to_num(here) - np.nan_to_num(there)).max(axis=1)
     return sets, ~sets & (distance > _SAME_WEIGHT)
-
-
-def _sets_that_differ(run: Run, other: Run) -> list[int]:
-    """Tokens whose set differs, layer by layer."""
-    layers = range(len(run.chosen))
-    return [int(differences(run, other, layer)[0].sum()) for layer in layers]
 
 
 def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
@@ -250,46 +257,24 @@ def _truth(injected: Injected, effect: Effect, text: Text) -> Truth:
         tuple(sorted(injected.fault.reach.layers)),
         float(acting.sum() / text.num_tokens),
         effect,
-        injected.parameters,
-        injected.operator in MAY_BE_REFUSED,
+        KINDS[injected.operator].may_be_refused,
     )
 
 
 # ---------------------------------------------------------------------------------------- writing
 def write(case: Case, folder: Path) -> Written:
-    """Write the files of a case into a folder, with the truth beside them."""
     checkpoint = folder / "checkpoint"
     write_checkpoint(case.model, case.model.routers, checkpoint)
     others = {"older": case.model.older, "other": case.model.other}
     named = folder / case.named_checkpoint if case.named_checkpoint else None
     if named is not None:
         write_checkpoint(case.model, others[case.named_checkpoint], named)
-    a = folder / "a"
-    write_recording(case.a, case.text, "router_input", checkpoint, a)
-    b = _write_run(case, case.b, folder / "b", checkpoint)
-    twin = _write_run(case, case.twin, folder / "twin", checkpoint)
-    truth = folder / "truth.json"
-    said = {
-        "seed": case.seed,
-        "size": case.size,
-        "family": case.model.family.model_type,
-        "form": case.form,
-        "named_checkpoint": case.named_checkpoint,
-        "num_tokens": case.text.num_tokens,
-        "sets_that_differ_from_a": {
-            "b": _sets_that_differ(case.b, case.a),
-            "twin": _sets_that_differ(case.twin, case.a),
-        },
-        "twin": {"operator": Operator.NOISE, "kind": case.twin_kind},
-        "truths": [asdict(one) for one in case.truths],
-    }
-    truth.write_text(json.dumps(said, indent=1) + "\n")
-
-    def arguments(run: Path) -> tuple[str, ...]:
-        plain = ("explain", str(checkpoint), "--tokens", str(a), "--run-b", str(run))
-        return plain if named is None else (*plain, "--checkpoint-b", str(named))
-
-    return Written(checkpoint, named, a, b, twin, truth, arguments(b), arguments(twin))
+    write_recording(case.a, case.text, "router_input", checkpoint, folder / "a")
+    b, twin = (
+        _write_run(case, run, folder / name, checkpoint)
+        for name, run in (("b", case.b), ("twin", case.twin))
+    )
+    return Written(checkpoint, named, folder / "a", b, twin)
 
 
 def _write_run(case: Case, run: Run, path: Path, checkpoint: Path) -> Path:

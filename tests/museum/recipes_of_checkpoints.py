@@ -223,11 +223,3 @@ PROMPTS_IDENTICAL = Recipe(
     ),
     (_twin("a prompt of its own for each", softmax_model),),
 )
-
-RECIPES = (
-    LATER_BIAS_STALE,
-    LOGIT_BIAS_LOST,
-    BIAS_NOT_FINITE,
-    BIAS_NOT_RESTORED,
-    PROMPTS_IDENTICAL,
-)
