@@ -147,13 +147,12 @@ def _repeated(opcodes: bytes, start: bytes = b"\x80\x04") -> bytes:
     return start + opcodes * ((_BYTES - len(start)) // len(opcodes)) + b"N."
 
 
-def _dcp(make: Callable[[], bytes]) -> Write:
+def _dcp(make: Callable[[], bytes], num_data: int = 100 * 70_000) -> Write:
     """A checkpoint of torch.distributed whose metadata is this pickle."""
 
     def write(folder: Path) -> None:
         (folder / ".metadata").write_bytes(make())
-        with (folder / "__0_0.distcp").open("wb") as file:
-            file.truncate(100 * 70_000)
+        (folder / "__0_0.distcp").write_bytes(bytes(num_data))
 
     return write
 
@@ -213,7 +212,7 @@ def _described(pieces: int, rows: int) -> Metadata:
 
 
 def _claims(pieces: int, rows: int) -> Write:
-    return _dcp(lambda: pickle.dumps(_described(pieces, rows)))
+    return _dcp(lambda: pickle.dumps(_described(pieces, rows)), 1400)
 
 
 _STACK = """text = "x"
@@ -253,6 +252,7 @@ def _a_key_for_each_line() -> bytes:
     return "".join(f'{{{scored}, "{i}": 0}}\n' for i in range(20_000)).encode()
 
 
+_ROUTED = b'{"choices": [{"routed_experts": '
 _COLUMNS = b"document,position,logprob,other_logprob\n"
 
 
@@ -298,6 +298,7 @@ class Largest:
 
 
 _STEPS = "more than 8100000 steps"
+_TWICE = "both claim the bytes 0 to 1400"
 _OLMOE = "is a router of family olmoe"
 
 LARGEST = {
@@ -344,9 +345,9 @@ LARGEST = {
     "gguf of strings that are skipped one by one": Largest(
         _gguf(0, 1, lambda: _arrays(1, 1_000, bytes(70_000))), "m.gguf: "
     ),
-    "a tensor in 600 pieces": Largest(_claims(600, 2), "t", _tensor, 50),
-    "a tensor of 2^40 rows": Largest(_claims(1, 2**40), "t", _tensor, 50),
-    "a tensor of 2^58 rows in 3 pieces": Largest(_claims(3, 2**58), "t", _tensor, 50),
+    "a tensor in 600 pieces": Largest(_claims(600, 2), _TWICE, _tensor, 50),
+    "a tensor of 2^40 rows": Largest(_claims(1, 2**40), "takes 35184372088832", _tensor, 50),
+    "a tensor of 2^58 rows in 3 pieces": Largest(_claims(3, 2**58), _TWICE, _tensor, 50),
     **{
         f"a family file of {name}": Largest(_family(text), f"mine.toml: {said}", _family_file, 100)
         for name, (text, said) in {
@@ -368,25 +369,21 @@ LARGEST = {
             "characters": ("#" * 70_000, "has 70000 characters, more than 65536."),
         }.items()
     },
-    "an npz of compressed zeros": Largest(_npz_bomb, "a.npz", _trace),
+    "an npz of compressed zeros": Largest(_npz_bomb, "more than 160,000,000 are read", _trace),
     "an npy of a claimed size": Largest(
-        _file("a.npy", partial(_npy_header, (10**12, 4, 4))), "a.npy", _trace
+        _file("a.npy", partial(_npy_header, (10**12, 4, 4))), "needs 16000000000000.", _trace
     ),
     "a trace of deep lists": Largest(
-        _file("a.json", lambda: b'{"choices": [{"routed_experts": ' + b"[" * 2_000_000 + b"]}]}"),
-        "a.json",
-        _trace,
+        _file("a.json", lambda: _ROUTED + b"[" * 2_000_000 + b"]}]}"), "nested too deeply", _trace
     ),
     "a trace of many empty lists": Largest(
-        _file(
-            "a.json", lambda: b'{"choices": [{"routed_experts": [' + b"[]," * 12_000_000 + b"[]]}]}"
-        ),
-        "a.json",
+        _file("a.json", lambda: _ROUTED + b"[" + b"[]," * 12_000_000 + b"[]]}]}"),
+        "has 24,000,005 values, more than the 3,000,000",
         _trace,
     ),
     "a trace of a record without end": Largest(
         _file("a.jsonl", lambda: b'{"choices": "' + b"x" * 60_000_000 + b'", "routed_experts": ['),
-        "a.jsonl",
+        "more than the 48,000,000 bytes",
         _trace,
     ),
     "log-probs of a column for each row": Largest(

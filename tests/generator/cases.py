@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tests.generator.engine import Arithmetic, Run, Schedule, serve
-from tests.generator.faults import KINDS, Injected, acts_on, draw_fault
+from tests.generator.faults import KINDS, Injected, draw_fault
 from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
 from tests.generator.kinds import Kind, Named
 from tests.generator.model import BENT, SHAPES, Model, Size, Stored, draw_model
@@ -24,9 +24,6 @@ from tests.generator.text import Text, draw_text
 
 OPERATORS = tuple(KINDS)
 SIZES: tuple[Size, ...] = tuple(SHAPES)
-
-#: How B differs from A where it is healthy.
-TwinKind = Literal["accumulation", "precision", "packing"]
 
 #: Draws of one case before it is given up: faults without effect are drawn again.
 _ATTEMPTS = 60
@@ -47,11 +44,10 @@ _DISTRACTED_SHARE = 0.1
 class Effect:
     """What a fault alone changes against the healthy twin, in tokens.
 
-    ``sets`` and ``weights`` differ at ``first_layer``, the lowest of the fault's layers;
-    ``later_sets`` counts (token, layer) pairs above it.
+    ``sets`` and ``weights`` differ at the lowest of the fault's layers; ``later_sets`` counts
+    (token, layer) pairs above it.
     """
 
-    first_layer: int
     sets: int
     weights: int
     later_sets: int
@@ -59,18 +55,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is wrong: the operator, where it acts, and what it did.
-
-    ``share_of_tokens`` are those at which it acts itself, not those which it reaches through later
-    layers.
-    """
+    """What is wrong: the operator, where it acts, and what it did."""
 
     operator: str
     scope: str
-    layers: tuple[int, ...]
-    share_of_tokens: float
     effect: Effect
-    may_be_refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +73,6 @@ class Case:
     size: Size
     model: Model
     text: Text
-    twin_kind: TwinKind
     form: Form
     named_checkpoint: Named
     injected: tuple[Injected, ...]
@@ -122,18 +110,13 @@ def draw(seed: int, size: Size) -> Case:
     raise RuntimeError(f"seed {seed}, {size}: {operator} had no effect in {_ATTEMPTS} draws")
 
 
-def _arithmetics(rng: np.random.Generator, kind: Kind) -> tuple[TwinKind, Arithmetic, Arithmetic]:
-    """How B differs from A where it is healthy, and the arithmetic of both."""
+def _arithmetics(rng: np.random.Generator, kind: Kind) -> tuple[Arithmetic, Arithmetic]:
+    """Of A and of B, which differ in the order of sums, in precision, or in nothing."""
     if kind.is_exact:
-        return "packing", Arithmetic(), Arithmetic()
+        return Arithmetic(), Arithmetic()
     is_bf16 = bool(rng.integers(2))
-    twins: dict[TwinKind, Arithmetic] = {
-        "accumulation": Arithmetic(is_bf16, is_reversed=True),
-        "precision": Arithmetic(not is_bf16),
-        "packing": Arithmetic(is_bf16),
-    }
-    name = tuple(twins)[int(rng.integers(len(twins)))]
-    return name, Arithmetic(is_bf16), twins[name]
+    of_b = (Arithmetic(is_bf16, is_reversed=True), Arithmetic(not is_bf16), Arithmetic(is_bf16))
+    return Arithmetic(is_bf16), of_b[int(rng.integers(3))]
 
 
 def _schedules(rng: np.random.Generator, text: Text) -> tuple[Schedule, Schedule]:
@@ -176,7 +159,7 @@ def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Ca
     stored: Stored = kind.stored or ("bfloat16" if rng.random() < 0.8 else "float32")
     model = draw_model(rng, family, shape, stored, kind.equal_rows, kind.bias_level)
     text = draw_text(rng, shape.documents, shape.length, shape.vocabulary)
-    twin_kind, of_a, of_b = _arithmetics(rng, kind)
+    of_a, of_b = _arithmetics(rng, kind)
     plain, packed = _schedules(rng, text)
     forms = _FORMS[kind.visible_in]
     form = forms[int(rng.integers(len(forms)))]
@@ -198,12 +181,10 @@ def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Ca
         effect = effect_of(run, twin, one)
         if effect is None or not _is_visible(effect, form, text.num_tokens):
             return None
-        truths.append(_truth(one, effect, text))
+        truths.append(Truth(one.operator, one.scope, effect))
     b = alone[0] if len(alone) == 1 else served(injected)
     a = serve(model, text, of_a, plain)
-    return Case(
-        seed, size, model, text, twin_kind, form, named, injected, tuple(truths), a, b, twin
-    )
+    return Case(seed, size, model, text, form, named, injected, tuple(truths), a, b, twin)
 
 
 def _named_checkpoint(rng: np.random.Generator, operators: Sequence[str]) -> Named:
@@ -240,25 +221,13 @@ def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
     first = min(layers)
     sets, weights = differences(run, twin, first)
     later = [differences(run, twin, layer)[0] for layer in range(first + 1, len(run.chosen))]
-    return Effect(first, int(sets.sum()), int(weights.sum()), int(sum(one.sum() for one in later)))
+    return Effect(int(sets.sum()), int(weights.sum()), int(sum(one.sum() for one in later)))
 
 
 def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:
     """Whether a reader of this form has anything to see, rounding aside."""
     seen = effect.sets + effect.later_sets + (0 if form == "replies" else effect.weights)
     return seen >= max(_LEAST_TOKENS, _LEAST_SHARE * num_tokens)
-
-
-def _truth(injected: Injected, effect: Effect, text: Text) -> Truth:
-    acting = acts_on(injected.fault, text)
-    return Truth(
-        injected.operator,
-        injected.scope,
-        tuple(sorted(injected.fault.reach.layers)),
-        float(acting.sum() / text.num_tokens),
-        effect,
-        KINDS[injected.operator].may_be_refused,
-    )
 
 
 # ---------------------------------------------------------------------------------------- writing

@@ -52,7 +52,11 @@ def outcome(case: Case, verdict: CauseVerdict) -> str:
     if verdict.cause in right:
         return "named"
     if verdict.detail.startswith("refused:"):
-        return "named" if any(truth.may_be_refused for truth in case.truths) else "refused"
+        return (
+            "named"
+            if any(KINDS[truth.operator].may_be_refused for truth in case.truths)
+            else "refused"
+        )
     if verdict.cause in OPEN:
         return "open"
     return "missed" if verdict.cause in HEALTHY else "wrong"

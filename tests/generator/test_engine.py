@@ -180,8 +180,6 @@ def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(se
     assert case.truths[0].operator is OPERATORS[seed]
     for truth in case.truths:
         assert truth.effect.sets + truth.effect.weights + truth.effect.later_sets > 0
-        assert truth.effect.first_layer == min(truth.layers)
-        assert 0.0 < truth.share_of_tokens <= 1.0
     if len(case.truths) == 2:
         return  # one fault may carry what the other did to places that it cannot reach alone
     (injected,) = case.injected
