@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 #: Numbers of the inputs of each kind: by day a few, at night a million in all.
-BY_DAY, AT_NIGHT = 6, 1_000_000
+BY_DAY, AT_NIGHT = 8, 1_000_000
 
 #: Inputs of which a million ended in something else than they should.
 FOUND = {
