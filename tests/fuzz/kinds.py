@@ -20,6 +20,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
+from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.folder import RangeCache
@@ -94,7 +98,6 @@ ROUTERS = ("text/0", "text/1")
 
 # ------------------------------------------------------------------------------------- checkpoints
 def tensors() -> dict[str, np.ndarray]:
-    """Two routers of the family of ``CONFIG``."""
     draw = np.random.default_rng(0)
     named: dict[str, np.ndarray] = {}
     for layer in range(2):
@@ -115,15 +118,11 @@ def _config(folder: Path) -> None:
 
 
 def _safetensors(folder: Path) -> None:
-    from safetensors.numpy import save_file
-
     _config(folder)
     save_file(tensors(), folder / "model.safetensors", {"format": "pt"})
 
 
 def _indexed(folder: Path) -> None:
-    from safetensors.numpy import save_file
-
     _config(folder)
     named = tensors()
     halves = [dict(list(named.items())[:2]), dict(list(named.items())[2:])]
@@ -137,8 +136,6 @@ def _indexed(folder: Path) -> None:
 
 
 def _row_slices(folder: Path) -> None:
-    from safetensors.numpy import save_file
-
     _config(folder)
     for rank in range(2):
         half = {n: np.split(v, 2)[rank].copy() for n, v in tensors().items()}
@@ -268,22 +265,17 @@ def _model(folder: Path) -> None:
 
 def judge_odd_weights(folder: Path, draw: random.Random) -> None:
     """The gate on sound files of unusual weights: few or equal or empty rows, extreme numbers."""
-    from safetensors.numpy import save_file
-
     experts, hidden = draw.choice((1, 2, 3, 8)), draw.choice((1, 2, 3, 8))
     numbers = np.random.default_rng(draw.randrange(2**32))
     named: dict[str, np.ndarray] = {}
     dtype = draw.choice(_FLOATS)
-    for name in (
-        "mlp.gate.weight",
-        "mlp.gate.e_score_correction_bias",
-        "post_attention_layernorm.weight",
-    ):
-        shape = {
-            "mlp.gate.weight": (experts, hidden),
-            "mlp.gate.e_score_correction_bias": (experts,),
-        }
-        values = numbers.standard_normal((2, *shape.get(name, (hidden,))))
+    shapes: dict[str, tuple[int, ...]] = {
+        "mlp.gate.weight": (experts, hidden),
+        "mlp.gate.e_score_correction_bias": (experts,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, shape in shapes.items():
+        values = numbers.standard_normal((2, *shape))
         if draw.random() < 0.5:
             values *= draw.choice((0.0, 1e-45, 1e-30, 1e-8, 1e8, 1e30, 1e38, 1e300))
         if draw.random() < 0.3:
@@ -383,15 +375,10 @@ def _npz_deflated(folder: Path) -> None:
 
 
 def _tokens_safetensors(folder: Path) -> None:
-    from safetensors.numpy import save_file
-
     save_file({n.replace("/", "."): v for n, v in _arrays().items()}, folder / "a.safetensors")
 
 
 def _tokens_parquet(folder: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = {name: pa.array(list(values)) for name, values in _arrays().items()}
     columns["document"] = pa.array(np.arange(40) // 10)
     pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=17)
@@ -404,6 +391,17 @@ def use_foreign(folder: Path, draw: random.Random) -> None:
     read_source(open_tokens(path, stage, routers=ROUTERS))
 
 
+def _columns(first: int, stop: int, length: int, domains: int = 0) -> TokenColumns:
+    """Tokens of documents of one length; domains are -1, or as many more in turn."""
+    token = np.arange(first, stop)
+    return TokenColumns(
+        document=token // length,
+        position=(token % length).astype(np.int32),
+        token_id=token.astype(np.int32),
+        domain=(token % (domains + 1) - 1).astype(np.int16),
+    )
+
+
 def _recording(folder: Path) -> None:
     random_ = np.random.default_rng(0)
     with RecordingWriter(
@@ -411,13 +409,7 @@ def _recording(folder: Path) -> None:
         engine="test 1.0", domains=("code", "prose"), dtype="float32",
     ) as writer:  # fmt: skip
         for first, stop in ((0, 25), (25, 40)):
-            token = np.arange(first, stop)
-            columns = TokenColumns(
-                document=(token // 10).astype(np.int64),
-                position=(token % 10).astype(np.int32),
-                token_id=token.astype(np.int32),
-                domain=(token % 3 - 1).astype(np.int16),
-            )
+            columns = _columns(first, stop, 10, 2)
             rows = stop - first
             values = {r: random_.standard_normal((rows, 12), np.float32) for r in ROUTERS}
             chosen = {r: random_.integers(0, 64, (rows, 3)).astype(np.int32) for r in ROUTERS}
@@ -425,12 +417,10 @@ def _recording(folder: Path) -> None:
 
 
 def use_recording(folder: Path, draw: random.Random) -> None:
-    """A recording, read to its end."""
     read_source(open_tokens(folder / "rec", routers=ROUTERS))
 
 
 def read_source(source: Any) -> None:
-    """Every token of a source, in two steps."""
     facts = source.facts
     steps = [(0, facts.num_tokens // 2), (facts.num_tokens // 2, facts.num_tokens)]
     for start, stop in steps:
@@ -445,9 +435,6 @@ def read_source(source: Any) -> None:
 
 def _log_probs(suffix: str) -> Build:
     def build(folder: Path) -> None:
-        import pyarrow as pa
-        from pyarrow import csv, parquet
-
         token = np.arange(40)
         scored = {"document": token // 10, "position": token % 10, "text": ["a,b"] * 40}
         table = pa.table(scored | {"logprob": -token / 7, "other_logprob": -token / 8})
@@ -455,7 +442,7 @@ def _log_probs(suffix: str) -> Build:
         if suffix == "jsonl":
             path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
         else:
-            write = {"csv": csv.write_csv, "parquet": parquet.write_table}[suffix]
+            write = {"csv": csv.write_csv, "parquet": pq.write_table}[suffix]
             write(table, path)
 
     return build
@@ -463,14 +450,8 @@ def _log_probs(suffix: str) -> Build:
 
 def use_log_probs(folder: Path, draw: random.Random) -> None:
     """The only file of the folder as log-probabilities of recorded tokens."""
-    token = np.arange(40)
-    columns = TokenColumns(
-        document=token // 10,
-        position=(token % 10).astype(np.int32),
-        token_id=token.astype(np.int32),
-        domain=np.zeros(40, np.int16),
-    )
-    log_probs(next(folder.iterdir(), folder / "gone.csv"), columns, token % 3)
+    path = next(folder.iterdir(), folder / "gone.csv")
+    log_probs(path, _columns(0, 40, 10), np.arange(40) % 3)
 
 
 def _trace(name: str) -> Build:
@@ -482,13 +463,17 @@ def _counts(name: str) -> Build:
     return lambda folder: write(folder / file, test_counts.some_counts(num_steps))
 
 
+def _open_trace(path: Path, **settings: Any) -> Any:
+    return open_tokens(path, known=known(), routers=("text/1", "text/2"), **settings)
+
+
 def use_trace(dialect: str) -> Use:
     """A trace, its dialect found or named, and what it holds read to its end."""
 
     def use(folder: Path, draw: random.Random) -> None:
         path = next(folder.iterdir(), folder / "gone.json")
         asked = dialect if draw.random() < 0.3 else None
-        source = open_tokens(path, known=known(), routers=("text/1", "text/2"), dialect=asked)
+        source = _open_trace(path, dialect=asked)
         if source.facts.stage == "ids":
             read_source(source)
 
@@ -502,15 +487,7 @@ def _expert_map(folder: Path) -> None:
 
 
 def use_expert_map(folder: Path, draw: random.Random) -> None:
-    del draw
-    read_source(
-        open_tokens(
-            folder / "routes.npz",
-            known=known(),
-            routers=("text/1", "text/2"),
-            expert_map=str(folder / "map.json"),
-        )
-    )
+    read_source(_open_trace(folder / "routes.npz", expert_map=str(folder / "map.json")))
 
 
 _PLAN = {"texts": "5f3a", "settings": {"length": 128, "files": ["a.txt"]}}
@@ -531,7 +508,6 @@ def _attention(folder: Path) -> None:
 
 
 def use_attention(folder: Path, draw: random.Random) -> None:
-    """Sums over heads of attention, and their figures."""
     for layer in read_attention_record(folder / "rec").layers:
         gating_figures(layer.by_name, layer.tokens, layer.queries)
 
@@ -549,15 +525,10 @@ def _writer(folder: Path) -> RecordingWriter:
 
 
 def _shard(number: int) -> tuple[TokenColumns, dict[str, np.ndarray]]:
-    token = np.arange(6) + 6 * number
-    columns = TokenColumns(
-        document=token // 4,
-        position=(token % 4).astype(np.int32),
-        token_id=token.astype(np.int32),
-        domain=np.full(6, -1, np.int16),
-    )
     draw = np.random.default_rng(number)
-    return columns, {r: draw.standard_normal((6, 5), np.float32) for r in ROUTERS}
+    return _columns(6 * number, 6 * number + 6, 4), {
+        r: draw.standard_normal((6, 5), np.float32) for r in ROUTERS
+    }
 
 
 def go_on_recording(folder: Path, draw: random.Random) -> None:
@@ -590,7 +561,6 @@ def _families(folder: Path) -> None:
 
 
 def use_families(folder: Path, draw: random.Random) -> None:
-    """Every family file of the folder."""
     for path in folder.iterdir():
         read_family_file(path)
 
@@ -681,17 +651,14 @@ def _kept_first_pass(folder: Path) -> None:
 def go_on_reading(folder: Path, draw: random.Random) -> None:
     """A first pass over many files that goes on where it was stopped."""
     company = Company(FileJournal(folder / "files", "terms"))
-    source = open_tokens(folder / "dump", known=known(), routers=ROUTERS_OF_TRACE, company=company)
-    source.read_chosen(ROUTERS_OF_TRACE[0], 0, source.facts.num_tokens)
+    source = _open_trace(folder / "dump", company=company)
+    source.read_chosen("text/1", 0, source.facts.num_tokens)
 
 
 def read_many_traces(folder: Path, draw: random.Random) -> None:
-    """A folder of traces without what was kept."""
-    source = open_tokens(folder / "dump", known=known(), routers=ROUTERS_OF_TRACE)
-    source.read_chosen(ROUTERS_OF_TRACE[0], 0, source.facts.num_tokens)
+    source = _open_trace(folder / "dump")
+    source.read_chosen("text/1", 0, source.facts.num_tokens)
 
-
-ROUTERS_OF_TRACE = ("text/1", "text/2")
 
 _COUNTS = {
     "imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts",

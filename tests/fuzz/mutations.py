@@ -24,20 +24,8 @@ from typing import Any
 Edit = Callable[[bytes, random.Random], bytes]
 
 _SIZES = [
-    0,
-    1,
-    255,
-    256,
-    2**15,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**40,
-    2**53,
-    2**60,
-    2**63 - 1,
-    2**64 - 1,
-]
+    0, 1, 255, 256, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53, 2**60, 2**63 - 1, 2**64 - 1,
+]  # fmt: skip
 
 _WORDS = [
     b"", b"\0", b"\xff", b"\0" * 8, b"\xff" * 8, b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"\n",
@@ -89,7 +77,6 @@ UNREADABLE = (
 
 
 def mutated(raw: bytes, language: str, draw: random.Random) -> bytes:
-    """The file with one or two edits."""
     for _ in range(draw.choice((1, 1, 1, 2))):
         edit = edit_bytes if draw.random() < 0.25 else LANGUAGES.get(language, edit_bytes)
         try:

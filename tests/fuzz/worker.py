@@ -16,13 +16,16 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.fuzz.mutations import mutated
+
+T = TypeVar("T")
 
 SECONDS = 2.0
 MEGABYTES = 512
@@ -54,7 +57,6 @@ def _odd_files() -> dict[str, Callable[[Path], None]]:
 
 
 def _mutate(path: Path, language: str, draw: random.Random) -> str:
-    """Change one file; returns what was done."""
     if draw.random() < 0.02:
         what, make = draw.choice(sorted(_odd_files().items()))
         path.unlink()
@@ -64,7 +66,7 @@ def _mutate(path: Path, language: str, draw: random.Random) -> str:
     return f"{path.stat().st_size} bytes"
 
 
-def _outcome(use: Callable[[], None]) -> tuple[str, str]:
+def _outcome(use: Callable[[], object]) -> tuple[str, str]:
     """``value``, ``error``, or the name of what else happened, with the place."""
     from moegeom.core.errors import InternalError, MoeGeomError
 
@@ -91,30 +93,29 @@ def _place(error: BaseException) -> str:
     return f"{own[-1].filename.rpartition('/moegeom/')[2]}:{own[-1].lineno}"
 
 
-def measured(use: Callable[[], None], size: int) -> dict[str, Any]:
+def measured(
+    use: Callable[[], object], size: int, limit: float = SECONDS, stuck: float = _STUCK
+) -> dict[str, Any]:
     """How the use of files of ``size`` bytes ended, and what it took."""
     before = resource.getrusage(resource.RUSAGE_SELF)
-    # not ru_maxrss: it never falls, and begins at the peak of the process that started this one
-    Path("/proc/self/clear_refs").write_text("5")
-    held = _peak_kilobytes()
+    megabytes = 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        signal.setitimer(signal.ITIMER_REAL, _STUCK)
+        signal.setitimer(signal.ITIMER_REAL, stuck)
         try:
-            outcome, detail = _outcome(use)
+            (outcome, detail), megabytes = memory_of(lambda: _outcome(use))
         except _Stuck as error:
             outcome, detail = "stuck", _place(error)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    megabytes = (_peak_kilobytes() - held) >> 10
     if outcome in ("value", "error"):
         if caught:
             first = caught[0]
             place = f"{first.filename.rpartition('/')[2]}:{first.lineno}"
             outcome, detail = "warning", f"{place}: {str(first.message)[:200]}"
-        elif seconds > SECONDS:
+        elif seconds > limit:
             outcome = "slow"
         elif megabytes > MEGABYTES + (size >> 20):
             outcome = "large"
@@ -122,10 +123,49 @@ def measured(use: Callable[[], None], size: int) -> dict[str, Any]:
     return {"outcome": outcome, "detail": detail} | taken
 
 
+def memory_of(use: Callable[[], T]) -> tuple[T, int]:
+    """What a use returns, and the megabytes by which it raised the memory of this process."""
+    # not ru_maxrss: it never falls, and begins at the peak of the process that started this one
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak_kilobytes()
+    return use(), (_peak_kilobytes() - before) >> 10
+
+
 def _peak_kilobytes() -> int:
-    """The largest resident memory of this process since it was last reset."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
+
+
+def _warns() -> None:
+    warnings.warn("x", RuntimeWarning, stacklevel=1)
+
+
+def _refuses(length: int) -> None:
+    from moegeom.core.errors import MoeGeomError
+
+    raise MoeGeomError("x" * length)
+
+
+def _fills() -> None:
+    bytearray(600 << 20)[::4096].count(1)
+
+
+#: Each way in which an input can end.
+FAULTS: dict[str, Callable[[], object]] = {
+    "value": lambda: None, "error": lambda: _refuses(10), "long message": lambda: _refuses(5000),
+    "KeyError": lambda: {}["x"], "warning": _warns, "slow": lambda: sum(range(10**6)),
+    "large": _fills, "stuck": lambda: time.sleep(9),
+}  # fmt: skip
+
+
+def _ends_of_faults() -> dict[str, str]:
+    """What each fault is called, with limits that the faults beyond them reach soon."""
+    return {
+        name: measured(fault, 0, 0.0 if name == "slow" else 5.0, 0.5 if name == "stuck" else 60.0)[
+            "outcome"
+        ]
+        for name, fault in FAULTS.items()
+    }
 
 
 def _nobody_listens(host: Any, *_: Any, **__: Any) -> Any:
@@ -178,7 +218,10 @@ def run(kind_name: str, first: int, stop: int, sound: Path, say: Callable[[Any],
 
 
 def main() -> None:
-    """Takes ``[[kind, first, stop, folder], ...]`` as JSON, and writes a line for each input."""
+    """Takes ``[[kind, first, stop, folder], ...]`` as JSON, and writes a line for each input.
+
+    Of ``"faults"`` it writes in one line what it calls each way to fail.
+    """
     work = json.loads(sys.argv[1])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
@@ -190,6 +233,9 @@ def main() -> None:
         print(json.dumps(found), file=out, flush=True)
 
     signal.signal(signal.SIGALRM, alarm)
+    if work == "faults":
+        say(_ends_of_faults())
+        return
     socket.getaddrinfo = _nobody_listens  # type: ignore[assignment]
     os.environ["COLUMNS"] = "100"
     warnings.simplefilter("ignore")

@@ -7,31 +7,23 @@ fault and nothing else.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
 from tests.generator.engine import Arithmetic, Run, Schedule, serve
-from tests.generator.faults import KINDS, Injected, acts_on, draw_fault
+from tests.generator.faults import KINDS, Injected, draw_fault
 from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
-from tests.generator.kinds import Kind
+from tests.generator.kinds import Kind, Named
 from tests.generator.model import BENT, SHAPES, Model, Size, Stored, draw_model
 from tests.generator.scopes import Ground
 from tests.generator.text import Text, draw_text
-from tests.generator.words import MAY_BE_REFUSED, Effect, Operator, Truth
 
-OPERATORS: tuple[Operator, ...] = tuple(KINDS)
+OPERATORS = tuple(KINDS)
 SIZES: tuple[Size, ...] = tuple(SHAPES)
-
-#: How B differs from A where it is healthy.
-TwinKind = Literal["accumulation", "precision", "packing"]
-
-#: What the command gets as checkpoint of B: an older one, another training, or nothing.
-Named = Literal["", "older", "other"]
 
 #: Draws of one case before it is given up: faults without effect are drawn again.
 _ATTEMPTS = 60
@@ -47,12 +39,27 @@ _COMPOSED_SHARE = 0.1
 #: Share of cases in which a checkpoint is named that B has nothing to do with.
 _DISTRACTED_SHARE = 0.1
 
-#: The other checkpoint that the faulty engine loaded from.
-_LOADED: dict[Operator, Named] = {
-    Operator.WEIGHTS_OF_OLDER_CHECKPOINT: "older",
-    Operator.BIAS_OF_OLDER_CHECKPOINT: "older",
-    Operator.WEIGHTS_OF_ANOTHER_TRAINING: "other",
-}
+
+@dataclass(frozen=True)
+class Effect:
+    """What a fault alone changes against the healthy twin, in tokens.
+
+    ``sets`` and ``weights`` differ at the lowest of the fault's layers; ``later_sets`` counts
+    (token, layer) pairs above it.
+    """
+
+    sets: int
+    weights: int
+    later_sets: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is wrong: the operator, where it acts, and what it did."""
+
+    operator: str
+    scope: str
+    effect: Effect
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +73,6 @@ class Case:
     size: Size
     model: Model
     text: Text
-    twin_kind: TwinKind
     form: Form
     named_checkpoint: Named
     injected: tuple[Injected, ...]
@@ -76,18 +82,14 @@ class Case:
     twin: Run
 
 
-@dataclass(frozen=True)
-class Written:
-    """Where the files of a case are, and the arguments of ``moegeom`` for B and for the twin."""
+class Written(NamedTuple):
+    """Where the files of a case are."""
 
     checkpoint: Path
     other_checkpoint: Path | None
     a: Path
     b: Path
     twin: Path
-    truth: Path
-    arguments: tuple[str, ...]
-    twin_arguments: tuple[str, ...]
 
 
 # ---------------------------------------------------------------------------------------- drawing
@@ -108,18 +110,13 @@ def draw(seed: int, size: Size) -> Case:
     raise RuntimeError(f"seed {seed}, {size}: {operator} had no effect in {_ATTEMPTS} draws")
 
 
-def _arithmetics(rng: np.random.Generator, kind: Kind) -> tuple[TwinKind, Arithmetic, Arithmetic]:
-    """How B differs from A where it is healthy, and the arithmetic of both."""
+def _arithmetics(rng: np.random.Generator, kind: Kind) -> tuple[Arithmetic, Arithmetic]:
+    """Of A and of B, which differ in the order of sums, in precision, or in nothing."""
     if kind.is_exact:
-        return "packing", Arithmetic(), Arithmetic()
+        return Arithmetic(), Arithmetic()
     is_bf16 = bool(rng.integers(2))
-    twins: dict[TwinKind, Arithmetic] = {
-        "accumulation": Arithmetic(is_bf16, is_reversed=True),
-        "precision": Arithmetic(not is_bf16),
-        "packing": Arithmetic(is_bf16),
-    }
-    name = tuple(twins)[int(rng.integers(len(twins)))]
-    return name, Arithmetic(is_bf16), twins[name]
+    of_b = (Arithmetic(is_bf16, is_reversed=True), Arithmetic(not is_bf16), Arithmetic(is_bf16))
+    return Arithmetic(is_bf16), of_b[int(rng.integers(3))]
 
 
 def _schedules(rng: np.random.Generator, text: Text) -> tuple[Schedule, Schedule]:
@@ -143,7 +140,6 @@ _FORMS: dict[str, tuple[Form, ...]] = {
 
 
 def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
-    """Whether a fault can be added to a case that was made for another."""
     asks_nothing = not (kind.bend or kind.stored or kind.equal_rows or kind.is_exact)
     return (
         asks_nothing
@@ -155,7 +151,7 @@ def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
     )
 
 
-def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) -> Case | None:
+def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Case | None:
     """A case, or None where its fault has no effect."""
     kind = KINDS[operator]
     shape = BENT[kind.bend](SHAPES[size])
@@ -163,7 +159,7 @@ def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) 
     stored: Stored = kind.stored or ("bfloat16" if rng.random() < 0.8 else "float32")
     model = draw_model(rng, family, shape, stored, kind.equal_rows, kind.bias_level)
     text = draw_text(rng, shape.documents, shape.length, shape.vocabulary)
-    twin_kind, of_a, of_b = _arithmetics(rng, kind)
+    of_a, of_b = _arithmetics(rng, kind)
     plain, packed = _schedules(rng, text)
     forms = _FORMS[kind.visible_in]
     form = forms[int(rng.integers(len(forms)))]
@@ -185,18 +181,16 @@ def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) 
         effect = effect_of(run, twin, one)
         if effect is None or not _is_visible(effect, form, text.num_tokens):
             return None
-        truths.append(_truth(one, effect, text))
+        truths.append(Truth(one.operator, one.scope, effect))
     b = alone[0] if len(alone) == 1 else served(injected)
     a = serve(model, text, of_a, plain)
-    return Case(
-        seed, size, model, text, twin_kind, form, named, injected, tuple(truths), a, b, twin
-    )
+    return Case(seed, size, model, text, form, named, injected, tuple(truths), a, b, twin)
 
 
-def _named_checkpoint(rng: np.random.Generator, operators: Sequence[Operator]) -> Named:
+def _named_checkpoint(rng: np.random.Generator, operators: Sequence[str]) -> Named:
     """The checkpoint that B loaded in most cases, and in a few one that it did not."""
     is_told, is_distracted = rng.random() < 0.75, rng.random() < _DISTRACTED_SHARE
-    loaded: list[Named] = [_LOADED[one] for one in operators if one in _LOADED]
+    loaded = [KINDS[one].loaded for one in operators if KINDS[one].loaded]
     if loaded:
         return loaded[0] if is_told else ""
     return "older" if is_distracted else ""
@@ -219,12 +213,6 @@ def differences(run: Run, other: Run, layer: int) -> tuple[np.ndarray, np.ndarra
     return sets, ~sets & (distance > _SAME_WEIGHT)
 
 
-def _sets_that_differ(run: Run, other: Run) -> list[int]:
-    """Tokens whose set differs, layer by layer."""
-    layers = range(len(run.chosen))
-    return [int(differences(run, other, layer)[0].sum()) for layer in layers]
-
-
 def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
     """What a fault alone changes against the twin; None where it acts nowhere."""
     layers = injected.fault.reach.layers
@@ -233,7 +221,7 @@ def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
     first = min(layers)
     sets, weights = differences(run, twin, first)
     later = [differences(run, twin, layer)[0] for layer in range(first + 1, len(run.chosen))]
-    return Effect(first, int(sets.sum()), int(weights.sum()), int(sum(one.sum() for one in later)))
+    return Effect(int(sets.sum()), int(weights.sum()), int(sum(one.sum() for one in later)))
 
 
 def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:
@@ -242,54 +230,20 @@ def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:
     return seen >= max(_LEAST_TOKENS, _LEAST_SHARE * num_tokens)
 
 
-def _truth(injected: Injected, effect: Effect, text: Text) -> Truth:
-    acting = acts_on(injected.fault, text)
-    return Truth(
-        injected.operator,
-        injected.scope,
-        tuple(sorted(injected.fault.reach.layers)),
-        float(acting.sum() / text.num_tokens),
-        effect,
-        injected.parameters,
-        injected.operator in MAY_BE_REFUSED,
-    )
-
-
 # ---------------------------------------------------------------------------------------- writing
 def write(case: Case, folder: Path) -> Written:
-    """Write the files of a case into a folder, with the truth beside them."""
     checkpoint = folder / "checkpoint"
     write_checkpoint(case.model, case.model.routers, checkpoint)
     others = {"older": case.model.older, "other": case.model.other}
     named = folder / case.named_checkpoint if case.named_checkpoint else None
     if named is not None:
         write_checkpoint(case.model, others[case.named_checkpoint], named)
-    a = folder / "a"
-    write_recording(case.a, case.text, "router_input", checkpoint, a)
-    b = _write_run(case, case.b, folder / "b", checkpoint)
-    twin = _write_run(case, case.twin, folder / "twin", checkpoint)
-    truth = folder / "truth.json"
-    said = {
-        "seed": case.seed,
-        "size": case.size,
-        "family": case.model.family.model_type,
-        "form": case.form,
-        "named_checkpoint": case.named_checkpoint,
-        "num_tokens": case.text.num_tokens,
-        "sets_that_differ_from_a": {
-            "b": _sets_that_differ(case.b, case.a),
-            "twin": _sets_that_differ(case.twin, case.a),
-        },
-        "twin": {"operator": Operator.NOISE, "kind": case.twin_kind},
-        "truths": [asdict(one) for one in case.truths],
-    }
-    truth.write_text(json.dumps(said, indent=1) + "\n")
-
-    def arguments(run: Path) -> tuple[str, ...]:
-        plain = ("explain", str(checkpoint), "--tokens", str(a), "--run-b", str(run))
-        return plain if named is None else (*plain, "--checkpoint-b", str(named))
-
-    return Written(checkpoint, named, a, b, twin, truth, arguments(b), arguments(twin))
+    write_recording(case.a, case.text, "router_input", checkpoint, folder / "a")
+    b, twin = (
+        _write_run(case, run, folder / name, checkpoint)
+        for name, run in (("b", case.b), ("twin", case.twin))
+    )
+    return Written(checkpoint, named, folder / "a", b, twin)
 
 
 def _write_run(case: Case, run: Run, path: Path, checkpoint: Path) -> Path:

@@ -72,7 +72,6 @@ class Schedule:
     decode_from: int
 
     def steps(self, length: int) -> Iterator[tuple[int, int]]:
-        """First and last position (excluded) of each step."""
         bounds = [*range(0, min(self.decode_from, length), self.chunk)]
         bounds += [*range(self.decode_from, length), length]
         yield from itertools.pairwise(bounds)
@@ -173,13 +172,10 @@ def serve(
     schedule: Schedule,
     faults: Sequence[Fault] = (),
 ) -> Run:
-    """Run the model on a text, and keep what the routers did."""
     return _Server(model, text, arithmetic, schedule, tuple(faults)).run()
 
 
 class _Server:
-    """The buffers of one run."""
-
     def __init__(
         self,
         model: Model,
@@ -367,7 +363,6 @@ class _Server:
 
 
 def _where_reached(reach: Reach, changed: Trace, trace: Trace) -> Trace:
-    """What the writer changed, where it did; the trace elsewhere."""
     chosen, weights = trace.chosen.copy(), trace.weights.copy()
     for layer in reach.layers:
         chosen[layer][reach.tokens] = changed.chosen[layer][reach.tokens]
@@ -378,7 +373,6 @@ def _where_reached(reach: Reach, changed: Trace, trace: Trace) -> Trace:
 def _in_rows(
     before: RouterTensors, after: RouterTensors, experts: np.ndarray | None
 ) -> RouterTensors:
-    """``after`` for some experts, ``before`` for the others."""
     if experts is None:
         return after
     weight = before.weight.copy()

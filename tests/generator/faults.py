@@ -11,38 +11,34 @@ from jaxtyping import Bool
 from tests.generator import faults_of_stages, faults_of_weights
 from tests.generator.engine import Fault, Reach, Schedule
 from tests.generator.kinds import Draw, Kind
-from tests.generator.scopes import EXPERTS, LAYERS, Ground, draw_scope
+from tests.generator.scopes import EXPERTS, LAYERS, TOKENS, Ground, draw_scope
 from tests.generator.text import Text
-from tests.generator.words import Operator, Scope
 
-KINDS: Mapping[Operator, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
+KINDS: Mapping[str, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
 
 
 @dataclass(frozen=True, eq=False)
 class Injected:
-    """A fault that was drawn, with the words for it."""
-
-    operator: Operator
-    scope: Scope
+    operator: str
+    scope: str
     fault: Fault
-    parameters: Mapping[str, str]
 
 
-def _one_scope(rng: np.random.Generator, kind: Kind, layers: int) -> Scope:
+def _one_scope(rng: np.random.Generator, kind: Kind, layers: int) -> str:
     """All, layers, experts and tokens are equally likely where they are possible."""
-    possible = [one for one in kind.scopes if layers > 2 or one is not Scope.LAYER_INTERVAL]
+    possible = [one for one in kind.scopes if layers > 2 or one != "layer_interval"]
     families = [
-        [one for one in possible if one is Scope.ALL],
+        [one for one in possible if one == "all"],
         [one for one in possible if one in LAYERS],
         [one for one in possible if one in EXPERTS],
-        [one for one in possible if one is not Scope.ALL and one not in (*LAYERS, *EXPERTS)],
+        [one for one in possible if one in TOKENS],
     ]
     there = [family for family in families if family]
     family = there[int(rng.integers(len(there)))]
     return family[int(rng.integers(len(family)))]
 
 
-def _starts(ground: Ground, reach: Reach, kind: Kind, scope: Scope) -> Reach:
+def _starts(ground: Ground, reach: Reach, kind: Kind, scope: str) -> Reach:
     """The reach of a fault of the cache: the positions at which a step begins, within it."""
     position = ground.text.position
     if kind.starts == "requests":
@@ -50,7 +46,7 @@ def _starts(ground: Ground, reach: Reach, kind: Kind, scope: Scope) -> Reach:
         later = np.isin(np.arange(len(position)), np.concatenate(ground.schedule.batches[1:]))
         return Reach(reach.layers, reach.tokens & (position == 0) & later[:, None])
     steps = step_starts(ground.schedule, position.shape[1])
-    if scope is Scope.POSITIONS_FROM:
+    if scope == "positions_from":
         first = int(np.argwhere(reach.tokens.any(axis=0)).min())
         steps = steps[steps >= first][:1]
     return Reach(reach.layers, reach.tokens & np.isin(position, steps))
@@ -62,18 +58,14 @@ def step_starts(schedule: Schedule, length: int) -> np.ndarray:
     return np.array([start for start in starts if 0 < start <= schedule.decode_from], dtype=int)
 
 
-def draw_fault(operator: Operator, ground: Ground) -> Injected:
-    """A fault of this operator, with a scope and parameters that are drawn."""
+def draw_fault(operator: str, ground: Ground) -> Injected:
     kind = KINDS[operator]
     scope = _one_scope(ground.rng, kind, ground.model.shape.layers)
-    drawn = draw_scope(scope, ground, kind.lowest)
-    reach = drawn.reach
+    name, reach = draw_scope(scope, ground, kind.lowest)
     if kind.starts:
         reach = _starts(ground, reach, kind, scope)
     seed = int(ground.rng.integers(2**31))
-    change, parameters = kind.make(Draw(ground, reach, seed))
-    fault = Fault(kind.stage, reach, change)
-    return Injected(operator, drawn.scope, fault, {**drawn.parameters, **parameters})
+    return Injected(operator, name, Fault(kind.stage, reach, kind.make(Draw(ground, reach, seed))))
 
 
 # --------------------------------------------------------------------------------- what it reaches

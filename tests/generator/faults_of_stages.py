@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from moegeom.studies.explain.record import Cause
 from tests.generator.engine import Handover, Reading, Trace, unit
-from tests.generator.kinds import (
-    WITH_GROUPS,
-    WITH_SELECTION_BIAS,
-    Draw,
-    Kind,
-    Made,
-)
+from tests.generator.kinds import WITH_GROUPS, WITH_SELECTION_BIAS, Draw, Kind, Made, kind
 from tests.generator.model import rounded
 from tests.generator.rounding import to_fp8
 from tests.generator.rule import Choice
 from tests.generator.scopes import EXPERTS, LAYERS, POSITIONS, TOKENS
-from tests.generator.words import Operator, Scope
 
 
 # ------------------------------------------------------------------------------------------- inputs
@@ -32,16 +27,16 @@ def _before(reading: Reading, distance: int) -> np.ndarray:
 
 def _another_token(draw: Draw) -> Made:
     shift = int(draw.choice(1, 2, 4))
-    return lambda reading: _before(reading, shift), {"shift": str(shift)}
+    return lambda reading: _before(reading, shift)
 
 
 def _stale(draw: Draw) -> Made:
     """The buffer still holds the step before: a chunk of the prefill, or the last token."""
-    return lambda reading: _before(reading, reading.inputs.shape[1]), {}
+    return lambda reading: _before(reading, reading.inputs.shape[1])
 
 
 def _of_lower_layer(draw: Draw) -> Made:
-    return lambda reading: reading.below[-1], {}
+    return lambda reading: reading.below[-1]
 
 
 def _normalised_twice(draw: Draw) -> Made:
@@ -51,11 +46,11 @@ def _normalised_twice(draw: Draw) -> Made:
         again = unit(reading.inputs)
         return again * reading.gain if with_gain else again
 
-    return change, {"with_gain": str(with_gain)}
+    return change
 
 
 def _bf16(draw: Draw) -> Made:
-    return lambda reading: rounded(reading.inputs), {}
+    return lambda reading: rounded(reading.inputs)
 
 
 def _fp8(draw: Draw) -> Made:
@@ -66,7 +61,7 @@ def _fp8(draw: Draw) -> Made:
         flat = reading.inputs.reshape(-1, reading.inputs.shape[-1])
         return to_fp8(flat, name, scales).reshape(reading.inputs.shape)
 
-    return change, {"format": name, "scales": str(scales)}
+    return change
 
 
 def _noise(draw: Draw) -> Made:
@@ -78,12 +73,17 @@ def _noise(draw: Draw) -> Made:
         rms = np.sqrt((x**2).mean(axis=-1, keepdims=True))
         return (x + size * rms * rng.standard_normal(x.shape)).astype(np.float32)
 
-    return change, {"relative_size": str(size)}
+    return change
 
 
 # -------------------------------------------------------------------------------------------- cache
-def _of_state(change: Callable[[Handover], np.ndarray]) -> Callable[[Draw], Made]:
-    return lambda draw: (change, {})
+def _cache(
+    scopes: Sequence[str],
+    change: Callable[[Handover], np.ndarray],
+    *named: Cause,
+    starts: str = "steps",
+) -> Kind:
+    return kind("cache", scopes, lambda draw: change, *named, starts=starts)
 
 
 def _token_twice(handover: Handover) -> np.ndarray:
@@ -94,9 +94,7 @@ def _token_twice(handover: Handover) -> np.ndarray:
 
 # --------------------------------------------------------------------------------------------- rule
 def _of_rule(**values: object) -> Made:
-    return lambda rule: replace(rule, **values), {
-        name: str(value) for name, value in values.items()
-    }
+    return lambda rule: replace(rule, **values)
 
 
 def _other_score(draw: Draw) -> Made:
@@ -173,7 +171,7 @@ def _dropped(draw: Draw) -> Made:
         weights = np.where(full, np.float32(0.0), choice.weights)
         return Choice(choice.chosen, weights, choice.selection)
 
-    return change, {"factor": str(factor)}
+    return change
 
 
 def _rerouted(draw: Draw) -> Made:
@@ -195,15 +193,15 @@ def _rerouted(draw: Draw) -> Made:
                 load[chosen[token, slot]] += 1
         return Choice(chosen, choice.weights, choice.selection)
 
-    return change, {"factor": str(factor)}
+    return change
 
 
 # ------------------------------------------------------------------------------------------- writer
-def _of_ids(change: Callable[[np.ndarray], np.ndarray], **drawn: str) -> Made:
+def _of_ids(change: Callable[[np.ndarray], np.ndarray]) -> Made:
     def changed(trace: Trace) -> Trace:
         return replace(trace, chosen=change(trace.chosen).astype(np.int32))
 
-    return changed, drawn
+    return changed
 
 
 def _renamed(draw: Draw) -> Made:
@@ -218,7 +216,7 @@ def _offset(draw: Draw) -> Made:
     experts = draw.model.shape.experts
     ranks = int(draw.choice(2, 4))
     shift = int(draw.rng.integers(1, ranks)) * (experts // ranks)
-    return _of_ids(lambda chosen: (chosen + shift) % experts, offset=str(shift))
+    return _of_ids(lambda chosen: (chosen + shift) % experts)
 
 
 def _replicas(draw: Draw) -> Made:
@@ -232,7 +230,7 @@ def _replicas(draw: Draw) -> Made:
         odd = (np.arange(chosen.shape[2]) % 2 == 1)[:, None]
         return np.where(odd, name[chosen], chosen)
 
-    return _of_ids(change, replicated=" ".join(map(str, np.sort(some))))
+    return _of_ids(change)
 
 
 def _sorted(draw: Draw) -> Made:
@@ -253,28 +251,28 @@ def _padding(draw: Draw) -> Made:
                 weights[:, document, :there] = trace.weights[:, document, kept]
         return replace(trace, chosen=chosen, weights=weights)
 
-    return change, {}
+    return change
 
 
-def _rows(index: Callable[[np.ndarray], np.ndarray], **drawn: str) -> Made:
+def _rows(index: Callable[[np.ndarray], np.ndarray]) -> Made:
     """Rows of other positions of the same document."""
 
     def change(trace: Trace) -> Trace:
         at = index(np.arange(trace.chosen.shape[2]))
         return replace(trace, chosen=trace.chosen[:, :, at], weights=trace.weights[:, :, at])
 
-    return change, drawn
+    return change
 
 
 def _rows_shifted(draw: Draw) -> Made:
     shift = int(draw.choice(1, 2, 3))
-    return _rows(lambda at: np.maximum(at - shift, 0), shift=str(shift))
+    return _rows(lambda at: np.maximum(at - shift, 0))
 
 
 def _rows_stale(draw: Draw) -> Made:
     """A slot of the buffer is refreshed once in a while; until then it holds an old row."""
     every = int(draw.choice(8, 16))
-    return _rows(lambda at: at - at % every, refreshed_every=str(every))
+    return _rows(lambda at: at - at % every)
 
 
 def _layers_shifted(draw: Draw) -> Made:
@@ -282,110 +280,119 @@ def _layers_shifted(draw: Draw) -> Made:
         order = np.roll(np.arange(len(trace.chosen)), 1)
         return replace(trace, chosen=trace.chosen[order], weights=trace.weights[order])
 
-    return change, {}
+    return change
 
 
-_READ = (Scope.ALL, *LAYERS, *TOKENS)
-_CACHE = (Scope.ALL, *LAYERS, Scope.DOCUMENTS, Scope.POSITIONS_FROM)
-_BATCHES = (Scope.ALL, *LAYERS)
-_WRITTEN = (Scope.ALL, *LAYERS, *POSITIONS, Scope.DOCUMENTS, Scope.RANKS)
+_READ = ("all", *LAYERS, *TOKENS)
+_SERVED = ("all", *LAYERS, "documents", "positions_from")
+_BATCHES = ("all", *LAYERS)
+_WRITTEN = ("all", *LAYERS, *POSITIONS, "documents", "ranks")
 
-KINDS: Mapping[Operator, Kind] = {
-    Operator.INPUT_OF_ANOTHER_TOKEN: Kind("input", _READ, _another_token),
-    Operator.INPUT_STALE: Kind("input", _READ, _stale),
-    Operator.INPUT_OF_ANOTHER_LAYER: Kind("input", _READ, _of_lower_layer, lowest=1),
-    Operator.INPUT_NORMALISED_TWICE: Kind("input", _READ, _normalised_twice),
-    Operator.INPUT_BF16: Kind("input", _READ, _bf16, is_exact=True),
-    Operator.INPUT_FP8: Kind("input", _READ, _fp8),
-    Operator.INPUT_NOISE: Kind("input", _READ, _noise),
-    Operator.CACHE_LEFT_OVER: Kind(
-        "cache",
-        (Scope.ALL, *LAYERS, Scope.DOCUMENTS),
-        _of_state(lambda handover: handover.left),
+_input = partial(kind, "input", _READ)
+_rule = partial(kind, "rule", _READ)
+_rule_of_groups = partial(_rule, families=WITH_GROUPS)
+_dispatch = partial(kind, "dispatch", _BATCHES)
+_write = partial(kind, "write", visible_in="ids_only")
+
+KINDS: Mapping[str, Kind] = {
+    "input_of_another_token": _input(
+        _another_token, "tokens shifted", "inputs differ", "not the router"
+    ),
+    "input_stale": _input(_stale, "tokens shifted", "inputs differ", "not the router"),
+    "input_of_another_layer": _input(_of_lower_layer, "inputs differ", "not the router", lowest=1),
+    "input_normalised_twice": _input(
+        _normalised_twice, "inputs differ", "gain not folded", "not the router"
+    ),
+    "input_bf16": _input(
+        _bf16, "inputs rounded", "logits rounded", "not the router", is_exact=True
+    ),
+    "input_fp8": _input(_fp8, "inputs rounded", "not the router"),
+    "input_noise": _input(_noise, "arithmetic noise only", "not the router"),
+    "cache_left_over": _cache(
+        ("all", *LAYERS, "documents"),
+        lambda handover: handover.left,
+        "not the router",
         starts="requests",
     ),
-    Operator.CACHE_LOST: Kind(
-        "cache",
-        _CACHE,
-        _of_state(lambda handover: np.zeros_like(handover.state)),
-        starts="steps",
+    "cache_lost": _cache(_SERVED, lambda handover: np.zeros_like(handover.state), "not the router"),
+    "cache_token_twice": _cache(_SERVED, _token_twice, "not the router"),
+    "cache_token_skipped": _cache(_SERVED, lambda handover: handover.before_last, "not the router"),
+    "cache_of_another_request": _cache(
+        _SERVED, lambda handover: np.roll(handover.state, 1, axis=0), "not the router"
     ),
-    Operator.CACHE_TOKEN_TWICE: Kind("cache", _CACHE, _of_state(_token_twice), starts="steps"),
-    Operator.CACHE_TOKEN_SKIPPED: Kind(
-        "cache", _CACHE, _of_state(lambda handover: handover.before_last), starts="steps"
+    "cache_fp8": _cache(
+        _SERVED,
+        lambda handover: to_fp8(handover.state, "e4m3", "row"),
+        "not the router",
+        "arithmetic noise only",
     ),
-    Operator.CACHE_OF_ANOTHER_REQUEST: Kind(
-        "cache",
-        _CACHE,
-        _of_state(lambda handover: np.roll(handover.state, 1, axis=0)),
-        starts="steps",
+    "other_score": _rule(
+        _other_score,
+        "rule differs",
+        "routing weights differ",
+        families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
     ),
-    Operator.CACHE_FP8: Kind(
-        "cache",
-        _CACHE,
-        _of_state(lambda handover: to_fp8(handover.state, "e4m3", "row")),
-        starts="steps",
+    "softmax_moved": _rule(
+        _softmax_moved, "rule differs", "routing weights differ", families=("olmoe", "gpt_oss")
     ),
-    Operator.OTHER_SCORE: Kind(
-        "rule", _READ, _other_score, ("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS)
+    "group_score": _rule_of_groups(lambda draw: _of_rule(group_score="max"), "rule differs"),
+    "group_count": _rule_of_groups(_group_count, "rule differs"),
+    "groups_ignored": _rule_of_groups(
+        lambda draw: _of_rule(num_groups=1, num_kept=1), "rule differs"
     ),
-    Operator.SOFTMAX_MOVED: Kind("rule", _READ, _softmax_moved, ("olmoe", "gpt_oss")),
-    Operator.GROUP_SCORE: Kind(
-        "rule", _READ, lambda draw: _of_rule(group_score="max"), WITH_GROUPS
+    "group_fill": _rule_of_groups(lambda draw: _of_rule(fill=0.0), "rule differs", bias_level=-0.6),
+    "top_k_more": _rule(_more, "rule differs", "routing weights differ"),
+    "top_k_fewer": _rule(_fewer, "rule differs", "routing weights differ"),
+    "bias_in_weights": _rule(
+        lambda draw: _of_rule(bias_in_weights=True),
+        "bias in routing weights",
+        families=WITH_SELECTION_BIAS,
     ),
-    Operator.GROUP_COUNT: Kind("rule", _READ, _group_count, WITH_GROUPS),
-    Operator.GROUPS_IGNORED: Kind(
-        "rule", _READ, lambda draw: _of_rule(num_groups=1, num_kept=1), WITH_GROUPS
+    "bias_not_in_selection": _rule(
+        lambda draw: _of_rule(bias_selects=False), "bias missing", families=WITH_SELECTION_BIAS
     ),
-    Operator.GROUP_FILL: Kind(
-        "rule", _READ, lambda draw: _of_rule(fill=0.0), WITH_GROUPS, bias_level=-0.6
+    "renormalisation_flipped": _rule(
+        _renormalisation,
+        "routing weights differ",
+        families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
     ),
-    Operator.TOP_K_MORE: Kind("rule", _READ, _more),
-    Operator.TOP_K_FEWER: Kind("rule", _READ, _fewer),
-    Operator.BIAS_IN_WEIGHTS: Kind(
-        "rule", _READ, lambda draw: _of_rule(bias_in_weights=True), WITH_SELECTION_BIAS
-    ),
-    Operator.BIAS_NOT_IN_SELECTION: Kind(
-        "rule", _READ, lambda draw: _of_rule(bias_selects=False), WITH_SELECTION_BIAS
-    ),
-    Operator.RENORMALISATION_FLIPPED: Kind(
-        "rule", _READ, _renormalisation, ("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS)
-    ),
-    Operator.OTHER_SCALE: Kind("rule", _READ, _scale),
-    Operator.SOFT_CAP: Kind("rule", _READ, _soft_cap),
-    Operator.TIES_TO_HIGH_INDEX: Kind(
-        "rule",
-        _READ,
+    "other_scale": _rule(_scale, "routing weights differ"),
+    "soft_cap": _rule(_soft_cap, "rule differs", "routing weights differ"),
+    "ties_to_high_index": _rule(
         lambda draw: _of_rule(ties_to_high_index=True),
+        "ties broken by number",
         equal_rows=True,
         is_exact=True,
     ),
-    Operator.CAPACITY_DROPPED: Kind("dispatch", _BATCHES, _dropped),
-    Operator.CAPACITY_REROUTED: Kind("dispatch", _BATCHES, _rerouted),
-    Operator.EXPERTS_RENAMED: Kind("write", (*_WRITTEN, *EXPERTS), _renamed, visible_in="ids_only"),
-    Operator.EXPERTS_OFFSET: Kind("write", _WRITTEN, _offset, visible_in="ids_only"),
-    Operator.REPLICA_IDS: Kind("write", _WRITTEN, _replicas, visible_in="ids_only"),
-    Operator.IDS_INT8: Kind(
-        "write",
+    "capacity_dropped": _dispatch(_dropped, "capacity"),
+    "capacity_rerouted": _dispatch(_rerouted, "capacity"),
+    "experts_renamed": _write((*_WRITTEN, *EXPERTS), _renamed, "experts renamed"),
+    "experts_offset": _write(_WRITTEN, _offset, "experts renamed"),
+    "replica_ids": _write(_WRITTEN, _replicas, "experts renamed", may_be_refused=True),
+    "ids_int8": _write(
         _BATCHES,
         lambda draw: _of_ids(lambda chosen: chosen & 0x7F),
+        "experts renamed",
         bend="beyond_127",
-        visible_in="ids_only",
+        may_be_refused=True,
     ),
-    Operator.IDS_UINT8: Kind(
-        "write",
+    "ids_uint8": _write(
         _BATCHES,
         lambda draw: _of_ids(lambda chosen: chosen & 0xFF),
+        "experts renamed",
         bend="beyond_255",
-        visible_in="ids_only",
+        may_be_refused=True,
     ),
-    Operator.IDS_SORTED: Kind("write", _WRITTEN, _sorted, visible_in="weights"),
-    Operator.PADDING_ROWS: Kind(
-        "write", (Scope.ALL, Scope.DOCUMENTS), _padding, visible_in="ids_only"
+    "ids_sorted": _write(
+        _WRITTEN,
+        _sorted,
+        "no disagreement",
+        "routing weights differ",
+        "arithmetic noise only",
+        visible_in="weights",
     ),
-    Operator.WRITTEN_ROWS_SHIFTED: Kind("write", _WRITTEN, _rows_shifted, visible_in="ids_only"),
-    Operator.WRITTEN_ROWS_STALE: Kind("write", _WRITTEN, _rows_stale, visible_in="ids_only"),
-    Operator.WRITTEN_LAYERS_SHIFTED: Kind(
-        "write", _BATCHES, _layers_shifted, visible_in="ids_only"
-    ),
+    "padding_rows": _write(("all", "documents"), _padding, "padding counted", "tokens shifted"),
+    "written_rows_shifted": _write(_WRITTEN, _rows_shifted, "tokens shifted"),
+    "written_rows_stale": _write(_WRITTEN, _rows_stale, "rows repeated"),
+    "written_layers_shifted": _write(_BATCHES, _layers_shifted, "layers shifted"),
 }

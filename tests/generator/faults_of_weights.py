@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from tests.generator.kinds import WITH_BIAS, Draw, Kind, Made
+from tests.generator.kinds import WITH_BIAS, Draw, Kind, Made, kind
 from tests.generator.model import INITIALISER_RANGE, RouterTensors, rounded
 from tests.generator.rounding import Fp8, Integers, to_fp8, to_integers
 from tests.generator.scopes import EXPERTS, LAYERS, TOKENS
-from tests.generator.words import Operator, Scope
 
 
 # --------------------------------------------------------------------------------------------- rows
-def _taken(draw: Draw, index_at: Callable[[int], np.ndarray], **drawn: str) -> Made:
+def _taken(draw: Draw, index_at: Callable[[int], np.ndarray]) -> Made:
     """Rows by an index for each layer; in half of the cases the bias goes with them."""
     with_bias = bool(draw.rng.integers(2)) and draw.model.rule.bias != "none"
 
@@ -27,7 +27,7 @@ def _taken(draw: Draw, index_at: Callable[[int], np.ndarray], **drawn: str) -> M
             bias = bias[index]
         return replace(tensors, weight=tensors.weight[index], bias=bias)
 
-    return change, drawn | {"with_bias": str(with_bias)}
+    return change
 
 
 def _permuted(draw: Draw) -> Made:
@@ -43,13 +43,13 @@ def _interleaved(draw: Draw) -> Made:
     """Ranks give their rows in turn, where one after the other was meant."""
     ranks = draw.choice(2, 4)
     index = np.arange(draw.model.shape.experts).reshape(ranks, -1).T.ravel()
-    return _taken(draw, lambda layer: index, ranks=str(ranks))
+    return _taken(draw, lambda layer: index)
 
 
 def _shifted(draw: Draw) -> Made:
     shift = draw.choice(1, 2, draw.model.shape.experts // 4, -1)
     index = np.roll(np.arange(draw.model.shape.experts), shift)
-    return _taken(draw, lambda layer: index, shift=str(shift))
+    return _taken(draw, lambda layer: index)
 
 
 def _duplicated(draw: Draw) -> Made:
@@ -83,21 +83,23 @@ def _row_factor(rows: np.ndarray, factor: float) -> Made:
         weight[rows] *= factor
         return replace(tensors, weight=weight)
 
-    return change, {"rows": " ".join(map(str, np.sort(rows))), "factor": str(factor)}
+    return change
 
 
 # ------------------------------------------------------------------------------------------ weights
-def _of_weight(
-    change: Callable[[int, np.ndarray], np.ndarray], **drawn: str
-) -> tuple[Callable[[int, RouterTensors], RouterTensors], dict[str, str]]:
+def _of(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
+    """One part of a router, changed by the layer and by what was there."""
+
     def changed(layer: int, tensors: RouterTensors) -> RouterTensors:
-        return replace(tensors, weight=change(layer, tensors.weight).astype(np.float32))
+        new = change(layer, getattr(tensors, part)).astype(np.float32)
+        return replace(tensors, **{part: new})
 
-    return changed, drawn
+    return changed
 
 
-def _transposed(draw: Draw) -> Made:
-    return _of_weight(lambda layer, weight: weight.T)
+def _each(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Draw], Made]:
+    """The same change in every layer, of which nothing is drawn."""
+    return lambda draw: _of(part, lambda layer, values: change(values))
 
 
 def _of_another_layer(draw: Draw) -> Made:
@@ -109,7 +111,7 @@ def _of_another_layer(draw: Draw) -> Made:
         there = draw.model.routers[at(layer)]
         return replace(now, weight=there.weight, bias=there.bias if with_bias else now.bias)
 
-    return change, {"with_bias": str(with_bias)}
+    return change
 
 
 def _of_other_files(draw: Draw, tensors: Sequence[RouterTensors]) -> Made:
@@ -125,19 +127,19 @@ def _of_other_files(draw: Draw, tensors: Sequence[RouterTensors]) -> Made:
         bias = there.bias if is_whole else now.bias
         return RouterTensors(there.weight, bias, there.gain if with_gain else now.gain)
 
-    return change, {"whole": str(is_whole), "with_gain": str(with_gain)}
+    return change
 
 
 def _at_initialisation(draw: Draw) -> Made:
     def change(layer: int, weight: np.ndarray) -> np.ndarray:
         return INITIALISER_RANGE * draw.rng_at(layer).standard_normal(weight.shape)
 
-    return _of_weight(change)
+    return _of("weight", change)
 
 
 def _scaled(draw: Draw) -> Made:
     factor = draw.choice(0.25, 0.5, 0.9, 1.1, 2.0, -1.0)
-    return _of_weight(lambda layer, weight: factor * weight, factor=str(factor))
+    return _of("weight", lambda layer, weight: factor * weight)
 
 
 def _low_rank(draw: Draw) -> Made:
@@ -151,69 +153,43 @@ def _low_rank(draw: Draw) -> Made:
         update = update @ rng.standard_normal((rank, weight.shape[1]))
         return weight + update * (size * np.linalg.norm(weight) / np.linalg.norm(update))
 
-    return _of_weight(change, rank=str(rank), relative_size=str(size))
+    return _of("weight", change)
 
 
 # ----------------------------------------------------------------------------------------- rounding
-def _bf16(draw: Draw) -> Made:
-    return _of_weight(lambda layer, weight: rounded(weight))
-
-
 def _fp8(draw: Draw, name: Fp8) -> Made:
     scales = draw.choice(None, "row", "column", "block", "tensor")
-    return _of_weight(lambda layer, weight: to_fp8(weight, name, scales), scales=str(scales))
+    return _of("weight", lambda layer, weight: to_fp8(weight, name, scales))
 
 
 _SIGNED = {8: (127.0, 127.5, 128.0), 4: (7.0, 7.5, 8.0)}
 
 
-def _integers(draw: Draw, bits: int) -> tuple[Integers, dict[str, str]]:
+def _integers(draw: Draw, bits: int) -> Integers:
     granularity = draw.choice("row", "column", "block", "tensor")
     divisor = draw.choice(*_SIGNED[bits], 0.0)
-    form = Integers(bits, granularity, divisor, is_signed=divisor > 0.0)
-    convention = f"amax / {divisor:g}" if form.is_signed else "unsigned"
-    return form, {"scales": granularity, "convention": convention}
+    return Integers(bits, granularity, divisor, is_signed=divisor > 0.0)
 
 
 def _int(draw: Draw, bits: int) -> Made:
-    form, drawn = _integers(draw, bits)
-    return _of_weight(lambda layer, weight: to_integers(weight, form), **drawn)
+    form = _integers(draw, bits)
+    return _of("weight", lambda layer, weight: to_integers(weight, form))
 
 
 def _bf16_after_int8(draw: Draw) -> Made:
-    form, drawn = _integers(draw, 8)
-    return _of_weight(lambda layer, weight: rounded(to_integers(weight, form)), **drawn)
+    form = _integers(draw, 8)
+    return _of("weight", lambda layer, weight: rounded(to_integers(weight, form)))
 
 
 # --------------------------------------------------------------------------------------------- bias
-def _of_bias(change: Callable[[int, np.ndarray], np.ndarray], **drawn: str) -> Made:
-    def changed(layer: int, tensors: RouterTensors) -> RouterTensors:
-        assert tensors.bias is not None
-        return replace(tensors, bias=change(layer, tensors.bias).astype(np.float32))
-
-    return changed, drawn
-
-
-def _bias_dropped(draw: Draw) -> Made:
-    return _of_bias(lambda layer, bias: np.zeros_like(bias))
-
-
-def _bias_negated(draw: Draw) -> Made:
-    return _of_bias(lambda layer, bias: -bias)
-
-
 def _bias_offset(draw: Draw) -> Made:
     offset = float(draw.choice(-0.2, -0.05, 0.05, 0.2))
-    return _of_bias(lambda layer, bias: bias + offset, offset=str(offset))
+    return _of("bias", lambda layer, bias: bias + offset)
 
 
 def _bias_shifted(draw: Draw) -> Made:
     shift = int(draw.choice(1, 2, draw.model.shape.experts // 4))
-    return _of_bias(lambda layer, bias: np.roll(bias, shift), shift=str(shift))
-
-
-def _bias_bf16(draw: Draw) -> Made:
-    return _of_bias(lambda layer, bias: rounded(bias))
+    return _of("bias", lambda layer, bias: np.roll(bias, shift))
 
 
 def _bias_of(tensors: Sequence[RouterTensors], at: Callable[[int], int]) -> Made:
@@ -222,7 +198,7 @@ def _bias_of(tensors: Sequence[RouterTensors], at: Callable[[int], int]) -> Made
         assert there is not None
         return there
 
-    return _of_bias(change)
+    return _of("bias", change)
 
 
 def _bias_misread(draw: Draw) -> Made:
@@ -237,69 +213,79 @@ def _bias_misread(draw: Draw) -> Made:
             read = stored.view(np.float32)
         return np.nan_to_num(np.clip(read, -1e4, 1e4), nan=0.0)
 
-    return _of_bias(change, read_as="bfloat16" if as_bf16 else "float32")
+    return _of("bias", change)
 
 
 # --------------------------------------------------------------------------------------------- gain
-def _of_gain(change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
-    def changed(layer: int, tensors: RouterTensors) -> RouterTensors:
-        return replace(tensors, gain=change(layer, tensors.gain).astype(np.float32))
-
-    return changed, {}
-
-
 def _gain_of_another_layer(draw: Draw) -> Made:
     at = draw.another_layer()
-    return _of_gain(lambda layer, gain: draw.model.routers[at(layer)].gain)
+    return _of("gain", lambda layer, gain: draw.model.routers[at(layer)].gain)
 
 
-_ANY = (Scope.ALL, *LAYERS, *EXPERTS, *TOKENS)
-_NO_EXPERTS = (Scope.ALL, *LAYERS, *TOKENS)
+_ANY = ("all", *LAYERS, *EXPERTS, *TOKENS)
+_NO_EXPERTS = ("all", *LAYERS, *TOKENS)
 
-KINDS: Mapping[Operator, Kind] = {
-    Operator.ROWS_PERMUTED: Kind("load", _ANY, _permuted),
-    Operator.ROWS_INTERLEAVED: Kind("load", _NO_EXPERTS, _interleaved),
-    Operator.ROWS_SHIFTED: Kind("load", _NO_EXPERTS, _shifted),
-    Operator.ROWS_DUPLICATED: Kind("load", _ANY, _duplicated),
-    Operator.ROWS_ZEROED: Kind("load", _ANY, _zeroed),
-    Operator.ROW_SCALED: Kind("load", _NO_EXPERTS, _row_scaled),
-    Operator.WEIGHTS_TRANSPOSED: Kind("load", _NO_EXPERTS, _transposed, bend="square"),
-    Operator.WEIGHTS_OF_ANOTHER_LAYER: Kind("load", _ANY, _of_another_layer),
-    Operator.WEIGHTS_OF_OLDER_CHECKPOINT: Kind(
-        "load", _ANY, lambda draw: _of_other_files(draw, draw.model.older)
+_load = partial(kind, "load")
+_load_bias = partial(_load, families=WITH_BIAS)
+
+
+def _gain(make: Callable[[Draw], Made]) -> Kind:
+    return _load(_NO_EXPERTS, make, "gain not folded")
+
+
+KINDS: Mapping[str, Kind] = {
+    "rows_permuted": _load(_ANY, _permuted, "experts renamed", "rows damaged"),
+    "rows_interleaved": _load(_NO_EXPERTS, _interleaved, "experts renamed", "rows damaged"),
+    "rows_shifted": _load(_NO_EXPERTS, _shifted, "experts renamed", "rows damaged"),
+    "rows_duplicated": _load(_ANY, _duplicated, "rows damaged"),
+    "rows_zeroed": _load(_ANY, _zeroed, "rows damaged"),
+    "row_scaled": _load(_NO_EXPERTS, _row_scaled, "rows damaged"),
+    "weights_transposed": _load(
+        _NO_EXPERTS, _each("weight", np.transpose), "rows damaged", bend="square"
     ),
-    Operator.WEIGHTS_OF_ANOTHER_TRAINING: Kind(
-        "load", _ANY, lambda draw: _of_other_files(draw, draw.model.other)
+    "weights_of_another_layer": _load(_ANY, _of_another_layer, "rows of another layer"),
+    "weights_of_older_checkpoint": _load(
+        _ANY, lambda draw: _of_other_files(draw, draw.model.older), "router stale", loaded="older"
     ),
-    Operator.WEIGHTS_AT_INITIALISATION: Kind("load", _ANY, _at_initialisation),
-    Operator.WEIGHTS_SCALED: Kind("load", _ANY, _scaled),
-    Operator.LOW_RANK_UPDATE: Kind("load", _ANY, _low_rank),
-    Operator.WEIGHTS_BF16: Kind("load", _ANY, _bf16, stored="float32"),
-    Operator.WEIGHTS_FP8_E4M3: Kind("load", _ANY, lambda draw: _fp8(draw, "e4m3")),
-    Operator.WEIGHTS_FP8_E5M2: Kind("load", _ANY, lambda draw: _fp8(draw, "e5m2")),
-    Operator.WEIGHTS_INT8: Kind("load", _ANY, lambda draw: _int(draw, 8)),
-    Operator.WEIGHTS_INT4: Kind("load", _ANY, lambda draw: _int(draw, 4)),
-    Operator.WEIGHTS_BF16_AFTER_INT8: Kind("load", _ANY, _bf16_after_int8),
-    Operator.BIAS_DROPPED: Kind("load", _ANY, _bias_dropped, WITH_BIAS),
-    Operator.BIAS_NEGATED: Kind("load", _ANY, _bias_negated, WITH_BIAS),
-    Operator.BIAS_OFFSET: Kind("load", EXPERTS, _bias_offset, WITH_BIAS),
-    Operator.BIAS_SHIFTED: Kind("load", _NO_EXPERTS, _bias_shifted, WITH_BIAS),
-    Operator.BIAS_BF16: Kind("load", _ANY, _bias_bf16, WITH_BIAS),
-    Operator.BIAS_OF_ANOTHER_LAYER: Kind(
-        "load", _ANY, lambda draw: _bias_of(draw.model.routers, draw.another_layer()), WITH_BIAS
+    "weights_of_another_training": _load(
+        _ANY,
+        lambda draw: _of_other_files(draw, draw.model.other),
+        "router stale",
+        "unrelated",
+        loaded="other",
     ),
-    Operator.BIAS_OF_OLDER_CHECKPOINT: Kind(
-        "load", _ANY, lambda draw: _bias_of(draw.model.older, lambda layer: layer), WITH_BIAS
+    "weights_at_initialisation": _load(_ANY, _at_initialisation, "unrelated", "rows damaged"),
+    "weights_scaled": _load(
+        _ANY, _scaled, "rows damaged", "routing weights differ", "rule differs"
     ),
-    Operator.BIAS_MISREAD: Kind("load", _ANY, _bias_misread, WITH_BIAS),
-    Operator.GAIN_DROPPED: Kind(
-        "load", _NO_EXPERTS, lambda draw: _of_gain(lambda layer, gain: np.ones_like(gain))
+    "low_rank_update": _load(_ANY, _low_rank, "rows damaged"),
+    "weights_bf16": _load(_ANY, _each("weight", rounded), "weights rounded", stored="float32"),
+    "weights_fp8_e4m3": _load(_ANY, lambda draw: _fp8(draw, "e4m3"), "weights rounded"),
+    "weights_fp8_e5m2": _load(_ANY, lambda draw: _fp8(draw, "e5m2"), "weights rounded"),
+    "weights_int8": _load(_ANY, lambda draw: _int(draw, 8), "weights rounded"),
+    "weights_int4": _load(_ANY, lambda draw: _int(draw, 4), "weights rounded"),
+    "weights_bf16_after_int8": _load(_ANY, _bf16_after_int8, "weights rounded"),
+    "bias_dropped": _load_bias(_ANY, _each("bias", np.zeros_like), "bias missing"),
+    "bias_negated": _load_bias(_ANY, _each("bias", np.negative), "bias differs"),
+    "bias_offset": _load_bias(EXPERTS, _bias_offset, "bias differs"),
+    "bias_shifted": _load_bias(_NO_EXPERTS, _bias_shifted, "bias differs"),
+    "bias_bf16": _load_bias(_ANY, _each("bias", rounded), "bias rounded"),
+    "bias_of_another_layer": _load_bias(
+        _ANY,
+        lambda draw: _bias_of(draw.model.routers, draw.another_layer()),
+        "bias stale",
+        "bias differs",
     ),
-    Operator.GAIN_TWICE: Kind(
-        "load", _NO_EXPERTS, lambda draw: _of_gain(lambda layer, gain: gain * gain)
+    "bias_of_older_checkpoint": _load_bias(
+        _ANY,
+        lambda draw: _bias_of(draw.model.older, lambda layer: layer),
+        "bias stale",
+        "bias differs",
+        loaded="older",
     ),
-    Operator.GAIN_PLUS_ONE: Kind(
-        "load", _NO_EXPERTS, lambda draw: _of_gain(lambda layer, gain: 1.0 + gain)
-    ),
-    Operator.GAIN_OF_ANOTHER_LAYER: Kind("load", _NO_EXPERTS, _gain_of_another_layer),
+    "bias_misread": _load_bias(_ANY, _bias_misread, "bias differs"),
+    "gain_dropped": _gain(_each("gain", np.ones_like)),
+    "gain_twice": _gain(_each("gain", np.square)),
+    "gain_plus_one": _gain(_each("gain", lambda gain: 1.0 + gain)),
+    "gain_of_another_layer": _gain(_gain_of_another_layer),
 }

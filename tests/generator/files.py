@@ -27,7 +27,6 @@ Form = Literal["ids", "router_input", "logits", "replies"]
 
 
 def write_checkpoint(model: Model, routers: Sequence[RouterTensors], folder: Path) -> None:
-    """config.json and model.safetensors with what stands in front of the experts."""
     folder.mkdir(parents=True)
     config = config_of(model.family, model.shape, model.stored)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -43,7 +42,6 @@ def write_checkpoint(model: Model, routers: Sequence[RouterTensors], folder: Pat
 
 
 def columns_of(text: Text) -> TokenColumns:
-    """Document, position, token and domain of each token."""
     there = text.is_token
     document = np.repeat(np.arange(len(text.lengths)), text.lengths)
     return TokenColumns(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from moegeom.studies.explain.record import Cause
 from tests.generator.engine import Reach, Stage
 from tests.generator.model import FAMILIES, Model, Stored
 from tests.generator.scopes import Ground
-from tests.generator.words import Scope
 
-#: The change of a stage, and what was drawn for it, as text.
-Made = tuple[Callable[..., Any], dict[str, str]]
+#: Another checkpoint: an older one, another training, or none.
+Named = Literal["", "older", "other"]
+
+#: The change of a stage.
+Made = Callable[..., Any]
 
 WITH_SELECTION_BIAS = ("deepseek_v3", "deepseek_v3_ungrouped")
 WITH_BIAS = (*WITH_SELECTION_BIAS, "gpt_oss")
@@ -39,7 +42,6 @@ class Draw:
 
     @property
     def experts(self) -> np.ndarray:
-        """The experts that the fault touches."""
         every = np.arange(self.model.shape.experts)
         return every if self.reach.experts is None else self.reach.experts
 
@@ -54,7 +56,6 @@ class Draw:
         return lambda layer: (layer + shift) % layers
 
     def choice(self, *of: Any) -> Any:
-        """One of some values."""
         return of[int(self.rng.integers(len(of)))]
 
 
@@ -64,6 +65,8 @@ class Kind:
 
     Parameters
     ----------
+    named
+        The verdicts that name it.
     families, bend, stored, equal_rows, bias_level
         The model that it needs; see ``model.FAMILIES``, ``model.BENT`` and ``draw_model``.
     lowest
@@ -75,11 +78,16 @@ class Kind:
         else, since the writer alone is wrong (``ids_only``).
     is_exact
         Whether all arithmetics must be float32 and sums in one order, so that it shows at all.
+    loaded
+        The other checkpoint that the faulty engine loaded from.
+    may_be_refused
+        Whether a reader may well refuse the trace: its ids cannot be choices.
     """
 
     stage: Stage
-    scopes: tuple[Scope, ...]
+    scopes: tuple[str, ...]
     make: Callable[[Draw], Made]
+    named: tuple[Cause, ...]
     families: tuple[str, ...] = tuple(FAMILIES)
     bend: str = ""
     stored: Stored | None = None
@@ -89,3 +97,11 @@ class Kind:
     starts: Literal["", "requests", "steps"] = ""
     visible_in: Literal["ids", "weights", "ids_only"] = "ids"
     is_exact: bool = False
+    loaded: Named = ""
+    may_be_refused: bool = False
+
+
+def kind(
+    stage: Stage, scopes: Sequence[str], make: Callable[[Draw], Made], *named: Cause, **needs: Any
+) -> Kind:
+    return Kind(stage, tuple(scopes), make, named, **needs)

@@ -26,8 +26,6 @@ _BALANCING_STEPS, _BALANCING_STEP = 30, 0.01
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a model and its text are."""
-
     layers: int
     hidden: int
     experts: int
@@ -134,7 +132,6 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def config_of(family: Family, shape: Shape, stored: Stored) -> dict[str, Any]:
-    """What config.json says."""
     rule = family.rule(shape)
     return {
         "model_type": family.model_type,

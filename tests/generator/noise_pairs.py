@@ -45,8 +45,6 @@ _FORMS: tuple[Form, ...] = ("ids", "router_input", "logits")
 
 @dataclass(frozen=True)
 class NoisePair:
-    """A pair and what was said of it."""
-
     seed: int
     arithmetic: str
     shape: Shape
@@ -55,7 +53,6 @@ class NoisePair:
 
     @property
     def outcome(self) -> str:
-        """healthy, rounding, open or wrong, as for twins."""
         return twin_outcome(self.verdict)
 
 
@@ -93,14 +90,12 @@ def noise_pair(seed: int, folder: Path) -> NoisePair:
 
 
 def all_noise_pairs(seeds: Sequence[int]) -> Iterator[NoisePair]:
-    """The pairs of these seeds, one after the other."""
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             yield noise_pair(seed, Path(folder))
 
 
 def main(first: str, last: str) -> None:
-    """One line for each pair that is not called noise, and the sums."""
     ends: Counter[str] = Counter()
     for one in all_noise_pairs(range(int(first), int(last))):
         ends[one.outcome] += 1

@@ -47,7 +47,6 @@ def named(found: Iterable[Scored]) -> Iterator[tuple[float, bool]]:
 
 
 def reliability(verdicts: Iterable[tuple[float, bool]]) -> list[Reliability]:
-    """Verdicts counted by classes of their margins."""
     told = list(verdicts)
     ends = itertools.pairwise((*CLASSES, float("inf")))
     classes = [
@@ -57,7 +56,6 @@ def reliability(verdicts: Iterable[tuple[float, bool]]) -> list[Reliability]:
 
 
 def table(found: Iterable[Reliability]) -> str:
-    """The classes as a table in Markdown."""
     lines = ["| margin, bits | verdicts | right |", "|---|---|---|"]
     for one in found:
         words = (
@@ -71,7 +69,6 @@ def table(found: Iterable[Reliability]) -> str:
 
 
 def main(*arguments: str) -> None:
-    """The table of all these seeds."""
     found: list[Scored] = []
     for size, first, last in zip(arguments[::3], arguments[1::3], arguments[2::3], strict=True):
         found += all_scored(size, range(int(first), int(last)))

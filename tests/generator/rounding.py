@@ -62,9 +62,7 @@ def to_integers(w: Float[np.ndarray, "rows columns"], form: Integers) -> np.ndar
 
 
 def to_fp8(
-    x: Float[np.ndarray, "rows columns"],
-    name: Fp8,
-    granularity: Granularity | None,
+    x: Float[np.ndarray, "rows columns"], name: Fp8, granularity: Granularity | None
 ) -> np.ndarray:
     """scale * fp8(x / scale) with amax / scale the largest number; no scale without granularity."""
     if granularity is None:

@@ -26,7 +26,6 @@ class Text:
 
     @property
     def is_token(self) -> Bool[np.ndarray, "documents length"]:
-        """False for padding."""
         return np.arange(self.token_id.shape[1]) < self.lengths[:, None]
 
     @property
@@ -35,7 +34,6 @@ class Text:
 
     @property
     def position(self) -> Int[np.ndarray, "documents length"]:
-        """Positions, counted from the beginning of each document."""
         return np.broadcast_to(np.arange(self.token_id.shape[1]), self.token_id.shape)
 
     @property

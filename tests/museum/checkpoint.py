@@ -40,7 +40,6 @@ class Checkpoint:
 
     @property
     def layers(self) -> list[int]:
-        """Layers with a router."""
         numbers = range(int(self.config["num_hidden_layers"]))
         return [layer for layer in numbers if name_of("weight", layer) in self.tensors]
 
@@ -72,25 +71,35 @@ class Checkpoint:
         return self.changed(new)
 
     def write(self, folder: Path) -> Path:
-        """A checkpoint directory with one safetensors file."""
         folder.mkdir(parents=True)
         save_file(dict(self.tensors), folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(dict(self.config)), encoding="utf-8")
         return folder
 
 
+Build = Callable[[], Checkpoint]
+
+
+def edited(
+    model: Build,
+    part: Part,
+    change: Change,
+    layers: Iterable[int] | None = None,
+    dtype: np.dtype | None = None,
+) -> Build:
+    """Builds a model with one part changed, as ``Checkpoint.edited`` does."""
+    return lambda: model().edited(part, change, layers, dtype)
+
+
 def name_of(part: Part, layer: int) -> str:
-    """The tensor of one part of one router."""
     return PARTS[part].format(layer=layer)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Everything in a checkpoint directory."""
     store = open_checkpoint(path)
     tensors = {name: np.array(store.read(name)) for name in store.names()}
     return Checkpoint(dict(store.config), tensors)
 
 
 def rounded(values: np.ndarray, dtype: np.dtype = BF16) -> np.ndarray:
-    """Values as another dtype holds them."""
     return np.asarray(values).astype(dtype).astype(np.float64)

@@ -1,7 +1,7 @@
 """One run of the museum for all its tests, at the pace of a user.
 
 Executing the shapes of every call makes a run of the gate ten times as long, mostly for single
-numbers: it is done for the large size of each incident only.
+numbers: it is done at night, for what is the matter in every layer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 
+from tests.by_day import IS_NIGHT
 from tests.museum.gallery import Museum
 
 
@@ -21,7 +22,7 @@ def museum(tmp_path_factory) -> Museum:
 
 @pytest.fixture(autouse=True)
 def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "-large]" in request.node.name:
+    if IS_NIGHT and "all layers" in request.node.name:
         yield
         return
     jaxtyping.config.update("jaxtyping_disable", True)

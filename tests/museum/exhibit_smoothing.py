@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from tests.museum.checkpoint import Checkpoint
+from tests.museum.checkpoint import Build, Checkpoint
 from tests.museum.gallery import Case, Incident
 from tests.museum.healthy import softmax_model
-
-_ALL = ("text/0", "text/1", "text/2", "text/3")
 
 
 def smoothed(model: Checkpoint, spread: float, is_followed: bool) -> Checkpoint:
@@ -28,7 +24,7 @@ def smoothed(model: Checkpoint, spread: float, is_followed: bool) -> Checkpoint:
     return divided.edited("weight", lambda w, layer: w * scales(layer, w.shape[1]))
 
 
-def _smoothed(spread: float, is_followed: bool = False) -> Callable[[], Checkpoint]:
+def _smoothed(spread: float, is_followed: bool = False) -> Build:
     return lambda: smoothed(softmax_model(), spread, is_followed)
 
 
@@ -39,9 +35,9 @@ SMOOTHED_ALONE = Incident(
     "router left out of the list its file is bit for bit the same, and it reads other inputs.",
     "MGI122",
     (
-        Case("scales spread by 1.02", _smoothed(1.02), ("MGI122",), _ALL),
-        Case("by 1.2", _smoothed(1.2), ("MGI122",), _ALL),
-        Case("by 3", _smoothed(3.0), ("MGI122",), _ALL),
+        Case("scales spread by 1.02", _smoothed(1.02), range(4)),
+        Case("by 1.2", _smoothed(1.2), range(4)),
+        Case("by 3", _smoothed(3.0), range(4)),
     ),
     tuple(
         Case(f"scales spread by {spread:g}, router multiplied", _smoothed(spread, True))
@@ -49,5 +45,3 @@ SMOOTHED_ALONE = Incident(
     ),
     softmax_model,
 )
-
-INCIDENTS = (SMOOTHED_ALONE,)

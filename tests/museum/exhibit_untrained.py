@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
-from tests.museum.checkpoint import Checkpoint
+from tests.museum.checkpoint import Build, Checkpoint, edited
 from tests.museum.gallery import Case, Incident
 from tests.museum.healthy import softmax_model
 
@@ -25,13 +25,13 @@ def model() -> Checkpoint:
     return trained.edited("weight", shared)
 
 
-def _drawn(rows: slice, layers: Iterable[int]) -> Callable[[], Checkpoint]:
+def _drawn(layers: Sequence[int], rows: slice = slice(None)) -> Build:
     def drawn(weight: np.ndarray, layer: int) -> np.ndarray:
         fresh = _RANGE * np.random.default_rng([858, layer]).standard_normal(weight.shape)
         weight[rows] = fresh[rows]
         return weight
 
-    return lambda: model().edited("weight", drawn, layers)
+    return edited(model, "weight", drawn, layers)
 
 
 ROWS_NEVER_TRAINED = Incident(
@@ -41,13 +41,9 @@ ROWS_NEVER_TRAINED = Incident(
     "better than a random one.",
     "MGG207",
     (
-        Case("half of the rows of one layer", _drawn(slice(16, 32), (1,)),
-             ("MGG207",), ("text/1",)),
-        Case("one layer of four", _drawn(slice(None), (1,)), ("MGG207",), ("text/1",)),
-        Case("all layers", _drawn(slice(None), range(4)), ("MGG207",),
-             ("text/0", "text/1", "text/2", "text/3")),
+        Case("half of the rows of one layer", _drawn([1], slice(16, 32)), (1,)),
+        Case("one layer of four", _drawn([1]), (1,)),
+        Case("all layers", _drawn(range(4)), range(4)),
     ),
     (Case("as trained", model),),
-)  # fmt: skip
-
-INCIDENTS = (ROWS_NEVER_TRAINED,)
+)

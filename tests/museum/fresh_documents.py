@@ -42,7 +42,6 @@ class Documents(ArraySource):
         self._columns = columns
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
-        """What is known of these tokens beside their inputs."""
         return TokenColumns(
             **{name: values[start:stop] for name, values in vars(self._columns).items()}
         )
@@ -53,9 +52,7 @@ class Population(Protocol):
 
     path: str
 
-    def draw(self, random: np.random.Generator, count: int) -> Documents:
-        """So many documents, drawn independently."""
-        ...
+    def draw(self, random: np.random.Generator, count: int) -> Documents: ...
 
 
 def _columns(lengths: Sequence[int]) -> TokenColumns:
@@ -81,7 +78,6 @@ class Recorded:
         self._chosen = {name: np.array(source.read_chosen(name, 0, count)) for name in routers}
 
     def draw(self, random: np.random.Generator, count: int) -> Documents:
-        """Their tokens with the recorded choices."""
         drawn = [self._documents[d] for d in random.integers(len(self._documents), size=count)]
         cut = [tokens[: random.integers(4, len(tokens) + 1)] for tokens in drawn]
         token = np.concatenate(cut)
@@ -101,7 +97,6 @@ class OnTopics:
         self._topic = topic
 
     def draw(self, random: np.random.Generator, count: int) -> Documents:
-        """Inputs as a norm leaves them, times its gain."""
         columns = _columns(random.integers(4, 129, count).tolist())
         own = np.sqrt(1.0 - self._topic**2)
         values = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +11,9 @@ from moegeom.checks.check import CHECKS
 from moegeom.checks.profile import BuiltIn
 from moegeom.core.finding import EXIT_FAILED, EXIT_OK, Finding
 from moegeom.studies.check.study import GateRequest, gate
-from tests.museum.checkpoint import Checkpoint
+from tests.museum.checkpoint import Build, Checkpoint
 
 SIZES = ("small", "medium", "large")
-
-Build = Callable[[], Checkpoint]
 
 #: Checks by the codes that cases state.
 JUDGES = {check.code: check for check in CHECKS.all()}
@@ -23,34 +21,28 @@ JUDGES = {check.code: check for check in CHECKS.all()}
 
 @dataclass(frozen=True)
 class Case:
-    """One checkpoint: what was done to it, and every code that the gate says about it.
+    """One checkpoint: what was done to it, and what the gate says about it.
 
-    ``says`` is complete, notes included. ``where`` are the routers that the incident's own code
-    names; for a twin, which has none, it stays empty. ``exits`` are the exit codes by default and
-    under the profile release, where they do not follow from what the codes weigh.
+    ``layers`` are those of the routers that the incident's own code names; codes ``beside`` it are
+    complete, notes included. A size that ``is_missed`` lacks the own code, a twin is silent.
+    ``exits`` are the exit codes by default and under the profile release, where they do not follow
+    from what the codes weigh.
     """
 
     text: str
     build: Build
-    says: tuple[str, ...] = ()
-    where: tuple[str, ...] = ()
+    layers: Sequence[int] = ()
+    beside: tuple[str, ...] = ()
     exits: tuple[int, int] | None = None
-
-    def exit_code(self, base: BuiltIn) -> int:
-        """How the gate ends under a built-in profile, ``default`` or ``release``."""
-        if self.exits is not None:
-            return self.exits[base == "release"]
-        is_error = any(JUDGES[code].weighs(base) == "error" for code in self.says)
-        return EXIT_FAILED if is_error else EXIT_OK
+    is_missed: bool = False
 
 
 @dataclass(frozen=True)
 class Incident:
     """Something that went wrong in public, rebuilt in the small in three sizes.
 
-    ``code`` is what the gate should say; a size whose ``says`` lacks it is missed, and stays in the
-    table as missed. ``baseline`` is compared with, where there is one. ``twins`` were treated
-    alike, but rightly.
+    ``code`` is what the gate should say. ``baseline`` is compared with, where there is one.
+    ``twins`` were treated alike, but rightly.
     """
 
     name: str
@@ -61,9 +53,16 @@ class Incident:
     twins: tuple[Case, ...]
     baseline: Build | None = None
 
-    def is_found(self, case: Case) -> bool:
-        """True when the gate says the right code."""
-        return self.code in case.says
+    def says(self, case: Case) -> tuple[str, ...]:
+        """Every code that the gate says of a size or a twin."""
+        is_named = case in self.sizes and not case.is_missed
+        return tuple(sorted((*case.beside, *[self.code] * is_named)))
+
+    def exit_code(self, case: Case, base: BuiltIn) -> int:
+        if case.exits is not None:
+            return case.exits[base == "release"]
+        is_error = any(JUDGES[code].weighs(base) == "error" for code in self.says(case))
+        return EXIT_FAILED if is_error else EXIT_OK
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,13 @@ class Seen:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Codes in order, each once."""
         return tuple(sorted({finding.code for finding in self.findings}))
 
     def routers(self, code: str) -> tuple[str, ...]:
-        """Routers that findings with this code name."""
         named = {r for finding in self.findings if finding.code == code for r in finding.routers}
-        return tuple(sorted(named, key=lambda r: int(r.split("/")[1])))
+        return tuple(sorted(named))
 
     def of(self, code: str) -> Finding:
-        """The first finding with this code."""
         return next(finding for finding in self.findings if finding.code == code)
 
 
@@ -114,14 +110,13 @@ class Museum:
         return self.show(case.build(), baseline)
 
     def confirm(self, incident: Incident, case: Case) -> None:
-        """Asserts that the gate says what the case states: codes, routers and exit code."""
         seen = self.visit(incident, case)
-        assert seen.codes == tuple(sorted(case.says))
-        assert seen.exit_code == case.exit_code("default")
+        assert seen.codes == incident.says(case)
+        assert seen.exit_code == incident.exit_code(case, "default")
         # what fails by default fails under release too: no check weighs less there
-        assert seen.release == (None if seen.exit_code else case.exit_code("release"))
-        if case in incident.sizes and incident.is_found(case):
-            assert seen.routers(incident.code) == case.where
+        release = None if seen.exit_code else incident.exit_code(case, "release")
+        assert seen.release == release
+        assert seen.routers(incident.code) == tuple(f"text/{layer}" for layer in case.layers)
 
     def _baseline_of(self, checkpoint: Checkpoint) -> Path:
         folder = self._write(checkpoint)
@@ -138,12 +133,4 @@ class Museum:
 
 
 def all_cases(incidents: Sequence[Incident]) -> list[tuple[Incident, Case]]:
-    """Every size and every twin."""
     return [(i, case) for i in incidents for case in (*i.sizes, *i.twins)]
-
-
-def label(incident: Incident, case: Case) -> str:
-    """A name for one case, such as ``bias_offset-small``."""
-    if case in incident.twins:
-        return f"{incident.name}-twin{incident.twins.index(case)}"
-    return f"{incident.name}-{SIZES[incident.sizes.index(case)]}"

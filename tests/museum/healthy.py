@@ -72,7 +72,6 @@ def in_float32(model: Checkpoint) -> Checkpoint:
 
 @functools.cache
 def trained(name: str) -> Checkpoint:
-    """One of the sample checkpoints, such as ``olmoe-balanced/step_1500``."""
     return read_checkpoint(SAMPLES / name)
 
 
@@ -80,6 +79,11 @@ def trained(name: str) -> Checkpoint:
 def trained_sigmoid() -> Checkpoint:
     """The trained deepseek_v3, with a config that leaves nothing to engines."""
     return trained("deepseek-tiny/step_1500").changed(config=SAID)
+
+
+def olmoe() -> Checkpoint:
+    """A trained checkpoint with 16 experts in each of 3 layers, and rows of 64 entries."""
+    return trained("olmoe-balanced/step_1500")
 
 
 @functools.cache

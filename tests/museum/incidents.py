@@ -1,35 +1,49 @@
-"""Every incident that weights alone can show, in the order of the page."""
+"""Every incident, disagreement and recipe, in the order of the page: that of rooms, and in them."""
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import TypeVar
+
 from tests.museum import (
-    exhibit_bias_precision,
-    exhibit_bias_updates,
-    exhibit_configs,
-    exhibit_copies,
-    exhibit_renumbering,
-    exhibit_revisions,
+    disagreements,
+    exhibit_biases,
     exhibit_rounding,
     exhibit_rows,
-    exhibit_slices,
     exhibit_smoothing,
     exhibit_storage,
-    exhibit_tables,
+    exhibit_untrained,
+    recipes_of_checkpoints,
+    recipes_of_rules,
+    recipes_of_tokens,
+    recipes_of_weights,
+)
+from tests.museum.gallery import Incident
+from tests.museum.recipe import Recipe
+from tests.museum.two_runs import Disagreement
+
+Shown = TypeVar("Shown")
+
+
+def _all(kind: type[Shown], *rooms: ModuleType) -> list[Shown]:
+    return [one for room in rooms for one in vars(room).values() if isinstance(one, kind)]
+
+
+#: What weights alone can show.
+INCIDENTS = _all(
+    Incident,
+    exhibit_biases,
+    exhibit_rounding,
+    exhibit_smoothing,
+    exhibit_rows,
+    exhibit_storage,
     exhibit_untrained,
 )
 
-INCIDENTS = (
-    *exhibit_bias_precision.INCIDENTS,
-    *exhibit_bias_updates.INCIDENTS,
-    *exhibit_rounding.INCIDENTS,
-    *exhibit_smoothing.INCIDENTS,
-    *exhibit_copies.INCIDENTS,
-    *exhibit_renumbering.INCIDENTS,
-    *exhibit_rows.INCIDENTS,
-    *exhibit_revisions.INCIDENTS,
-    *exhibit_slices.INCIDENTS,
-    *exhibit_storage.INCIDENTS,
-    *exhibit_configs.INCIDENTS,
-    *exhibit_tables.INCIDENTS,
-    *exhibit_untrained.INCIDENTS,
+#: What two runs can show.
+DISAGREEMENTS = _all(Disagreement, disagreements)
+
+#: What is scored.
+RECIPES = _all(
+    Recipe, recipes_of_rules, recipes_of_weights, recipes_of_checkpoints, recipes_of_tokens
 )

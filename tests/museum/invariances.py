@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.museum.checkpoint import BF16, Checkpoint, name_of, rounded
-from tests.museum.gallery import Build
+from tests.museum.checkpoint import BF16, Build, Checkpoint, name_of, rounded
 from tests.museum.healthy import (
+    olmoe,
     sigmoid_model,
     softmax_model,
     trained,
@@ -32,7 +32,7 @@ class Model:
 MODELS: Mapping[str, Model] = {
     "synthetic softmax": Model(lambda: with_experts(softmax_model()), True),
     "synthetic sigmoid": Model(lambda: with_experts(sigmoid_model()), False, 2),
-    "olmoe-balanced": Model(lambda: trained("olmoe-balanced/step_1500"), True),
+    "olmoe-balanced": Model(olmoe, True),
     "olmoe-collapsed": Model(lambda: trained("olmoe-collapsed/step_1500"), True),
     "deepseek-tiny": Model(trained_sigmoid, False, 4),
 }
@@ -101,7 +101,6 @@ NEUTRAL: Mapping[str, Neutral] = {
 
 
 def applicable() -> list[tuple[str, str]]:
-    """Changes and models that go together."""
     return [
         (change, model)
         for change, neutral in NEUTRAL.items()
@@ -112,6 +111,5 @@ def applicable() -> list[tuple[str, str]]:
 
 @functools.cache
 def changed(change: str, model: str) -> tuple[Checkpoint, Checkpoint]:
-    """The changed checkpoint, and the one it was."""
     original = MODELS[model].build()
     return NEUTRAL[change].change(original, MODELS[model]), original

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.generator.scoring import HEALTHY
-from tests.museum.disagreement import Disagreement, Pair
-from tests.museum.disagreements import DISAGREEMENTS
 from tests.museum.gallery import JUDGES, SIZES, Case, Incident
-from tests.museum.incidents import INCIDENTS
+from tests.museum.incidents import DISAGREEMENTS, INCIDENTS, RECIPES
 from tests.museum.invariances import NEUTRAL
 from tests.museum.questions import SILENT, exit_of
 from tests.museum.recipe import Needs, Recipe, Said
-from tests.museum.recipes import RECIPES
 from tests.museum.score import Scored
+from tests.museum.two_runs import Disagreement
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/museum.md"
 
@@ -53,7 +51,6 @@ _COLUMNS = "| incident | what was done | needs | command | verdict | exit | exit
 
 
 def render(ask: Ask) -> str:
-    """The page; ``ask`` answers the recipes of the tuned half."""
     table = [_COLUMNS, "|---" * 7 + "|", *_rows(ask)]
     neutral = "; ".join(neutral.text for neutral in NEUTRAL.values())
     blocks = [
@@ -73,12 +70,10 @@ def _rows(ask: Ask) -> Iterator[str]:
     for disagreement in DISAGREEMENTS:
         yield from _named(disagreement.name, _of_explain(disagreement))
     for recipe in RECIPES:
-        if not recipe.is_shown:
-            yield from _named(recipe.name, _of_recipe(recipe, ask))
+        yield from _named(recipe.name, _of_recipe(recipe, ask))
 
 
 def _named(name: str, rows: Iterable[str]) -> Iterator[str]:
-    """Rows of one incident, the first with its name."""
     for number, row in enumerate(rows):
         yield f"| {'' if number else _title(name)} {row}"
 
@@ -91,21 +86,16 @@ def _of_gate(incident: Incident) -> Iterator[str]:
     needs: Needs = "the weights"
     if incident.baseline is not None:
         needs = "the weights, and a baseline of before"
-    for size, case in zip(SIZES, incident.sizes, strict=True):
-        yield _gate_row(f"{size}: {case.text}", needs, case, _found(incident, case))
-    for case in incident.twins:
-        said = ", ".join(map(_code, case.says)) or SILENT
-        yield _gate_row(f"twin: {case.text}", needs, case, said)
-
-
-def _gate_row(done: str, needs: Needs, case: Case, said: str) -> str:
-    ends = f"{case.exit_code('default')} | {case.exit_code('release')}"
-    return f"| {done} | {needs} | check | {said} | {ends} |"
+    names = (*SIZES, *["twin"] * len(incident.twins))
+    for name, case in zip(names, (*incident.sizes, *incident.twins), strict=True):
+        ends = " | ".join(str(incident.exit_code(case, base)) for base in ("default", "release"))
+        said = SILENT if name == "twin" else _found(incident, case)
+        yield f"| {name}: {case.text} | {needs} | check | {said} | {ends} |"
 
 
 def _found(incident: Incident, case: Case) -> str:
-    others = ", ".join(_code(code) for code in case.says if code != incident.code)
-    if not incident.is_found(case):
+    others = ", ".join(map(_code, sorted(case.beside)))
+    if case.is_missed:
         return f"missed ({incident.code})" + (f"; {others}" if others else "")
     return f"**{_code(incident.code)}**" + (f"; beside it {others}" if others else "")
 
@@ -115,17 +105,12 @@ def _code(code: str) -> str:
 
 
 def _of_explain(disagreement: Disagreement) -> Iterator[str]:
-    for pair in disagreement.pairs:
-        yield _explain_row(pair.text, disagreement.needs, pair)
-    for pair in disagreement.twins:
-        yield _explain_row(f"twin: {pair.text}", disagreement.needs, pair)
-
-
-def _explain_row(done: str, needs: Needs, pair: Pair) -> str:
-    layer = pair.begins.partition("/")[2]
-    where = f", from layer {layer} on" if layer else ""
-    said = pair.cause if pair.cause in HEALTHY else f"**{pair.cause}**{where}"
-    return f"| {done} | {needs} | explain | {said} | {exit_of(pair.cause)} | - |"
+    for pair in (*disagreement.pairs, *disagreement.twins):
+        twin = "twin: " if pair in disagreement.twins else ""
+        where = "" if pair.begins is None else f", from layer {pair.begins} on"
+        said = pair.cause if pair.cause in HEALTHY else f"**{pair.cause}**{where}"
+        row = f"| {twin}{pair.text} | {disagreement.needs} | explain | {said}"
+        yield f"{row} | {exit_of(pair.cause)} | - |"
 
 
 def _of_recipe(recipe: Recipe, ask: Ask) -> Iterator[str]:
@@ -150,8 +135,7 @@ def _ends(said: Said) -> str:
 
 
 def _stories() -> Iterator[str]:
-    recipes = [recipe for recipe in RECIPES if not recipe.is_shown]
-    for one in (*INCIDENTS, *DISAGREEMENTS, *recipes):
+    for one in (*INCIDENTS, *DISAGREEMENTS, *RECIPES):
         threads = ", ".join(f"[{thread}]({_address(thread)})" for thread in one.threads)
         see = f" See {threads}." if threads else ""
         right = f" Planted: {one.planting} Right: {one.answer}" if isinstance(one, Recipe) else ""

@@ -29,7 +29,6 @@ _UNNAMED = frozenset({"noise", "not compared"})
 
 
 def exit_of(cause: Cause) -> int:
-    """How explain ends with a verdict."""
     return EXIT_INCONCLUSIVE if cause == "inconclusive" else 0
 
 
@@ -49,7 +48,6 @@ class Checked:
     before: Checkpoint | None = None
 
     def asked(self, folder: Path) -> Said:
-        """Codes of findings that weigh more than a note."""
         return _or_refused(lambda: self._asked(folder))
 
     def _asked(self, folder: Path) -> Said:
@@ -81,7 +79,6 @@ class Explained:
     runs: TwoRuns
 
     def asked(self, folder: Path) -> Said:
-        """The verdict."""
         return _or_refused(lambda: self._asked(folder))
 
     def _asked(self, folder: Path) -> Said:
@@ -100,7 +97,6 @@ class OfTwo(ABC):
     b: Checkpoint
 
     def asked(self, folder: Path) -> Said:
-        """What it says of them."""
         a, b = (str(side.write(folder / name)) for name, side in (("a", self.a), ("b", self.b)))
         return _or_refused(lambda: self._answer(a, b))
 
@@ -112,7 +108,6 @@ class SignedOff(OfTwo):
     """`moegeom signoff A B`, of which the lines on weights count: nothing was run on text."""
 
     def _answer(self, a: str, b: str) -> Said:
-        """States of these lines."""
         found = sign_off(SignOffRequest(a, b))
         lines = [line for line in found.lines if line.name != "routing on text"]
         words = tuple(sorted({line.state for line in lines}))
@@ -125,7 +120,6 @@ class Compared(OfTwo):
     """`moegeom diff A B`."""
 
     def _answer(self, a: str, b: str) -> Said:
-        """Words of the changes of all routers."""
         found = difference(DifferenceRequest(a, b))
         changes = [change for router in found.routers for change in router.changes]
         words = tuple(sorted({change.word for change in changes}))

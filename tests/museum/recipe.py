@@ -54,9 +54,7 @@ class Said:
 class Question(Protocol):
     """Files that were planted, and the command that is run on them."""
 
-    def asked(self, folder: Path) -> Said:
-        """What the command says, with its files in a new folder."""
-        ...
+    def asked(self, folder: Path) -> Said: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class Planted:
         return is_right and re.search(self.told, said.text, re.IGNORECASE) is not None
 
     def grade(self, said: Said) -> Grade:
-        """Of an answer to damage."""
         if self.is_answered(said):
             return "named"
         if set(said.words) & set(self.right):
@@ -86,7 +83,6 @@ class Planted:
         return _GRADES[said.claims]
 
     def twin_grade(self, said: Said) -> TwinGrade:
-        """Of an answer to a twin."""
         if self.is_answered(said):
             return "right"
         return "error" if said.alarms else "warned"
@@ -101,10 +97,7 @@ _GRADES: Mapping[str, Grade] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """An incident as data: what broke, how it is planted, and what should be said of it.
-
-    ``is_shown`` where tests assert what is said of it, so that it can be untouched no more.
-    """
+    """An incident as data: what broke, how it is planted, and what should be said of it."""
 
     name: str
     threads: tuple[str, ...]
@@ -115,12 +108,10 @@ class Recipe:
     needs: Needs
     sizes: tuple[Planted, ...]
     twins: tuple[Planted, ...]
-    is_shown: bool = False
 
     @property
     def half(self) -> Half:
-        """The half that its threads put it in."""
-        return "tuned" if self.is_shown else half_of(self.threads)
+        return half_of(self.threads)
 
 
 def half_of(threads: Sequence[str]) -> Half:

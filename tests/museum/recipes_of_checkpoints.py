@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from tests.museum.checkpoint import BF16, Checkpoint, Part, name_of
+from tests.museum.checkpoint import BF16, Build, Checkpoint, Part, edited, name_of
 from tests.museum.healthy import in_float32, sigmoid_model, softmax_model
 from tests.museum.questions import SILENT, Checked
 from tests.museum.recipe import Planted, Recipe
 
-Build = Callable[[], Checkpoint]
 
-
-def _damage(text: str, build: Build, right: tuple[str, ...], told: str = "",
-            before: Build | None = None) -> Planted:  # fmt: skip
-    return Planted(text, lambda: Checked(build(), before and before()), right, told)
+def _damage(
+    text: str, build: Build, right: str, told: str = "", before: Build | None = None
+) -> Planted:
+    return Planted(text, lambda: Checked(build(), before and before()), (right,), told)
 
 
 def _twin(text: str, build: Build, before: Build | None = None) -> Planted:
-    return _damage(text, build, (SILENT,), before=before)
+    return _damage(text, build, SILENT, before=before)
 
 
 # ------------------------------------------------------------------------- layers for later tokens
@@ -76,9 +75,9 @@ LATER_BIAS_STALE = Recipe(
     "check",
     "the weights, and a baseline of before",
     (
-        _damage("never updated: all 0", _later_bias(0.0), ("MGN116",), "mtp/4"),
-        _damage("never updated: all 0.1", _later_bias(0.1), ("MGN116",), "mtp/4"),
-        _damage("frozen since the baseline", _trained_on((_LATER,)), ("MGN123",), "mtp/4",
+        _damage("never updated: all 0", _later_bias(0.0), "MGN116", "mtp/4"),
+        _damage("never updated: all 0.1", _later_bias(0.1), "MGN116", "mtp/4"),
+        _damage("frozen since the baseline", _trained_on((_LATER,)), "MGN123", "mtp/4",
                 with_later_layer),
     ),
     (
@@ -129,10 +128,10 @@ LOGIT_BIAS_LOST = Recipe(
     "check",
     "the weights, and a baseline of before",
     (
-        _damage("not in the file, one layer", _logit_bias(lambda bias: None, (2,)), ("MGI107",)),
+        _damage("not in the file, one layer", _logit_bias(lambda bias: None, (2,)), "MGI107"),
         _damage("not in the file, all layers", _logit_bias(lambda bias: None, range(4)),
-                ("MGI107",)),
-        _damage("0 in all layers", _logit_bias(np.zeros_like, range(4)), ("MGI128",), "zero",
+                "MGI107"),
+        _damage("0 in all layers", _logit_bias(np.zeros_like, range(4)), "MGI128", "zero",
                 with_logit_bias),
     ),
     (
@@ -149,7 +148,7 @@ def _not_finite(value: float, experts: int, layers: Iterable[int]) -> Build:
     def broken(bias: np.ndarray, layer: int) -> np.ndarray:
         return np.where(np.arange(bias.size) < experts, value, bias)
 
-    return lambda: sigmoid_model().edited("bias", broken, layers)
+    return edited(sigmoid_model, "bias", broken, layers)
 
 
 BIAS_NOT_FINITE = Recipe(
@@ -162,21 +161,19 @@ BIAS_NOT_FINITE = Recipe(
     "check",
     "the weights",
     (
-        _damage("one of 64 is nan, in one layer", _not_finite(np.nan, 1, (1,)), ("MGI101",)),
-        _damage("8 are infinite, in one layer", _not_finite(np.inf, 8, (1,)), ("MGI101",)),
-        _damage("all are nan, in all layers", _not_finite(np.nan, 64, range(4)), ("MGI101",)),
+        _damage("one of 64 is nan, in one layer", _not_finite(np.nan, 1, (1,)), "MGI101"),
+        _damage("8 are infinite, in one layer", _not_finite(np.inf, 8, (1,)), "MGI101"),
+        _damage("all are nan, in all layers", _not_finite(np.nan, 64, range(4)), "MGI101"),
     ),
     (_twin("finite", sigmoid_model),),
 )
 
 
 def _lost(layers: Iterable[int]) -> Build:
-    return lambda: sigmoid_model().edited("bias", lambda bias, _: np.zeros_like(bias), layers)
+    return edited(sigmoid_model, "bias", lambda bias, _: np.zeros_like(bias), layers)
 
 
-def _recentred() -> Checkpoint:
-    return sigmoid_model().edited("bias", lambda bias, _: bias - bias.mean())
-
+_recentred = edited(sigmoid_model, "bias", lambda bias, _: bias - bias.mean())
 
 BIAS_NOT_RESTORED = Recipe(
     "bias_not_restored",
@@ -187,9 +184,9 @@ BIAS_NOT_RESTORED = Recipe(
     "check",
     "the weights, and a baseline of before",
     (
-        _damage("one layer of four", _lost((3,)), ("MGI128",), "zero", sigmoid_model),
-        _damage("two layers", _lost((2, 3)), ("MGI128",), "zero", sigmoid_model),
-        _damage("all layers", _lost(range(4)), ("MGI128",), "zero", sigmoid_model),
+        _damage("one layer of four", _lost((3,)), "MGI128", "zero", sigmoid_model),
+        _damage("two layers", _lost((2, 3)), "MGI128", "zero", sigmoid_model),
+        _damage("all layers", _lost(range(4)), "MGI128", "zero", sigmoid_model),
     ),
     (_twin("their mean taken away, which changes no choice", _recentred, sigmoid_model),),
 )
@@ -204,7 +201,7 @@ def _of_prompts(alike: int, noise: float) -> Build:
         same = weight[0] + noise * random.standard_normal((alike, weight.shape[1])) / 16.0
         return np.concatenate([same, weight[alike:]])
 
-    return lambda: softmax_model().edited("weight", rows)
+    return edited(softmax_model, "weight", rows)
 
 
 PROMPTS_IDENTICAL = Recipe(
@@ -217,17 +214,9 @@ PROMPTS_IDENTICAL = Recipe(
     "check",
     "the weights",
     (
-        _damage("two experts of 32, nearly", _of_prompts(2, 0.02), ("MGG201",)),
-        _damage("four experts", _of_prompts(4, 0.0), ("MGI104",)),
-        _damage("all experts", _of_prompts(32, 0.0), ("MGI104",)),
+        _damage("two experts of 32, nearly", _of_prompts(2, 0.02), "MGG201"),
+        _damage("four experts", _of_prompts(4, 0.0), "MGI104"),
+        _damage("all experts", _of_prompts(32, 0.0), "MGI104"),
     ),
     (_twin("a prompt of its own for each", softmax_model),),
-)
-
-RECIPES = (
-    LATER_BIAS_STALE,
-    LOGIT_BIAS_LOST,
-    BIAS_NOT_FINITE,
-    BIAS_NOT_RESTORED,
-    PROMPTS_IDENTICAL,
 )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from moegeom.core.tokens import TokenColumns
-from tests.museum.disagreements_of_weights import model, noisy
+from tests.museum.disagreements import model, noisy
 from tests.museum.recipe import Recipe
-from tests.museum.recipes_of_rules import damage, twin
-from tests.museum.two_runs import After, Array, TwoRuns
+from tests.museum.recipes_of_rules import damage, of_runs, twin
+from tests.museum.two_runs import After, Array, Runs, TwoRuns
 
 
-def _runs(after: After) -> Callable[[], TwoRuns]:
+def _runs(after: After) -> Runs:
     return lambda: TwoRuns(model(), after=after, noise=0.001)
 
 
@@ -42,27 +42,26 @@ def _repeats(unit: Array, columns: TokenColumns) -> Array:
     return unit
 
 
-STALE_ROWS = Recipe(
+STALE_ROWS = of_runs(
     "padded_rows_keep_a_stale_row",
     ("sgl-project/sglang#36404",),
     "Rows that a chunk padded were not written, and kept the routes of an earlier token: one row "
     "67 times, at the border of the chunk.",
     "From position 40 on, rows of B become row 5 of their document, in all layers.",
     "B repeats a row, at these positions of these documents.",
-    "explain",
-    "choices of both runs",
-    (
-        damage("10 rows of one document", _runs(_stale([3], 10)), "rows repeated", r"\b4[01]\b"),
-        damage("67 rows of 2 documents of 16", _runs(_stale([3, 9], 67)), "rows repeated",
-               r"\b4[01]\b"),
-        damage("67 rows of 8 documents", _runs(_stale(range(8), 67)), "rows repeated",
-               r"\b4[01]\b"),
-    ),
-    (
-        twin("a document that truly repeats one token",
-             lambda: TwoRuns(model(), before=_repeats, noise=0.002)),
-    ),
-)  # fmt: skip
+    "rows repeated",
+    {
+        "10 rows of one document": _runs(_stale([3], 10)),
+        "67 rows of 2 documents of 16": _runs(_stale([3, 9], 67)),
+        "67 rows of 8 documents": _runs(_stale(range(8), 67)),
+    },
+    {
+        "a document that truly repeats one token": lambda: TwoRuns(
+            model(), before=_repeats, noise=0.002
+        )
+    },
+    told=r"\b4[01]\b",
+)
 
 
 def _ahead(by: int, first: int, documents: Sequence[int]) -> After:
@@ -112,24 +111,19 @@ def _slots(documents: Sequence[int], first: int, last: int) -> After:
     return after
 
 
-SLOT_OCCUPANT = Recipe(
+SLOT_OCCUPANT = of_runs(
     "rows_of_the_slot_before",
     ("vllm-project/vllm#39568",),
     "Routes were read from slots of a cache that another request had filled before: ranges of rows "
     "belong to a stranger.",
     "Positions 32 to 63 of some documents of B hold the rows of the document before.",
     "B's rows belong to other tokens, in these ranges.",
-    "explain",
-    "choices of both runs",
-    (
-        damage("1 of 16 documents", _runs(_slots([4], 32, 64)), "tokens shifted",
-               "document|position"),
-        damage("4 documents", _runs(_slots([2, 6, 10, 14], 32, 64)), "tokens shifted",
-               "document|position"),
-        damage("every document", _runs(_slots(range(16), 32, 64)), "tokens shifted",
-               "document|position"),
-    ),
-    (twin("its own slots", noisy),),
-)  # fmt: skip
-
-RECIPES = (STALE_ROWS, TURNS_MISALIGNED, SLOT_OCCUPANT)
+    "tokens shifted",
+    {
+        "1 of 16 documents": _runs(_slots([4], 32, 64)),
+        "4 documents": _runs(_slots([2, 6, 10, 14], 32, 64)),
+        "every document": _runs(_slots(range(16), 32, 64)),
+    },
+    {"its own slots": noisy},
+    told="document|position",
+)

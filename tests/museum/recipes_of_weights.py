@@ -8,46 +8,43 @@ import ml_dtypes
 import numpy as np
 
 from tests.museum.checkpoint import Checkpoint, rounded
-from tests.museum.disagreements_of_biases import biases, plain_model
-from tests.museum.disagreements_of_weights import model, moved
+from tests.museum.disagreements import biases, model, moved, normal_nats, plain_model
 from tests.museum.healthy import sigmoid_model
 from tests.museum.questions import Compared, SignedOff
 from tests.museum.recipe import Planted, Recipe
-from tests.museum.recipes_of_rules import damage, live_biases, twin
-from tests.museum.two_runs import Array, TwoRuns, Where
+from tests.museum.recipes_of_rules import live_biases, of_runs
+from tests.museum.two_runs import Array, Runs, TwoRuns, Where
 
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 # ------------------------------------------------------------------------------------------- biases
 def without_bias() -> Checkpoint:
-    """The model with biases of 0."""
     return plain_model().edited("bias", lambda bias, _: np.zeros_like(bias))
 
 
-def _not_saved(spread: float) -> Callable[[], TwoRuns]:
+def _not_saved(spread: float) -> Runs:
     return lambda: TwoRuns(without_bias(), live_biases(spread), noise=0.0005)
 
 
-BIAS_NOT_SAVED = Recipe(
+BIAS_NOT_SAVED = of_runs(
     "live_bias_not_saved",
     ("pytorch/torchtitan#1226", "pytorch/torchtitan#1222"),
     "The update of the bias made a new tensor: the run balanced its load with it, and every "
     "checkpoint that was saved held zeros.",
     "A's biases are 0, and B routes with live ones.",
     "B routes with a bias that the checkpoint lacks.",
-    "explain",
-    "choices of both runs",
-    (
-        damage("biases that spread 0.01", _not_saved(0.01), "bias differs"),
-        damage("biases that spread 0.05", _not_saved(0.05), "bias differs"),
-        damage("biases that spread 0.2", _not_saved(0.2), "bias differs"),
-    ),
-    (twin("zeros on both sides", lambda: TwoRuns(without_bias(), noise=0.002)),),
+    "bias differs",
+    {
+        "biases that spread 0.01": _not_saved(0.01),
+        "biases that spread 0.05": _not_saved(0.05),
+        "biases that spread 0.2": _not_saved(0.2),
+    },
+    {"zeros on both sides": lambda: TwoRuns(without_bias(), noise=0.002)},
 )
 
 
-def _before_loading(layers: tuple[int, ...], noise: float = 0.0) -> Callable[[], TwoRuns]:
+def _before_loading(layers: tuple[int, ...], noise: float = 0.0) -> Runs:
     """Bytes that lay there: tiny, large, and zeros."""
 
     def left_over(bias: Array, layer: int) -> Array:
@@ -63,21 +60,20 @@ def _before_loading(layers: tuple[int, ...], noise: float = 0.0) -> Callable[[],
     return runs
 
 
-BIAS_BEFORE_LOADING = Recipe(
+BIAS_BEFORE_LOADING = of_runs(
     "bias_taken_before_loading",
     ("sgl-project/sglang#10440",),
     "A layer kept the bias tensor that it saw when it was built, before the checkpoint was loaded: "
     "whatever lay in that memory.",
     "Half of B's biases are 0 and the others have any size between 1e-12 and 100.",
     "B routes with another bias.",
-    "explain",
-    "choices of both runs",
-    (
-        damage("the second of two layers", _before_loading((1,)), "bias differs"),
-        damage("both layers", _before_loading((0, 1)), "bias differs"),
-        damage("both, with noise of 0.2 %", _before_loading((0, 1), 0.002), "bias differs"),
-    ),
-    (twin("taken after loading", lambda: TwoRuns(biases(0.05, 2), noise=0.002)),),
+    "bias differs",
+    {
+        "the second of two layers": _before_loading((1,)),
+        "both layers": _before_loading((0, 1)),
+        "both, with noise of 0.2 %": _before_loading((0, 1), 0.002),
+    },
+    {"taken after loading": lambda: TwoRuns(biases(0.05, 2), noise=0.002)},
 )
 
 
@@ -90,67 +86,56 @@ def _documents(numbers: Sequence[int]) -> Where:
     return lambda columns: np.isin(columns.document, numbers)
 
 
-def _partly_stale(
-    share: float, where: Where, log_probs: float | None = None
-) -> Callable[[], TwoRuns]:
+def _partly_stale(share: float, where: Where, log_probs: float | None = None) -> Runs:
     """Tokens of ``where`` were routed by rows that moved by a share; these are named."""
     other = lambda: moved(share)
-    nats = None if log_probs is None else _nats(log_probs)
+    nats = None if log_probs is None else normal_nats(log_probs)
     return lambda: TwoRuns(
         model(), other(), where=where, against=other(), noise=0.0005, log_probs=nats
     )
-
-
-def _nats(size: float) -> Callable[[np.random.Generator, int], Array]:
-    return lambda generator, tokens: size * generator.standard_normal(tokens)
 
 
 def _named_not_loaded() -> TwoRuns:
     return TwoRuns(model(), against=moved(0.05), noise=0.002)
 
 
-PREFIX_REROUTED = Recipe(
+PREFIX_REROUTED = of_runs(
     "prefix_routed_by_newer_weights",
     ("radixark/miles#3277",),
     "A request was taken back and resumed after an update: the routes of its beginning were "
     "computed anew by the new weights, and joined to log-probabilities of the old ones.",
     "The first positions of B are routed by rows that moved; log-probabilities are A's.",
     "B routes with the other checkpoint up to a position.",
-    "explain",
-    "choices and log-probabilities of both runs",
-    (
-        damage("16 of 128 positions, rows moved by 5 %", _partly_stale(0.05, _first(16), 0.005),
-               "router stale", "position"),
-        damage("64 positions, 5 %", _partly_stale(0.05, _first(64), 0.005), "router stale",
-               "position"),
-        damage("64 positions, 20 %", _partly_stale(0.2, _first(64), 0.005), "router stale",
-               "position"),
-    ),
-    (twin("the other checkpoint named, but not loaded", _named_not_loaded),),
-)  # fmt: skip
+    "router stale",
+    {
+        "16 of 128 positions, rows moved by 5 %": _partly_stale(0.05, _first(16), 0.005),
+        "64 positions, 5 %": _partly_stale(0.05, _first(64), 0.005),
+        "64 positions, 20 %": _partly_stale(0.2, _first(64), 0.005),
+    },
+    {"the other checkpoint named, but not loaded": _named_not_loaded},
+    told="position",
+    needs="choices and log-probabilities of both runs",
+)
 
-REQUESTS_STALE = Recipe(
+REQUESTS_STALE = of_runs(
     "requests_served_by_the_base",
     ("radixark/miles#1724",),
     "One of several engines was restarted and served the base checkpoint: some requests came from "
     "weights that nobody trained.",
     "Some documents of B are routed by rows that moved by 20 %.",
     "B routes with the other checkpoint in these documents.",
-    "explain",
-    "choices of both runs",
-    (
-        damage("1 of 16 documents", _partly_stale(0.2, _documents([5])), "router stale",
-               "document"),
-        damage("2 documents", _partly_stale(0.2, _documents([5, 11])), "router stale",
-               "document"),
-        damage("8 documents", _partly_stale(0.2, _documents(range(8))), "router stale",
-               "document"),
-    ),
-    (twin("the other checkpoint named, but not loaded", _named_not_loaded),),
-)  # fmt: skip
+    "router stale",
+    {
+        "1 of 16 documents": _partly_stale(0.2, _documents([5])),
+        "2 documents": _partly_stale(0.2, _documents([5, 11])),
+        "8 documents": _partly_stale(0.2, _documents(range(8))),
+    },
+    {"the other checkpoint named, but not loaded": _named_not_loaded},
+    told="document",
+)
 
 
-def _in_fp8(layers: tuple[int, ...], noise: float = 0.0) -> Callable[[], TwoRuns]:
+def _in_fp8(layers: tuple[int, ...], noise: float = 0.0) -> Runs:
     """Rows through float8, with one scale for the tensor."""
 
     def cast(weight: Array, _: int) -> Array:
@@ -160,21 +145,20 @@ def _in_fp8(layers: tuple[int, ...], noise: float = 0.0) -> Callable[[], TwoRuns
     return lambda: TwoRuns(model(), model().edited("weight", cast, layers), noise=noise)
 
 
-ROLLOUT_IN_FP8 = Recipe(
+ROLLOUT_IN_FP8 = of_runs(
     "router_quantised_for_rollout",
     ("verl-project/verl#5107",),
     "The rollout engine quantised every linear layer to float8 when it received the weights, the "
     "routers among them.",
     "B's rows went through float8 e4m3 with one scale for the tensor.",
     "B's rows are rounded.",
-    "explain",
-    "choices of both runs",
-    (
-        damage("the second of three layers", _in_fp8((1,)), "weights rounded"),
-        damage("all layers", _in_fp8((0, 1, 2)), "weights rounded"),
-        damage("all layers, with noise of 0.2 %", _in_fp8((0, 1, 2), 0.002), "weights rounded"),
-    ),
-    (twin("routers left alone", lambda: TwoRuns(model(), noise=0.002)),),
+    "weights rounded",
+    {
+        "the second of three layers": _in_fp8((1,)),
+        "all layers": _in_fp8((0, 1, 2)),
+        "all layers, with noise of 0.2 %": _in_fp8((0, 1, 2), 0.002),
+    },
+    {"routers left alone": lambda: TwoRuns(model(), noise=0.002)},
 )
 
 
@@ -263,13 +247,3 @@ LOW_RANK_UPDATE = Recipe(
         Planted("of full rank, 5 %", _updated(None, 0.05), ("noise",)),
     ),
 )  # fmt: skip
-
-RECIPES = (
-    BIAS_NOT_SAVED,
-    BIAS_BEFORE_LOADING,
-    PREFIX_REROUTED,
-    REQUESTS_STALE,
-    ROLLOUT_IN_FP8,
-    PRUNED,
-    LOW_RANK_UPDATE,
-)

@@ -43,7 +43,6 @@ def text_order(experts: int) -> list[int]:
 
 
 def swapped(experts: int) -> list[int]:
-    """Two neighbours swapped."""
     order = list(range(experts))
     order[2], order[3] = 3, 2
     return order

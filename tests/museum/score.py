@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import get_args
 
 from tests.museum.gallery import SIZES
+from tests.museum.incidents import RECIPES
 from tests.museum.recipe import Grade, Half, Planted, Recipe, Said, TwinGrade
-from tests.museum.recipes import RECIPES
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One size or twin of a recipe, what moegeom said of it, and how that is graded."""
-
     recipe: Recipe
     size: str
     planted: Planted
@@ -31,14 +29,12 @@ class Scored:
 
 
 def answers(half: Half) -> Iterator[Scored]:
-    """Every size and every twin of the recipes of a half, asked one after the other."""
     for recipe in RECIPES:
         if recipe.half == half:
             yield from answered(recipe)
 
 
 def answered(recipe: Recipe) -> Iterator[Scored]:
-    """Every size and every twin of one recipe."""
     for size, planted in zip(SIZES, recipe.sizes, strict=False):
         said = _asked(planted)
         yield Scored(recipe, size, planted, said, planted.grade(said))
@@ -53,21 +49,17 @@ def _asked(planted: Planted) -> Said:
 
 
 def main(half: Half) -> None:
-    """The table of a half, and its sums over all, and over those that no test asserts."""
-    ends: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    ends: Counter[str] = Counter()
     for one in answers(half):
         kind = "twin" if one.size == "twin" else "damage"
-        ends[one.recipe.is_shown][f"{kind} {one.grade}"] += 1
-        words = ", ".join(one.said.words)
-        told = one.said.text[:160]
-        line = f"{one.recipe.name:34} {one.size:6} {one.grade:21} {words}"
-        sys.stdout.write(f"{line}\n    {one.planted.text}; {one.recipe.command} says: {told}\n")
+        ends[f"{kind} {one.grade}"] += 1
+        line = f"{one.recipe.name:34} {one.size:6} {one.grade:21} {', '.join(one.said.words)}"
+        says = f"{one.planted.text}; {one.recipe.command} says: {one.said.text[:160]}"
+        sys.stdout.write(f"{line}\n    {says}\n")
         sys.stdout.flush()
-    for is_shown, text in ((False, "scored only"), (True, "asserted by tests as well")):
-        sys.stdout.write(f"{text}:\n")
-        for kind, grades in (("damage", get_args(Grade)), ("twin", get_args(TwinGrade))):
-            sums = ", ".join(f"{g} {ends[is_shown][f'{kind} {g}']}" for g in grades)
-            sys.stdout.write(f"  {kind}: {sums}\n")
+    for kind, grades in (("damage", get_args(Grade)), ("twin", get_args(TwinGrade))):
+        sums = ", ".join(f"{grade} {ends[f'{kind} {grade}']}" for grade in grades)
+        sys.stdout.write(f"{kind}: {sums}\n")
 
 
 if __name__ == "__main__":

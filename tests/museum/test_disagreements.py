@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import re
+import functools
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from moegeom.studies.explain.record import VERDICTS
+from moegeom.studies.explain.record import VERDICTS, CauseVerdict
+from tests.by_day import by_day
 from tests.generator.scoring import HEALTHY, NAMES
-from tests.museum.disagreement import Hall, all_pairs, labels
-from tests.museum.disagreements import DISAGREEMENTS
+from tests.museum import disagreements as of
+from tests.museum.incidents import DISAGREEMENTS
+from tests.museum.test_incidents import label
+from tests.museum.two_runs import Runs, all_pairs
+
+PAIRS = all_pairs(DISAGREEMENTS)
+
+_DAY = {
+    "gain not folded": (of.SMOOTHED, of.SMOOTHED.pairs[0]),
+    "router stale": (of.ANOTHER_REVISION, of.ANOTHER_REVISION.pairs[1]),
+    "bias rounded": (of.BIAS_CAST, of.BIAS_CAST.pairs[1]),
+    "bias stale": (of.BIAS_FROZEN, of.BIAS_FROZEN.pairs[0]),
+    "bias in routing weights": (of.BIAS_LEAKS, of.BIAS_LEAKS.pairs[0]),
+    "layers shifted": (of.LAYERS_SHIFTED, of.LAYERS_SHIFTED.pairs[0]),
+    "padding counted": (of.PADDING, of.PADDING.pairs[0]),
+    "beyond noise": (of.RACE, of.RACE.pairs[1]),
+    "not the router": (of.NOT_THE_ROUTER, of.NOT_THE_ROUTER.pairs[0]),
+    "arithmetic noise only": (of.LAYERS_SHIFTED, of.LAYERS_SHIFTED.twins[0]),
+}
 
 
-@pytest.fixture(scope="session")
-def hall(tmp_path_factory) -> Hall:
-    return Hall(tmp_path_factory.mktemp("hall"))
+@functools.cache
+def verdict(build: Runs) -> CauseVerdict:
+    """What the command says; pairs that are built alike are one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        return build().explained(Path(folder) / "runs").verdict
 
 
-#: By day the first pair of every second, and the first twin of some of the rest; others at night.
-BY_DAY = {d.pairs[0] for d in DISAGREEMENTS[::2]} | {d.twins[0] for d in DISAGREEMENTS[1::6]}
+@pytest.mark.parametrize(("disagreement", "pair"), by_day(PAIRS, _DAY), ids=label)
+def test_the_verdict_is_the_cause(disagreement, pair):
+    assert verdict(pair.build).cause == pair.cause, verdict(pair.build).detail
+    assert pair.begins is None or verdict(pair.build).router == f"text/{pair.begins}"
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "pair",
-    [
-        pair if pair in BY_DAY else pytest.param(pair, marks=pytest.mark.nightly)
-        for pair in all_pairs(DISAGREEMENTS)
-    ],
-    ids=labels(DISAGREEMENTS),
-)
-def test_the_verdict_is_the_cause(hall, pair):
-    hall.confirm(pair)
-
-
-def test_twins_are_healthy_and_pairs_are_not():
-    assert {twin.cause for d in DISAGREEMENTS for twin in d.twins} <= HEALTHY
-    assert not {pair.cause for d in DISAGREEMENTS for pair in d.pairs} & HEALTHY
-
-
-def test_every_verdict_is_shown_by_a_pair():
-    shown = {pair.cause for pair in all_pairs(DISAGREEMENTS)}
-    of_generator = {cause for causes in NAMES.values() for cause in causes}
-    assert shown | of_generator == set(VERDICTS)
-
-
-def test_threads_can_be_followed_and_names_are_unique():
-    names = [d.name for d in DISAGREEMENTS]
-    assert len(set(names)) == len(names)
-    for disagreement in DISAGREEMENTS:
-        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#[0-9]+", t) for t in disagreement.threads)
-        assert disagreement.story.endswith(".")
+def test_twins_are_healthy_pairs_are_not_and_every_verdict_is_shown():
+    healthy = {twin.cause for d in DISAGREEMENTS for twin in d.twins}
+    damaged = {pair.cause for d in DISAGREEMENTS for pair in d.pairs}
+    assert healthy <= HEALTHY
+    assert not damaged & HEALTHY
+    assert healthy | damaged | NAMES == set(VERDICTS)

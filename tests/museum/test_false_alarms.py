@@ -1,4 +1,4 @@
-"""What is healthy passes the gate under every built-in profile, whatever documents it is shown."""
+"""What is healthy passes the gate: any shape, any documents, and every step of a training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from moegeom.core.finding import Verdict
 from moegeom.pipeline import lint
 from moegeom.results.reader import ResultsView
 from moegeom.studies.check.study import GateRequest, gate, judge_results
+from tests.by_day import by_day, one_of_each
 from tests.museum.fresh_documents import POPULATIONS, results_on
+from tests.museum.healthy import SAMPLES, trained
 from tests.museum.healthy_shapes import drawn_shape
-from tests.museum.test_judges import said
 
-#: Sets of documents of each population, and shapes of routers; by day a few of them.
-SETS, SHAPES, BY_DAY = 100, 200, 1
+#: Sets of documents of each population, and shapes of routers.
+SETS, SHAPES = 100, 200
 
 #: Sets are compared with one of so many baselines, and hold so many documents.
 BASELINES, SIZES = 10, (20, 400)
@@ -29,17 +30,11 @@ BASELINES, SIZES = 10, (20, 400)
 def verdicts(
     path: str, results: ResultsView, baseline: Baseline | None = None
 ) -> Iterator[Verdict]:
-    """Under every built-in profile."""
     for base in BUILT_IN:
         yield judge_results(GateRequest(path), results, Profile(base=base), baseline)
 
 
-def nightly(numbers: range) -> list:
-    marks = {True: (), False: (pytest.mark.nightly,)}
-    return [pytest.param(number, marks=marks[number < BY_DAY]) for number in numbers]
-
-
-@pytest.mark.parametrize("number", nightly(range(SHAPES)))
+@pytest.mark.parametrize("number", by_day(range(SHAPES), [0]))
 def test_a_healthy_router_of_any_shape_gives_no_finding(number, tmp_path):
     path = str(drawn_shape(number).write(tmp_path / "model"))
     for verdict in verdicts(path, lint(path)):
@@ -59,8 +54,13 @@ def baseline(population: str, number: int) -> Baseline:
     return baseline_of(drawn(population, 1, number))
 
 
-@pytest.mark.parametrize("population", POPULATIONS)
-@pytest.mark.parametrize("number", nightly(range(SETS)))
+@pytest.mark.parametrize(
+    ("number", "population"),
+    by_day(
+        itertools.product(range(SETS), POPULATIONS),
+        {"recorded, sigmoid": (0, "trained sigmoid"), "on topics, softmax": (0, "softmax")},
+    ),
+)
 def test_fresh_documents_give_no_finding(number, population):
     path = POPULATIONS[population]().path
     expected = {*said("deepseek-tiny")} if population == "trained sigmoid" else set()
@@ -79,3 +79,38 @@ def test_what_is_measured_here_is_what_the_gate_measures():
     here, *_ = verdicts(population.path, results_on(population.path, source))
     assert here.outcomes == by_gate.outcomes
     assert here.detectable == by_gate.detectable
+
+
+# -------------------------------------------- trained checkpoints that no limit was set on
+def steps(name: str) -> list[str]:
+    folders = (SAMPLES / name).glob("step_*")
+    numbers = sorted(int(folder.name.removeprefix("step_")) for folder in folders)
+    return [f"{name}/step_{number}" for number in numbers]
+
+
+TRAININGS = [steps(name) for name in ("olmoe-balanced", "olmoe-collapsed", "deepseek-tiny")]
+FOLLOWING = [pair for names in TRAININGS for pair in itertools.pairwise(names)]
+
+#: What the config leaves to engines: it was written by a class that does not read the keys.
+SAID = {"deepseek-tiny": ("MGI113",)}
+
+
+def training(name: str | tuple[str, str]) -> str:
+    """By day the first checkpoint and the first step of each training."""
+    return (name if isinstance(name, str) else name[0]).partition("/")[0]
+
+
+def said(name: str) -> tuple[str, ...]:
+    return SAID.get(training(name), ())
+
+
+@pytest.mark.parametrize("name", one_of_each(itertools.chain(*TRAININGS), training))
+def test_the_weights_of_a_trained_checkpoint_give_no_finding(museum, name):
+    seen = museum.show(trained(name))
+    assert (seen.codes, seen.exit_code) == (said(name), 0)
+
+
+@pytest.mark.parametrize(("before", "after"), one_of_each(FOLLOWING, training))
+def test_a_step_of_training_moves_rows_and_is_no_error(museum, before, after):
+    seen = museum.show(trained(after), trained(before))
+    assert (seen.codes, seen.exit_code) == (("MGG401", *said(after)), 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import numpy as np
 import pytest
@@ -13,26 +12,16 @@ from tests.museum import recipes_of_rules as rules
 from tests.museum import recipes_of_tokens as rows
 from tests.museum import recipes_of_weights as weights
 from tests.museum.checkpoint import Checkpoint, name_of, rounded
-from tests.museum.disagreements_of_weights import model
+from tests.museum.disagreements import model
 from tests.museum.healthy import sigmoid_model
+from tests.museum.incidents import RECIPES
 from tests.museum.questions import Checked, Explained, OfTwo
 from tests.museum.recipe import Planted, Recipe, Said, half_of
-from tests.museum.recipes import RECIPES, SHOWN
 from tests.museum.two_runs import PLAIN, Engine, Routed, columns_of
 
-SCORED = [recipe for recipe in RECIPES if not recipe.is_shown]
-
-#: All of them at night; by day the theorems below look at what one size of each plants.
-SIZES = [
-    pytest.param(planted, id=f"{recipe.name}-{number}", marks=[pytest.mark.nightly])
-    for recipe in SCORED
-    for number, planted in enumerate(recipe.sizes)
-]
-TWINS = [
-    pytest.param(recipe, planted, id=f"{recipe.name}-twin{number}", marks=[pytest.mark.nightly])
-    for recipe in SCORED
-    for number, planted in enumerate(recipe.twins)
-]
+#: Sizes and twins; by day the theorems below look at what one size of each plants.
+SIZES = [planted for recipe in RECIPES for planted in recipe.sizes]
+TWINS = [planted for recipe in RECIPES for planted in recipe.twins if recipe.command == "explain"]
 
 
 @functools.cache
@@ -51,19 +40,13 @@ def sets(chosen: np.ndarray) -> list[frozenset[int]]:
 
 
 # -------------------------------------------------------------------------------- records and halves
-def test_names_are_unique_and_every_record_is_complete():
-    names = [recipe.name for recipe in RECIPES]
-    assert len(set(names)) == len(names)
+def test_every_record_is_complete_and_no_incident_is_planted_twice():
     for recipe in RECIPES:
         assert recipe.threads
-        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#[0-9]+", thread) for thread in recipe.threads)
-        assert all(text.endswith(".") for text in (recipe.story, recipe.planting, recipe.answer))
+        assert all(text.endswith(".") for text in (recipe.planting, recipe.answer))
         assert 2 <= len(recipe.sizes) <= 3
         assert recipe.twins
-
-
-def test_no_incident_is_planted_twice():
-    threads = [thread for recipe in SCORED for thread in recipe.threads]
+    threads = [thread for recipe in RECIPES for thread in recipe.threads]
     assert len(set(threads)) == len(threads)
 
 
@@ -73,11 +56,7 @@ def test_the_half_follows_from_the_first_thread_in_text_order_alone():
     assert half_of(("radixark/miles#1724",)) == "untouched"
     both = ("radixark/miles#3277", "radixark/miles#1724")
     assert half_of(both) == half_of(both[::-1]) == "untouched"
-
-
-def test_what_tests_assert_is_not_called_untouched():
-    assert {recipe.half for recipe in SHOWN} == {"tuned"}
-    assert {recipe.half for recipe in SCORED} == {"tuned", "untouched"}
+    assert {recipe.half for recipe in RECIPES} == {"tuned", "untouched"}
 
 
 @pytest.mark.parametrize(
@@ -116,15 +95,16 @@ def b_differs(planted: Planted) -> bool:
     return any(a.shape != b.shape or (a != b).any() for a, b in pairs)
 
 
-@pytest.mark.parametrize("planted", SIZES)
+@pytest.mark.nightly
+@pytest.mark.parametrize("planted", SIZES, ids=lambda planted: planted.text)
 def test_damage_is_there(planted):
     assert b_differs(planted)
 
 
-@pytest.mark.parametrize(("recipe", "planted"), TWINS)
-def test_a_twin_routes_as_noise_of_less_than_a_hundredth_would(recipe, planted):
-    if recipe.command == "explain":
-        assert routed(planted).differs().mean() < 0.06
+@pytest.mark.nightly
+@pytest.mark.parametrize("planted", TWINS, ids=lambda planted: planted.text)
+def test_a_twin_routes_as_noise_of_less_than_a_hundredth_would(planted):
+    assert routed(planted).differs().mean() < 0.06
 
 
 # ---------------------------------------------------------------------------------- numbers and rules
@@ -189,22 +169,13 @@ def test_another_gating_function_matters_beside_a_bias_alone():
 
 
 def test_weights_sum_up_to_the_factor_unless_a_step_is_left_out():
-    of_b = [
-        routed(planted).b_weights["text/0"].sum(axis=1)
-        for planted in (
-            rules.NOT_SCALED.sizes[0],
-            rules.NOT_SCALED.twins[0],
-            rules.NOT_RENORMALISED.sizes[0],
-        )
-    ]
-    np.testing.assert_allclose(of_b[0], 1.0, rtol=1e-5)
-    np.testing.assert_allclose(of_b[1], 2.5, rtol=1e-5)
-    assert (np.abs(of_b[2] - 2.5) > 0.1).all()
+    def sums(planted: Planted) -> np.ndarray:
+        return routed(planted).b_weights["text/0"].sum(axis=1)
 
-
-def test_the_rule_of_another_family_leaks_the_bias_and_does_not_scale():
-    found = smallest(rules.RULE_OF_ANOTHER_FAMILY)
-    np.testing.assert_allclose(found.b_weights["text/0"].sum(axis=1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(sums(rules.NOT_SCALED.sizes[0]), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(sums(rules.NOT_SCALED.twins[0]), 2.5, rtol=1e-5)
+    np.testing.assert_allclose(sums(rules.RULE_OF_ANOTHER_FAMILY.sizes[0]), 1.0, rtol=1e-5)
+    assert (np.abs(sums(rules.NOT_RENORMALISED.sizes[0]) - 2.5) > 0.1).all()
 
 
 # -------------------------------------------------------------------------------------------- weights
@@ -246,16 +217,12 @@ def test_rows_of_the_rollout_are_numbers_of_float8_times_one_scale():
     assert len(np.unique(rows_of)) < 256
 
 
-def pruned_tensors(planted: Planted) -> tuple[np.ndarray, np.ndarray, Checkpoint]:
-    b = planted.build().b
-    return b.tensors[name_of("weight", 0)], b.tensors[name_of("bias", 0)], b
-
-
 def test_pruned_rows_are_rows_of_before_and_only_the_twin_has_their_biases():
     before = sigmoid_model()
     old_rows, old_bias = (before.tensors[name_of(part, 0)] for part in ("weight", "bias"))
     for planted in (*weights.PRUNED.sizes, *weights.PRUNED.twins):
-        new_rows, new_bias, b = pruned_tensors(planted)
+        b = planted.build().b
+        new_rows, new_bias = (b.tensors[name_of(part, 0)] for part in ("weight", "bias"))
         place = [int(np.flatnonzero((old_rows == row).all(axis=1))[0]) for row in new_rows]
         assert place == sorted(set(place))
         assert len(place) == b.config["n_routed_experts"] == 48
@@ -265,19 +232,20 @@ def test_pruned_rows_are_rows_of_before_and_only_the_twin_has_their_biases():
         assert (is_even, has_biases) == expected.get(planted.text[:5], (True, False))
 
 
-@pytest.mark.parametrize(("planted", "rank", "size"), [(0, 1, 0.02), (1, 4, 0.05), (2, 8, 0.2)])
+@pytest.mark.parametrize(
+    ("planted", "rank", "size"),
+    [
+        *zip(weights.LOW_RANK_UPDATE.sizes, (1, 4, 8), (0.02, 0.05, 0.2), strict=True),
+        (weights.LOW_RANK_UPDATE.twins[0], 32, 0.02),
+    ],
+    ids=["1", "4", "8", "full"],
+)
 def test_an_update_has_the_rank_and_the_size_that_it_says(planted, rank, size):
-    question = weights.LOW_RANK_UPDATE.sizes[planted].build()
+    question = planted.build()
     a, b = (side.tensors[name_of("weight", 2)].astype(float) for side in (question.a, question.b))
     values = np.linalg.svd(b - a, compute_uv=False)
     assert (values > 1e-4 * values[0]).sum() == rank
     np.testing.assert_allclose(np.linalg.norm(b - a) / np.linalg.norm(a), size, rtol=1e-3)
-
-
-def test_the_twin_of_a_low_rank_update_moves_in_every_direction():
-    question = weights.LOW_RANK_UPDATE.twins[0].build()
-    a, b = (side.tensors[name_of("weight", 0)].astype(float) for side in (question.a, question.b))
-    assert np.linalg.matrix_rank(b - a) == len(a)
 
 
 # ---------------------------------------------------------------------------------------- checkpoints
@@ -301,7 +269,9 @@ def spoilt(planted: Planted, healthy: Checkpoint) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("recipe", stored.RECIPES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "recipe", [one for one in RECIPES if one.command == "check"], ids=lambda recipe: recipe.name
+)
 def test_a_checkpoint_is_spoilt_where_it_is_said_to_be(recipe):
     healthy = recipe.twins[0].build().before or recipe.twins[0].build().checkpoint
     for planted in recipe.sizes:
@@ -326,26 +296,15 @@ def numbered(after, documents: int = 16, length: int = 128) -> np.ndarray:
     return out[0, :, 0].reshape(documents, length)
 
 
-def own(documents: int = 16, length: int = 128) -> np.ndarray:
-    return np.arange(documents * length).reshape(documents, length)
-
-
-def test_stale_rows_are_row_five_of_their_document():
-    expected = own()
-    expected[[3, 9], 40:107] = expected[[3, 9], 5:6]
-    np.testing.assert_array_equal(numbered(rows._stale([3, 9], 67)), expected)
-
-
-def test_turns_are_those_of_tokens_further_on():
-    expected = own()
-    expected[:, 64:125] += 3
-    np.testing.assert_array_equal(numbered(rows._ahead(3, 64, range(16))), expected)
-
-
-def test_a_slot_holds_what_the_document_before_chose():
-    expected = own()
-    expected[4, 32:64] -= 128
-    np.testing.assert_array_equal(numbered(rows._slots([4], 32, 64)), expected)
+def test_rows_are_joined_to_the_tokens_that_a_recipe_says():
+    own = np.arange(16 * 128).reshape(16, 128)
+    stale, ahead, before = own.copy(), own.copy(), own.copy()
+    stale[[3, 9], 40:107] = own[[3, 9], 5:6]
+    ahead[:, 64:125] += 3
+    before[4, 32:64] -= 128
+    np.testing.assert_array_equal(numbered(rows._stale([3, 9], 67)), stale)
+    np.testing.assert_array_equal(numbered(rows._ahead(3, 64, range(16))), ahead)
+    np.testing.assert_array_equal(numbered(rows._slots([4], 32, 64)), before)
 
 
 def test_a_document_that_repeats_a_token_chooses_alike_on_both_sides():

@@ -1,4 +1,7 @@
-"""Two runs of one text: A as recorded, B by an engine of its own that may be wrong."""
+"""Two runs of one text: A as recorded, B by an engine of its own that may be wrong.
+
+With why they differ: a disagreement, its pairs, and the verdict that names it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import pyarrow.parquet as pq
 import torch
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.tokens import TokenColumns
+from moegeom.core.tokens import Stage, TokenColumns
 from moegeom.router.load import load_routers
-from moegeom.studies.explain.record import Explanation
+from moegeom.studies.explain.record import Cause, Explanation
 from moegeom.studies.explain.study import ExplainRequest, explain
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import Checkpoint, name_of
+from tests.museum.recipe import Needs
 
 Array = np.ndarray
 Step = Callable[[Array], Array]
@@ -145,7 +149,6 @@ class TwoRuns:
     names_fingerprints: bool = False
 
     def routed(self) -> Routed:
-        """What each side read and chose."""
         a, b = self.a, self.b or self.a
         generator = np.random.default_rng([4243, self.seed])
         columns = columns_of(self.tokens)
@@ -171,50 +174,63 @@ class TwoRuns:
         if self.after is not None:
             stacked = self.after(stacked, columns)
         other = dict(zip(mine, stacked, strict=True))
-        nats = None
-        if self.log_probs is not None:
-            nats = self.log_probs(generator, self.tokens)
+        nats = self.log_probs and self.log_probs(generator, self.tokens)
         return Routed(columns, inputs, mine, theirs, other, weights, nats)
 
     def explained(self, folder: Path) -> Explanation:
-        """What the command says of them."""
         folder.mkdir(parents=True)
-        b, found = self.b or self.a, self.routed()
-        names = list(found.a_chosen)
-        _record(
-            folder / "a_rec", "router_input", names, found.columns, found.a_inputs, found.a_chosen
-        )
+        b, routed = self.b or self.a, self.routed()
+        _record(folder / "a_rec", routed, "router_input", routed.a_inputs, routed.a_chosen)
         of_b = ""
         if self.names_fingerprints:
             of_b = load_routers(open_checkpoint(b.write(folder / "b"))).fingerprint
         if self.keeps == "inputs":
-            _record(
-                folder / "b_rec",
-                "router_input",
-                names,
-                found.columns,
-                found.b_inputs,
-                found.b_chosen,
-            )
+            _record(folder / "b_rec", routed, "router_input", routed.b_inputs, routed.b_chosen)
         else:
-            kept = {"routing_weights": found.b_weights} if self.keeps == "weights" else None
-            _record(folder / "b_rec", "ids", names, found.columns, found.b_chosen, None, kept, of_b)
+            weights = {"routing_weights": routed.b_weights} if self.keeps == "weights" else None
+            _record(folder / "b_rec", routed, "ids", routed.b_chosen, None, weights, of_b)
         log_probs = None
-        if found.log_probs is not None:
+        if routed.log_probs is not None:
             log_probs = folder / "log_probs.parquet"
-            _write_log_probs(log_probs, found.columns, found.log_probs)
-        against = None
-        if self.against is not None:
-            against = str(self.against.write(folder / "c"))
-        return explain(
-            ExplainRequest(
-                checkpoint=str(self.a.write(folder / "a")),
-                tokens=str(folder / "a_rec"),
-                run_b=str(folder / "b_rec"),
-                checkpoint_b=against,
-                log_probs=log_probs,
-            )
+            _write_log_probs(log_probs, routed.columns, routed.log_probs)
+        against = self.against
+        request = ExplainRequest(
+            checkpoint=str(self.a.write(folder / "a")),
+            tokens=str(folder / "a_rec"),
+            run_b=str(folder / "b_rec"),
+            checkpoint_b=None if against is None else str(against.write(folder / "c")),
+            log_probs=log_probs,
         )
+        return explain(request)
+
+
+Runs = Callable[[], TwoRuns]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs and the verdict on them; ``begins`` is the layer where it begins, where it says."""
+
+    text: str
+    build: Runs
+    cause: Cause = "arithmetic noise only"
+    begins: int | None = None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Something that made two runs disagree in public, rebuilt, and twins that merely look alike."""
+
+    name: str
+    threads: tuple[str, ...]
+    story: str
+    pairs: tuple[Pair, ...]
+    twins: tuple[Pair, ...]
+    needs: Needs = "choices of both runs"
+
+
+def all_pairs(disagreements: Sequence[Disagreement]) -> list[tuple[Disagreement, Pair]]:
+    return [(d, pair) for d in disagreements for pair in (*d.pairs, *d.twins)]
 
 
 def _units(generator: np.random.Generator, tokens: int, hidden: int) -> Array:
@@ -227,7 +243,6 @@ def _gain(model: Checkpoint, layer: int) -> Array:
 
 
 def columns_of(tokens: int, documents: int = 16) -> TokenColumns:
-    """Documents of equal length, one after the other."""
     position = np.arange(tokens) % (tokens // documents)
     return TokenColumns(
         document=np.arange(tokens) // (tokens // documents),
@@ -239,18 +254,16 @@ def columns_of(tokens: int, documents: int = 16) -> TokenColumns:
 
 def _record(
     path: Path,
-    stage: str,
-    names: Sequence[str],
-    columns: TokenColumns,
+    routed: Routed,
+    stage: Stage,
     values: Mapping[str, Array],
     chosen: Mapping[str, Array] | None,
     outputs: Mapping[str, Mapping[str, Array]] | None = None,
     fingerprint: str = "",
 ) -> None:
-    with RecordingWriter(
-        path, stage, tuple(names), dtype="float32", domains=("text",), fingerprint=fingerprint
-    ) as writer:
-        writer.append(columns, dict(values), chosen, outputs=outputs)
+    facts = {"dtype": "float32", "domains": ("text",), "fingerprint": fingerprint}
+    with RecordingWriter(path, stage, tuple(values), **facts) as writer:
+        writer.append(routed.columns, dict(values), chosen, outputs=outputs)
 
 
 def _write_log_probs(path: Path, columns: TokenColumns, change: Array) -> None:
