@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -17,10 +18,10 @@ from moegeom.engine.parameters import in_python, option_of, parameters_of, reque
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.router.requested_family import RequestedFamily
 from moegeom_cli.command import COMMANDS, Commands, typed_name
+from tests.unit.studies.samples import BALANCED, SAMPLES, sides
 
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
-CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
+ROOT = SAMPLES.parent
+CKPT, REC = sides(BALANCED)
 
 #: Functions that are a command, and the record of what they are asked.
 ASKED = [
@@ -49,14 +50,16 @@ def test_a_function_has_the_name_of_its_command():
     assert set(commands.values()) <= {*ASKED, "Recorder"}
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS.names()) - {"capture"}))
-def test_an_option_is_spelled_as_its_parameter_says(name):
+def test_an_option_is_spelled_as_its_parameter_says():
     """The options of a command are those of the parameters that they fill."""
-    params = Commands().get_command(None, typed_name(name)).params
     own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "non_finite", "words"}
-    for param in params:
-        if param.param_type_name == "option" and param.name not in own:
-            assert option_of(param.name) in param.opts, param.name
+    assert [
+        (name, param.name)
+        for name in sorted(set(COMMANDS.names()) - {"capture"})
+        for param in Commands().get_command(None, typed_name(name)).params
+        if param.param_type_name == "option" and param.name not in own
+        if option_of(param.name) not in param.opts
+    ] == []
 
 
 def test_options_in_messages_are_parameters_in_python():
@@ -78,16 +81,12 @@ def refusal(call, *given, **options) -> mg.MoeGeomError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "name", ["scan", "check", "balance", "open", "recording", "cells", "capacity"]
-)
-def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest(name):
-    error = refusal(
-        getattr(mg, name), str(CKPT), **{"layer" if name != "recording" else "stages": 0}
-    )
-    wanted = "layers" if name != "recording" else "stage"
-    assert f"Did you mean {wanted}?" in error.message
-    assert error.message.startswith("Unknown parameter")
+def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest():
+    for name in ("scan", "check", "balance", "open", "recording", "cells", "capacity"):
+        typed, nearest = ("stages", "stage") if name == "recording" else ("layer", "layers")
+        message = refusal(getattr(mg, name), str(CKPT), **{typed: 0}).message
+        assert f"Did you mean {nearest}?" in message
+        assert message.startswith("Unknown parameter")
 
 
 def test_an_error_names_the_parameter():
@@ -140,6 +139,8 @@ def test_inputs_of_another_shape_are_refused():
     assert error.message == (
         "inputs: 1 of 2,000 tokens are not finite or overflow at router text/0 (first: token 1500)."
     )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mg.route(router, np.ones((2, 64))).chosen = None
 
 
 def test_a_checkpoint_is_shown_with_a_row_for_each_router(monkeypatch):
@@ -166,7 +167,7 @@ def test_answers_are_short_in_a_console_and_pages_in_a_notebook():
 
 def test_only_gates_are_false():
     assert type(mg.Report.__dict__.get("__bool__")) is type(None)
-    assert not mg.signoff(SAMPLE / "step_1000", CKPT)
+    assert not mg.signoff(BALANCED / "step_1000", CKPT)
 
 
 def test_signatures_list_every_parameter():
@@ -200,16 +201,12 @@ def test_a_request_is_made_of_parameters():
     assert named.asked == RequestedFamily(pattern="y", top_k=3)
 
 
-def test_no_two_parameters_have_one_option():
+def test_no_two_parameters_have_one_option_and_every_function_says_what_it_raises():
     for name in ASKED:
-        names = list(inspect.signature(getattr(mg, name)).parameters)
-        options = [option_of(parameter) for parameter in names]
+        function = getattr(mg, name)
+        options = [option_of(parameter) for parameter in inspect.signature(function).parameters]
         assert len(set(options)) == len(options), name
-
-
-def test_every_function_says_what_it_raises():
-    for name in ASKED:
-        assert re.search(r"^Raises\n------$", inspect.getdoc(getattr(mg, name)), re.MULTILINE), name
+        assert re.search(r"^Raises\n------$", inspect.getdoc(function), re.MULTILINE), name
 
 
 def test_a_value_of_an_opened_object_gives_way_to_an_option():
@@ -218,16 +215,7 @@ def test_a_value_of_an_opened_object_gives_way_to_an_option():
     assert [r["name"] for r in mg.scan(opened, layers=1).run["routers"]] == ["text/1"]
 
 
-def test_routed_tokens_are_frozen():
-    router = mg.open(CKPT).routers[0]
-    routed = mg.route(router, np.ones((2, 64)))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        routed.chosen = None
-
-
 def test_the_page_says_what_the_docstrings_say():
-    import importlib.util
-
     spec = importlib.util.spec_from_file_location("refresh_api", ROOT / "docs/refresh_api.py")
     assert spec is not None
     assert spec.loader is not None

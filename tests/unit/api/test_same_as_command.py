@@ -9,19 +9,22 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import moegeom as mg
 from moegeom.tokens.open import open_tokens
 from moegeom_cli import app
+from tests.unit.studies.samples import BALANCED, few_tokens, sides
 
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
-CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
-BEFORE = SAMPLE / "step_1000"
+CKPT, BEFORE = BALANCED / "step_1500", BALANCED / "step_1000"
 
 #: What two runs of one request differ in.
 CHANGING = frozenset(["seconds", "results", "session"])
+
+
+def few() -> Path:
+    return few_tokens(BALANCED.name)
 
 
 def command(*arguments: object) -> dict:
@@ -34,11 +37,11 @@ def command(*arguments: object) -> dict:
     return json.loads(stream.getvalue())
 
 
-def told(value: object) -> object:
+def lasting(value: object) -> object:
     """The same without what changes from run to run."""
     if isinstance(value, dict):
-        return {k: told(v) for k, v in value.items() if k not in CHANGING}
-    return [told(entry) for entry in value] if isinstance(value, list) else value
+        return {k: lasting(v) for k, v in value.items() if k not in CHANGING}
+    return [lasting(entry) for entry in value] if isinstance(value, list) else value
 
 
 @pytest.fixture
@@ -46,168 +49,140 @@ def openings(monkeypatch) -> list[str]:
     """Names of checkpoints as they are opened."""
     from moegeom.checkpoint import open as opening
 
-    found, local = [], opening._local
-    monkeypatch.setattr(opening, "_local", lambda path: found.append(path.name) or local(path))
-    return found
+    names, local = [], opening._local
+    monkeypatch.setattr(opening, "_local", lambda path: names.append(path.name) or local(path))
+    return names
 
 
 def assert_same(report: mg.Report, *arguments: object) -> None:
-    assert told(json.loads(report.json())) == told(command(*arguments))
+    assert lasting(json.loads(report.json())) == lasting(command(*arguments))
 
 
-def test_open_finds_what_routers_prints():
-    assert_same(mg.open(CKPT, layers=[0, 2]).report(), "routers", CKPT, "--layers", "0,2")
+#: A command, whose words in capitals are paths, and the function. OUT is a folder for each.
+SAME = {
+    "routers CKPT --layers 0,2": lambda: mg.open(CKPT, layers=[0, 2]).report(),
+    "scan CKPT --tokens REC --layers 0 --out OUT": lambda: mg.scan(CKPT, few(), layers=0),
+    "space CKPT --tokens REC --layers 1 --seed 3": lambda: mg.space(CKPT, few(), layers=1, seed=3),
+    "perturb CKPT --tokens REC --layers 1 --seed 3 --at 5,77 --noise 0.2": lambda: mg.perturb(
+        CKPT, few(), layers=1, seed=3, at=(5, 77), noise=0.2
+    ),
+    "balance CKPT --tokens REC --layers 1 --seed 3": lambda: mg.balance(
+        mg.open(CKPT, layers=1), mg.recording(few()), seed=np.int64(3)
+    ),
+    "cells CKPT --tokens REC --layer 0 --subspace pca:2": lambda: mg.cells(
+        CKPT, few(), layers=0, subspace="pca:2"
+    ),
+    "cells --weights ROWS --top-k 2 --expert-set 0,1": lambda: mg.cells(
+        weights=Path("rows.npz"), top_k=2, expert_set=[0, 1]
+    ),
+    "regions CKPT --tokens REC --layers 1 --segments 5": lambda: mg.regions(
+        CKPT, few(), layers=1, segments=5
+    ),
+    "outputs CKPT --tokens REC --layers 1 --sample 40": lambda: mg.outputs(
+        CKPT, few(), layers=1, sample=40
+    ),
+    "capacity --from CKPT --tokens REC --layers 0 --split 2": lambda: mg.capacity(
+        CKPT, few(), layers=0, splits=2
+    ),
+    "diff BEFORE CKPT": lambda: mg.diff(BEFORE, mg.open(CKPT)),
+    "signoff BEFORE CKPT": lambda: mg.signoff(BEFORE, CKPT),
+    "explain CKPT --tokens REC --run-b REC --layers 0": lambda: mg.explain(
+        CKPT, few(), run_b=mg.recording(few()), layers=0
+    ),
+    "track BEFORE CKPT --out OUT --layers 0": lambda: mg.track(
+        [BEFORE, CKPT], out=Path("own"), layers=0
+    ),
+}
 
 
-def test_scan_finds_what_scan_prints(tmp_path):
-    found = mg.scan(CKPT, REC, layers=0)
-    assert_same(found, "scan", CKPT, "--tokens", REC, "--layers", "0", "--out", tmp_path / "one")
-    assert found.value.path is None
+@pytest.mark.parametrize("words", SAME)
+def test_a_function_finds_what_its_command_prints(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("moegeom.studies.space.reach._DIRECTIONS", 2**12)
+    np.savez("rows.npz", weight=np.random.default_rng(0).standard_normal((6, 2)))
+    paths = {"CKPT": CKPT, "BEFORE": BEFORE, "REC": few(), "OUT": "out", "ROWS": "rows.npz"}
+    report = SAME[words]()
+    assert_same(report, *(paths.get(word, word) for word in words.split()))
+    if words.startswith("scan"):
+        assert report.value.path is None
 
 
 def test_a_scan_that_is_kept_is_what_report_prints(tmp_path):
-    found = mg.scan(str(CKPT), out=tmp_path / "kept", layers="0-1")
-    assert_same(found, "report", tmp_path / "kept")
-    assert mg.report(tmp_path / "kept").json() == found.json()
-    assert mg.report(found) is found
-    assert_same(mg.check(found), "check", tmp_path / "kept")
+    scan = mg.scan(str(CKPT), out=tmp_path / "kept", layers="0-1")
+    assert_same(scan, "report", tmp_path / "kept")
+    assert mg.report(tmp_path / "kept").json() == scan.json()
+    assert mg.report(scan) is scan
+    assert_same(mg.check(scan), "check", tmp_path / "kept")
 
 
-@pytest.mark.parametrize("tokens", [None, REC])
-def test_check_finds_what_check_prints(tokens, openings):
-    given = [] if tokens is None else ["--tokens", tokens]
-    found = mg.check(CKPT, tokens, select=["MGI", "MGB"], fail_on="warning")
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_check_finds_what_check_prints(has_tokens, openings):
+    tokens = few() if has_tokens else None
+    given = ["--tokens", tokens] if has_tokens else []
+    report = mg.check(CKPT, tokens, select=["MGI", "MGB"], fail_on="warning")
     assert openings == ["step_1500"], "it is opened once"
-    assert_same(found, "check", CKPT, *given, "--select", "MGI,MGB", "--fail-on", "warning")
+    assert_same(report, "check", CKPT, *given, "--select", "MGI,MGB", "--fail-on", "warning")
+
+
+def test_boundary_report_finds_what_boundary_report_prints(tmp_path):
+    words = ("--tokens", few(), "--layers", "0", "--arith", "bf16", "--noise", "0.01")
+    report = mg.boundary_report(CKPT, few(), layers=0, arithmetics=["bf16"], noise=0.01)
+    assert_same(report, "boundary-report", CKPT, *words, "--out", tmp_path / "one")
+    assert_same(mg.boundary_report(tmp_path / "one"), "boundary-report", tmp_path / "one")
 
 
 def test_results_in_memory_are_judged_and_compared_as_those_that_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    other = SAMPLE / "step_1000"
-    held = [mg.scan(each) for each in (CKPT, other)]
-    kept = [mg.scan(each, out=tmp_path / each.name) for each in (CKPT, other)]
-    ours, theirs = (mg.check(found[0]).value.verdict for found in (held, kept))
+    memory = [mg.scan(each) for each in (CKPT, BEFORE)]
+    files = [mg.scan(each, out=tmp_path / each.name) for each in (CKPT, BEFORE)]
+    ours, theirs = (mg.check(results[0]).value.verdict for results in (memory, files))
     assert [o.state for o in ours.outcomes] == [o.state for o in theirs.outcomes]
-    written = mg.check(held[0], update_baseline=True, baseline="here.json").value.written
+    written = mg.check(memory[0], update_baseline=True, baseline="here.json").value.written
     assert written is not None
-    assert mg.check(kept[0], baseline=written)
-    assert not mg.check(held[1], baseline=written, fail_on="warning")
-    ours, theirs = (mg.diff(*found).value for found in (held, kept))
+    assert mg.check(files[0], baseline=written)
+    assert not mg.check(memory[1], baseline=written, fail_on="warning")
+    ours, theirs = (mg.diff(*results).value for results in (memory, files))
     assert [r.kind for r in ours.sides] == ["results", "results"]
     assert ours.routers == theirs.routers
-    for refused in (mg.check, lambda *given, **more: mg.diff(*given, held[1], **more)):
+    for refused in (mg.check, lambda *given, **more: mg.diff(*given, memory[1], **more)):
         with pytest.raises(mg.MoeGeomError, match="results in memory holds results"):
-            refused(held[0], tokens=REC)
-
-
-def test_a_profile_beside_counts_for_results_in_memory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "moegeom.toml").write_text('select = ["MGI101"]\n', "utf-8")
-    assert len(mg.check(mg.scan(CKPT)).value.verdict.outcomes) == 1
-
-
-def test_boundary_report_finds_what_boundary_report_prints(tmp_path):
-    given = ("--tokens", REC, "--layers", "0", "--arith", "bf16", "--noise", "0.01")
-    found = mg.boundary_report(CKPT, REC, layers=0, arithmetics=["bf16"], noise=0.01)
-    assert_same(found, "boundary-report", CKPT, *given, "--out", tmp_path / "one")
-    assert_same(mg.boundary_report(tmp_path / "one"), "boundary-report", tmp_path / "one")
-
-
-def test_space_finds_what_space_prints():
-    found = mg.space(CKPT, REC, layers=1, seed=3)
-    assert_same(found, "space", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")
-
-
-def test_perturb_finds_what_perturb_prints():
-    found = mg.perturb(CKPT, REC, layers=1, seed=3, at=(5, 77), noise=0.2)
-    given = ("--layers", "1", "--seed", "3", "--at", "5,77", "--noise", "0.2")
-    assert_same(found, "perturb", CKPT, "--tokens", REC, *given)
-
-
-def test_balance_finds_what_balance_prints():
-    found = mg.balance(mg.open(CKPT, layers=1), mg.recording(REC), seed=np.int64(3))
-    assert_same(found, "balance", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")
-
-
-def test_cells_finds_what_cells_prints():
-    found = mg.cells(CKPT, REC, layers=0, subspace="pca:2")
-    assert_same(found, "cells", CKPT, "--tokens", REC, "--layer", "0", "--subspace", "pca:2")
-
-
-def test_regions_finds_what_regions_prints():
-    found = mg.regions(CKPT, REC, layers=1, segments=20)
-    assert_same(found, "regions", CKPT, "--tokens", REC, "--layers", "1", "--segments", "20")
-
-
-def test_outputs_finds_what_outputs_prints():
-    found = mg.outputs(CKPT, REC, layers=1, sample=40)
-    assert_same(found, "outputs", CKPT, "--tokens", REC, "--layers", "1", "--sample", "40")
-
-
-def test_cells_of_a_bare_matrix(tmp_path):
-    file = tmp_path / "router.npz"
-    np.savez(file, weight=np.random.default_rng(0).standard_normal((6, 2)))
-    found = mg.cells(weights=file, top_k=2, expert_set=[0, 1])
-    given = ("--weights", file, "--top-k", "2", "--expert-set", "0,1")
-    assert_same(found, "cells", *given)
-
-
-def test_capacity_finds_what_capacity_prints():
-    found = mg.capacity(CKPT, REC, layers=0, splits=2)
-    given = ("--from", CKPT, "--tokens", REC, "--layers", "0", "--split", "2")
-    assert_same(found, "capacity", *given)
-
-
-def test_diff_finds_what_diff_prints():
-    assert_same(mg.diff(BEFORE, mg.open(CKPT)), "diff", BEFORE, CKPT)
-
-
-def test_signoff_finds_what_signoff_prints():
-    found = mg.signoff(BEFORE, CKPT)
-    assert_same(found, "signoff", BEFORE, CKPT)
-    assert not found
-    assert found.exit_code == 1
-
-
-def test_explain_finds_what_explain_prints():
-    found = mg.explain(CKPT, REC, run_b=mg.recording(REC), layers=0)
-    assert_same(found, "explain", CKPT, "--tokens", REC, "--run-b", REC, "--layers", "0")
-
-
-def test_track_finds_what_track_prints(tmp_path):
-    steps = [BEFORE, CKPT]
-    found = mg.track(steps, out=tmp_path / "one", layers=0)
-    assert_same(found, "track", *steps, "--out", tmp_path / "two", "--layers", "0")
+            refused(memory[0], tokens=few())
+    # a profile beside them counts
+    Path("moegeom.toml").write_text('select = ["MGI101"]\n', "utf-8")
+    assert len(mg.check(memory[0]).value.verdict.outcomes) == 1
 
 
 def test_route_chooses_what_was_recorded():
     """The margin is the last chosen logit less the first that is not; distances are positive."""
-    source = open_tokens(REC)
+    source = open_tokens(sides(BALANCED)[1])
     for router in mg.open(CKPT).routers:
         inputs = source.read_values(router.name, 0, 1500)
-        found = mg.route(router, inputs)
+        routed = mg.route(router, inputs)
         np.testing.assert_array_equal(
-            np.sort(found.chosen), np.sort(source.read_chosen(router.name, 0, 1500))
+            np.sort(routed.chosen), np.sort(source.read_chosen(router.name, 0, 1500))
         )
         logits = -np.sort(-(inputs.astype(np.float64) @ router.weight.T.astype(np.float64)))
-        np.testing.assert_allclose(found.margin, logits[:, 3] - logits[:, 4], atol=1e-5)
-        assert (found.num_chosen == 4).all()
-        assert (found.boundary_distance > 0).all()
-        np.testing.assert_array_equal(found.boundary_distance, found.boundary_distance_upper)
-        assert found.unknown == {}
-        assert len(found) == 1500
+        np.testing.assert_allclose(routed.margin, logits[:, 3] - logits[:, 4], atol=1e-5)
+        assert (routed.num_chosen == 4).all()
+        assert (routed.boundary_distance > 0).all()
+        np.testing.assert_array_equal(routed.boundary_distance, routed.boundary_distance_upper)
+        assert routed.unknown == {}
+        assert len(routed) == 1500
 
 
 def test_route_takes_the_road_of_a_scan(tmp_path):
     """Rows by token of a scan hold the same bits."""
-    mg.scan(CKPT, REC, layers=2, per_token=True, out=tmp_path / "kept")
-    import pyarrow.parquet as pq
-
+    mg.scan(CKPT, few(), layers=2, per_token=True, out=tmp_path / "kept")
     rows = pq.read_table(tmp_path / "kept/tokens/text.2.parquet")
-    router = mg.open(CKPT).routers[2]
-    source = open_tokens(REC)
-    found = mg.route(router, source.read_values(router.name, 0, source.facts.num_tokens))
-    np.testing.assert_array_equal(found.margin, rows["margin"].to_numpy())
+    router, source = mg.open(CKPT).routers[2], open_tokens(few())
+    routed = mg.route(router, source.read_values(router.name, 0, source.facts.num_tokens))
+    np.testing.assert_array_equal(routed.margin, rows["margin"].to_numpy())
+
+
+def _tensor(array):
+    import torch
+
+    return torch.from_numpy(array)
 
 
 #: The inputs of all routers as people hold them.
@@ -220,38 +195,29 @@ HELD = {
 }
 
 
-def _tensor(array):
-    import torch
-
-    return torch.from_numpy(array)
-
-
-@pytest.mark.parametrize("held", sorted(HELD))
-def test_arrays_in_memory_are_measured_as_a_file_of_them_is(tmp_path, held):
-    source = open_tokens(REC)
-    arrays = {name: source.read_values(name, 0, 1024) for name in source.facts.routers}
-    np.savez(tmp_path / "rec.npz", **{n.replace("/", "."): a for n, a in arrays.items()})
-    kept = mg.balance(CKPT, tmp_path / "rec.npz", stage="router_input")
-    found = mg.balance(CKPT, mg.recording(HELD[held](arrays), stage="router_input"))
-    assert found.value.routers == kept.value.routers
+def test_arrays_in_memory_are_measured_as_a_file_of_them_is(tmp_path):
+    source = open_tokens(few())
+    arrays = {name: source.read_values(name, 0, 64) for name in source.facts.routers}
+    file = mg.balance(CKPT, _file(tmp_path / "rec.npz", arrays), stage="router_input").value
+    reports = {
+        name: mg.balance(CKPT, mg.recording(form(arrays), stage="router_input"))
+        for name, form in HELD.items()
+    }
+    assert [n for n, report in reports.items() if report.value.routers != file.routers] == []
 
 
 def test_results_of_other_arrays_are_not_the_answer(tmp_path):
-    source = open_tokens(REC)
-    router = mg.open(CKPT, layers=0)
-    for start in (0, 1024):
-        values = source.read_values("text/0", start, start + 1024)
-        if start == 0:
-            mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
-            mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
-        else:
-            with pytest.raises(mg.MoeGeomError, match="another request: tokens differ"):
-                mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
+    source, router = open_tokens(few()), mg.open(CKPT, layers=0)
+    one, other = (source.read_values("text/0", start, start + 256) for start in (0, 256))
+    for _ in range(2):
+        mg.scan(router, one, stage="router_input", out=tmp_path / "kept")
+    with pytest.raises(mg.MoeGeomError, match="another request: tokens differ"):
+        mg.scan(router, other, stage="router_input", out=tmp_path / "kept")
 
 
-def _arrays(step: str, kind: str = "values") -> dict[str, np.ndarray]:
+def _arrays(step: int, kind: str = "values") -> dict[str, np.ndarray]:
     """Of the first tokens of a recording, with what says which they are."""
-    source = open_tokens(SAMPLE / "rec" / step)
+    source = open_tokens(sides(BALANCED, step)[1])
     read = {"values": source.read_values, "chosen": source.read_chosen}[kind]
     columns = source.read_columns(0, 512)
     named = {name: getattr(columns, name) for name in ("document", "position", "token_id")}
@@ -264,59 +230,57 @@ def _file(path: Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def test_two_sides_in_memory_are_compared_as_files_of_them_are(tmp_path, openings):
-    held = [_arrays("step_1000"), _arrays("step_1500")]
-    files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(held)]
+    memory = [_arrays(step) for step in (1000, 1500)]
+    files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(memory)]
     options = {"stage": "router_input", "layers": 0, "unverified": True}
-    kept = mg.diff(BEFORE, CKPT, files, **options)
+    of_files = mg.diff(BEFORE, CKPT, files, **options)
     assert openings == ["step_1000", "step_1500"], "each is opened once"
-    found = mg.diff(BEFORE, CKPT, held, **options)
-    assert found.value.figures is not None
-    assert found.value.figures == kept.value.figures
-    assert [side.num_routers for side in found.value.sides] == [1, 1]
-    one = mg.recording(held[1], stage="router_input")
+    report = mg.diff(BEFORE, CKPT, memory, **options)
+    assert report.value.figures is not None
+    assert report.value.figures == of_files.value.figures
+    assert [side.num_routers for side in report.value.sides] == [1, 1]
+    one = mg.recording(memory[1], stage="router_input")
     both = mg.diff(CKPT, CKPT, one, layers=0, unverified=True)
     assert any("on the same inputs" in note for note in both.value.notes)
-    assert not any("on the same inputs" in note for note in found.value.notes)
+    assert not any("on the same inputs" in note for note in report.value.notes)
 
 
 def test_choices_in_memory_are_signed_off_as_files_of_them_are(tmp_path, openings):
-    held = [_arrays("step_1000", "chosen"), _arrays("step_1500", "chosen")]
-    files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(held)]
-    kept = mg.signoff(BEFORE, CKPT, files, stage="ids")
+    memory = [_arrays(step, "chosen") for step in (1000, 1500)]
+    files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(memory)]
+    of_files = mg.signoff(BEFORE, CKPT, files, stage="ids")
     assert openings == ["step_1000", "step_1500"], "each is opened once"
-    found = mg.signoff(BEFORE, CKPT, held, stage="ids")
-    assert found.value.lines[-1].state == "not judged"
-    assert found.value.lines[-1].sentence == kept.value.lines[-1].sentence
-    again = mg.recording(held[0], stage="ids")
-    found = mg.signoff(BEFORE, CKPT, held, stage="ids", rerun=again)
-    assert any("their arrays are equal" in line for line in found.value.not_looked_at)
+    again = mg.recording(memory[0], stage="ids")
+    report = mg.signoff(BEFORE, CKPT, memory, stage="ids")
+    assert report.value.lines[-1].state == "not judged"
+    assert report.value.lines[-1].sentence == of_files.value.lines[-1].sentence
+    report = mg.signoff(BEFORE, CKPT, memory, stage="ids", rerun=again)
+    assert any("their arrays are equal" in line for line in report.value.not_looked_at)
 
 
 def test_steps_in_memory_are_followed_as_files_of_them_are(tmp_path, openings):
     """What is kept is the answer for the same arrays, and for no others."""
-    steps = ("step_1000", "step_1500")
-    held = {step: _arrays(step) for step in steps}
-    for step, arrays in held.items():
+    memory = {f"step_{step}": _arrays(step) for step in (1000, 1500)}
+    for step, arrays in memory.items():
         _file(tmp_path / f"{step}.npz", arrays)
     options = {"stage": "router_input", "layers": 0, "unverified": True}
-    paths = [SAMPLE / step for step in steps]
-    kept = mg.track(paths, tmp_path / "{name}.npz", out=tmp_path / "one", **options)
+    paths = [BEFORE, CKPT]
+    of_files = mg.track(paths, tmp_path / "{name}.npz", out=tmp_path / "one", **options)
     assert openings == ["step_1000", "step_1500"], "each is opened once"
-    first, again = (mg.track(paths, held, out=tmp_path / "two", **options) for _ in range(2))
-    assert first.value.curves == kept.value.curves
+    first, again = (mg.track(paths, memory, out=tmp_path / "two", **options) for _ in range(2))
+    assert first.value.curves == of_files.value.curves == again.value.curves
     assert [step.is_reused for step in first.value.steps] == [False, False]
     assert [step.is_reused for step in again.value.steps] == [True, True]
-    assert again.value.curves == first.value.curves
-    other = held | {"step_1500": _arrays("step_1000")}
+    other = memory | {"step_1500": memory["step_1000"]}
     changed = mg.track(paths, other, out=tmp_path / "two", **options)
     assert [step.is_reused for step in changed.value.steps] == [True, False]
 
 
 class Listener:
-    """What is told to ``watch``."""
+    """What ``watch`` hears."""
 
     def __init__(self) -> None:
-        self.total, self.done, self.said = 0, 0, []
+        self.total, self.done, self.notes = 0, 0, []
 
     def start(self, num_tokens: int) -> None:
         self.total = num_tokens
@@ -327,28 +291,28 @@ class Listener:
         self.done += num_tokens
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.notes.append(text)
 
 
 def test_all_work_that_is_announced_is_told_as_done():
     listener = Listener()
-    mg.balance(CKPT, REC, layers=0, watch=listener)
-    assert listener.done == listener.total == 4096
+    mg.balance(CKPT, few(), layers=0, watch=listener)
+    assert listener.done == listener.total == 512
     for measure in (mg.scan, mg.check):
         listener = Listener()
         measure(CKPT, watch=listener)
-        assert (listener.total, listener.done, listener.said) == (3, 3, []), (
+        assert (listener.total, listener.done, listener.notes) == (3, 3, []), (
             "a step for each router"
         )
     listener = Listener()
     mg.diff(CKPT, CKPT, experts=True, layers=0, watch=listener)
-    assert [text.partition(" ")[0] for text in listener.said] == ["A:", "B:"]
+    assert [text.partition(" ")[0] for text in listener.notes] == ["A:", "B:"]
 
 
 def test_a_series_is_exported_from_python(tmp_path):
     listener, entry = Listener(), f"csv:{tmp_path / 's.csv'}"
     mg.track(CKPT, out=tmp_path / "one", layers=0, export=entry, watch=listener)
     assert (tmp_path / "s.csv").read_text("utf-8").startswith("router,step")
-    assert listener.said == [f"written: {tmp_path / 's.csv'}"]
+    assert listener.notes == [f"written: {tmp_path / 's.csv'}"]
     with pytest.raises(mg.MoeGeomError, match=r"^export csv: expected csv:PATH"):
         mg.track(CKPT, out=tmp_path / "one", export="csv")

@@ -18,21 +18,26 @@ from moegeom.core.text import integer_text
 from moegeom.geometry.capacity.cell_bounds import expected_diagram
 from moegeom.studies.capacity.table import rows_of
 from moegeom.studies.opened import Checkpoint
+from tests.unit.studies.samples import BALANCED, GROUPED, few_tokens, sides
 
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
-GROUPED = ROOT / "sample_ckpts/deepseek-tiny"
+CKPT, REC = sides(BALANCED)
 SIZES = {"experts": 16, "top_k": 4, "width": 20, "hidden": 64}
 
 
-def layer_of(*given, **options):
-    (layer,) = mg.capacity(*given, **options).value.layers
+def layer_of(*sources, **options):
+    (layer,) = mg.capacity(*sources, **options).value.layers
     return layer
 
 
 def rows(layer, quantity, **where):
-    found = [row for row in rows_of(layer) if row["quantity"] == quantity]
-    return [row for row in found if all(row[key] == value for key, value in where.items())]
+    of_quantity = [row for row in rows_of(layer) if row["quantity"] == quantity]
+    return [row for row in of_quantity if all(row[key] == value for key, value in where.items())]
+
+
+def size_of(model: Path, pattern: str) -> int:
+    """Numbers in the tensors of these names."""
+    tensors = load_file(model / "model.safetensors")
+    return sum(t.size for name, t in tensors.items() if re.search(pattern, name))
 
 
 def test_sizes_give_the_counts_of_the_formulas():
@@ -43,16 +48,8 @@ def test_sizes_give_the_counts_of_the_formulas():
     assert (plane.published.dense, plane.published.top_1) == (3241, 3376)
     assert plane.exceeds
     assert plane.expected_cells == expected_diagram(16, 4, 2, is_central=False).cells
-    assert [split.split for split in layer.splits] == [1, 2]
-    assert layer.splits[1].width == 10
+    assert [(split.split, split.width) for split in layer.splits] == [(1, 20), (2, 10)]
     assert [gain.cells for gain in layer.splits[0].gains] == [0.0, 0.0]
-
-
-def test_no_published_count_of_one_expert_a_token_is_called_impossible():
-    layer = layer_of(**SIZES | {"top_k": 1})
-    assert not any(at.exceeds for at in layer.at)
-    assert "impossible" not in mg.capacity(**SIZES | {"top_k": 1}).text(100)
-    assert all(row["note"] is None for row in rows(layer, "regions_top_k"))
 
 
 def test_the_whole_input_comes_last_and_splits_divide_the_width():
@@ -62,68 +59,67 @@ def test_the_whole_input_comes_last_and_splits_divide_the_width():
     assert layer.at[-1].expected_cells == math.comb(16, 4)
 
 
+def test_no_published_count_of_one_expert_a_token_is_called_impossible():
+    report = mg.capacity(**SIZES | {"top_k": 1})
+    (layer,) = report.value.layers
+    assert not any(at.exceeds for at in layer.at)
+    assert "impossible" not in report.text(100)
+    assert all(row["note"] is None for row in rows(layer, "regions_top_k"))
+
+
 def test_a_checkpoint_says_its_sizes_and_no_byte_of_an_expert_is_read():
-    opened = Checkpoint(str(SAMPLE / "step_1500"))
-    found = mg.capacity(opened).value
-    (layer,) = found.layers
+    opened = Checkpoint(str(CKPT))
+    record = mg.capacity(opened).value
+    (layer,) = record.layers
     sizes = layer.sizes
     assert (sizes.num_experts, sizes.top_k, sizes.width, sizes.hidden) == (16, 4, 32, 64)
     assert (sizes.is_gated, sizes.shared_width, layer.routers) == (True, 0, "text/0-2")
     assert "'intermediate_size'" in layer.width_origin
     assert "down_proj" in layer.width_origin
-    assert found.run["checkpoint"]["bytes_read"] == opened.found.bytes_read
-    tensors = load_file(SAMPLE / "step_1500/model.safetensors")
-    of_layer = [t for name, t in tensors.items() if re.search(r"layers\.1\.mlp\.(exp|gate)", name)]
-    assert layer.parameters.total == sum(t.size for t in of_layer)
+    assert record.run["checkpoint"]["bytes_read"] == opened.found.bytes_read
+    assert layer.parameters.total == size_of(CKPT, r"layers\.1\.mlp\.(exp|gate)")
 
 
 def test_shared_experts_and_another_rule_are_told():
-    found = mg.capacity(GROUPED / "step_1500")
-    (layer,) = found.value.layers
+    report = mg.capacity(GROUPED / "step_1500")
+    (layer,) = report.value.layers
     assert (layer.sizes.width, layer.sizes.shared_width, layer.is_linear) == (16, 16, False)
-    assert "not linear" in found.text(100)
+    assert "not linear" in report.text(100)
     (cells,) = rows(layer, "cells", data_dim=2)
     assert "of a linear router" in cells["note"]
-    tensors = load_file(GROUPED / "step_1500/model.safetensors")
-    wanted = r"layers\.1\.mlp\.(experts|shared_experts|gate)\..*weight"
-    assert layer.parameters.total == sum(
-        t.size for name, t in tensors.items() if re.search(wanted, name)
-    )
+    names = r"layers\.1\.mlp\.(experts|shared_experts|gate)\..*weight"
+    assert layer.parameters.total == size_of(GROUPED / "step_1500", names)
 
 
 def test_tokens_say_on_how_many_dimensions_they_lie():
-    found = mg.capacity(SAMPLE / "step_1500", SAMPLE / "rec/step_1500", layers=0)
-    (layer,) = found.value.layers
-    scanned = mg.scan(SAMPLE / "step_1500", SAMPLE / "rec/step_1500", layers=0).layers()
+    tokens = few_tokens(BALANCED.name, num_tokens=2048)
+    layer = layer_of(CKPT, tokens, layers=0)
+    scanned = mg.scan(CKPT, tokens, layers=0).layers()
     ends = [scanned[f"intrinsic_dimension_{end}"][0].as_py() for end in ("low", "high")]
     assert [at.dims for at in layer.at] == [*(math.ceil(end) for end in ends), 64]
     assert layer.dims_origin.startswith("intrinsic dimension of the tokens")
-    asked = layer_of(SAMPLE / "step_1500", SAMPLE / "rec/step_1500", layers=0, data_dims=3)
-    assert [at.dims for at in asked.at] == [3]
+    one = layer_of(CKPT, tokens, layers=0, data_dims=3)
+    assert [at.dims for at in one.at] == [3]
 
 
 def test_the_file_holds_every_digit_and_its_kinds_are_the_four(tmp_path):
     out = tmp_path / "capacity.parquet"
-    found = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, gated=True, out=out)
-    table = pq.read_table(out)
-    kinds = {"exact", "upper_bound", "expected", "document"}
-    assert set(table["kind"].to_pylist()) == kinds
-    (dense,) = (
-        row
-        for row in table.to_pylist()
-        if row["quantity"] == "regions_dense" and row["data_dim"] == 2048
-    )
+    report = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, gated=True, out=out)
+    (layer,) = report.value.layers
+    table = pq.read_table(out).to_pylist()
+    assert {row["kind"] for row in table} == {"exact", "upper_bound", "expected", "document"}
+    (dense,) = (r for r in table if (r["quantity"], r["data_dim"]) == ("regions_dense", 2048))
     assert len(dense["value"]) == math.floor(dense["log10"]) + 1 > 1900
-    written = [row for row in table.to_pylist() if row["value"] is not None]
-    for row in written:
-        if row["value"].isdecimal() and len(row["value"]) < 300 and int(row["value"]) > 0:
-            np.testing.assert_allclose(math.log10(int(row["value"])), row["log10"], rtol=1e-12)
-    assert table.to_pylist() == json.loads(found.json())["layers"][0]["rows"]
-    (regions,) = rows(found.value.layers[0], "regions", data_dim=2)
+    for row in table:
+        value = row["value"] or ""
+        if value.isdecimal() and len(value) < 300 and int(value) > 0:
+            np.testing.assert_allclose(math.log10(int(value)), row["log10"], rtol=1e-12)
+    assert table == json.loads(report.json())["layers"][0]["rows"]
+    (regions,) = rows(layer, "regions", data_dim=2)
     assert "gate pre-activations" in regions["note"]
-    (claim,) = rows(found.value.layers[0], "regions_top_k", data_dim=2)
+    (claim,) = rows(layer, "regions_top_k", data_dim=2)
     assert "times what is possible" in claim["note"]
-    assert found.value.written == "capacity.parquet"
+    assert report.value.written == "capacity.parquet"
 
 
 @pytest.mark.parametrize("digits", [1, 4299, 4300, 4301, 12_345])
@@ -131,38 +127,6 @@ def test_whole_numbers_of_any_length_are_written(digits):
     count = 10 ** (digits - 1) + 7
     assert integer_text(count) == "1" + "0" * (digits - 2) + "7" if digits > 1 else "8"
     assert integer_text(-count) == f"-{integer_text(count)}"
-
-
-# ------------------------------------------------------------------------------------------ refusals
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"experts": 64}, "width, hidden, top_k: not given"),
-        (SIZES | {"top_k": 17}, "top_k 17: expected 1 to 16"),
-        (SIZES | {"splits": 3}, "splits 3: does not divide the width 20"),
-        (SIZES | {"splits": 65}, "expected numbers from 1 to 64"),
-        (SIZES | {"data_dims": 65}, "data_dims 65: inputs have 64 numbers"),
-        (SIZES | {"data_dims": "two"}, "data_dims: expected"),
-        (SIZES | {"experts": 5000}, "experts 5000: expected 1 to 4,096"),
-        (SIZES | {"shared": -1}, "shared -1: expected 0"),
-        (SIZES | {"tokens": "rec"}, "tokens goes with checkpoint"),
-        (SIZES | {"layers": 0}, "layers goes with checkpoint"),
-        (SIZES | {"out": "counts.csv"}, "expected a name that ends in .parquet"),
-        (SIZES | {"out": "nowhere/counts.parquet"}, "the folder nowhere does not exist"),
-        ({"checkpoint": SAMPLE / "step_1500", "experts": 4}, "experts goes without checkpoint"),
-        ({"checkpoint": SAMPLE / "step_1500", "shared": 4}, "shared goes without checkpoint"),
-        ({"checkpoint": SAMPLE / "step_1500", "splits": 5}, "splits 5: does not divide"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_and_nothing_is_written(
-    options, said, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(mg.MoeGeomError) as caught:
-        mg.capacity(**{"out": "counts.parquet"} | options)
-    assert said in str(caught.value)
-    assert caught.value.exit_code == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
@@ -177,13 +141,13 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
 
 @pytest.fixture
 def copied(tmp_path):
-    return shutil.copytree(SAMPLE / "step_1500", tmp_path / "model")
+    return shutil.copytree(CKPT, tmp_path / "model")
 
 
 def rewrite(model: Path, **settings) -> None:
     config = json.loads((model / "config.json").read_text("utf-8"))
-    kept = {key: value for key, value in (config | settings).items() if value is not None}
-    (model / "config.json").write_text(json.dumps(kept), "utf-8")
+    left = {key: value for key, value in (config | settings).items() if value is not None}
+    (model / "config.json").write_text(json.dumps(left), "utf-8")
 
 
 def test_a_config_that_the_shapes_contradict_is_an_error_that_names_both(copied):
@@ -202,8 +166,8 @@ def test_without_a_key_the_shape_says_it_and_without_both_it_must_be_typed(copie
     rewrite(copied, intermediate_size=None)
     assert layer_of(copied).width_origin.startswith("shape of model.layers.0.mlp.experts.0.down")
     tensors = load_file(copied / "model.safetensors")
-    kept = {name: t for name, t in tensors.items() if ".experts." not in name}
-    save_file(kept, copied / "model.safetensors")
+    rest = {name: t for name, t in tensors.items() if ".experts." not in name}
+    save_file(rest, copied / "model.safetensors")
     with pytest.raises(mg.MoeGeomError) as caught:
         mg.capacity(copied)
     assert caught.value.exit_code == 3
@@ -230,22 +194,29 @@ def stacked(copied: Path, fused: str, down: str, is_transposed: bool) -> None:
     save_file(kept, copied / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("fused", "down"),
-    [
-        (
-            "model.layers.{layer}.mlp.experts.gate_up_proj",
-            "model.layers.{layer}.mlp.experts.down_proj",
-        ),
-        (
-            "model.layers.{layer}.mlp.input_linear.weight",
-            "model.layers.{layer}.mlp.output_linear.weight",
-        ),
-    ],
-)
+FUSED = {
+    "gate_up": ("experts.gate_up_proj", "experts.down_proj"),
+    "linear": ("input_linear.weight", "output_linear.weight"),
+}
+
+
+@pytest.mark.parametrize("names", FUSED)
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_experts_in_one_tensor_are_as_wide(copied, fused, down, is_transposed):
-    stacked(copied, fused, down, is_transposed)
+def test_experts_in_one_tensor_are_as_wide(copied, names, is_transposed):
+    """All experts of a layer in two tensors, gate and up one below the other."""
+    tensors = load_file(copied / "model.safetensors")
+    rest = {name: t for name, t in tensors.items() if ".experts." not in name}
+    for layer in range(3):
+        at = f"model.layers.{layer}.mlp."
+
+        def every(leaf: str, at: str = at) -> np.ndarray:
+            return np.stack([tensors[f"{at}experts.{e}.{leaf}_proj.weight"] for e in range(16)])
+
+        both = np.concatenate([every("gate"), every("up")], axis=1)
+        turned = both.swapaxes(1, 2) if is_transposed else both
+        fused, down = FUSED[names]
+        rest |= {at + fused: np.ascontiguousarray(turned), at + down: every("down")}
+    save_file(rest, copied / "model.safetensors")
     layer = layer_of(copied)
     assert (layer.sizes.width, layer.sizes.is_gated) == (32, True)
 
@@ -253,7 +224,7 @@ def test_experts_in_one_tensor_are_as_wide(copied, fused, down, is_transposed):
 def test_tokens_without_router_inputs_are_refused():
     logits = np.random.default_rng(0).standard_normal((3, 200, 16))
     with pytest.raises(mg.MoeGeomError, match="that takes router inputs") as caught:
-        mg.capacity(SAMPLE / "step_1500", mg.recording(logits, stage="logits"))
+        mg.capacity(CKPT, mg.recording(logits, stage="logits"))
     assert caught.value.exit_code == 3
 
 
@@ -266,8 +237,6 @@ def test_layers_of_other_sizes_are_told_apart(copied):
             tensors[name] = np.ascontiguousarray(part)
     save_file(tensors, copied / "model.safetensors")
     rewrite(copied, intermediate_size=[32, 32, 16])
-    found = mg.capacity(copied).value
-    assert [(one.routers, one.sizes.width) for one in found.layers] == [
-        ("text/0-1", 32),
-        ("text/2", 16),
-    ]
+    layers = mg.capacity(copied).value.layers
+    sizes = [(one.routers, one.sizes.width) for one in layers]
+    assert sizes == [("text/0-1", 32), ("text/2", 16)]

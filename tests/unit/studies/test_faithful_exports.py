@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from moegeom.core.router import Norm, Provenance, Router, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
 from moegeom.studies.changes.rule import is_same_norm, rule_differences
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.diff.study import DifferenceRequest, difference
@@ -17,6 +17,7 @@ from moegeom.studies.signoff.judgement import judge
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from tests.museum.checkpoint import Checkpoint, Part, name_of
 from tests.museum.healthy import softmax_model
+from tests.unit.studies.edited import made_up
 
 PARTS_IN_GGUF: dict[Part, str] = {"weight": "ffn_gate_inp", "gain": "ffn_norm"}
 
@@ -48,16 +49,13 @@ def sides(tmp_path, monkeypatch):
     return str(model.write(tmp_path / "a")), str(as_gguf(model, tmp_path / "b.gguf"))
 
 
-def test_a_faithful_gguf_is_identical_to_diff(sides):
-    found = difference(DifferenceRequest(*sides))
-    assert all(router.is_identical for router in found.routers)
-    assert found.unlike == ()
-    assert any("A is read as" in note for note in found.notes)
-
-
-def test_a_faithful_gguf_passes_all_lines_about_weights(sides):
-    found = sign_off(SignOffRequest(*sides))
-    assert [line.state for line in found.lines][:3] == ["passed"] * 3
+def test_a_faithful_gguf_is_identical_to_diff_and_passes_all_lines_about_weights(sides):
+    record = difference(DifferenceRequest(*sides))
+    assert all(router.is_identical for router in record.routers)
+    assert record.unlike == ()
+    assert any("A is read as" in note for note in record.notes)
+    lines = sign_off(SignOffRequest(*sides)).lines
+    assert [line.state for line in lines][:3] == ["passed"] * 3
 
 
 def test_a_faithful_gguf_passes_the_gate_beside_a_baseline(sides, tmp_path):
@@ -108,15 +106,56 @@ CHOSEN = Rule(4, "identity", Weights("softmax_of_selected_logits"), has_logit_bi
 )
 def test_a_shift_of_logit_biases_passes_where_weights_are_a_softmax_of_the_chosen(rule, state):
     random = np.random.default_rng(0)
-    bias = random.standard_normal(16).astype(np.float32)
-    first = Router(
-        *("text/0", "text", 0),
-        random.standard_normal((16, 64)).astype(np.float32),
-        rule,
-        Provenance("made up", ("w",), "", "F32", "b", "F32"),
-        logit_bias=bias,
-    )
-    second = dataclasses.replace(first, logit_bias=bias + np.float32(0.5))
-    found = judge(first, second)
-    assert [change.word for change, _ in found.changes] == ["logit bias shifted"]
-    assert found.state == state
+    bias, rows = random.standard_normal(16).astype(np.float32), random.standard_normal((16, 64))
+    pair = (made_up(rows, rule, logit_bias=b) for b in (bias, bias + np.float32(0.5)))
+    judged = judge(*pair)
+    assert [change.word for change, _ in judged.changes] == ["logit bias shifted"]
+    assert judged.state == state
+
+
+# ------------------------------------------------------------------------------------------- rules
+PLAIN = Rule(top_k=3, score="softmax", weights=Weights("scores"))
+
+#: Another value for each field, and how the difference is told.
+OTHERS = {
+    "top_k": (4, "experts chosen 3 in A, 4 in B"),
+    "score": ("sqrt_softplus", "score softmax in A, sqrt softplus in B"),
+    "has_selection_bias": (True, "selection bias no in A, yes in B"),
+    "has_logit_bias": (True, "logit bias no in A, yes in B"),
+    "groups": (
+        GroupMask(8, 4, "top2_sum", float("-inf")),
+        "groups none in A, 4 of 8 groups (fill -inf) by top2 sum in B",
+    ),
+    "logit_map": (
+        LogitMap(0.5, 30.0),
+        "map of the logits none in A, logits x 0.5, soft cap 30 in B",
+    ),
+    "capacity": (64, "expert capacity none in A, 64 in B"),
+    "pick": ("threshold", "experts picked by top k in A, threshold in B"),
+}
+OTHER_WEIGHTS = {
+    "source": (
+        "softmax_of_selected_logits",
+        "weights from scores in A, softmax of selected logits in B",
+    ),
+    "renormalise": (True, "weights divided by their sum no in A, yes in B"),
+    "epsilon": (1e-3, "added to that sum 0 in A, 0.001 in B"),
+    "scale": (2.5, "factor of the weights 1 in A, 2.5 in B"),
+    "floor": (0.1, "least sum 0 in A, 0.1 in B"),
+    "power": (2.0, "power inside the sum 1 in A, 2 in B"),
+    "jitter": (0.01, "jitter of the weights 0 in A, 0.01 in B"),
+}
+
+
+def test_every_field_of_a_rule_is_covered():
+    assert {*OTHERS, "weights"} == {field.name for field in dataclasses.fields(Rule)}
+    assert set(OTHER_WEIGHTS) == {field.name for field in dataclasses.fields(Weights)}
+
+
+def test_what_differs_between_two_rules_is_told_in_words():
+    assert rule_differences(PLAIN, dataclasses.replace(PLAIN)) == []
+    for name, (value, words) in OTHERS.items():
+        assert rule_differences(PLAIN, dataclasses.replace(PLAIN, **{name: value})) == [words]
+    for name, (value, words) in OTHER_WEIGHTS.items():
+        weights = dataclasses.replace(PLAIN.weights, **{name: value})
+        assert rule_differences(PLAIN, dataclasses.replace(PLAIN, weights=weights)) == [words]

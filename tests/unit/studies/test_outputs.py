@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,24 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 import moegeom as mg
-from moegeom.core.errors import RecordingError, RouterError, UsageError
+from moegeom.core.errors import RecordingError, RouterError
 from moegeom.studies.outputs.figures import outputs_figures
 from moegeom.tokens.recording.reader import open_recording
-
-ROOT = Path(__file__).resolve().parents[3] / "sample_ckpts"
-NAMES = ("olmoe-balanced", "deepseek-tiny")
+from tests.unit.studies.samples import BALANCED, GROUPED, sides
 
 
-def paths(name: str) -> tuple[Path, Path]:
-    return ROOT / name / "step_1500", ROOT / name / "rec" / "step_1500"
+def sample_of(ckpt: Path, tokens: Path, **options: Any) -> Any:
+    return mg.outputs(ckpt, tokens, **({"sample": 200, "seed": 5} | options)).value
 
 
-@cache
-def model_of(name: str) -> Any:
-    model = transformers.AutoModelForCausalLM.from_pretrained(paths(name)[0], dtype=torch.float32)
-    return model.eval()
-
-
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[BALANCED, GROUPED], ids=lambda path: path.name)
 def written(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple:
     out = tmp_path_factory.mktemp("outputs") / "rec"
-    ckpt, rec = paths(request.param)
-    found = mg.outputs(ckpt, rec, sample=200, every_expert=True, out=out, seed=5).value
-    return request.param, found, open_recording(out), out
+    record = sample_of(*sides(request.param), every_expert=True, out=out)
+    return request.param, record, open_recording(out), out
 
 
 def of_model(block: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -58,23 +49,24 @@ def of_model(block: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_recording_holds_what_the_blocks_give(written: tuple) -> None:
-    name, found, source, _ = written
+def test_the_recording_holds_what_the_blocks_give(written):
+    path, record, source, _ = written
+    model = transformers.AutoModelForCausalLM.from_pretrained(sides(path)[0], dtype=torch.float32)
     assert source.facts.outputs == ("shared_output", "routed_output", "expert_output")
-    assert source.facts.num_tokens == found.num_tokens == 200
-    for router in found.routers:
+    assert source.facts.num_tokens == record.num_tokens == 200
+    for router in record.routers:
         layer = int(router.router.rpartition("/")[2])
         inputs = torch.tensor(source.read_values(router.router, 0, 200))
-        for kind, expected in of_model(model_of(name).model.layers[layer].mlp, inputs).items():
+        for kind, expected in of_model(model.eval().model.layers[layer].mlp, inputs).items():
             mine = source.read_output(router.router, kind, 0, 200)
             scale = max(float(expected.abs().max()), 1e-30)
             np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5 * scale, err_msg=kind)
 
 
-def test_tokens_are_those_of_the_recording_that_was_read(written: tuple) -> None:
-    name, found, source, _ = written
-    whole = open_recording(paths(name)[1])
-    router, total = found.routers[0].router, whole.facts.num_tokens
+def test_tokens_are_those_of_the_recording_that_was_read(written):
+    path, record, source, _ = written
+    whole = open_recording(sides(path)[1])
+    router, total = record.routers[0].router, whole.facts.num_tokens
     every, own = whole.read_columns(0, total), source.read_columns(0, 200)
     place = {
         key: row
@@ -92,11 +84,11 @@ def test_tokens_are_those_of_the_recording_that_was_read(written: tuple) -> None
     np.testing.assert_array_equal(source.read_chosen(router, 0, 200), chosen[rows])
 
 
-def test_a_scan_of_it_has_the_same_figures(written: tuple) -> None:
-    name, found, _, out = written
-    router = found.routers[-1]
+def test_a_scan_of_it_has_the_same_figures(written):
+    path, record, _, out = written
+    router = record.routers[-1]
     layer = int(router.router.rpartition("/")[2])
-    (row,) = mg.scan(paths(name)[0], out, layers=layer).layers().to_pylist()
+    (row,) = mg.scan(sides(path)[0], out, layers=layer).layers().to_pylist()
     assert row["routed_mean_energy_share"] == pytest.approx(router.routed_mean_share, 1e-5)
     assert row["overlap_output"] == pytest.approx(router.overlap_every, 1e-4, 1e-7)
     if router.shared == "computed":
@@ -106,70 +98,62 @@ def test_a_scan_of_it_has_the_same_figures(written: tuple) -> None:
         assert row["shared_energy_share"] == 0.0
 
 
-def test_experts_share_the_tokens_and_the_energy(written: tuple) -> None:
-    _, found, _, _ = written
-    for router in found.routers:
-        assert sum(one.num_tokens for one in router.experts) == found.num_tokens * router.top_k
+def test_experts_share_the_tokens_and_the_energy(written):
+    _, record, _, _ = written
+    for router in record.routers:
+        assert sum(one.num_tokens for one in router.experts) == record.num_tokens * router.top_k
         assert sum(one.energy_share for one in router.experts) == pytest.approx(1.0)
         assert 0.0 < router.adds_up <= 1.0
         assert router.num_read == router.num_experts == len(router.experts)
 
 
-def test_chosen_experts_alone_give_the_same_routed_output(written: tuple) -> None:
-    name, found, _, _ = written
-    few = mg.outputs(*paths(name), sample=200, seed=5).value
-    for one, both in zip(few.routers, found.routers, strict=True):
+def test_chosen_experts_alone_give_the_same_routed_output(written):
+    path, record, _, _ = written
+    few = sample_of(*sides(path))
+    for one, both in zip(few.routers, record.routers, strict=True):
         assert one.routed_norm == pytest.approx(both.routed_norm, 1e-6)
         assert one.overlap == pytest.approx(both.overlap, 1e-5)
         assert one.overlap_every is None
         assert one.num_read <= both.num_read
 
 
-def test_a_table_has_a_row_for_each_expert(tmp_path: Path) -> None:
+def test_a_table_has_a_row_for_each_expert(tmp_path):
     file = tmp_path / "experts.parquet"
-    found = mg.outputs(*paths("olmoe-balanced"), layers=1, sample=50, out=file).value
+    record = mg.outputs(*sides(BALANCED), layers=1, sample=50, out=file).value
     rows = pq.read_table(file).to_pylist()
     assert [row["expert"] for row in rows] == [*range(16)]
-    assert rows[3]["contribution_norm"] == found.routers[0].experts[3].contribution_norm
+    assert rows[3]["contribution_norm"] == record.routers[0].experts[3].contribution_norm
 
 
-def test_tokens_that_are_not_finite_somewhere_are_left_out_everywhere() -> None:
-    ckpt, rec = paths("olmoe-balanced")
+def test_tokens_that_are_not_finite_somewhere_are_left_out_everywhere():
+    ckpt, rec = sides(BALANCED)
     whole = open_recording(rec)
     arrays = {name: whole.read_values(name, 0, 60).copy() for name in whole.facts.routers}
     arrays["text/1"][7] = np.nan
-    found = mg.outputs(ckpt, mg.recording(arrays, stage="router_input")).value
-    assert (found.num_tokens, found.num_dropped) == (59, 1)
-    assert [router.num_tokens for router in found.routers] == [59, 59, 59]
+    record = mg.outputs(ckpt, mg.recording(arrays, stage="router_input")).value
+    assert (record.num_tokens, record.num_dropped) == (59, 1)
+    assert [router.num_tokens for router in record.routers] == [59, 59, 59]
 
 
-def test_the_figure_holds_the_shares_of_all_experts() -> None:
-    found = mg.outputs(*paths("olmoe-balanced"), sample=50).value
-    (figure,) = outputs_figures(found)
+def test_the_figure_holds_the_shares_of_all_experts():
+    record = mg.outputs(*sides(BALANCED), sample=50).value
+    (figure,) = outputs_figures(record)
     columns = {name: list(values) for name, values in figure.columns}
-    expected = [one.energy_share for router in found.routers for one in router.experts]
+    expected = [one.energy_share for router in record.routers for one in router.experts]
     assert columns["energy_share"] == expected
     assert sum(columns["num_tokens"]) == 3 * 50 * 4
 
 
-def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
-    ckpt, rec = paths("olmoe-balanced")
-    with pytest.raises(UsageError, match="experts are computed on recorded tokens"):
-        mg.outputs(ckpt)
-    with pytest.raises(UsageError, match="expected 2 or more"):
-        mg.outputs(ckpt, rec, sample=1)
-    with pytest.raises(UsageError, match="exists"):
-        mg.outputs(ckpt, rec, out=tmp_path)
+def test_logits_alone_are_refused():
+    ckpt, _ = sides(BALANCED)
     logits = np.random.default_rng(0).standard_normal((64, 16))
     held = mg.recording({"text/0": logits}, stage="logits")
     with pytest.raises(RecordingError, match="computed on router inputs"):
         mg.outputs(ckpt, held)
 
 
-def test_a_file_of_routers_alone_has_no_experts(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    ckpt, rec = paths("olmoe-balanced")
+def test_a_file_of_routers_alone_has_no_experts(tmp_path):
+    ckpt, rec = sides(BALANCED)
     stored = load_file(ckpt / "model.safetensors")
     save_file(
         {n: t for n, t in stored.items() if "expert" not in n}, tmp_path / "model.safetensors"

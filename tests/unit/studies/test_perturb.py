@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,26 +11,21 @@ from scipy.stats import levy
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import InputNoise
-from moegeom.document.model import View
-from moegeom.document.render import render
 from moegeom.geometry.occupation import slab_occupation
 from moegeom.studies.perturb.document import document
 from moegeom.studies.perturb.record import PerturbRequest
 from moegeom.studies.perturb.router import TIMES, Moved, router_paths, sampled_tokens
 from moegeom.studies.perturb.study import perturb
-from tests.unit.studies.test_balancing import inputs_of, router_of
+from tests.by_day import by_day
+from tests.unit.studies.orthonormal import inputs_of, router_of
+from tests.unit.studies.samples import BALANCED, GROUPED, SAMPLES, sides, unwrapped, widest, worded
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
-MODEL = str(SAMPLES / "olmoe-balanced/step_1500")
-REC, REC2 = (str(SAMPLES / f"olmoe-balanced/rec/step_{step}") for step in (1500, 1000))
-
-
-def asked(**options) -> PerturbRequest:
-    return PerturbRequest("made", **options)
+MODEL, REC = map(str, sides(BALANCED))
 
 
 def looked_at(router, inputs, moved, **options):
-    return router_paths(router, inputs, np.arange(len(inputs)), moved, asked(**options))
+    request = PerturbRequest("made", **options)
+    return router_paths(router, inputs, np.arange(len(inputs)), moved, request)
 
 
 def sample(**options):
@@ -135,17 +129,17 @@ def test_bounds_hold_the_simulation_and_exits_add_up():
 
 
 # ------------------------------------------------------------------------------------------ command
-def test_the_page_has_the_figures_of_the_balanced_sample():
+@pytest.mark.parametrize("layer", by_day(range(3), [1]))
+def test_the_page_has_the_figures_of_the_balanced_sample(layer):
     page = (SAMPLES.parent / "docs/perturb.md").read_text("utf-8")
-    for layer, router in enumerate(sample().routers):
-        half, (near, _) = router.half, router.near
-        row = (
-            f"| balanced, layer {layer} | {half.earliest:.1f} to {half.latest:.1f} | "
-            f"{half.simulated:.1f} | {10.0 * np.sqrt(half.simulated):.0f} %"
-        )
-        assert row in page
-        (line,) = (line for line in page.splitlines() if line.startswith(row))
-        assert line.endswith(f"| {router.elsewhere:.0%} | {near.share:.1%} |".replace("%", " %"))
+    (router,) = sample(layers=str(layer)).routers
+    half, (near, _) = router.half, router.near
+    row = (
+        f"| balanced, layer {layer} | {half.earliest:.1f} to {half.latest:.1f} | "
+        f"{half.simulated:.1f} | {10.0 * np.sqrt(half.simulated):.0f} %"
+    )
+    (line,) = (line for line in page.splitlines() if line.startswith(row))
+    assert line.endswith(f"| {router.elsewhere:.0%} | {near.share:.1%} |".replace("%", " %"))
 
 
 def test_the_sample_is_the_same_for_all_and_follows_the_seed():
@@ -184,26 +178,23 @@ def test_two_recordings_give_noise_and_drift(tmp_path):
     for name, values in (("a", inputs), ("b", second)):
         arrays = dict.fromkeys(names, values.astype(np.float32))
         np.savez(tmp_path / f"{name}.npz", **arrays)
-    given = {"tokens": str(tmp_path / "a.npz"), "stage": "router_input", "layers": "1"}
-    given |= {"noise": str(tmp_path / "b.npz"), "at": (3, 4), "unverified": True}
-    still, moving = sample(**given), sample(**given, drift=True)
+    options = {"tokens": str(tmp_path / "a.npz"), "stage": "router_input", "layers": "1"}
+    options |= {"noise": str(tmp_path / "b.npz"), "at": (3, 4), "unverified": True}
+    still, moving = sample(**options), sample(**options, drift=True)
     expected = np.sqrt((0.3**2 + 0.05**2) / 2.0)
     assert still.routers[0].size == pytest.approx(expected, rel=0.02)
     assert moving.routers[0].size is None
     assert moving.has_drift
     # what is left is a tenth of the noise, and the drift is larger than both
-    near = [found.routers[0].half for found in (still, moving)]
-    assert near[0] != near[1]
+    assert still.routers[0].half != moving.routers[0].half
 
 
 def test_equal_recordings_move_nothing_and_curved_rules_are_left_out():
-    found = sample(noise=REC)
-    assert {reason for _, reason in found.left_out} == {
+    assert {reason for _, reason in sample(noise=REC).left_out} == {
         "both recordings hold the same inputs: nothing moves them"
     }
-    path = SAMPLES / "deepseek-tiny"
-    curved = perturb(PerturbRequest(str(path / "step_1500"), tokens=str(path / "rec/step_1500")))
-    text = " ".join(render(document(curved, View(80)), "table", View(80)).split())
+    model, tokens = map(str, sides(GROUPED))
+    text = unwrapped(worded(document, perturb(PerturbRequest(model, tokens=tokens)), width=80))
     assert text.startswith("RESULT all layers: not looked at: boundaries of this rule are curved")
 
 
@@ -220,31 +211,10 @@ def test_a_covariance_is_read_for_all_routers_or_for_each(tmp_path):
         "no array": {"F": size, "G": size},
         "not finite": {"F": np.zeros(64)},
     }
-    for said, arrays in wrong.items():
+    for message, arrays in wrong.items():
         np.savez(one, **arrays)
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             sample(cov=one, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"tokens": None}, "needs recorded tokens"),
-        ({"time": 0.0}, "--time 0.0: expected a positive number"),
-        ({"eps": float("nan")}, "--eps nan"),
-        ({"orders": (4,)}, "--orders 4"),
-        ({"orders": ()}, "--orders"),
-        ({"at": (5, 99_999)}, "--at 99999: .* holds 4,096 tokens"),
-        ({"noise": "0.1", "cov": Path("f.npz")}, "exclude each other"),
-        ({"noise": "0.1", "drift": True}, "takes a second recording"),
-        ({"drift": True}, "takes a second recording"),
-        ({"noise": "-1"}, "--noise -1"),
-        ({"out": Path("paths.csv")}, "ends in .parquet"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(options, said):
-    with pytest.raises(UsageError, match=said):
-        sample(**options)
 
 
 def test_logits_alone_are_refused(tmp_path):
@@ -255,9 +225,9 @@ def test_logits_alone_are_refused(tmp_path):
         sample(tokens=str(logits), stage="logits")
 
 
-@pytest.mark.parametrize("width", [80, 140])
-def test_a_screen_has_its_width(width):
-    found = sample(at=(5, 77), noise=REC2)
-    text = render(document(found, View(width)), "table", View(width))
-    assert max(map(len, text.splitlines())) <= width
-    assert text.startswith("RESULT")
+def test_a_screen_has_its_width():
+    record = sample(at=(5, 77), noise=str(sides(BALANCED, 1000)[1]))
+    for width in (80, 140):
+        text = worded(document, record, width=width)
+        assert widest(text) <= width
+        assert text.startswith("RESULT")

@@ -11,6 +11,7 @@ import moegeom as mg
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.traces.dialects import _responses, vllm
+from tests.by_day import by_day
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.planted import PLANTED
 from tests.unit.tokens.dialects.written import (
@@ -33,12 +34,14 @@ SHOWN = {
     "nothing was captured",
 }
 
-CASES = [(planted, name) for planted in PLANTED for name in WRITERS if name != "sglang"]
+NAMES = [name for name in WRITERS if name != "sglang"]
+CASES = [(planted, name) for planted in PLANTED for name in NAMES]
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    ("planted", "name"), CASES, ids=[f"{planted.name}-{name}" for planted, name in CASES]
+    ("planted", "name"),
+    by_day(CASES, {p.name: (p, NAMES[n % len(NAMES)]) for n, p in enumerate(PLANTED)}),
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_what_is_called_defective_fits_no_checkpoint(planted, name, tmp_path):
     """No false alarm: what the right routers accept is sound, with the same rows left."""

@@ -7,9 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from moegeom.checks.pages import SECTIONS, page_of
 from moegeom.core.finding import Verdict
 from moegeom.studies.track.history import Concentration, History, RouterHistory
 from moegeom.studies.track.series_check import SERIES_CHECKS, judge_series
+from tests.by_day import by_day
 
 EXPERTS, WIDTH = 16, 24
 DOMAINS = ("domain=code", "domain=web", "domain=maths")
@@ -32,7 +34,7 @@ class Run:
         steps = 100.0 * np.arange(1, len(self.rows) + 1)
         return judge_series(History(steps, tuple(routers), self.has_tokens, self.other_text))
 
-    def found(self) -> dict[str, list[str]]:
+    def titles(self) -> dict[str, list[str]]:
         """Titles of findings by code."""
         told: dict[str, list[str]] = {}
         for finding in self.judged().findings:
@@ -96,20 +98,15 @@ def healthy(kind: str, seed: int, steps: int = 24, routers: int = 3) -> Run:
 SHAPES = ("walk", "warm-down", "stops", "scatter", "settling", "cycles")
 
 
-#: Numbers of drawn runs: a few by day, the rest at night.
-BY_DAY, BY_NIGHT = range(3), pytest.param(range(3, 20), marks=pytest.mark.nightly)
+#: Numbers of drawn runs.
+SEEDS = by_day(range(20), range(2))
 
 
-@pytest.mark.parametrize("seeds", [BY_DAY, BY_NIGHT])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_healthy_runs_raise_no_alarm(kind, seeds):
-    """Twenty of each shape, long and short, wide and narrow."""
-    alarms = [
-        (seed, found)
-        for seed in seeds
-        if (found := healthy(kind, seed, (5, 12, 24, 40)[seed % 4], (2, 3, 8)[seed % 3]).found())
-    ]
-    assert alarms == []
+def test_healthy_runs_raise_no_alarm(kind):
+    """Long and short, wide and narrow."""
+    runs = (healthy(kind, n, (5, 12, 24, 40)[n % 4], (2, 3, 8)[n % 3]) for n in SEEDS)
+    assert [alarms for run in runs if (alarms := run.titles())] == []
 
 
 # --------------------------------------------------------------------------------------- one by one
@@ -117,9 +114,9 @@ def test_a_state_that_is_there_again_is_told_with_the_step_it_is_of():
     run = healthy("walk", 0)
     run.rows[10:, 1] += run.rows[4, 1] - run.rows[10, 1]
     run.rows[10, 1] = run.rows[4, 1]  # to the bit
-    found = run.found()
-    assert list(found) == ["MGT101"]
-    assert found["MGT101"] == ["step 1100 holds the rows of step 500 again, bit for bit."]
+    titles = run.titles()
+    assert list(titles) == ["MGT101"]
+    assert titles["MGT101"] == ["step 1100 holds the rows of step 500 again, bit for bit."]
     assert run.judged().exit_code == 1
 
 
@@ -129,7 +126,7 @@ def test_a_bias_that_is_there_again_while_rows_go_on_is_told():
         np.concatenate([one, one], axis=2) for one in (run.rows, run.bias, run.loads)
     )
     run.bias[12, 0] = run.bias[3, 0]
-    assert run.found()["MGT101"] == [
+    assert run.titles()["MGT101"] == [
         "step 1300 holds the selection bias of step 400 again, bit for bit."
     ]
 
@@ -139,92 +136,85 @@ def test_few_numbers_may_come_back_by_chance():
     run = healthy("walk", 2)
     run.rows[-3:] = run.rows[-3]
     run.rows[-2, :, :8, 0] += 0.001
-    assert "MGT101" not in run.found()
+    assert "MGT101" not in run.titles()
     run.rows[-2, :, :, :4] += 0.001
-    assert "MGT101" in run.found()
+    assert "MGT101" in run.titles()
 
 
 def test_a_bias_that_begins_again_at_zero_is_told_and_one_that_never_began_is_not():
     run = healthy("walk", 3)
     assert (run.bias[0] != 0.0).any()
     run.bias[:3] = 0.0
-    assert "MGT102" not in run.found()
+    assert "MGT102" not in run.titles()
     run.bias[15] = 0.0
-    found = run.found()
-    assert len(found["MGT102"]) == 1  # three routers, told as one
-    assert "at step 1600 every selection bias is 0 again" in found["MGT102"][0]
+    titles = run.titles()
+    assert len(titles["MGT102"]) == 1  # three routers, told as one
+    assert "at step 1600 every selection bias is 0 again" in titles["MGT102"][0]
     assert run.judged().exit_code == 1
 
 
 def test_a_bias_that_swings_through_one_number_was_not_reset():
     run = healthy("walk", 24)
     run.bias[:, 0] = (np.arange(24) % 2)[:, None] * np.sign(run.bias[-1, 0])
-    assert "MGT102" not in run.found()
+    assert "MGT102" not in run.titles()
 
 
 def test_a_run_that_goes_on_from_an_earlier_step_is_told():
     run = healthy("walk", 4)
     run.rows[14:, 2] += run.rows[9, 2] - run.rows[13, 2]
-    found = run.found()
-    assert list(found) == ["MGT103"]
-    assert found["MGT103"][0].startswith("step 1500 takes back ")
-    assert found["MGT103"][0].endswith("of the way from step 1000 to step 1400.")
+    titles = run.titles()
+    assert list(titles) == ["MGT103"]
+    assert titles["MGT103"][0].startswith("step 1500 takes back ")
+    assert titles["MGT103"][0].endswith("of the way from step 1000 to step 1400.")
     assert run.judged().exit_code == 0  # a warning
-
-
-def test_one_interval_that_is_lost_is_told_too():
+    # one interval alone
     run = healthy("walk", 5)
     run.rows[14:, 0] += run.rows[12, 0] - run.rows[13, 0]
-    assert list(run.found()) == ["MGT103"]
+    assert list(run.titles()) == ["MGT103"]
 
 
-def test_rows_that_swing_are_no_return():
+def test_rows_that_swing_and_a_common_factor_that_comes_and_goes_are_no_return():
     run = healthy("walk", 6)
     run.rows[::2] += 3.0 * run.rows[0]
     run.rows[::2] += 2.0 * np.random.default_rng(0).standard_normal(run.rows.shape[1:])
-    assert "MGT103" not in run.found()
-
-
-def test_a_common_factor_that_comes_and_goes_is_no_return():
+    assert "MGT103" not in run.titles()
     run = healthy("walk", 7)
     run.rows[11] *= 3.0
-    assert "MGT103" not in run.found()
+    assert "MGT103" not in run.titles()
 
 
 @pytest.mark.parametrize("onset", [0, 10, 22])
 def test_a_router_that_stands_still_is_told_with_its_step(onset):
     run = healthy("walk", 8)
     run.rows[onset:, 1] = run.rows[onset, 1]
-    found = run.found()
-    assert list(found) == ["MGT104"]
-    assert f"from step {100 * (onset + 1)} on its rows stand still" in found["MGT104"][0]
-    assert "2 other routers move on" in found["MGT104"][0]
+    titles = run.titles()
+    assert list(titles) == ["MGT104"]
+    assert f"from step {100 * (onset + 1)} on its rows stand still" in titles["MGT104"][0]
+    assert "2 other routers move on" in titles["MGT104"][0]
 
 
 def test_routers_that_all_stop_and_one_that_lags_a_little_are_no_finding():
     run = healthy("walk", 9)
     run.rows[12:] = run.rows[12]
-    assert run.found() == {}
+    assert run.titles() == {}
     run = healthy("walk", 10)
     run.rows[:, 1] = run.rows[0, 1] + 0.1 * (run.rows[:, 1] - run.rows[0, 1])
-    assert run.found() == {}
-
-
-def test_a_router_that_stopped_before_the_run_did_is_told():
+    assert run.titles() == {}
+    # but one that stopped before the run did
     run = healthy("walk", 11)
     run.rows[8:, 0] = run.rows[8, 0]
     run.rows[16:] = run.rows[16]
-    assert list(run.found()) == ["MGT104"]
+    assert list(run.titles()) == ["MGT104"]
 
 
 def test_a_bias_that_stands_still_alone_is_told_and_all_of_them_together_are_not():
     run = healthy("walk", 12)
     run.bias[10:, 2] = run.bias[10, 2]
-    found = run.found()
-    assert list(found) == ["MGT105"]
-    assert found["MGT105"][0].startswith("from step 1100 on its selection bias stands still")
+    titles = run.titles()
+    assert list(titles) == ["MGT105"]
+    assert titles["MGT105"][0].startswith("from step 1100 on its selection bias stands still")
     run.bias[10:] = run.bias[10]
-    assert run.found() == {}
+    assert run.titles() == {}
 
 
 def swings(steps: int, size: float, decay: float = 1.0) -> np.ndarray:
@@ -238,9 +228,9 @@ def test_biases_and_loads_that_swing_are_told(onset):
     run = healthy("walk", 13, steps=32)
     run.bias[onset:, 1] = run.bias[-1, 1] + swings(32 - onset, 0.5)
     run.loads[onset:, 1] = 1.0 + swings(32 - onset, 0.3)
-    found = run.found()
-    assert set(found) == {"MGT201", "MGT202"}
-    told = int(found["MGT202"][0].split()[2])
+    titles = run.titles()
+    assert set(titles) == {"MGT201", "MGT202"}
+    told = int(titles["MGT202"][0].split()[2])
     assert abs(told - 100 * (onset + 1)) <= 200
 
 
@@ -249,10 +239,10 @@ def test_swings_that_die_down_or_are_small_are_no_finding(code):
     run = healthy("walk", 14, steps=32)
     run.bias[:, 1] = run.bias[-1, 1] + swings(32, 2.0, 0.9)
     run.loads[:, 1] = 1.0 + swings(32, 1.0, 0.9)
-    assert code not in run.found()
+    assert code not in run.titles()
     run.bias[:, 1] = run.bias[-1, 1] + swings(32, 0.005)
     run.loads[:, 1] = 1.0 + swings(32, 0.005)
-    assert code not in run.found()
+    assert code not in run.titles()
 
 
 def runaway(run: Run, onset: int) -> Run:
@@ -266,14 +256,13 @@ def runaway(run: Run, onset: int) -> Run:
 
 def test_a_bias_that_runs_the_wrong_way_is_told_and_one_that_balances_is_not():
     run = runaway(healthy("settling", 15), 12)
-    found = run.found()
-    assert list(found) == ["MGT203"]  # nor do the others, which have settled, look still
-    assert 1000 <= int(found["MGT203"][0].split()[2]) <= 1300
+    titles = run.titles()
+    assert list(titles) == ["MGT203"]  # nor do the others, which have settled, look still
+    assert 1000 <= int(titles["MGT203"][0].split()[2]) <= 1300
     detail = run.judged().findings[0].detail
     assert "Correlation of ranks +" in detail
     assert "by chance within" in detail
-    mirrored = healthy("settling", 15)
-    assert mirrored.found() == {}
+    assert healthy("settling", 15).titles() == {}
 
 
 def test_a_bias_that_goes_with_a_load_that_evens_out_is_no_wrong_way():
@@ -282,45 +271,42 @@ def test_a_bias_that_goes_with_a_load_that_evens_out_is_no_wrong_way():
         run = healthy("walk", 23)
         run.loads[:, 0] = 1.0 + 0.1 * growth ** np.arange(24)[:, None] * pattern
         run.bias[:, 0] = 0.02 * np.arange(24)[:, None] * pattern
-        assert ("MGT203" in run.found()) == (growth > 1.0)
+        assert ("MGT203" in run.titles()) == (growth > 1.0)
 
 
-@pytest.mark.parametrize("seeds", [BY_DAY, BY_NIGHT])
-def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way(seeds):
+def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way():
     """Loads on strange text differ from those that the bias balances, at every step alike."""
-    for seed in seeds:
+    for seed in SEEDS:
         run = healthy("walk", seed)
         strange = np.random.default_rng(1000 + seed).standard_normal(run.loads.shape[1:])
         run.loads[:] = 1.0 + 0.3 * strange
-        assert "MGT203" not in run.found()
+        assert "MGT203" not in run.titles()
 
 
 def test_a_domain_that_concentrates_alone_is_told():
     run = healthy("walk", 16)
     run.effective["domain=maths"][9:, 1] = 4.2
-    found = run.found()
-    assert list(found) == ["MGT204"]
-    assert found["MGT204"][0] == "from step 1000 on the load of domain maths lies on few experts."
-
-
-def test_a_domain_that_concentrates_without_any_error_is_told_too():
+    titles = run.titles()
+    assert list(titles) == ["MGT204"]
+    assert titles["MGT204"][0] == "from step 1000 on the load of domain maths lies on few experts."
+    # without any error, too
     run = healthy("walk", 17)
     run.effective["domain=code"][9:, 0] = 4.0
     run.error = 0.0
-    assert run.found() == {}  # no error anywhere: nothing is known of chance
+    assert run.titles() == {}  # no error anywhere: nothing is known of chance
     until = np.where(np.arange(24) < 9, 0.2, 0.0)
-    assert list(dataclasses.replace(run, error=until).found()) == ["MGT204"]
+    assert list(dataclasses.replace(run, error=until).titles()) == ["MGT204"]
 
 
 def test_specialisation_of_all_domains_and_a_collapse_of_the_whole_are_told_elsewhere():
     run = healthy("walk", 18)
     for name in DOMAINS:
         run.effective[name][9:] *= 0.45
-    assert run.found() == {}
+    assert run.titles() == {}
     run = healthy("walk", 18)
     run.effective["domain=code"][9:] *= 0.4
     run.effective["all"][9:] *= 0.7
-    assert run.found() == {}
+    assert run.titles() == {}
 
 
 # ----------------------------------------------------------------------------------- what is unseen
@@ -343,14 +329,14 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     assert all("each step by itself" in " ".join(r.judged().unseen) for r in (run,))
 
 
-@pytest.mark.parametrize("routers", [1, 3, pytest.param(40, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("routers", by_day([1, 3, 40], [1, 3]))
 def test_the_least_number_of_steps_is_enough_to_find_something(routers):
     """With as many steps as it takes, swings without an exception are told; one step less asks."""
     for steps in range(8, 40):
         run = healthy("walk", 20, steps=steps, routers=routers)
         run.bias[:, 0] = swings(steps, 0.5)
         if states(run)["MGT202"] != "does not apply":
-            assert "MGT202" in run.found(), (routers, steps)
+            assert "MGT202" in run.titles(), (routers, steps)
             break
     else:
         pytest.fail(f"{routers} routers: never judged")
@@ -374,8 +360,6 @@ def test_routers_without_a_bias_are_no_part_of_what_was_not_looked_at():
 
 
 def test_every_check_of_a_series_has_a_page_and_says_what_to_do():
-    from moegeom.checks.pages import SECTIONS, page_of
-
     codes = set()
     for check in SERIES_CHECKS.all():
         page = page_of(check)

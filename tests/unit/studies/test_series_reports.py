@@ -5,22 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import statistics
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import wandb
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from wandb.proto.wandb_internal_pb2 import Record
 
-from moegeom.document.model import View
-from moegeom.document.render import RENDERERS, render
+from moegeom.document.render import RENDERERS
 from moegeom.document.sparkline import sparkline
+from moegeom.results.reader import open_results
 from moegeom.studies.track.document import document
 from moegeom.studies.track.export import SERIES_EXPORTS
 from moegeom.studies.track.study import TrackRequest, track
-
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+from tests.unit.studies.samples import BALANCED, widest, worded
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +26,9 @@ def run(tmp_path_factory):
     """Three steps of a sample, tracked once."""
     folder = tmp_path_factory.mktemp("run")
     for step in (100, 1000, 300):
-        (folder / f"step_{step}").symlink_to(SAMPLES / f"olmoe-balanced/step_{step}")
-    return folder, tracked(folder, "first")
-
-
-def tracked(folder: Path, out: str, **asked):
-    tokens = str(SAMPLES / "olmoe-balanced/rec/step_{step}")
-    request = {"tokens": tokens, "layers": "0,2"} | asked
-    return track(TrackRequest((str(folder / "step_*"),), folder / out, **request))
+        (folder / f"step_{step}").symlink_to(BALANCED / f"step_{step}")
+    steps, tokens = (str(folder / "step_*"),), str(BALANCED / "rec/step_{step}")
+    return folder, track(TrackRequest(steps, folder / "first", tokens, layers="0,2"))
 
 
 def curve(series, router, column):
@@ -43,33 +36,12 @@ def curve(series, router, column):
     return found
 
 
-def test_drift_is_the_change_of_the_centred_effective_rows(run):
-    from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.router.load import load_routers
-
-    rows = []
-    for step in (100, 300, 1000):
-        path = SAMPLES / f"olmoe-balanced/step_{step}"
-        router = load_routers(open_checkpoint(path)).routers[2]
-        effective = router.weight.astype(np.float64) * router.gain
-        rows.append(effective - effective.mean(axis=0))
-    expected = [
-        np.median(np.linalg.norm(b - a, axis=1) / np.linalg.norm(a, axis=1))
-        for a, b in pairwise(rows)
-    ]
-    found = curve(run[1], "text/2", "row_drift_median").values
-    np.testing.assert_allclose(found[1:], expected, rtol=1e-6)
-
-
 def test_experts_that_drive_the_load_are_those_whose_term_changed_most(run):
-    folder = run[0]
-    from moegeom.results.reader import open_results
-
     def loads(step):
-        rows = open_results(folder / "first" / f"step_{step}.moegeom").rows("experts")
-        wanted = ("text/0", "as_stored", "all")
+        rows = open_results(run[0] / "first" / f"step_{step}.moegeom").rows("experts")
+        place = ("text/0", "as_stored", "all")
         return np.array(
-            [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == wanted]
+            [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == place]
         )
 
     change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
@@ -81,13 +53,12 @@ def test_experts_that_drive_the_load_are_those_whose_term_changed_most(run):
 
 
 def test_every_report_and_export_holds_every_router(run, tmp_path):
-    series, view = run[1], View(width=80)
+    series = run[1]
     for name in (one.name for one in RENDERERS.all() if not one.of_verdicts):
-        text = render(document(series, view), name, view)
+        text = worded(document, series, name, width=80)
         assert text.endswith("\n")
-        if name == "table":
-            assert max(map(len, text.splitlines())) <= 80
-    assert len(json.loads(render(document(series, view), "json"))["curves"]) == len(series.curves)
+        assert name != "table" or widest(text) <= 80
+    assert len(json.loads(worded(document, series, "json"))["curves"]) == len(series.curves)
     SERIES_EXPORTS["csv"].write(series, tmp_path / "series.csv")
     text = (tmp_path / "series.csv").read_text("utf-8")
     lines = list(csv.DictReader(text.splitlines()))
@@ -95,8 +66,6 @@ def test_every_report_and_export_holds_every_router(run, tmp_path):
 
 
 def test_openmetrics_is_read_by_the_client_of_prometheus(run, tmp_path):
-    from prometheus_client.openmetrics.parser import text_string_to_metric_families
-
     file = tmp_path / "series.prom"
     SERIES_EXPORTS["openmetrics"].write(run[1], file)
     text = file.read_text("utf-8")

@@ -14,47 +14,57 @@ from scipy.stats import norm
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import Rule, Weights
-from moegeom.document.model import View
-from moegeom.document.render import render
-from moegeom.geometry.reference_laws import (
-    LAWS,
-    InputSizes,
-    LogitLaw,
-    attributed,
-    reference_laws,
-)
+from moegeom.geometry.reference_laws import LAWS, InputSizes, LogitLaw, attributed, reference_laws
 from moegeom.kernels.table import load_kernels
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.router.load import load_routers
 from moegeom.studies.space.document import document
 from moegeom.studies.space.experts import expert_ranks
+from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest
 from moegeom.studies.space.router import router_space
 from moegeom.studies.space.sample import read_sample
-from moegeom.studies.space.study import SpaceRequest, space
-from moegeom.testing.array_source import ArraySource
+from moegeom.studies.space.study import space
 from moegeom.tokens.open import open_tokens
-from tests.unit.studies.test_balancing import LENGTH, TOP_K, inputs_of, router_of
+from tests.by_day import by_day
+from tests.unit.studies.orthonormal import TOP_K, inputs_of, router_of, source_of
+from tests.unit.studies.samples import (
+    BALANCED,
+    COLLAPSED,
+    GROUPED,
+    sides,
+    unwrapped,
+    widest,
+    worded,
+)
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 KERNELS = load_kernels("cpu")
 
 
-def looked_at(router, inputs):
-    source = ArraySource({"text/0": inputs}, document_tokens=LENGTH)
-    sample = read_sample(router, source, KERNELS, 0)
-    return router_space(router, sample, KERNELS, 0.002, 0)
+#: What a record says of cones takes most of the time: few directions do where nothing is asked of it.
+FEW, DIRECTIONS = 2**12, "moegeom.studies.space.reach._DIRECTIONS"
 
 
-def sample(model: str, **options):
-    path = SAMPLES / model
-    request = SpaceRequest(str(path / "step_1500"), tokens=str(path / "rec/step_1500"), **options)
-    return space(request)
+def looked_at(router, inputs, directions: int = FEW) -> RouterSpace:
+    read = read_sample(router, source_of(inputs), KERNELS, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DIRECTIONS, directions)
+        return router_space(router, read, KERNELS, 0.002, 0)
+
+
+def sample(model: Path, **options) -> RouterSpaces:
+    checkpoint, tokens = map(str, sides(model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DIRECTIONS, FEW)
+        return space(SpaceRequest(checkpoint, **({"tokens": tokens} | options)))
 
 
 @functools.cache
-def whole(model: str):
-    """All that is said of a sample by default: frozen, and worked out once."""
-    return sample(model)
+def whole(name: str) -> RouterSpaces:
+    """All that is said of a sample by default."""
+    return sample(BALANCED.parent / name)
+
+
+OF_BALANCED, OF_COLLAPSED = BALANCED.name, COLLAPSED.name
 
 
 # --------------------------------------------------------------------------------------------- laws
@@ -78,23 +88,17 @@ def test_draws_have_the_moments_of_their_law():
         drawn = laws[name].draw(200_000, np.random.default_rng(1))
         size = np.sqrt(np.diag(covariance))
         np.testing.assert_allclose((drawn.mean(axis=0) - mean) / size, 0.0, atol=0.01)
-        np.testing.assert_allclose(
-            np.cov(drawn.T) / np.outer(size, size), covariance / np.outer(size, size), atol=0.02
-        )
+        unit = np.outer(size, size)
+        np.testing.assert_allclose(np.cov(drawn.T) / unit, covariance / unit, atol=0.02)
+    assert set(reference_laws(np.eye(4), np.zeros(4), None, None)) == {"covariance", "gaussian"}
 
 
 def test_of_two_experts_the_first_wins_as_often_as_a_normal_number_is_positive():
     root = np.array([[1.0, 0.3], [-0.2, 0.8]])
     law = LogitLaw(np.array([0.4, 0.1]), root)
     drawn = law.draw(200_000, np.random.default_rng(2))
-    apart = np.array([1.0, -1.0])
-    expected = norm.cdf(0.3 / np.linalg.norm(apart @ root))
+    expected = norm.cdf(0.3 / np.linalg.norm(np.array([1.0, -1.0]) @ root))
     assert (drawn[:, 0] > drawn[:, 1]).mean() == pytest.approx(expected, abs=0.005)
-
-
-def test_without_inputs_two_laws_are_known():
-    laws = reference_laws(np.eye(4), np.zeros(4), None, None)
-    assert set(laws) == {"covariance", "gaussian"}
 
 
 def test_parts_add_up():
@@ -102,89 +106,77 @@ def test_parts_add_up():
     for _ in range(20):
         of_law = dict(zip(LAWS, random.standard_normal(4).tolist(), strict=True))
         tokens = float(random.standard_normal())
-        part = attributed(of_law, tokens)
-        assert part.tokens == pytest.approx(tokens, abs=1e-12)
+        assert attributed(of_law, tokens).tokens == pytest.approx(tokens, abs=1e-12)
     # additive laws are parted as they were made
     part = attributed({"isotropic": 1.0, "mean": 3.0, "covariance": 1.5, "gaussian": 3.5}, 3.4)
     assert (part.rows, part.mean, part.covariance) == (1.0, 2.0, 0.5)
 
 
 # ---------------------------------------------------------------------------------------- meanings
-def test_even_inputs_are_even():
-    found = looked_at(router_of(), inputs_of(48))
-    assert found.meaning == "even"
-    assert not found.is_pulled
-
-
-def test_of_few_documents_even_loads_are_not_said_to_be_even():
+def test_even_inputs_are_even_unless_documents_are_few_to_say_so():
+    even = looked_at(router_of(), inputs_of(48))
+    assert (even.meaning, even.is_pulled) == ("even", False)
     assert looked_at(router_of(), inputs_of(1)).meaning == "few"
 
 
 def test_where_no_other_choice_is_possible_nothing_is_near_one():
-    found = looked_at(router_of(experts=TOP_K), inputs_of(8))
-    assert found.meaning == "even"
-    assert found.tokens.near_share is None
+    one = looked_at(router_of(experts=TOP_K), inputs_of(8))
+    assert (one.meaning, one.tokens.near_share) == ("even", None)
 
 
 def test_a_mean_along_one_row_is_the_cause_and_is_taken_away_with_it():
     router = router_of()
     lean = np.tile(1.5 * router.weight[3] + 0.8 * router.weight[4], (48, 1))
     inputs = inputs_of(48, lean)
-    found = looked_at(router, inputs)
-    assert found.meaning == "mean input"
-    part = found.parts["max_vio"]
-    assert part.mean > 0.8 * (found.tokens.max_vio - part.rows)
-    assert found.centring.max_vio < 0.3 * found.tokens.max_vio
+    one = looked_at(router, inputs)
+    assert one.meaning == "mean input"
+    part = one.parts["max_vio"]
+    assert part.mean > 0.8 * (one.tokens.max_vio - part.rows)
+    assert one.centring.max_vio < 0.3 * one.tokens.max_vio
     centred = looked_at(router, inputs - inputs.mean(axis=0))
     assert centred.pull < 1e-6
     assert centred.meaning == "even"
     assert abs(centred.parts["log_effective_sets"].mean) < 0.05
 
 
-def test_long_rows_are_the_cause_by_themselves():
-    router = router_of()
-    rows = router.weight * np.geomspace(0.3, 3.0, len(router.weight), dtype=np.float32)[:, None]
-    found = looked_at(router_of(weight=rows), inputs_of(48))
-    assert found.meaning == "rows"
+def test_long_rows_and_wide_directions_are_causes_by_themselves():
+    rows, inputs = router_of().weight, inputs_of(48)
+    long = rows * np.geomspace(0.3, 3.0, len(rows), dtype=np.float32)[:, None]
+    assert looked_at(router_of(weight=long), inputs).meaning == "rows"
+    wide = inputs + sum(4.0 * np.outer(inputs @ rows[n], rows[n]) for n in (5, 6))
+    assert looked_at(router_of(), wide.astype(np.float32)).meaning == "covariance"
 
 
-def test_wide_directions_are_the_cause():
-    router = router_of()
-    inputs = inputs_of(48)
-    wide = inputs + 4.0 * np.outer(inputs @ router.weight[5], router.weight[5])
-    wide += 4.0 * np.outer(inputs @ router.weight[6], router.weight[6])
-    assert looked_at(router, wide.astype(np.float32)).meaning == "covariance"
-
-
-@pytest.mark.parametrize("model", ["olmoe-balanced", "olmoe-collapsed", "deepseek-tiny"])
-def test_parts_add_up_on_every_sample(model):
-    for router in whole(model).routers:
+@pytest.mark.parametrize("name", [OF_BALANCED, OF_COLLAPSED, GROUPED.name])
+def test_parts_add_up_on_every_sample(name):
+    record = sample(GROUPED, layers="1") if name == GROUPED.name else whole(name)
+    for router in record.routers:
         assert router.laws[-1].law == "tokens"
-        for name, part in router.parts.items():
-            assert part.tokens == pytest.approx(getattr(router.tokens, name), abs=1e-9)
+        for figure, part in router.parts.items():
+            assert part.tokens == pytest.approx(getattr(router.tokens, figure), abs=1e-9)
+        assert (router.cones is None) == (name == GROUPED.name)  # it has a bias
 
 
 def test_the_mean_input_collapsed_the_collapsed_sample_and_none_of_the_balanced_one():
     # figures of 4 other seeds, by other code
     expected = {
-        "olmoe-balanced": [(7.08, 0.03, -0.36, -0.62), (7.13, -0.01, -0.37, -0.61)],
-        "olmoe-collapsed": [(6.74, -2.26, -0.18, -0.25), (6.98, -2.40, -0.14, 0.02)],
+        OF_BALANCED: [(7.08, 0.03, -0.36, -0.62), (7.13, -0.01, -0.37, -0.61)],
+        OF_COLLAPSED: [(6.74, -2.26, -0.18, -0.25), (6.98, -2.40, -0.14, 0.02)],
     }
-    for model, layers in expected.items():
-        for router, parts in zip(whole(model).routers[:2], layers, strict=True):
+    for name, layers in expected.items():
+        for router, parts in zip(whole(name).routers[:2], layers, strict=True):
             part = router.parts["log_effective_sets"]
-            found = (part.rows, part.mean, part.covariance, part.rest)
-            np.testing.assert_allclose(found, parts, atol=0.06)
-            is_collapsed = model == "olmoe-collapsed"
+            own = (part.rows, part.mean, part.covariance, part.rest)
+            np.testing.assert_allclose(own, parts, atol=0.06)
+            is_collapsed = name == OF_COLLAPSED
             assert router.meaning == ("mean input" if is_collapsed else "even")
             assert router.is_pulled == is_collapsed
 
 
 def test_centring_evens_the_collapsed_sample_on_other_documents_too():
     expected = [(0.83, 58, 178, 0.02), (0.66, 87, 397, 0.19), (0.55, 112, 568, 0.21)]
-    for router, (max_vio, before, sets, moved) in zip(
-        whole("olmoe-collapsed").routers, expected, strict=True
-    ):
+    for router, figures in zip(whole(OF_COLLAPSED).routers, expected, strict=True):
+        max_vio, before, sets, moved = figures
         assert router.centring.max_vio == pytest.approx(max_vio, abs=0.01)
         assert router.centring.other_documents < max_vio + 0.1
         assert np.exp(router.tokens.log_effective_sets) == pytest.approx(before, abs=1.0)
@@ -192,44 +184,62 @@ def test_centring_evens_the_collapsed_sample_on_other_documents_too():
         assert router.centring.weight_moved == pytest.approx(moved, abs=0.01)
 
 
-def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not():
-    # within .05 of a boundary: tokens, ball, isotropic and gaussian, by other code
-    expected = {
-        ("olmoe-balanced", 0): (0.263, 0.306, None, 0.256),
-        ("olmoe-balanced", 2): (0.186, 0.248, None, 0.193),
-        ("olmoe-collapsed", 0): (0.212, 0.339, None, 0.195),
-        ("olmoe-collapsed", 2): (0.193, 0.302, None, 0.195),
-    }
-    for (model, layer), (tokens, ball, _, gaussian) in expected.items():
-        path = SAMPLES / model
-        router = load_routers(open_checkpoint(str(path / "step_1500"))).routers[layer]
-        source = open_tokens(str(path / "rec/step_1500"), None, None, (router.name,))
-        read = read_sample(router, source, KERNELS, 0)
-        found = router_space(router, read, KERNELS, 0.002, 0, near=0.05)
-        shares = {law.law: law.figures.near_share for law in found.laws}
-        assert shares["tokens"] == pytest.approx(tokens, abs=0.001)
-        assert shares["ball"] == pytest.approx(ball, abs=0.012)
-        assert shares["gaussian"] == pytest.approx(gaussian, abs=0.012)
+#: Within .05 of a boundary: tokens, ball and gaussian, by other code.
+NEAR = {
+    (OF_BALANCED, 0): (0.263, 0.306, 0.256),
+    (OF_BALANCED, 2): (0.186, 0.248, 0.193),
+    (OF_COLLAPSED, 0): (0.212, 0.339, 0.195),
+    (OF_COLLAPSED, 2): (0.193, 0.302, 0.195),
+}
+
+
+@pytest.mark.parametrize(("name", "layer"), by_day(NEAR, [(OF_BALANCED, 2), (OF_COLLAPSED, 0)]))
+def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not(name, layer):
+    checkpoint, recording = map(str, sides(BALANCED.parent / name))
+    router = load_routers(open_checkpoint(checkpoint)).routers[layer]
+    read = read_sample(router, open_tokens(recording, None, None, (router.name,)), KERNELS, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DIRECTIONS, FEW)
+        laws = router_space(router, read, KERNELS, 0.002, 0, near=0.05).laws
+    shares = {law.law: law.figures.near_share for law in laws}
+    tokens, ball, gaussian = NEAR[name, layer]
+    assert shares["tokens"] == pytest.approx(tokens, abs=0.001)
+    assert shares["ball"] == pytest.approx(ball, abs=0.012)
+    assert shares["gaussian"] == pytest.approx(gaussian, abs=0.012)
 
 
 def test_counting_boundaries_says_nearly_what_the_ball_does():
-    for router in whole("olmoe-balanced").routers:
+    for router in whole(OF_BALANCED).routers:
         (ball,) = (law.figures.near_share for law in router.laws if law.law == "ball")
         assert router.near is not None
         assert router.near.leading == pytest.approx(ball, rel=0.2)
         assert router.near.leading <= 10.0 ** router.near.bounds_log10[0]
 
 
-def test_shares_near_ties_are_measured_at_every_width(tmp_path, monkeypatch):
-    monkeypatch.setattr("moegeom.studies.space.measure._SEARCHED", 40)
-    table = tmp_path / "measure.parquet"
-    (router,) = sample("olmoe-collapsed", layers="1", measure=table).routers
+def test_a_wider_ball_has_fewer_points_near_a_boundary():
+    own, wider = whole(OF_BALANCED).routers[0], sample(BALANCED, layers="0", radius=65.0).routers[0]
+    assert {router.laws[-2].law for router in (own, wider)} == {"ball"}
+    first, second = (router.laws[-2].figures.near_share for router in (own, wider))
+    assert second == pytest.approx(first * own.near.radius / 65.0, rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Layer 1 of the collapsed sample, the shares near ties, and the biases of centring."""
+    folder = tmp_path_factory.mktemp("space")
+    files = folder / "measure.parquet", folder / "centred.npz"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moegeom.studies.space.measure._SEARCHED", 20)
+        record = sample(COLLAPSED, layers="1", measure=files[0], out=files[1])
+    return record.routers[0], *files
+
+
+def test_shares_near_ties_are_measured_at_every_width(measured):
+    router, table, _ = measured
     rows = pq.read_table(table).to_pylist()
     assert len(rows) == len(router.measured)
     share = {(r["law"], r["centre"], r["order"], r["epsilon"]): r for r in rows}
-    widths = sorted({r["epsilon"] for r in rows})
     near = router.near.width
-    assert near in widths
     assert share["tokens", None, 1, near]["share_upper"] == router.tokens.near_share
     for law in router.laws[:-1]:
         centre = "origin" if law.law == "ball" else None
@@ -254,116 +264,88 @@ def test_shares_near_ties_are_measured_at_every_width(tmp_path, monkeypatch):
     assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
 
 
-def test_a_wider_ball_has_fewer_points_near_a_boundary():
-    shares = []
-    wider = sample("olmoe-balanced", layers="0", radius=65.0).routers[0]
-    own = whole("olmoe-balanced").routers[0]
-    for router in (own, wider):
-        assert router.laws[-2].law == "ball"
-        shares.append(router.laws[-2].figures.near_share)
-    assert shares[1] == pytest.approx(shares[0] * own.near.radius / 65.0, rel=0.15)
-
-
 def test_cells_of_visited_sets_are_shares_of_directions():
     # two equal experts in a plane of many: a quarter of the directions each, and one of a half
     weight = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 0.0]], np.float32)
     router = router_of(weight=weight, rule=Rule(1, "softmax", Weights("scores", True)))
     random = np.random.default_rng(0)
     inputs = (np.array([1.0, 0.5]) + 0.01 * random.standard_normal((512, 2))).astype(np.float32)
-    found = looked_at(router, inputs).cones
+    cones = looked_at(router, inputs, 2**18).cones
     # from the right angle between the two rows to where the third takes over
     share = np.arctan2(2.0, -1.0) / (2.0 * np.pi)
-    assert found.covered == pytest.approx(share, abs=4 * found.covered_se)
-    assert found.modal == found.covered
-    assert found.correlation is None
+    assert cones.covered == pytest.approx(share, abs=4 * cones.covered_se)
+    assert cones.modal == cones.covered
+    assert cones.correlation is None
     everywhere = random.standard_normal((4096, 2)).astype(np.float32)
-    assert looked_at(router, everywhere).cones.covered == 1.0
+    assert looked_at(router, everywhere, 2**18).cones.covered == 1.0
 
 
 def test_without_preferred_direction_size_is_all():
     rows = router_of().weight * np.geomspace(0.6, 1.5, 16, dtype=np.float32)[:, None]
     router, random = router_of(weight=rows), np.random.default_rng(1)
     inputs = random.standard_normal((4096, router.hidden_size)).astype(np.float32)
-    cones = looked_at(router, inputs).cones
+    cones = looked_at(router, inputs, 2**18).cones
     assert cones.correlation == pytest.approx(cones.correlation_by_size, abs=0.05)
     assert cones.correlation > 0.8
     lean = (inputs + 3.0 * rows[0]).astype(np.float32)
-    assert looked_at(router, lean).cones.correlation < cones.correlation - 0.2
-
-
-def test_routers_with_a_bias_have_no_cones():
-    (first, *_) = whole("deepseek-tiny").routers
-    assert first.cones is None
+    assert looked_at(router, lean, 2**18).cones.correlation < cones.correlation - 0.2
 
 
 # ------------------------------------------------------------------------------------------ experts
 def of_gates(gates: np.ndarray) -> Mock:
     """Experts with these matrices, of no checkpoint."""
     experts, width, hidden = gates.shape
-    found = Mock(spec=ExpertTensors, num_experts=experts, width=width, hidden=hidden)
-    found.read_gate = lambda expert: (gates[expert], None)
-    return found
+    tensors = Mock(spec=ExpertTensors, num_experts=experts, width=width, hidden=hidden)
+    tensors.read_gate = lambda expert: (gates[expert], None)
+    return tensors
 
 
 def test_experts_that_see_few_directions_have_few_ranks():
     router, random = router_of(), np.random.default_rng(2)
-    inputs = inputs_of(48)
-    source = ArraySource({"text/0": inputs}, document_tokens=LENGTH)
-    sampled = read_sample(router, source, KERNELS, 0)
+    read = read_sample(router, source_of(inputs_of(48)), KERNELS, 0)
     gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
     gates[1, 2:] = 0.0
-    found = expert_ranks(of_gates(gates), sampled, (3.0, 9.5), 0)
-    assert (found.rank_min, found.rank_median) == (2, 6.0)
-    assert found.effective_min < 2.0 + 1e-6 < found.effective_median < 6.0
-    assert found.effective_median == pytest.approx(found.effective_random, rel=0.1)
-    assert (found.local_dims, found.width_over_dimension) == (10, 6 / 9.5)
-    assert found.is_narrow
-    assert expert_ranks(of_gates(gates), sampled, None, 0).local_dims is None
+    ranks = expert_ranks(of_gates(gates), read, (3.0, 9.5), 0)
+    assert (ranks.rank_min, ranks.rank_median) == (2, 6.0)
+    assert ranks.effective_min < 2.0 + 1e-6 < ranks.effective_median < 6.0
+    assert ranks.effective_median == pytest.approx(ranks.effective_random, rel=0.1)
+    assert (ranks.local_dims, ranks.width_over_dimension) == (10, 6 / 9.5)
+    assert ranks.is_narrow
+    assert expert_ranks(of_gates(gates), read, None, 0).local_dims is None
 
 
 def test_experts_are_read_when_they_are_asked_for(monkeypatch):
-    (router,) = sample("olmoe-balanced", layers="0", experts=True).routers
+    (router,) = sample(BALANCED, layers="0", experts=True).routers
     ranks = router.experts
     assert (ranks.width, ranks.rank_min, ranks.is_narrow) == (32, 32, False)
     assert ranks.effective_min < ranks.effective_median < ranks.effective_random
-    assert whole("olmoe-balanced").routers[0].experts is None
+    assert whole(OF_BALANCED).routers[0].experts is None
     monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
     with pytest.raises(UsageError, match="of experts are to be read") as refusal:
-        sample("olmoe-balanced", layers="0", experts=True)
+        sample(BALANCED, layers="0", experts=True)
     assert "--yes" in refusal.value.hint
 
 
 # -------------------------------------------------------------------------------- files and refusals
-def test_laws_and_biases_are_written(tmp_path):
-    table, biases = tmp_path / "laws.parquet", tmp_path / "centred.npz"
-    found = sample("olmoe-collapsed", layers="0", out=table)
+def test_laws_and_biases_are_written(tmp_path, measured):
+    table = tmp_path / "laws.parquet"
+    router, taken, biases = measured
+    (other,) = sample(COLLAPSED, layers="1", out=table).routers
     rows = pq.read_table(table).to_pylist()
     assert [row["law"] for row in rows] == [*LAWS, "ball", "tokens"]
-    assert rows[-1]["max_vio"] == found.routers[0].tokens.max_vio
-    sample("olmoe-collapsed", layers="0", out=biases)
+    assert rows[-1]["max_vio"] == other.tokens.max_vio
     with np.load(biases) as stored:
-        change = stored["text/0/change_float64"]
-    np.testing.assert_array_equal(change, found.routers[0].centring.change)
-    with pytest.raises(UsageError, match="exists already"):
-        sample("olmoe-collapsed", out=table)
-    with pytest.raises(UsageError, match=r"--measure .*exists already"):
-        sample("olmoe-collapsed", measure=table)
-    with pytest.raises(UsageError, match="name one file"):
-        sample("olmoe-collapsed", out=tmp_path / "a.parquet", measure=tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match="a length above 0"):
-        sample("olmoe-collapsed", radius=-1.0)
+        np.testing.assert_array_equal(stored["text/1/change_float64"], router.centring.change)
+    for options, message in (({"out": table}, ""), ({"measure": taken}, "--measure .*")):
+        with pytest.raises(UsageError, match=f"{message}exists already"):
+            sample(COLLAPSED, **options)
 
 
-def test_what_cannot_be_answered_is_refused(tmp_path):
-    path = str(SAMPLES / "olmoe-balanced/step_1500")
-    with pytest.raises(UsageError, match="needs recorded tokens"):
-        space(SpaceRequest(path))
-    with pytest.raises(UsageError, match="ends in .parquet"):
-        sample("olmoe-balanced", out=tmp_path / "laws.csv")
+def test_ids_and_what_is_not_finite_cannot_be_answered(tmp_path):
     ids = tmp_path / "ids.npz"
     np.savez(ids, **{f"text/{n}": np.tile([0, 1, 2, 3], (64, 1)) for n in range(3)})
     with pytest.raises(RecordingError, match="what makes the loads uneven"):
-        space(SpaceRequest(path, tokens=str(ids), stage="ids"))
+        sample(BALANCED, tokens=str(ids), stage="ids")
     inputs = inputs_of(2)
     inputs[5, 0] = np.nan
     with pytest.raises(NonFiniteError, match="token 5"):
@@ -371,24 +353,19 @@ def test_what_cannot_be_answered_is_refused(tmp_path):
 
 
 def test_logits_alone_say_pull_and_centring_and_no_cause(tmp_path):
-    path = SAMPLES / "olmoe-collapsed"
-    random = np.random.default_rng(0)
-    lean = np.zeros(16)
-    lean[:2] = 4.0
-    logits = tmp_path / "logits.npz"
-    made = {f"text/{n}": (random.standard_normal((2048, 16)) + lean) for n in range(3)}
+    lean = 4.0 * (np.arange(16) < 2)
+    random, logits = np.random.default_rng(0), tmp_path / "logits.npz"
+    made = {f"text/{n}": random.standard_normal((1024, 16)) + lean for n in range(3)}
     np.savez(logits, **{name: z.astype(np.float32) for name, z in made.items()})
-    request = SpaceRequest(str(path / "step_1500"), tokens=str(logits), stage="logits")
-    found = space(request)
-    for router in found.routers:
+    record = sample(COLLAPSED, tokens=str(logits), stage="logits", layers="0,2")
+    for router in record.routers:
         assert (router.meaning, router.parts, router.pull_random) == ("unknown", {}, None)
         assert router.pull > 0.5
-    text = render(document(found, View(80)), "table", View(80))
-    assert "needs recorded router inputs" in " ".join(text.split())
+    assert "needs recorded router inputs" in unwrapped(worded(document, record, width=80))
 
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_a_screen_has_its_width(width):
-    text = render(document(whole("olmoe-collapsed"), View(width)), "table", View(width))
-    assert max(map(len, text.splitlines())) <= width
+    text = worded(document, whole(OF_COLLAPSED), width=width)
+    assert widest(text) <= width
     assert text.startswith("RESULT")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import moegeom as mg
@@ -13,10 +11,7 @@ from moegeom.studies.check.figures import gate_figures
 from moegeom.studies.check.record import Gate
 from moegeom.studies.signoff.figures import sign_off_figures
 from moegeom.studies.signoff.record import Line, SignOff
-
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
-CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
+from tests.unit.studies.samples import BALANCED, balance_of_balanced, few_tokens
 
 ROUTERS = {"routers": [{"name": "text/0"}, {"name": "text/1"}]}
 
@@ -75,10 +70,8 @@ def flips(share: float, error: float | None) -> dict:
 
 
 def signed(**evidence) -> list[Chart]:
-    lines = (
-        Line("storage", "passed", "s"),
-        Line("routing on text", "passed", "s", evidence=evidence),
-    )
+    text = Line("routing on text", "passed", "s", evidence=evidence)
+    lines = (Line("storage", "passed", "s"), text)
     return [*sign_off_figures(SignOff((None, None), lines))]  # type: ignore[arg-type]
 
 
@@ -118,9 +111,9 @@ def test_what_changed_in_each_router_is_red_where_it_failed():
 
 
 def test_figures_of_a_balance_hold_its_loads_and_its_bias():
-    found = mg.balance(CKPT, REC, layers=[0, 2])
-    loads, bias = found.document.figures()
-    routers = found.value.routers
+    report = balance_of_balanced()
+    loads, bias = report.document.figures()
+    routers = report.value.routers
     assert column(loads, "max_vio") == [router.before.max_vio for router in routers]
     assert column(loads, "max_vio_with_bias_other_documents") == [
         router.worst.after.max_vio for router in routers if router.worst is not None
@@ -129,10 +122,11 @@ def test_figures_of_a_balance_hold_its_loads_and_its_bias():
 
 
 def test_a_boundary_report_draws_what_flips_in_every_layer():
-    found = mg.boundary_report(CKPT, REC, arithmetics="bf16", layers=[0, 2])
-    assert set(found.figures()) == {"near_boundary", "flips"}
-    figure = next(f for f in found.document.figures() if f.name == "flips")
-    (variant,) = found.value.variants
+    ckpt, tokens = BALANCED / "step_1500", few_tokens(BALANCED.name)
+    report = mg.boundary_report(ckpt, tokens, arithmetics="bf16", layers=[0, 2])
+    assert set(report.figures()) == {"near_boundary", "flips"}
+    figure = next(f for f in report.document.figures() if f.name == "flips")
+    (variant,) = report.value.variants
     assert column(figure, "bf16") == [row["flipped_share"] for row in variant.rows]
     heat = figure.panels[1].marks[0]
     assert isinstance(heat, Heat)

@@ -1,0 +1,271 @@
+"""What `cells` finds is told whole on a page and in part on a screen, and what it expects before."""
+
+from __future__ import annotations
+
+import functools
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.core.errors import UsageError
+from moegeom.geometry.capacity.cell_bounds import expected_diagram
+from moegeom.router.requested_family import RequestedFamily
+from moegeom.studies.cells.document import document
+from moegeom.studies.cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
+from moegeom.studies.cells.study.found import enough_vertices
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.study import cells
+from tests.unit.studies.samples import unwrapped, worded
+
+
+def router(name: str, **changes) -> RouterCells:
+    facts = {
+        "num_experts": 9,
+        "top_k": 3,
+        "subspace": "the whole input space",
+        "domain": "",
+        "dims": 2,
+        "outcome": "cells",
+        "cells": Cells(17, "walk", num_vertices=19),
+        "num_possible": 84,
+        "most_cells": None,
+        "expected_vertices": 948.0,
+        "seconds": 1.0,
+    }
+    return RouterCells(name, **(facts | changes))
+
+
+def enumerations(*routers: RouterCells, **changes) -> Enumerations:
+    facts = {"run": None, "answers": (), "left_out": (), "seed": 0}
+    return Enumerations("router.npz", routers=routers, **(facts | changes))
+
+
+shown = functools.partial(worded, document)
+
+
+def text_of(*routers: RouterCells, **changes) -> str:
+    return unwrapped(shown(enumerations(*routers, **changes)))
+
+
+def test_a_screen_shows_six_routers_and_a_page_all():
+    found = enumerations(*(router(f"text/{n}") for n in range(8)))
+    some = shown(found).splitlines()
+    assert [line for line in some if line.startswith("text/")] == [
+        f"text/{n}  9 experts, top-3" for n in range(6)
+    ]
+    assert some[-2:] == ["", "and 2 more routers: --detail"]
+    every = shown(found, detail=True)
+    for text in (every, shown(found, "md"), shown(found, "html")):
+        assert all(f"text/{n}" in text for n in range(8))
+        assert "--detail" not in text
+
+
+#: What was checked of each cell, and what was not: that the list is whole.
+CHECKED = (
+    "inside that was checked again in integers, by code that did not find it; that no cell is "
+    "missing rests on the line above"
+)
+
+
+def test_every_router_is_told_in_a_paragraph_of_its_own():
+    text = shown(enumerations(router("text/0"), router("text/1")))
+    heads = [part.split("\n")[0] for part in text.split("\n\n")]
+    assert [head.split()[0] for head in heads] == ["router.npz", "text/0", "text/1"]
+
+
+UNFINISHED = {"outcome": "unfinished", "cells": None}
+
+#: Facts of the router ``w``, and what is said of them.
+SENTENCES = [
+    (UNFINISHED | {"cut_short": CutShort(100, "vertices", 1900)}, "random router has about 948."),
+    (
+        UNFINISHED | {"cut_short": CutShort(100, "vertices", 1900)},
+        "cells not listed: more than the 100 vertices that --vertices allows",
+    ),
+    (
+        UNFINISHED | {"cut_short": CutShort(100, "vertices", 1900)},
+        "Try --vertices 1900 (up to 380 kB of memory), or a",
+    ),
+    (
+        UNFINISHED | {"cut_short": CutShort(100, "vertices", None)},
+        "More are not kept: ask for a slice of fewer dimens",
+    ),
+    (
+        UNFINISHED | {"cut_short": CutShort(50, "cells", 500), "domain": "within 1"},
+        "than the 50 cells that --vertices allows within 1. Try --vertices 500, or tighter b",
+    ),
+    ({"num_possible": 1, "cells": Cells(1, "one cell")}, "1 of C(9, 3) = 1 set proof"),
+    ({"num_possible": 84, "cells": Cells(1, "one cell")}, "1 of C(9, 3) = 84 sets proof"),
+    (
+        {"cells": Cells(3, "walk", num_facets=24, num_components=1, diameter=3)},
+        "facets 24; the farthest cells are 3 facets apart proof",
+    ),
+    (
+        {"cells": Cells(3, "walk", num_facets=24, num_components=2, diameter=3)},
+        "facets 24; no facet joins the 2 pieces that the cells fall into; the farthest cells within",
+    ),
+    (
+        {"cells": Cells(3, "walk", num_facets=0, num_components=3, diameter=3)},
+        "facets none: no two of the 3 cells share one proof",
+    ),
+    ({"num_checked": 17}, f"1.0 s certify 17 cells have a point {CHECKED}"),
+    ({"num_checked": 1}, f"1.0 s certify 1 cell has a point {CHECKED}"),
+    ({"num_checked": 0}, "1.0 s certify nothing was checked again: no cell is listed"),
+]
+
+
+@pytest.mark.parametrize(("facts", "sentence"), SENTENCES)
+def test_what_is_known_of_a_router_is_a_sentence(facts, sentence):
+    text = text_of(router("w", **facts))
+    assert sentence in text
+    assert ("certify" in text) == ("num_checked" in facts)
+
+
+@pytest.mark.parametrize(
+    ("expected", "most", "enough"),
+    [
+        (70_862.0, 1000, 150_000),
+        (948.0, 1000, 1900),
+        (400.0, 1000, 10_000),
+        (None, 7, 70),
+        (3.0, 5, 6),
+        (2e9, 1000, None),
+        (float("inf"), 1000, None),
+    ],
+)
+def test_twice_what_is_expected_should_do_or_ten_times_what_did_not(expected, most, enough):
+    assert enough_vertices(expected, most) == enough
+
+
+@pytest.mark.parametrize(
+    ("num_tied", "domain", "said"),
+    [
+        (
+            3,
+            "",
+            "3 regions of the slice are in no cell: 2 of its experts are equal to another one",
+        ),
+        (1, "", "1 region of the slice is in no cell"),
+        (0, "", "2 of its experts are equal to another one, but nowhere here tie"),
+        (None, "within 1", "where they tie for the last place is no cell, which is not counted"),
+    ],
+)
+def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_tied, domain, said):
+    tied_cells = Cells(17, "walk", num_vertices=19, num_tied=num_tied)
+    tied = router(
+        "w", cells=tied_cells, domain=domain, num_equal=2, num_tokens=200, num_own=9, num_on_ties=50
+    )
+    text = shown(enumerations(tied), width=80)
+    labels = [line.split()[0] for line in text.splitlines()[3:] if not line.startswith(" ")]
+    assert labels[:3] == ["slice", "cells", "ties"]
+    assert said in " ".join(text.split())
+    assert ("50 tokens are drawn there (25 %)" in " ".join(text.split())) == (
+        num_tied is not None and num_tied > 0
+    )
+    assert "ties" not in shown(enumerations(router("w", num_tokens=200, num_own=9)))
+
+
+@pytest.mark.parametrize("form", ["table", "md", "html"])
+def test_a_set_that_is_no_cell_is_told_with_its_proof(form):
+    weights = (((0, 0.5), (1, 0.5)), ((2, 1.0),))
+    answer = Answer("text/0", (0, 1), "all", False, None, weights, {}, True, 1.0)
+    text = " ".join(shown(enumerations(answers=(answer,)), form).split())
+    assert "NO CELL" in text
+    assert "experts 0, 1 are chosen together nowhere on all. Checked again" in text
+    assert "proof: 0.5 x 0 + 0.5 x 1 of the set mixes to the same row as 1 x 2" in text
+
+
+def test_json_is_the_record():
+    told = json.loads(shown(enumerations(router("text/0"), files=("a.svg",)), "json"))
+    assert told["routers"][0]["cells"]["num_cells"] == 17
+    assert told["files"] == ["a.svg"]
+    assert told["run"] is None
+
+
+# ---------------------------------------------------------------------------------------- progress
+class Notes:
+    """Everything that a run tells."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.notes: list[str] = []
+
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None:
+        self.begun.append(what)
+
+    def advance(self, num_tokens: int) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def watched(
+    folder: Path,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    is_refused: bool = False,
+    **options,
+) -> Notes:
+    """What is told of the top 4 of these rows."""
+    arrays = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    np.savez(folder / "w.npz", **arrays)
+    notes = Notes()
+    request = CellsRequest("", weights=folder / "w.npz", asked=RequestedFamily(top_k=4), **options)
+    with pytest.raises(UsageError, match="exact") if is_refused else nullcontext():
+        cells(request, notes)
+    return notes
+
+
+WEIGHT = np.random.default_rng(0).integers(-99, 100, (12, 3)).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("bias", "is_central"),
+    [
+        (None, True),
+        (np.full(12, 2.5), True),
+        (-WEIGHT @ np.array([1.0, -2.0, 0.5]), True),
+        (np.arange(12.0) ** 2, False),
+    ],
+)
+def test_the_vertices_expected_are_those_of_cones_where_all_experts_tie(tmp_path, bias, is_central):
+    expected = round(expected_diagram(12, 4, 3, is_central).vertices)
+    assert expected != round(expected_diagram(12, 4, 3, not is_central).vertices)
+    notes = watched(tmp_path, WEIGHT, bias)
+    assert notes.begun == [f"w, about {expected} vertices expected"]
+    assert notes.notes == []
+
+
+@pytest.mark.parametrize("options", [{"radius": 0.1}, {"expert_set": (0, 1, 2, 3)}])
+def test_nothing_is_expected_where_nothing_is_walked(tmp_path, options):
+    assert watched(tmp_path, WEIGHT, np.arange(12.0) ** 2, **options).begun == ["w"]
+
+
+#: The whole slice is walked; of a ball a search gives way to a walk, or is refused where that
+#: would be too long, so that nothing but the search has told.
+WALKED, SEARCHED = {"radius": None}, {"radius": 2.0, "vertices": 100, "is_refused": True}
+
+
+@pytest.mark.parametrize("options", [WALKED, {"radius": 2.0}, SEARCHED])
+def test_exact_arithmetic_of_many_answers_is_said_once(tmp_path, options):
+    """Biases that are rounded: 26 experts nearly tie at one point."""
+    weight = np.random.default_rng(0).standard_normal((26, 3))
+    notes = watched(tmp_path, weight, -weight @ np.array([0.3, -0.1, 0.2]), **options)
+    (note,) = notes.notes
+    assert note.startswith("w: many experts tie, or nearly so")
+
+
+def test_a_few_answers_in_exact_arithmetic_are_not_worth_a_word(tmp_path):
+    """Two experts are equal, which leaves what they tie on to exact arithmetic."""
+    weight = WEIGHT.copy()
+    weight[5] = weight[2]
+    request = CellsRequest("", weights=tmp_path / "w.npz", asked=RequestedFamily(top_k=4))
+    assert watched(tmp_path, weight).notes == []
+    (one,) = cells(request).routers
+    assert one.cells is not None
+    assert one.cells.num_exact > 1
