@@ -29,6 +29,7 @@ from moegeom.router.attention.tensors import (
 )
 from moegeom.studies.attention.on_tokens import layer_on_tokens
 from moegeom.tokens.attention_record import AttentionRecord, read_attention_record
+from tests.by_day import by_day
 from tests.families.attention_models import ATTENTION, attention_model
 from tests.families.observed import FIRST_ORDINARY, VOCABULARY
 from tests.families.tiny_models import repeatable
@@ -63,7 +64,26 @@ class Passed:
     record: AttentionRecord | None
 
 
-@pytest.fixture(scope="module", params=ATTENTION)
+MECHANISMS = {
+    "a gate of each channel": "afmoe",
+    "of the compressed query": "axk2",
+    "of each head": "bailing_hybrid",
+    "with a bias": "beam",
+    "sinks, and no products": "deepseek_v4",
+    "sinks": "gpt_oss",
+    "heads of a share of the width": "granite_swa",
+    "two stacks": "hrm_text",
+    "gates and sinks": "hy_v4",
+    "sinks of a projection, heads of two widths": "inkling2__widths",
+    "softplus": "laguna",
+    "softplus of each channel": "laguna__channels",
+    "neither": "lfm3__without",
+    "of normed heads": "muse_spark",
+    "in the rows of the query, with a bias": "qwen3_next__bias",
+}
+
+
+@pytest.fixture(scope="module", params=by_day(ATTENTION, MECHANISMS))
 def passed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Passed:
     name, folder = request.param, tmp_path_factory.mktemp("attention")
     model = attention_model(name)

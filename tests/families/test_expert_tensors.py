@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ import torch
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.router.expert_tensors import ExpertTensors, ExpertWeights, open_experts
-from moegeom.router.load import load_routers
-from tests.families.tiny_models import build
+from tests.families.tiny_models import model_of, read, saved
 
 #: One family for each way to lay out experts, and the module that holds those of a layer.
 LAYOUTS = {
@@ -68,11 +66,8 @@ def of_module(module: torch.nn.Module, inputs: torch.Tensor, expert: int) -> tor
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_an_expert_computes_what_its_module_does(name: str, tmp_path: Path) -> None:
-    model = build(name)
-    model.save_pretrained(tmp_path)
-    store = open_checkpoint(tmp_path)
-    router = load_routers(store).routers[-1]
+def test_an_expert_computes_what_its_module_does(name: str) -> None:
+    model, store, router = model_of(name), open_checkpoint(saved(name)), read(name).routers[-1]
     tensors = open_experts(store, router, of_router_inputs=False)
     modules = [
         module
