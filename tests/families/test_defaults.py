@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassError
@@ -65,7 +64,6 @@ def _widened(config: Any) -> Any:
 
 
 def _keys(record: Any, path: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every setting of a stack that names keys, by its path."""
     for item in fields(record):
         value, here = getattr(record, item.name), f"{path}{item.name}"
         if isinstance(value, Setting | Choice) and value.keys:
@@ -101,11 +99,15 @@ def _without(
     return reduced if was_there else None
 
 
+#: Nobody changes these.
+_config = cache(tiny_config)
+
+
 @cache
 def _cases(name: str) -> tuple[Case, ...]:
-    family = family_of(tiny_config(name).model_type)
+    family = family_of(_config(name).model_type)
     assert family is not None
-    whole = _widened(tiny_config(name).to_dict())
+    whole = _widened(_config(name).to_dict())
     return tuple(
         Case(name, f"{stack.name}{stack.slot}", what, reduced)
         for stack in family.stacks
@@ -121,7 +123,7 @@ LOADED = [name for name in tiny_models.LOADED if not FAMILIES[name].language]
 
 def _completed(case: Case) -> transformers.PreTrainedConfig | None:
     """The config as the library fills it in; None where it refuses to."""
-    config_class = type(tiny_config(case.name))
+    config_class = type(_config(case.name))
     try:
         return config_class.from_dict(copy.deepcopy(dict(case.reduced)))
     except (ValueError, StrictDataclassError):
@@ -142,7 +144,6 @@ def _said(spec: StackSpec, config: Mapping[str, Any], roots: tuple[str, ...]) ->
 
 
 def _spec(case: Case) -> tuple[StackSpec, tuple[str, ...]]:
-    """The stack of a case, and where it reads its config."""
     family = family_of(case.reduced["model_type"])
     assert family is not None
     spec = next(s for s in family.stacks if f"{s.name}{s.slot}" == case.stack)
@@ -150,7 +151,7 @@ def _spec(case: Case) -> tuple[StackSpec, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_DAY if name in LOADED])
-def test_an_absent_key_means_what_the_library_takes_or_is_an_error(name: str) -> None:
+def test_an_absent_key_means_what_the_library_takes_or_is_an_error(name):
     assert _cases(name)
     for case in _cases(name):
         completed = _completed(case)
@@ -172,7 +173,7 @@ def _changes_the_rule(case: Case) -> bool:
         return False
     spec, roots = _spec(case)
     mine = _said(spec, case.reduced, roots)
-    tiny = _said(spec, _widened(tiny_config(case.name).to_dict()), roots)
+    tiny = _said(spec, _widened(_config(case.name).to_dict()), roots)
     return not isinstance(mine, str) and mine[0] != tiny[0]
 
 
@@ -189,9 +190,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", by_day(LOADED, STEPS))
-def test_the_library_chooses_the_same_sets_without_the_key(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_chooses_the_same_sets_without_the_key(name, tmp_path, monkeypatch):
     for case in filter(_changes_the_rule, _cases(name)):
         _check_choices(case, tmp_path / case.what, monkeypatch)
 
@@ -248,7 +247,7 @@ NOTED = {
 
 
 @pytest.mark.parametrize("what", NOTED)
-def test_what_is_assumed_of_a_config_stands_in_the_notes(what: str, tmp_path: Path) -> None:
+def test_what_is_assumed_of_a_config_stands_in_the_notes(what, tmp_path):
     name, config, words = NOTED[what]
     assert tiny_models.read(name).notes == ()
     routers = _changed(name, tmp_path, **config)
@@ -257,9 +256,7 @@ def test_what_is_assumed_of_a_config_stands_in_the_notes(what: str, tmp_path: Pa
     assert what != "no groups" or routers.routers[0].rule.groups is None
 
 
-def test_groups_that_the_config_does_not_give_are_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_that_the_config_does_not_give_are_stated(tmp_path, monkeypatch):
     plain = tiny_config("deepseek_v3")
     wide = type(plain).from_dict(_widened(plain.to_dict()))
     monkeypatch.setattr(tiny_models, "tiny_config", lambda _: wide)
@@ -274,13 +271,13 @@ def test_groups_that_the_config_does_not_give_are_stated(
 
 
 @pytest.mark.parametrize("policy", ["sampling", "random"])
-def test_routers_of_nllb_that_draw_lots_are_listed(policy: str, tmp_path: Path) -> None:
+def test_routers_of_nllb_that_draw_lots_are_listed(policy, tmp_path):
     assert len(_changed("nllb_moe", tmp_path, second_expert_policy="all").routers) == 4
     with pytest.raises(RouterError, match="its second expert is dr(awn|opped) at random"):
         _changed("nllb_moe", tmp_path, second_expert_policy=policy)
 
 
-def test_phimoe_chooses_two_whatever_its_config_says(tmp_path: Path) -> None:
+def test_phimoe_chooses_two_whatever_its_config_says(tmp_path):
     """The library goes twice through its experts; another number is refused."""
     config = tiny_config("phimoe")
     config.num_experts_per_tok = 3

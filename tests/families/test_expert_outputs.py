@@ -21,6 +21,7 @@ from moegeom.core.router import Router
 from moegeom.router.expert_functions import open_expert_functions
 from moegeom.router.family_file import families
 from moegeom.router.shared_experts import open_shared_experts
+from tests.by_day import by_day
 from tests.families.test_families_against_transformers import families_of, routed
 from tests.families.tiny_models import (
     BY_DAY,
@@ -39,10 +40,7 @@ TOKENS, HIDDEN = 96, 64
 #: Experts whose outputs do not follow from the router input, and shared experts that are not read,
 #: by family, with the words of the refusal.
 REFUSED = {("jetmoe", "attention"): "attention, which mixes tokens"}
-SHARED_REFUSED = {
-    "inkling": "weighted by the router",
-    "inkling_text": "weighted by the router",
-}
+SHARED_REFUSED = {"inkling": "weighted by the router", "inkling_text": "weighted by the router"}
 
 #: Shared experts are halved with the routed ones where the strategy is to average.
 HALVED = {"cohere2_moe__sigmoid"}
@@ -109,7 +107,6 @@ def near(mine: np.ndarray, theirs: torch.Tensor) -> None:
 
 
 def shared_of(model: Any, path: str, name: str, y: torch.Tensor) -> torch.Tensor | None:
-    """What the shared experts of the layer of a router add."""
     layer = re.match(r"(?:.*\.)?(?:layers|blocks|block)\.\d+\.", path)
     assert layer
     modules = dict(model.named_modules())
@@ -134,8 +131,21 @@ def opened(name: str) -> list[tuple[Any, Router]]:
     ]
 
 
-@pytest.mark.parametrize("name", BY_DAY)
-def test_experts_of_a_file_give_what_the_block_gives(name: str) -> None:
+#: Ways to lay out experts that files of families say nothing of: names and shapes do.
+LAYOUTS = {
+    "gate_proj, up_proj, down_proj of each expert": "olmoe",
+    "w1, w3, w2 of each expert": "mixtral",
+    "one transposed matrix of two halves": "llama4_text",
+    "the same with biases, cut off": "openai_privacy_filter",
+    "fc1 and fc2 of all experts, transposed": "aria_text",
+    "input_linear and output_linear of all experts": "granitemoe",
+    "shared experts outside of the block": "granitemoeshared",
+    "a number that gates the shared expert": "qwen2_moe",
+}
+
+
+@pytest.mark.parametrize("name", by_day(LOADED, {*BY_DAY, *LAYOUTS.values()}))
+def test_experts_of_a_file_give_what_the_block_gives(name):
     model, y, store = model_of(name), inputs_of(name), open_checkpoint(saved(name))
     for place, router in opened(name):
         if reason := REFUSED.get((name, router.slot)):
@@ -150,7 +160,9 @@ def test_experts_of_a_file_give_what_the_block_gives(name: str) -> None:
             assert router.gain is not None
             scale = np.sqrt((inputs**2).mean(axis=1, keepdims=True) + router.norm.eps)
             inputs = inputs / scale * router.gain
-        experts = open_expert_functions(store, router)
+        experts, before = open_expert_functions(store, router), store.bytes_read
+        experts.tensors.read(0)
+        assert store.bytes_read - before == experts.bytes_of([0]) > 0
         with torch.no_grad():
             own = OWN.get(name)
             if own is None:
@@ -172,7 +184,7 @@ def test_experts_of_a_file_give_what_the_block_gives(name: str) -> None:
                 near(shared.apply(inputs), of_model)
 
 
-def test_the_page_counts_every_family_once() -> None:
+def test_the_page_counts_every_family_once():
     held = families_of(LOADED)
     listed = families_of(LISTED) - held
     gguf = {name for name in families() if name.startswith("gguf_")}

@@ -1,19 +1,23 @@
 """Oracle: what the routers of transformers chose, for every family that it can build.
 
 Tiny random models are saved in the hub's layout and in that of memory, in one file and in several,
-in float32 and bfloat16; moegeom reads what was saved and routes what the routers received.
+in float32 and bfloat16, and as trainers wrap states; moegeom reads what was saved and routes what
+the routers received.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from pathlib import Path
+import shutil
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
@@ -25,7 +29,16 @@ from moegeom.router.load import load_routers
 from tests.by_day import by_day
 from tests.families.observed import observe
 from tests.families.tiny_configs import tiny_config
-from tests.families.tiny_models import BY_DAY, LISTED, LOADED, NAMES, OWN_NORM, model_of, read
+from tests.families.tiny_models import (
+    BY_DAY,
+    LISTED,
+    LOADED,
+    NAMES,
+    OWN_NORM,
+    model_of,
+    read,
+    saved,
+)
 
 
 def routed(router: Router, inputs: np.ndarray, has_own_norm: bool) -> tuple[Routing, np.ndarray]:
@@ -47,10 +60,10 @@ def routed(router: Router, inputs: np.ndarray, has_own_norm: bool) -> tuple[Rout
     return found, found.weights * scale
 
 
-def by_place(found: RouterSet) -> dict[tuple[str, int], Router]:
+def by_place(routers: RouterSet) -> dict[tuple[str, int], Router]:
     return {
         (router.slot if router.slot == "attention" else router.stack, router.layer): router
-        for router in found.routers
+        for router in routers.routers
     }
 
 
@@ -83,7 +96,7 @@ def assert_same_choices(routers: dict[tuple[str, int], Router], model: Any, name
 
 
 @pytest.mark.parametrize("name", BY_DAY)
-def test_chosen_sets_and_weights_are_those_of_the_model(name: str) -> None:
+def test_chosen_sets_and_weights_are_those_of_the_model(name):
     assert_same_choices(by_place(read(name)), model_of(name), name)
 
 
@@ -116,7 +129,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", by_day(LOADED, LAYOUTS))
-def test_every_layout_and_dtype_holds_the_same_routers(name: str, tmp_path: Path) -> None:
+def test_every_layout_and_dtype_holds_the_same_routers(name, tmp_path):
     """Hub names in float32, names in memory in shards, hub names in bfloat16."""
     model_of(name).save_pretrained(
         tmp_path / "shards", save_original_format=False, max_shard_size="40KB"
@@ -127,8 +140,8 @@ def test_every_layout_and_dtype_holds_the_same_routers(name: str, tmp_path: Path
         parameter.data = parameter.data.bfloat16()
     rounded.save_pretrained(tmp_path / "bfloat16")
     hub, shards, half = (
-        by_place(found)
-        for found in (
+        by_place(routers)
+        for routers in (
             read(name),
             *(load_routers(open_checkpoint(tmp_path / way)) for way in ("shards", "bfloat16")),
         )
@@ -142,28 +155,83 @@ def test_every_layout_and_dtype_holds_the_same_routers(name: str, tmp_path: Path
         assert is_kept or np.array_equal(half[key].weight, short)
 
 
+State = dict[str, torch.Tensor]
+
+
+def _dcp(state: State, folder: Path) -> None:
+    dcp.save({"model": state, "step": 7}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+
+
+#: What trainers write: a dictionary around the state, or a module around the model.
+WRITERS: dict[str, Callable[[State, Path], None]] = {
+    "model in DCP": _dcp,
+    "model in .pt": lambda state, to: torch.save({"model": state, "step": 7}, to / "a.pt"),
+    "state_dict in .pt": lambda state, to: torch.save({"state_dict": state}, to / "a.pt"),
+    "Lightning": lambda state, to: torch.save(
+        {"state_dict": {f"model.{name}": t for name, t in state.items()}}, to / "a.ckpt"
+    ),
+    "model in Lightning": lambda state, to: torch.save(
+        {"state_dict": {f"model.model.{name}": t for name, t in state.items()}}, to / "a.ckpt"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("written", "name"),
+    by_day(
+        [(written, name) for written in WRITERS for name in LOADED],
+        {
+            "a prefix of the model": ("model in DCP", "olmoe"),
+            "biases": ("model in .pt", "deepseek_v3"),
+            "no prefix": ("state_dict in .pt", "openai_privacy_filter"),
+            "encoder and decoder": ("Lightning", "switch_transformers"),
+            "a prefix of a part": ("model in Lightning", "llava__mixtral"),
+        },
+    ),
+)
+def test_a_wrapped_state_has_the_routers_and_the_fingerprint_of_the_bare_one(
+    written, name, tmp_path
+):
+    bare, folder = read(name), saved(name)
+    shutil.copy(folder / "config.json", tmp_path)
+    state = {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+    WRITERS[written](state, tmp_path)
+    wrapped = load_routers(open_checkpoint(tmp_path))
+    assert wrapped.fingerprint == bare.fingerprint
+    assert wrapped.num_expected == bare.num_expected
+    assert len(wrapped.skipped) == len(bare.skipped)
+    for mine, theirs in zip(wrapped.routers, bare.routers, strict=True):
+        assert (mine.name, mine.rule) == (theirs.name, theirs.rule)
+        assert_same_arrays(mine, theirs)
+
+
 @pytest.mark.parametrize("name", sorted(LISTED))
-def test_routers_that_are_no_function_of_their_input_are_listed(name: str) -> None:
+def test_routers_that_are_no_function_of_their_input_are_listed(name):
     with pytest.raises(RouterError, match="cannot be measured: it"):
         read(name)
 
 
-def test_layers_that_look_experts_up_are_listed() -> None:
+def test_layers_that_look_experts_up_are_listed():
     (skipped,) = read("deepseek_v4").skipped
     assert skipped.reason.startswith("its experts are looked up by token id in '")
     assert len(read("deepseek_v4").routers) == read("deepseek_v4").num_expected
 
 
-def test_every_family_of_transformers_is_held_against_it() -> None:
-    held = families_of(NAMES)
-    known = {name for name in families() if load_family(name).source.startswith("transformers")}
-    assert known - held == set()
+def test_every_family_of_transformers_is_held_against_it():
+    of_library = {n for n in families() if load_family(n).source.startswith("transformers")}
+    assert of_library - families_of(NAMES) == set()
 
 
 def families_of(names: Iterable[str]) -> set[str]:
     """Families that these models are of, their parts included."""
-    types = set().union(*(_types(tiny_config(name).to_dict()) for name in names))
+    types = set().union(*map(_types_of, names))
     return {family.name for kind in types if (family := family_of(kind)) is not None}
+
+
+@cache
+def _types_of(name: str) -> set[str]:
+    return _types(tiny_config(name).to_dict())
 
 
 def _types(config: Any) -> set[str]:

@@ -76,9 +76,7 @@ def _recording(seen: tuple[Observed, ...], out: Path, stage: Stage = "ids") -> P
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(
-    name: str, tmp_path: Path
-) -> None:
+def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(name, tmp_path):
     seen = _seen(name)
     results = _scanned(name, tmp_path, _recording(seen, tmp_path / "rec"))
     layers = {row["router"]: row for row in results.rows("layers") if row["population"] == "all"}
@@ -97,7 +95,7 @@ def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(
         assert not is_loaded or row["num_zero_rows"] is not None
 
 
-def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(tmp_path: Path) -> None:
+def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(tmp_path):
     """A trace of an engine, which lacks the last token; ids of one's own loop are tested above."""
     seen = _seen("zaya")
     (tmp_path / "a.txt").write_text("ab")
@@ -114,27 +112,27 @@ def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(tmp_path
         _assert_slots(results, router, ids[:-1, number])
 
 
-def test_a_recording_that_leaves_a_listed_router_out_is_scanned_without_it(tmp_path: Path) -> None:
+def test_a_recording_that_leaves_a_listed_router_out_is_scanned_without_it(tmp_path):
     recording = _recording(_seen("deepseek_v4")[1:], tmp_path / "rec")
     run = _scanned("deepseek_v4", tmp_path, recording).run
     assert [router["name"] for router in run["routers"]] == ["text/1", "text/2", "text/3"]
     assert run["checkpoint"]["num_routers"] == run["checkpoint"]["num_expected"] == 3
 
 
-def test_inputs_without_choices_do_not_measure_a_listed_router(tmp_path: Path) -> None:
+def test_inputs_without_choices_do_not_measure_a_listed_router(tmp_path):
     recording = _recording(_seen("doge"), tmp_path / "rec", "router_input")
     with pytest.raises(RecordingError, match="does not say what router text/0 chose") as caught:
         _scanned("doge", tmp_path, recording)
     assert "stage ids" in caught.value.hint
 
 
-def test_without_tokens_the_hint_leads_to_a_scan_of_choices(tmp_path: Path) -> None:
+def test_without_tokens_the_hint_leads_to_a_scan_of_choices(tmp_path):
     with pytest.raises(RouterError, match="cannot be measured") as caught:
         scan(ScanRequest(str(saved("zaya")), tmp_path / "out"))
     assert "moegeom scan CKPT --tokens REC" in caught.value.hint
 
 
-def test_weights_of_a_listed_router_tell_its_checkpoint() -> None:
+def test_weights_of_a_listed_router_tell_its_checkpoint():
     prints = set()
     for name in ("doge", "zaya"):
         listed = load_routers(open_checkpoint(saved(name)), with_listed=True)

@@ -25,22 +25,17 @@ from tests.families.tiny_models import read, saved
 
 #: Where the released checkpoints, or the patterns that transformers ignores, have the modules.
 MODULES = {
+    **dict.fromkeys(("exaone_moe", "mellum", "minimax_m3_vl", "qwen3_5_moe"), "mtp.layers.0."),
+    **dict.fromkeys(("qwen3_next", "qwen4_exp"), "mtp.layers.0."),
+    **dict.fromkeys(("dots3_note", "mimo_v2_flash"), "model.mtp.layers.0."),
     "deepseek_v4": "mtp.0.",
-    "dots3_note": "model.mtp.layers.0.",
     "ernie4_5_moe": "model.mtp_block.0.",
-    "exaone_moe": "mtp.layers.0.",
     "hy_v4": "model.mtp_layers.0.",
     "inkling": "model.mtp.layers.0.transformer_block.",
     "longcat_flash": "model.mtp.layers.0.transformer_layer.",
-    "mellum": "mtp.layers.0.",
-    "mimo_v2_flash": "model.mtp.layers.0.",
-    "minimax_m3_vl": "mtp.layers.0.",
     "nemo_speechlm": "llm.mtp.layers.1.",
     "nemotron_h": "mtp.layers.1.",
     "nemotron_h_omni": "language_model.mtp.layers.1.",
-    "qwen3_5_moe": "mtp.layers.0.",
-    "qwen3_next": "mtp.layers.0.",
-    "qwen4_exp": "mtp.layers.0.",
 }
 
 BY_PLACE = {
@@ -77,7 +72,7 @@ def _names(routers: RouterSet) -> list[str]:
 
 
 @pytest.mark.parametrize("name", by_day(MODULES, BY_PLACE))
-def test_a_module_holds_the_router_that_its_layer_has(name: str, tmp_path: Path) -> None:
+def test_a_module_holds_the_router_that_its_layer_has(name, tmp_path):
     before, own = read(name), _with_module(name, tmp_path)
     after = load_routers(open_checkpoint(tmp_path))
     number = int(re.findall("[0-9]+", MODULES[name])[0])
@@ -96,7 +91,7 @@ def test_a_module_holds_the_router_that_its_layer_has(name: str, tmp_path: Path)
         assert after.num_expected == before.num_expected + 1
 
 
-def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path: Path) -> None:
+def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path):
     _with_module("qwen3_next", tmp_path, **{"post_attention_layernorm.weight": None})
     after = load_routers(open_checkpoint(tmp_path))
     assert _names(after) == _names(read("qwen3_next"))
@@ -108,14 +103,14 @@ def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path: P
     )
 
 
-def test_layers_chooses_modules_by_their_own_number(tmp_path: Path) -> None:
+def test_layers_chooses_modules_by_their_own_number(tmp_path):
     _with_module("qwen3_next", tmp_path)
     chosen = load_routers(open_checkpoint(tmp_path), layers="0")
     assert _names(chosen) == ["text/0", "mtp/0"]
     assert chosen.num_expected == 2
 
 
-def test_a_module_that_is_no_experts_layer_is_no_router(tmp_path: Path) -> None:
+def test_a_module_that_is_no_experts_layer_is_no_router(tmp_path):
     dense = {"mlp.gate.weight": None, "mlp.gate_proj.weight": torch.ones(4, 64)}
     _with_module("qwen3_next", tmp_path, **dense)
     loaded = load_routers(open_checkpoint(tmp_path))
@@ -123,7 +118,7 @@ def test_a_module_that_is_no_experts_layer_is_no_router(tmp_path: Path) -> None:
     assert loaded.skipped == ()
 
 
-def test_every_family_with_modules_is_tested() -> None:
+def test_every_family_with_modules_is_tested():
     named = {n for n in families() if any(stack.mtp_layers for stack in load_family(n).stacks)}
     # the text type of dots3_note has the modules of the whole
     assert named == {*MODULES, "dots3_note_text"}

@@ -5,7 +5,6 @@ Their residual streams are as small as the eps of their norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ RUN = [
 
 
 def _fresh(name: str) -> Any:
-    """The model as its class makes it."""
     with repeatable(name):
         return getattr(transformers, FAMILIES[name].model)(tiny_config(name)).eval()
 
@@ -78,15 +76,13 @@ CASES = [(name, make) for name in RUN for make in (_fresh, model_of)]
         },
     ),
 )
-def test_an_own_recording_is_believed(
-    name: str, make: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_an_own_recording_is_believed(name, make, tmp_path):
     trust = _believed(name, make(name), tmp_path)
     assert trust.fingerprint == "matches"
     assert trust.share_reproduced is None or trust.share_reproduced >= 0.99
 
 
-def test_an_own_recording_whose_norms_feel_their_eps_is_believed(tmp_path: Path) -> None:
+def test_an_own_recording_whose_norms_feel_their_eps_is_believed(tmp_path):
     """Embeddings half as large as hy_v3 makes them: no input of its first router has length 1."""
     model = _fresh("hy_v3")
     model.get_input_embeddings().weight.data.mul_(0.5)

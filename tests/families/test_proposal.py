@@ -28,7 +28,6 @@ LEAST_RIGHT = 0.9
 
 
 def _is_right(name: str) -> bool:
-    """Are the first candidates the routers of a family, all of them, and nothing else?"""
     routers = read(name)
     weights = {router.provenance.tensors[0] for router in routers.routers}
     weights |= {skipped.tensor for skipped in routers.skipped}
@@ -40,15 +39,15 @@ def _is_right(name: str) -> bool:
     return proposed == weights
 
 
-def test_the_first_candidates_are_the_routers_of_most_families() -> None:
+def test_the_first_candidates_are_the_routers_of_most_families():
     wrong = [name for name in BY_DAY if not _is_right(name)]
     assert 1 - len(wrong) / len(BY_DAY) >= LEAST_RIGHT, wrong
 
 
-def test_matrices_that_are_no_routers_are_not_shown() -> None:
-    shown = describe_candidates(open_checkpoint(saved("deepseek_v3")))
-    assert shown.count("{i}") == 1
-    assert "mlp.gate.weight" in shown
+def test_matrices_that_are_no_routers_are_not_shown():
+    text = describe_candidates(open_checkpoint(saved("deepseek_v3")))
+    assert text.count("{i}") == 1
+    assert "mlp.gate.weight" in text
 
 
 def _unknown(name: str, folder: Path) -> tuple[TensorStore, RouterSet]:
@@ -69,7 +68,6 @@ def _nameless(config: Any) -> Any:
 
 
 def _followed(found: Suggestion, store: TensorStore, known: RouterSet) -> RouterSet:
-    """What the options load, with what they ask for filled in from the family."""
     words = shlex.split(found.options)
     renormalise = "--renormalise" in words
     words = [word for word in words if word != "--renormalise"]
@@ -95,21 +93,18 @@ NAMED = {
     "weight": "rows of experts that always run|lies on its side|such as a scale",
     "top_k": "^K: ",
     "score": "^NAME: ",
-    "has_selection_bias": "a bias|^--BIAS",
-    "has_logit_bias": "a bias|^--BIAS",
+    **dict.fromkeys(("has_selection_bias", "has_logit_bias"), "a bias|^--BIAS"),
     "groups": "^groups of experts",
     "logit_map": "^a map of the logits",
     "capacity": "the number of tokens that an expert takes",
     "source": "how weights are made|sparsemixer",
     "renormalise": r"\(--renormalise\)",
     "scale": "a scale that weights are multiplied by|a scale without a key",
-    "epsilon": "small constants",
-    "floor": "small constants",
+    **dict.fromkeys(("epsilon", "floor"), "small constants"),
     "power": "how weights are made",
     "jitter": "sparsemixer",
     "norm": "the norm in front",
-    "expert_scale": "such as a scale",
-    "projection": "such as a scale",
+    **dict.fromkeys(("expert_scale", "projection"), "such as a scale"),
 }
 
 
@@ -153,11 +148,15 @@ LEFT_OUT = {
     "two routers in a layer": "jetmoe",
     "experts that copy": "longcat_flash",
     "a power": "dbrx",
+    "a bias without groups": "minimax_m2",
 }
+
+#: Here the options load every router with its biases.
+COMPLETE = {"olmoe", "mixtral", "deepseek_v3", "gpt_oss", "minimax_m2"}
 
 
 @pytest.mark.parametrize("name", by_day(LOADED, LEFT_OUT))
-def test_what_a_suggestion_leaves_out_is_named(name: str, tmp_path: Path) -> None:
+def test_what_a_suggestion_leaves_out_is_named(name, tmp_path):
     """Never loaded by itself; followed to the letter, every difference stands in a phrase."""
     store, known = _unknown(name, tmp_path)
     with pytest.raises(RouterError) as caught:
@@ -170,26 +169,19 @@ def test_what_a_suggestion_leaves_out_is_named(name: str, tmp_path: Path) -> Non
     try:
         mine = _followed(suggestion, store, known)
     except MoeGeomError as refused:
-        assert refused.hint  # nothing is loaded, and what to do is said
+        assert refused.hint and name not in COMPLETE  # nothing is loaded, and what to do is said
         return
+    if name in COMPLETE:
+        assert [r.layer for r in mine.routers] == [r.layer for r in known.routers]
+        for one, other in zip(mine.routers, known.routers, strict=True):
+            assert one.rule.top_k == other.rule.top_k
+            for part in ("weight", "selection_bias", "logit_bias"):
+                np.testing.assert_equal(getattr(one, part), getattr(other, part))
     for difference in _differences(mine, known):
         assert any(re.search(NAMED[difference], phrase) for phrase in suggestion.unsaid), difference
 
 
-@pytest.mark.parametrize("name", ["olmoe", "mixtral", "deepseek_v3", "gpt_oss", "minimax_m2"])
-def test_the_proposed_options_load_every_router_with_its_biases(name: str, tmp_path: Path) -> None:
-    store, known = _unknown(name, tmp_path)
-    suggested = suggest(store)
-    assert suggested is not None
-    found = _followed(suggested, store, known)
-    assert [r.layer for r in found.routers] == [r.layer for r in known.routers]
-    for mine, theirs in zip(found.routers, known.routers, strict=True):
-        assert mine.rule.top_k == theirs.rule.top_k
-        for part in ("weight", "selection_bias", "logit_bias"):
-            np.testing.assert_equal(getattr(mine, part), getattr(theirs, part))
-
-
-def test_settings_that_are_not_there_are_not_named(tmp_path: Path) -> None:
+def test_settings_that_are_not_there_are_not_named(tmp_path):
     """Phrases about groups, scales, maps and capacity come from the config, not by heart."""
     found = suggest(_unknown("olmoe", tmp_path)[0])
     assert found is not None
@@ -200,7 +192,7 @@ def test_settings_that_are_not_there_are_not_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bias_that_may_be_either_is_not_called_one_of_logits(tmp_path: Path) -> None:
+def test_a_bias_that_may_be_either_is_not_called_one_of_logits(tmp_path):
     found = suggest(_unknown("deepseek_v4", tmp_path)[0])
     assert found is not None
     assert "--BIAS" in found.options

@@ -42,7 +42,7 @@ def _name_experts() -> set[str]:
     }
 
 
-def test_every_type_with_experts_has_a_family() -> None:
+def test_every_type_with_experts_has_a_family():
     by_day = _name_experts()
     unknown = {
         kind
@@ -54,12 +54,12 @@ def test_every_type_with_experts_has_a_family() -> None:
     assert unknown == NO_ROUTER.keys()
 
 
-def test_every_type_of_a_family_is_one_of_transformers() -> None:
+def test_every_type_of_a_family_is_one_of_transformers():
     types = {kind for name in OF_TRANSFORMERS for kind in load_family(name).model_types}
     assert types - CONFIG_MAPPING_NAMES.keys() == NOT_OF_TRANSFORMERS
 
 
-def test_the_source_of_a_family_is_there() -> None:
+def test_the_source_of_a_family_is_there():
     for name in OF_TRANSFORMERS:
         version, *classes = re.split(r", | (?=modeling_)", load_family(name).source)
         assert version == f"transformers {transformers.__version__}"
@@ -68,7 +68,7 @@ def test_the_source_of_a_family_is_there() -> None:
             assert f"class {kind}(" in path.read_text("utf-8"), name
 
 
-def test_the_source_names_the_routers_of_the_model() -> None:
+def test_the_source_names_the_routers_of_the_model():
     for name in (name for name in BY_DAY if not FAMILIES[name].language):
         model = model_of(name)
         family = family_of(model.config.model_type)
@@ -95,7 +95,7 @@ PARTS = {"of another family": "llava__mixtral", "of its own": "gemma4", "vision 
 
 
 @pytest.mark.parametrize("name", by_day(LOADED, PARTS))
-def test_a_part_alone_has_the_routers_that_it_has_in_the_whole(name: str, tmp_path: Path) -> None:
+def test_a_part_alone_has_the_routers_that_it_has_in_the_whole(name, tmp_path):
     for number, path in enumerate(_parts(name)):
         folder = tmp_path / str(number)
         model_of(name).get_submodule(path).save_pretrained(folder)
@@ -131,18 +131,18 @@ def _in_table(name: str, path: str, folder: Path, **text: Any) -> TensorStore:
     ("path", "name"),
     by_day(
         [(path, name) for path in TABLES for name in LOADED],
-        dict(zip(TABLES, zip(TABLES, ("olmoe", "gpt_oss", "deepseek_v3", "jetmoe")), strict=True)),
+        [*zip(TABLES, ("olmoe", "gpt_oss", "deepseek_v3", "jetmoe"), strict=True)],
     ),
 )
-def test_the_type_of_the_language_model_says_the_rule(path: str, name: str, tmp_path: Path) -> None:
-    bare, found = read(name), load_routers(_in_table(name, path, tmp_path))
-    assert [r.rule for r in found.routers] == [r.rule for r in bare.routers]
-    assert found.fingerprint == bare.fingerprint
-    assert found.num_expected == bare.num_expected
-    assert any("'never_seen' is not known: the rule is that of its " in n for n in found.notes)
+def test_the_type_of_the_language_model_says_the_rule(path, name, tmp_path):
+    bare, inside = read(name), load_routers(_in_table(name, path, tmp_path))
+    assert [r.rule for r in inside.routers] == [r.rule for r in bare.routers]
+    assert inside.fingerprint == bare.fingerprint
+    assert inside.num_expected == bare.num_expected
+    assert any("'never_seen' is not known: the rule is that of its " in n for n in inside.notes)
 
 
-def test_a_named_family_reads_the_table_of_the_language_model(tmp_path: Path) -> None:
+def test_a_named_family_reads_the_table_of_the_language_model(tmp_path):
     store = _in_table("qwen3_moe", "text_config", tmp_path, model_type=None)
     del store.config["num_experts_per_tok"]
     with pytest.raises(RouterError, match="'never_seen' is not known"):
@@ -155,16 +155,14 @@ def test_a_named_family_reads_the_table_of_the_language_model(tmp_path: Path) ->
     ("kind", "family"),
     [("qwen3_vl_moe_next", "qwen3_vl_moe"), ("deepseek_v5", "deepseek_v"), ("mixtrall", "mixtral")],
 )
-def test_an_unknown_type_names_families_of_a_similar_name(
-    kind: str, family: str, tmp_path: Path
-) -> None:
+def test_an_unknown_type_names_families_of_a_similar_name(kind, family, tmp_path):
     with pytest.raises(RouterError) as caught:
         load_routers(_in_table("qwen3_moe", "text_config", tmp_path, model_type=kind))
     assert f"(inside: {kind!r})" in caught.value.message
     assert f"--family {family}" in caught.value.hint
 
 
-def test_two_language_models_are_not_guessed_between(tmp_path: Path) -> None:
+def test_two_language_models_are_not_guessed_between(tmp_path):
     store = _in_table("qwen3_moe", "text_config", tmp_path)
     store.config["llm_config"] = {"model_type": "mixtral"}
     with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):

@@ -56,7 +56,6 @@ def mechanism(name: str) -> Hashable:
 
 
 def _plain(value: Any) -> Any:
-    """A part of a family's file without the names of keys and tensors."""
     if isinstance(value, Setting):
         return [bool(v) if f != "value" else v for f, v in vars(value).items() if f != "default"]
     if isinstance(value, Choice):
@@ -94,8 +93,6 @@ SHIFT_OF_BIAS = {"deepseek_v3__negbias": -2.0}
 
 @dataclass(frozen=True)
 class Router:
-    """A router of a model: where it is, and its module."""
-
     stack: str
     layer: int
     name: str
@@ -117,7 +114,6 @@ def saved(name: str) -> Path:
 
 @cache
 def read(name: str) -> RouterSet:
-    """The routers of that folder."""
     return load_routers(open_checkpoint(saved(name)))
 
 
