@@ -42,8 +42,6 @@ class Observed:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a router: its arguments and its result, as they were then."""
-
     inputs: torch.Tensor
     others: tuple[Any, ...]
     result: Any

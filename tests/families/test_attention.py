@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,11 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.geometry.gating import FIRST_QUERY
 from moegeom.geometry.value_output import product_spectra
 from moegeom.recorder.attention import AttentionRecorder
-from moegeom.router.attention.family import AttentionFamily, attention_families
-from moegeom.router.attention.tensors import (
-    AttentionTensors,
-    attention_layers,
-    recognise_attention,
-)
+from moegeom.router.attention.family import attention_families
+from moegeom.router.attention.tensors import AttentionTensors, attention_layers, recognise_attention
 from moegeom.studies.attention.on_tokens import layer_on_tokens
-from moegeom.tokens.attention_record import AttentionRecord, read_attention_record
+from moegeom.tokens.attention_record import AttentionRecord, LayerSums, read_attention_record
+from tests.by_day import by_day
 from tests.families.attention_models import ATTENTION, attention_model
 from tests.families.observed import FIRST_ORDINARY, VOCABULARY
 from tests.families.tiny_models import repeatable
@@ -52,63 +48,69 @@ def test_every_family_has_a_model():
     assert set(attention_families()) == {name.partition("__")[0] for name in ATTENTION}
 
 
-@dataclass(frozen=True, eq=False)
-class Passed:
-    """A family, its layers in the saved file, what one pass showed, and what was recorded of it."""
+MECHANISMS = {
+    "a gate of each channel": "afmoe",
+    "of the compressed query": "axk2",
+    "of each head": "bailing_hybrid",
+    "with a bias": "beam",
+    "sinks, and no products": "deepseek_v4",
+    "sinks": "gpt_oss",
+    "heads of a share of the width": "granite_swa",
+    "two stacks": "hrm_text",
+    "gates and sinks": "hy_v4",
+    "sinks of a projection, heads of two widths": "inkling2__widths",
+    "softplus": "laguna",
+    "softplus of each channel": "laguna__channels",
+    "neither": "lfm3__without",
+    "of normed heads": "muse_spark",
+    "in the rows of the query, with a bias": "qwen3_next__bias",
+}
 
-    name: str
-    family: AttentionFamily
-    layers: dict[str, AttentionTensors]
-    seen: dict[str, dict[str, Any]]
-    record: AttentionRecord | None
 
-
-@pytest.fixture(scope="module", params=ATTENTION)
-def passed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Passed:
-    name, folder = request.param, tmp_path_factory.mktemp("attention")
+@pytest.mark.parametrize("name", by_day(ATTENTION, MECHANISMS))
+def test_gates_sinks_products_and_what_is_recorded_are_those_of_transformers(name, tmp_path):
     model = attention_model(name)
-    model.save_pretrained(folder / "model")
-    store = open_checkpoint(folder / "model")
+    model.save_pretrained(tmp_path / "model")
+    store = open_checkpoint(tmp_path / "model")
     family = recognise_attention(store.config)
-    assert family is not None
+    assert family is not None and family.name == name.partition("__")[0]
     layers = {layer.name: layer for layer in attention_layers(store, family)}
-    if not any(layer.gate or layer.sinks for layer in layers.values()):
-        return Passed(name, family, layers, _seen(model), None)
-    with AttentionRecorder(model, folder / "rec", checkpoint=folder / "model") as recorder:
-        seen = _seen(model, recorder)
-    return Passed(name, family, layers, seen, read_attention_record(folder / "rec"))
+    recorded = {n for n, layer in layers.items() if layer.gate or layer.sinks}
+    assert bool(recorded) == ("without" not in name)
+    if recorded:
+        with AttentionRecorder(model, tmp_path / "rec", checkpoint=tmp_path / "model") as recorder:
+            passed = _seen(model, recorder)
+    else:
+        passed = _seen(model)
+    assert layers.keys() == passed.keys()
+    for place, layer in layers.items():
+        _check_gate(name, layer, passed[place])
+        _check_sinks(layer, passed[place])
+        _check_products(layer, passed[place]["module"])
+    if recorded:
+        record = read_attention_record(tmp_path / "rec")
+        assert {layer.name for layer in record.layers} == recorded
+        for sums in record.layers:
+            _check_sums(name, sums, record, layers[sums.name], passed[sums.name])
 
 
-def test_gates_sinks_and_products_are_those_of_transformers(passed: Passed):
-    name = passed.name
-    assert passed.family.name == name.partition("__")[0]
-    assert passed.layers.keys() == passed.seen.keys()
-    has_any = any(layer.gate or layer.sinks for layer in passed.layers.values())
-    assert has_any == ("without" not in name)
-    for place, layer in passed.layers.items():
-        _check_gate(name, layer, passed.seen[place])
-        _check_sinks(layer, passed.seen[place])
-        _check_products(layer, passed.seen[place]["module"])
-
-
-def test_what_is_recorded_is_what_gates_and_attention_of_transformers_add_up_to(passed: Passed):
-    if passed.record is None:
-        assert "without" in passed.name
-        return
-    recorded = {layer.name for layer in passed.record.layers}
-    assert recorded == {n for n, layer in passed.layers.items() if layer.gate or layer.sinks}
-    for sums in passed.record.layers:
-        layer, seen = passed.layers[sums.name], passed.seen[sums.name]
-        assert sums.tokens.sum() == seen["calls"] * TOKENS
-        if seen["calls"] > 1:
-            continue  # what was seen is the last call
-        found = layer_on_tokens(layer, passed.record)
-        assert found is not None
-        theirs = _definitions(passed.name, layer, seen)
-        assert found.heads[0].keys() - NOT_DEFINED == theirs.keys()
-        for figure, values in theirs.items():
-            ours = [head[figure] for head in found.heads]
-            np.testing.assert_allclose(ours, values, rtol=1e-5, atol=2e-6, err_msg=figure)
+def _check_sums(
+    name: str,
+    sums: LayerSums,
+    record: AttentionRecord,
+    layer: AttentionTensors,
+    seen: dict[str, Any],
+) -> None:
+    assert sums.tokens.sum() == seen["calls"] * TOKENS
+    if seen["calls"] > 1:
+        return  # what was seen is the last call
+    figures = layer_on_tokens(layer, record)
+    assert figures is not None
+    theirs = _definitions(name, layer, seen)
+    assert figures.heads[0].keys() - NOT_DEFINED == theirs.keys()
+    for figure, values in theirs.items():
+        ours = [head[figure] for head in figures.heads]
+        np.testing.assert_allclose(ours, values, rtol=1e-5, atol=2e-6, err_msg=figure)
 
 
 #: Figures without a counterpart in transformers: of random rows, and from histograms.
@@ -119,7 +121,6 @@ NOT_DEFINED = {
 
 
 def _definitions(name: str, layer: AttentionTensors, seen: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Each figure of each head, written out."""
     found: dict[str, np.ndarray] = {}
     weights = seen["weights"].double().numpy()
     gates = None
@@ -207,7 +208,6 @@ def _check_sinks(layer: AttentionTensors, seen: dict[str, Any]) -> None:
 
 
 def _check_products(layer: AttentionTensors, module: Any) -> None:
-    """Singular values of each head are those of the product written out."""
     if layer.value is None:
         assert layer.family.no_products
         return
@@ -225,7 +225,6 @@ def _check_products(layer: AttentionTensors, module: Any) -> None:
 
 
 def _value(module: Any, head: int, number: int, width: int) -> np.ndarray:
-    """The matrix of the values of a head, as its module uses it."""
     if hasattr(module, "kv_b_proj"):
         matrix = module.kv_b_proj.weight.view(number, -1, module.kv_lora_rank)[head, -width:]
         latent = module.kv_a_proj_with_mqa.weight[: module.kv_lora_rank]
@@ -237,7 +236,6 @@ def _value(module: Any, head: int, number: int, width: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------------- one pass
 def _seen(model: Any, recorder: AttentionRecorder | None = None) -> dict[str, dict[str, Any]]:
-    """What passes through each attention layer with an output matrix, by its name."""
     found: dict[str, dict[str, Any]] = {}
     with repeatable("attention"), _watched(model, found):
         ids = torch.randint(FIRST_ORDINARY, VOCABULARY, (2, TOKENS // 2))

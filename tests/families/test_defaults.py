@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassError
@@ -28,13 +28,13 @@ from moegeom.router.family_file import family_of
 from moegeom.router.load import load_routers
 from moegeom.router.rule import build_norm, build_rule, expected_layers
 from moegeom.router.settings import Settings
+from tests.by_day import by_day
 from tests.families import tiny_models
-from tests.families.by_day import some_by_day
 from tests.families.observed import observe
-from tests.families.test_families_against_transformers import OWN_NORM, routed
+from tests.families.test_families_against_transformers import assert_same_choices, by_place
 from tests.families.tiny_configs import tiny_config
 from tests.families.tiny_families import FAMILIES
-from tests.families.tiny_models import NAMES
+from tests.families.tiny_models import BY_DAY, saved
 
 #: Enough experts for the group masks that the classes have by default.
 EXPERTS = 32
@@ -42,9 +42,6 @@ _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_expe
 
 #: The tensors say these.
 _OF_SHAPES = {"num_experts", "hidden_size", "num_shared", "layers.count", "mtp_from"}
-
-#: Families that are not loaded.
-_LISTED = {"doge", "zaya", "zaya__skip"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ def _widened(config: Any) -> Any:
 
 
 def _keys(record: Any, path: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every setting of a stack that names keys, by its path."""
     for item in fields(record):
         value, here = getattr(record, item.name), f"{path}{item.name}"
         if isinstance(value, Setting | Choice) and value.keys:
@@ -103,11 +99,15 @@ def _without(
     return reduced if was_there else None
 
 
+#: Nobody changes these.
+_config = cache(tiny_config)
+
+
 @cache
 def _cases(name: str) -> tuple[Case, ...]:
-    family = family_of(tiny_config(name).model_type)
+    family = family_of(_config(name).model_type)
     assert family is not None
-    whole = _widened(tiny_config(name).to_dict())
+    whole = _widened(_config(name).to_dict())
     return tuple(
         Case(name, f"{stack.name}{stack.slot}", what, reduced)
         for stack in family.stacks
@@ -118,12 +118,12 @@ def _cases(name: str) -> tuple[Case, ...]:
 
 
 #: A composite around the language model of another family has that family's cases.
-LOADED = [name for name in NAMES if name not in _LISTED and not FAMILIES[name].language]
+LOADED = [name for name in tiny_models.LOADED if not FAMILIES[name].language]
 
 
 def _completed(case: Case) -> transformers.PreTrainedConfig | None:
     """The config as the library fills it in; None where it refuses to."""
-    config_class = type(tiny_config(case.name))
+    config_class = type(_config(case.name))
     try:
         return config_class.from_dict(copy.deepcopy(dict(case.reduced)))
     except (ValueError, StrictDataclassError):
@@ -144,15 +144,14 @@ def _said(spec: StackSpec, config: Mapping[str, Any], roots: tuple[str, ...]) ->
 
 
 def _spec(case: Case) -> tuple[StackSpec, tuple[str, ...]]:
-    """The stack of a case, and where it reads its config."""
     family = family_of(case.reduced["model_type"])
     assert family is not None
     spec = next(s for s in family.stacks if f"{s.name}{s.slot}" == case.stack)
     return spec, spec.config_roots or family.config_roots
 
 
-@pytest.mark.parametrize("name", LOADED)
-def test_an_absent_key_means_what_the_library_takes_or_is_an_error(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in BY_DAY if name in LOADED])
+def test_an_absent_key_means_what_the_library_takes_or_is_an_error(name):
     assert _cases(name)
     for case in _cases(name):
         completed = _completed(case)
@@ -174,17 +173,26 @@ def _changes_the_rule(case: Case) -> bool:
         return False
     spec, roots = _spec(case)
     mine = _said(spec, case.reduced, roots)
-    tiny = _said(spec, _widened(tiny_config(case.name).to_dict()), roots)
+    tiny = _said(spec, _widened(_config(case.name).to_dict()), roots)
     return not isinstance(mine, str) and mine[0] != tiny[0]
 
 
-@pytest.mark.parametrize("name", some_by_day(LOADED))
-def test_the_library_chooses_the_same_sets_without_the_key(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed = [case for case in _cases(name) if _changes_the_rule(case)]
-    for number, case in enumerate(changed):
-        _check_choices(case, tmp_path / str(number), monkeypatch)
+#: By the step whose default differs from that of the tiny model.
+STEPS = {
+    "groups": "deepseek_v3",
+    "groups of another kind": "deepseek_v2__groups",
+    "renormalising": "qwen2_moe",
+    "a factor of the weights": "deepseek_v4",
+    "a bias of the choice": "lfm2_moe__nobias",
+    "a bias of the logits": "switch_transformers__bias_nocap",
+    "capacity": "switch_transformers",
+}
+
+
+@pytest.mark.parametrize("name", by_day(LOADED, STEPS))
+def test_the_library_chooses_the_same_sets_without_the_key(name, tmp_path, monkeypatch):
+    for case in filter(_changes_the_rule, _cases(name)):
+        _check_choices(case, tmp_path / case.what, monkeypatch)
 
 
 def _check_choices(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +200,7 @@ def _check_choices(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     model = tiny_models.build(case.name)
     monkeypatch.undo()
     try:
-        observed = observe(model, case.name)
+        observe(model, case.name)
     except (RuntimeError, TypeError) as error:
         # one group of which two are kept: the library does not run what its class makes
         assert case.what.startswith("groups"), error
@@ -200,78 +208,76 @@ def _check_choices(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     model.save_pretrained(folder)
     spec, roots = _spec(case)
     file = folder / "config.json"
-    saved = _without(json.loads(file.read_text()), roots, _taken(spec)[case.what])
-    file.write_text(json.dumps(saved))
-    found = load_routers(open_checkpoint(folder))
-    routers = {(router.slot or router.stack, router.layer): router for router in found.routers}
-    for seen in observed:
-        router = routers.get((seen.stack, seen.layer))
-        if router is None:
-            continue  # looked up by token id, or shared with another stack
-        mine, weights = routed(router, seen.inputs, case.name in OWN_NORM)
-        is_tied = np.minimum(mine.margin, mine.group_margin) < 1e-5
-        same = (np.sort(mine.chosen) == np.sort(seen.chosen)).all(axis=1)
-        kept = (seen.chosen >= 0).all(axis=1)  # an expert that was full dropped none of them
-        np.testing.assert_array_equal(same | is_tied | ~kept, True)
-        order = np.argsort(mine.chosen), np.argsort(seen.chosen)
-        np.testing.assert_allclose(
-            np.take_along_axis(weights, order[0], 1)[same & kept],
-            np.take_along_axis(seen.weights, order[1], 1)[same & kept],
-            rtol=1e-5,
-            atol=1e-6,
-        )
+    file.write_text(
+        json.dumps(_without(json.loads(file.read_text()), roots, _taken(spec)[case.what]))
+    )
+    assert_same_choices(by_place(load_routers(open_checkpoint(folder))), model, case.name)
 
 
-def _changed(folder: Path, **changes: Any) -> RouterSet:
-    """The routers of a checkpoint with another config; ``absent`` takes a key away."""
+def _changed(name: str, folder: Path, **changes: Any) -> RouterSet:
+    """The routers of a family's checkpoint with another config; ``absent`` takes a key away."""
+    shutil.copytree(saved(name), folder, dirs_exist_ok=True)
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: v for key, v in config.items() if v != "absent"}))
     return load_routers(open_checkpoint(folder))
 
 
-def test_an_assumed_factor_stands_in_the_notes(tmp_path: Path) -> None:
-    tiny_models.build("glm4_moe_lite").save_pretrained(tmp_path)
-    assert _changed(tmp_path).notes == ()
-    (note,) = _changed(tmp_path, routed_scaling_factor="absent").notes
-    assert "the defaults of transformers 5.23.0: 'routed_scaling_factor' 1.8." in note
+#: What is noted of a config: its family, the config, and words of the note.
+NOTED = {
+    "a factor": (
+        "glm4_moe_lite",
+        {"routed_scaling_factor": "absent"},
+        "the defaults of transformers 5.23.0: 'routed_scaling_factor' 1.8.",
+    ),
+    "no groups": (
+        "deepseek_v3",
+        {"n_group": None, "topk_group": None},
+        "'n_group' is null, no group mask is assumed",
+    ),
+    **{
+        f"half precision of {name}": (
+            name,
+            {"router_dtype": "bfloat16"},
+            "computed in bfloat16 (router_dtype)",
+        )
+        for name in ("switch_transformers", "nllb_moe")
+    },
+}
 
 
-def test_groups_that_the_config_does_not_give_are_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide = type(tiny_config("deepseek_v3")).from_dict(
-        _widened(tiny_config("deepseek_v3").to_dict())
-    )
+@pytest.mark.parametrize("what", NOTED)
+def test_what_is_assumed_of_a_config_stands_in_the_notes(what, tmp_path):
+    name, config, words = NOTED[what]
+    assert tiny_models.read(name).notes == ()
+    routers = _changed(name, tmp_path, **config)
+    (note,) = routers.notes
+    assert words in note
+    assert what != "no groups" or routers.routers[0].rule.groups is None
+
+
+def test_groups_that_the_config_does_not_give_are_stated(tmp_path, monkeypatch):
+    plain = tiny_config("deepseek_v3")
+    wide = type(plain).from_dict(_widened(plain.to_dict()))
     monkeypatch.setattr(tiny_models, "tiny_config", lambda _: wide)
-    tiny_models.build("deepseek_v3").save_pretrained(tmp_path)
-    found = _changed(tmp_path, n_group="absent", topk_group="absent")
-    groups = found.routers[0].rule.groups
+    tiny_models.build("deepseek_v3").save_pretrained(tmp_path / "wide")
+    monkeypatch.setattr("tests.families.test_defaults.saved", lambda _: tmp_path / "wide")
+    read = _changed("deepseek_v3", tmp_path, n_group="absent", topk_group="absent")
+    groups = read.routers[0].rule.groups
     assert groups is not None
     assert (groups.num_groups, groups.num_kept) == (8, 4)
-    (note,) = [note for note in found.notes if "assumed" in note]
+    (note,) = [note for note in read.notes if "assumed" in note]
     assert "the defaults of transformers 5.23.0: 'n_group' 8, 'topk_group' 4." in note
 
 
-def test_groups_that_the_config_calls_null_are_none_and_that_is_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_models.build("deepseek_v3").save_pretrained(tmp_path)
-    found = _changed(tmp_path, n_group=None, topk_group=None)
-    assert found.routers[0].rule.groups is None
-    (note,) = [note for note in found.notes if "assumed" in note]
-    assert "'n_group' is null, no group mask is assumed" in note
-
-
 @pytest.mark.parametrize("policy", ["sampling", "random"])
-def test_routers_of_nllb_that_draw_lots_are_listed(policy: str, tmp_path: Path) -> None:
-    tiny_models.build("nllb_moe").save_pretrained(tmp_path)
-    assert len(_changed(tmp_path, second_expert_policy="all").routers) == 4
+def test_routers_of_nllb_that_draw_lots_are_listed(policy, tmp_path):
+    assert len(_changed("nllb_moe", tmp_path, second_expert_policy="all").routers) == 4
     with pytest.raises(RouterError, match="its second expert is dr(awn|opped) at random"):
-        _changed(tmp_path, second_expert_policy=policy)
+        _changed("nllb_moe", tmp_path, second_expert_policy=policy)
 
 
-def test_phimoe_chooses_two_whatever_its_config_says(tmp_path: Path) -> None:
+def test_phimoe_chooses_two_whatever_its_config_says(tmp_path):
     """The library goes twice through its experts; another number is refused."""
     config = tiny_config("phimoe")
     config.num_experts_per_tok = 3
@@ -281,11 +287,3 @@ def test_phimoe_chooses_two_whatever_its_config_says(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.raises(RouterError, match="'num_experts_per_tok' is '3'; the rule of family"):
         load_routers(open_checkpoint(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe"])
-def test_scores_in_half_precision_stand_in_the_notes(name: str, tmp_path: Path) -> None:
-    tiny_models.build(name).save_pretrained(tmp_path)
-    assert _changed(tmp_path).notes == ()
-    (note,) = _changed(tmp_path, router_dtype="bfloat16").notes
-    assert "computed in bfloat16 (router_dtype)" in note

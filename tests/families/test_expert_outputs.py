@@ -7,7 +7,7 @@ computes routed and shared outputs of random inputs; the block of the model gets
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,31 @@ import pytest
 import torch
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.router.expert_functions import open_expert_functions
-from moegeom.router.family import ExpertsSpec
-from moegeom.router.family_file import families, family_of
-from moegeom.router.load import load_routers
+from moegeom.router.family_file import families
 from moegeom.router.shared_experts import open_shared_experts
-from tests.families.test_families_against_transformers import (
+from tests.by_day import by_day
+from tests.families.test_families_against_transformers import families_of, routed
+from tests.families.tiny_models import (
+    BY_DAY,
     LISTED,
     LOADED,
     OWN_NORM,
-    _types,
     model_of,
-    routed,
+    read,
+    repeatable,
+    routers_of,
+    saved,
 )
-from tests.families.tiny_configs import tiny_config
-from tests.families.tiny_models import repeatable, routers_of
 
 TOKENS, HIDDEN = 96, 64
 
 #: Experts whose outputs do not follow from the router input, and shared experts that are not read,
 #: by family, with the words of the refusal.
 REFUSED = {("jetmoe", "attention"): "attention, which mixes tokens"}
-SHARED_REFUSED = {
-    "inkling": "weighted by the router",
-    "inkling_text": "weighted by the router",
-}
+SHARED_REFUSED = {"inkling": "weighted by the router", "inkling_text": "weighted by the router"}
 
 #: Shared experts are halved with the routed ones where the strategy is to average.
 HALVED = {"cohere2_moe__sigmoid"}
@@ -110,7 +107,6 @@ def near(mine: np.ndarray, theirs: torch.Tensor) -> None:
 
 
 def shared_of(model: Any, path: str, name: str, y: torch.Tensor) -> torch.Tensor | None:
-    """What the shared experts of the layer of a router add."""
     layer = re.match(r"(?:.*\.)?(?:layers|blocks|block)\.\d+\.", path)
     assert layer
     modules = dict(model.named_modules())
@@ -123,43 +119,35 @@ def shared_of(model: Any, path: str, name: str, y: torch.Tensor) -> torch.Tensor
     return out.reshape(TOKENS, HIDDEN) * (0.5 if name in HALVED else 1.0)
 
 
-def opened(name: str, folder: Path) -> tuple[TensorStore, list[tuple[Any, Router]]]:
+def opened(name: str) -> list[tuple[Any, Router]]:
     """The last router of every stack: where it is in the model, and as it is read."""
-    model_of(name).save_pretrained(folder)
-    store = open_checkpoint(folder)
-    read = {(r.slot or r.stack, r.layer): r for r in load_routers(store).routers}
-    read |= {("text", r.layer): r for r in read.values() if r.slot == "mlp"}
+    routers = {(r.slot or r.stack, r.layer): r for r in read(name).routers}
+    routers |= {("text", r.layer): r for r in routers.values() if r.slot == "mlp"}
     last = {place.stack: place for place in routers_of(model_of(name), name)}
     stacks = {"encoder": "decoder"} if name == "diffusion_gemma" else {}
-    return store, [
-        (place, read[stacks.get(place.stack, place.stack), place.layer]) for place in last.values()
+    return [
+        (place, routers[stacks.get(place.stack, place.stack), place.layer])
+        for place in last.values()
     ]
 
 
-def _has_own_words(name: str) -> bool:
-    """Whether a file of a family that the name names says something of its experts.
-
-    By the name alone: a configuration takes the module of the model, and this is asked of all.
-    """
-    families = [family for part in name.split("__") if (family := family_of(part)) is not None]
-    return (
-        name in OWN
-        or not families
-        or any(s.experts != ExpertsSpec() for family in families for s in family.stacks)
-    )
-
-
-def _some_by_day() -> list[Any]:
-    """Those whose files say nothing of experts are all alike."""
-    rare = pytest.mark.one_in(8)
-    return [n if _has_own_words(n) else pytest.param(n, marks=rare) for n in LOADED]
+#: Ways to lay out experts that files of families say nothing of: names and shapes do.
+LAYOUTS = {
+    "gate_proj, up_proj, down_proj of each expert": "olmoe",
+    "w1, w3, w2 of each expert": "mixtral",
+    "one transposed matrix of two halves": "llama4_text",
+    "the same with biases, cut off": "openai_privacy_filter",
+    "fc1 and fc2 of all experts, transposed": "aria_text",
+    "input_linear and output_linear of all experts": "granitemoe",
+    "shared experts outside of the block": "granitemoeshared",
+    "a number that gates the shared expert": "qwen2_moe",
+}
 
 
-@pytest.mark.parametrize("name", _some_by_day())
-def test_experts_of_a_file_give_what_the_block_gives(name: str, tmp_path: Path) -> None:
-    model, y = model_of(name), inputs_of(name)
-    store, places = opened(name, tmp_path)
-    for place, router in places:
+@pytest.mark.parametrize("name", by_day(LOADED, {*BY_DAY, *LAYOUTS.values()}))
+def test_experts_of_a_file_give_what_the_block_gives(name):
+    model, y, store = model_of(name), inputs_of(name), open_checkpoint(saved(name))
+    for place, router in opened(name):
         if reason := REFUSED.get((name, router.slot)):
             with pytest.raises(RouterError, match=reason):
                 open_expert_functions(store, router)
@@ -172,7 +160,9 @@ def test_experts_of_a_file_give_what_the_block_gives(name: str, tmp_path: Path) 
             assert router.gain is not None
             scale = np.sqrt((inputs**2).mean(axis=1, keepdims=True) + router.norm.eps)
             inputs = inputs / scale * router.gain
-        experts = open_expert_functions(store, router)
+        experts, before = open_expert_functions(store, router), store.bytes_read
+        experts.tensors.read(0)
+        assert store.bytes_read - before == experts.bytes_of([0]) > 0
         with torch.no_grad():
             own = OWN.get(name)
             if own is None:
@@ -187,24 +177,16 @@ def test_experts_of_a_file_give_what_the_block_gives(name: str, tmp_path: Path) 
                 with pytest.raises(RouterError, match=reason):
                     open_shared_experts(store, router)
                 continue
-            of_model, shared = (
-                shared_of(model, place.name, name, y),
-                open_shared_experts(store, router),
-            )
+            of_model = shared_of(model, place.name, name, y)
+            shared = open_shared_experts(store, router)
             assert (of_model is None) == (shared is None)
             if of_model is not None and shared is not None:
                 near(shared.apply(inputs), of_model)
 
 
-def _families_of(names: Iterable[str]) -> set[str]:
-    """Families that these models are of, their parts included."""
-    types = set().union(*(_types(tiny_config(name).to_dict()) for name in names))
-    return {family.name for kind in types if (family := family_of(kind)) is not None}
-
-
-def test_the_page_counts_every_family_once() -> None:
-    held = _families_of(LOADED)
-    listed = _families_of(LISTED) - held
+def test_the_page_counts_every_family_once():
+    held = families_of(LOADED)
+    listed = families_of(LISTED) - held
     gguf = {name for name in families() if name.startswith("gguf_")}
     others = set(families()) - held - listed - gguf
     page = (Path(__file__).resolve().parents[2] / "docs/outputs.md").read_text("utf-8")

@@ -7,10 +7,9 @@ are, so that the same family, rule and numbers must come back from there.
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,59 +20,61 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router, RouterSet
 from moegeom.router.family_file import families, load_family
 from moegeom.router.load import load_routers
-from tests.families.tiny_models import build
+from tests.by_day import by_day
+from tests.families.tiny_models import read, saved
 
 #: Where the released checkpoints, or the patterns that transformers ignores, have the modules.
 MODULES = {
+    **dict.fromkeys(("exaone_moe", "mellum", "minimax_m3_vl", "qwen3_5_moe"), "mtp.layers.0."),
+    **dict.fromkeys(("qwen3_next", "qwen4_exp"), "mtp.layers.0."),
+    **dict.fromkeys(("dots3_note", "mimo_v2_flash"), "model.mtp.layers.0."),
     "deepseek_v4": "mtp.0.",
-    "dots3_note": "model.mtp.layers.0.",
     "ernie4_5_moe": "model.mtp_block.0.",
-    "exaone_moe": "mtp.layers.0.",
     "hy_v4": "model.mtp_layers.0.",
     "inkling": "model.mtp.layers.0.transformer_block.",
     "longcat_flash": "model.mtp.layers.0.transformer_layer.",
-    "mellum": "mtp.layers.0.",
-    "mimo_v2_flash": "model.mtp.layers.0.",
-    "minimax_m3_vl": "mtp.layers.0.",
     "nemo_speechlm": "llm.mtp.layers.1.",
     "nemotron_h": "mtp.layers.1.",
     "nemotron_h_omni": "language_model.mtp.layers.1.",
-    "qwen3_5_moe": "mtp.layers.0.",
-    "qwen3_next": "mtp.layers.0.",
-    "qwen4_exp": "mtp.layers.0.",
+}
+
+BY_PLACE = {
+    "beside the layers": "deepseek_v4",
+    "below the model": "ernie4_5_moe",
+    "a part of a module": "longcat_flash",
+    "a later layer, of a part": "nemo_speechlm",
+    "a norm in front": "qwen3_next",
 }
 
 
-@cache
-def _model_of(name: str) -> Any:
-    return build(name)
+def _with_module(name: str, folder: Path, **others: torch.Tensor | None) -> Router:
+    """A model one of whose layers is also there as a module; the router of that layer.
 
-
-def _loaded(folder: Path) -> RouterSet:
-    return load_routers(open_checkpoint(folder))
-
-
-def _with_module(name: str, folder: Path) -> tuple[RouterSet, Router]:
-    """The routers of a model one of whose layers is also there as a module, and that layer's."""
-    _model_of(name).save_pretrained(folder)
-    before = _loaded(folder)
-    router = [r for r in before.routers if r.stack == "text"][-1]
-    head, found, _ = router.provenance.tensors[0].rpartition(f"layers.{router.layer}.")
+    ``others`` are tensors of the module beside those of the layer, or None in the place of one.
+    """
+    shutil.copytree(saved(name), folder, dirs_exist_ok=True)
+    router = [r for r in read(name).routers if r.stack == "text"][-1]
+    head, layer, _ = router.provenance.tensors[0].rpartition(f"layers.{router.layer}.")
     file = folder / "model.safetensors"
-    tensors = load_file(file)
-    copies = {
-        key.replace(head + found, MODULES[name]): tensor.clone()
-        for key, tensor in tensors.items()
-        if key.startswith(head + found)
+    tensors: dict[str, torch.Tensor | None] = dict(load_file(file))
+    tensors |= {
+        key.replace(head + layer, MODULES[name]): tensor.clone()
+        for key, tensor in load_file(file).items()
+        if key.startswith(head + layer)
     }
-    save_file(tensors | copies, file)
-    return before, router
+    tensors |= {MODULES[name] + key: tensor for key, tensor in others.items()}
+    save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, file)
+    return router
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_holds_the_router_that_its_layer_has(name: str, tmp_path: Path) -> None:
-    before, own = _with_module(name, tmp_path)
-    after = _loaded(tmp_path)
+def _names(routers: RouterSet) -> list[str]:
+    return [router.name for router in routers.routers]
+
+
+@pytest.mark.parametrize("name", by_day(MODULES, BY_PLACE))
+def test_a_module_holds_the_router_that_its_layer_has(name, tmp_path):
+    before, own = read(name), _with_module(name, tmp_path)
+    after = load_routers(open_checkpoint(tmp_path))
     number = int(re.findall("[0-9]+", MODULES[name])[0])
     (module,) = [r for r in after.routers if r.stack == "mtp"]
     assert (module.name, module.layer) == (f"mtp/{number}", number)
@@ -83,21 +84,17 @@ def test_a_module_holds_the_router_that_its_layer_has(name: str, tmp_path: Path)
     if own.norm is not None:
         assert module.norm is not None
         assert replace(module.norm, tensor=own.norm.tensor) == own.norm
-    assert [r.name for r in after.routers if r.stack != "mtp"] == [r.name for r in before.routers]
+    assert [name for name in _names(after) if name != module.name] == _names(before)
     assert after.skipped == before.skipped
     assert after.layer_notes == before.layer_notes
     if before.num_expected is not None:
         assert after.num_expected == before.num_expected + 1
 
 
-def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path: Path) -> None:
-    before, _ = _with_module("qwen3_next", tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["mtp.layers.0.post_attention_layernorm.weight"]
-    save_file(tensors, file)
-    after = _loaded(tmp_path)
-    assert [r.name for r in after.routers] == [r.name for r in before.routers]
+def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path):
+    _with_module("qwen3_next", tmp_path, **{"post_attention_layernorm.weight": None})
+    after = load_routers(open_checkpoint(tmp_path))
+    assert _names(after) == _names(read("qwen3_next"))
     (skipped,) = after.skipped
     assert skipped.tensor == "mtp.layers.0.mlp.gate.weight"
     assert skipped.reason == (
@@ -106,25 +103,22 @@ def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path: P
     )
 
 
-def test_layers_chooses_modules_by_their_own_number(tmp_path: Path) -> None:
+def test_layers_chooses_modules_by_their_own_number(tmp_path):
     _with_module("qwen3_next", tmp_path)
-    found = load_routers(open_checkpoint(tmp_path), layers="0")
-    assert [r.name for r in found.routers] == ["text/0", "mtp/0"]
-    assert found.num_expected == 2
+    chosen = load_routers(open_checkpoint(tmp_path), layers="0")
+    assert _names(chosen) == ["text/0", "mtp/0"]
+    assert chosen.num_expected == 2
 
 
-def test_a_module_that_is_no_experts_layer_is_no_router(tmp_path: Path) -> None:
-    _with_module("qwen3_next", tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["mtp.layers.0.mlp.gate.weight"]
-    save_file(tensors | {"mtp.layers.0.mlp.gate_proj.weight": torch.ones(4, 64)}, file)
-    found = _loaded(tmp_path)
-    assert {r.stack for r in found.routers} == {"text"}
-    assert found.skipped == ()
+def test_a_module_that_is_no_experts_layer_is_no_router(tmp_path):
+    dense = {"mlp.gate.weight": None, "mlp.gate_proj.weight": torch.ones(4, 64)}
+    _with_module("qwen3_next", tmp_path, **dense)
+    loaded = load_routers(open_checkpoint(tmp_path))
+    assert {r.stack for r in loaded.routers} == {"text"}
+    assert loaded.skipped == ()
 
 
-def test_every_family_with_modules_is_tested() -> None:
+def test_every_family_with_modules_is_tested():
     named = {n for n in families() if any(stack.mtp_layers for stack in load_family(n).stacks)}
     # the text type of dots3_note has the modules of the whole
     assert named == {*MODULES, "dots3_note_text"}

@@ -100,8 +100,6 @@ GATES = {
 
 
 class _Recorded(ArraySource):
-    """Values of one router in memory, of any stage."""
-
     def __init__(self, router: Router, stage: Stage, values: np.ndarray) -> None:
         super().__init__({router.name: values})
         self._stage: Stage = stage
@@ -136,104 +134,73 @@ def _inputs() -> torch.Tensor:
 
 
 def _exact(gate: Gate, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
-    """The gate in float64, of the float32 numbers that are stored."""
     return gate.logits({part: tensor.double() for part, tensor in tensors.items()}, x.double())
 
 
+def _case(name: str, folder: Path, temperature: float = 2.0, size: float = 1.0) -> tuple[Any, ...]:
+    gate, x = GATES[name], _inputs() * size
+    tensors = _tensors(gate, temperature)
+    router = _loaded(gate, tensors, folder)
+    return gate, tensors, x, router, _measured(router, "router_input", x.numpy())
+
+
 @pytest.mark.parametrize("name", GATES)
-def test_choices_and_weights_are_those_of_the_gate(name: str, tmp_path: Path) -> None:
-    gate = GATES[name]
-    tensors, x = _tensors(gate), _inputs()
-    router = _loaded(gate, tensors, tmp_path)
-    assert (router.stack, router.rule.top_k, router.rule.is_affine) == (
-        gate.stack,
-        gate.top_k,
-        True,
-    )
-    found = _measured(router, "router_input", x.numpy())
-    probabilities = torch.softmax(gate.logits(tensors, x), dim=1)
-    weights, chosen = probabilities.topk(gate.top_k)
+def test_choices_weights_margin_entropy_and_z_are_those_of_the_gate(name, tmp_path):
+    gate, tensors, x, router, batch = _case(name, tmp_path)
+    k = gate.top_k
+    assert (router.stack, router.rule.top_k, router.rule.is_affine) == (gate.stack, k, True)
+    weights, chosen = torch.softmax(gate.logits(tensors, x), dim=1).topk(k)
     if gate.renormalises():
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1.1920929e-07)
-    assert found.margin is not None
-    assert found.float_bound is not None
-    is_clear = found.margin > found.float_bound
+    is_clear = batch.margin > batch.float_bound
     assert is_clear.mean() > 0.98
-    np.testing.assert_array_equal(found.chosen[is_clear], chosen.numpy()[is_clear])
-    assert found.weights is not None
-    np.testing.assert_allclose(found.weights[is_clear], weights.numpy()[is_clear], rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", GATES)
-def test_margin_entropy_and_z_are_those_of_the_logits_of_the_gate(
-    name: str, tmp_path: Path
-) -> None:
-    gate = GATES[name]
-    tensors, x = _tensors(gate), _inputs()
-    found = _measured(_loaded(gate, tensors, tmp_path), "router_input", x.numpy())
+    np.testing.assert_array_equal(batch.chosen[is_clear], chosen.numpy()[is_clear])
+    np.testing.assert_allclose(batch.weights[is_clear], weights.numpy()[is_clear], rtol=1e-5)
     logits = _exact(gate, tensors, x)
     ordered = logits.sort(dim=1, descending=True).values
     log_p = torch.log_softmax(logits, dim=1)
-    k = gate.top_k
     for mine, theirs in (
-        (found.margin, ordered[:, k - 1] - ordered[:, k]),
-        (found.selection, logits),
-        (found.log_sum_exp, torch.logsumexp(logits, dim=1)),
-        (found.entropy, -(log_p.exp() * log_p).sum(dim=1)),
+        (batch.margin, ordered[:, k - 1] - ordered[:, k]),
+        (batch.selection, logits),
+        (batch.log_sum_exp, torch.logsumexp(logits, dim=1)),
+        (batch.entropy, -(log_p.exp() * log_p).sum(dim=1)),
     ):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gmoe", "gmoe, two experts", "xmoe"])
-def test_the_choice_of_the_gate_changes_at_the_distance_and_not_before(
-    name: str, tmp_path: Path
-) -> None:
-    gate = GATES[name]
-    tensors, x = _tensors(gate), _inputs()
-    router = _loaded(gate, tensors, tmp_path)
-    found = _measured(router, "router_input", x.numpy())
-    assert found.distance is not None
-    assert found.pair is not None
-    rows = router.weight[found.pair[:, 1]] - router.weight[found.pair[:, 0]]
+def test_the_choice_of_the_gate_changes_at_the_distance_and_not_before(name, tmp_path):
+    gate, tensors, x, router, batch = _case(name, tmp_path)
+    rows = router.weight[batch.pair[:, 1]] - router.weight[batch.pair[:, 0]]
     direction = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     sets = []
     for share in (0.0, 0.999, 1.001):
-        moved = x.double().numpy() + share * found.distance[:, None] * direction
+        moved = x.double().numpy() + share * batch.distance[:, None] * direction
         chosen = _exact(gate, tensors, torch.from_numpy(moved)).topk(gate.top_k).indices
         sets.append(np.sort(chosen.numpy(), axis=1))
     np.testing.assert_array_equal(sets[0], sets[1])
     assert (sets[0] != sets[2]).any(axis=1).all()
 
 
-def test_a_float32_engine_differs_by_less_than_the_bound(tmp_path: Path) -> None:
-    gate = GATES["gmoe"]
-    tensors, x = _tensors(gate), _inputs() * 30.0
-    found = _measured(_loaded(gate, tensors, tmp_path), "router_input", x.numpy())
+def test_a_float32_engine_differs_by_less_than_the_bound(tmp_path):
+    gate, tensors, x, _, batch = _case("gmoe", tmp_path, size=30.0)
     error = (gate.logits(tensors, x).double() - _exact(gate, tensors, x)).abs().amax(dim=1)
-    assert found.float_bound is not None
-    assert (error.numpy() < found.float_bound).all()
+    assert (error.numpy() < batch.float_bound).all()
 
 
-def test_the_temperature_is_clamped_at_a_hundred(tmp_path: Path) -> None:
-    gate, x = GATES["gmoe"], _inputs()
-    tensors = _tensors(gate, temperature=7.0)
-    router = _loaded(gate, tensors, tmp_path)
-    assert router.projection is not None
+def test_the_temperature_is_clamped_at_a_hundred(tmp_path):
+    gate, tensors, x, router, batch = _case("gmoe", tmp_path, temperature=7.0)
     np.testing.assert_allclose(router.projection.scale, 100.0)
-    found = _measured(router, "router_input", x.numpy())
-    np.testing.assert_allclose(found.selection, _exact(gate, tensors, x).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(batch.selection, _exact(gate, tensors, x).numpy(), rtol=1e-6)
 
 
-def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path: Path) -> None:
-    gate, x = GATES["gmoe, two experts"], _inputs()
-    tensors = _tensors(gate)
-    router = _loaded(gate, tensors, tmp_path)
-    whole = _measured(router, "router_input", x.numpy())
+def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path):
+    gate, tensors, x, router, whole = _case("gmoe, two experts", tmp_path)
     logits = gate.logits(tensors, x).numpy()
-    found = _measured(router, "logits", logits)
-    np.testing.assert_allclose(found.weights, whole.weights, rtol=1e-5)
-    np.testing.assert_allclose(found.margin, whole.margin, rtol=1e-3, atol=1e-5)
-    assert found.distance is None
+    batch = _measured(router, "logits", logits)
+    np.testing.assert_allclose(batch.weights, whole.weights, rtol=1e-5)
+    np.testing.assert_allclose(batch.margin, whole.margin, rtol=1e-3, atol=1e-5)
+    assert batch.distance is None
     facts = _Recorded(router, "logits", logits).facts
     assert unavailable(router, facts)["distance"] == (
         "logits of this rule are divided by the length of the projected input, which needs "
@@ -248,28 +215,19 @@ def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path: Path) -> Non
         ({"cosine_projector.weight": torch.ones(PROJECTED)}, "has shape (5,)"),
         ({"cosine_projector.bias": torch.ones(3)}, "its router needs (5,)"),
         ({"temperature": torch.ones(2)}, "its router needs (1,)"),
+        ({"temperature": None}, "gates.0.temperature' is missing"),
         ({"cosine_projector.weight": torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
     ],
 )
-def test_a_projection_that_does_not_fit_is_refused(
-    spoilt: Tensors, sentence: str, tmp_path: Path
-) -> None:
-    gate = GATES["gmoe"]
+def test_a_projection_that_does_not_fit_is_refused(spoilt, sentence, tmp_path):
+    tensors = _tensors(GATES["gmoe"]) | spoilt
     with pytest.raises(RouterError) as caught:
-        _loaded(gate, _tensors(gate) | spoilt, tmp_path)
-    assert caught.value.message.startswith("model.safetensors: tensor 'model.blocks.8.mlp.gates.0.")
+        _loaded(GATES["gmoe"], {k: v for k, v in tensors.items() if v is not None}, tmp_path)
+    assert "tensor 'model.blocks.8.mlp.gates.0." in caught.value.message
     assert sentence in caught.value.message
 
 
-def test_a_missing_part_of_the_projection_is_named(tmp_path: Path) -> None:
-    gate = GATES["gmoe"]
-    tensors = _tensors(gate)
-    del tensors["temperature"]
-    with pytest.raises(RouterError, match=r"gates\.0\.temperature' is missing"):
-        _loaded(gate, tensors, tmp_path)
-
-
-def test_rows_that_would_not_fit_into_memory_are_refused(tmp_path: Path) -> None:
+def test_rows_that_would_not_fit_into_memory_are_refused(tmp_path):
     wide = 1 << 17
     gate = replace(GATES["gmoe"], config={"model_type": "gmoe"})
     tensors = _tensors(gate) | {
@@ -281,11 +239,9 @@ def test_rows_that_would_not_fit_into_memory_are_refused(tmp_path: Path) -> None
         _loaded(gate, tensors, tmp_path)
 
 
-def test_numbers_that_are_not_finite_are_refused_when_measured(tmp_path: Path) -> None:
-    gate = GATES["gmoe"]
-    for part in ("temperature", "cosine_projector.weight", "sim_matrix"):
-        tensors = _tensors(gate)
-        tensors[part] = torch.full_like(tensors[part], math.nan)
-        router = _loaded(gate, tensors, tmp_path)
-        with pytest.raises(RouterError):
-            prepare(router)
+@pytest.mark.parametrize("part", ["temperature", "cosine_projector.weight", "sim_matrix"])
+def test_numbers_that_are_not_finite_are_refused_when_measured(part, tmp_path):
+    tensors = _tensors(GATES["gmoe"])
+    router = _loaded(GATES["gmoe"], tensors | {part: tensors[part] * math.nan}, tmp_path)
+    with pytest.raises(RouterError):
+        prepare(router)

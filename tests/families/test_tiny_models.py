@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.families.by_day import some_by_day
+from tests.by_day import by_day
 from tests.families.observed import observe
 from tests.families.tiny_families import FAMILIES
-from tests.families.tiny_models import NAMES, SELECTION_BIAS, build, routers_of
+from tests.families.tiny_models import NAMES, SELECTION_BIAS, build, model_of, routers_of
 
 #: Tokens whose set of experts changes when the selection biases are left out.
 MOST = 0.5
@@ -21,10 +21,19 @@ MOST = 0.5
 TOP_ONE = {"zaya": 0.1, "zaya__skip": 0.1}
 
 
-@pytest.fixture(scope="module", params=some_by_day(NAMES))
+#: By what a router of the tiny model has.
+KINDS = {
+    "biases of the choice and groups": "deepseek_v3",
+    "a table of tokens": "deepseek_v4",
+    "two stacks and a capacity": "switch_transformers",
+    "one expert, and a state": "zaya",
+    "no bias": "qwen2_moe",
+}
+
+
+@pytest.fixture(scope="module", params=by_day(NAMES, KINDS))
 def tiny(request):
-    """A family: its name, its model and what its routers did."""
-    model = build(request.param)
+    model = model_of(request.param)
     return SimpleNamespace(name=request.param, model=model, seen=observe(model, request.param))
 
 
@@ -37,32 +46,22 @@ def selection_biases(model):
     return [tensor for path, tensor in tensors if SELECTION_BIAS.search(path)]
 
 
-def test_every_stack_of_a_family_has_routers(tiny):
+def test_every_stack_has_routers_that_give_tokens_many_sets_of_distinct_experts(tiny):
     assert {router.stack for router in tiny.seen} == {s for s, _ in FAMILIES[tiny.name].routers}
     assert len({(router.stack, router.layer) for router in tiny.seen}) == len(tiny.seen)
     for router in tiny.seen:
         assert re.search(rf"\.{router.layer}\.", f".{router.module}")
-
-
-def test_a_router_gives_every_token_distinct_experts_and_finite_weights(tiny):
-    for router in tiny.seen:
         tokens, k = router.chosen.shape
-        assert router.inputs.dtype == np.float32
         assert router.inputs.shape[0] == tokens
-        assert np.isfinite(router.inputs).all()
+        assert router.weights.shape == (tokens, k)
+        for values in (router.inputs, router.weights):
+            assert values.dtype == np.float32 and np.isfinite(values).all()
+        np.testing.assert_array_equal(router.weights[router.chosen == -1], 0)
         ordered = sets_of(router)
         assert ((ordered[:, 1:] > ordered[:, :-1]) | (ordered[:, 1:] == -1)).all()
         assert ordered.min() >= -1
         assert k < ordered.max() + 1 < 40
-        assert router.weights.dtype == np.float32
-        assert router.weights.shape == (tokens, k)
-        assert np.isfinite(router.weights).all()
-        np.testing.assert_array_equal(router.weights[router.chosen == -1], 0)
-
-
-def test_tokens_go_to_many_sets_of_experts(tiny):
-    for router in tiny.seen:
-        assert len(np.unique(sets_of(router), axis=0)) >= (5 if router.chosen.shape[1] == 1 else 10)
+        assert len(np.unique(ordered, axis=0)) >= (5 if k == 1 else 10)
 
 
 def test_the_same_name_gives_the_same_model_and_the_same_choices(tiny):
@@ -101,22 +100,20 @@ def test_building_a_model_leaves_the_random_state_alone():
     torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
 
 
-def test_a_full_expert_drops_tokens_where_the_capacity_is_small():
-    for name in ("nllb_moe__bias_cap", "switch_transformers"):
-        assert any((router.chosen == -1).any() for router in observe(build(name), name))
-    for name in ("nllb_moe", "switch_transformers__bias_nocap"):
-        assert all((router.chosen >= 0).all() for router in observe(build(name), name))
-
-
-def test_only_the_variant_that_skips_chooses_the_skip_class():
-    for name, skips in (("zaya", False), ("zaya__skip", True)):
-        seen = observe(build(name), name)
-        assert any((router.chosen == 12).any() for router in seen) is skips
+def test_variants_drop_tokens_or_skip_experts_where_they_should():
+    for value, expected in (
+        (-1, {"nllb_moe__bias_cap": True, "switch_transformers": True, "nllb_moe": False}),
+        (-1, {"switch_transformers__bias_nocap": False}),
+        (12, {"zaya": False, "zaya__skip": True}),
+    ):
+        for name, is_there in expected.items():
+            routers = observe(model_of(name), name)
+            assert any((router.chosen == value).any() for router in routers) is is_there, name
 
 
 def test_what_doge_looks_up_are_the_largest_sums_of_two_keys():
     """Its block does not hand the choice over: here is the product of keys, written out."""
-    model = build("doge")
+    model = model_of("doge")
     for router in observe(model, "doge"):
         keys = model.get_parameter(f"{router.module}.router_gate.weight").detach().double().numpy()
         # As released: the halves are of all tokens, not of each.

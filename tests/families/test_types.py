@@ -14,14 +14,14 @@ import transformers
 from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
-from tests.families.by_day import some_by_day
-from tests.families.test_families_against_transformers import LOADED, model_of
+from tests.by_day import IS_NIGHT, by_day
 from tests.families.tiny_families import FAMILIES
-from tests.families.tiny_models import NAMES, routers_of
+from tests.families.tiny_models import BY_DAY, LOADED, model_of, read, routers_of, saved
 
 #: Types with experts that no router of tokens chooses.
 NO_ROUTER = {"vitpose_backbone": "the expert is that of the data set of an image"}
@@ -31,44 +31,50 @@ NOT_OF_TRANSFORMERS = {"kimi_k2", "gpt-oss-original", "params-moe", "params-moe-
 
 OF_TRANSFORMERS = [n for n in families() if load_family(n).source.startswith("transformers")]
 
-#: Words of a config that count experts.
-_EXPERTS = re.compile(r"expert")
+LIBRARY = Path(transformers.__file__).parent
 
 
-def test_every_type_with_experts_has_a_family() -> None:
+def _name_experts() -> set[str]:
+    """Classes of configurations whose file names experts: the others are looked at by night."""
+    files = [file.read_text("utf-8") for file in LIBRARY.glob("models/*/configuration_*.py")]
+    return {
+        kind for text in files if "expert" in text for kind in re.findall(r"class (\w+)\(", text)
+    }
+
+
+def test_every_type_with_experts_has_a_family():
+    by_day = _name_experts()
     unknown = {
         kind
         for kind, name in list(CONFIG_MAPPING_NAMES.items())
-        if any(map(_EXPERTS.search, getattr(transformers, name).__dataclass_fields__))
+        if (IS_NIGHT or name in by_day)
+        and any("expert" in key for key in getattr(transformers, name).__dataclass_fields__)
         and family_of(kind) is None
     }
     assert unknown == NO_ROUTER.keys()
 
 
-def test_every_type_of_a_family_is_one_of_transformers() -> None:
+def test_every_type_of_a_family_is_one_of_transformers():
     types = {kind for name in OF_TRANSFORMERS for kind in load_family(name).model_types}
     assert types - CONFIG_MAPPING_NAMES.keys() == NOT_OF_TRANSFORMERS
 
 
-@pytest.mark.parametrize("name", OF_TRANSFORMERS)
-def test_the_source_of_a_family_is_there(name: str) -> None:
-    source = load_family(name).source
-    version, *said = re.split(r", | (?=modeling_)", source)
-    assert version == f"transformers {transformers.__version__}"
-    for file, kind in (part.split(" ") for part in said):
-        (found,) = Path(transformers.__file__).parent.glob(f"models/*/{file}")
-        assert f"class {kind}(" in found.read_text("utf-8")
+def test_the_source_of_a_family_is_there():
+    for name in OF_TRANSFORMERS:
+        version, *classes = re.split(r", | (?=modeling_)", load_family(name).source)
+        assert version == f"transformers {transformers.__version__}"
+        for file, kind in (part.split(" ") for part in classes):
+            (path,) = LIBRARY.glob(f"models/*/{file}")
+            assert f"class {kind}(" in path.read_text("utf-8"), name
 
 
-@pytest.mark.parametrize(
-    "name", some_by_day([name for name in NAMES if not FAMILIES[name].language])
-)
-def test_the_source_names_the_routers_of_the_model(name: str) -> None:
-    model = model_of(name)
-    family = family_of(model.config.model_type)
-    assert family is not None
-    seen = {type(router.module).__name__ for router in routers_of(model, name)}
-    assert seen <= set(re.findall(r"\.py (\w+)", family.source))
+def test_the_source_names_the_routers_of_the_model():
+    for name in (name for name in BY_DAY if not FAMILIES[name].language):
+        model = model_of(name)
+        family = family_of(model.config.model_type)
+        assert family is not None
+        classes = {type(router.module).__name__ for router in routers_of(model, name)}
+        assert classes <= set(re.findall(r"\.py (\w+)", family.source)), name
 
 
 def _parts(name: str) -> list[str]:
@@ -85,18 +91,18 @@ def _parts(name: str) -> list[str]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("name", some_by_day(LOADED))
-def test_a_part_alone_has_the_routers_that_it_has_in_the_whole(name: str, tmp_path: Path) -> None:
-    model = model_of(name)
-    model.save_pretrained(tmp_path / "whole")
-    whole = load_routers(open_checkpoint(tmp_path / "whole"))
+PARTS = {"of another family": "llava__mixtral", "of its own": "gemma4", "vision too": "dots3_note"}
+
+
+@pytest.mark.parametrize("name", by_day(LOADED, PARTS))
+def test_a_part_alone_has_the_routers_that_it_has_in_the_whole(name, tmp_path):
     for number, path in enumerate(_parts(name)):
         folder = tmp_path / str(number)
-        model.get_submodule(path).save_pretrained(folder)
+        model_of(name).get_submodule(path).save_pretrained(folder)
         part = load_routers(open_checkpoint(folder))
         assert part.num_expected in (None, len(part.routers))
         for router in part.routers:
-            same = [r for r in whole.routers if np.array_equal(r.weight, router.weight)]
+            same = [r for r in read(name).routers if np.array_equal(r.weight, router.weight)]
             assert [r.rule for r in same] == [router.rule]
             np.testing.assert_array_equal(router.gain, same[0].gain)
 
@@ -111,58 +117,53 @@ def _wrapped(config: dict[str, Any], path: str) -> dict[str, Any]:
     return config | {"model_type": "never_seen"}
 
 
-def _in_table(name: str, path: str, folder: Path) -> Path:
-    model_of(name).save_pretrained(folder)
+def _in_table(name: str, path: str, folder: Path, **text: Any) -> TensorStore:
+    """A checkpoint whose config is a table of one that nobody knows, with changes of text_config."""
+    shutil.copytree(saved(name), folder, dirs_exist_ok=True)
     file = folder / "config.json"
-    file.write_text(json.dumps(_wrapped(json.loads(file.read_text()), path)))
-    return folder
-
-
-@pytest.mark.parametrize("path", TABLES)
-@pytest.mark.parametrize("name", some_by_day(LOADED))
-def test_the_type_of_the_language_model_says_the_rule(name: str, path: str, tmp_path: Path) -> None:
-    model_of(name).save_pretrained(tmp_path)
-    bare = load_routers(open_checkpoint(tmp_path))
-    found = load_routers(open_checkpoint(_in_table(name, path, tmp_path)))
-    assert [r.rule for r in found.routers] == [r.rule for r in bare.routers]
-    assert found.fingerprint == bare.fingerprint
-    assert found.num_expected == bare.num_expected
-    assert any("'never_seen' is not known: the rule is that of its " in n for n in found.notes)
-
-
-def test_a_named_family_reads_the_table_of_the_language_model(tmp_path: Path) -> None:
-    file = _in_table("qwen3_moe", "text_config", tmp_path) / "config.json"
-    config = json.loads(file.read_text())
-    del config["text_config"]["model_type"], config["num_experts_per_tok"]
+    config = _wrapped(json.loads(file.read_text()), path)
+    config.get("text_config", {}).update(text)
     file.write_text(json.dumps(config))
+    return open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    by_day(
+        [(path, name) for path in TABLES for name in LOADED],
+        [*zip(TABLES, ("olmoe", "gpt_oss", "deepseek_v3", "jetmoe"), strict=True)],
+    ),
+)
+def test_the_type_of_the_language_model_says_the_rule(path, name, tmp_path):
+    bare, inside = read(name), load_routers(_in_table(name, path, tmp_path))
+    assert [r.rule for r in inside.routers] == [r.rule for r in bare.routers]
+    assert inside.fingerprint == bare.fingerprint
+    assert inside.num_expected == bare.num_expected
+    assert any("'never_seen' is not known: the rule is that of its " in n for n in inside.notes)
+
+
+def test_a_named_family_reads_the_table_of_the_language_model(tmp_path):
+    store = _in_table("qwen3_moe", "text_config", tmp_path, model_type=None)
+    del store.config["num_experts_per_tok"]
     with pytest.raises(RouterError, match="'never_seen' is not known"):
-        load_routers(open_checkpoint(tmp_path))
+        load_routers(store)
     asked = RequestedFamily(file=Path("qwen3_moe"))
-    assert load_routers(open_checkpoint(tmp_path), asked=asked).routers[0].rule.top_k == 3
+    assert load_routers(store, asked=asked).routers[0].rule.top_k == 3
 
 
 @pytest.mark.parametrize(
     ("kind", "family"),
     [("qwen3_vl_moe_next", "qwen3_vl_moe"), ("deepseek_v5", "deepseek_v"), ("mixtrall", "mixtral")],
 )
-def test_an_unknown_type_names_families_of_a_similar_name(
-    kind: str, family: str, tmp_path: Path
-) -> None:
-    file = _in_table("qwen3_moe", "text_config", tmp_path) / "config.json"
-    config = json.loads(file.read_text())
-    config["text_config"]["model_type"] = kind
-    file.write_text(json.dumps(config))
+def test_an_unknown_type_names_families_of_a_similar_name(kind, family, tmp_path):
     with pytest.raises(RouterError) as caught:
-        load_routers(open_checkpoint(tmp_path))
+        load_routers(_in_table("qwen3_moe", "text_config", tmp_path, model_type=kind))
     assert f"(inside: {kind!r})" in caught.value.message
     assert f"--family {family}" in caught.value.hint
 
 
-def test_two_language_models_are_not_guessed_between(tmp_path: Path) -> None:
-    file = _in_table("qwen3_moe", "text_config", tmp_path) / "config.json"
-    config = json.loads(file.read_text())
-    config["llm_config"] = {"model_type": "mixtral"}
-    file.write_text(json.dumps(config))
+def test_two_language_models_are_not_guessed_between(tmp_path):
+    store = _in_table("qwen3_moe", "text_config", tmp_path)
+    store.config["llm_config"] = {"model_type": "mixtral"}
     with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):
-        load_routers(open_checkpoint(tmp_path))
-    shutil.rmtree(tmp_path)
+        load_routers(store)

@@ -68,7 +68,6 @@ SIZES: dict[str, Any] = {
 
 
 def tiny_config(name: str) -> transformers.PreTrainedConfig:
-    """The configuration of a family, every part of it included."""
     family = FAMILIES[name]
     config_class = getattr(transformers, family.model).config_class
     settings = copy.deepcopy(settings_of(config_class, family.config))
@@ -78,7 +77,6 @@ def tiny_config(name: str) -> transformers.PreTrainedConfig:
 
 
 def settings_of(config_class: type, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a configuration class, those of its parts nested in them."""
     default = config_class()
     fields = config_class.__dataclass_fields__
     settings = {key: value for key, value in SIZES.items() if key in fields}

@@ -6,23 +6,70 @@ norm forgotten or a group ignored changes most choices.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.router import RouterSet
+from moegeom.router.family import Choice, Setting
+from moegeom.router.family_file import family_of
+from moegeom.router.load import load_routers
+from tests.by_day import one_of_each
 from tests.families.tiny_configs import tiny_config
 from tests.families.tiny_families import FAMILIES
+from tests.records import new_folder
 
-#: Every family and variant that can be built.
-NAMES: tuple[str, ...] = tuple(sorted(FAMILIES))
+#: Every family and variant; those with towers, which take longer to build, at the end.
+NAMES = tuple(sorted(FAMILIES, key=lambda n: ("language_model" in FAMILIES[n].routers[0][1], n)))
 
-#: Families of the catalogue that cannot be built here, with the reason.
-CANNOT: dict[str, str] = {}
+#: Routers whose choice does not follow from their input.
+LISTED = {"doge", "zaya", "zaya__skip"}
+
+#: Routers that read the residual stream and scale it themselves: what they received is not normed.
+OWN_NORM = {"gemma4", "gemma4_text", "diffusion_gemma"}
+
+LOADED = [name for name in NAMES if name not in LISTED]
+
+#: What a family's file says of the steps of its rule and of its experts.
+STEPS = ("score", "weights", "logit_bias", "selection_bias", "groups", "norm", "num_shared")
+STEPS += ("multiplier", "soft_cap", "experts", "capacity", "token_table")
+
+
+def mechanism(name: str) -> Hashable:
+    """How a family routes, whatever its tensors and keys are called; variants are apart."""
+    if FAMILIES[name].language:
+        return "around the language model of another family"
+    kind, *variant = name.split("__")
+    family = family_of(kind)
+    stacks = family.stacks if family else ()
+    return repr((variant, [[_plain(getattr(s, step)) for step in STEPS] for s in stacks] or name))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Setting):
+        return [bool(v) if f != "value" else v for f, v in vars(value).items() if f != "default"]
+    if isinstance(value, Choice):
+        return value.steps
+    if isinstance(value, tuple):
+        return sorted({tensor.layout for tensor in value})
+    if dataclasses.is_dataclass(value):
+        parts = vars(value).items()
+        return [_plain(part) for field, part in parts if field not in {"eps", "text", "when"}]
+    return value
+
+
+#: All families that are loaded; by day one for each mechanism.
+BY_DAY = one_of_each(LOADED, mechanism)
 
 #: Added to the scores for the choice alone, wherever a family keeps it.
 SELECTION_BIAS = re.compile(r"(e_score_correction_bias|expert_bias|balancing_biases)$")
@@ -46,12 +93,28 @@ SHIFT_OF_BIAS = {"deepseek_v3__negbias": -2.0}
 
 @dataclass(frozen=True)
 class Router:
-    """A router of a model: where it is, and its module."""
-
     stack: str
     layer: int
     name: str
     module: torch.nn.Module
+
+
+@cache
+def model_of(name: str) -> Any:
+    """The tiny model, built once: nobody changes it."""
+    return build(name)
+
+
+@cache
+def saved(name: str) -> Path:
+    """A folder with the tiny model in the hub's layout: nobody changes it."""
+    model_of(name).save_pretrained(folder := new_folder())
+    return folder
+
+
+@cache
+def read(name: str) -> RouterSet:
+    return load_routers(open_checkpoint(saved(name)))
 
 
 def build(name: str) -> transformers.PreTrainedModel:

@@ -22,8 +22,6 @@ NAMES = ("olmoe-balanced", "olmoe-collapsed", "deepseek-tiny")
 
 @dataclass(frozen=True)
 class Sample:
-    """A checkpoint, its model in float32 without fused kernels, and the stored recording."""
-
     path: Path
     model: Any
     recording: TokenSource
@@ -39,27 +37,15 @@ class Sample:
 
 @cache
 def sample_of(name: str) -> Sample:
-    """The last step of a sample, loaded once."""
     path = SAMPLES / name / "step_1500"
     model = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        experts_implementation="eager",
+        path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
     recording = open_recording(SAMPLES / name / "rec" / "step_1500")
     return Sample(path, model.eval(), recording)
 
 
-@pytest.fixture(params=NAMES)
-def sample(request: pytest.FixtureRequest) -> Iterator[Sample]:
-    """Each sample, without gradients."""
-    with torch.no_grad():
-        yield sample_of(request.param)
-
-
 @pytest.fixture
 def balanced() -> Iterator[Sample]:
-    """One sample, without gradients."""
     with torch.no_grad():
         yield sample_of("olmoe-balanced")

@@ -15,12 +15,7 @@ from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.recorder import AttentionRecorder, RouterRecorder
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
 from moegeom.recorder.text import parse_text_file
-from moegeom.tokens.attention_record import (
-    FACTS_FILE,
-    SUMS_FILE,
-    LayerSums,
-    read_attention_record,
-)
+from moegeom.tokens.attention_record import FACTS_FILE, SUMS_FILE, LayerSums, read_attention_record
 from moegeom.tokens.open import open_tokens
 from tests.families.attention_models import attention_model
 

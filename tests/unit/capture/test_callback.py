@@ -11,21 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.recorder import FoldCallback, RouterRecorder
 from moegeom.results.reader import open_results
 from moegeom.studies.track.study import TrackRequest, track
 from tests.unit.capture.test_fold import assert_same_results
-from tests.unit.capture.trained import (
-    Batches,
-    OtherPasses,
-    losses,
-    texts,
-    tiny_model,
-    trainer_of,
-)
+from tests.unit.capture.trained import Batches, OtherPasses, losses, texts, tiny_model, trainer_of
 
 DATA = texts(16)
 
@@ -35,29 +27,29 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWa
 
 
 def _lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
     return get_peft_model(model, LoraConfig(target_modules=["q_proj"], r=2))
 
 
 #: What a training may be like: what is done to the model, and arguments of the Trainer.
 TRAININGS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
-    "accumulating, padded, with evaluations": (
+    "compiled, accumulating, padded, with evaluations": (
         lambda model: model,
-        {"eval_strategy": "steps", "eval_steps": 1, "logging_strategy": "no"},
+        {
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "logging_strategy": "no",
+            "torch_compile": True,
+            "torch_compile_backend": "eager",
+        },
     ),
-    "checkpointing activations": (
-        lambda model: model,
-        {"activation_checkpointing": True},
-    ),
-    "of adapters": (_lora, {}),
-    "compiled": (lambda model: model, {"torch_compile": True, "torch_compile_backend": "eager"}),
+    "of adapters, checkpointing activations": (_lora, {"activation_checkpointing": True}),
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_model_trains_bit_for_bit_as_without_and_its_own_passes_are_folded(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_model_trains_bit_for_bit_as_without_and_its_own_passes_are_folded(name, tmp_path):
     make, arguments = TRAININGS[name]
     trainers = []
     for folds in (False, True):
@@ -86,7 +78,6 @@ def test_a_model_trains_bit_for_bit_as_without_and_its_own_passes_are_folded(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A run that was measured twice."""
     folder = tmp_path_factory.mktemp("run")
     trainer = trainer_of(tiny_model(), folder, texts(16, with_mask=False))
     trainer.add_callback(FoldCallback(trainer, folder / "runs", every=2, layer_groups=1))
@@ -94,7 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return trainer, folder / "runs"
 
 
-def test_the_trainer_logs_the_worst_router_of_a_group(run: tuple[Any, Path]) -> None:
+def test_the_trainer_logs_the_worst_router_of_a_group(run):
     trainer, runs = run
     logged = [e for e in trainer.state.log_history if any(k.startswith("routers/") for k in e)]
     assert [entry["step"] for entry in logged] == [0, 2]
@@ -108,19 +99,19 @@ def test_the_trainer_logs_the_worst_router_of_a_group(run: tuple[Any, Path]) -> 
     assert len(losses(trainer)) == 3
 
 
-def test_without_a_mask_padding_is_what_bears_no_label(run: tuple[Any, Path]) -> None:
+def test_without_a_mask_padding_is_what_bears_no_label(run):
     """The padding token inside a text has a label."""
     num_tokens = sum(label != -100 for text in DATA[:4] for label in text["labels"])
     assert open_results(run[1] / "step_0").run["tokens"]["num_tokens"] == num_tokens
 
 
-def test_a_series_reads_what_the_steps_have_left(run: tuple[Any, Path], tmp_path: Path) -> None:
+def test_a_series_reads_what_the_steps_have_left(run, tmp_path):
     series = track(TrackRequest((f"{run[1]}/step_*",), tmp_path / "series"))
     assert [step.step for step in series.steps] == [0, 2]
     assert {curve.router for curve in series.of_column("max_vio_global")} == {"text/0", "text/1"}
 
 
-def test_packed_documents_are_told_by_their_positions(tmp_path: Path) -> None:
+def test_packed_documents_are_told_by_their_positions(tmp_path):
     positions = [*range(10), *range(14)]
     data = [text | {"position_ids": positions} for text in texts(16, with_mask=False)]
     trainer = trainer_of(tiny_model(), tmp_path, data, max_steps=1)
@@ -132,8 +123,6 @@ def test_packed_documents_are_told_by_their_positions(tmp_path: Path) -> None:
 
 
 class _Breaks(RouterRecorder):
-    """Fails where it is told to."""
-
     steps: tuple[str, ...] = ()
 
     def tokens(self, *arguments: Any, **named: Any) -> None:
@@ -142,9 +131,7 @@ class _Breaks(RouterRecorder):
         super().tokens(*arguments, **named)
 
 
-def test_a_measurement_that_fails_later_ends_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_that_fails_later_ends_no_training(tmp_path, monkeypatch):
     monkeypatch.setattr("moegeom.recorder.callback.RouterRecorder", _Breaks)
     monkeypatch.setattr(_Breaks, "steps", ("step_1",))
     trainer = trainer_of(tiny_model(), tmp_path, DATA, max_steps=3)
@@ -160,7 +147,7 @@ def test_a_measurement_that_fails_later_ends_no_training(
         trainer.train()
 
 
-def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+def test_options_that_mean_nothing_are_refused(tmp_path):
     trainer = trainer_of(tiny_model(), tmp_path, DATA)
     with pytest.raises(UsageError, match="every=0"):
         FoldCallback(trainer, tmp_path, every=0)

@@ -13,23 +13,22 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
-from moegeom.document.model import View
+from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
 from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
 from moegeom.tokens.open import open_tokens
+from moegeom_cli.app import main
 from tests.unit.capture.conftest import Sample
-from tests.unit.capture.test_recorder import assert_same_to_rounding, assert_same_tokens, record
+from tests.unit.capture.test_recorder import assert_same_tokens, captured
 
 
 @pytest.fixture
 def text(balanced: Sample, tmp_path: Path) -> Path:
-    """The documents of the recording, as token ids in lines."""
     lines = [
         json.dumps({"token_ids": ids[0].tolist(), "domain": domain})
         for _, domain, ids in balanced.documents()
@@ -50,74 +49,64 @@ def run(request: CaptureRequest) -> Path:
     return capture(request, plan_capture(request)).out
 
 
-def test_the_command_makes_the_recording_of_the_sample(
-    balanced: Sample, text: Path, tmp_path: Path
-) -> None:
-    """Bit for bit as made here in a program, and up to rounding as made on another processor."""
-    found = open_tokens(run(request_of(balanced, text, tmp_path / "rec", keep="hidden")))
-    assert found.facts.num_tokens == 4096
-    record(balanced, tmp_path / "program", range(64), keep="hidden")
-    assert_same_tokens(found, open_tokens(tmp_path / "program"))
-    assert_same_to_rounding(found, balanced.recording, balanced.path)
+def test_the_command_makes_the_recording_of_the_sample(balanced, text, tmp_path):
+    """Bit for bit as made in a program."""
+    recording = open_tokens(run(request_of(balanced, text, tmp_path / "rec", keep="hidden")))
+    assert_same_tokens(recording, open_tokens(captured("olmoe-balanced")[0]))
 
 
-def test_the_size_that_is_said_is_the_size_that_is_written(
-    balanced: Sample, text: Path, tmp_path: Path
-) -> None:
-    for keep in ("hidden", "logits", "top-logits:6", "ids"):
-        request = request_of(balanced, text, tmp_path / keep, keep=keep, num_tokens=1024)
-        plan = plan_capture(request)
-        out = run(request)
-        written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-        assert plan.num_bytes <= written <= plan.num_bytes + 4000
+@pytest.mark.parametrize("keep", ["hidden", "logits", "top-logits:6", "ids", None])
+def test_a_plan_says_the_size_that_is_written_and_once_what_other_commands_need(
+    balanced, text, tmp_path, keep
+):
+    request = request_of(balanced, text, tmp_path / "rec", keep=keep, num_tokens=256)
+    plan = plan_capture(request)
+    written = sum(file.stat().st_size for file in run(request).glob("*.safetensors"))
+    assert plan.num_bytes <= written <= plan.num_bytes + 4000
+    screen = words_of(plan_document(plan, request, View()))
+    for words in ("boundary-report and explain need", "--keep hidden"):
+        assert screen.count(words) == (keep != "hidden")
 
 
-def test_a_plan_says_once_what_other_commands_need_and_nothing_where_it_is_kept(
-    balanced: Sample, text: Path, tmp_path: Path
-) -> None:
-    for keep, times in ((None, 1), ("logits", 1), ("ids", 1), ("hidden", 0)):
-        request = request_of(balanced, text, tmp_path / "rec", keep=keep)
-        said = render(plan_document(plan_capture(request), request, View()), "table", View(80))
-        assert said.count("boundary-report and explain need") == times
-        assert said.count("--keep hidden") == times
+def words_of(document: Document) -> str:
+    return " ".join(render(document, "table", View(80)).split())
 
 
 def test_few_documents_are_said_before_the_model_runs_or_where_lines_are_counted(
-    balanced: Sample, text: Path, tmp_path: Path
-) -> None:
+    balanced, text, tmp_path
+):
     """One file of text is one document, and leaves every test on tokens open."""
-    (tmp_path / "one.txt").write_text("A single text. " * 40)
+    (tmp_path / "one.txt").write_text("A single text. " * 4)
     lines = text.read_text("utf-8").splitlines(keepends=True)
     (tmp_path / "three.jsonl").write_text("".join(lines[:3]), "utf-8")
-    said = "2 are needed, 16 better (a text file is one document"
-    for name, before, after in (("one.txt", 1, 0), ("three.jsonl", 0, 1), (text, 0, 0)):
-        request = request_of(balanced, tmp_path / name, tmp_path / f"rec_{before}{after}")
+    (tmp_path / "enough.jsonl").write_text("".join(lines[:16]), "utf-8")
+    few = "2 are needed, 16 better (a text file is one document"
+    for name, before, after in (("one.txt", 1, 0), ("three.jsonl", 0, 1), ("enough.jsonl", 0, 0)):
+        request = request_of(balanced, tmp_path / name, tmp_path / f"rec_{name}", keep="ids")
         plan = plan_capture(request)
-        shown = render(plan_document(plan, request, View()), "table", View(80))
-        assert " ".join(shown.split()).count(said) == before, name
-        found = capture(request, plan)
-        shown = render(captured_document(found, request, View()), "table", View(80))
-        assert " ".join(shown.split()).count(said) == after, name
+        assert words_of(plan_document(plan, request, View())).count(few) == before, name
+        recorded = capture(request, plan)
+        assert words_of(captured_document(recorded, request, View())).count(few) == after, name
 
 
-def test_a_capture_is_told_in_every_format(balanced: Sample, text: Path, tmp_path: Path) -> None:
+def test_a_capture_is_told_in_every_format(balanced, text, tmp_path):
     request = request_of(balanced, text, tmp_path / "rec_1", keep="ids", num_tokens=256)
     plan, view = plan_capture(request), View()
-    found = capture(request, plan)
+    recorded = capture(request, plan)
     forms = [one.name for one in RENDERERS.all() if not one.of_verdicts]
     before = {name: render(plan_document(plan, request, view), name) for name in forms}
-    after = {name: render(captured_document(found, request, view), name) for name in forms}
+    after = {name: render(captured_document(recorded, request, view), name) for name in forms}
     assert json.loads(before["json"])["num_bytes"] == plan.num_bytes
     assert json.loads(after["json"])["num_tokens"] == 256
     for name in ("table", "md", "html"):
         assert "expert numbers only" in before[name]
         # a page sets each word of a command apart, so that it folds between them
         plain = re.sub(r"</?span>", " ", after[name])
-        said = f"moegeom scan {request.model} --tokens {request.out}"
-        assert said in " ".join(plain.split())
+        command = f"moegeom scan {request.model} --tokens {request.out}"
+        assert command in " ".join(plain.split())
 
 
-def test_tokens_of_text_are_those_of_its_pieces(balanced: Sample, tmp_path: Path) -> None:
+def test_tokens_of_text_are_those_of_its_pieces(balanced, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "yy"}\n\n{"text": "z", "domain": "d"}\n', "utf-8")
     request = CaptureRequest(
@@ -137,7 +126,7 @@ def test_tokens_of_text_are_those_of_its_pieces(balanced: Sample, tmp_path: Path
     assert named == ["long"] * 100 + [None, None, "d"]
 
 
-def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path: Path) -> None:
+def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path):
     (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     documents = read_documents((TextFile(tmp_path / "a.txt"),), lambda text: list(text.encode()))
     pieces = list(cut(documents, 40, 55))
@@ -156,16 +145,14 @@ def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path: Path) -> None:
         ("a.txt", b"ab\xff", "no UTF-8 text (byte 2)"),
     ],
 )
-def test_text_that_is_none_is_refused_with_its_place(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_text_that_is_none_is_refused_with_its_place(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RecordingError) as found:
         list(read_documents((TextFile(tmp_path / name),), lambda text: [1]))
     assert message in found.value.message
 
 
-def test_a_domain_stands_before_the_file(tmp_path: Path) -> None:
+def test_a_domain_stands_before_the_file(tmp_path):
     (tmp_path / "a=b").write_text("", "utf-8")
     assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
     assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
@@ -179,6 +166,7 @@ def test_a_domain_stands_before_the_file(tmp_path: Path) -> None:
         ({"keep": "logits", "fold": True}, UsageError, "--fold measures router inputs"),
         ({"model": Path("nowhere")}, CheckpointError, "no such file or folder"),
         ({"texts": ()}, UsageError, "no text to read"),
+        ({"num_tokens": 10**15}, UsageError, "GB are to be written; the disk has"),
         (
             {"texts": (TextFile(Path("nowhere.txt")),)},
             RecordingError,
@@ -186,45 +174,34 @@ def test_a_domain_stands_before_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_captured_is_refused(
-    balanced: Sample, text: Path, tmp_path: Path, options: dict, error: type, message: str
-) -> None:
+def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, error, message):
     with pytest.raises(error) as found:
         run(request_of(balanced, text, tmp_path / "rec", **options))
     assert message in found.value.message
     assert not list(tmp_path.glob("rec*"))
 
 
-def test_more_than_the_disk_holds_is_refused_before_anything_runs(
-    balanced: Sample, text: Path, tmp_path: Path
-) -> None:
-    request = request_of(balanced, text, tmp_path / "rec", keep="hidden", num_tokens=10**15)
-    with pytest.raises(UsageError, match="GB are to be written; the disk has"):
-        plan_capture(request)
-
-
-def typed(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "moegeom_cli", "capture", *arguments]
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("kills", [1, 3])
-def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
-    balanced: Sample, text: Path, tmp_path: Path, kills: int
-) -> None:
+def test_killed_captures_lose_at_most_the_last_shard_and_go_on(balanced, text, tmp_path, kills):
     """Killed at random moments until it is through; then the bytes are those of one run."""
-    small = _SMALL_SHARDS.format(root=str(Path(__file__).parents[3]))
-    arguments = (
-        f"{balanced.path} --text {text} --tokenizer bytes --dtype float32 --eager --keep hidden "
-        "--quiet --out"
-    ).split()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["."])}
+    root = Path(__file__).parents[3]
+    options = (
+        "--tokenizer",
+        "bytes",
+        "--dtype",
+        "float32",
+        "--eager",
+        "--keep",
+        "hidden",
+        "--quiet",
+    )
 
     def start(out: Path) -> subprocess.Popen:
+        arguments = ("capture", balanced.path, "--text", text, *options, "--out", out)
         return subprocess.Popen(
-            [sys.executable, "-c", small, "capture", *arguments, str(out)],
-            env=environment,
-            cwd=Path(__file__).parents[3],
+            [sys.executable, "-c", _SMALL_SHARDS, *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'cli'}"},
             stderr=subprocess.DEVNULL,
         )
 
@@ -259,8 +236,6 @@ def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
 
 #: The command with shards of 256 tokens: as many moments as possible at which to kill it.
 _SMALL_SHARDS = """
-import sys
-sys.path[:0] = ["{root}", "{root}/cli"]
 import moegeom.recorder.recorder as recorder
 recorder._SHARD_BYTES, recorder._LEAST_TOKENS = 1, 256
 from moegeom_cli.app import main
@@ -269,9 +244,7 @@ main()
 
 
 @pytest.mark.nightly
-def test_a_capture_of_other_text_does_not_go_on(
-    balanced: Sample, text: Path, tmp_path: Path
-) -> None:
+def test_a_capture_of_other_text_does_not_go_on(balanced, text, tmp_path):
     request = request_of(balanced, text, tmp_path / "rec", keep="ids")
     partial = tmp_path / "rec.partial"
     partial.mkdir()
@@ -282,25 +255,16 @@ def test_a_capture_of_other_text_does_not_go_on(
     assert open_tokens(run(again)).facts.num_tokens == 4096
 
 
-def test_the_screens_say_what_is_kept_and_what_to_do(balanced: Sample, text: Path) -> None:
-    folder = text.parent
-    root = Path(__file__).parents[3]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")]),
-        "COLUMNS": "100",
-    }
-    arguments = (str(balanced.path), "--text", text.name, "--tokenizer", "bytes", "--out", "rec")
-    planned = subprocess.run(
-        typed(*arguments, "--plan"), cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert planned.returncode == 0, planned.stderr
-    assert "all logits, and the model's own choices, of 3 routers: 204 B a token" in planned.stdout
-    assert not (folder / "rec").exists()
-    ran = subprocess.run(
-        typed(*arguments), cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "wrote    4,096 tokens in 64 documents" in ran.stdout
-    assert f"next     moegeom scan {balanced.path} --tokens rec" in ran.stdout
-    total = np.sum([file.stat().st_size for file in (folder / "rec").iterdir()])
-    assert total > 4096 * 204
+def test_the_screen_says_what_was_written_and_what_to_do(balanced, text, monkeypatch, capsys):
+    monkeypatch.chdir(text.parent)
+    monkeypatch.setenv("COLUMNS", "100")
+    options = ("--text", text.name, "--tokenizer", "bytes", "--out", "rec")
+    monkeypatch.setattr(sys, "argv", ["moegeom", "capture", str(balanced.path), *options])
+    with pytest.raises(SystemExit) as end:
+        main()
+    screen = capsys.readouterr()
+    assert not end.value.code, screen.err
+    assert "wrote    4,096 tokens in 64 documents" in screen.out
+    assert f"next     moegeom scan {balanced.path} --tokens rec" in screen.out
+    total = sum(file.stat().st_size for file in (text.parent / "rec").iterdir())
+    assert total > 4096 * 204  # bytes that its plan says of a token

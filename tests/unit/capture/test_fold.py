@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,12 +13,13 @@ import pytest
 import torch
 
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
+from moegeom.core.tokens import TILE
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.recorder import RouterRecorder
 from moegeom.results.reader import open_results
-from tests.unit.capture.conftest import NAMES, Sample, sample_of
+from tests.by_day import by_day
+from tests.unit.capture.conftest import NAMES, sample_of
 from tests.unit.capture.test_recorder import record
-from tests.unit.capture.two_ranks import fold_pieces
 
 
 def assert_same_results(mine: Path, theirs: Path) -> None:
@@ -30,35 +33,47 @@ def assert_same_results(mine: Path, theirs: Path) -> None:
         assert a.equals(b), name
 
 
-#: Less than a tile, exactly one, and several; all but the first by night.
-_SIZES = (5, 16, 64)
-_BY_DAY = {(2, 0)}
+#: Six tiles, the last one short: two more than the smaller samples have.
+TOKENS = 5 * TILE + 100
+
+
+def fold_pieces(
+    model: Any,
+    out: Path,
+    pieces: Iterable[tuple[int, int]],
+    num_tokens: int | None,
+    group: Any = None,
+) -> None:
+    layers = model.model.layers
+    inputs = torch.randn(TOKENS, 64, generator=torch.Generator().manual_seed(0))
+    folding = RouterRecorder(model, out, fold=True, num_tokens=num_tokens, group=group)
+    with torch.no_grad(), folding as recorder:
+        for start, stop in pieces:
+            token = torch.arange(start, stop)[None]
+            recorder.tokens(
+                torch.zeros(1, stop - start, dtype=torch.long),
+                documents=token // 100,
+                positions=token % 100,
+            )
+            for layer in layers:
+                layer.mlp.gate(layer.post_attention_layernorm(inputs)[start:stop])
+
+
+#: Documents: less than a tile of tokens, exactly one, and several.
+CASES = [(name, num_documents) for name in NAMES for num_documents in (5, 16, 64)]
 
 
 @pytest.mark.parametrize(
-    ("name", "num_documents"),
-    [
-        pytest.param(name, size, marks=() if (index, place) in _BY_DAY else pytest.mark.nightly)
-        for index, name in enumerate(NAMES)
-        for place, size in enumerate(_SIZES)
-    ],
+    ("name", "num_documents"), by_day(CASES, {"groups, biases": ("deepseek-tiny", 5)})
 )
 @torch.no_grad()
-def test_folded_results_are_those_of_a_scan_of_the_recording(
-    name: str, tmp_path: Path, num_documents: int
-) -> None:
+def test_folded_results_are_those_of_a_scan_of_the_recording(name, tmp_path, num_documents):
     sample = sample_of(name)
     documents = range(num_documents)
     domains = sample.recording.facts.domains
     record(sample, tmp_path / "rec", documents, keep="hidden", domains=domains)
-    record(
-        sample,
-        tmp_path / "folded",
-        documents,
-        fold=True,
-        num_tokens=64 * num_documents,
-        domains=domains,
-    )
+    announced = {"num_tokens": 64 * num_documents, "domains": domains}
+    record(sample, tmp_path / "folded", documents, fold=True, **announced)
     request = ScanRequest(
         checkpoint=str(sample.path), out=tmp_path / "scanned", tokens=str(tmp_path / "rec")
     )
@@ -71,51 +86,36 @@ def test_folded_results_are_those_of_a_scan_of_the_recording(
     assert run["tokens"]["num_documents"] == num_documents
 
 
-def test_how_the_passes_are_cut_changes_nothing(balanced: Sample, tmp_path: Path) -> None:
-    """What the routers read depends on the batch; so the same inputs are fed in other pieces."""
-    for name, cuts in (("a", (0, 5000)), ("b", (0, 1, 700, 1024, 2047, 4999, 5000))):
-        fold_pieces(balanced.model, tmp_path / name, itertools.pairwise(cuts), 5000)
-    assert_same_results(tmp_path / "a", tmp_path / "b")
+def test_how_the_passes_are_cut_changes_nothing_nor_whether_their_tokens_are_counted_before(
+    balanced, tmp_path
+):
+    """What the routers read depends on the batch; so the same inputs are fed in other pieces. Up to
+    the size of the samples it need not be said how many tokens come.
+    """
+    for name, cuts, num_tokens in (
+        ("whole", (0, 2500), 2500),
+        ("pieces", (0, 1, 700, 1024, 2047, 2499, 2500), None),
+    ):
+        fold_pieces(balanced.model, tmp_path / name, itertools.pairwise(cuts), num_tokens)
+    assert_same_results(tmp_path / "whole", tmp_path / "pieces")
 
 
-def test_up_to_the_size_of_the_samples_it_need_not_be_said_how_many_tokens_come(
-    balanced: Sample, tmp_path: Path
-) -> None:
-    for name, told in (("told", 4000), ("open", None)):
-        fold_pieces(balanced.model, tmp_path / name, [(0, 1500), (1500, 4000)], told)
-    assert_same_results(tmp_path / "open", tmp_path / "told")
-
-
-def test_fewer_tokens_than_announced_are_counted(balanced: Sample, tmp_path: Path) -> None:
+def test_fewer_tokens_than_announced_are_counted(balanced, tmp_path):
     domains = balanced.recording.facts.domains
-    record(balanced, tmp_path / "folded", range(20), fold=True, num_tokens=4096, domains=domains)
-    run = open_results(tmp_path / "folded").run
-    assert run["tokens"]["num_tokens"] == 20 * 64
+    record(balanced, tmp_path / "folded", range(2), fold=True, num_tokens=4096, domains=domains)
+    assert open_results(tmp_path / "folded").run["tokens"]["num_tokens"] == 2 * 64
 
 
-def test_more_tokens_than_announced_are_refused(balanced: Sample, tmp_path: Path) -> None:
+def test_more_tokens_than_announced_are_refused(balanced, tmp_path):
     domains = balanced.recording.facts.domains
     with pytest.raises(RecordingError, match="1,280 tokens have come; num_tokens said 1000"):
         record(balanced, tmp_path / "out", range(20), fold=True, num_tokens=1000, domains=domains)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="domain 'code' was not announced"):
+        record(balanced, tmp_path / "out", range(1), fold=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep": "logits"}, "measures router inputs"),
-        ({"rank": 0, "num_ranks": 2}, "fold=True on 2 ranks that nothing connects"),
-        ({}, "domain 'code' was not announced"),
-    ],
-)
-def test_what_cannot_be_folded_is_refused(
-    balanced: Sample, tmp_path: Path, options: dict, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        record(balanced, tmp_path / "out", range(1), fold=True, **options)
-
-
-def test_a_token_that_is_not_finite_stops_the_fold(balanced: Sample, tmp_path: Path) -> None:
+def test_a_token_that_is_not_finite_stops_the_fold(balanced, tmp_path):
     names = balanced.recording.facts.routers
     inputs = {name: balanced.recording.read_values(name, 0, 64).copy() for name in names}
     inputs["text/1"][7, 3] = np.nan

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import moegeom as mg
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import RecordingError
 from moegeom.recorder.model_store import ModelStore
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.router.expert_functions import open_expert_functions
@@ -41,9 +41,7 @@ def near(mine: np.ndarray | None, theirs: np.ndarray, tolerance: float = 1e-5) -
 
 
 @pytest.mark.parametrize("name", ["olmoe-balanced", "deepseek-tiny"])
-def test_outputs_of_a_running_sample_are_those_computed_from_its_file(
-    name: str, tmp_path: Path
-) -> None:
+def test_outputs_of_a_running_sample_are_those_computed_from_its_file(name, tmp_path):
     ckpt = SAMPLES / name / "step_1500"
     model = transformers.AutoModelForCausalLM.from_pretrained(ckpt, dtype=torch.float32).eval()
     source = recorded(model, tmp_path / "rec", "outputs:every-expert", ckpt)
@@ -69,7 +67,7 @@ def test_outputs_of_a_running_sample_are_those_computed_from_its_file(
         "longcat_flash",
     ],
 )
-def test_outputs_of_a_block_are_told_apart(name: str, tmp_path: Path) -> None:
+def test_outputs_of_a_block_are_told_apart(name, tmp_path):
     model = build(name)
     source, store = recorded(model, tmp_path / "rec", "outputs"), ModelStore(model)
     for router in load_routers(store).routers:
@@ -93,13 +91,6 @@ def test_outputs_of_a_block_are_told_apart(name: str, tmp_path: Path) -> None:
         ("switch_transformers", "outputs:every-expert", "cannot be asked one by one"),
     ],
 )
-def test_blocks_that_give_another_sum_are_refused(
-    name: str, keep: str, why: str, tmp_path: Path
-) -> None:
+def test_blocks_that_give_another_sum_are_refused(name, keep, why, tmp_path):
     with pytest.raises(RecordingError, match=why):
         RouterRecorder(build(name), tmp_path / "rec", keep=keep)
-
-
-def test_outputs_are_not_folded(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="keeps no outputs of experts"):
-        RouterRecorder(build("olmoe"), tmp_path / "r", keep="outputs", fold=True, num_tokens=9)

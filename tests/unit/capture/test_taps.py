@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,51 +16,75 @@ from moegeom.recorder.model_store import ModelStore
 from moegeom.recorder.reading import KeptParts
 from moegeom.recorder.taps import Place, Tap, find_places
 from moegeom.router.load import load_routers
+from tests.by_day import by_day
 from tests.families.observed import FORWARD, observe
-from tests.families.test_families_against_transformers import LOADED, OWN_NORM, model_of
+from tests.families.tiny_models import LOADED, OWN_NORM, model_of
 
 #: Families whose module gives back what expert capacity left of the choice.
 AFTER_CAPACITY = {"nllb_moe", "switch_transformers"}
 
 RUN = [name for name in LOADED if FORWARD.get(name, True)]
 
+#: By what the router's module, or its block, gives back.
+RESULTS = {
+    "logits, weights, choices": "olmoe",
+    "of its own norm": "gemma4_text",
+    "logits alone": "dbrx",
+    "a mask": "switch_transformers",
+    "masks of two": "nllb_moe",
+    "sorted by expert": "jetmoe",
+    "weights of all experts": "llama4_text",
+    "numbers of experts that copy": "longcat_flash",
+    "a table of tokens": "deepseek_v4",
+    "a choice that its block makes": "deepseek_v3",
+    "weights before choices": "granitemoe",
+    "with biases of logits": "gpt_oss",
+    "experts in two lots": "ernie4_5_vl_moe",
+    "sparsemixer": "phimoe",
+    "with rows of shared experts": "inkling_text",
+    "without a module of its own": "minimax_m2",
+    "in a part of the model": "llava__mixtral",
+}
 
-@cache
-def tapped(name: str) -> tuple[Any, dict[str, list[tuple[torch.Tensor, torch.Tensor | None]]]]:
-    """What the taps deliver while the families' oracle runs the model, and what that one saw."""
+
+def tapped(name: str) -> tuple[Any, ...]:
+    """Places, what their taps deliver while the families' oracle runs the model, and what it saw."""
     model = model_of(name)
     store = ModelStore(model)
     places = find_places(load_routers(store).routers, store)
-    seen: dict[str, list[tuple[torch.Tensor, torch.Tensor | None]]] = defaultdict(list)
+    delivered: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
     handles = [
         handle
         for place in places
-        for handle in Tap(place, model, lambda n, i, c: seen[n].append((i, c))).hooks()
+        for handle in Tap(place, model, lambda n, *of: delivered.setdefault(n, of)).hooks()
     ]
     try:
-        observed = observe(model, name)
+        return places, delivered, observe(model, name)
     finally:
         for handle in handles:
             handle.remove()
-    return (places, observed), seen
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_a_tap_sees_what_the_router_was_given_and_chose(name: str) -> None:
-    (places, observed), seen = tapped(name)
-    found = 0
-    for place in places:
-        for inputs, chosen in seen[place.router.name][:1]:
-            given = [_normed(o.inputs, place, name) for o in observed]
-            same = [o for o, y in zip(observed, given, strict=True) if _is_close(y, inputs, name)]
-            assert same, f"{place.router.name} was given something else"
-            if name.partition("__")[0] in AFTER_CAPACITY:
-                assert chosen is None
-            else:
-                assert chosen is not None
-                assert any(np.array_equal(np.sort(o.chosen), np.sort(chosen)) for o in same)
-            found += 1
-    assert found >= 1
+@pytest.mark.parametrize("name", by_day(RUN, RESULTS))
+def test_a_tap_sees_what_the_router_was_given_and_chose(name):
+    """And logits on the device are those of the rule, in float64 from the same inputs."""
+    places, delivered, observed = tapped(name)
+    assert delivered
+    for place in (place for place in places if place.router.name in delivered):
+        inputs, chosen = delivered[place.router.name]
+        router = place.router
+        read = [_normed(o.inputs, place, name) for o in observed]
+        same = [o for o, y in zip(observed, read, strict=True) if _is_close(y, inputs, name)]
+        assert same, f"{router.name} was given something else"
+        assert (chosen is None) == (name.partition("__")[0] in AFTER_CAPACITY)
+        if chosen is not None:
+            assert any(np.array_equal(np.sort(o.chosen), np.sort(chosen)) for o in same)
+        parts = KeptParts(place, Keep("logits")).of(inputs, None)
+        assert parts.values is not None
+        exact = inputs.double().numpy() @ router.weight.T.astype(np.float64)
+        if router.logit_bias is not None:
+            exact = exact + router.logit_bias
+        np.testing.assert_allclose(parts.values.numpy(), exact, rtol=1e-4, atol=1e-4)
 
 
 def _normed(inputs: np.ndarray, place: Place, name: str) -> np.ndarray:
@@ -83,23 +105,9 @@ def _is_close(mine: np.ndarray, theirs: torch.Tensor, name: str) -> bool:
     return np.array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_logits_on_the_device_are_those_of_the_rule(name: str) -> None:
-    """In float64 from the same inputs."""
-    (places, _), seen = tapped(name)
-    for place in places:
-        for inputs, _ in seen[place.router.name][:1]:
-            kept = KeptParts(place, Keep("logits")).of(inputs, None)
-            assert kept.values is not None
-            exact = inputs.double().numpy() @ place.router.weight.T.astype(np.float64)
-            if place.router.logit_bias is not None:
-                exact = exact + place.router.logit_bias
-            np.testing.assert_allclose(kept.values.numpy(), exact, rtol=1e-4, atol=1e-4)
-
-
-def test_logits_of_a_cosine_router_are_scaled_cosines() -> None:
-    (places, _), seen = tapped("olmoe")
-    inputs = seen[places[0].router.name][0][0]
+def test_logits_of_a_cosine_router_are_scaled_cosines():
+    places, delivered, _ = tapped("olmoe")
+    inputs, _ = delivered[places[0].router.name]
     generator = np.random.default_rng(0)
     inner = generator.standard_normal((7, inputs.shape[1]))
     shift, similar = generator.standard_normal(7), generator.standard_normal((5, 7))
@@ -111,8 +119,8 @@ def test_logits_of_a_cosine_router_are_scaled_cosines() -> None:
         projection=Projection(inner.astype(np.float32), shift.astype(np.float32), scale=3.0),
     )
     place = dataclasses.replace(places[0], router=router)
-    kept = KeptParts(place, Keep("logits")).of(inputs, None)
+    parts = KeptParts(place, Keep("logits")).of(inputs, None)
     projected = inputs.double().numpy() @ inner.T + shift
     cosine = projected @ similar.T / np.linalg.norm(projected, axis=1, keepdims=True)
-    assert kept.values is not None
-    np.testing.assert_allclose(kept.values.numpy(), 3.0 * cosine, atol=1e-5)
+    assert parts.values is not None
+    np.testing.assert_allclose(parts.values.numpy(), 3.0 * cosine, atol=1e-5)

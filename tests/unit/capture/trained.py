@@ -15,21 +15,21 @@ PAD, LENGTH = 0, 24
 BATCH, ACCUMULATED = 2, 2
 
 
-def tiny_model(seed: int = 0) -> OlmoeForCausalLM:
+SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_experts": 8,
+    "vocab_size": 64,
+    "pad_token_id": PAD,
+    "eos_token_id": 1,
+}
+
+
+def tiny_model(seed: int = 0, **options: Any) -> OlmoeForCausalLM:
     torch.manual_seed(seed)
-    config = OlmoeConfig(
-        hidden_size=32,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_experts=8,
-        num_experts_per_tok=2,
-        vocab_size=64,
-        pad_token_id=PAD,
-        eos_token_id=1,
-    )
-    return OlmoeForCausalLM(config)
+    return OlmoeForCausalLM(OlmoeConfig(**SIZES, **options))
 
 
 def texts(count: int, with_mask: bool = True) -> list[dict[str, list[int]]]:
@@ -68,8 +68,6 @@ def trainer_of(
 
 
 class Batches(TrainerCallback):
-    """Keeps what the model is given in each training pass."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self.found: list[dict[str, torch.Tensor]] = []
         model.register_forward_pre_hook(self._keep, with_kwargs=True)

@@ -31,6 +31,7 @@ from moegeom.trainable import (
     export_checkpoint,
 )
 from moegeom_cli.app import main
+from tests.by_day import by_day
 
 EXPERTS, K, HIDDEN, TOKENS = 8, 2, 16, 256
 
@@ -50,22 +51,19 @@ LISTED: dict[str, Callable[[], RouterModule]] = {
     "osr": lambda: OSRRouter(EXPERTS, K, HIDDEN, router_dim=2),
 }
 
+_RELU = "ReLU of logits + bias, every expert above 0 (training aims at 2)"
 #: Screens that say of a rule what it is, by kind.
 WORDS = {
     "top-k": "softmax of biased logits, top 2, weights sum to 1",
     "sigmoid": "sigmoid + selection bias, top 2, weights sum to 1, x 2.5",
-    "smooth": "softmax, top 2, weights sum to 1",
-    "exact": "softmax, top 2, weights sum to 1",
+    **dict.fromkeys(("smooth", "exact"), "softmax, top 2, weights sum to 1"),
     "cosine": "cosines in 12 projected dimensions x",
     "centred": "softmax of biased logits, top 2, weights sum to 1",
-    "relu": "ReLU of logits + bias, every expert above 0 (training aims at 2)",
-    "centred relu": "ReLU of logits + bias, every expert above 0 (training aims at 2)",
+    **dict.fromkeys(("relu", "centred relu"), _RELU),
 }
 
 
 class Layer(nn.Module):
-    """A router beside its experts."""
-
     def __init__(self, router: RouterModule) -> None:
         super().__init__()
         self.router = router
@@ -90,30 +88,25 @@ class Model(nn.Module):
         return x, inputs, routed
 
 
-@pytest.fixture
-def trained() -> Callable[[str], Model]:
-    def train(kind: str) -> Model:
-        torch.manual_seed(0)
-        model = Model((KINDS | LISTED)[kind])
-        optimiser = torch.optim.Adam(model.parameters(), lr=0.003)
-        for _ in range(5):
-            x = torch.randn(4, 32, HIDDEN)
-            out, _, routed = model(x)
-            loss = (out - x.flip(-1)).square().mean() + sum(r.loss for r in routed)
-            optimiser.zero_grad()
-            loss.backward()
-            assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
-            optimiser.step()
-            for layer, record in zip(model.layers, routed, strict=True):
-                if getattr(layer.router, "bias_rate", 0.0):
-                    layer.router.update_bias(record.load)
-        return model.eval()
-
-    return train
+def trained(kind: str) -> Model:
+    torch.manual_seed(0)
+    model = Model((KINDS | LISTED)[kind])
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.003)
+    for _ in range(5):
+        x = torch.randn(4, 32, HIDDEN)
+        out, _, routed = model(x)
+        loss = (out - x.flip(-1)).square().mean() + sum(r.loss for r in routed)
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+        optimiser.step()
+        for layer, record in zip(model.layers, routed, strict=True):
+            if getattr(layer.router, "bias_rate", 0.0):
+                layer.router.update_bias(record.load)
+    return model.eval()
 
 
 def record(model: Model, folder: Path, has_inputs: bool) -> None:
-    """What the routers of a model read and chose."""
     with torch.no_grad():
         _, inputs, routed = model(torch.randn(4, TOKENS // 4, HIDDEN))
     token = np.arange(TOKENS)
@@ -131,65 +124,64 @@ def record(model: Model, folder: Path, has_inputs: bool) -> None:
         writer.append(columns, *((read, chosen) if has_inputs else (chosen,)))
 
 
+Run = Callable[..., tuple[int, str]]
+
+
 @pytest.fixture
-def moegeom(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
-    def run(*arguments: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["moegeom", *map(str, arguments)])
+def moegeom(monkeypatch, capsys) -> Run:
+    def run(command: str, folder: Path, *arguments: str | Path) -> tuple[int, str]:
+        """A command about results, or about a checkpoint by the family file in it."""
+        family = folder / "family.toml"
+        options = ("--family", family) if family.exists() else ()
+        argv = ("moegeom", command, folder, *options, *arguments)
+        monkeypatch.setattr(sys, "argv", [*map(str, argv)])
         with pytest.raises(SystemExit) as end:
             main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), " ".join((said.out + said.err).split())
+        screen = capsys.readouterr()
+        return int(end.value.code or 0), " ".join((screen.out + screen.err).split())
 
     return run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_router_is_read_by_its_rule(kind, trained, moegeom, tmp_path):
-    ckpt = export_checkpoint(trained(kind), tmp_path / "model")
-    code, said = moegeom("routers", ckpt, "--family", ckpt / "family.toml")
-    assert (code, WORDS[kind] in said) == (0, True), said
+def test_a_trained_router_is_read_by_its_rule(kind, moegeom, tmp_path):
+    code, screen = moegeom("routers", export_checkpoint(trained(kind), tmp_path / "model"))
+    assert (code, WORDS[kind] in screen) == (0, True), screen
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("kind", KINDS)
-def test_choices_of_a_trained_router_verify_its_rule(kind, trained, moegeom, tmp_path):
-    model = trained(kind)
-    ckpt = export_checkpoint(model, tmp_path / "model")
-    family = ("--family", ckpt / "family.toml")
-    record(model, tmp_path / "rec", has_inputs=True)
-    code, said = moegeom(
-        "scan", ckpt, *family, "--tokens", tmp_path / "rec", "--out", tmp_path / "results"
-    )
-    assert code == 0, said
-    assert "recorded choices reproduced: 512 of 512" in said
-    code, said = moegeom("check", tmp_path / "results")
-    assert code == 0, said
-    assert "verified: 100 % of the first recorded choices follow" in said
+def scanned(model: Model, moegeom: Run, folder: Path, has_inputs: bool) -> str:
+    record(model, folder / "rec", has_inputs)
+    recording = ("--tokens", folder / "rec", "--out", folder / "results")
+    code, screen = moegeom("scan", export_checkpoint(model, folder / "model"), *recording)
+    assert code == 0, screen
+    return screen
+
+
+@pytest.mark.parametrize(
+    "kind", by_day(KINDS, {"softmax": "centred", "sigmoid": "sigmoid", "ReLU": "centred relu"})
+)
+def test_choices_of_a_trained_router_verify_its_rule(kind, moegeom, tmp_path):
+    screen = scanned(trained(kind), moegeom, tmp_path, has_inputs=True)
+    assert "recorded choices reproduced: 512 of 512" in screen
+    code, screen = moegeom("check", tmp_path / "results")
+    assert code == 0, screen
+    assert "verified: 100 % of the first recorded choices follow" in screen
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("gru", "its state along tokens decides"), ("osr", "its costs are no product")],
 )
-def test_what_no_row_decides_is_listed_with_the_reason_and_counted(
-    kind, reason, trained, moegeom, tmp_path
-):
-    model = trained(kind)
-    ckpt = export_checkpoint(model, tmp_path / "model")
-    family = ("--family", ckpt / "family.toml")
-    code, said = moegeom("routers", ckpt, *family)
-    assert code == 3 and f"cannot be measured: {reason}" in said
-    record(model, tmp_path / "rec", has_inputs=False)
-    code, said = moegeom(
-        "scan", ckpt, *family, "--tokens", tmp_path / "rec", "--out", tmp_path / "results"
-    )
-    assert code == 0 and reason in said, said
+def test_what_no_row_decides_is_listed_with_the_reason_and_counted(kind, reason, moegeom, tmp_path):
+    assert reason in scanned(trained(kind), moegeom, tmp_path, has_inputs=False)
+    code, screen = moegeom("routers", tmp_path / "model")
+    assert code == 3 and f"cannot be measured: {reason}" in screen
 
 
 def test_the_file_of_relu_routers_names_the_score_and_how_many_are_meant(tmp_path):
     router = ReLURouter(EXPERTS, K, HIDDEN, has_bias=True)
-    said = tomllib.loads((export_checkpoint(router, tmp_path / "m") / "family.toml").read_text())
-    (stack,) = said["stacks"]
+    file = export_checkpoint(router, tmp_path / "m") / "family.toml"
+    (stack,) = tomllib.loads(file.read_text())["stacks"]
     assert (stack["score"], stack["top_k"], stack["num_experts"]) == ("relu", K, EXPERTS)
     assert stack["logit_bias"] == ["layers.{layer}.router.bias"]
 
@@ -211,14 +203,14 @@ def test_all_tensors_are_written_once_and_a_module_takes_them_back(tmp_path):
 def test_a_router_alone_is_layer_0_and_kinds_of_other_names_are_stacks_of_their_own(
     moegeom, tmp_path
 ):
-    alone = export_checkpoint(TopKRouter(EXPERTS, K, HIDDEN), tmp_path / "alone")
-    code, said = moegeom("routers", alone, "--family", alone / "family.toml")
-    assert code == 0 and "text/0" in said
+    code, screen = moegeom(
+        "routers", export_checkpoint(TopKRouter(EXPERTS, K, HIDDEN), tmp_path / "alone")
+    )
+    assert code == 0 and "text/0" in screen
     model = Model(KINDS["top-k"])
     model.layers[1].gate = CosineRouter(4, 1, HIDDEN, projected=3)
-    both = export_checkpoint(model, tmp_path / "both")
-    code, said = moegeom("routers", both, "--family", both / "family.toml")
-    assert code == 0 and "text0/0-1" in said and "text1/1" in said, said
+    code, screen = moegeom("routers", export_checkpoint(model, tmp_path / "both"))
+    assert code == 0 and "text0/0-1" in screen and "text1/1" in screen, screen
 
 
 def test_what_cannot_be_said_is_refused_before_anything_is_written(tmp_path):

@@ -16,25 +16,27 @@ from moegeom.trainable.upcycling import SoftmaxGate, upcycle
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2,
-}  # fmt: skip
+    **dict.fromkeys(("num_attention_heads", "num_local_experts", "num_experts"), 4),
+    **dict.fromkeys(("num_hidden_layers", "num_experts_per_tok", "num_key_value_heads"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+}
+LATENT = {
+    **dict.fromkeys(("n_routed_experts", "num_key_value_heads"), 4),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 4),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "v_head_dim"), 8),
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+}
 MODELS = {
-    "mixtral": ("MixtralConfig", SIZES | {"num_local_experts": 4}),
-    "olmoe": ("OlmoeConfig", SIZES | {"num_experts": 4}),
-    "qwen2_moe": (
-        "Qwen2MoeConfig",
-        SIZES | {"num_experts": 4, "moe_intermediate_size": 16,
-                 "shared_expert_intermediate_size": 16},
-    ),
-    "deepseek_v3": (
-        "DeepseekV3Config",
-        SIZES | {"n_routed_experts": 4, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1,
-                 "first_k_dense_replace": 0, "q_lora_rank": 8, "kv_lora_rank": 8,
-                 "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-                 "num_key_value_heads": 4},
-    ),
-}  # fmt: skip
+    "mixtral": ("MixtralConfig", SIZES),
+    "olmoe": ("OlmoeConfig", SIZES),
+    "qwen2_moe": ("Qwen2MoeConfig", SIZES),
+    "deepseek_v3": ("DeepseekV3Config", SIZES | LATENT),
+}
 IDS = torch.arange(20).reshape(2, 10)
 
 
@@ -58,28 +60,24 @@ def drawn(rows: int = 4) -> torch.Tensor:
     return torch.randn(rows, 32, generator=torch.Generator().manual_seed(3))
 
 
-def experts_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    named = {**model.state_dict()}
-    return {n: v.clone() for n, v in named.items() if ".gate." not in n}
+class First(torch.nn.Module):
+    """Without a matrix: experts 0 and 1 for all."""
+
+    def forward(self, tokens):
+        weights = tokens.new_full((len(tokens), 2), 0.5)
+        chosen = torch.tensor([0, 1]).expand(len(tokens), 2)
+        return tokens.new_zeros(len(tokens), 4), weights, chosen
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_exchanged_and_every_other_tensor_is_bit_equal(name):
-    model = made(name)
-    before = experts_of(model)
-    assert replace_router(model, drawn()) is model
-    for layer in (0, 1):
-        assert torch.equal(block(model, layer).gate.weight, drawn())
-    for tensor, value in experts_of(model).items():
-        assert torch.equal(value, before[tensor]), tensor
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_copy_of_a_router_in_its_place_changes_no_logit(name):
-    model = made(name)
-    before = model(IDS).logits
+    model, before = made(name), made(name).state_dict()
+    logits = model(IDS).logits
     replace_router(model, lambda layer, old: copy.deepcopy(old))
-    assert torch.equal(model(IDS).logits, before)
+    assert torch.equal(model(IDS).logits, logits)
+    assert replace_router(model, drawn()) is model
+    for tensor, value in model.state_dict().items():
+        assert torch.equal(value, drawn() if ".gate.weight" in tensor else before[tensor]), tensor
 
 
 def test_only_the_layers_asked_for_are_exchanged():
@@ -89,25 +87,15 @@ def test_only_the_layers_asked_for_are_exchanged():
     assert torch.equal(block(model, 1).gate.weight, drawn())
 
 
-def test_hooks_fire_on_the_new_router_and_their_handles_take_them_off():
+def test_hooks_of_both_routers_fire_on_the_new_one_and_their_handles_take_them_off():
     model, seen = made(), []
-    handle = block(model).gate.register_forward_hook(lambda *given: seen.append(len(given)))
-    before = block(model).gate.register_forward_pre_hook(
-        lambda module, args, named: seen.append(0), with_kwargs=True
-    )
-    replace_router(model, SoftmaxGate(32, 4, 2))
-    assert isinstance(block(model).gate, SoftmaxGate)
-    model(IDS)
-    assert seen == [0, 3]
-    handle.remove()
-    before.remove()
-    model(IDS)
-    assert seen == [0, 3]
-
-
-def test_hooks_of_the_new_router_fire_too():
-    model, seen = made(), []
-    block(model).gate.register_forward_hook(lambda *given: seen.append("old"))
+    old = block(model).gate
+    handles = [
+        old.register_forward_hook(lambda *given: seen.append("old")),
+        old.register_forward_pre_hook(
+            lambda module, args, named: seen.append("before"), with_kwargs=True
+        ),
+    ]
 
     def new(layer, old):
         gate = SoftmaxGate(32, 4, 2)
@@ -115,8 +103,13 @@ def test_hooks_of_the_new_router_fire_too():
         return gate
 
     replace_router(model, new, layers=[0])
+    assert isinstance(block(model).gate, SoftmaxGate)
     model(IDS)
-    assert sorted(seen) == ["new", "old"]
+    assert sorted(seen) == ["before", "new", "old"]
+    for handle in handles:
+        handle.remove()
+    model(IDS)
+    assert sorted(seen) == ["before", "new", "new", "old"]
 
 
 def test_dtype_mode_and_load_are_those_of_the_old_router():
@@ -180,35 +173,27 @@ def test_rows_that_were_written_are_back_after_a_refusal():
     assert torch.equal(block(model).gate.weight, block(before).gate.weight)
 
 
-def test_a_router_that_gives_something_else_is_refused():
-    model = made()
-    with pytest.raises(UsageError, match=r"Linear gives torch.float32 \(2, 4\)"):
-        replace_router(model, torch.nn.Linear(32, 4, bias=False))
+@pytest.mark.parametrize(
+    ("router", "layers", "message"),
+    [
+        (torch.nn.Linear(32, 4, bias=False), None, r"Linear gives torch.float32 \(2, 4\)"),
+        (drawn(), [5], "in layer 5"),
+        (np.full((4, 32), np.nan), None, "all finite"),
+    ],
+)
+def test_a_router_that_gives_something_else_is_refused(router, layers, message):
+    with pytest.raises(UsageError, match=message):
+        replace_router(made(), router, layers=layers)
     with pytest.raises(UsageError, match="no module with experts and a router"):
-        replace_router(torch.nn.Linear(3, 3), drawn())
-    with pytest.raises(UsageError, match="in layer 5"):
-        replace_router(model, drawn(), layers=[5])
-    with pytest.raises(UsageError, match="all finite"):
-        replace_router(model, np.full((4, 32), np.nan))
+        replace_router(torch.nn.Linear(3, 3), router)
 
 
-def test_a_router_without_a_matrix_of_its_own_takes_the_place_too():
-    class First(torch.nn.Module):
-        def forward(self, tokens):
-            weights = tokens.new_full((len(tokens), 2), 0.5)
-            chosen = torch.tensor([0, 1]).expand(len(tokens), 2)
-            return tokens.new_zeros(len(tokens), 4), weights, chosen
-
-    model = replace_router(made(), First())
-    assert torch.isfinite(model(IDS).logits).all()
+def test_a_router_without_a_matrix_or_of_another_number_of_experts_takes_the_place_too():
+    model = made()
+    for router in (SoftmaxGate(32, 4, 3), First()):
+        assert torch.isfinite(replace_router(model, router)(IDS).logits).all()
     with pytest.raises(UsageError, match="has no matrix"):
         replace_router(model, drawn())
-
-
-def test_a_router_may_choose_another_number_of_experts():
-    model = made()
-    replace_router(model, SoftmaxGate(32, 4, 3))
-    assert torch.isfinite(model(IDS).logits).all()
 
 
 def test_upcycled_blocks_take_other_routers_too():

@@ -1,33 +1,27 @@
-"""Smoothed top-k: the weights of the definition, the budget, and what each controller finds."""
+"""Rules that fade: the weights of smoothed top-k and of ReLU, and what their controllers find."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from moegeom.core.errors import UsageError
+from moegeom.core.router import Weights
 from moegeom.geometry.boundary.orders import extra_experts
-from moegeom.trainable import SmoothTopKRouter, TopKRouter, parameter_groups
-from moegeom.trainable.smooth import eps_for_budget, smooth_step
+from moegeom.geometry.selection import SCORES
+from moegeom.geometry.whatif.smooth import gaps, smooth_gate, smoothing_budget
+from moegeom.geometry.whatif.threshold import relu_gate
+from moegeom.trainable import (
+    ReLURouter,
+    SmoothTopKRouter,
+    TopKRouter,
+    parameter_groups,
+    update_strength,
+)
+from moegeom.trainable.smooth import eps_for_budget
 
 EXPERTS, K, HIDDEN = 8, 2, 16
-
-FIXTURES = {
-    entry["name"]: entry
-    for entry in json.loads(
-        (Path(__file__).parents[2] / "data/theory_fixtures.json").read_text("utf-8")
-    )["fixtures"]
-}
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 def router(num_experts: int = EXPERTS, **options) -> SmoothTopKRouter:
@@ -38,17 +32,27 @@ def logits(tokens: int = 200, num_experts: int = EXPERTS) -> torch.Tensor:
     return torch.randn(tokens, num_experts, dtype=torch.float64)
 
 
-def test_the_step_is_that_of_the_notes():
-    fixture = FIXTURES["smoothstep"]
-    u = torch.tensor(fixture["inputs"]["u"], dtype=torch.float64)
-    assert_allclose(smooth_step(u, 1.0, 50.0), fixture["expected"], rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("eps", [0.02, 0.3])
+def test_smoothed_weights_are_those_of_numpy(score, renormalise, eps):
+    module = router(eps=eps, score=score, renormalise=renormalise, bias_rate=score == "sigmoid")
+    z = logits().numpy()
+    scores, selection = SCORES[score](z), z
+    if module.selection_bias is not None:
+        module.selection_bias.normal_(std=0.2)
+        selection = scores + module.selection_bias.numpy()
+    ours = module.choose(torch.from_numpy(z)).dense().detach()
+    weights = Weights("scores", renormalise)
+    truth = smooth_gate(z, scores, selection, K, weights, module.eps.item())
+    assert_allclose(ours, truth, atol=1e-6)
 
 
-def test_the_weights_are_those_of_the_notes():
-    fixture = FIXTURES["smooth_gate"]
-    module = router(5, eps=fixture["inputs"]["eps"])
-    routed = module.choose(torch.tensor([fixture["inputs"]["z"]], dtype=torch.float64))
-    assert_allclose(routed.dense()[0].detach(), fixture["expected"], rtol=1e-6, atol=1e-12)
+@pytest.mark.parametrize("extra", [0.0, 0.001, 0.5, 2.0])
+def test_the_width_for_a_budget_is_that_of_numpy(extra):
+    gap = gaps(logits().numpy(), K)
+    ours = eps_for_budget(torch.from_numpy(gap), extra).item()
+    assert_allclose(ours, smoothing_budget(gap, extra).eps, rtol=1e-12)
 
 
 @pytest.mark.parametrize("eps", [0.05, 0.12, 0.16, 1.2])
@@ -57,16 +61,6 @@ def test_every_token_has_k_and_its_extra_experts(eps):
     routed = router(eps=eps).choose(z)
     assert_array_equal(routed.num_chosen, K + extra_experts(z.numpy(), K, eps))
     assert routed.chosen.shape[1] == int(routed.num_chosen.max())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"score": "softmax"}, {"renormalise": False}, {"score": "sigmoid", "bias_rate": 1.0}],
-)
-def test_far_from_ties_the_weights_are_those_of_top_k(options):
-    smooth, hard = router(eps=1e-9, **options), TopKRouter(EXPERTS, K, HIDDEN, **options)
-    z = logits()
-    assert_array_equal(smooth.choose(z).dense().detach(), hard.double().choose(z).dense().detach())
 
 
 def test_without_width_and_at_hard_inference_the_choice_is_top_k():
@@ -79,47 +73,6 @@ def test_without_width_and_at_hard_inference_the_choice_is_top_k():
     for routed in (zero.choose(z), late.choose(z)):
         assert_array_equal(routed.chosen, hard.chosen)
         assert_array_equal(routed.weights, hard.weights)
-
-
-def test_weights_jump_at_a_tie_with_top_k_and_not_with_smoothing():
-    z = torch.tensor([[1.0, 0.5, 0.5, -1.0]], dtype=torch.float64)
-    step = torch.tensor([[0.0, 1e-7, -1e-7, 0.0]], dtype=torch.float64)
-
-    def jump(module) -> float:
-        return (
-            (module.choose(z + step).dense() - module.choose(z - step).dense()).abs().max().item()
-        )
-
-    assert jump(TopKRouter(4, K, HIDDEN)) > 0.3
-    assert jump(router(4, eps=0.1)) < 1e-6
-
-
-@pytest.mark.parametrize("eps", [0.1, 1.0])
-def test_weights_change_no_faster_than_the_steepest_place_of_the_step(eps):
-    module = router(eps=eps)
-    start, direction = logits(2000), logits(2000).sign()
-    size = 1e-6
-    change = (
-        (module.choose(start + size * direction).dense() - module.choose(start).dense()).abs().max()
-    )
-    # 17.756 / eps times the two logits that u is made of, and the softmax itself
-    assert change.item() / size < 2 * 17.756 / eps + 1.0
-
-
-def test_gradients_of_weights_and_width_are_finite_differences():
-    module = router(eps=0.8, renormalise=True, balance_coef=0.0, boundary_coef=0.0)
-    z = torch.tensor(
-        [[1.0, 0.4, 0.36 - 0.72, -2.0], [2.0, 0.9, 0.9 - 0.77, 0.9 - 0.75]], dtype=torch.float64
-    )
-
-    def weights(z: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-        small = SmoothTopKRouter(4, K, HIDDEN, boundary_coef=0.0).double()
-        del small.theta
-        small.theta = theta
-        return small.choose(z).dense()
-
-    theta = module.theta.detach().requires_grad_()
-    assert torch.autograd.gradcheck(weights, (z.requires_grad_(), theta))
 
 
 def test_a_detached_gate_gives_the_width_no_gradient_but_that_of_the_budget():
@@ -171,14 +124,6 @@ def test_the_controllers_find_the_budget_and_the_minimum_of_the_loss_is_elsewher
     assert_allclose(exact.eps.item(), 0.15147, atol=0.01)
 
 
-def test_the_width_of_the_notes_meets_the_budget():
-    fixture = FIXTURES["eps_for_budget"]
-    gaps = torch.tensor(fixture["inputs"]["gaps"], dtype=torch.float64)
-    assert_allclose(eps_for_budget(gaps, 0.5).item(), fixture["expected"], rtol=1e-12)
-    assert eps_for_budget(gaps, 0.0).item() == 0.0
-    assert gaps.max() < eps_for_budget(gaps, 2.0).item() < gaps.max() + 1e-9
-
-
 def test_the_exact_controller_takes_its_mean_over_every_few_batches_and_rests_in_evaluation():
     module = router(controller="exact", every=3, decay=0.5, eps=0.7)
     batches = [logits() for _ in range(3)]
@@ -219,14 +164,67 @@ def test_the_widths_have_a_group_of_their_own_without_decay():
     assert model[0].theta.item() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"budget": 1.5}, "budget is 1.5, expected 2 to 8"),
-        ({"controller": "none"}, "controller is 'none', expected loss or exact"),
-        ({"eps": 0.0}, "expected positive numbers"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        router(**options)
+def test_weights_are_the_positive_logits_and_a_token_may_have_none():
+    z = torch.tensor([[0.5, -1.0, 2.0], [-1.0, -2.0, 0.0], [1.0, 1.0, 1.0]])
+    routed = ReLURouter(3, 1, HIDDEN).choose(z)
+    assert_array_equal(routed.chosen, [[2, 0, -1], [-1, -1, -1], [0, 1, 2]])
+    assert_array_equal(routed.dense().detach(), torch.relu(z))
+    assert ReLURouter(3, 1, HIDDEN).choose(-torch.ones(2, 3)).chosen.shape == (2, 0)
+    z = torch.randn(300, EXPERTS, dtype=torch.float64)
+    ours = ReLURouter(EXPERTS, K, HIDDEN).choose(z).dense()
+    assert_allclose(ours, relu_gate(z.numpy(), 0.0), atol=1e-15)  # of NumPy
+
+
+def test_the_loss_is_the_sum_over_tokens_and_experts():
+    router = ReLURouter(EXPERTS, K, HIDDEN, num_layers=3, strength=0.5)
+    z = torch.randn(20, EXPERTS, requires_grad=True)
+    total = torch.zeros(())
+    for e in range(EXPERTS):
+        f = EXPERTS / (K * 20) * sum(1 for t in range(20) if z[t, e] > 0)
+        for t in range(20):
+            total = total + f * torch.relu(z[t, e])
+    expected = 0.5 / (3 * 20) * total
+    ours = router.choose(z).loss
+    assert_allclose(ours.item(), expected.item(), rtol=1e-6)
+    slopes = [torch.autograd.grad(loss, z)[0] for loss in (ours, expected)]
+    assert_allclose(*slopes, rtol=1e-5, atol=1e-9)
+
+
+def test_the_strength_grows_while_too_few_weights_are_zero_and_falls_after():
+    first, second = (ReLURouter(4, 1, HIDDEN, strength=1e-3) for _ in range(2))
+    first.choose(torch.tensor([[1.0, 1.0, -1.0, -1.0]]))
+    second.choose(torch.tensor([[1.0, -1.0, -1.0, -1.0]]))
+    assert update_strength([first, second]) == 0.625
+    assert_allclose([first.strength, second.strength], 1.2e-3, rtol=1e-6)
+    first.choose(torch.tensor([[-1.0, -1.0, -1.0, -1.0]]))
+    update_strength([first, second])
+    assert_allclose(first.strength, 1e-3, rtol=1e-6)
+    first.choose(torch.tensor([[1.0, 1.0, -1.0, -1.0]]))
+    second.choose(torch.tensor([[-1.0, -1.0, -1.0, -1.0]]))
+    assert update_strength([first, second]) == 0.75
+    assert_allclose(first.strength, 1e-3, rtol=1e-6)
+
+
+def test_training_ends_with_k_experts_on_average():
+    router = ReLURouter(EXPERTS, K, HIDDEN, has_bias=True, strength=0.01, factor=1.02)
+    optimiser = torch.optim.Adam(router.parameters(), lr=0.01)
+    target = torch.randn(HIDDEN, EXPERTS)
+    counts = []
+    for _ in range(400):
+        x = torch.randn(128, HIDDEN)
+        routed = router(x)
+        loss = (routed.dense() - torch.relu(x @ target)).square().mean() + routed.loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        update_strength([router])
+        counts.append(routed.num_chosen.float().mean().item())
+    assert counts[0] > 3.0
+    assert_allclose(sum(counts[-50:]) / 50, K, atol=0.5)
+
+
+def test_a_strength_never_sticks_at_zero():
+    dense = ReLURouter(4, 1, HIDDEN, strength=1e-30)
+    dense.choose(-torch.ones(3, 4))
+    update_strength([dense])
+    assert_allclose(dense.strength, 1e-30, rtol=1e-6)

@@ -18,9 +18,12 @@ from moegeom.trainable.upcycling import SoftmaxGate, UpcycledBlock, upcycle
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), 64),
+    **dict.fromkeys(("num_hidden_layers", "num_key_value_heads"), 2),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+}
 GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 MODELS = {
     "llama": ("LlamaConfig", SIZES),
@@ -91,14 +94,10 @@ def test_logits_drift_in_proportion_to_the_noise(name):
 
 def test_noise_has_the_deviation_that_is_asked_for():
     block = dense("llama").model.layers[0].mlp
-    absolute, relative = small("llama"), small("llama", relative=True)
-    for model, expected in (
-        (absolute, 0.01),
-        (relative, 0.01 * block.up_proj.weight.detach().std()),
-    ):
-        for expert in model.model.layers[0].mlp.experts:
+    for relative, expected in ((False, 0.01), (True, 0.01 * block.up_proj.weight.std().item())):
+        for expert in small("llama", relative=relative).model.layers[0].mlp.experts:
             moved = (expert.up_proj.weight - block.up_proj.weight).detach()
-            np.testing.assert_allclose(moved.std().item(), float(expected), rtol=0.1)
+            np.testing.assert_allclose(moved.std().item(), expected, rtol=0.1)
 
 
 def test_the_same_seed_gives_the_same_experts_and_more_of_them_leave_the_first():
@@ -149,34 +148,32 @@ def test_a_router_and_a_part_of_experts_train_and_a_frozen_shared_expert_does_no
     assert all(p.requires_grad for p in free.parameters())
 
 
+class Own(torch.nn.Module):
+    """The same experts with the same weight for every token."""
+
+    def __init__(self, experts: tuple[int, ...], weight: float) -> None:
+        super().__init__()
+        self.experts, self.weight = torch.tensor(experts), weight
+
+    def forward(self, tokens):
+        chosen = self.experts.expand(len(tokens), -1)
+        return tokens.new_zeros(len(tokens), 4), tokens.new_full(chosen.shape, self.weight), chosen
+
+
 def test_a_router_of_ones_own_chooses():
-    class First(torch.nn.Module):
-        """Experts 1 and 3 for every token, with weights that do not sum to 1."""
-
-        def forward(self, tokens):
-            weights = tokens.new_full((len(tokens), 2), 0.2)
-            chosen = torch.tensor([1, 3]).expand(len(tokens), 2)
-            return tokens.new_zeros(len(tokens), 4), weights, chosen
-
-    before = logits(dense("llama"))
-    np.testing.assert_allclose(logits(small("llama", router=First(), noise=0.0)), before, atol=1e-6)
-    made = small("llama", router=lambda layer: First())
-    used = made.model.layers[1].mlp.experts
-    moved = logits(made)
+    before, own = logits(dense("llama")), Own((1, 3), 0.2)  # weights that do not sum to 1
+    np.testing.assert_allclose(logits(small("llama", router=own, noise=0.0)), before, atol=1e-6)
+    made = small("llama", router=lambda layer: own)
+    used, moved = made.model.layers[1].mlp.experts, logits(made)
     for number, is_used in ((0, False), (3, True)):
         torch.nn.init.zeros_(used[number].down_proj.weight)
         assert np.array_equal(logits(made), moved) != is_used
-    with pytest.raises(UsageError, match="its routers are First"):
+    with pytest.raises(UsageError, match="its routers are Own"):
         export_upcycled(made, "nowhere")
 
 
 def test_a_token_without_weights_gets_nothing():
-    class Silent(torch.nn.Module):
-        def forward(self, tokens):
-            zeros = tokens.new_zeros(len(tokens), 1)
-            return zeros, zeros, zeros.long()
-
-    block = small("llama", router=Silent()).model.layers[0].mlp
+    block = small("llama", router=Own((0,), 0.0)).model.layers[0].mlp
     assert torch.equal(block(torch.ones(2, 3, 32)), torch.zeros(2, 3, 32))
 
 
@@ -189,30 +186,25 @@ def test_the_export_loads_as_what_others_know_and_gives_the_same_logits(
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     assert loaded.config.model_type == architecture
     np.testing.assert_allclose(logits(loaded), logits(model), atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "asked", "architecture"), EXPORTS[::3])
-def test_routers_scan_and_check_read_the_export(tmp_path, monkeypatch, name, asked, architecture):
-    monkeypatch.chdir(tmp_path)
-    model = small(name, **asked)
-    folder = export_upcycled(model, tmp_path / "out")
     opened = moegeom.open(str(folder))
     assert opened.found.family == architecture
     for router in opened.routers:
         block = model.model.layers[router.layer].mlp
         np.testing.assert_array_equal(router.weight, block.gate.weight.detach().numpy())
         assert (router.rule.top_k, router.num_experts) == (2, 4)
-    layers = moegeom.scan(str(folder)).layers()
-    assert (
-        layers.num_rows
-        == len(opened.routers)
-        == sum(isinstance(module, UpcycledBlock) for module in model.modules())
-    )
-    found = gate(GateRequest(str(folder), experts=True, select=("MGI", "MGG208"))).verdict
-    failed = {outcome.code: outcome for outcome in found.in_state("failed")}
-    assert set(failed) == {"MGG208"}
-    places = {router for finding in failed["MGG208"].findings for router in finding.routers}
-    assert places == {router.name for router in opened.routers}
+    blocks = sum(isinstance(module, UpcycledBlock) for module in model.modules())
+    assert len(opened.routers) == blocks
+
+
+def test_scan_and_check_read_the_export(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = str(export_upcycled(small("llama", shared=1), tmp_path / "out"))
+    assert moegeom.scan(folder).layers().num_rows == 2
+    verdict = gate(GateRequest(folder, experts=True, select=("MGI", "MGG208"))).verdict
+    (failed,) = verdict.in_state("failed")
+    assert failed.code == "MGG208"
+    places = {router for finding in failed.findings for router in finding.routers}
+    assert places == {router.name for router in moegeom.open(folder).routers}
 
 
 def test_experts_that_were_trained_are_no_longer_a_finding(tmp_path, monkeypatch):
@@ -264,26 +256,30 @@ def test_models_without_a_block_of_their_own_and_with_two_are_refused():
         upcycle(two)
 
 
-def test_no_other_architecture_is_written_for_what_computes_something_else(tmp_path):
-    refused = {
-        "not upcycled": (dense("llama"), {}, "has no upcycled block"),
-        "attention": (small("gemma"), {}, "gemma is another attention"),
-        "shared": (small("qwen3", shared=1), {}, "not qwen3_moe: it has a shared expert"),
-        "window": (small("mistral", layers="0"), {}, "sliding window"),
-        "name": (small("llama"), {"architecture": "mixtrall"}, "'mixtrall' is not known"),
-        "asked": (small("llama", shared=1), {"architecture": "mixtral"}, "it has a shared expert"),
-    }
-    for model, asked, message in refused.values():
-        with pytest.raises(UsageError, match=message):
-            export_upcycled(model, tmp_path / "out", **asked)
-    uneven = upcycle(small("llama", layers="0"), "1", 8, 2)
-    with pytest.raises(UsageError, match="different numbers of experts"):
-        export_upcycled(uneven, tmp_path / "out")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    with pytest.raises(UsageError, match="holds files already"):
-        export_upcycled(small("llama"), tmp_path / "full")
+@pytest.mark.parametrize(
+    ("make", "asked", "message"),
+    [
+        (lambda: dense("llama"), {}, "has no upcycled block"),
+        (lambda: small("gemma"), {}, "gemma is another attention"),
+        (lambda: small("qwen3", shared=1), {}, "not qwen3_moe: it has a shared expert"),
+        (lambda: small("mistral", layers="0"), {}, "sliding window"),
+        (lambda: small("llama"), {"architecture": "mixtrall"}, "'mixtrall' is not known"),
+        (lambda: small("llama", shared=1), {"architecture": "mixtral"}, "it has a shared expert"),
+        (lambda: upcycle(small("llama", layers="0"), "1", 8, 2), {}, "different numbers of exp"),
+    ],
+)
+def test_no_other_architecture_is_written_for_what_computes_something_else(
+    make, asked, message, tmp_path
+):
+    with pytest.raises(UsageError, match=message):
+        export_upcycled(make(), tmp_path / "out", **asked)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_files_is_not_written_into(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="holds files already"):
+        export_upcycled(small("llama"), tmp_path)
 
 
 def test_the_gate_is_softmax_and_the_largest_of_it():

@@ -191,11 +191,7 @@ def made_up(methods: dict[str, float]) -> ResultFile:
         for name, gap in methods.items()
         for seed in range(3)
     ]
-    facts = {
-        "settings": dataclasses.asdict(QUICK),
-        "core": "a core",
-        "versions": {"torch": "2"},
-    }
+    facts = {"settings": dataclasses.asdict(QUICK), "core": "a core", "versions": {"torch": "2"}}
     return ResultFile(Path("x"), facts, runs)
 
 

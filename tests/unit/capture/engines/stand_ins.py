@@ -1,8 +1,8 @@
 """Engines in small: the classes and attributes of vLLM and SGLang that a recording touches.
 
 Each is named as in the sources of vLLM 0.32.0 and SGLang 0.5.23. The mathematics is that of
-transformers: a scheduler cuts requests into passes as it likes, attention reads the keys of earlier
-passes, and the blocks of experts are laid out as each engine lays them out.
+transformers: a scheduler cuts requests into passes as it likes, and blocks of experts, laid out as
+each engine lays them out, read what the same model reads of whole requests.
 
 All arithmetic is such that no order of addition shows: router inputs are rounded to sixteenths and
 gates to sixty-fourths, so that logits are exact, and everything else runs in float64.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,31 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from transformers import OlmoeConfig, OlmoeForCausalLM
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tests.unit.capture.trained import tiny_model
 
 
 # ------------------------------------------------------------------------------------- the model
-def exact_model(attention: str) -> Any:
+def exact_model() -> Any:
     """A random model of transformers whose logits are exact."""
-    config = OlmoeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_experts=8,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        pad_token_id=None,
-        eos_token_id=None,
-        bos_token_id=None,
-        attn_implementation=attention,
-        experts_implementation="eager",
-    )
-    torch.manual_seed(5)
-    model = OlmoeForCausalLM(config).double().eval()
+    model = tiny_model(5, experts_implementation="eager").double().eval()
     for layer in model.model.layers:
         layer.mlp.gate.weight.data.mul_(10).mul_(64).round_().div_(64)
         layer.post_attention_layernorm.register_forward_hook(
@@ -53,79 +36,27 @@ def exact_model(attention: str) -> Any:
     return model
 
 
-@dataclass
-class Cache:
-    """Keys and values of one request in one layer, [1, heads, tokens, dim]."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
+@torch.no_grad()
+def router_inputs(requests: Sequence[Request]) -> dict[str, list[torch.Tensor]]:
+    """What its routers read of whole requests, [tokens, hidden] by layer."""
+    model, read = exact_model(), []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda module, arguments: read.append(arguments[0][0]))
+    for request in requests:
+        model(input_ids=torch.tensor([request.tokens]), use_cache=False)
+    return {request.name: [read.pop(0), read.pop(0)] for request in requests}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a scheduler runs of one request in a pass."""
-
     request: str
     start: int
     num_tokens: int
 
 
-@dataclass
-class Attention:
-    """Attention of passes made of pieces, over the keys that earlier passes left."""
-
-    pieces: Sequence[Piece] = ()
-    caches: dict[tuple[str, int], Cache] = field(default_factory=dict)
-
-    def __call__(
-        self,
-        module: Any,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-        **ignored: Any,
-    ) -> tuple[torch.Tensor, None]:
-        outputs, first = [], 0
-        for piece in self.pieces:
-            rows = slice(first, first + piece.num_tokens)
-            cache = self._extended(module.layer_idx, piece, keys[:, :, rows], values[:, :, rows])
-            scores = queries[:, :, rows] @ cache.keys.transpose(-1, -2) * scaling
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(piece.start)
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            outputs.append(weights @ cache.values)
-            first += piece.num_tokens
-        padding = torch.zeros_like(queries[:, :, first:])
-        return torch.cat([*outputs, padding], dim=2).transpose(1, 2), None
-
-    def _extended(self, layer: int, piece: Piece, keys: Any, values: Any) -> Cache:
-        old = self.caches.get((piece.request, layer), Cache(keys[:, :, :0], values[:, :, :0]))
-        new = Cache(
-            torch.cat([old.keys[:, :, : piece.start], keys], dim=2),
-            torch.cat([old.values[:, :, : piece.start], values], dim=2),
-        )
-        self.caches[piece.request, layer] = new
-        return new
-
-
-#: Which attention the model that runs right now is to use.
-RUNNING: list[Attention] = []
-
-
-def running(*given: Any, **named: Any) -> tuple[torch.Tensor, None]:
-    """The attention of the engine that runs right now."""
-    return RUNNING[-1](*given, **named)
-
-
-ALL_ATTENTION_FUNCTIONS.register("pieces", running)
-
-
 # ------------------------------------------------------------------------------------- requests
 @dataclass(frozen=True)
 class Request:
-    """Tokens of a prompt, then those that the engine is to generate."""
-
     name: str
     tokens: tuple[int, ...]
     num_prompt: int
@@ -149,15 +80,14 @@ class Scheduler:
     in the cache and skips it.
     """
 
-    def __init__(self, requests: Sequence[Request], rng: random.Random, caches: Any) -> None:
+    def __init__(self, requests: Sequence[Request], rng: random.Random) -> None:
         self.requests = {request.name: request for request in requests}
-        self._rng, self._caches = rng, caches
+        self._rng = rng
         self.done = dict.fromkeys(self.requests, 0)
         self.ran: set[tuple[str, int]] = set()
         self.num_again = 0
 
     def passes(self) -> Iterator[list[Piece]]:
-        """Pieces of each pass, until all tokens have been run."""
         while open_ones := [r for r in self.requests.values() if self.done[r.name] < len(r.tokens)]:
             count = self._rng.randint(1, min(4, len(open_ones)))
             pieces = [self._piece(r) for r in self._rng.sample(open_ones, count)]
@@ -174,22 +104,16 @@ class Scheduler:
         if done and self._rng.random() < 0.1:
             done = 0
         elif not done:
-            done = self._skip_cached(request)
+            done = 3 * self._is_begun(request)
         left = max(request.num_prompt - done, 1)
         return Piece(request.name, done, self._rng.randint(1, left))
 
-    def _skip_cached(self, request: Request) -> int:
-        """Takes the keys of a request that begins with the same three tokens."""
-        for other in self.requests.values():
-            same = other.name != request.name and other.tokens[:3] == request.tokens[:3]
-            if same and self.done[other.name] >= 3:
-                for layer in range(2):
-                    cache = self._caches[other.name, layer]
-                    self._caches[request.name, layer] = Cache(
-                        cache.keys[:, :, :3], cache.values[:, :, :3]
-                    )
-                return 3
-        return 0
+    def _is_begun(self, request: Request) -> bool:
+        """Whether the keys of another request that begins with the same three tokens are there."""
+        return any(
+            other.tokens[:3] == request.tokens[:3] and self.done[other.name] >= 3
+            for other in self.requests.values()
+        )
 
 
 # ------------------------------------------------------------------------------- vLLM's modules
@@ -218,7 +142,6 @@ class PackedGate(GateLinear):
 
 
 def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Routing weights and experts as transformers has them."""
     return torch.topk(logits.softmax(-1, dtype=torch.float), 2, dim=-1)
 
 
@@ -254,20 +177,22 @@ class MoERunner(nn.Module):
         return self.routed_experts(hidden, chosen[1].long(), chosen[0].to(hidden.dtype))
 
 
-class OlmoeMoE(nn.Module):
+class Block(nn.Module):
+    num_parts = 1
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.view(-1, hidden.shape[-1])
+        parts = [self.route(part) for part in rows.chunk(self.num_parts)]
+        return torch.cat(parts).view(hidden.shape)
+
+
+class OlmoeMoE(Block):
     """``models/olmoe.py``."""
 
     def __init__(self, block: Any, gate: type[GateLinear]) -> None:
         super().__init__()
         self.gate = gate(block.gate.weight.data)
         self.experts = MoERunner(block.experts)
-        self.num_parts = 1
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        rows = hidden.view(-1, hidden.shape[-1])
-        return torch.cat([self.route(part) for part in rows.chunk(self.num_parts)]).view(
-            hidden.shape
-        )
 
     def route(self, rows: torch.Tensor) -> torch.Tensor:
         logits, _ = self.gate(rows)
@@ -297,7 +222,7 @@ class TopK(nn.Module):
         return StandardTopKOutput(weights, torch.cat([chosen, shared], dim=1), logits)
 
 
-class SparseMoeBlock(nn.Module):
+class SparseMoeBlock(Block):
     """``srt/models/olmoe.py``."""
 
     def __init__(self, block: Any, layer: int) -> None:
@@ -305,13 +230,6 @@ class SparseMoeBlock(nn.Module):
         self.gate = GateLinear(block.gate.weight.data)
         self.topk = TopK(layer)
         self.experts = block.experts
-        self.num_parts = 1
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        rows = hidden.view(-1, hidden.shape[-1])
-        return torch.cat([self.route(part) for part in rows.chunk(self.num_parts)]).view(
-            hidden.shape
-        )
 
     def route(self, rows: torch.Tensor) -> torch.Tensor:
         logits, _ = self.gate(rows)
@@ -322,31 +240,37 @@ class SparseMoeBlock(nn.Module):
 # --------------------------------------------------------------------------------------- engines
 @dataclass
 class Engine:
-    """What both have in common: a model, its caches, and rows of padding behind each pass."""
+    """What both have in common: a model, its requests, and rows of padding behind each pass."""
 
     model: Any
-    attention: Attention = field(default_factory=Attention)
+    requests: dict[str, Request]
     padded_to: int = 1
-    requests: dict[str, Request] = field(default_factory=dict)
 
-    def lay_out(self, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and positions of a pass, padded."""
-        ids = [
+    def __post_init__(self) -> None:
+        self._inputs = router_inputs([*self.requests.values()])
+
+    def ids_of(self, pieces: Sequence[Piece]) -> list[int]:
+        return [
             t for p in pieces for t in self.requests[p.request].tokens[p.start :][: p.num_tokens]
         ]
+
+    def lay_out(self, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = self.ids_of(pieces)
         positions = [p.start + i for p in pieces for i in range(p.num_tokens)]
         padding = [0] * (-len(ids) % self.padded_to)
         return torch.tensor(ids + padding), torch.tensor(positions + padding)
 
-    def call(self, pieces: Sequence[Piece], **named: torch.Tensor) -> torch.Tensor:
-        """One forward pass: logits of the language model, [rows, vocabulary]."""
-        self.attention.pieces = pieces
-        RUNNING.append(self.attention)
-        try:
-            rows = {name: values[None] for name, values in named.items()}
-            return self.model(**rows, use_cache=False).logits[0]
-        finally:
-            RUNNING.pop()
+    def call(self, pieces: Sequence[Piece], num_rows: int) -> torch.Tensor:
+        """One forward pass: what the blocks of all layers give, [rows, hidden]."""
+        total = torch.zeros(num_rows, 32, dtype=torch.float64)
+        for number, layer in enumerate(self.model.model.layers):
+            rows = torch.zeros_like(total)
+            end = 0
+            for p in pieces:
+                start, end = end, end + p.num_tokens
+                rows[start:end] = self._inputs[p.request][number][p.start :][: p.num_tokens]
+            total = total + layer.mlp(rows[None])[0]
+        return total
 
 
 class ServedByVLLM(nn.Module):
@@ -354,7 +278,7 @@ class ServedByVLLM(nn.Module):
 
     def __init__(self, gate: type[GateLinear] = GateLinear) -> None:
         super().__init__()
-        whole = exact_model("pieces")
+        whole = exact_model()
         for layer in whole.model.layers:
             layer.mlp = OlmoeMoE(layer.mlp, gate)
         self.language_model = whole
@@ -362,8 +286,7 @@ class ServedByVLLM(nn.Module):
         self.pieces: Sequence[Piece] = ()
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **ignored: Any) -> Any:
-        engine = self.engine[0]
-        return engine.call(self.pieces, input_ids=input_ids, position_ids=positions)
+        return self.engine[0].call(self.pieces, len(input_ids))
 
 
 class GPUModelRunner:
@@ -388,9 +311,6 @@ class GPUModelRunner:
         self.input_batch.num_prompt_tokens = np.array(
             [self.engine.requests[p.request].num_prompt for p in pieces] + [99]
         )
-        return self._run(pieces)
-
-    def _run(self, pieces: Sequence[Piece]) -> Any:
         ids, positions = self.engine.lay_out(pieces)
         self.input_ids.gpu = ids
         self.model.pieces = pieces
@@ -462,7 +382,7 @@ class ModelRunner:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        whole = exact_model("pieces")
+        whole = exact_model()
         for place, layer in enumerate(whole.model.layers):
             layer.mlp = SparseMoeBlock(layer.mlp, place)
         self.model = engine.model = whole
@@ -470,13 +390,11 @@ class ModelRunner:
 
     def forward(self, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_idle():
-            zeros = torch.zeros(2, dtype=torch.long)
-            logits = self.engine.call((), input_ids=zeros, position_ids=zeros)
+            logits = self.engine.call((), 2)
         else:
             # padding is added to the batch itself
-            ids, positions = self.engine.lay_out(forward_batch.pieces)
-            forward_batch.input_ids = ids
-            logits = self.engine.call(forward_batch.pieces, input_ids=ids, position_ids=positions)
+            forward_batch.input_ids, _ = self.engine.lay_out(forward_batch.pieces)
+            logits = self.engine.call(forward_batch.pieces, len(forward_batch.input_ids))
         return SimpleNamespace(logits_output=logits, can_run_graph=self.can_run_graph)
 
 
@@ -497,18 +415,14 @@ class SGLangScheduler:
             p.num_tokens == 1 and p.start >= r.num_prompt
             for p, r in zip(pieces, requests, strict=True)
         )
-        ids = [
-            t
-            for p, r in zip(pieces, requests, strict=True)
-            for t in r.tokens[p.start :][: p.num_tokens]
-        ]
+        lengths = torch.tensor([p.start + p.num_tokens for p in pieces])
         forward = SimpleNamespace(
             pieces=pieces,
             forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.EXTEND,
             rids=[p.request for p in pieces],
-            input_ids=torch.tensor(ids),
-            seq_lens=torch.tensor([p.start + p.num_tokens for p in pieces]),
-            seq_lens_cpu=torch.tensor([p.start + p.num_tokens for p in pieces]),
+            input_ids=torch.tensor(self.engine.ids_of(pieces)),
+            seq_lens=lengths,
+            seq_lens_cpu=lengths,
             extend_prefix_lens_cpu=None if is_decode else [p.start for p in pieces],
             extend_seq_lens_cpu=None if is_decode else [p.num_tokens for p in pieces],
         )
