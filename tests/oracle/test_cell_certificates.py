@@ -1,20 +1,23 @@
-"""Certificates of cells and facets: against the certified instances, HiGHS, and planted errors."""
+"""Certificates and witnesses: certified instances, HiGHS, logits in fractions, and planted errors."""
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import json
 from fractions import Fraction
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from math import comb
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as some_array
-from scipy.optimize import linprog
+from numpy.testing import assert_allclose
 
+import moegeom as mg
+from moegeom.core.errors import UsageError
+from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.certificate import (
     cell_certificate,
     facet_certificate,
@@ -30,10 +33,14 @@ from moegeom.studies.cells.exact.certificate_check import (
     from_json,
 )
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from tests.oracle.test_cells_against_certified_instances import SMALL, arrays, digest
+from moegeom.studies.cells.exact.witness import check_witness, strict_witnesses
+from moegeom.studies.cells.walk.enumeration import enumerate_cells
+from tests.by_day import IS_NIGHT, by_day
+from tests.oracle import helpers
+from tests.oracle.helpers import SMALL, ahead, arrays, choices, digest, router, rows_of
 
-FEW = [i for i in SMALL if comb(i["E"], i["k"]) <= 100]
-MANY = [i for i in SMALL if comb(i["E"], i["k"]) > 100]
+#: By day those with few subsets.
+FEW = [i for i in SMALL if comb(i["E"], i["k"]) <= 60]
 
 
 def one_swap_facets(found):
@@ -42,41 +49,41 @@ def one_swap_facets(found):
 
 def certified_facets(weight, bias, cells):
     """Facets next to the cells, every answer checked."""
-    found = set()
+    facets = set()
     for cell in cells:
-        for out in cell:
-            for into in set(range(len(weight))) - cell:
-                if out < into:
-                    got = facet_certificate(weight, bias, sorted(cell), out, into)
-                    check_certificate(weight, bias, sorted(cell), got, swap=(out, into))
-                    if isinstance(got, FacetPoint):
-                        pair = sorted((cell, cell - {out} | {into}), key=sorted)
-                        found.add(tuple(pair))
-    return found
+        for out, into in product(cell, set(range(len(weight))) - cell):
+            if out < into:
+                proof = facet_certificate(weight, bias, sorted(cell), out, into)
+                check_certificate(weight, bias, sorted(cell), proof, swap=(out, into))
+                if isinstance(proof, FacetPoint):
+                    facets.add(tuple(sorted((cell, cell - {out} | {into}), key=sorted)))
+    return facets
 
 
-@pytest.mark.parametrize(
-    "instance",
-    [*FEW, *(pytest.param(instance, marks=pytest.mark.nightly) for instance in MANY)],
-    ids=lambda instance: instance["name"],
-)
-def test_every_subset_has_a_certificate_and_those_with_a_point_are_the_cells(instance):
-    weight, bias = arrays(instance)
+def certified_cells(weight, bias, k):
+    """The subsets that have a point; every certificate is checked, and comes back from its text."""
     cells = []
-    for subset in combinations(range(len(weight)), instance["k"]):
+    for subset in combinations(range(len(weight)), k):
         certificate = cell_certificate(weight, bias, subset)
         check_certificate(weight, bias, subset, certificate)
-        text = json.dumps(certificate.as_json())
-        assert from_json(json.loads(text)) == certificate
+        assert from_json(json.loads(json.dumps(certificate.as_json()))) == certificate
         if isinstance(certificate, CellPoint):
             cells.append(subset)
+    return cells
+
+
+@pytest.mark.parametrize("instance", by_day(SMALL, FEW), ids=lambda instance: instance["name"])
+def test_every_subset_has_a_certificate_and_those_with_a_point_are_the_cells(instance):
+    cells = certified_cells(*arrays(instance), instance["k"])
     assert len(cells) == instance["n_cells"]
     assert digest(cells) == instance["cells_sha1"]
 
 
-@pytest.mark.parametrize(
-    "name", ["g_8_2_2", "c_8_2_2", "colbint_9_3_3", "near_dup_8_3_2", "duppairs_8_4_2"]
-)
+#: Affine, central, with equal experts; integers and nearly equal experts wait for the night.
+FACETS = ["g_8_2_2", "c_8_2_2", "duppairs_8_4_2", "colbint_9_3_3", "near_dup_8_3_2"]
+
+
+@pytest.mark.parametrize("name", by_day(FACETS, FACETS[:3]))
 def test_facets_with_a_point_are_the_one_swap_facets(name):
     (instance,) = [i for i in SMALL if i["name"] == name]
     weight, bias = arrays(instance)
@@ -88,7 +95,7 @@ def test_facets_with_a_point_are_the_one_swap_facets(name):
 
 @st.composite
 def small_integer_routers(draw):
-    experts, dims = draw(st.integers(2, 5)), draw(st.integers(1, 3))
+    experts, dims = draw(st.integers(2, 5 if IS_NIGHT else 4)), draw(st.integers(1, 3))
     entries = st.integers(-2, 2).map(float)
     weight = draw(some_array(np.float64, (experts, dims), elements=entries))
     bias = draw(st.none() | some_array(np.float64, experts, elements=entries))
@@ -99,13 +106,7 @@ def small_integer_routers(draw):
 def test_degenerate_routers_have_the_cells_and_facets_of_the_exact_walk(router):
     weight, bias, k = router
     found = exact_cells(weight, np.zeros(len(weight)) if bias is None else bias, k)
-    cells = []
-    for subset in combinations(range(len(weight)), k):
-        certificate = cell_certificate(weight, bias, subset)
-        check_certificate(weight, bias, subset, certificate)
-        if isinstance(certificate, CellPoint):
-            cells.append(subset)
-    assert cells == expert_sets(found)
+    assert certified_cells(weight, bias, k) == expert_sets(found)
     assert certified_facets(weight, bias, found.cells) == one_swap_facets(found)
 
 
@@ -114,20 +115,17 @@ def test_degenerate_routers_have_the_cells_and_facets_of_the_exact_walk(router):
 )
 def test_random_routers_agree_with_all_pairs_in_highs(experts, d, k, seed):
     """The oracle has a constraint for each pair, in x alone, and a box far out."""
-    generator = np.random.default_rng(seed)
-    weight, bias = generator.standard_normal((experts, d)), generator.standard_normal(experts)
+    weight, bias = router(experts, d, seed)
     answers = set()
-    for subset in generator.permuted(np.tile(np.arange(experts), (40, 1)), axis=1)[:, :k]:
+    subsets = np.tile(np.arange(experts), (20, 1))
+    for subset in np.random.default_rng(seed).permuted(subsets, axis=1)[:, :k]:
         chosen = subset.tolist()
-        others = sorted(set(range(experts)) - set(chosen))
-        ahead = np.array([[*(weight[j] - weight[i]), 1.0] for i in chosen for j in others])
-        free = np.array([bias[i] - bias[j] for i in chosen for j in others])
-        cost = np.append(np.zeros(d), -1.0)
-        solved = linprog(cost, ahead, free, bounds=[(-1e5, 1e5)] * d + [(None, 1.0)])
-        assert abs(solved.fun) > 1e-7  # no close call among these seeds
+        leads = ahead(weight, bias, chosen, sorted(set(range(experts)) - set(chosen)))
+        margin = helpers.largest_margin(*leads, bounds=[(-1e5, 1e5)] * d)
+        assert abs(margin) > 1e-7  # no close call among these seeds
         certificate = cell_certificate(weight, bias, chosen)
         check_certificate(weight, bias, chosen, certificate)
-        assert isinstance(certificate, CellPoint) == (solved.fun < 0)
+        assert isinstance(certificate, CellPoint) == (margin > 0)
         answers.add(type(certificate))
     assert answers == {CellPoint, NoCell}
 
@@ -153,60 +151,19 @@ def test_exact_steps_end_with_a_point_or_with_multipliers_from_any_start(rows):
     assert len(answers) == 1
 
 
-def whole_router(experts=24, dims=200):
-    generator = np.random.default_rng(0)
-    weight = generator.standard_normal((experts, dims)).astype(np.float32).astype(np.float64)
-    return weight, generator.standard_normal(experts)
+def whole_router():
+    weight, bias = router(24, 200)
+    return weight.astype(np.float32).astype(np.float64), bias
 
 
-def test_every_subset_of_a_whole_router_is_a_cell_with_all_its_facets():
-    weight, bias = whole_router()
-    generator = np.random.default_rng(1)
-    for _ in range(5):
-        order = generator.permutation(24).tolist()
-        certificate = cell_certificate(weight, bias, order[:5])
-        assert isinstance(certificate, CellPoint)
-        check_certificate(weight, bias, order[:5], certificate)
-        facet = facet_certificate(weight, bias, order[:5], order[0], order[9])
-        assert isinstance(facet, FacetPoint)
-        check_certificate(weight, bias, order[:5], facet, swap=(order[0], order[9]))
-
-
-def test_dependent_rows_of_a_whole_router_are_found_and_proved_in_all_columns():
-    weight, bias = whole_router()
-    weight[5], bias[5] = (weight[3] + weight[4]) / 2, (bias[3] + bias[4]) / 2 + 1.0
-    certificate = cell_certificate(weight, bias, [3, 4, 9])
-    assert {expert for expert, _ in certificate.inside} == {3, 4}
-    assert certificate.outside == ((5, Fraction(1)),)
-    check_certificate(weight, bias, [3, 4, 9], certificate)
-    # a point that ties the mixture with both is above it at one of them
-    assert isinstance(cell_certificate(weight, bias, [3, 5, 9]), CellPoint)
-
-
-def test_nearly_equal_rows_of_a_whole_router_are_told_apart_by_exact_corrections():
-    weight, bias = whole_router()
-    weight[5], bias[5] = weight[3] * (1.0 + 1e-13), bias[3]
-    certificate = cell_certificate(weight, bias, [3, 7, 9])
-    assert isinstance(certificate, CellPoint)
-    check_certificate(weight, bias, [3, 7, 9], certificate)
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e150, 1e300])
+@pytest.mark.parametrize("scale", by_day([1e-300, 1e-150, 1e150, 1e300], [1e-300, 1e150]))
 def test_badly_scaled_rows_are_decided_exactly(scale):
-    generator = np.random.default_rng(5)
-    weight, bias = generator.standard_normal((7, 2)), generator.standard_normal(7)
+    weight, bias = router(7, 2, 5)
     weight[::2] *= scale
-    found = expert_sets(exact_cells(weight, bias, 2))
-    cells = []
-    for subset in combinations(range(7), 2):
-        certificate = cell_certificate(weight, bias, subset)
-        check_certificate(weight, bias, subset, certificate)
-        if isinstance(certificate, CellPoint):
-            cells.append(subset)
-    assert cells == found
+    assert certified_cells(weight, bias, 2) == expert_sets(exact_cells(weight, bias, 2))
 
 
-def test_corners():
+def test_subsets_at_the_corners_and_of_whole_routers_are_cells_unless_rows_depend():
     nothing, bias = np.zeros((4, 0)), np.array([3.0, 1.0, 2.0, 0.0])
     assert cell_certificate(nothing, bias, [0, 2]) == CellPoint(())
     assert cell_certificate(nothing, bias, [0, 1]) == NoCell(
@@ -223,6 +180,41 @@ def test_corners():
     # 2 and 3 would change places there too
     both = np.array([[1.0], [-1.0], [0.5], [-0.5]])
     assert isinstance(facet_certificate(both, None, [0, 2], 0, 1), NoFacet)
+    weight, bias = whole_router()
+    generator = np.random.default_rng(1)
+    for _ in range(5):
+        order = generator.permutation(24).tolist()
+        certificate = cell_certificate(weight, bias, order[:5])
+        assert isinstance(certificate, CellPoint)
+        check_certificate(weight, bias, order[:5], certificate)
+        facet = facet_certificate(weight, bias, order[:5], order[0], order[9])
+        assert isinstance(facet, FacetPoint)
+        check_certificate(weight, bias, order[:5], facet, swap=(order[0], order[9]))
+    weight[5], bias[5] = (weight[3] + weight[4]) / 2, (bias[3] + bias[4]) / 2 + 1.0
+    certificate = cell_certificate(weight, bias, [3, 4, 9])
+    assert {expert for expert, _ in certificate.inside} == {3, 4}
+    assert certificate.outside == ((5, Fraction(1)),)
+    check_certificate(weight, bias, [3, 4, 9], certificate)
+    # a point that ties the mixture with both is above it at one of them
+    assert isinstance(cell_certificate(weight, bias, [3, 5, 9]), CellPoint)
+    weight, bias = whole_router()
+    weight[5], bias[5] = weight[3] * (1.0 + 1e-13), bias[3]
+    certificate = cell_certificate(weight, bias, [3, 7, 9])
+    assert isinstance(certificate, CellPoint)
+    check_certificate(weight, bias, [3, 7, 9], certificate)
+    # Rows that are dependent in the longest columns alone are told apart by a short one.
+    generator = np.random.default_rng(4)
+    weight = np.zeros((4, 40))
+    weight[:, :39] = np.round(generator.standard_normal((4, 39)) * 2.0**20)
+    weight[3, :39] = weight[0, :39] + weight[1, :39] - weight[2, :39]
+    weight[3, 39] = 2.0**-60
+    certificate = cell_certificate(weight, None, [2, 3])
+    assert isinstance(certificate, CellPoint)
+    check_certificate(weight, None, [2, 3], certificate)
+    weight[3, 39] = 0.0
+    proof = cell_certificate(weight, None, [2, 3])
+    check_certificate(weight, None, [2, 3], proof)
+    assert isinstance(proof, NoCell)
 
 
 @pytest.mark.parametrize(
@@ -249,42 +241,26 @@ def test_questions_without_meaning_are_refused(change, message):
 
 def known():
     """A router with a cell, a subset that is none, a facet, a pair without one; with certificates."""
-    (instance,) = [i for i in SMALL if i["name"] == "g_8_2_2"]
-    weight, bias = arrays(instance)
-    found = exact_cells(weight, bias, 2)
-    cell = next(iter(found.cells))
-    empty = next(s for s in combinations(range(8), 2) if frozenset(s) not in found.cells)
-    one, other = next(iter(found.facets))
+    weight, bias = arrays(next(i for i in SMALL if i["name"] == "g_8_2_2"))
+    exact = exact_cells(weight, bias, 2)
+    cell = sorted(next(iter(exact.cells)))
+    empty = next(list(s) for s in combinations(range(8), 2) if frozenset(s) not in exact.cells)
+    one, other = next(iter(exact.facets))
     (out,), (into,) = one - other, other - one
     none = next(
         (i, j)
-        for i in one
-        for j in set(range(8)) - one
-        if tuple(sorted((one, one - {i} | {j}), key=sorted)) not in found.facets
+        for i, j in product(one, set(range(8)) - one)
+        if tuple(sorted((one, one - {i} | {j}), key=sorted)) not in exact.facets
     )
-    claims = [
-        (sorted(cell), None),
-        (list(empty), None),
-        (sorted(one), (out, into)),
-        (sorted(one), none),
+    swaps = [(sorted(one), pair) for pair in ((out, into), none)]
+    proofs = [
+        *((subset, None, cell_certificate(weight, bias, subset)) for subset in (cell, empty)),
+        *((subset, p, facet_certificate(weight, bias, subset, *p)) for subset, p in swaps),
     ]
-    return (
-        weight,
-        bias,
-        [
-            (
-                s,
-                p,
-                cell_certificate(weight, bias, s)
-                if p is None
-                else facet_certificate(weight, bias, s, *p),
-            )
-            for s, p in claims
-        ],
-    )
+    return weight, bias, proofs
 
 
-def test_certificates_of_a_claim_prove_no_other():
+def test_certificates_of_a_claim_prove_no_other_and_witnesses_no_other_cell():
     weight, bias, claims = known()
     assert [type(c) for *_, c in claims] == [CellPoint, NoCell, FacetPoint, NoFacet]
     for subset, swap, certificate in claims:
@@ -295,6 +271,16 @@ def test_certificates_of_a_claim_prove_no_other():
                     check_certificate(weight, bias, other, certificate, swap=pair)
         with pytest.raises(ValueError, match="finite"):
             check_certificate(weight * np.nan, bias, subset, certificate, swap=swap)
+    weight, bias = router(6, 2)
+    found = enumerate_cells(weight, bias, 2)
+    wrong = np.roll(found.witness, 1, axis=0)
+    made = strict_witnesses(weight, bias, found.expert_set, wrong)
+    for expert_set, point in zip(found.expert_set.tolist(), made.point.tolist(), strict=True):
+        assert is_inside(weight, bias, expert_set, [Fraction(x) for x in point])
+    missing = next(pair for pair in combinations(range(6), 2) if pair not in
+                   set(rows_of(found.expert_set)))  # fmt: skip
+    with pytest.raises(ValueError, match="no cell"):
+        strict_witnesses(weight, bias, np.array([missing], np.int16), np.zeros((1, 2)))
 
 
 def altered(certificate):
@@ -319,23 +305,18 @@ def altered(certificate):
 def test_a_certificate_with_one_change_is_refused(which):
     weight, bias, claims = known()
     subset, swap, certificate = claims[which]
-    wrongs = list(altered(certificate))
-    assert len(wrongs) >= 6
-    survivors = []
-    for wrong in wrongs:
-        try:
+    changed = list(altered(certificate))
+    assert len(changed) >= 6
+    for wrong in changed:
+        with contextlib.suppress(ValueError):
             check_certificate(weight, bias, subset, wrong, swap=swap)
-        except ValueError:
-            continue
-        survivors.append(wrong)
-    # a cell or facet is open: a far point may lie in it as well
-    assert not survivors or all(isinstance(wrong, CellPoint) for wrong in survivors)
-    for wrong in survivors:
-        value = weight @ np.array([float(x) for x in wrong.point]) + bias
-        assert set(np.argsort(-value)[:2]) == set(subset)
+            # a cell is open: a far point may lie in it as well
+            assert isinstance(wrong, CellPoint)
+            point = np.array([[float(x) for x in wrong.point]])
+            assert rows_of(choices(point, weight, bias, 2)) == [tuple(subset)]
 
 
-def test_weights_on_an_expert_that_may_tie_prove_no_facet():
+def test_what_proves_no_facet_and_no_point_inside_is_refused():
     weight = np.array([[1.0], [-1.0], [0.0]])
     wrong = NoFacet(((2, Fraction(1)),), (), (Fraction(-1, 2), Fraction(-1, 2)))
     with pytest.raises(ValueError, match="expert 2 may tie"):
@@ -347,9 +328,6 @@ def test_weights_on_an_expert_that_may_tie_prove_no_facet():
     proof = facet_certificate(equal, None, [0], 0, 1)
     check_certificate(equal, None, [0], proof, swap=(0, 1))
     assert proof == NoFacet((), (), (Fraction(1), Fraction(-1)))
-
-
-def test_a_point_on_the_border_is_not_inside():
     weight, point = np.array([[1.0], [0.0]]), CellPoint((Fraction(0),))
     with pytest.raises(ValueError, match="expert 0 is not above expert 1"):
         check_certificate(weight, None, [0], point)
@@ -357,6 +335,16 @@ def test_a_point_on_the_border_is_not_inside():
         check_certificate(weight, np.array([1.0, 0.0]), [0], point, lower=np.zeros(1))
     with pytest.raises(ValueError, match="has 1 coordinates, not 2"):
         check_certificate(np.ones((2, 2)), None, [0], point)
+    weight = np.array([[1.0], [0.0]])
+    wrong = NoCell(((0, Fraction(1)),), ((1, Fraction(1)),))
+    for bounds in ({}, {"lower": np.array([-1.0])}):
+        with pytest.raises(ValueError, match="without end"):
+            check_certificate(weight, None, [0], wrong, **bounds)
+    check_certificate(weight, None, [0], wrong, upper=np.array([0.0]))
+
+
+POINT = {"kind": "cell_point", "denominator": "0x1", "point": []}
+NONE = {"kind": "no_cell", "denominator": "0x1", "inside": [], "outside": []}
 
 
 @pytest.mark.parametrize(
@@ -367,31 +355,20 @@ def test_a_point_on_the_border_is_not_inside():
         ({"kind": 3}, "object with a kind"),
         ({"kind": "cell"}, "no certificate is of kind 'cell'"),
         ({"kind": "cell_point"}, "has denominator, point and nothing else"),
-        ({"kind": "cell_point", "denominator": "0x1", "point": [], "x": 1}, "nothing else"),
-        ({"kind": "cell_point", "denominator": "0x0", "point": []}, "not positive"),
-        ({"kind": "cell_point", "denominator": "-0x1", "point": []}, "not positive"),
-        ({"kind": "cell_point", "denominator": 1, "point": []}, "no string"),
-        ({"kind": "cell_point", "denominator": "0x1", "point": {}}, "point is not a list"),
-        ({"kind": "cell_point", "denominator": "0x1", "point": ["1e9"]}, "no hexadecimal integer"),
-        ({"kind": "cell_point", "denominator": "0x1", "point": ["0x1_0"]}, "no hexadecimal"),
-        (
-            {"kind": "cell_point", "denominator": "0x1", "point": ["0x" + "1" * MOST_DIGITS]},
-            "digits",
-        ),
-        (
-            {"kind": "cell_point", "denominator": "0x1", "point": ["0x" + "1" * 90_000] * 12},
-            "digits",
-        ),
-        ({"kind": "no_cell", "denominator": "0x1", "inside": ["0x1"], "outside": []}, "no pair"),
-        (
-            {"kind": "no_cell", "denominator": "0x1", "inside": [[True, "0x1"]], "outside": []},
-            "pair",
-        ),
-        (
-            {"kind": "no_facet", "denominator": "0x1", "inside": [], "outside": [], "tied": []},
-            "two numbers",
-        ),
+        (POINT | {"x": 1}, "nothing else"),
+        (POINT | {"denominator": "0x0"}, "not positive"),
+        (POINT | {"denominator": "-0x1"}, "not positive"),
+        (POINT | {"denominator": 1}, "no string"),
+        (POINT | {"point": {}}, "point is not a list"),
+        (POINT | {"point": ["1e9"]}, "no hexadecimal integer"),
+        (POINT | {"point": ["0x1_0"]}, "no hexadecimal"),
+        (POINT | {"point": ["0x" + "1" * MOST_DIGITS]}, "digits"),
+        (POINT | {"point": ["0x" + "1" * 90_000] * 12}, "digits"),
+        (NONE | {"inside": ["0x1"]}, "no pair"),
+        (NONE | {"inside": [[True, "0x1"]]}, "pair"),
+        (NONE | {"kind": "no_facet", "tied": []}, "two numbers"),
     ],
+    ids=range(17),
 )
 def test_data_that_is_no_certificate_is_refused_with_what_is_wrong(data, message):
     with pytest.raises(ValueError, match=message):
@@ -424,45 +401,193 @@ def test_any_data_is_a_certificate_or_a_value_error(kind, fields, denominator):
     ("inside", "outside", "message"),
     [
         # 1 against 0.5: positive, if below 1
-        ({0: "1"}, {1: "1"}, "positive somewhere"),
+        ({0: 1}, {1: 1}, "positive somewhere"),
         # 2 * 1 - 3 = -1 is below everything, but no mean
-        ({0: "2", 2: "-1"}, {1: "1"}, "weight of expert 2 is not allowed"),
-        ({0: "1"}, {1: "3"}, "do not sum to 1"),
-        ({0: "1/3"}, {1: "1"}, "do not sum to 1"),
-        ({1: "1"}, {0: "1"}, "weight of expert 1 is not allowed"),
+        ({0: 2, 2: -1}, {1: 1}, "weight of expert 2 is not allowed"),
+        ({0: 1}, {1: 3}, "do not sum to 1"),
+        ({0: Fraction(1, 3)}, {1: 1}, "do not sum to 1"),
+        ({1: 1}, {0: 1}, "weight of expert 1 is not allowed"),
     ],
 )
 def test_weights_that_are_no_means_or_leave_room_prove_nothing(inside, outside, message):
     weight, bias = np.zeros((3, 1)), np.array([1.0, 0.5, 3.0])
-    wrong = NoCell(
-        tuple((expert, Fraction(value)) for expert, value in inside.items()),
-        tuple((expert, Fraction(value)) for expert, value in outside.items()),
-    )
+    sides = (tuple((e, Fraction(v)) for e, v in side.items()) for side in (inside, outside))
     with pytest.raises(ValueError, match=message):
-        check_certificate(weight, bias, [0, 2], wrong)
+        check_certificate(weight, bias, [0, 2], NoCell(*sides))
 
 
-def test_a_difference_that_grows_without_end_proves_nothing():
-    weight = np.array([[1.0], [0.0]])
-    wrong = NoCell(((0, Fraction(1)),), ((1, Fraction(1)),))
-    with pytest.raises(ValueError, match="without end"):
-        check_certificate(weight, None, [0], wrong)
-    with pytest.raises(ValueError, match="without end"):
-        check_certificate(weight, None, [0], wrong, lower=np.array([-1.0]))
-    check_certificate(weight, None, [0], wrong, upper=np.array([0.0]))
+# ---------------------------------------------------------------------------------------- witnesses
 
 
-def test_columns_that_were_left_out_are_brought_in_where_the_proof_needs_them():
-    """Rows that are dependent in the longest columns alone are told apart by a short one."""
-    generator = np.random.default_rng(4)
-    weight = np.zeros((4, 40))
-    weight[:, :39] = np.round(generator.standard_normal((4, 39)) * 2.0**20)
-    weight[3, :39] = weight[0, :39] + weight[1, :39] - weight[2, :39]
-    weight[3, 39] = 2.0**-60
-    certificate = cell_certificate(weight, None, [2, 3])
-    assert isinstance(certificate, CellPoint)
-    check_certificate(weight, None, [2, 3], certificate)
-    weight[3, 39] = 0.0
-    proof = cell_certificate(weight, None, [2, 3])
-    check_certificate(weight, None, [2, 3], proof)
-    assert isinstance(proof, NoCell)
+def is_inside(weight, bias, expert_set, point, tie_broken=False):
+    """Chosen before all others; of equal experts the lower number, where ties are broken so."""
+    z = helpers.exact_logits(weight, bias, point)
+    others = [j for j in range(len(z)) if j not in expert_set]
+
+    def is_before(i, j):
+        equal = (weight[i] == weight[j]).all() and bias[i] == bias[j]
+        return z[i] > z[j] or (tie_broken and equal and i < j)
+
+    return all(is_before(i, j) for i in expert_set for j in others)
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """The rows of cells.parquet, every one of them held against the fractions."""
+
+    def run(weight, bias, k, **options):
+        number = len(list(tmp_path.iterdir()))
+        arrays = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        np.savez(tmp_path / f"{number}.npz", **arrays)
+        out = tmp_path / f"out{number}"
+        mg.cells(weights=tmp_path / f"{number}.npz", top_k=k, out=out, **options)
+        rows = pq.read_table(out / "cells.parquet").to_pylist()
+        offset = np.zeros(len(weight)) if bias is None else bias
+        for row in rows:
+            assert (row["witness"] is None) != (row["witness_exact"] is None)
+            if row["witness"] is not None:
+                point = [Fraction(x) for x in row["witness"]]
+            else:
+                point = list(from_json(json.loads(row["witness_exact"])).point)
+            tie_broken = options.get("tie_broken", False)
+            assert is_inside(weight, offset, row["expert_set"], point, tie_broken)
+            if "radius" in options:
+                assert sum(x * x for x in point) < Fraction(options["radius"]) ** 2
+            if "box" in options:
+                assert max(abs(x) for x in point) < Fraction(options["box"])
+        return rows
+
+    return run
+
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("radius", [1e-6, 1.0, 1e6])
+def test_a_router_without_bias_has_a_witness_in_every_cell_around_its_origin(radius, listed):
+    """All experts tie at the centre: every cell is a cone that begins there."""
+    weight, _ = router(8, 3)
+    rows = listed(weight, None, 2, radius=radius, certify=True)
+    whole = enumerate_cells(weight, None, 2)
+    assert [row["expert_set"] for row in rows] == whole.expert_set.tolist()
+    assert all(row["is_checked"] for row in rows)
+
+
+def test_lower_numbers_ties_at_the_centre_and_rows_on_one_line_have_their_witnesses(listed):
+    """Three logits are equal at the origin, and a fourth is below."""
+    weight, bias = router(6, 2)
+    bias[:3], bias[3:] = 0.25, [0.0, -0.5, -9.0]
+    rows = listed(weight, bias, 1, radius=0.75, certify=True)
+    assert len(rows) >= 3
+    # Cells of a width of 1e-16 at points of size 1: most hold no float64 point.
+    t = np.linspace(-1.0, 1.0, 7)
+    rows = listed(np.outer(t, [1 / 3, 0.7]), -(t**2), 3, certify=True)
+    assert any(row["witness"] is None for row in rows)
+    assert any(row["witness"] is not None for row in rows)
+    weight, bias = router(8, 3)
+    expected = enumerate_cells(weight, bias, 2)
+    rows = listed(weight * [2.0**990, 1.0, 2.0**-990], bias, 2, certify=True, inradius=True)
+    assert [row["expert_set"] for row in rows] == expected.expert_set.tolist()
+    weight, bias = with_copies(*router(8, 3), 2)
+    rows = listed(weight, bias, 3, tie_broken=True, certify=True)
+    assert any((0 in row["expert_set"]) != (8 in row["expert_set"]) for row in rows)
+    assert all(row["is_checked"] for row in rows)
+    with pytest.raises(ValueError, match="higher number"):
+        check_witness(weight, bias, [1, 2, 8], CellPoint((Fraction(0),) * 3), tie_broken=True)
+
+
+def with_copies(weight, bias, count):
+    """A router whose last experts are its first."""
+    return np.vstack([weight, weight[:count]]), np.append(bias, bias[:count])
+
+
+@pytest.mark.parametrize("radius", [0.5, 2.0])
+def test_a_ball_of_equal_experts_is_walked_and_its_witnesses_lie_in_it(radius, listed):
+    listed(*with_copies(*router(7, 2), 1), 3, radius=radius, certify=True)
+
+
+POWERS = [0, 50, 60, -60, 400, 990]
+POWERS_BY_DAY = {
+    "as they are": (0, 0),
+    "below what float64 holds of both": (50, 0),
+    "beyond it": (0, 60),
+    "small rows": (-60, 0),
+    "small biases": (60, -60),
+    "large": (400, 400),
+    "the largest": (990, 990),
+    "no float64 point": (990, -60),
+    "far away": (-60, 990),
+}
+
+
+@pytest.mark.parametrize(("of_rows", "of_bias"), by_day(product(POWERS, POWERS), POWERS_BY_DAY))
+def test_powers_of_two_of_rows_and_biases_change_no_cell(of_rows, of_bias, listed):
+    weight, bias = router(8, 3)
+    expected = enumerate_cells(weight, bias, 2)
+    rows = listed(np.ldexp(weight, of_rows), np.ldexp(bias, of_bias), 2, certify=True)
+    assert [row["expert_set"] for row in rows] == expected.expert_set.tolist()
+    if abs(of_bias - of_rows) < 900:
+        assert all(row["witness"] is not None for row in rows)
+
+
+BOUNDED = list(product([-960, -60, -24, -20, 20, 60, 960], ["radius", "box"]))
+
+
+@pytest.mark.parametrize(
+    ("exponent", "option"),
+    by_day(BOUNDED, [(-960, "box"), (-24, "radius"), (60, "box"), (960, "radius")]),
+)
+def test_a_ball_and_a_box_scale_with_the_biases(exponent, option, listed):
+    weight, bias = router(8, 2)
+    size = 2.0**exponent
+    one = listed(weight, bias, 2, **{option: 1.0}, certify=True)
+    other = listed(weight, bias * size, 2, **{option: size}, certify=True)
+    assert [row["expert_set"] for row in one] == [row["expert_set"] for row in other]
+
+
+EXPONENTS = [-990, -300, -60, -24, -20, 0, 20, 60, 300, 990]
+
+
+@pytest.mark.parametrize("exponent", by_day(EXPONENTS, [-990, -20, 60]))
+def test_the_largest_balls_scale_with_the_biases(exponent, listed):
+    """Also where a radius is below what a solver tolerates, and far above."""
+    weight, bias = router(8, 2)
+    plain, scaled = (
+        [row["inradius"] for row in listed(weight, b, 2, inradius=True)]
+        for b in (bias, np.ldexp(bias, exponent))
+    )
+    assert None not in plain
+    assert 0 < sum(np.isinf(plain)) < len(plain)
+    assert_allclose(np.ldexp(np.array(scaled), -exponent), plain, rtol=2e-6)
+
+
+@pytest.mark.parametrize("squeeze", [1.0, 2.0**-10, 2.0**-20])
+def test_the_largest_ball_touches_facets_and_crosses_none(squeeze):
+    """Thin cells: no centre on a grid has a larger ball, and the best has nearly as large a one."""
+    weight, bias = router(8, 2)
+    weight = weight * [1.0, squeeze]
+    found = enumerate_cells(weight, bias, 2)
+    radii = inradii(weight, bias, found.expert_set, found.facets)
+    assert (radii > 0.0)[~np.isnan(radii)].all()
+    for n in np.flatnonzero(np.isfinite(radii)):
+        chosen = found.expert_set[n].astype(int)
+        slope, free = ahead(weight, bias, chosen, np.setdiff1d(np.arange(8), chosen))
+        length = np.linalg.norm(slope, axis=1)
+        best = -np.inf
+        at, step = found.witness[n], np.full(2, 8.0 * radii[n]) / [1.0, squeeze]
+        for _ in range(60):
+            grid = np.stack(np.meshgrid(*np.linspace(-1, 1, 9)[None].repeat(2, 0)), -1)
+            points = at + grid.reshape(-1, 2) * step
+            inner = ((points @ slope.T + free) / length).min(axis=1)
+            at, best, step = points[inner.argmax()], max(best, inner.max()), step * 0.7
+        assert best <= radii[n] * (1.0 + 2e-6)
+        assert best >= radii[n] * 0.5
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_more_experts_than_fit_are_refused(dims, listed):
+    weight, bias = router(40_000, dims)
+    with pytest.raises(UsageError, match="40,000 experts; expected at most 32,768"):
+        listed(weight, bias, 2)
+    with pytest.raises(ValueError, match="40000 experts"):
+        enumerate_cells(weight, bias, 2)

@@ -1,113 +1,46 @@
-"""Cells against the instances whose every answer carries an exact certificate."""
+"""Oracles: instances whose every answer has an exact certificate, exact arithmetic, Qhull, HiGHS."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from fractions import Fraction
+from itertools import combinations, product
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
+from scipy.spatial import ConvexHull
 
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.ball.ball_cells import cells_within_hops
+from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary, inverse_of
+from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
+from moegeom.studies.cells.exact.rank import independent_columns, independent_columns_of
+from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+from tests.by_day import IS_NIGHT, by_day
+from tests.oracle import helpers
+from tests.oracle.helpers import INSTANCES, arrays, choices, digest, named, router, rows_of
 
-TRUTH = Path(__file__).resolve().parents[1] / "data/cells_truth.json"
 SHA256 = "43c9ae4e2a1203961ddc3d256065c87343c9d4437f28d15e8fe075fbfbb92749"
-INSTANCES: list[dict[str, Any]] = json.loads(TRUTH.read_text("utf-8"))["instances"]
-
-#: Instances that the exact reference walks within seconds, and those for the night.
-WHOLE = [i for i in INSTANCES if i["ball_radius"] is None and i["n_cells"] <= 500]
-SMALL = [i for i in WHOLE if i["E"] <= 16]
-LARGE = [i for i in WHOLE if i["E"] > 16]
+#: By day those of few cells.
+QUICK = [instance for instance in helpers.SMALL if instance["n_cells"] <= 40]
 
 
-def arrays(instance: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """W and b by the convention of the file; b is None for a central router."""
-    generator = np.random.default_rng(instance["seed"])
-    experts = instance["E"]
-    weight = generator.standard_normal((experts, instance["d"]))
-    bias = generator.standard_normal(experts) if instance["affine"] else np.zeros(experts)
-    for name, *rest in instance["mods"]:
-        weight, bias = MODS[name](weight, bias, *rest)
-    return weight, bias if instance["affine"] or bias.any() else None
-
-
-def _dup(weight, bias, i, j):
-    weight[j], bias[j] = weight[i], bias[i]
-    return weight, bias
-
-
-def _duprow(weight, bias, i, j):
-    weight[j] = weight[i]
-    return weight, bias
-
-
-def _zero(weight, bias, i):
-    weight[i] = 0
-    return weight, bias
-
-
-def _collinear(weight, bias, rows):
-    for m, row in enumerate(rows[2:], 2):
-        weight[row] = weight[rows[0]] + m * (weight[rows[1]] - weight[rows[0]])
-    return weight, bias
-
-
-def _collinear_b(weight, bias, rows):
-    weight, bias = _collinear(weight, bias, rows)
-    for m, row in enumerate(rows[2:], 2):
-        bias[row] = bias[rows[0]] + m * (bias[rows[1]] - bias[rows[0]])
-    return weight, bias
-
-
-def _int(weight, bias, q):
-    return np.rint(q * weight), np.rint(q * bias)
-
-
-def _voronoi(weight, bias):
-    return weight, -0.5 * (weight * weight).sum(1)
-
-
-def _neardup(weight, bias, i, j, e):
-    weight[j], bias[j] = weight[i] * (1.0 + e), bias[i] * (1.0 - e)
-    return weight, bias
-
-
-def _grid(weight, bias, n):
-    axes = np.indices((n,) * weight.shape[1]).reshape(weight.shape[1], -1)
-    weight = axes.T.astype(np.float64)
-    return weight, -(weight * weight).sum(1) / 2
-
-
-MODS = {
-    "dup": _dup,
-    "duprow": _duprow,
-    "zero": _zero,
-    "collinear": _collinear,
-    "collinear_b": _collinear_b,
-    "int": _int,
-    "voronoi": _voronoi,
-    "neardup": _neardup,
-    "grid": _grid,
-}
-
-
-def digest(cells: list[tuple[int, ...]]) -> str:
-    """SHA-1 over the sorted cells, as the file has it."""
-    return hashlib.sha1(";".join(",".join(map(str, cell)) for cell in cells).encode()).hexdigest()
-
-
-def test_the_instances_are_the_certified_ones():
-    assert hashlib.sha256(TRUTH.read_bytes()).hexdigest() == SHA256
+def test_the_instances_are_the_certified_ones_and_complements_swap_signs():
+    assert hashlib.sha256(helpers.TRUTH.read_bytes()).hexdigest() == SHA256
+    assert len({instance["name"] for instance in INSTANCES}) == len(INSTANCES)
+    weight, bias = np.array([[1.0], [1.0], [-1.0]]), np.zeros(3)
+    assert expert_sets(exact_cells(weight, bias, 1)) == [(2,)]
+    assert expert_sets(exact_cells(weight, bias, 1, tie_broken=True)) == [(0,), (2,)]
+    weight, bias = router(6, 2, 4)
+    most = expert_sets(exact_cells(weight, bias, 4))
+    least = expert_sets(exact_cells(-weight, -bias, 2))
+    assert most == sorted(tuple(sorted(set(range(6)) - set(cell))) for cell in least)
+    with pytest.raises(ValueError, match="7 of 6"):
+        exact_cells(weight, bias, 7)
 
 
 @pytest.mark.parametrize(
-    "instance",
-    [*SMALL, *(pytest.param(instance, marks=pytest.mark.nightly) for instance in LARGE)],
-    ids=lambda instance: instance["name"],
+    "instance", by_day(helpers.WHOLE, QUICK), ids=lambda instance: instance["name"]
 )
 def test_cells_and_facets_are_the_certified_ones(instance):
     weight, bias = arrays(instance)
@@ -120,48 +53,16 @@ def test_cells_and_facets_are_the_certified_ones(instance):
     assert len(swaps) == instance["n_swap_walls"]
 
 
-@pytest.mark.parametrize(("experts", "d", "seed"), [(7, 2, 1), (8, 3, 2), (6, 1, 3)])
-def test_cells_of_all_orders_sum_to_the_faces_of_the_arrangement(experts, d, seed):
-    generator = np.random.default_rng(seed)
-    weight, bias = generator.standard_normal((experts, d)), generator.standard_normal(experts)
-    # order 0 is the one cell of no experts
-    total = 1 + sum(len(exact_cells(weight, bias, k).cells) for k in range(1, experts + 1))
-    assert total == sum(math.comb(experts, i) for i in range(d + 2))
-    central = 2 * sum(math.comb(experts - 1, i) for i in range(d + 1))
-    counted = [len(exact_cells(weight, None, k).cells) for k in range(1, experts + 1)]
-    assert 1 + sum(counted) == central
-
-
-def test_equal_experts_are_told_apart_on_request():
-    weight, bias = np.array([[1.0], [1.0], [-1.0]]), np.zeros(3)
-    assert expert_sets(exact_cells(weight, bias, 1)) == [(2,)]
-    assert expert_sets(exact_cells(weight, bias, 1, tie_broken=True)) == [(0,), (2,)]
-
-
-@pytest.mark.parametrize("k", [1, 3, 6])
-def test_every_point_lies_in_a_cell_and_every_cell_holds_its_point(k):
-    generator = np.random.default_rng(k)
-    weight, bias = generator.standard_normal((7, 3)), generator.standard_normal(7)
-    found = exact_cells(weight, bias, k)
-    for expert_set, point in found.cells.items():
-        logits = weight @ np.array([float(x) for x in point]) + bias
-        assert set(np.argsort(-logits)[:k]) == expert_set
-    for x in generator.standard_normal((2000, 3)) * 4.0:
-        assert frozenset(np.argsort(-(weight @ x + bias))[:k].tolist()) in found.cells
-
-
-def test_central_cells_are_those_of_all_directions():
-    weight = np.random.default_rng(8).standard_normal((8, 3))
-    found = exact_cells(weight, None, 2)
-    directions = np.random.default_rng(9).standard_normal((20_000, 3))
-    seen = {
-        tuple(sorted(row)) for row in np.argsort(-(directions @ weight.T), axis=1)[:, :2].tolist()
-    }
-    assert seen <= set(expert_sets(found))  # directions miss thin cells
-    for expert_set, point in found.cells.items():
-        logits = weight @ np.array([float(x) for x in point])
-        assert set(np.argsort(-logits)[:2]) == expert_set
-    assert found.unbounded == set(found.cells)
+@pytest.mark.parametrize(("k", "is_central"), [(1, False), (3, False), (6, False), (2, True)])
+def test_every_point_lies_in_a_cell_and_every_cell_holds_its_point(k, is_central):
+    weight, bias = router(7, 3, k)
+    bias = None if is_central else bias
+    exact = exact_cells(weight, bias, k)
+    inner = np.array([[float(x) for x in point] for point in exact.cells.values()])
+    assert rows_of(choices(inner, weight, bias, k)) == [tuple(sorted(cell)) for cell in exact.cells]
+    points = np.random.default_rng(k).standard_normal((4000, 3)) * 4.0  # they miss thin cells
+    assert set(rows_of(choices(points, weight, bias, k))) <= set(expert_sets(exact))
+    assert not is_central or exact.unbounded == set(exact.cells)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
@@ -173,11 +74,298 @@ def test_columns_that_depend_on_others_change_no_cell(columns):
     assert expert_sets(exact_cells(mixed, bias, 3)) == expert_sets(exact_cells(inner, bias, 3))
 
 
-def test_complements_swap_the_signs():
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_of_float_rows_are_those_of_fractions(seed):
+    generator = np.random.default_rng(seed)
+    weight = generator.integers(-2, 3, (6, 8)) * 2.0 ** generator.integers(-30, 30, (6, 8))
+    weight[3] = weight[2]
+    weight[:, 2] = weight[:, 0]
+    exact = independent_columns(helpers.in_fractions(weight))
+    assert independent_columns_of(weight) == exact
+
+
+# ----------------------------------------------------------------------------------------- the walk
+def pairs(walk: Enumeration) -> set[frozenset[tuple[int, ...]]]:
+    return {frozenset(pair) for pair in named(walk)[1]}
+
+
+@pytest.mark.parametrize("instance", helpers.WHOLE, ids=lambda instance: instance["name"])
+def test_cells_and_facets_of_the_walk_are_the_certified_ones(instance):
+    weight, bias = arrays(instance)
+    found = enumerate_cells(weight, bias, instance["k"])
+    if isinstance(found, AllSubsets):
+        assert found.num_cells == instance["n_cells"]
+        assert found.num_facets == instance["n_walls"]
+        return
+    assert digest(rows_of(found.expert_set)) == instance["cells_sha1"]
+    assert len(found.facets) == len(pairs(found)) == instance["n_walls"]
+    assert found.is_whole
+
+
+@pytest.mark.parametrize(
+    ("experts", "k", "dims", "is_affine", "road"),
+    [
+        (9, 3, 1, True, "sweep"),
+        (9, 3, 2, True, "walk"),
+        (9, 7, 2, True, "walk"),  # more than half: by the complement
+        (9, 7, 3, False, "charts"),
+        (9, 3, 2, False, "sweep"),
+        (10, 4, 3, False, "charts"),
+        (10, 1, 4, True, "walk"),
+        (10, 9, 3, True, "walk"),
+    ],
+)
+def test_every_road_leads_to_what_exact_arithmetic_finds(experts, k, dims, is_affine, road):
+    weight, bias = router(experts, dims, experts + k + dims)
+    bias = bias if is_affine else None
+    found = enumerate_cells(weight, bias, k)
+    assert found.road == road
+    exact = exact_cells(weight, bias, k)
+    assert rows_of(found.expert_set) == expert_sets(exact)
+    assert pairs(found) == {frozenset(tuple(sorted(c)) for c in pair) for pair in exact.facets}
+    bounded = [cell not in exact.unbounded for cell in sorted(exact.cells, key=sorted)]
+    assert found.is_bounded.tolist() == bounded
+    assert_array_equal(choices(found.witness, weight, bias, k), found.expert_set)
+
+
+def test_columns_that_depend_on_others_and_threads_change_no_cell_of_the_walk():
     generator = np.random.default_rng(4)
-    weight, bias = generator.standard_normal((6, 2)), generator.standard_normal(6)
-    most = expert_sets(exact_cells(weight, bias, 4))
-    least = expert_sets(exact_cells(-weight, -bias, 2))
-    assert most == sorted(tuple(sorted(set(range(6)) - set(cell))) for cell in least)
-    with pytest.raises(ValueError, match="7 of 6"):
-        exact_cells(weight, bias, 7)
+    weight = generator.integers(-4, 5, (9, 2)).astype(np.float64)
+    bias = generator.standard_normal(9)
+    wide = np.column_stack([weight, weight @ [1.0, 2.0], np.ones(9)])
+    narrow, found = enumerate_cells(weight, bias, 3), enumerate_cells(wide, bias, 3)
+    assert named(found) == named(narrow)
+    assert not found.is_bounded.any()
+    assert_array_equal(choices(found.witness, wide, bias, 3), found.expert_set)
+    weight, bias = router(40, 4, 8)
+    one = enumerate_cells(weight, bias, 5)
+    two = enumerate_cells(weight, bias, 5, threads=2)
+    assert one.num_vertices > 1024
+    assert_array_equal(one.expert_set, two.expert_set)
+    assert_array_equal(one.facets, two.facets)
+
+
+def test_sums_over_k_and_ranks_are_those_of_the_arrangement():
+    # docs/theory.md G1: affine sum_{k=0}^{E} N_k = sum_{i <= d + 1} C(E, i)
+    weight, bias = router(9, 3, 6)
+    for offset, total in ((bias, 1 + 9 + 36 + 84 + 126), (None, 2 * (1 + 8 + 28 + 56))):
+        counts = [len(enumerate_cells(weight, offset, k).expert_set) for k in range(1, 10)]
+        assert 1 + sum(counts) == total  # central: 2 sum_{i <= d} C(E - 1, i)
+    generator = np.random.default_rng(0)
+    found = enumerate_cells(generator.standard_normal((64, 200)), None, 8)
+    assert isinstance(found, AllSubsets)
+    assert found.num_cells == 4426165368
+    assert found.num_facets == 4426165368 * 8 * 56 // 2
+    weight = np.array([[3.0], [1.0], [-2.0]])
+    found = enumerate_cells(weight, None, 1)
+    assert rows_of(found.expert_set) == [(0,), (2,)]
+    assert found.facets.tolist() == [[0, 1]]
+    assert len(exact_cells(weight, None, 1).facets) == 1
+    weight = np.random.default_rng(0).standard_normal((64, 2048))
+    assert independent_columns_of(weight) == list(range(63))
+    weight[7] = weight[3]
+    with pytest.raises(ValueError, match="rank 62 modulo a prime, below the 63"):
+        independent_columns_of(weight)
+    assert independent_columns_of(np.ones((1, 3))) == []
+
+
+def test_equal_rows_have_one_cell_and_vertices_at_which_others_tie_are_settled_in_integers():
+    def cells(bias, k, **options):
+        return rows_of(enumerate_cells(np.ones((4, 3)), bias, k, **options).expert_set)
+
+    tied = np.array([3.0, 1.0, 1.0, 0.0])
+    assert cells(np.array([3.0, 1.0, 2.0, 0.0]), 2) == [(0, 2)]
+    assert cells(tied, 2) == []
+    assert cells(tied, 2, tie_broken=True) == [(0, 1)]
+    assert cells(None, 4) == [(0, 1, 2, 3)]
+    weight, bias = router(32, 3, 1)
+    for offset in (bias, None):
+        found = enumerate_cells(weight, offset, 4, most=50)
+        assert not found.is_whole
+        assert len(found.expert_set) == 0
+    for k in (0, 5):
+        with pytest.raises(ValueError, match="of 4 experts"):
+            enumerate_cells(np.ones((4, 2)), None, k)
+    with pytest.raises(ValueError, match="not finite"):
+        enumerate_cells(np.array([[1.0], [np.nan]]), None, 1)
+    weight, bias = router(14, 2, 5)
+    weight[1], bias[1] = weight[0], bias[0]
+    found = assert_is_exact(weight, bias, 3, tie_broken=False)
+    assert found.road == "walk"
+    assert 0 < found.num_exact < found.num_vertices
+    weight = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, -2.0]])
+    bias = np.array([0.0, 0.0, 0.0, 0.0, 0.5])
+    found = enumerate_cells(weight, bias, 2)
+    assert found.expert_set.tolist() == [[0, 1], [2, 3]]
+    assert found.facets.tolist() == [[0, 1]]
+    # told apart, the lower number of each pair has a cell with a third expert; {0, 2} has none,
+    # as both pairs are on one level on a line only
+    broken = enumerate_cells(weight, bias, 2, tie_broken=True)
+    assert broken.expert_set.tolist() == [[0, 1], [0, 4], [2, 3], [2, 4]]
+    assert broken.facets.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
+
+
+def instance(seed: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """A random size of at most 14 experts and 4 dimensions."""
+    generator = np.random.default_rng(seed)
+    experts, dims = int(generator.integers(6, 15)), int(generator.integers(2, 5))
+    k = int(generator.integers(1, experts))
+    return generator.standard_normal((experts, dims)), generator.standard_normal(experts), k
+
+
+@pytest.mark.parametrize("seeds", by_day([range(25), range(25, 400)], [range(25)]))
+def test_the_walk_has_what_a_search_by_least_distances_has(seeds):
+    for seed in seeds:
+        weight, bias, k = instance(seed)
+        walked = enumerate_cells(weight, bias, k)
+        searched = cells_within_hops(
+            weight, bias, k, np.zeros(weight.shape[1]), helpers.PLENTY, helpers.PLENTY
+        )
+        assert_array_equal(walked.expert_set, searched.expert_set)
+        facets = [sorted(pair) for pair in searched.facets.tolist()]
+        assert sorted(walked.facets.tolist()) == sorted(facets)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cells_are_the_upper_vertices_of_qhulls_polytope_of_sums(seed):
+    weight, bias, k = instance(seed)
+    lifted = np.column_stack([weight, bias])
+    sets = list(combinations(range(len(bias)), k))
+    sums = np.array([lifted[list(some)].sum(axis=0) for some in sets])
+    hull = ConvexHull(sums)
+    # (x, 1) is normal to a face of the sets that are largest at x: faces that look upwards
+    upper = hull.simplices[hull.equations[:, -2] > 1e-9]
+    cells = rows_of(enumerate_cells(weight, bias, k).expert_set)
+    assert sorted(sets[n] for n in np.unique(upper)) == cells
+
+
+def test_cells_are_the_sets_that_highs_has_a_margin_for():
+    weight, bias = router(9, 3, 2)
+    cells = set(rows_of(enumerate_cells(weight, bias, 3).expert_set))
+    for some in combinations(range(9), 3):
+        rest = [j for j in range(9) if j not in some]
+        margin = helpers.largest_margin(*helpers.ahead(weight, bias, some, rest))
+        assert abs(margin) > 1e-6
+        assert (margin > 0) == (some in cells)
+
+
+# ------------------------------------------------------------------------------ instances with ties
+TIED = ["integers", "duplicates", "equal rows", "grid", "collinear", "scales"]
+
+
+def tied(kind, generator, experts, dims):
+    """A router in which experts tie."""
+    rows = generator.integers(-2, 3, (experts, dims)).astype(np.float64)
+    bias = generator.integers(-2, 3, experts).astype(np.float64)
+    match kind:
+        case "duplicates":
+            rows += generator.standard_normal(rows.shape)
+            for one, other in generator.choice(experts, (2, 2), replace=False):
+                rows[one], bias[one] = rows[other], bias[other]
+        case "equal rows":
+            rows, bias = rows + generator.random(rows.shape), bias + generator.random(experts)
+            rows[generator.permutation(experts)[:3]] = rows[0]
+        case "grid":
+            rows = np.abs(rows)
+            bias = -0.5 * (rows**2).sum(axis=1)
+        case "collinear":
+            rows[2:4] = rows[0] + np.array([[2.0], [3.0]]) * (rows[1] - rows[0])
+            bias[2] = bias[0] + 2.0 * (bias[1] - bias[0])
+        case "scales":
+            rows = np.sign(rows) * np.array([1.0, 1e-3, 7.0])[:dims]
+            bias = np.where(bias < 0.5, 0.0, generator.standard_normal(experts))
+    return rows, bias
+
+
+def open_cells(exact: ExactCells, weight, bias) -> set[frozenset[int]]:
+    """The cells in which none ties with one that is left out, but for equal experts in order."""
+    lifted = np.column_stack([weight, bias])
+    cells = set()
+    for cell, point in exact.cells.items():
+        values = helpers.exact_logits(weight, bias, point)
+        if all(
+            values[i] > values[j] or ((lifted[i] == lifted[j]).all() and i < j)
+            for i, j in product(cell, set(range(len(weight))) - cell)
+        ):
+            cells.add(cell)
+    return cells
+
+
+def assert_is_exact(weight, bias, k, tie_broken) -> Enumeration | None:
+    """Cells, facets and ends are those of the exact walk, and witnesses lie in their cells."""
+    walk = enumerate_cells(weight, bias, k, tie_broken=tie_broken)
+    if isinstance(walk, AllSubsets):
+        return None
+    exact = exact_cells(weight, bias, k, tie_broken)
+    offsets = np.zeros(len(weight)) if bias is None else bias
+    cells = open_cells(exact, weight, offsets)
+    rows = [frozenset(row) for row in walk.expert_set.tolist()]
+    assert rows == sorted(cells, key=sorted)
+    facets = {(rows[one], rows[other]) for one, other in walk.facets.tolist()}
+    assert len(facets) == len(walk.facets)
+    assert facets == {pair for pair in exact.facets if cells.issuperset(pair)}
+    assert walk.is_bounded.tolist() == [cell not in exact.unbounded for cell in rows]
+    broken = open_cells(exact_cells(weight, bias, k, tie_broken=True), weight, offsets)
+    assert [frozenset(row) for row in walk.tied.tolist()] == sorted(broken - cells, key=sorted)
+    assert exact.tied == broken - cells
+    assert_array_equal(choices(walk.witness, weight, offsets, k), walk.expert_set)
+    return walk
+
+
+#: By day each kind, in two or in three dimensions.
+INSTANCES_WITH_TIES = by_day(product(TIED, range(20)), [(k, n % 2) for n, k in enumerate(TIED)])
+
+
+@pytest.mark.parametrize(("kind", "seed"), INSTANCES_WITH_TIES)
+def test_cells_and_facets_of_instances_with_ties_are_those_of_the_exact_walk(kind, seed):
+    generator = np.random.default_rng([seed, *kind.encode()])
+    dims = 2 + seed % 2
+    experts = int(generator.integers(dims + 3, 9 - dims // 3))
+    weight, bias = tied(kind, generator, experts, dims)
+    for k in range(1, experts, 1 if IS_NIGHT else 2):
+        assert_is_exact(weight, bias, k, tie_broken=(k + seed) % 2 == 0)
+
+
+CENTRAL = list(product(["integers", "equal rows", "collinear"], [False, True]))
+
+
+@pytest.mark.parametrize(("kind", "tie_broken"), by_day(CENTRAL, CENTRAL[::3] + CENTRAL[4:5]))
+def test_so_are_those_of_central_routers(kind, tie_broken):
+    weight, _ = tied(kind, np.random.default_rng(len(kind)), 7, 3)
+    for k in (2, 3, 5):
+        assert_is_exact(weight, None, k, tie_broken)
+
+
+def dot(one, other) -> Fraction:
+    return sum((a * b for a, b in zip(one, other, strict=True)), Fraction(0))
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_a_dictionary_in_integers_is_the_one_in_fractions(kind):
+    weight, bias = tied(kind, np.random.default_rng(3), 7, 2)
+    rows, offsets = helpers.in_fractions(weight), helpers.in_fractions(bias)
+    arrangement = Arrangement(rows, offsets)
+    lifted = [[*row, Fraction(-1)] for row in rows]
+    # ties as if the bias of a lower number were larger by more
+    nudged = [b + Fraction(1, 10 ** (60 * (1 + j))) for j, b in enumerate(offsets)]
+    for on in combinations(range(7), 3):
+        ours, inverse = dictionary(arrangement, on), inverse_of([lifted[i] for i in on])
+        assert (ours is None) == (inverse is None)
+        if ours is None:
+            continue
+        levels, moved = ([-dot(r, [b[i] for i in on]) for r in inverse] for b in (offsets, nudged))
+        assert ours.point(arrangement) == tuple(levels[:-1])
+        f = [dot(row, levels) + offset for row, offset in zip(lifted, offsets, strict=True)]
+        assert ours.tied == {j for j in range(7) if f[j] == 0}
+        assert {j for j in range(7) if f[j] > 0} <= ours.above
+        pushed = [dot(row, moved) + offset for row, offset in zip(lifted, nudged, strict=True)]
+        assert ours.above == {j for j in range(7) if j not in on and pushed[j] > 0}
+        for column, upwards in product(range(3), (False, True)):
+            way = [row[column] for row in inverse]
+            assert ours.direction(column, upwards) == tuple(a if upwards else -a for a in way[:-1])
+            met = {}
+            for j in set(range(7)).difference(on):
+                rate = dot(lifted[j], way)
+                if rate != 0 and (-pushed[j] / rate > 0) == upwards:
+                    met[j] = abs(pushed[j] / rate)
+            assert ours.shot(column, upwards) == min(met, key=met.__getitem__, default=None)

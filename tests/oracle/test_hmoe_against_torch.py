@@ -1,20 +1,25 @@
-"""Oracle: attention, its gated forms and derivatives of the regression functions by torch."""
+"""Oracles: attention and derivatives of regression functions by torch, losses by loops, fits by SciPy."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import curve_fit, least_squares
+from scipy.spatial.distance import cdist
 from scipy.special import expit
 
 from moegeom.geometry.hmoe.activation import ACTIVATIONS, homogeneity_residual
 from moegeom.geometry.hmoe.attention import mixture_of_attention
-from moegeom.geometry.hmoe.descent import mean_square
-from moegeom.geometry.hmoe.identifiability import component_family
-from moegeom.geometry.hmoe.mixture import Mixture, published_truth, split, with_channels
+from moegeom.geometry.hmoe.descent import descended, mean_square
+from moegeom.geometry.hmoe.identifiability import component_family, cramer_rao_sd
+from moegeom.geometry.hmoe.losses import loss_1, loss_2, voronoi_cells
+from moegeom.geometry.hmoe.mixture import Mixture, centred, published_truth, split, with_channels
 from moegeom.geometry.hmoe.regression import (
     PLACEMENTS,
     channel_functions,
@@ -37,8 +42,7 @@ IN_TORCH = {
 #: Tokens, their width, heads: width / heads channels.
 TOKENS, WIDTH, HEADS = 3, 4, 2
 
-GENERATOR = np.random.default_rng(5)
-INPUTS = GENERATOR.uniform(-1.0, 1.0, (40, 2))
+INPUTS = np.random.default_rng(5).uniform(-1.0, 1.0, (40, 2))
 
 
 def gated(position: str) -> Mixture:
@@ -61,25 +65,14 @@ def attention():
     return module, [*projections, output], tokens
 
 
-def entry(matrices, tokens, position: str, row: int, column: int, gates=None) -> float:
-    mixture = mixture_of_attention(*(m.numpy() for m in matrices), TOKENS, row, column)
-    mixture = dataclasses.replace(mixture, gates=gates)
-    return float(regression(mixture, tokens.numpy().reshape(1, -1), position)[0])
-
-
 def entries(matrices, tokens, position: str, gates=lambda row: None) -> np.ndarray:
-    return np.array(
-        [
-            [entry(matrices, tokens, position, row, column, gates(row)) for column in range(WIDTH)]
-            for row in range(TOKENS)
-        ]
-    )
-
-
-def test_attention_is_a_mixture(attention):
-    module, matrices, tokens = attention
-    expected = module(tokens, tokens, tokens, need_weights=False)[0].detach().numpy()
-    np.testing.assert_allclose(entries(matrices, tokens, "none"), expected, rtol=0, atol=1e-12)
+    """The output, each entry by a mixture of its own."""
+    text, output = tokens.numpy().reshape(1, -1), np.empty((TOKENS, WIDTH))
+    for row, column in np.ndindex(output.shape):
+        mixture = mixture_of_attention(*(m.numpy() for m in matrices), TOKENS, row, column)
+        mixture = dataclasses.replace(mixture, gates=gates(row))
+        output[row, column] = regression(mixture, text, position)[0]
+    return output
 
 
 def by_heads(matrices, tokens, on_value, on_sdpa) -> np.ndarray:
@@ -88,12 +81,13 @@ def by_heads(matrices, tokens, on_value, on_sdpa) -> np.ndarray:
     return (on_sdpa(mixed) @ matrices[3]).sum(dim=0).numpy()
 
 
-def test_attention_with_an_activation_behind_values_or_around_is_a_mixture(attention):
-    _, matrices, tokens = attention
+def test_attention_is_a_mixture_also_with_an_activation_behind_values_or_around(attention):
+    module, matrices, tokens = attention
+    plain = module(tokens, tokens, tokens, need_weights=False)[0].detach().numpy()
     one = by_heads(matrices, tokens, torch.sigmoid, lambda z: z)
     two = by_heads(matrices, tokens, lambda z: z, torch.sigmoid)
-    np.testing.assert_allclose(entries(matrices, tokens, "value"), one, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(entries(matrices, tokens, "sdpa"), two, rtol=0, atol=1e-12)
+    for position, expected in (("none", plain), ("value", one), ("sdpa", two)):
+        assert_allclose(entries(matrices, tokens, position), expected, rtol=0, atol=1e-12)
     assert abs(one - two).max() > 0.01
 
 
@@ -112,7 +106,7 @@ def test_the_gates_of_released_models_multiply_and_are_no_activation(attention, 
 
     expected = by_heads(matrices, tokens, lambda z: z, lambda mixed: gate * mixed)
     found = entries(matrices, tokens, position, rows_of)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 # -------------------------------------------------------------------------------------- derivatives
@@ -138,10 +132,7 @@ def parts(mixture: Mixture):
     return [None if a is None else torch.tensor(a, requires_grad=True) for a in arrays]
 
 
-SMOOTH = ("sigmoid", "silu", "tanh")
-
-
-@pytest.mark.parametrize("activation", SMOOTH)
+@pytest.mark.parametrize("activation", ["sigmoid", "silu", "tanh"])
 @pytest.mark.parametrize("position", PLACEMENTS)
 def test_the_function_and_its_gradient_are_those_of_autograd(position, activation):
     mixture = gated(position)
@@ -149,20 +140,21 @@ def test_the_function_and_its_gradient_are_those_of_autograd(position, activatio
     factor = np.linspace(-1.0, 2.0, len(INPUTS))
     expected = in_torch(*arrays, torch.tensor(INPUTS.T), position, activation)
     trace = traced(mixture, INPUTS, position, ACTIVATIONS[activation])
-    np.testing.assert_allclose(trace.output, expected.detach(), rtol=0, atol=1e-12)
+    assert_allclose(trace.output, expected.detach(), rtol=0, atol=1e-12)
     (expected * torch.tensor(factor)).sum().backward()
     found = gradient(mixture, trace, factor)
     for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
-        np.testing.assert_allclose(getattr(found, name), array.grad, rtol=0, atol=1e-11)
+        assert_allclose(getattr(found, name), array.grad, rtol=0, atol=1e-11)
 
 
-def random_mixture(seed: int, experts: int, size: float) -> Mixture:
-    """Three heads of five channels, in three dimensions."""
+def random_mixture(seed: int, channels: int, experts: int = 3, dims: int = 2, size: float = 1.0):
+    """As many heads as dimensions."""
     generator = np.random.default_rng(seed)
+    scores = size * generator.normal(size=(dims, experts, dims, dims))
     return Mixture(
-        generator.normal(size=(3, 5)),
-        size * generator.normal(size=(3, experts, 3, 3)),
-        size * generator.normal(size=(3, experts, 5, 3)),
+        generator.uniform(0.1, 1.0, (dims, channels)),
+        scores + scores.transpose(0, 1, 3, 2),
+        size * generator.normal(size=(dims, experts, channels, dims)),
     )
 
 
@@ -173,18 +165,18 @@ def random_mixture(seed: int, experts: int, size: float) -> Mixture:
 def test_mean_squares_and_their_gradients_are_those_of_autograd(squares, position, samples):
     generator = np.random.default_rng(samples)
     x, y = generator.uniform(-1.0, 1.0, (samples, 3)), generator.normal(size=samples)
-    for experts, size in ((2, 1.0), (4, 1.0), (2, 30.0), (4, 30.0)):
-        mixture = random_mixture(samples, experts, size)
+    for experts, size in ((2, 1.0), (4, 1.0), (2, 15.0), (4, 15.0)):
+        mixture = random_mixture(samples, 5, experts, 3, size)
         arrays = parts(mixture)
         apart = in_torch(*arrays, torch.tensor(x.T), position, "sigmoid") - torch.tensor(y)
         expected = (apart**2).mean()
         expected.backward()
         loss, found = squares(x, y, position)(mixture)
-        np.testing.assert_allclose(loss, expected.item(), rtol=1e-12)
+        assert_allclose(loss, expected.item(), rtol=1e-12)
         for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
             grad = array.grad.numpy()
             atol = 1e-12 * abs(grad).max()
-            np.testing.assert_allclose(getattr(found, name), grad, rtol=0, atol=atol)
+            assert_allclose(getattr(found, name), grad, rtol=0, atol=atol)
 
 
 def test_the_polynomial_of_the_compiled_pass_is_the_exponential_function():
@@ -195,7 +187,7 @@ def test_the_polynomial_of_the_compiled_pass_is_the_exponential_function():
     def squared(z: float) -> float:
         return kernels.mean_square(np.array([[z]]), np.zeros(1), "value")(one)[0]
 
-    np.testing.assert_allclose([*map(squared, at)], expit(at) ** 2, rtol=5e-15)
+    assert_allclose([*map(squared, at)], expit(at) ** 2, rtol=5e-15)
     assert [*map(squared, (-1e4, -710.0, 710.0, 1e4))] == [0.0, 0.0, 1.0, 1.0]
     assert math.isnan(squared(math.nan))
 
@@ -216,7 +208,7 @@ def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(p
     asked = [weights, upper, experts, *([] if gates is None else [gates])]
     expected = torch.autograd.functional.jacobian(function, tuple(asked))
     expected = torch.cat([part.reshape(len(INPUTS), -1) for part in expected], dim=1)
-    np.testing.assert_allclose(jacobian(mixture, INPUTS, position), expected, rtol=0, atol=1e-12)
+    assert_allclose(jacobian(mixture, INPUTS, position), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -226,22 +218,20 @@ def test_activations_have_the_derivatives_of_autograd(name):
     (slope,) = torch.autograd.grad(expected.sum(), z, create_graph=True)
     activation = ACTIVATIONS[name]
     value, found = activation.at(z.detach().numpy())
-    np.testing.assert_allclose(value, expected.detach(), atol=1e-14)
-    np.testing.assert_allclose(found, slope.detach(), atol=1e-14)
+    assert_allclose(value, expected.detach(), atol=1e-14)
+    assert_allclose(found, slope.detach(), atol=1e-14)
     curvature = activation.curvature(z.detach().numpy())
     if slope.requires_grad:
         (second,) = torch.autograd.grad(slope.sum(), z, allow_unused=True)
-        np.testing.assert_allclose(
-            curvature, 0.0 * z.detach() if second is None else second, atol=1e-13
-        )
+        assert_allclose(curvature, 0.0 * z.detach() if second is None else second, atol=1e-13)
     else:
-        np.testing.assert_array_equal(curvature, 0.0)
+        assert_array_equal(curvature, 0.0)
     residual = torch.linalg.norm(z * slope - expected) / torch.linalg.norm(expected)
     found = homogeneity_residual(activation, z.detach().numpy())
-    np.testing.assert_allclose(found, residual.detach(), atol=1e-13)
+    assert_allclose(found, residual.detach(), atol=1e-13)
 
 
-def test_the_family_of_a_component_spans_every_derivative_up_to_the_second():
+def test_components_have_the_family_of_autograd_and_no_activation_solves_the_printed_equation():
     """Of u = exp(x'Mx) sigmoid(a.x) in M and a, by autograd, and no function more than those."""
     truth = published_truth()
     score, expert = truth.scores[0, 0], truth.experts[0, 0, 0]
@@ -268,11 +258,7 @@ def test_the_family_of_a_component_spans_every_derivative_up_to_the_second():
     both = np.concatenate([expected, family], axis=1)
     assert family.shape[1] == rank == 18
     assert np.linalg.matrix_rank(both / np.linalg.norm(both, axis=0), tol=1e-10) == rank
-
-
-def test_no_activation_satisfies_the_second_definition_as_it_is_printed():
-    """Its family has u_M and u_Ma of u = exp(x'Mx) (a.x), and a . u_Ma = u_M (F-23)."""
-    truth = published_truth()
+    # Its family has u_M and u_Ma of u = exp(x'Mx) (a.x), and a . u_Ma = u_M (F-23).
     at = torch.tensor([*truth.scores[0, 0].ravel(), *truth.experts[0, 0, 0]])
     for point in torch.tensor(INPUTS[:5]):
 
@@ -282,23 +268,151 @@ def test_no_activation_satisfies_the_second_definition_as_it_is_printed():
 
         first = torch.autograd.functional.jacobian(component, at)[:4]
         mixed = torch.autograd.functional.hessian(component, at)[:4, 4:]
-        np.testing.assert_allclose(mixed @ at[4:], first, rtol=1e-12)
+        assert_allclose(mixed @ at[4:], first, rtol=1e-12)
 
 
-def test_channels_are_what_weights_add_up():
-    truth = published_truth()
-    for position in ("none", "value"):
-        channels = channel_functions(truth, INPUTS, position)
-        summed = np.einsum("nhk,hk->n", channels, truth.weights)
-        np.testing.assert_allclose(summed, regression(truth, INPUTS, position), atol=1e-14)
+# ------------------------------------------------------------------------------------------- losses
+SAMPLE = np.random.default_rng(1).uniform(-1.0, 1.0, (300, 2))
+
+
+def by_hand(fitted: Mixture, true: Mixture, position: str, power) -> float:
+    """From the definition: ``power`` of a cell's number of members."""
+    fitted, true = centred(fitted), centred(true)
+    ours, theirs = (
+        channel_functions(some, SAMPLE, position).reshape(len(SAMPLE), -1)
+        for some in (fitted, true)
+    )
+    cell = cdist(ours.T, theirs.T, "sqeuclidean").argmin(axis=1)
+    norm, total = np.linalg.norm, 0.0
+    for number in range(theirs.shape[1]):
+        h, k = divmod(number, true.num_channels)
+        members = [divmod(int(m), fitted.num_channels) for m in np.flatnonzero(cell == number)]
+        total += abs(sum(fitted.weights[at] for at in members) - true.weights[h, k])
+        for head, channel in members:
+            pairs = []
+            for order in permutations(range(len(true.scores[0]))):
+                score = [
+                    norm(fitted.scores[head, j] - true.scores[h, i]) for i, j in enumerate(order)
+                ]
+                experts = fitted.experts[head, list(order), channel] - true.experts[h, :, k]
+                parts = np.array([*score, *norm(experts, axis=1)])
+                pairs.append(((parts**2).sum(), (parts ** power(len(members))).sum()))
+            total += fitted.weights[head, channel] * min(pairs)[1]
+    return float(total)
 
 
 @pytest.mark.parametrize("position", ["none", "value", "sdpa"])
-def test_copies_of_channels_with_split_weights_are_the_same_function(position):
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_are_those_of_every_channel_and_permutation(position, seed):
+    fitted, true = random_mixture(seed, 3), random_mixture(seed + 100, 2)
+    for r in (1.0, 2.0, 3.0):
+        found = loss_1(fitted, true, SAMPLE, r, position)
+        assert_allclose(found, by_hand(fitted, true, position, lambda _, r=r: r))
+    expected = by_hand(fitted, true, position, lambda members: 1.0 if members == 1 else 2.0)
+    assert_allclose(loss_2(fitted, true, SAMPLE, position), expected)
+
+
+def test_equal_cells_have_no_loss_and_descent_says_when_nothing_is_lower():
+    values = np.ones((5, 2, 2))
+    assert_array_equal(voronoi_cells(values, values), np.zeros((2, 2)))
+    true = with_channels(published_truth(), 2)
+    lost = Mixture(true.weights[:, :1], true.scores, true.experts[:, :, :1])
+    assert_allclose(loss_2(lost, true, SAMPLE, "value"), 0.5 + 0.3)
+    truth = small_truth()
+    targets = regression(truth, SAMPLE, "value")
+    assert descended(truth, kernels.mean_square(SAMPLE, targets, "value")).settled
+    start = filled(free(truth) + 0.1, truth)
+    fit = descended(start, kernels.mean_square(SAMPLE, targets, "value"), epochs=5)
+    assert (fit.epochs, fit.settled) == (5, False)
+
+
+@pytest.mark.parametrize("position", ["none", "value", "sdpa"])
+def test_the_same_function_in_another_order_gauge_or_in_copies_has_no_loss(position):
+    true = random_mixture(7, 2)
+    order, gauge = [2, 0, 1], np.array([[1.0, 0.3], [0.3, -2.0]])
+    same = Mixture(
+        true.weights[::-1, ::-1],
+        true.scores[::-1][:, order] + gauge,
+        true.experts[::-1][:, order][:, :, ::-1],
+    )
+    expected = regression(true, SAMPLE, position)
+    assert_allclose(regression(same, SAMPLE, position), expected, atol=1e-12)
+    assert loss_2(same, true, SAMPLE, position) < 1e-12
+    raw = np.linalg.norm(same.scores[::-1][:, np.argsort(order)] - true.scores)
+    assert raw > 1.0, "without the gauge it would count"
     truth = published_truth()
     expected = regression(truth, INPUTS, position)
-    for channels in (2, 3, 4, 5):
-        found = regression(with_channels(truth, channels), INPUTS, position)
-        np.testing.assert_allclose(found, expected, atol=1e-13)
-    none = split(truth, np.zeros(2))
-    np.testing.assert_allclose(regression(none, INPUTS, position), expected, atol=1e-13)
+    if position != "sdpa":  # there the activation is between the channels and their sum
+        channels = channel_functions(truth, INPUTS, position)
+        assert_allclose(np.einsum("nhk,hk->n", channels, truth.weights), expected, atol=1e-14)
+    copies = [with_channels(truth, channels) for channels in (2, 3, 4, 5)]
+    same = [regression(copy, INPUTS, position) for copy in [*copies, split(truth, np.zeros(2))]]
+    assert_allclose(same, [expected] * 5, atol=1e-13)
+
+
+# ---------------------------------------------------------------------------------------- estimates
+def free(mixture: Mixture) -> np.ndarray:
+    """Parameters as one vector: weights, upper triangles with the last score held, experts."""
+    rows, columns = np.triu_indices(2)
+    upper = mixture.scores[:, :-1, rows, columns]
+    return np.concatenate([mixture.weights.ravel(), upper.ravel(), mixture.experts.ravel()])
+
+
+def filled(vector: np.ndarray, like: Mixture) -> Mixture:
+    heads, experts, channels, dims = like.experts.shape
+    weights, upper, rest = np.split(
+        vector, np.cumsum([heads * channels, heads * (experts - 1) * 3])
+    )
+    rows, columns = np.triu_indices(dims)
+    scores = like.scores.copy()
+    for r, c in ((rows, columns), (columns, rows)):
+        scores[:, :-1, r, c] = upper.reshape(heads, experts - 1, 3)
+    return Mixture(weights.reshape(heads, channels), scores, rest.reshape(like.experts.shape))
+
+
+def small_truth() -> Mixture:
+    """One head, so that its parameters can be estimated at all."""
+    return Mixture(
+        np.array([[1.0]]),
+        np.array([[[[2.0, 0.5], [0.5, -1.0]], [[0.0, 0.0], [0.0, 0.0]]]]),
+        np.array([[[[3.0, -1.0]], [[-2.0, 2.0]]]]),
+    )
+
+
+def test_least_deviations_are_those_of_curve_fit():
+    truth = small_truth()
+    generator = np.random.default_rng(0)
+    inputs = generator.uniform(-1.0, 1.0, (1000, 2))
+    noise = 1e-4
+    targets = regression(truth, inputs, "value") + noise * generator.normal(size=len(inputs))
+    _, covariance = curve_fit(
+        lambda x, *vector: regression(filled(np.array(vector), truth), x, "value"),
+        inputs,
+        targets,
+        p0=free(truth),
+        sigma=np.full(len(inputs), noise),
+        absolute_sigma=True,
+    )
+    kept = np.ones(11, dtype=bool)
+    kept[4:7] = False
+    derivatives = jacobian(truth, inputs, "value")[:, kept]
+    found = cramer_rao_sd(derivatives, noise, len(inputs), flat=0)
+    assert_allclose(found, np.sqrt(np.diag(covariance)), rtol=0.02)
+    assert (cramer_rao_sd(jacobian(truth, inputs, "value"), noise, 1000, flat=3) > 0.0).all()
+
+
+@pytest.mark.parametrize("position", ["none", "value", "sdpa"])
+def test_descent_ends_where_scipy_ends(position):
+    truth = small_truth()
+    generator = np.random.default_rng(4)
+    inputs = generator.uniform(-1.0, 1.0, (200, 2))
+    targets = regression(truth, inputs, position) + 0.01 * generator.normal(size=200)
+    start = filled(free(truth) + 0.02, truth)
+    fit = descended(start, kernels.mean_square(inputs, targets, position), epochs=400, trial=1.0)
+
+    def residual(vector: np.ndarray) -> np.ndarray:
+        return regression(filled(vector, truth), inputs, position) - targets
+
+    best = 2.0 * least_squares(residual, free(start)).cost / len(targets)
+    assert_allclose(fit.loss, best, rtol=0.02)
+    assert fit.loss < 0.9 * np.mean(residual(free(start)) ** 2)

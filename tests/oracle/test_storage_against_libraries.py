@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from compressed_tensors.entrypoints.convert.converters import (
 )
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -33,17 +35,15 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.router.settings import Settings
 from moegeom.router.storage import find_storage
+from tests.by_day import by_day
 
 Tensors = dict[str, torch.Tensor]
 
 
-def decode(
-    folder: Path, tensors: Tensors, quantisation: dict[str, Any] | None = None, scheme: str = ""
-) -> np.ndarray:
+def decode(folder: Path, tensors: Tensors, quantisation=None, scheme="") -> np.ndarray:
     """The weight as moegeom reads it from a file."""
-    save_file(
-        {f"gate.{leaf}": t.contiguous() for leaf, t in tensors.items()}, folder / "a.safetensors"
-    )
+    named = {f"gate.{leaf}": tensor.contiguous() for leaf, tensor in tensors.items()}
+    save_file(named, folder / "a.safetensors")
     store = open_checkpoint(folder)
     infos = {leaf: store.info(f"gate.{leaf}") for leaf in tensors}
     settings = Settings({"quantization_config": quantisation})
@@ -66,21 +66,8 @@ def random_words(*shape: int, seed: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64).int()
 
 
-def recipe(arguments: QuantizationArgs) -> dict[str, Any]:
-    """What compressed-tensors writes into config.json."""
-    weights = arguments.model_dump(mode="json")
-    group = {"targets": ["Linear"], "weights": weights}
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-
-
-def compress(
-    compressor: type[BaseCompressor],
-    weight: torch.Tensor,
-    parts: Tensors,
-    held_in: torch.dtype = torch.float32,
-    **arguments: Any,
-) -> tuple[Tensors, dict[str, Any], np.ndarray]:
-    """Compressed tensors, their config and what the library decompresses in float32.
+def compress(compressor: type[BaseCompressor], weight, parts, held_in=torch.float32, **arguments):
+    """Compressed tensors, their config.json and what the library decompresses in float32.
 
     ``held_in`` is the dtype of the scales in the file; the library computes in the dtype that it
     is given.
@@ -91,9 +78,9 @@ def compress(
     made = compressor.compress({"weight": weight, **parts}, scheme)
     packed = {part: values for part, values in made.items() if values is not None}
     wide = {k: v.float() if v.dtype == held_in else v for k, v in packed.items()}
-    decompressed = compressor.decompress(dict(wide), scheme)["weight"]
-    assert decompressed is not None
-    return packed, recipe(args), decompressed.float().numpy()
+    group = {"targets": ["Linear"], "weights": args.model_dump(mode="json")}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    return packed, config, compressor.decompress(dict(wide), scheme)["weight"].float().numpy()
 
 
 def affine(rows: int, groups: int, bits: int, is_symmetric: bool) -> Tensors:
@@ -106,30 +93,46 @@ def affine(rows: int, groups: int, bits: int, is_symmetric: bool) -> Tensors:
     return parts
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("is_symmetric", [True, False])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize(
-    ("shape", "group"), [((12, 96), 32), ((16, 128), 16), ((11, 45), None), ((33, 64), None)]
+def as_decompressed(folder, scheme, *of_library, **arguments) -> tuple[Tensors, np.ndarray]:
+    """What is in the file, and what is read from it: what the library decompresses."""
+    packed, config, expected = compress(*of_library, **arguments)
+    decoded = decode(folder, packed, config, scheme)
+    assert_array_equal(decoded, expected)
+    return packed, decoded
+
+
+#: Shape and group, bits, whether without zero points, dtype of scales.
+PACKED = list(
+    product(
+        [((12, 96), 32), ((16, 128), 16), ((11, 45), None), ((33, 64), None)],
+        [2, 4, 8],
+        [True, False],
+        [torch.float32, torch.bfloat16, torch.float16],
+    )
 )
-def test_pack_quantized_integers(
-    shape: tuple[int, int],
-    group: int | None,
-    bits: int,
-    is_symmetric: bool,
-    scale_dtype: torch.dtype,
-    tmp_path: Path,
-) -> None:
+PACKED_BY_DAY = {
+    "groups": (((12, 96), 32), 4, True, torch.float32),
+    "zero points of groups": (((16, 128), 16), 4, False, torch.bfloat16),
+    "rows that end within a word": (((11, 45), None), 4, False, torch.float32),
+    "two bits": (((11, 45), None), 2, False, torch.float16),
+    "two bits of groups": (((12, 96), 32), 2, True, torch.float16),
+    "eight bits": (((33, 64), None), 8, True, torch.bfloat16),
+    "eight bits with zero points": (((11, 45), None), 8, False, torch.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bits", "is_symmetric", "scale_dtype"), by_day(PACKED, PACKED_BY_DAY)
+)
+def test_pack_quantized_integers(sizes, bits, is_symmetric, scale_dtype, tmp_path):
+    shape, group = sizes
     parts = affine(shape[0], shape[1] // group if group else 1, bits, is_symmetric)
-    packed, config, expected = compress(
-        PackedQuantizationCompressor, draw(*shape), parts, scale_dtype,
+    _, decoded = as_decompressed(
+        tmp_path, "pack_quantized", PackedQuantizationCompressor, draw(*shape), parts, scale_dtype,
         num_bits=bits, type="int", strategy="group" if group else "channel", group_size=group,
         symmetric=is_symmetric,
     )  # fmt: skip
-    found = decode(tmp_path, packed, config, "pack_quantized")
-    np.testing.assert_array_equal(found, expected)
-    assert len(np.unique(found)) > 3
+    assert len(np.unique(decoded)) > 3
 
 
 @pytest.mark.parametrize("is_symmetric", [True, False])
@@ -137,17 +140,14 @@ def test_pack_quantized_integers(
     ("strategy", "group", "scales"),
     [("tensor", None, (1, 1)), ("channel", None, (6, 1)), ("group", 16, (6, 3))],
 )
-def test_eight_bit_integers(
-    strategy: str, group: int | None, scales: tuple[int, int], is_symmetric: bool, tmp_path: Path
-) -> None:
+def test_eight_bit_integers(strategy, group, scales, is_symmetric, tmp_path):
     parts = affine(*scales, 8, is_symmetric)
     if strategy == "tensor":
         parts = {part: values.reshape(1) for part, values in parts.items()}
-    packed, config, expected = compress(
-        IntQuantizationCompressor, draw(6, 48), parts,
+    as_decompressed(
+        tmp_path, "int8", IntQuantizationCompressor, draw(6, 48), parts,
         num_bits=8, type="int", strategy=strategy, group_size=group, symmetric=is_symmetric,
     )  # fmt: skip
-    np.testing.assert_array_equal(decode(tmp_path, packed, config, "int8"), expected)
 
 
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16])
@@ -161,89 +161,66 @@ def test_eight_bit_integers(
         ("block", {"block_structure": [128, 128]}, (1, 1)),
     ],
 )
-def test_eight_bit_floats(
-    strategy: str,
-    sizes: dict[str, Any],
-    scales: tuple[int, ...],
-    scale_dtype: torch.dtype,
-    tmp_path: Path,
-) -> None:
-    packed, config, expected = compress(
-        FloatQuantizationCompressor, draw(6, 48), {"weight_scale": draw(*scales).abs() / 100},
-        scale_dtype, num_bits=8, type="float", strategy=strategy, **sizes,
+def test_eight_bit_floats(strategy, sizes, scales, scale_dtype, tmp_path):
+    as_decompressed(
+        tmp_path, "fp8", FloatQuantizationCompressor, draw(6, 48),
+        {"weight_scale": draw(*scales).abs() / 100}, scale_dtype,
+        num_bits=8, type="float", strategy=strategy, **sizes,
     )  # fmt: skip
-    np.testing.assert_array_equal(decode(tmp_path, packed, config, "fp8"), expected)
+
+
+def by_converter(converter, tensors: Tensors) -> Tensors:
+    """What a converter of the library makes of the tensors of one module."""
+    converted = converter.process({f"gate.{leaf}": t for leaf, t in tensors.items()})
+    return {name.removeprefix("gate."): t for name, t in converted.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("shape", [(256, 384), (130, 200), (8, 16)])
-def test_eight_bit_floats_in_blocks_of_128(
-    shape: tuple[int, int], dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_eight_bit_floats_in_blocks_of_128(shape, dtype, tmp_path):
     scales = [-(-n // 128) for n in shape]
     tensors = {"weight": draw(*shape).to(dtype), "weight_scale_inv": draw(*scales, seed=1).abs()}
-    theirs = FP8BlockDequantizer(dtype=torch.float32)
-    expected = theirs.process({f"gate.{leaf}": t for leaf, t in tensors.items()})["gate.weight"]
-    found = decode(tmp_path, tensors, {"quant_method": "fp8"}, "fp8")
-    np.testing.assert_array_equal(found, expected.numpy())
+    expected = by_converter(FP8BlockDequantizer(dtype=torch.float32), tensors)["weight"]
+    decoded = decode(tmp_path, tensors, {"quant_method": "fp8"}, "fp8")
+    assert_array_equal(decoded, expected.numpy())
 
 
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float8_e8m0fnu, torch.uint8])
 @pytest.mark.parametrize("block", [(2, 16), (1, 32), (8, 64)])
-def test_eight_bit_floats_in_blocks_of_any_size(
-    block: tuple[int, int], scale_dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_eight_bit_floats_in_blocks_of_any_size(block, scale_dtype, tmp_path):
     scale = torch.exp2(draw(8 // block[0], 64 // block[1], seed=1).round())
     if scale_dtype == torch.uint8:
         scale = scale.to(torch.float8_e8m0fnu).view(torch.uint8)
-    tensors = {
-        "weight": draw(8, 64).to(torch.float8_e4m3fn),
-        "weight_scale_inv": scale.to(scale_dtype),
-    }
+    weight = draw(8, 64).to(torch.float8_e4m3fn)
+    tensors = {"weight": weight, "weight_scale_inv": scale.to(scale_dtype)}
     expected = Fp8Dequantize(None)._dequantize_one(*tensors.values(), output_dtype=torch.float32)
-    found = decode(tmp_path, tensors, {"weight_block_size": list(block)}, "fp8")
-    np.testing.assert_array_equal(found, expected.numpy())
-
-
-def test_eight_bit_floats_with_an_exponent_per_32(tmp_path: Path) -> None:
-    packed, config, expected = compress(
-        MXFP8QuantizationCompressor,
-        draw(6, 96),
-        {"weight_scale": torch.exp2(draw(6, 3, seed=1).round() - 4)},
-        num_bits=8, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8,
-    )  # fmt: skip
-    assert packed["weight_scale"].dtype == torch.uint8
-    np.testing.assert_array_equal(decode(tmp_path, packed, config, "fp8"), expected)
+    decoded = decode(tmp_path, tensors, {"weight_block_size": list(block)}, "fp8")
+    assert_array_equal(decoded, expected.numpy())
 
 
 @pytest.mark.parametrize("group", [32, 128])
-def test_awq(group: int, tmp_path: Path) -> None:
+def test_awq(group, tmp_path):
     tensors = {
         "qweight": random_words(256, 3, seed=0),
         "qzeros": random_words(256 // group, 3, seed=1),
         "scales": draw(256 // group, 24).half(),
     }
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
-    converter = AutoAWQConverter.from_autoawq_config(config)
-    converted = converter.process({f"gate.{leaf}": t for leaf, t in tensors.items()})
-    parts = {name.removeprefix("gate."): t for name, t in converted.items()}
+    parts = by_converter(AutoAWQConverter.from_autoawq_config(config), tensors)
     parts["weight_scale"] = parts["weight_scale"].float()
-    args = QuantizationArgs.model_validate(
-        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False}
+    args = QuantizationArgs(
+        num_bits=4, type="int", strategy="group", group_size=group, symmetric=False
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    expected = PackedQuantizationCompressor.decompress(dict(parts), scheme)["weight"]
-    assert expected is not None
-    np.testing.assert_array_equal(decode(tmp_path, tensors, config, "awq"), expected.numpy())
+    expected = PackedQuantizationCompressor.decompress(parts, scheme)["weight"]
+    assert_array_equal(decode(tmp_path, tensors, config, "awq"), expected.numpy())
 
 
 def in_float32(packed: Tensors, scale: torch.Tensor, group: int) -> np.ndarray:
     """What the compressors compute, without their rounding to bfloat16."""
     rows, num_bytes = packed["weight_packed"].shape
     values = unpack_fp4_from_uint8(packed["weight_packed"], rows, 2 * num_bytes, torch.float32)
-    args = QuantizationArgs.model_validate(
-        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": group}
-    )
+    args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=group)
     whole = packed.get("weight_global_scale")
     return dequantize(values, scale, args=args, dtype=torch.float32, global_scale=whole).numpy()
 
@@ -259,16 +236,12 @@ def nvfp4() -> tuple[Tensors, dict[str, Any], np.ndarray]:
     )  # fmt: skip
 
 
-def test_nvfp4(tmp_path: Path) -> None:
+def test_nvfp4_is_that_of_the_library_and_modelopt_multiplies_where_it_divides(tmp_path):
     packed, config, rounded = nvfp4()
     assert packed["weight_scale"].dtype == torch.float8_e4m3fn
-    found = decode(tmp_path, packed, config, "nvfp4")
-    exact = in_float32(packed, packed["weight_scale"].float(), 16)
-    np.testing.assert_array_equal(found, exact)
-    np.testing.assert_array_equal(torch.from_numpy(found).bfloat16().float().numpy(), rounded)
-
-
-def test_nvfp4_of_modelopt_multiplies_where_compressed_tensors_divides(tmp_path: Path) -> None:
+    decoded = decode(tmp_path, packed, config, "nvfp4")
+    assert_array_equal(decoded, in_float32(packed, packed["weight_scale"].float(), 16))
+    assert_array_equal(torch.from_numpy(decoded).bfloat16().float().numpy(), rounded)
     packed, _, _ = nvfp4()
     tensors = {
         "weight": packed["weight_packed"],
@@ -276,25 +249,26 @@ def test_nvfp4_of_modelopt_multiplies_where_compressed_tensors_divides(tmp_path:
         "weight_scale_2": torch.tensor(0.0037),
         "input_scale": torch.tensor(0.1),
     }
-    converter = ModelOptNvfp4Converter(targets=["re:.*gate$"])
-    converted = converter.process({f"gate.{leaf}": t for leaf, t in tensors.items()})
-    parts = {name.removeprefix("gate."): t for name, t in converted.items()}
+    parts = by_converter(ModelOptNvfp4Converter(targets=["re:.*gate$"]), tensors)
     expected = in_float32(parts, parts["weight_scale"].float(), 16)
-    found = decode(tmp_path, tensors, scheme="nvfp4")
     # Theirs is divided by a reciprocal: three roundings where one product has one.
-    np.testing.assert_allclose(found, expected, rtol=3e-7)
+    assert_allclose(decode(tmp_path, tensors, scheme="nvfp4"), expected, rtol=3e-7)
 
 
-def test_mxfp4_of_compressed_tensors(tmp_path: Path) -> None:
+def test_exponents_per_32_of_mxfp8_and_mxfp4_are_decoded(tmp_path):
     scale = torch.exp2(draw(6, 3, seed=1).round() - 2)
-    packed, config, rounded = compress(
-        MXFP4PackedCompressor, draw(6, 96), {"weight_scale": scale},
+    packed, decoded = as_decompressed(
+        tmp_path, "mxfp4", MXFP4PackedCompressor, draw(6, 96), {"weight_scale": scale},
         num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8,
     )  # fmt: skip
     assert packed["weight_scale"].dtype == torch.uint8
-    found = decode(tmp_path, packed, config, "mxfp4")
-    np.testing.assert_array_equal(found, in_float32(packed, scale, 32))
-    np.testing.assert_array_equal(found, rounded)
+    assert_array_equal(decoded, in_float32(packed, scale, 32))
+    scale = torch.exp2(draw(6, 3, seed=1).round() - 4)
+    packed, _ = as_decompressed(
+        tmp_path, "fp8", MXFP8QuantizationCompressor, draw(6, 96), {"weight_scale": scale},
+        num_bits=8, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8,
+    )  # fmt: skip
+    assert packed["weight_scale"].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("separator", ["_", "."])
@@ -305,7 +279,7 @@ def test_mxfp4_of_gpt_oss(separator: str, tmp_path: Path) -> None:
     expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)
     tensors = {f"weight{separator}blocks": blocks, f"weight{separator}scales": scales}
     found = decode(tmp_path, tensors, scheme="mxfp4")
-    np.testing.assert_array_equal(found, expected[0].T.numpy())
+    assert_array_equal(found, expected[0].T.numpy())
 
 
 @pytest.mark.parametrize("scale", ["weight_scale_inv", "scale"])
@@ -314,49 +288,40 @@ def test_mxfp4_in_int8(scale: str, tmp_path: Path) -> None:
     exponents = draw(6, 3).round().exp2().to(torch.float8_e8m0fnu)
     expected = Fp8Dequantize(None)._dequantize_one(packed, exponents, torch.float32)
     found = decode(tmp_path, {"weight": packed, scale: exponents}, scheme="mxfp4")
-    np.testing.assert_array_equal(found, expected.numpy())
+    assert_array_equal(found, expected.numpy())
+
+
+def four_bits(folder, weight: torch.Tensor, **options) -> tuple[np.ndarray, np.ndarray]:
+    """What is read, and what the library dequantises."""
+    packed, state = bnb.quantize_4bit(weight, **options)
+    parts = {f"weight.{part}": values for part, values in state.as_dict(packed=True).items()}
+    decoded = decode(folder, {"weight": packed, **parts}, scheme="bitsandbytes_4bit")
+    return decoded, bnb.dequantize_4bit(packed, state).numpy()
 
 
 @pytest.mark.parametrize("container", [torch.uint8, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize(("shape", "blocksize"), [((24, 640), 64), ((7, 256), 128)])
-def test_bitsandbytes_in_four_bits(
-    shape: tuple[int, int],
-    blocksize: int,
-    kind: str,
-    is_nested: bool,
-    container: torch.dtype,
-    tmp_path: Path,
-) -> None:
-    packed, state = bnb.quantize_4bit(
-        draw(*shape), blocksize=blocksize, compress_statistics=is_nested, quant_type=kind,
-        quant_storage=container,
-    )  # fmt: skip
-    expected = bnb.dequantize_4bit(packed, state)
-    parts = {f"weight.{part}": values for part, values in state.as_dict(packed=True).items()}
-    found = decode(tmp_path, {"weight": packed, **parts}, scheme="bitsandbytes_4bit")
-    np.testing.assert_array_equal(found, expected.numpy())
+def test_bitsandbytes_in_four_bits(shape, blocksize, kind, is_nested, container, tmp_path):
+    options = {"blocksize": blocksize, "compress_statistics": is_nested, "quant_type": kind}
+    decoded, theirs = four_bits(tmp_path, draw(*shape), quant_storage=container, **options)
+    assert_array_equal(decoded, theirs)
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize(("shape", "blocksize"), [((6, 16), 64), ((7, 72), 128), ((3, 20), 4096)])
-def test_what_bitsandbytes_packs_without_loss_is_what_is_read(
-    shape: tuple[int, int], blocksize: int, kind: str, tmp_path: Path
-) -> None:
+def test_what_bitsandbytes_packs_without_loss_is_what_is_read(shape, blocksize, kind, tmp_path):
     """Blocks that end within a row: its own AVX-512 kernel (0.50.2) misreads some of these."""
     count = shape[0] * shape[1]
     indices = random_words(count, seed=4) & 0xF
     table = bnb.get_4bit_type(kind, device="cpu")
     indices[::blocksize] = int(table.argmax())  # every block holds its largest magnitude
     largest = draw(-(-count // blocksize), seed=5).abs()
-    weight = table[indices] * largest.repeat_interleave(blocksize)[:count]
-    packed, state = bnb.quantize_4bit(
-        weight.reshape(shape), blocksize=blocksize, compress_statistics=False, quant_type=kind
-    )
-    parts = {f"weight.{part}": values for part, values in state.as_dict(packed=True).items()}
-    found = decode(tmp_path, {"weight": packed, **parts}, scheme="bitsandbytes_4bit")
-    np.testing.assert_array_equal(found, weight.reshape(shape).numpy())
+    weight = (table[indices] * largest.repeat_interleave(blocksize)[:count]).reshape(shape)
+    options = {"blocksize": blocksize, "compress_statistics": False, "quant_type": kind}
+    decoded, _ = four_bits(tmp_path, weight, **options)
+    assert_array_equal(decoded, weight.numpy())
 
 
 def test_bitsandbytes_in_eight_bits(tmp_path: Path) -> None:
@@ -365,4 +330,4 @@ def test_bitsandbytes_in_eight_bits(tmp_path: Path) -> None:
     expected = bnb.int8_vectorwise_dequant(integers, largest)
     tensors = {"weight": integers, "SCB": largest, "weight_format": torch.tensor(0).byte()}
     found = decode(tmp_path, tensors, scheme="bitsandbytes_int8")
-    np.testing.assert_array_equal(found, expected.numpy())
+    assert_array_equal(found, expected.numpy())

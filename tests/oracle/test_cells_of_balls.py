@@ -1,0 +1,680 @@
+"""Cells of balls, cones and boxes against certified instances, programs over all sets, and fractions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays as some_array
+from numpy.testing import assert_array_equal
+
+from moegeom.core.errors import UsageError
+from moegeom.studies.cells.ball import ball_cells as balls
+from moegeom.studies.cells.ball import box as boxes
+from moegeom.studies.cells.ball import nearest_vertices as module
+from moegeom.studies.cells.ball.nearest import arrangement_of
+from moegeom.studies.cells.ball.nearest_vertices import nearest_vertices
+from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
+from moegeom.studies.cells.exact.collected import collected
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.exact.exact_nearest import exact_nearest
+from moegeom.studies.cells.exact.rank import common_tie
+from moegeom.studies.cells.graph.facet_graph import swaps
+from moegeom.studies.cells.study.found import FoundCells, find_cells, with_witnesses
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.studies.cells.walk.level_walk import level_walk
+from tests.by_day import by_day
+from tests.oracle import helpers
+from tests.oracle.helpers import PLENTY, ahead, choices, in_fractions, named, router, rows_of
+
+BALLS = [instance for instance in helpers.INSTANCES if instance["ball_radius"] is not None]
+DEGENERATE = [
+    i for i in helpers.INSTANCES if i["mods"] and i["ball_radius"] is None and i["E"] <= 10
+]
+
+
+def holds(lower: float, squared, upper: float) -> bool:
+    """Is the exact distance, as its square, between two floats?"""
+    return squared is not None and Fraction(lower) ** 2 <= squared <= Fraction(upper) ** 2
+
+
+def walked(weight: np.ndarray, bias: np.ndarray, k: int):
+    """All cells and facets of the whole space."""
+    walk = level_walk(weight, bias, k, PLENTY)
+    assert walk.is_whole
+    return collected(walk.on, walk.above, walk.is_simple, walk.rays, weight, bias, k)
+
+
+@pytest.mark.parametrize("instance", BALLS, ids=lambda instance: instance["name"])
+def test_cells_and_facets_of_a_ball_are_the_certified_ones(instance):
+    weight, bias = helpers.arrays(instance)
+    bias = np.zeros(len(weight)) if bias is None else bias
+    centre = np.zeros(weight.shape[1])
+    found = balls.ball_cells(weight, bias, instance["k"], centre, instance["ball_radius"], PLENTY)
+    assert found.is_whole
+    assert helpers.digest(rows_of(found.expert_set)) == instance["cells_sha1"]
+    assert len(found.facets) == instance["n_walls"]
+    assert found.gap <= instance["ball_gap"] or instance["ball_gap"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("experts", "k", "d", "radius", "cells", "facets"),
+    [(64, 8, 3, 0.5, 96, 427), (64, 8, 3, 1.0, 429, 2157), (32, 4, 4, 0.6, None, None)],
+)
+def test_the_search_finds_what_the_walk_and_the_filter_find(experts, k, d, radius, cells, facets):
+    weight, bias = router(experts, d)
+    centre = np.zeros(d)
+    found = balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
+    whole = walked(weight, bias, k)
+    met = balls.filter_ball(
+        weight, bias, whole.expert_set, whole.facets, whole.out, whole.into, centre, radius
+    )
+    assert_array_equal(found.expert_set, whole.expert_set[met.cells])
+    place, kept = np.cumsum(met.cells) - 1, np.flatnonzero(met.facets)
+    theirs = place[whole.facets[kept]]
+    order = np.lexsort(theirs.T[::-1])
+    kept = kept[order]
+    assert_array_equal(found.facets, theirs[order])
+    assert_array_equal(found.out, whole.out[kept])
+    assert_array_equal(found.into, whole.into[kept])
+    if cells is not None:
+        assert (len(found.expert_set), len(found.facets)) == (cells, facets)
+    # both brackets hold the same number
+    assert (found.distance_lower <= met.cell_upper[met.cells]).all()
+    assert (met.cell_lower[met.cells] <= found.distance_upper).all()
+    assert (found.facet_distance_lower <= met.facet_upper[kept]).all()
+    assert (met.facet_lower[kept] <= found.facet_distance_upper).all()
+    assert (found.distance_upper < radius).all()
+    assert (met.cell_lower[~met.cells] >= radius).all()
+    assert found.num_exact == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(seed):
+    experts, k, d = 10, 3, 2 + seed % 3
+    weight, bias = router(experts, d, 100 + seed)
+    generator = np.random.default_rng(seed)
+    centre = generator.standard_normal(d)
+    found = balls.ball_cells(weight, bias, k, centre, 1.5, PLENTY)
+    exact, point = arrangement_of(weight, bias), in_fractions(centre)
+
+    def check(expert_set, exchanged, lower, upper):
+        squared = exact_nearest(exact, frozenset(expert_set), point, exchanged).squared
+        assert holds(lower, squared, upper)
+        assert squared < Fraction(9, 4)
+        assert upper - lower <= 1e-7 * upper
+
+    for n, expert_set in enumerate(found.expert_set.tolist()):
+        check(expert_set, None, found.distance_lower[n], found.distance_upper[n])
+    assert_array_equal(choices(found.nearest, weight, bias, k), found.expert_set)
+    for n, (one, _) in enumerate(found.facets.tolist()):
+        pair = int(found.out[n]), int(found.into[n])
+        bracket = found.facet_distance_lower[n], found.facet_distance_upper[n]
+        check(found.expert_set[one].tolist(), pair, *bracket)
+    inside = centre + generator.standard_normal((4000, d)) * 0.5
+    inside = inside[np.linalg.norm(inside - centre, axis=1) < 1.5]
+    assert set(rows_of(choices(inside, weight, bias, k))) <= set(rows_of(found.expert_set))
+
+
+def test_facets_have_one_distance_on_any_number_of_threads_and_only_small_walks_keep_vertices():
+    weight, bias = router(64, 3)
+    cells = walked(weight, bias, 8)
+    given = weight, bias, cells.expert_set, cells.facets, (cells.out, cells.into), np.ones(3)
+    found = balls.facet_distances(*given)
+    assert len(found) > 3 * 4096
+    assert_array_equal(found, balls.facet_distances(*given, threads=3))
+    met = balls.filter_ball(*given[:4], cells.out, cells.into, np.ones(3), np.inf)
+    assert_array_equal(found, np.stack([met.facet_lower, met.facet_upper], axis=1))
+    cut, whole = (balls.ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
+    assert (len(cut.expert_set), cut.is_whole, whole.is_whole) == (100, False, True)
+    assert named(cut)[0] < named(whole)[0]
+    assert named(cut)[1] < named(whole)[1]
+    weight, bias = np.random.default_rng(0).standard_normal((2, 12, 3))[:, :, :3]
+    for k, most, is_kept in [(3, PLENTY, True), (3, 10, False), (3, 0, False), (9, PLENTY, False)]:
+        found = enumerate_cells(weight, bias[:, 0], k, most_simple=most)
+        assert (found.simple is not None) == is_kept
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_cones_are_nowhere_away_from_their_tip(shift):
+    """Also where the tip is not at 0, of which only exact arithmetic knows."""
+    weight, tip = np.round(4.0 * router(9, 3)[0]), np.array([shift, -shift, 2.0 * shift])
+    bias = -weight @ tip
+    whole = exact_cells(weight, bias, 3)
+    rows = expert_sets(whole)
+    place = {frozenset(row): n for n, row in enumerate(rows)}
+    facets = np.array([[place[one], place[other]] for one, other in whole.facets])
+    swap = [[min(one - other), min(other - one)] for one, other in whole.facets]
+    pairs = np.array(swap, np.int16)
+    expert_set = np.array(rows, np.int16)
+    found = balls.facet_distances(weight, bias, expert_set, facets, (pairs[:, 0], pairs[:, 1]), tip)
+    assert_array_equal(found, 0.0)
+
+
+@pytest.mark.parametrize("instance", DEGENERATE, ids=lambda instance: instance["name"])
+@pytest.mark.parametrize("radius", [0.5, 1.0, 2.0, 8.0])
+def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, radius):
+    weight, bias = helpers.arrays(instance)
+    k, bias = instance["k"], np.zeros(len(weight)) if bias is None else bias
+    centre = [Fraction(0)] * weight.shape[1]
+    try:
+        found = balls.ball_cells(weight, bias, k, np.zeros(weight.shape[1]), radius, PLENTY)
+    except ValueError as error:
+        assert "degenerate" in str(error)
+        return
+    exact, whole = arrangement_of(weight, bias), exact_cells(weight, bias, k)
+
+    def is_met(expert_set, exchanged=None):
+        squared = exact_nearest(exact, expert_set, centre, exchanged).squared
+        return squared is not None and squared < Fraction(radius) ** 2
+
+    cells = [cell for cell in expert_sets(whole) if is_met(frozenset(cell))]
+    assert rows_of(found.expert_set) == cells
+    facets = set()
+    for one, other in whole.facets:
+        if len(one - other) == 1:
+            (out,), (into,) = one - other, other - one
+            if is_met(one, (out, into)):
+                first, second = (one, other) if out < into else (other, one)
+                facets.add((tuple(sorted(first)), tuple(sorted(second))))
+    assert named(found)[1] == facets
+
+
+def test_a_point_of_four_experts_a_touching_ball_and_a_centre_on_a_tie_do_no_harm():
+    weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+    cross = balls.ball_cells(weight, np.zeros(4), 1, np.array([0.1, 0.02]), 1.0, PLENTY)
+    assert cross.expert_set.tolist() == [[0], [1], [2], [3]]
+    assert cross.facets.tolist() == [[0, 1], [0, 3], [1, 2], [2, 3]]
+    assert cross.num_exact > 0
+    weight, bias = np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([0.0, 2.0])  # tie at x = 1
+    touching = balls.ball_cells(weight, bias, 1, np.zeros(2), 1.0, PLENTY)
+    assert (touching.expert_set.tolist(), touching.gap) == ([[1]], 0.0)
+    beyond = balls.ball_cells(weight, bias, 1, np.zeros(2), np.nextafter(1.0, 2.0), PLENTY)
+    assert beyond.expert_set.tolist() == [[0], [1]]
+    assert beyond.num_exact > 0
+    weight = router(8, 3, seed=2)[0]
+    close_by = balls.ball_cells(weight, np.zeros(8), 2, np.zeros(3), 1.0, PLENTY)
+    assert rows_of(close_by.expert_set) == expert_sets(exact_cells(weight, None, 2))
+    assert (close_by.distance_lower == 0.0).all()
+    assert (close_by.distance_upper < 1e-6).all()
+
+
+def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
+    """Cells within so many hops are those of breadth-first search over all facets."""
+    start = rows_of(choices(point[None], weight, bias, k))[0]
+    steps, frontier = {start: 0}, {start}
+    for step in range(1, hops + 1):
+        beside = {a for pair in facets for a, b in (pair, pair[::-1]) if b in frontier}
+        frontier = beside - steps.keys()
+        steps.update(dict.fromkeys(frontier, step))
+    result = balls.cells_within_hops(weight, bias, k, point, hops, PLENTY)
+    rows = rows_of(result.expert_set)
+    assert result.is_whole
+    assert dict(zip(rows, result.hops.tolist(), strict=True)) == steps
+    near = {pair for pair in facets if min(steps.get(cell, 99) for cell in pair) < hops}
+    assert named(result)[1] == near
+    exact, centre = arrangement_of(weight, bias), in_fractions(point)
+    for n in range(0, len(rows), 7):
+        squared = exact_nearest(exact, frozenset(rows[n]), centre).squared
+        assert holds(result.distance_lower[n], squared, result.distance_upper[n])
+    for n in range(0, len(result.facets), 5):
+        pair = int(result.out[n]), int(result.into[n])
+        squared = exact_nearest(exact, frozenset(rows[result.facets[n, 0]]), centre, pair).squared
+        assert holds(result.facet_distance_lower[n], squared, result.facet_distance_upper[n])
+    return set(rows)
+
+
+@pytest.mark.parametrize("hops", [0, 1, 3, 50])
+def test_hops_are_those_of_breadth_first_search_over_all_facets(hops):
+    weight, bias = router(16, 3)
+    facets = named(walked(weight, bias, 4))[1]
+    assert_are_hops(weight, bias, 4, np.array([0.3, -0.2, 0.5]), hops, facets)
+
+
+def test_what_has_no_meaning_and_facets_on_which_others_tie_are_refused():
+    weight, bias = router(6, 2)
+    for k, centre, radius, match in [
+        (0, np.zeros(2), 1.0, "top-0"),
+        (7, np.zeros(2), 1.0, "top-7"),
+        (2, np.zeros(2), 0.0, "positive"),
+        (2, np.zeros(2), np.nan, "positive"),
+        (2, np.zeros(2), np.inf, "finite"),
+        (2, np.full(2, np.nan), 1.0, "NaN"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
+    whole = balls.ball_cells(weight, bias, 6, np.zeros(2), 1.0, PLENTY)
+    assert whole.expert_set.tolist() == [[*range(6)]]
+    weight, bias = router(9, 2, seed=4)
+    weight[5], bias[5] = weight[2], bias[2]
+    with pytest.raises(ValueError, match="degenerate"):
+        balls.ball_cells(weight, bias, 3, np.zeros(2), 20.0, PLENTY)
+    # two pairs on one hyperplane: 0 and 1 cross where 2 and 3 do, both between rank 1 and 4
+    weight, point = (
+        np.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]),
+        np.array([0.3, 0.1]),
+    )
+    bias = np.array([0.5, 0.5, -0.5, -0.5])
+    assert len(balls.ball_cells(weight, bias, 1, point, 1.0, PLENTY).expert_set) == 2
+    with pytest.raises(ValueError, match="degenerate"):
+        balls.ball_cells(weight, np.zeros(4), 2, point, 1.0, PLENTY)
+    cones = np.array([[1.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    with pytest.raises(ValueError, match="degenerate"):
+        balls.cells_within_hops(cones, np.zeros(6), 3, np.array([0.1, 0.5]), 3, PLENTY)
+
+
+# -------------------------------------------------------------------------------------------- cones
+def coarse_rows(experts: int, d: int, seed: int = 0) -> np.ndarray:
+    """Rows of so few bits that products with coarse points are exact."""
+    return np.round(1024.0 * np.random.default_rng(seed).standard_normal((experts, d))) / 1024.0
+
+
+def is_open(strict: np.ndarray, level: np.ndarray | None = None) -> bool:
+    """Whether some x has strict @ x > 0, and level @ x = 0: a linear program."""
+    tie = None if level is None else (level, 0.0)
+    bounds = [(-1.0, 1.0)] * strict.shape[1]
+    return helpers.largest_margin(strict, np.zeros(len(strict)), tie, bounds) > 1e-7
+
+
+def cones(weight: np.ndarray, k: int) -> tuple[set, set]:
+    """The cells of W x by their definition, one program a set, and the facets, one a pair."""
+    everyone, level = range(len(weight)), np.zeros(len(weight))
+    cells = {
+        some
+        for some in combinations(everyone, k)
+        if is_open(ahead(weight, level, some, [j for j in everyone if j not in some])[0])
+    }
+    facets = set()
+    for one, other in combinations(sorted(cells), 2):
+        both = [i for i in one if i in other]
+        if len(both) == k - 1:
+            (out,), (into,) = set(one) - set(other), set(other) - set(one)
+            neither = [j for j in everyone if j not in (*both, out, into)]
+            above = ahead(weight, level, both, [out])[0]
+            strict = np.concatenate([above, ahead(weight, level, [out], neither)[0]])
+            if is_open(strict, weight[out] - weight[into]):
+                facets.add((one, other))
+    return cells, facets
+
+
+def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **changes) -> FoundCells:
+    """What is found in a ball, with points that are proved; none of a cone needs a second try."""
+    request = CellsRequest("", weights=Path("w.npz"), radius=radius, num_workers=1, **changes)
+    found = find_cells(weight, bias, k, request, np.empty((0, weight.shape[1])), None)
+    assert isinstance(found, list)
+    proved = with_witnesses(found[0], weight, bias, request)
+    if proved.is_cone and is_near:
+        assert_array_equal(proved.witness, found[0].witness)
+    return proved
+
+
+TIPS = [(8, 1, 2), (9, 3, 3), (8, 6, 3), (9, 4, 4)]
+
+
+@pytest.mark.parametrize(("experts", "k", "d"), by_day(TIPS, [(8, 1, 2), (8, 6, 3)]))
+def test_a_ball_around_the_tip_has_the_cells_of_the_whole_slice_at_every_radius(experts, k, d):
+    weight = np.random.default_rng(experts).standard_normal((experts, d))
+    expected = cones(weight, k)
+    whole = enumerate_cells(weight, None, k)
+    assert named(whole) == expected
+    for bias in (None, np.full(experts, 0.3)):
+        for radius in (1e-12, 1.0, 1e12):
+            found = found_in(weight, bias, k, radius)
+            assert named(found) == expected
+            assert found.is_cone
+            assert (found.cell_distance == 0.0).all()
+            assert (found.facet_distance == 0.0).all()
+            assert (np.linalg.norm(found.witness, axis=1) < radius).all()
+            assert not found.exact
+            assert_array_equal(choices(found.witness, weight, bias, k), found.expert_set)
+
+
+@pytest.mark.parametrize("k", [2, 6])
+def test_a_ball_that_holds_the_tip_anywhere_has_the_cells_of_the_whole_slice(k):
+    weight, tip = coarse_rows(8, 3), np.array([0.5, -0.25, 0.5])  # at a distance of 3 / 4
+    bias = 2.0 - weight @ tip
+    expected = cones(weight, k)
+    whole = enumerate_cells(weight, bias, k)
+    assert named(whole) == expected
+    assert_array_equal(choices(whole.witness, weight, bias, k), whole.expert_set)
+    centre = [Fraction(0)] * 3
+    exact = arrangement_of(weight, bias)
+    squares = {c: exact_nearest(exact, frozenset(c), centre).squared for c in expected[0]}
+    for radius in (np.nextafter(0.75, 1.0), 2.0, 1e6):
+        found = found_in(weight, bias, k, radius, is_near=radius > 1.0)
+        assert named(found) == expected
+        assert found.is_cone
+        for row, (lower, upper) in zip(found.expert_set.tolist(), found.cell_distance, strict=True):
+            assert holds(lower, squares[tuple(row)], upper)
+    # an open ball that only touches the tip meets the cells that it enters elsewhere
+    for radius in (0.75, 0.5):
+        found = found_in(weight, bias, k, radius)
+        assert not found.is_cone
+        met = {cell for cell, squared in squares.items() if squared < Fraction(radius) ** 2}
+        assert named(found)[0] == met < expected[0]
+
+
+def test_experts_that_do_not_tie_matter_in_a_wide_ball_and_too_many_ties_are_walked():
+    """Two are always chosen, three never, and six tie at the centre for two places."""
+    weight, bias = coarse_rows(11, 3, seed=3), np.zeros(11)
+    bias[[4, 9]], bias[[0, 5, 7]] = 8.0, -8.0
+    tied = [1, 2, 3, 6, 8, 10]
+    cells, _ = cones(weight[tied], 2)
+    expected = {tuple(sorted([4, 9, *(tied[i] for i in cell)])) for cell in cells}
+    found = found_in(weight, bias, 4, 0.5)
+    assert named(found)[0] == expected
+    assert found.road == "charts"
+    assert not found.is_cone
+    wide = found_in(weight, bias, 4, 50.0)
+    assert expected < named(wide)[0]
+    assert named(wide) == named(balls.ball_cells(weight, bias, 4, np.zeros(3), 50.0, PLENTY))
+    # Rounded biases: almost all experts tie at one point, and no two vertices are the same.
+    weight = np.random.default_rng(2).standard_normal((11, 3))
+    bias = -weight @ np.array([0.55, -0.275, 0.1375])
+    assert common_tie(weight, bias) is None
+    with pytest.raises(balls.TooManyTies, match="more than 20 facets"):
+        balls.cells_of_ball(
+            balls.BallProblem.of(weight, bias, 4, np.zeros(3), 2.0), PLENTY, most_exact=20
+        )
+    # where a walk is too long as well, both are named
+    with pytest.raises(UsageError, match="within --radius more than 5.. facets") as refused:
+        found_in(weight, bias, 4, 2.0, vertices=100)
+    beyond = "at most 100 vertices (--vertices) to walk instead; a random router has about 152"
+    assert beyond in str(refused.value)
+    assert "--radius" in str(refused.value.hint)
+    enough = int(refused.value.hint.split("--vertices ")[1].split()[0])
+    found = found_in(weight, bias, 4, 2.0, vertices=enough)
+    assert (found.road, found.is_whole) == ("walk and filter", True)
+    assert named(found) == named(balls.ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY))
+
+
+@pytest.mark.parametrize("tie_broken", [False, True])
+def test_equal_experts_that_tie_with_all_others_are_those_of_the_exact_walk(tie_broken):
+    weight, tip = coarse_rows(8, 3, seed=5), np.array([1.0, 0.5, -0.25])
+    weight[6] = weight[1]
+    bias = -weight @ tip
+    exact = exact_cells(weight, bias, 3, tie_broken)
+    found = found_in(weight, bias, 3, 2.0, tie_broken=tie_broken)
+    facets = {tuple(sorted(tuple(sorted(c)) for c in pair)) for pair in exact.facets}
+    assert named(found) == (set(expert_sets(exact)), facets)
+
+
+@pytest.mark.parametrize("hops", by_day([0, 1, 2, 99], [1, 99]))
+def test_hops_in_a_space_of_cones_are_those_of_a_search_over_all_facets(hops):
+    weight, tip = coarse_rows(8, 3), np.array([0.5, -0.25, 0.5])
+    cells, facets = cones(weight, 3)
+    point = np.array([1.0, 0.25, -0.5])
+    assert (assert_are_hops(weight, -weight @ tip, 3, point, hops, facets) == cells) == (hops == 99)
+
+
+def test_experts_tie_at_a_point_when_fractions_say_so_and_every_set_may_be_a_cell():
+    weight, tip = coarse_rows(12, 4), np.array([0.5, -3.0, 0.0, 0.125])
+    bias = 7.0 - weight @ tip
+    assert common_tie(weight, bias) == tuple(map(Fraction, tip.tolist()))
+    assert common_tie(weight, np.full(12, 0.1)) == (0, 0, 0, 0)
+    for expert in range(12):
+        moved = bias.copy()
+        moved[expert] = np.nextafter(moved[expert], np.inf)
+        assert common_tie(weight, moved) is None
+    # what is 0 modulo the prime is not 0
+    moved = bias.copy()
+    moved[11] += 2.0**31 - 1.0
+    assert common_tie(weight, moved) is None
+    # three experts in a plane always tie somewhere, at a point that float64 need not hold
+    weight, bias = np.array([[1.0, 0.0], [0.0, 3.0], [7.0, 1.0]]), np.array([0.1, 0.2, 0.3])
+    point = common_tie(weight, bias)
+    assert len(set(helpers.exact_logits(weight, bias, point))) == 1
+    # parallel lines tie nowhere, and on a line of points none is told from the others
+    assert common_tie(np.array([[1.0], [1.0]]), np.array([0.0, 1.0])) is None
+    assert common_tie(np.array([[1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 1.0])) is None
+    weight = np.random.default_rng(1).standard_normal((6, 5))
+    request = CellsRequest("", weights=Path("w.npz"), radius=1e-3)
+    found = find_cells(weight, None, 3, request, np.empty((0, 5)), None)
+    assert isinstance(found, AllSubsets)
+    assert found.num_cells == len(cones(weight, 3)[0]) == 20
+
+
+# ----------------------------------------------------------------------------------------- vertices
+class Diagram:
+    """A router with all its cells and facets, and a centre."""
+
+    def __init__(self, experts, k, d, away=0.5, equal=0, is_moved=False) -> None:
+        generator = np.random.default_rng(experts + d)
+        self.weight = generator.standard_normal((experts, d))
+        self.bias = generator.standard_normal(experts)
+        self.weight[:equal], self.bias[:equal] = self.weight[0], self.bias[0]
+        self.centre = away * generator.standard_normal(d)
+        if is_moved:
+            self.bias -= self.weight @ self.centre
+        self.found = enumerate_cells(self.weight, self.bias, k, most_simple=PLENTY)
+        self.simple = self.found.simple
+        self.swapped = swaps(self.found.expert_set, self.found.facets).first
+        self.given = self.weight, self.bias, self.found.expert_set, self.found.facets
+
+    def brackets(self) -> np.ndarray:
+        return nearest_vertices(*self.given, self.centre, self.simple)
+
+    def holds_exactly(self, facet: int, bracket: np.ndarray, width: float) -> bool:
+        lower, upper = bracket[facet].tolist()
+        return holds(lower, self.exact(facet)[0], upper) and upper - lower <= width * upper
+
+    def exact(self, facet: int) -> tuple[Fraction, int]:
+        """The square of the distance of a facet, and the experts on the level at its foot."""
+        cell = frozenset(self.found.expert_set[self.found.facets[facet, 0]].tolist())
+        pair = int(self.swapped[0][facet]), int(self.swapped[1][facet])
+        instance = arrangement_of(self.weight, self.bias)
+        nearest = exact_nearest(instance, cell, in_fractions(self.centre), pair)
+        logits = helpers.exact_logits(self.weight, self.bias, nearest.point)
+        return nearest.squared, logits.count(logits[pair[0]])
+
+
+@pytest.mark.parametrize(
+    ("experts", "k", "d", "away"),
+    [(12, 3, 2, 0.0), (12, 3, 2, 0.5), (10, 4, 3, 0.5), (9, 2, 4, 0.0), (9, 3, 5, 1.0)],
+)
+def test_a_facet_has_the_distance_of_a_vertex_just_where_its_foot_is_one(experts, k, d, away):
+    diagram = Diagram(experts, k, d, away)
+    found, num_found = diagram.brackets(), 0
+    facets = range(0, len(found), max(1, len(found) // 60))
+    for n in facets:
+        is_vertex = diagram.exact(n)[1] == d + 1
+        assert np.isfinite(found[n, 1]) == is_vertex
+        assert not is_vertex or diagram.holds_exactly(n, found, 1e-9)
+        num_found += is_vertex
+    assert 0 < num_found < len(facets)
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [({"away": 1e7}, 1e-9), ({"equal": 2}, 1e-9), ({"away": 1e7, "is_moved": True}, 1e-5)],
+    ids=["far centre", "equal experts", "all far away"],
+)
+def test_brackets_hold_the_exact_distance_where_rounding_is_large(options, width):
+    diagram = Diagram(10, 3, 3, **options)
+    found = diagram.brackets()
+    some = np.flatnonzero(np.isfinite(found[:, 1]))
+    assert len(some) > 20
+    assert all(diagram.holds_exactly(n, found, width) for n in some[::2].tolist())
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["all", "the first"])
+@pytest.mark.parametrize("size", [1e-9, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("d", [2, 3])
+def test_multipliers_prove_a_lower_bound_however_wrong_they_are(d, size, is_whole, monkeypatch):
+    """Where their signs fit; those of no vertex and those that do not sum to 0 among them."""
+    diagram = Diagram(10, 4, d)
+    searched = balls.facet_distances(*diagram.given, diagram.swapped, diagram.centre)
+    generator, seen = np.random.default_rng(3), module.weighed
+
+    def wrong(*given):
+        right = seen(*given)
+        noise = size * generator.standard_normal(right.multipliers.shape)
+        noise[:, 1:] *= is_whole
+        return replace(right, multipliers=right.multipliers + noise)
+
+    monkeypatch.setattr(module, "weighed", wrong)
+    num_wrong = 0
+    for _ in range(6):
+        bracket = diagram.brackets()
+        assert (bracket[:, 0][np.isfinite(bracket[:, 1])] > 0.0).any()
+        assert (searched[:, 0] <= bracket[:, 1]).all()
+        some = np.isfinite(bracket[:, 1])
+        assert (bracket[some, 0] <= searched[some, 1]).all()
+        num_wrong += int((bracket[some, 1] > 1.01 * searched[some, 1]).sum())
+    assert (num_wrong > 0) == (size > 0.1)
+
+
+@pytest.mark.parametrize("away", [0.0, 0.5])
+def test_brackets_with_and_without_vertices_hold_the_same_distance(away):
+    diagram = Diagram(32, 5, 4, away)
+    given = (*diagram.given, diagram.swapped, diagram.centre)
+    searched, seen = (
+        balls.facet_distances(*given),
+        balls.facet_distances(*given, simple=diagram.simple),
+    )
+    assert (np.maximum(searched[:, 0], seen[:, 0]) <= np.minimum(searched[:, 1], seen[:, 1])).all()
+    is_seen = np.isfinite(diagram.brackets()[:, 1])
+    assert_array_equal(seen[~is_seen], searched[~is_seen])
+    assert is_seen.mean() > 0.8
+    # cells and facets that are not listed are left out, the others stay
+    half = np.arange(0, len(diagram.found.facets), 2)
+    some = nearest_vertices(*given[:3], diagram.found.facets[half], diagram.centre, diagram.simple)
+    assert_array_equal(some[is_seen[half]], seen[half][is_seen[half]])
+
+
+# -------------------------------------------------------------------------------------------- boxes
+@pytest.mark.parametrize(
+    ("experts", "d", "k", "half", "is_witnessed"), [(9, 2, 3, 0.7, True), (8, 3, 2, 0.5, False)]
+)
+def test_cells_and_facets_of_a_box_are_those_of_all_subsets(experts, d, k, half, is_witnessed):
+    weight, bias = router(experts, d, experts)
+    lower, upper = np.full(d, -half), np.full(d, half) * np.linspace(1.0, 1.5, d)
+    box = [*zip(lower, upper, strict=True)]
+    everyone = set(range(experts))
+    subsets = np.array(list(combinations(range(experts), k)), np.int16)
+    number = {row: i for i, row in enumerate(rows_of(subsets))}
+    facets, out, into = [], [], []
+    for row in subsets[:: 5 if d == 3 else 9].tolist():
+        for leaves, enters in product(row, sorted(everyone - set(row))):
+            facets.append([number[tuple(row)], number[tuple(sorted({*row, enters} - {leaves}))]])
+            out.append(leaves)
+            into.append(enters)
+    witness = np.zeros((len(subsets), d)) if is_witnessed else None
+    swap = np.array(out, np.int16), np.array(into, np.int16)
+    result = boxes.filter_box(weight, bias, subsets, np.array(facets), *swap, lower, upper, witness)
+    for row, proof in zip(subsets.tolist(), result.cells, strict=True):
+        check_certificate(weight, bias, row, proof, lower=lower, upper=upper)
+        margin = helpers.largest_margin(
+            *ahead(weight, bias, row, sorted(everyone - {*row})), None, box
+        )
+        assert abs(margin) > 1e-7  # no close call among these seeds
+        assert isinstance(proof, CellPoint) == (margin > 0)
+    for (first, _), leaves, enters, proof in zip(facets, out, into, result.facets, strict=True):
+        row = subsets[first].tolist()
+        check_certificate(weight, bias, row, proof, swap=(leaves, enters), lower=lower, upper=upper)
+        # all others that are chosen above the pair, which ties, and the pair above all others
+        rest = [i for i in row if i != leaves]
+        others = [j for j in range(experts) if j not in row and j != enters]
+        sides = ahead(weight, bias, rest, [leaves]), ahead(weight, bias, [leaves], others)
+        leads = map(np.concatenate, zip(*sides, strict=True))
+        tie = weight[leaves] - weight[enters], bias[leaves] - bias[enters]
+        margin = helpers.largest_margin(*leads, tie, box)
+        assert abs(margin) > 1e-7
+        assert isinstance(proof, FacetPoint) == (margin > 0)
+    assert 0 < result.has_cell.sum() < len(subsets)
+    assert 0 < result.has_facet.sum() < len(facets)
+
+
+#: No facets, as pairs of cells and of experts.
+NO_FACETS = np.empty((0, 2), np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+
+
+numbers = (
+    st.floats(-3, 3) | st.integers(-2, 2).map(float) | st.sampled_from([1e-200, -1e200, 5e-324])
+)
+
+
+@given(
+    some_array(np.float64, (4, 2), elements=numbers),
+    some_array(np.float64, 4, elements=numbers),
+    some_array(np.float64, 2, elements=st.floats(-2, 2)),
+    some_array(np.float64, 2, elements=st.floats(0.01, 2)),
+)
+def test_what_is_surely_above_is_so_at_every_corner(weight, bias, lower, width):
+    upper = lower + width
+    above = boxes.surely_above(weight, bias, lower, upper)
+    corners = [[Fraction(x) for x in corner] for corner in product(*zip(lower, upper, strict=True))]
+    for i, j in np.argwhere(above).tolist():
+        for corner in corners:
+            terms = [
+                (Fraction(a) - Fraction(b)) * x
+                for a, b, x in zip(weight[i], weight[j], corner, strict=True)
+            ]
+            assert sum(terms) + Fraction(bias[i]) - Fraction(bias[j]) > 0
+
+
+@given(
+    some_array(np.float64, (4, 2), elements=numbers),
+    some_array(np.float64, 4, elements=numbers),
+    some_array(np.float64, 2, elements=st.floats(-2, 2)),
+    st.floats(0, 2),
+)
+def test_what_is_surely_above_in_a_ball_is_so_at_its_lowest_point(weight, bias, centre, radius):
+    above = boxes.surely_above_in_ball(weight, bias, centre, radius)
+    for i, j in np.argwhere(above).tolist():
+        ahead = [Fraction(a) - Fraction(b) for a, b in zip(weight[i], weight[j], strict=True)]
+        middle = sum(a * Fraction(c) for a, c in zip(ahead, centre, strict=True))
+        middle += Fraction(bias[i]) - Fraction(bias[j])
+        assert middle > 0
+        assert middle**2 > Fraction(radius) ** 2 * sum(a * a for a in ahead)
+
+
+def test_what_is_above_is_seen_open_ends_leave_what_points_the_right_way():
+    weight, bias = router(40, 3, 2)
+    lower, upper = np.full(3, -0.2), np.full(3, 0.2)
+    corners = np.array(list(product(*zip(lower, upper, strict=True))))
+    gaps = ((weight[:, None] - weight) @ corners.T).min(axis=2) + bias[:, None] - bias
+    assert (np.abs(gaps[~np.eye(40, dtype=bool)]) > 1e-12).all()
+    assert_array_equal(boxes.surely_above(weight, bias, lower, upper), gaps > 0)
+    length = np.linalg.norm(weight[:, None] - weight, axis=2)
+    gaps = bias[:, None] - bias + (weight[:, None] - weight) @ lower - 0.3 * length
+    assert_array_equal(boxes.surely_above_in_ball(weight, bias, lower, 0.3), gaps > 0)
+    weight, bias = np.array([[1.0, 2.0], [0.0, 2.0], [1.0, 1.0]]), np.array([0.0, -1.0, -5.0])
+    above = boxes.surely_above(weight, bias, np.array([0.0, 3.0]), np.array([np.inf, np.inf]))
+    assert_array_equal(above, [[False, True, True], [False, False, False], [False] * 3])
+    with pytest.raises(ValueError, match="not below"):
+        boxes.filter_box(np.eye(2), None, np.array([[0]]), *NO_FACETS, np.ones(2), np.ones(2))
+    weight = np.random.default_rng(3).standard_normal((6, 2))
+    subsets = np.array(list(combinations(range(6), 2)))
+    lower, upper = np.array([0.5, -np.inf]), np.array([np.inf, np.inf])
+    found = boxes.filter_box(weight, None, subsets, *NO_FACETS, lower, upper)
+    for row, proof in zip(subsets.tolist(), found.cells, strict=True):
+        check_certificate(weight, None, row, proof, lower=lower, upper=upper)
+    # cells are cones: those met on the right are met by a sample of directions on the right
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)[1:-1]
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    seen = set(rows_of(choices(points, weight, None, 2)))
+    assert seen == set(rows_of(subsets[found.has_cell]))
+
+
+@pytest.mark.parametrize("k", [1, 4, 11, 12])
+def test_the_rest_decides_the_top_k_in_the_whole_box(k):
+    generator = np.random.default_rng(6)
+    weight, bias = generator.standard_normal((12, 2)), 2.0 * generator.standard_normal(12)
+    lower, upper = np.full(2, -0.4), np.full(2, 0.6)
+    above = boxes.surely_above(weight, bias, lower, upper)
+    fixed, dropped, rest = boxes.experts_that_matter(above, k)
+    assert sorted([*fixed, *dropped, *rest]) == list(range(12))
+    assert len(rest) < 12
+    points = generator.uniform(lower, upper, (500, 2))
+    logits = points @ weight.T + bias
+    for row in logits:
+        inner = rest[np.argsort(-row[rest])[: k - len(fixed)]]
+        assert {*fixed.tolist(), *inner.tolist()} == set(np.argsort(-row)[:k].tolist())

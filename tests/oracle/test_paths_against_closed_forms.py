@@ -1,0 +1,539 @@
+"""Oracles: mpmath, scipy's Levy distribution, closed forms of intervals, wedges, quadrants and balls, paths.
+
+Closed forms of exit times: one boundary, two orthogonal boundaries (independent), parallel boundaries on
+one side (the nearer one decides) and on both sides (exit from an interval).
+"""
+
+from itertools import product
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
+from scipy.optimize import minimize
+from scipy.stats import levy, norm
+
+from moegeom.geometry import noise as noises
+from moegeom.geometry import occupation
+from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.exits import _end_of_line, exit_boundaries
+from moegeom.geometry.paths import (
+    cell_quantiles,
+    exit_probability,
+    face_quantile,
+    log_crossing_probability,
+    simulate_exit,
+)
+from moegeom.geometry.selection import top_k
+from tests.by_day import by_day, one_of_each
+
+
+class Cell:
+    """One input of a router with noise of a given factor."""
+
+    def __init__(self, weight, z, k, factor=1.0):
+        self.z = np.array(z, dtype=np.float64)
+        self.weight = np.array(weight, dtype=np.float64)
+        self.rows = noises.noisy_rows(self.weight, factor)
+        self.distances = noises.noisy_distances(self.weight, factor, np.arange(len(self.z)) / 7.0)
+        self.chosen = top_k(self.z[None], k)
+        self.sigmas = noises.boundary_sigmas(self.z[None], self.chosen, self.distances)
+        self.is_positive = noises.are_boundaries_positive(self.rows, self.chosen)
+
+    def bounds(self, time):
+        found = exit_probability(self.sigmas, time, self.is_positive)
+        return found.lower[0], found.upper[0]
+
+    def curve(self, times, paths, seed=0, drift=None):
+        generator = np.random.default_rng(seed)
+        chosen, rows = self.chosen[0], self.rows
+        return simulate_exit(self.z, chosen, rows, self.distances, times, paths, generator, drift)
+
+
+def one_boundary(r, time):
+    return float(mpmath.erfc(r / mpmath.sqrt(2 * time)))
+
+
+def interval(below, above, time):
+    """Probability that Brownian motion from 0 has left (-below, above): the sine series."""
+    rates = np.arange(1, 121, 2) * np.pi / (below + above)
+    terms = np.sin(rates * below) * np.exp(-(rates**2) * time / 2.0) / rates
+    return 1.0 - 4.0 / (below + above) * float(terms.sum())
+
+
+SINGLE = Cell([[1.0, 0.5], [0.0, 0.0]], [0.9, 0.0], 1)
+ORTHOGONAL = Cell([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], [0.0, -0.8, -1.4], 1)
+ONE_SIDE = Cell([[0.0], [1.0], [2.0]], [0.0, -0.7, -2.0], 1)
+BETWEEN = Cell([[-1.0], [0.0], [1.0]], [-0.6, 0.0, -1.1], 1)
+EXACT = {
+    "one": (SINGLE, lambda t: one_boundary(0.9 / np.hypot(1.0, 0.5), t)),
+    "orthogonal": (
+        ORTHOGONAL,
+        lambda t: 1 - (1 - one_boundary(0.8, t)) * (1 - one_boundary(0.7, t)),
+    ),
+    "one side": (ONE_SIDE, lambda t: one_boundary(0.7, t)),
+    "between": (BETWEEN, lambda t: interval(0.6, 1.1, t)),
+}
+cells = pytest.mark.parametrize("name", EXACT)
+
+
+@pytest.mark.parametrize("time", [1e-3, 0.25, 7.0])
+def test_the_crossing_probability_is_that_of_mpmath_however_small(time):
+    sigmas = np.array([0.0, 1e-8, 0.3, 5.0, 60.0])
+    with mpmath.workdps(40):
+        expected = [float(mpmath.log(mpmath.erfc(r / mpmath.sqrt(2 * time)))) for r in sigmas]
+    found = log_crossing_probability(sigmas, time)
+    assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("p", [1e-300, 1e-9, 0.3, 0.9, 1 - 1e-9])
+def test_the_quantile_of_a_boundary_is_that_of_the_levy_distribution(p):
+    sigmas = np.array([0.01, 1.7, 40.0])
+    expected = levy.ppf(p, scale=sigmas**2)
+    assert_allclose(face_quantile(sigmas, p), expected, rtol=1e-6)
+    assert face_quantile(np.zeros(1), p)[0] == 0.0
+
+
+@cells
+@pytest.mark.parametrize("time", [0.05, 0.5, 4.0])
+def test_bounds_hold_the_closed_form_and_are_attained(name, time):
+    """Above by orthogonal boundaries, below by parallel ones on one side, both by one alone."""
+    cell, exact = EXACT[name]
+    lower, upper = np.array(cell.bounds(time)) / exact(time)
+    assert lower <= 1.0 + 1e-12
+    assert upper >= 1.0 - 1e-12
+    assert name in ("orthogonal", "between") or lower > 1.0 - 1e-12
+    assert name in ("one side", "between") or upper < 1.0 + 1e-12
+
+
+@cells
+@pytest.mark.parametrize("steps", [2, 12])
+def test_the_simulated_bracket_holds_the_closed_form_however_coarse(name, steps):
+    cell, exact = EXACT[name]
+    curve = cell.curve(np.linspace(0.0, 1.2, steps + 1)[1:], 4000)
+    expected = np.array([exact(time) for time in curve.times])
+    assert (curve.lower - 4.0 * curve.lower_error <= expected).all()
+    assert (expected <= curve.upper + 4.0 * curve.upper_error).all()
+    if name == "one":  # sum and maximum are the same
+        assert_array_equal(curve.lower, curve.upper)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_one_boundary_is_simulated_to_three_digits(steps):
+    curve = SINGLE.curve(np.linspace(0.0, 1.2, steps + 1)[1:], 300_000)
+    expected = np.array([EXACT["one"][1](time) for time in curve.times])
+    assert_array_less(np.abs(curve.lower - expected), 4.0 * curve.lower_error)
+    assert (curve.lower_error < 1e-3).all()
+
+
+def test_simulations_come_together_and_boundaries_on_both_sides_are_not_certified():
+    widths = []
+    for steps in (1, 4, 32):
+        curve = BETWEEN.curve(np.linspace(0.0, 1.2, steps + 1)[1:], 2000)
+        widths.append(curve.upper[-1] - curve.lower[-1])
+    assert widths[0] > 3.0 * widths[1] > 9.0 * widths[2] >= 0.0
+    times = np.linspace(0.0, 0.5, 4)[1:]
+    curves = [BETWEEN.curve(times, 100, seed) for seed in range(150)]
+    for bound in ("lower", "upper"):
+        spread = np.std([getattr(curve, bound) for curve in curves], axis=0, ddof=1)
+        stated = np.mean([getattr(curve, f"{bound}_error") for curve in curves], axis=0)
+        assert_allclose(stated, spread, rtol=0.25)
+    r = SINGLE.sigmas[0, 0]
+    curve = SINGLE.curve(np.geomspace(0.01, 100.0, 60), 3000)
+    median = np.searchsorted(curve.times, levy.ppf(0.5, scale=r**2))
+    assert curve.lower[median - 1] - 3.0 * curve.lower_error[median - 1] < 0.5
+    assert curve.upper[median] + 3.0 * curve.upper_error[median] > 0.5
+    certified = [cell.is_positive[0] for cell, _ in EXACT.values()]
+    assert certified == [True, True, True, False]
+    wrongly = exit_probability(BETWEEN.sigmas, 1.0, np.array([True])).upper[0]
+    assert wrongly < EXACT["between"][1](1.0) - 1e-3
+
+
+@pytest.fixture(scope="module")
+def random_cell():
+    random = np.random.default_rng(13)
+    weight, factor = random.standard_normal((6, 4)), 0.4 * random.standard_normal((4, 3))
+    return Cell(weight, weight @ random.standard_normal(4), 2, factor), factor
+
+
+@pytest.mark.parametrize("is_drifting", [False, True])
+def test_the_bracket_is_what_inputs_in_small_steps_do(random_cell, is_drifting):
+    """Inputs themselves move, and their chosen set is looked at: a lower bound at finite steps."""
+    cell, factor = random_cell
+    random = np.random.default_rng(5)
+    gamma = 0.9 * random.standard_normal(4) * is_drifting
+    drift = cell.weight @ gamma if is_drifting else None
+    curve = cell.curve(np.linspace(0.0, 0.3, 21)[1:], 4000, drift=drift)
+    lower, upper = still = cell.bounds(0.3)
+    if is_drifting:
+        nu = noises.boundary_sigmas(drift[None], cell.chosen, cell.distances)
+        bounds = exit_probability(cell.sigmas, 0.3, drifts=nu)
+        lower, upper = bounds.lower[0], bounds.upper[0]
+    paths, steps = 1500, 400
+    moved, has_left = np.zeros((paths, 4)), np.zeros(paths, dtype=bool)
+    for _ in range(steps):
+        noise = random.standard_normal((paths, 3)) @ factor.T
+        moved += 0.3 / steps * gamma + np.sqrt(0.3 / steps) * noise
+        now = np.sort(top_k(cell.z + moved @ cell.weight.T, 2), axis=1)
+        has_left |= (now != np.sort(cell.chosen[0])).any(axis=1)
+    share, error = has_left.mean(), has_left.std() / np.sqrt(paths)
+    assert 0.1 < share < 0.9
+    assert share <= curve.upper[-1] + 4.0 * np.hypot(error, curve.upper_error[-1])
+    # steps that are not looked between miss some crossings: about 0.58 of a step's deviation
+    assert share >= curve.lower[-1] - 4.0 * np.hypot(error, curve.lower_error[-1]) - 0.03
+    assert lower - 4.0 * error <= share <= upper + 4.0 * error
+    if is_drifting:
+        assert max(abs(share - still[0]), abs(lower - still[0])) > 0.02
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_quantiles_are_bracketed_by_bounds_and_by_simulation(random_cell, p):
+    cell, _ = random_cell
+    (earliest,), (latest,) = cell_quantiles(cell.sigmas[:1], p)
+    curve = cell.curve(np.geomspace(1e-3, 40.0, 120), 3000)
+    # where either bound of the simulation, three errors out, has reached p
+    could = curve.times[curve.upper + 3.0 * curve.upper_error >= p][0]
+    must = curve.times[curve.lower - 3.0 * curve.lower_error >= p][0]
+    assert earliest <= must
+    assert latest >= could / 1.1
+    assert_allclose(exit_probability(cell.sigmas, earliest).upper, [p], rtol=1e-7)
+    assert_allclose(exit_probability(cell.sigmas, latest).lower, [p], rtol=1e-9)
+
+
+# -------------------------------------------------------------------------------------------- drift
+def crossed_with_drift(r, nu, time):
+    """The inverse Gaussian density of the crossing time, integrated."""
+
+    def density(t):
+        return r / mpmath.sqrt(2 * mpmath.pi * t**3) * mpmath.exp(-((r + nu * t) ** 2) / (2 * t))
+
+    return float(mpmath.quad(density, [0, time / 50, time / 5, time]))
+
+
+@pytest.mark.parametrize("nu", [-3.0, -0.4, 0.0, 0.7, 2.5])
+@pytest.mark.parametrize("time", [0.3, 5.0])
+def test_a_drift_crosses_as_often_as_its_density_says(nu, time):
+    sigmas = np.array([0.2, 1.1, 3.0])
+    found = np.exp(log_crossing_probability(sigmas, time, np.full(3, nu)))
+    expected = [crossed_with_drift(r, nu, time) for r in sigmas]
+    assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_worked_drift_has_its_bridge_and_none_is_the_plain_probability():
+    """From 1 with drift -0.8 and standard deviation 1.3, by 1.1: 0.68135."""
+    cell = Cell([[1.0], [0.0]], [1.0, 0.0], 1, 1.3)
+    drift = np.array([-0.8, 0.0])
+    nu = noises.boundary_sigmas(drift[None], cell.chosen, cell.distances)
+    found = exit_probability(cell.sigmas, 1.1, drifts=nu)
+    assert_allclose([found.lower[0], found.upper[0]], 0.68135, atol=5e-6)
+    curve = cell.curve(np.array([0.4, 1.1]), 200_000, drift=drift)
+    assert abs(curve.lower[-1] - found.lower[0]) < 4.0 * curve.lower_error[-1] < 0.01
+    sigmas = np.array([0.0, 1e-8, 0.3, 5.0, np.inf])
+    plain = log_crossing_probability(sigmas, 0.7)
+    assert_allclose(log_crossing_probability(sigmas, 0.7, np.zeros(5)), plain, rtol=1e-12)
+    # for ever: certain towards the boundary, exp(-2 nu r) away from it
+    for_ever = np.exp(log_crossing_probability(np.full(2, 1.5), 1e9, np.array([-0.1, 0.4])))
+    assert_allclose(for_ever, [1.0, np.exp(-1.2)], rtol=1e-9)
+    far = log_crossing_probability(np.array([400.0]), 1.0, np.array([0.5]))
+    with mpmath.workdps(60):
+        r, nu = mpmath.mpf(400), mpmath.mpf(1) / 2
+        ahead = mpmath.erfc((r + nu) / mpmath.sqrt(2)) / 2
+        back = mpmath.exp(-2 * nu * r) * mpmath.erfc((r - nu) / mpmath.sqrt(2)) / 2
+        assert_allclose(far, [float(mpmath.log(ahead + back))], rtol=1e-12)
+
+
+# -------------------------------------------------------------------------------------------- exits
+WALKS = 20_000
+
+
+def walked(weight, logits, k, factor=1.0, walks=WALKS, seed=0):
+    weight, z = np.array(weight, dtype=np.float64), np.array([logits], dtype=np.float64)
+    distances = noises.noisy_distances(weight, factor, np.arange(len(weight)) / 7.0)
+    rows, generator = noises.noisy_rows(weight, factor), np.random.default_rng(seed)
+    return exit_boundaries(z, top_k(z, k), rows, distances, walks, generator)
+
+
+def share_of(exits, out, into):
+    pair = exits.pair[0]
+    return float(((pair[:, 0] == out) & (pair[:, 1] == into)).mean())
+
+
+def close(found, expected, number=WALKS):
+    assert abs(found - expected) < 4.0 * np.sqrt(expected * (1.0 - expected) / number)
+
+
+@pytest.mark.parametrize("degrees", [30.0, 60.0, 90.0, 150.0, 179.0])
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_a_wedge_is_left_through_its_sides_as_their_angles_say(degrees, share):
+    """Harmonic measure of the side at angle 0, from the angle a of a wedge of angle A, is 1 - a/A."""
+    whole = np.deg2rad(degrees)
+    at = 1.7 * np.array([np.cos(share * whole), np.sin(share * whole)])
+    inward = np.array([[0.0, 1.0], [np.sin(whole), -np.cos(whole)]])
+    # a third coordinate along the edge changes nothing
+    weight = np.vstack([np.zeros(3), np.hstack([-inward * [[1.0], [2.5]], np.zeros((2, 1))])])
+    exits = walked(weight, [0.0, *(weight[1:, :2] @ at)], 1)
+    close(share_of(exits, 0, 1), 1.0 - share)
+    assert share_of(exits, 0, 1) + share_of(exits, 0, 2) == 1.0
+
+
+def test_cells_are_left_as_closed_forms_say_or_at_once_or_never():
+    """Squared, the quadrant is a half-plane, whose exit law is Cauchy's."""
+    a, b = 0.5, 0.9
+    exits = walked([[0.0, 0.0], [-1.0, 0.0], [0.0, -1.0]], [0.0, -a, -b], 1, walks=100_000)
+    real, imaginary = a * a - b * b, 2.0 * a * b
+    shares = []
+    for near in (0.3, 0.1, 0.03):
+        ends = [((near * a) ** 2 + side * real) / imaginary for side in (1.0, -1.0)]
+        expected = float(np.arctan(ends).sum() / np.pi)
+        shares.append(float((exits.second < near).mean()))
+        close(shares[-1], expected, 100_000)
+    # exits are of order 1: shares near another boundary vanish, here with the square
+    assert shares[1] < 0.2 * shares[0]
+    exits = walked([[-1.0], [0.0], [3.0]], [-0.6, 0.0, -3.3], 1)
+    close(share_of(exits, 1, 0), 1.1 / 1.7)
+    assert_allclose(np.unique(np.round(exits.second, 5)), 1.7 / 0.6, atol=1e-4)
+    exits = walked([[1.0, 0.5, 2.0], [0.0, 0.0, 0.0]], [40.0, 0.0], 1)
+    assert share_of(exits, 0, 1) == 1.0
+    factor = np.array([[3.0, 0.0], [0.0, 1.0]])
+    exits = walked([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [0.0, -0.9, -0.9], 1, factor)
+    close(share_of(exits, 0, 1), 2.0 / np.pi * np.arctan(3.0))
+    assert (walked([[1.0], [2.0]], [0.3, 0.1], 2, walks=3).pair == -1).all()
+    # the noise moves no difference of logits
+    still = walked([[1.0, 0.0], [1.0, 1.0]], [0.3, 0.1], 1, np.array([1.0, 0.0]), walks=3)
+    assert (still.pair == -1).all()
+    assert np.isnan(still.second).all()
+    tied = walked([[1.0, 0.0], [0.0, 1.0], [0.3, 0.2]], [0.3, 0.3, -2.0], 1, walks=3)
+    assert_array_equal(tied.pair[0], [[0, 1]] * 3)
+    distances, generator = noises.noisy_distances(np.eye(2), 1.0), np.random.default_rng(0)
+    given = np.array([[1.0, 0.0]]), np.int32([[0]]), np.eye(2), distances, 5, generator
+    assert (exit_boundaries(*given, most_balls=0).pair == -1).all()
+
+
+@pytest.mark.parametrize("experts", by_day([6, 40], [6]))
+def test_pairs_are_those_of_inputs_in_small_steps(experts):
+    random = np.random.default_rng(3)
+    weight = random.standard_normal((experts, 12)) / np.sqrt(12.0)
+    z = weight @ random.standard_normal(12)
+    k, paths, walks = 2, 500, 6000
+    exits = walked(weight, z, k, walks=walks)
+    before = np.sort(top_k(z[None], k)[0])
+    distance = 1.0 / np.maximum(noises.noisy_distances(weight, 1.0).inverse, 1e-300)
+    chosen = np.isin(np.arange(experts), before)
+    reach = float(((z[chosen, None] - z[~chosen]) / distance[np.ix_(chosen, ~chosen)]).min())
+    moved, live = np.tile(z, (paths, 1)), np.ones(paths, dtype=bool)
+    counts: dict[tuple[int, int], int] = {}
+    for _ in range(40_000):
+        step = 0.06 * reach * random.standard_normal((int(live.sum()), 12)) @ weight.T
+        moved[live] += step
+        now = np.sort(top_k(moved[live], k), axis=1)
+        left = (now != before).any(axis=1)
+        for after in now[left]:
+            out, into = np.setdiff1d(before, after), np.setdiff1d(after, before)
+            if len(out) == 1:
+                counts[int(out[0]), int(into[0])] = counts.get((int(out[0]), int(into[0])), 0) + 1
+        live[np.flatnonzero(live)[left]] = False
+        if not live.any():
+            break
+    for (out, into), count in counts.items():
+        share = count / paths
+        error = np.sqrt(max(share * (1.0 - share), 1e-3) * (1.0 / paths + 1.0 / walks))
+        assert abs(share_of(exits, out, into) - share) < 4.0 * error + 0.02
+    assert max(counts.values()) < 0.97 * paths
+
+
+def lines(places, random):
+    """A direction at each place."""
+    line = random.standard_normal(places.shape)
+    return line / np.linalg.norm(line, axis=1)[:, None]
+
+
+@pytest.mark.parametrize("dims", [2, 3, 7])
+@pytest.mark.parametrize("inwards", [0.0, 0.2, 5.0])
+def test_harmonic_functions_keep_their_mean_from_ball_to_ball(dims, inwards):
+    """From balls that touch the sphere of radius 1 from inside to where they are left."""
+    random, start = np.random.default_rng(dims), 0.4 * np.eye(dims)[0]
+    places = np.tile(start, (100_000, 1))
+    line, ones = lines(places, random), np.ones(len(places))
+    length = _end_of_line(line, -places / 0.4, 0.6 * ones, inwards * ones, random)
+    x, y = (places + length[:, None] * line)[:, :2].T
+    tests = [(x, 0.4), (x**2 - y**2, 0.4**2), (x**3 - 3.0 * x * y**2, 0.4**3)]
+    # exits of a ball of 5 reach far: their means are checked where they are finite enough
+    for values, expected in tests if inwards < 1.0 else tests[:1]:
+        error = values.std() / np.sqrt(len(values))
+        assert abs(values.mean() - expected) < 5.0 * error
+    centre = start - np.eye(dims)[0] * inwards
+    radius = np.linalg.norm(places + length[:, None] * line - centre, axis=1)
+    assert_allclose(radius, 0.6 + inwards, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dims", [2, 3, 5])
+def test_a_tie_of_more_experts_is_come_near_as_seldom_as_the_lemma_says(dims):
+    """S0 Lemma A.27: to the radius rho around a tie of codimension n before R."""
+    random = np.random.default_rng(0)
+    at, radius, outer, number = 0.7, 0.1, 2.0, 10_000
+    places = np.zeros((number, dims))
+    places[:, 0] = at
+    live, came = np.arange(number), np.zeros(number, dtype=bool)
+    while len(live):
+        now = places[live]
+        distance = np.linalg.norm(now, axis=1)
+        room = np.minimum(distance - radius, outer - distance)
+        line = random.standard_normal(now.shape)
+        line /= np.linalg.norm(line, axis=1)[:, None]
+        length = _end_of_line(line, -now, room, np.zeros(len(now)), random)
+        places[live] = now + length[:, None] * line
+        distance = np.linalg.norm(places[live], axis=1)
+        is_near = distance < radius + 1e-5
+        came[live[is_near]] = True
+        live = live[~is_near & (distance < outer - 1e-5)]
+    if dims == 2:
+        expected = np.log(outer / at) / np.log(outer / radius)
+    else:
+        power = 2.0 - dims
+        expected = (at**power - outer**power) / (radius**power - outer**power)
+    close(came.mean(), expected, number)
+
+
+# --------------------------------------------------------------------------------------- occupation
+def quadrature(integrand, horizon):
+    ends = [0, horizon / 1000, horizon / 100, horizon / 10, horizon]
+    return float(mpmath.quad(integrand, ends))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize("b", [0.02, 0.7, 6.0])
+def test_integrals_are_those_of_their_definition(order, b):
+    """And of what is capped at 1."""
+    integral = occupation.occupation_integral(order, np.array([b]), 2.5)
+    expected = quadrature(lambda t: t ** (-mpmath.mpf(order) / 2) * mpmath.exp(-b / t), 2.5)
+    assert_allclose(integral, expected, rtol=1e-7)
+    constant = 1.5 * b**3  # from what is capped hardly ever to always
+    ends = sorted({0.0, min(constant ** (2.0 / order), 1.3), 1.3})
+    expected = mpmath.quad(lambda t: min(1.0, constant * t ** (-order / 2.0)) if t else 1.0, ends)
+    capped = occupation.capped_occupation(order, np.array([constant]), 1.3)
+    assert_allclose(capped, [float(expected)], rtol=1e-9)
+
+
+@pytest.mark.parametrize("m", [0.0, 0.05, 0.1, 1.0, 4.0])
+@pytest.mark.parametrize("horizon", [0.01, 1.0, 30.0])
+def test_time_in_a_slab_is_the_integral_of_its_probability(m, horizon):
+    def inside(t):
+        root = mpmath.sqrt(t) if t else mpmath.mpf("1e-30")
+        return mpmath.ncdf((0.1 - m) / root) - mpmath.ncdf((-0.1 - m) / root)
+
+    found = occupation.slab_occupation(np.array([m, np.inf]), np.full(2, 0.1), horizon)
+    assert_allclose(found, [quadrature(inside, horizon), 0.0], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("m", [0.0, 0.2, 1.0, 3.0])
+def test_a_tube_of_codimension_one_is_a_slab(m):
+    found = occupation.tube_occupation(1, m, 0.3, 2.0, 0.7)
+    slab = occupation.slab_occupation(np.array([m / 0.7]), np.array([0.3 / 0.7]), 2.0)
+    assert_allclose(found, slab[0], rtol=1e-8)
+
+
+@pytest.mark.parametrize("m", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("order", [2, 3])
+def test_time_in_a_tube_is_that_of_gaussian_points(order, m):
+    random = np.random.default_rng(order)
+    time = 2.0 * random.random(100_000)
+    points = np.sqrt(time)[:, None] * random.standard_normal((100_000, order))
+    points[:, 0] += m
+    inside = np.linalg.norm(points, axis=1) <= 0.3
+    error = inside.std() / np.sqrt(len(inside))
+    assert abs(occupation.tube_occupation(order, m, 0.3, 2.0) - 2.0 * inside.mean()) < 8.0 * error
+
+
+TUBES = product([1, 2, 3], [0.0, 0.2, 0.31, 1.0, 4.0], [0.05, 2.0, 50.0])
+
+
+#: By day a place inside and one outside of tubes of each order.
+@pytest.mark.parametrize(
+    ("order", "m", "horizon"), one_of_each(TUBES, lambda case: (case[0], case[1] < 0.3))
+)
+def test_bounds_are_above_the_exact_time_and_never_beyond_the_horizon(order, m, horizon):
+    sharp = np.array([max(m - 0.3, 0.0) / 0.8])
+    bound = occupation.occupation_bound(order, sharp, np.array([0.8**order]), 0.3, horizon)[0]
+    exact = occupation.tube_occupation(order, m, 0.3, horizon, 0.8)
+    assert exact * (1.0 - 1e-7) <= bound <= horizon
+
+
+def test_the_worked_slab_is_below_its_bound_and_draws_give_it():
+    one = np.ones(1)
+    exact = occupation.slab_occupation(one, np.array([0.1]), 1.0)[0]
+    bound = occupation.occupation_bound(1, np.array([0.9]), one, 0.1, 1.0)[0]
+    published = 0.2 / np.sqrt(2.0 * np.pi) * 2.0
+    assert_allclose([exact, bound], [0.0334875, 0.0401725], atol=5e-8)
+    assert exact < bound < published == pytest.approx(0.1596, abs=5e-5)
+    (found,) = occupied([[1.0, 0.5], [0.0, 0.0]], [0.9, 0.0], 1, (1,), 0.1, 400_000, 0.7)
+    m = 0.9 / np.hypot(1.0, 0.5) / 0.7
+    exact = occupation.slab_occupation(np.array([m]), np.array([0.1 / 0.7]), 1.0)[0]
+    assert abs(found.share - exact) < 4.0 * found.error < 0.01
+    (found,) = occupied([[1.0, 0.0], [0.0, 1.0]], [50.0, 0.0], 1, (1,), 0.01, 100)
+    assert found.share == 0.0
+    assert found.error == pytest.approx(0.01, rel=0.02)
+    assert norm.sf(50.0 / np.sqrt(2.0)) < 1e-100
+
+
+def test_the_distance_to_a_tube_is_the_least_one_and_at_least_the_published():
+    random = np.random.default_rng(4)
+    for _ in range(8):
+        root = random.standard_normal((3, 3))
+        covariance, offset = root @ root.T + 0.1 * np.eye(3), random.standard_normal(3)
+        inverse = np.linalg.inv(covariance)
+        found = occupation.sigmas_to_tube(offset, covariance, 0.4)
+        least = minimize(
+            lambda w, m=offset, q=inverse: (m - w) @ q @ (m - w),
+            0.2 * offset / np.linalg.norm(offset),
+            method="SLSQP",
+            constraints={"type": "ineq", "fun": lambda w: 0.16 - w @ w},
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        expected = np.sqrt(least.fun) if np.linalg.norm(offset) > 0.4 else 0.0
+        assert_allclose(found, expected, rtol=1e-5)
+        published = np.sqrt(offset @ inverse @ offset)
+        published -= 0.4 / np.sqrt(np.linalg.eigvalsh(covariance)[0])
+        assert found >= published - 1e-12
+    assert occupation.sigmas_to_tube(np.array([0.1, 0.2]), np.eye(2), 0.3) == 0.0
+    plain = occupation.sigmas_to_tube(np.array([3.0, 4.0]), 4.0 * np.eye(2), 1.0)
+    assert_allclose(plain, 2.0, rtol=1e-12)
+
+
+def occupied(weight, z, k, orders, width, draws, factor=1.0, drift=None, seed=0):
+    weight = np.array(weight, dtype=np.float64)
+    rows = noises.noisy_rows(weight, factor), row_distances(weight, np.arange(len(weight)) / 7.0)
+    random = np.random.default_rng(seed)
+    return occupation.occupations(
+        np.array(z), weight, *rows, k, orders, width, 1.0, draws, random, drift
+    )
+
+
+def test_draws_give_the_tube_of_three_experts_and_with_drift_what_paths_do():
+    """Rows of an equilateral triangle: all three tie in one point of their plane."""
+    angles = 2.0 * np.pi / 3.0 * np.arange(3)
+    weight = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    at = np.array([0.35, 0.1])
+    found = occupied(weight, weight @ at, 1, (2, 1, 2), 0.3, 2500)
+    exact = occupation.tube_occupation(2, float(np.linalg.norm(at)), 0.3, 1.0)
+    assert abs(found[1].share - exact) < 4.0 * found[1].error < 0.04
+    assert found[0].share > found[1].share
+    assert found[0].undecided == found[1].undecided == 0.0
+    random = np.random.default_rng(8)
+    weight = random.standard_normal((5, 3))
+    at, gamma, factor = random.standard_normal(3), np.array([0.8, -0.4, 0.6]), 0.5
+    (found,) = occupied(weight, weight @ at, 2, (1,), 0.1, 60_000, factor, weight @ gamma)
+    (still,) = occupied(weight, weight @ at, 2, (1,), 0.1, 60_000, factor)
+    assert abs(found.share - still.share) > 8.0 * found.error
+    paths, steps = 2000, 200
+    place, near = np.tile(at, (paths, 1)), np.zeros(paths)
+    apart = np.linalg.norm(weight[:, None] - weight, axis=2) + np.eye(5)
+    for _ in range(steps):
+        place += gamma / steps + factor / np.sqrt(steps) * random.standard_normal((paths, 3))
+        z = place @ weight.T
+        is_chosen = np.zeros(z.shape, dtype=bool)
+        np.put_along_axis(is_chosen, top_k(z, 2).astype(np.int64), True, axis=1)
+        is_pair = is_chosen[:, :, None] & ~is_chosen[:, None, :]
+        distance = (z[:, :, None] - z[:, None, :]) / apart
+        near += np.where(is_pair, distance, np.inf).min(axis=(1, 2)) <= 0.1
+    error = np.hypot(found.error, (near / steps).std() / np.sqrt(paths))
+    assert abs(found.share - near.mean() / steps) < 4.0 * error + 0.005

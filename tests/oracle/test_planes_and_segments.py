@@ -1,0 +1,711 @@
+"""Pictures, slices and segments against the rule, other code, exact arithmetic and many digits."""
+
+import dataclasses
+import itertools
+from fractions import Fraction
+from itertools import product
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import linprog
+from sklearn.decomposition import PCA
+
+from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
+from moegeom.geometry.rows import composed_rows, cosine_scale
+from moegeom.geometry.selection import route
+from moegeom.studies.cells.ball.inradius import inradii
+from moegeom.studies.cells.exact.crossings import crossing_rate, exact_crossings
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets, sweep
+from moegeom.studies.cells.plane import raster as pixels
+from moegeom.studies.cells.plane.circle import circle_arcs
+from moegeom.studies.cells.plane.polygons import polygons
+from moegeom.studies.cells.plane.raster import plane_raster, raster
+from moegeom.studies.cells.plane.raster_enclosure import Rectangles
+from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
+from moegeom.studies.cells.plane.score_ranges import score_ranges
+from moegeom.studies.cells.plane.subspace import principal_slice, random_slice, slice_through
+from moegeom.studies.cells.walk.enumeration import enumerate_cells
+from moegeom.studies.cells.walk.segment_crossings import segment_crossings
+from tests.by_day import by_day
+from tests.oracle.helpers import ahead, choices, exact_logits, in_fractions, router, rows_of
+
+EXPERTS, HIDDEN, TOP_K = 16, 7, 4
+INF = np.inf
+GROUPS = {
+    "all": None,
+    "max": GroupMask(4, 2, "max", -INF),
+    "max_fill_0": GroupMask(4, 2, "max", 0.0),
+    "top2": GroupMask(4, 2, "top2_sum", -INF),
+    "top2_fill_0": GroupMask(8, 3, "top2_sum", 0.0),
+    "few": GroupMask(8, 1, "max", -INF),  # fewer experts than slots
+    "single": GroupMask(16, 9, "top2_sum", -INF),
+}
+MAPS = {"raw": None, "cap": LogitMap(0.8, 2.0), "times": LogitMap(1.7)}
+FRAME = (-2.0, 3.0, -2.5, 2.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A router in its full space, a plane, and its logits at points of the plane."""
+
+    rule: Rule
+    weight: np.ndarray
+    logit_bias: np.ndarray | None
+    selection_bias: np.ndarray | None
+    centre: np.ndarray
+    basis: np.ndarray
+    projection: Projection | None
+
+    def plane(self):
+        fields = ("rule", "weight", "logit_bias", "selection_bias", "centre", "basis")
+        return [getattr(self, name) for name in fields]
+
+    def raster(self, size=(14, 11), frame=FRAME, **options):
+        return raster(*self.plane(), frame, size, self.projection, **options)
+
+    def choice(self, points):
+        """By the reference, from inputs of the full space."""
+        inputs = self.centre + points @ self.basis.T
+        logits = inputs @ self.weight.T
+        if self.logit_bias is not None:
+            logits = logits + self.logit_bias
+        if self.projection is not None and self.projection.scale is not None:
+            head = self.projection
+            length = np.linalg.norm(inputs @ head.weight.T + head.bias, axis=1)
+            logits = logits * cosine_scale(length, head.scale)[:, None]
+        return np.sort(route(logits, self.rule, self.selection_bias).chosen, axis=1)
+
+
+def case(score, groups="all", mapped="raw", bias=0.0, cosine=False, seed=0):
+    """``bias`` is how far selection biases spread; 0: there are none."""
+    generator = np.random.default_rng(seed)
+    rule = Rule(
+        TOP_K, score, Weights("scores"), has_selection_bias=bias > 0.0, has_logit_bias=True,
+        groups=GROUPS[groups], logit_map=MAPS[mapped],
+    )  # fmt: skip
+    weight = generator.standard_normal((EXPERTS, HIDDEN))
+    logit_bias = generator.standard_normal(EXPERTS)
+    selection_bias = generator.uniform(-bias, bias / 2, EXPERTS) if bias else None
+    projection = None
+    if cosine:
+        matrix, shift = generator.standard_normal((5, HIDDEN)), generator.standard_normal(5)
+        projection = Projection(matrix, shift, 3.0)
+        weight, logit_bias = composed_rows(generator.standard_normal((EXPERTS, 5)), matrix, shift)
+    basis = np.linalg.qr(generator.standard_normal((HIDDEN, 2)))[0]
+    centre = generator.standard_normal(HIDDEN)
+    return Case(rule, weight, logit_bias, selection_bias, centre, basis, projection)
+
+
+def points_in(frame, size, row, column, generator, count):
+    """Random points of each pixel, many of them near its edges: (pixels, count, 2)."""
+    shares = generator.beta(0.3, 0.3, (len(row), count, 2))
+    x0, x1, y0, y1 = frame
+    x = x0 + (x1 - x0) * (column[:, None] + shares[..., 0]) / size[0]
+    y = y0 + (y1 - y0) * (row[:, None] + shares[..., 1]) / size[1]
+    return np.stack([x, y], axis=2)
+
+
+def wrong_pixels(made, some, size=(14, 11), frame=FRAME, count=30):
+    """Constant pixels in which the reference chooses something else at some point."""
+    row, column = np.nonzero(made.state == PixelState.CONSTANT)
+    points = points_in(frame, size, row, column, np.random.default_rng(1), count)
+    chosen = some.choice(points.reshape(-1, 2)).reshape(len(row), count, -1)
+    claimed = np.array(made.expert_sets)[made.label[row, column]]
+    return np.count_nonzero((chosen != claimed[:, None, :]).any(axis=(1, 2)))
+
+
+RULES = [
+    (score, groups, mapped, bias, cosine)
+    for score, groups, cosine, mapped in product(
+        ("identity", "softmax", "sigmoid", "sqrt_softplus"), GROUPS, (False, True), MAPS
+    )
+    for bias in (0.0, 0.05 if score == "softmax" else 0.6)
+]
+
+
+#: By day one rule of each score and mask, whose maps, biases and kinds of rows take turns.
+SOME = [RULES[12 * n + 5 * n % 12] for n in range(len(RULES) // 12)]
+
+
+@pytest.mark.parametrize("rule", by_day(RULES, SOME), ids=str)
+def test_no_point_of_a_constant_pixel_has_another_choice(rule):
+    some = case(*rule, seed=RULES.index(rule))
+    made = some.raster(depth=5)  # pixels are large and bends sharp
+    assert wrong_pixels(made, some) == 0
+    assert made.count(PixelState.CONSTANT) > 0
+    # one group of two, and slots left over: one set may fill the whole frame
+    assert made.count(PixelState.CROSSED) > 0 or rule[1] == "few"
+    assert made.share(PixelState.OPEN) < 0.02
+
+
+def test_rules_of_the_day_have_every_map_bias_mask_and_score():
+    for place in range(5):
+        assert {rule[place] for rule in SOME} == {rule[place] for rule in RULES}
+
+
+def narrow(monkeypatch):
+    """Intervals that are 10 % too narrow."""
+
+    def narrower(router, rectangles):
+        return score_ranges(router, Rectangles(rectangles.centre, 0.9 * rectangles.half))
+
+    monkeypatch.setattr(pixels, "score_ranges", narrower)
+
+
+def test_rectangles_that_are_too_narrow_and_bends_that_are_left_out_are_seen(monkeypatch):
+    """By the test above."""
+    for score, bias in (("identity", 0.0), ("sigmoid", 0.6)):
+        some = case(score, "top2", bias=bias)
+        assert wrong_pixels(some.raster((40, 40)), some, (40, 40)) == 0
+        with monkeypatch.context() as patch:
+            narrow(patch)
+            assert wrong_pixels(some.raster((40, 40)), some, (40, 40)) > 0
+    some = case("sigmoid", bias=0.6, seed=3)
+    some = dataclasses.replace(some, weight=3.0 * some.weight)
+    assert wrong_pixels(some.raster(), some) == 0
+
+    def linear(router, rectangles):
+        scores = score_ranges(router, rectangles)
+        return dataclasses.replace(scores, rest=np.zeros_like(scores.rest))
+
+    monkeypatch.setattr(pixels, "score_ranges", linear)
+    assert wrong_pixels(some.raster(), some) > 0
+
+
+# ------------------------------------------------------------------------- affine, exact arithmetic
+def exact_top(plane, x, y):
+    """The k largest logits in exact arithmetic; None where the k-th is a tie."""
+    values, k = exact_logits(plane.slope, plane.offset, (x, y)), plane.rule.top_k
+    order = sorted(range(len(values)), key=lambda i: -values[i])
+    return tuple(sorted(order[:k])) if values[order[k - 1]] > values[order[k]] else None
+
+
+def exact_corners(router, frame, size):
+    """Choices at all corners of pixels: a convex cell holds a pixel that it has the corners of."""
+    x0, x1, y0, y1 = map(Fraction, frame)
+    return {
+        (row, column): exact_top(
+            router, x0 + (x1 - x0) * column / size[0], y0 + (y1 - y0) * row / size[1]
+        )
+        for row in range(size[1] + 1) for column in range(size[0] + 1)
+    }  # fmt: skip
+
+
+def affine_plane(seed, experts=12, k=3):
+    return PlaneRouter(Rule(k, "softmax", Weights("scores")), *router(experts, 2, seed))
+
+
+@pytest.mark.parametrize(("seed", "size"), [(0, (30, 30)), (1, (27, 23)), (2, (1, 50))])
+def test_pixels_of_affine_rules_are_what_their_exact_corners_say(seed, size, monkeypatch):
+    router, frame = affine_plane(seed), (-1.7, 2.1, -2.0, 1.3)
+    made = plane_raster(router, Frame(*frame, *size))
+    corners = exact_corners(router, frame, size)
+    wrong = set()
+    for row, column in product(range(size[1]), range(size[0])):
+        around = {corners[row + dy, column + dx] for dy in (0, 1) for dx in (0, 1)}
+        if len(around) > 1:
+            wrong.add((row, column))
+        if made.state[row, column] == PixelState.CONSTANT:
+            assert around == {made.expert_sets[made.label[row, column]]}
+        elif made.state[row, column] == PixelState.CROSSED:
+            assert len(around) > 1
+    # open pixels are the rare ones that a facet only just touches
+    assert made.share(PixelState.OPEN) < 0.005
+    narrow(monkeypatch)
+    made = plane_raster(router, Frame(*frame, *size))
+    assert size[0] == 1 or wrong & set(
+        zip(*np.nonzero(made.state == PixelState.CONSTANT), strict=True)
+    )
+
+
+@pytest.mark.parametrize(("experts", "k", "seed"), [(8, 2, 0), (10, 3, 1), (9, 6, 5)])
+def test_sets_of_affine_rules_are_the_exact_cells(experts, k, seed):
+    router = affine_plane(seed, experts, k)
+    cells = exact_cells(router.slope, router.offset, k)
+    frame = Frame(-3.0, 3.0, -3.0, 3.0, 300, 300)
+    made = plane_raster(router, frame)
+    assert set(made.expert_sets) <= set(expert_sets(cells))
+    inside = {
+        tuple(sorted(cell)): point
+        for cell, point in cells.cells.items()
+        if all(abs(x) < Fraction(299, 100) for x in point)
+    }
+    assert len(inside) > 2
+    # cells thinner than a pixel may be missed, and only those
+    assert len(inside.keys() - set(made.expert_sets)) <= 1
+    for cell, point in inside.items():
+        column, row = (int((float(x) + 3.0) * 50.0) for x in point)
+        if made.state[row, column] == PixelState.CONSTANT:
+            assert made.expert_sets[made.label[row, column]] == cell
+
+
+# ------------------------------------------------------------------------------- enclosures, mpmath
+def digits(array) -> list:
+    """Floats of any nesting in many digits."""
+    return [mpmath.mpf(a) if np.isscalar(a) else digits(np.asarray(a)) for a in array.tolist()]
+
+
+def exact_scores(router, point):
+    """Selection scores in 60 digits."""
+    x, y = digits(point)
+
+    def linear(part):
+        rows = zip(digits(part.slope), digits(part.offset), strict=True)
+        return [a * x + b * y + c for (a, b), c in rows]
+
+    logits, rule, bias = linear(router), router.rule, router.selection_bias
+    if router.length is not None and not (rule.is_affine and bias is None):
+        length = mpmath.sqrt(sum(part**2 for part in linear(router.length)))
+        logits = [z * mpmath.mpf(router.length.scale) / length for z in logits]
+    if not rule.is_affine:
+        if rule.logit_map is not None:
+            logits = [z * mpmath.mpf(rule.logit_map.multiplier) for z in logits]
+            if not np.isinf(rule.logit_map.soft_cap):
+                cap = mpmath.mpf(rule.logit_map.soft_cap)
+                logits = [cap * mpmath.tanh(z / cap) for z in logits]
+        powers = [mpmath.exp(z) for z in logits]
+        logits = {
+            "identity": lambda: logits,
+            "sigmoid": lambda: [1 / (1 + 1 / p) for p in powers],
+            "sqrt_softplus": lambda: [mpmath.sqrt(mpmath.log(1 + p)) for p in powers],
+            "softmax": lambda: [p / sum(powers) for p in powers],
+        }[rule.score]()
+    return logits if bias is None else [q + c for q, c in zip(logits, digits(bias), strict=True)]
+
+
+#: Half a side of rectangles, and the size of logits.
+SIZES = list(product([0.0, 1e-9, 1e-3, 0.1, 1.0, 30.0], [0.1, 1.0, 8.0, 200.0]))
+SIZES_BY_DAY = {
+    "a point": (0.0, 8.0),
+    "a small rectangle": (1e-3, 1.0),
+    "a bend": (0.1, 8.0),
+    "a large rectangle": (1.0, 0.1),
+    "saturation": (30.0, 200.0),
+}
+
+
+@pytest.mark.parametrize(("side", "factor"), by_day(SIZES, SIZES_BY_DAY))
+def test_scores_of_many_digits_lie_in_their_enclosures(side, factor):
+    generator = np.random.default_rng(5)
+    with mpmath.workdps(60):
+        rules = [rule for rule in RULES if rule[1] == "all"]
+        for number, (score, _, mapped, bias, cosine) in enumerate(rules):
+            some = case(score, "all", mapped, bias, cosine, seed=number)
+            router = plane_router(*some.plane(), some.projection)
+            slope, offset = factor * router.slope, factor * router.offset
+            router = dataclasses.replace(router, slope=slope, offset=offset)
+            centre = generator.uniform(-2.0, 2.0, (2, 2))
+            half = side * generator.uniform(0.2, 1.0, (2, 2))
+            scores = score_ranges(router, Rectangles(centre, half))
+            for r, share in product(range(2), generator.choice([-1.0, 1.0, 0.3], (2, 2))):
+                point = centre[r] + share * half[r]
+                step = [p - c for p, c in zip(digits(point), digits(centre[r]), strict=True)]
+                over = 1.0 + 2.0**-50  # the point is rounded, and may lie just outside
+                parts = scores.value, scores.along_x, scores.along_y, scores.rest
+                value, along_x, along_y, rest = (digits(part[r]) for part in parts)
+                for i, exact in enumerate(exact_scores(router, point)):
+                    linear = value[i] + along_x[i] * step[0] + along_y[i] * step[1]
+                    assert abs(exact - linear) <= rest[i] * over
+                    assert scores.low[r, i] <= exact <= scores.high[r, i]
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "sqrt_softplus", "softmax"])
+def test_what_remains_shrinks_with_the_square_of_the_rectangle(score):
+    some = case(score, mapped="cap", bias=0.5, cosine=True)
+    router = plane_router(*some.plane(), some.projection)
+    centre = np.array([[0.3, -0.4]])
+    rests = [
+        score_ranges(router, Rectangles(centre, np.full((1, 2), side))).rest.max()
+        for side in (1e-2, 1e-3, 1e-4)
+    ]
+    assert rests[1] < rests[0] / 80.0
+    assert rests[2] < rests[1] / 80.0
+
+
+@pytest.mark.parametrize("function", ["exp", "log1p", "tanh"])
+def test_functions_are_as_accurate_as_assumed(function):
+    generator = np.random.default_rng(0)
+    values = -generator.exponential(10.0, 1000)
+    values = np.exp(values) if function == "log1p" else values
+    with mpmath.workdps(40):
+        for x, found in zip(values, getattr(np, function)(values), strict=True):
+            exact = getattr(mpmath, function)(mpmath.mpf(float(x)))
+            assert abs(mpmath.mpf(float(found)) - exact) <= 4 * np.spacing(abs(found))
+
+
+# -------------------------------------------------------------------------------- ties, fills, edges
+def picture(rule, slope, offset, bias=None, half=1.0, pixels=8, **options):
+    frame = Frame(-half, half, -half, half, pixels, pixels)
+    return plane_raster(
+        PlaneRouter(rule, np.array(slope), np.array(offset), bias), frame, **options
+    )
+
+
+def test_ties_and_saturated_scores_are_never_proved_and_what_changes_no_choice_is():
+    rule = Rule(1, "softmax", Weights("scores"))
+    slope = [[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]
+    made = picture(rule, slope, np.zeros(3))
+    # on the right two equal experts lead; the lower one is shown
+    assert np.all(made.state[:, 4:] == PixelState.OPEN)
+    assert {made.expert_sets[i] for i in np.unique(made.label[:, 4:])} == {(0,)}
+    assert np.all(made.state[:, :3] == PixelState.CONSTANT)
+    # the fourth column ends where the tie begins, and has its own points
+    assert np.all(made.state[:, 3] == PixelState.OPEN)
+    made = picture(dataclasses.replace(rule, top_k=2), slope, np.zeros(3))
+    assert np.all(made.state[:, 5:] == PixelState.CONSTANT)
+    rule = Rule(1, "sigmoid", Weights("scores"), has_selection_bias=True)
+    made = picture(rule, np.eye(2), [50.0, 80.0], np.zeros(2), pixels=4)
+    assert made.count(PixelState.OPEN) == 16
+    # a fill lets masked experts in: every score of a group that stays is negative
+    groups = GroupMask(4, 1, "max", 0.0)
+    rule = Rule(3, "sigmoid", Weights("scores"), has_selection_bias=True, groups=groups)
+    slope = np.random.default_rng(2).standard_normal((8, 2))
+    made = picture(rule, slope, np.zeros(8), np.full(8, -2.0), half=4.0, pixels=64)
+    assert set(made.expert_sets) == {(2, 3, 4), (0, 1, 4), (0, 1, 2)}
+    assert made.share(PixelState.CONSTANT) > 0.9
+    assert made.share(PixelState.OPEN) < 0.002
+    # two of three groups stay, of which the first has the one expert that is chosen
+    groups = GroupMask(3, 2, "max", -INF)
+    rule = Rule(1, "identity", Weights("scores"), has_selection_bias=True, groups=groups)
+    slope = [[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]
+    made = picture(rule, slope, [9.0, 0.0, 0.0], np.zeros(3), pixels=9)
+    assert (made.count(PixelState.CONSTANT), made.expert_sets) == (81, ((0,),))
+    every = plane_raster(affine_plane(0, experts=3, k=3), Frame(-1, 1, -1, 1, 5, 4))
+    assert (every.share(PixelState.CONSTANT), every.expert_sets) == (1.0, ((0, 1, 2),))
+
+
+def test_a_tie_is_not_halved_without_end(monkeypatch):
+    """Halving costs nothing where no point of a pixel is decided."""
+    sizes = []
+
+    def counted(router, rectangles):
+        sizes.append(len(rectangles.centre))
+        return score_ranges(router, rectangles)
+
+    monkeypatch.setattr(pixels, "score_ranges", counted)
+    rule = Rule(1, "softmax", Weights("scores"))
+    made = picture(rule, np.ones((2, 2)), np.zeros(2), pixels=32, depth=8)
+    assert made.count(PixelState.OPEN) == 1024
+    assert sum(sizes) < 8 * 1024
+
+
+def test_a_projection_that_passes_zero_is_enclosed():
+    rule = Rule(2, "softmax", Weights("scores"), has_selection_bias=True)
+    generator = np.random.default_rng(4)
+    matrix = generator.standard_normal((3, 4))
+    weight, _ = composed_rows(generator.standard_normal((6, 3)), matrix, None)
+    some = Case(
+        rule, weight, None, generator.uniform(0.0, 0.2, 6), np.zeros(4), np.eye(4)[:, :2],
+        Projection(matrix, np.zeros(3), 2.0),
+    )  # fmt: skip
+    made = some.raster((25, 25), (-1.0, 1.0, -1.0, 1.0))
+    assert wrong_pixels(made, some, (25, 25), (-1.0, 1.0, -1.0, 1.0)) == 0
+    assert made.share(PixelState.CONSTANT) > 0.4
+
+
+def test_frames_and_numbers_that_have_no_picture_are_refused():
+    for frame, message in (
+        (Frame(0.0, 0.0, 0.0, 1.0, 4, 4), "empty frame"),
+        (Frame(0.0, INF, 0.0, 1.0, 4, 4), "empty frame"),
+        (Frame(0.0, 1.0, 0.0, 1.0, 0, 4), "empty frame"),
+        (Frame(0.0, 1.0, 0.0, 1.0, 1 << 14, 1 << 14), "at most"),
+        (Frame(1e9, 1e9 + 1e-3, 0.0, 1.0, 4, 4), "too small for float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plane_raster(affine_plane(0), frame)
+    some = case("softmax")
+    with pytest.raises(ValueError, match="not finite"):
+        dataclasses.replace(some, weight=some.weight * INF).raster()
+    with pytest.raises(ValueError, match="17 of 16"):
+        dataclasses.replace(some, rule=dataclasses.replace(some.rule, top_k=17)).raster()
+    odd = dataclasses.replace(some.rule, groups=GroupMask(5, 2, "max", 0.0))
+    with pytest.raises(ValueError, match="16 experts in 5"):
+        dataclasses.replace(some, rule=odd).raster()
+    cosine = case("softmax", cosine=True)
+    flat = dataclasses.replace(cosine.projection, scale=0.0)
+    with pytest.raises(ValueError, match="positive"):
+        dataclasses.replace(cosine, projection=flat).raster()
+
+
+# ------------------------------------------------------------------------------------------- slices
+@pytest.mark.parametrize("tokens", [20, 200])
+def test_principal_directions_are_those_of_scikit_learn(tokens):
+    generator = np.random.default_rng(tokens)
+    inputs = generator.standard_normal((tokens, 40)) * np.linspace(3.0, 0.1, 40) + 1.0
+    found, share = principal_slice(inputs, 3)
+    oracle = PCA(n_components=3).fit(inputs)
+    assert_allclose(np.abs(np.diag(found.basis.T @ oracle.components_.T)), 1.0)
+    assert_allclose(share, oracle.explained_variance_ratio_.sum())
+    assert_allclose(found.centre, oracle.mean_)
+    assert_allclose(found.basis.T @ found.basis, np.eye(3), atol=1e-12)
+
+
+@pytest.mark.parametrize("experts", [17, 21, 37])
+def test_equal_rows_are_equal_on_a_slice(experts):
+    generator = np.random.default_rng(experts)
+    for dims in (1, 2, 3):
+        weight = generator.standard_normal((experts, 64)).astype(np.float32)
+        weight[-1], weight[experts // 2] = weight[0], weight[3]
+        part = random_slice(generator.standard_normal(64), dims, 0)
+        found = np.column_stack(part.instance(weight, None))
+        assert_array_equal(found[[-1, experts // 2]], found[[0, 3]])
+        assert len(np.unique(found, axis=0)) == experts - 2
+
+
+def test_a_plane_goes_through_its_points_and_has_their_logits():
+    points = np.random.default_rng(2).standard_normal((3, 20))
+    part = slice_through(points)
+    assert_allclose(part.inputs(part.coordinates(points)), points)
+    with pytest.raises(ValueError, match="span fewer"):
+        slice_through(np.outer([0.0, 1.0, 2.0], np.ones(5)))
+    with pytest.raises(ValueError, match="3 directions of 3 inputs"):
+        principal_slice(np.eye(3), 3)
+    with pytest.raises(ValueError, match="4 directions"):
+        random_slice(np.zeros(3), 4, 0)
+    weight, bias = router(9, 30, 1)
+    generator = np.random.default_rng(2)
+    part = random_slice(generator.standard_normal(30), 3, seed=5)
+    rows, offset = part.instance(weight, bias)
+    points = generator.standard_normal((50, 3))
+    assert_allclose(points @ rows.T + offset, part.inputs(points) @ weight.T + bias)
+    assert_allclose(part.coordinates(part.inputs(points)), points)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_arcs_hold_the_choice_of_every_angle(has_bias):
+    generator = np.random.default_rng(3)
+    cosine, sine = generator.standard_normal((2, 16))
+    bias = generator.standard_normal(16) if has_bias else np.zeros(16)
+    arcs = circle_arcs(cosine, sine, bias, 4)
+    assert arcs.is_proved.all()
+    angles = np.linspace(0.0, 2.0 * np.pi, 20_001)[:-1]
+    points = np.column_stack([np.cos(angles), np.sin(angles)])
+    chosen = choices(points, np.column_stack([cosine, sine]), bias, 4)
+    arc = np.searchsorted(arcs.start, angles, side="right") - 1
+    assert_array_equal(arcs.expert_set[arc], chosen)
+    assert np.all(np.diff(arcs.start) > 0.0)
+    assert arcs.stop[-1] == arcs.start[0] + 2.0 * np.pi
+    if not has_bias:
+        exact = exact_cells(np.column_stack([cosine, sine]), None, 4)
+        assert sorted(rows_of(arcs.expert_set)) == expert_sets(exact)
+    for k, chosen, arrays in (
+        (1, [[1]], ([0.1, 0.2, 0.1], [0.0] * 3, [0.0, 5.0, 0.1])),
+        (3, [[0, 1, 2]], ([1.0] * 3, [1.0] * 3, [0.0] * 3)),
+    ):  # nothing changes on the whole circle
+        assert circle_arcs(*map(np.array, arrays), k).expert_set.tolist() == chosen
+
+
+def test_polygons_hold_the_points_that_choose_their_set_and_facets_tie_two_experts():
+    weight, bias = router(12, 2, 4)
+    found = enumerate_cells(weight, bias, 3)
+    frame = (-2.0, 3.0, -2.5, 1.5)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, frame)
+    assert np.isclose(sum(map(_area, drawn.corners)), 5.0 * 4.0)
+    points = np.random.default_rng(4).uniform((-2.0, -2.5), (3.0, 1.5), (3000, 2))
+    cells = {row: n for n, row in enumerate(rows_of(found.expert_set))}
+    for point, row in zip(points, rows_of(choices(points, weight, bias, 3)), strict=True):
+        assert _is_inside(drawn.corners[cells[row]], point)
+    weight, bias = router(12, 2, 5)
+    found = enumerate_cells(weight, bias, 3)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, (-1.0, 1.0, -1.0, 1.0))
+    inside = ~np.isnan(drawn.facet_ends[:, 0, 0])
+    assert 0 < inside.sum() < len(found.facets)
+    facets = found.facets[inside].tolist()
+    for ends, (one, other) in zip(drawn.facet_ends[inside], facets, strict=True):
+        pair = [set(found.expert_set[cell].tolist()) for cell in (one, other)]
+        (out,), (into,) = pair[0] - pair[1], pair[1] - pair[0]
+        gap = ends @ (weight[out] - weight[into]) + bias[out] - bias[into]
+        assert_allclose(gap, 0.0, atol=1e-12)
+        assert (np.abs(ends) <= 1.0 + 1e-12).all()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_polygons_and_balls_end_where_equal_experts_leave_no_cell(k):
+    """Every point of the frame is inside the polygon of what it chooses, or of none at a tie."""
+    weight, bias = router(9, 2, k)
+    weight[[4, 6, 8]], bias[[4, 6, 8]] = weight[[1, 2, 2]], bias[[1, 2, 2]]
+    equal = [np.array([1, 4]), np.array([2, 6, 8])]
+    found = enumerate_cells(weight, bias, k)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, (-2.0, 2.0, -2.0, 2.0), equal)
+    points = np.random.default_rng(k).uniform(-2.0, 2.0, (1000, 2))
+    logits = np.sort(points @ weight.T + bias, axis=1)[:, ::-1]
+    is_tied = logits[:, k - 1] - logits[:, k] < 1e-12
+    assert 10 < is_tied.sum() < 1000
+    cells = {row: n for n, row in enumerate(rows_of(found.expert_set))}
+    chosen = rows_of(choices(points, weight, bias, k))
+    corners = [(n, corners) for n, corners in enumerate(drawn.corners) if len(corners)]
+    for point, tie, row in zip(points, is_tied, chosen, strict=True):
+        around = {n for n, polygon in corners if _is_inside(polygon, point)}
+        assert around == (set() if tie else {cells[row]})
+    radii = inradii(weight, bias, found.expert_set, found.facets, equal)
+    for expert_set, radius in zip(found.expert_set.tolist(), radii, strict=True):
+        outside = [j for j in range(9) if j not in expert_set]
+        largest = _largest_ball(*ahead(weight, bias, expert_set, outside))
+        assert radius == pytest.approx(largest, rel=1e-5)
+
+
+def _largest_ball(rows, offsets):
+    """By one program over all pairs of experts; inf where it has no end."""
+    table = np.column_stack([-rows, np.linalg.norm(rows, axis=1)])
+    solved = linprog([0.0, 0.0, -1.0], table, offsets, bounds=[(None, None)] * 3)
+    return np.inf if solved.status == 3 else -solved.fun
+
+
+def _area(corners):
+    if not len(corners):
+        return 0.0
+    x, y = corners.T
+    return 0.5 * float(x @ np.roll(y, -1) - y @ np.roll(x, -1))
+
+
+def _is_inside(corners, point):
+    edge, to_point = np.roll(corners, -1, axis=0) - corners, point - corners
+    return (edge[:, 0] * to_point[:, 1] - edge[:, 1] * to_point[:, 0] >= -1e-12).all()
+
+
+# ----------------------------------------------------------------------------------------- segments
+NEAR_ONE = 1.0 + 2.0**-52 * np.arange(-2, 3)
+KINDS = {
+    "random": lambda r, n, e: r.standard_normal((2, n, e)),
+    "ties": lambda r, n, e: r.integers(-2, 3, (2, n, e)).astype(float),
+    "few_values": lambda r, n, e: r.integers(0, 2, (2, n, e)).astype(float),
+    "identical_ends": lambda r, n, e: np.repeat(r.integers(-3, 3, (1, n, e)), 2, 0).astype(float),
+    "identical_experts": lambda r, n, e: np.repeat(r.standard_normal((2, n, 1)), e, 2),
+    "duplicates": lambda r, n, e: np.repeat(r.standard_normal((2, n, -(-e // 2))), 2, 2)[..., :e],
+    "float32": lambda r, n, e: r.standard_normal((2, n, e)).astype(np.float32),
+    "near_ties": lambda r, n, e: r.integers(-2, 3, (2, n, e)) * r.choice(NEAR_ONE, (2, n, e)),
+    "through_one_point": lambda r, n, e: np.outer([-1, 1], r.standard_normal(n * e)).reshape(
+        2, n, e
+    ),
+    "tiny": lambda r, n, e: r.standard_normal((2, n, e)) * 1e-310,
+    "products_underflow": lambda r, n, e: r.standard_normal((2, n, e)) * 1e-161,
+    "huge": lambda r, n, e: r.standard_normal((2, n, e)) * 1e307,
+}
+SHAPES = [(2, 1), (5, 2), (5, 4), (6, 6), (9, 3)]
+
+
+def top(values, k):
+    return set(sorted(range(len(values)), key=lambda i: (-values[i], i))[:k])
+
+
+def by_all_pairs(start, stop, k):
+    """(t, out, into) for each change, from the sets at the ends and between all places of ties."""
+    a, b = in_fractions(start), in_fractions(stop)
+    meet = set()
+    for i, j in itertools.combinations(range(len(a)), 2):
+        rate = (b[i] - a[i]) - (b[j] - a[j])
+        if rate and 0 < (a[j] - a[i]) / rate < 1:
+            meet.add((a[j] - a[i]) / rate)
+    places = [Fraction(0), *sorted(meet), Fraction(1)]
+    sets = [top(a, k)]
+    for left, right in itertools.pairwise(places):
+        t = (left + right) / 2
+        sets.append(top([(1 - t) * x + t * y for x, y in zip(a, b, strict=True)], k))
+    sets.append(top(b, k))
+    found = []
+    for at, before, after in zip(places, sets[:-1], sets[1:], strict=True):
+        if before != after:
+            found.append((at, tuple(sorted(before - after)), tuple(sorted(after - before))))
+    return found
+
+
+CASES = list(itertools.product(KINDS, SHAPES))
+#: Each kind and each shape.
+BY_DAY = [(kind, SHAPES[n % len(SHAPES)]) for n, kind in enumerate(KINDS)]
+
+
+@pytest.mark.parametrize(("kind", "shape"), by_day(CASES, BY_DAY))
+def test_crossings_are_the_changes_between_all_ties(kind, shape):
+    experts, k = shape
+    random = np.random.default_rng([sum(map(ord, kind)), experts, k])
+    a, b = KINDS[kind](random, 30, experts)
+    compiled = segment_crossings(a, b, k, with_places=True)
+    for segment, (start, stop) in enumerate(zip(a, b, strict=True)):
+        changes = by_all_pairs(start, stop, k)
+        exact = exact_crossings(np.float64(start), np.float64(stop), k)
+        assert [(c.at, c.out, c.into) for c in exact] == changes
+        assert compiled.count[segment] == len(changes)
+        own = compiled.at[compiled.first[segment] : compiled.first[segment + 1]]
+        assert_allclose(own, [float(at) for at, _, _ in changes], 1e-14, 0)
+    assert compiled.first[-1] == compiled.count.sum() == len(compiled.at)
+
+
+@pytest.mark.parametrize("k", [1, 5, 11])
+def test_exact_crossings_are_the_breaks_of_the_sweep_that_lie_on_the_segment(k):
+    for start, stop in zip(*np.random.default_rng(k).standard_normal((2, 20, 24)), strict=True):
+        a, b = in_fractions(start), in_fractions(stop)
+        slope = [y - x for x, y in zip(a, b, strict=True)]
+        breaks = [left for _, left, _ in sweep(slope, a, k) if left is not None]
+        places = [crossing.at for crossing in exact_crossings(start, stop, k)]
+        assert places == [at for at in breaks if 0 < at < 1]
+
+
+def test_ties_are_settled_exactly_and_nothing_else_is():
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((2, 200, 64))
+    assert segment_crossings(a, b, 8).num_exact == 0
+    a[3, :2], a[5], b[7] = 9.0, 0.0, b[7].round()
+    a[9, 1], b[9, 1] = a[9, 0], b[9, 0]  # duplicate rows matter where they cross the boundary only
+    found = segment_crossings(a, b, 8)
+    assert set(np.flatnonzero(found.is_exact)) - {9} == {5, 7}
+    for segment in (3, 5, 7, 9):
+        assert found.count[segment] == len(exact_crossings(a[segment], b[segment], 8))
+    # Line 2 passes the common point of 0 and 1 by less than float64 tells at t = 1/3.
+    a = np.array([[3.0, 0.0, 1.0], [3.0, 0.0, 1.0]])
+    b = np.array([[0.0, 6.0, 4.0 + 2.0**-50], [0.0, 6.0, 4.0 - 2.0**-50]])
+    found = segment_crossings(a, b, 1)
+    assert found.is_exact.all()
+    assert found.count.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_crossings_are_the_same_both_ways_and_at_least_the_experts_exchanged(k):
+    random = np.random.default_rng(k)
+    a, b = random.standard_normal((2, 300, 32))
+    there, back = segment_crossings(a, b, k), segment_crossings(b, a, k)
+    assert_array_equal(there.count, back.count)
+    exchanged = [len(top(x, k) - top(y, k)) for x, y in zip(a, b, strict=True)]
+    assert (there.count >= exchanged).all()
+    assert (there.count > exchanged).any()
+
+
+@pytest.mark.parametrize("k", [2, 6])
+def test_complements_change_where_the_chosen_do(k):
+    a, b = np.random.default_rng(k).standard_normal((2, 100, 12))
+    chosen = segment_crossings(a, b, k, with_places=True)
+    rest = segment_crossings(-a, -b, 12 - k, with_places=True)
+    assert_array_equal(chosen.count, rest.count)
+    assert_allclose(chosen.at, rest.at, 1e-14, 0)
+
+
+def test_what_is_no_segment_is_refused_and_the_error_of_the_rate_is_the_bootstraps():
+    empty = segment_crossings(np.zeros((0, 4)), np.zeros((0, 4)), 2, with_places=True)
+    assert empty.count.shape == empty.at.shape == (0,)
+    a = np.zeros((2, 3))
+    with pytest.raises(ValueError, match="top_k 4 of 3"):
+        segment_crossings(a, a, 4)
+    with pytest.raises(ValueError, match="shapes"):
+        segment_crossings(a, a[:1], 1)
+    a[1, 1] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        segment_crossings(a, np.zeros((2, 3)), 1)
+    with pytest.raises(ValueError, match="finite"):
+        exact_crossings(a[1], a[0], 1)
+    with pytest.raises(ValueError, match="top_k 0"):
+        exact_crossings(a[0], a[0], 0)
+    random = np.random.default_rng(1)
+    length = random.uniform(1.0, 3.0, 400)
+    count = random.poisson(4.0 * length)
+    rate = crossing_rate(count, length)
+    drawn = random.integers(0, 400, (4000, 400))
+    again = count[drawn].sum(axis=1) / length[drawn].sum(axis=1)
+    assert rate.per_length == count.sum() / length.sum()
+    assert_allclose(rate.standard_error, again.std(), 0.06)
+    assert rate.num_segments == 400
+    still = crossing_rate(np.zeros(3, np.int64), np.zeros(3))
+    assert np.isnan([still.per_length, still.standard_error]).all()
+    single = crossing_rate(np.array([4]), np.array([2.0]))
+    assert single.per_length == 2.0
+    assert np.isnan(single.standard_error)
