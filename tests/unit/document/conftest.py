@@ -19,77 +19,48 @@ def hostile() -> str:
     return HOSTILE
 
 
+ROUTER = {"is_affine": False, "stored_dtype": "BF16", "hidden_size": 7168, "num_experts": 256}
+ROUTER |= {"name": "text/1", "top_k": 8, "has_selection_bias": True}
+
+CHECKPOINT = {
+    "name": "model@rev",
+    "family": "deepseek_v3",
+    "rule": "sigmoid + selection bias, best 4 of 8 groups, top 8 of 256",
+    "fingerprint": "xxh128:0123",
+    "bytes_read": 226_000_000,
+    "bytes_total": 688_000_000_000,
+    "seconds": 9.0,
+    "num_routers": 58,
+    "num_expected": 58,
+    "skipped": [],
+}
+
+
 @pytest.fixture(scope="session")
 def run() -> dict:
-    names = [f"text/{layer}" for layer in range(3, 61)]
-    routers = [
-        {
-            "name": name,
-            "is_affine": False,
-            "stored_dtype": "BF16",
-            "hidden_size": 7168,
-            "num_experts": 256,
-            "top_k": 8,
-            "has_selection_bias": True,
-        }
-        for name in names
-    ]
-    return {
-        "moegeom": "0.1.0",
-        "seconds": 9.125,
-        "checkpoint": {
-            "name": "model@rev",
-            "family": "deepseek_v3",
-            "rule": "sigmoid + selection bias, best 4 of 8 groups, top 8 of 256",
-            "fingerprint": "xxh128:0123",
-            "bytes_read": 226_000_000,
-            "bytes_total": 688_000_000_000,
-            "seconds": 9.0,
-            "num_routers": 58,
-            "num_expected": 58,
-            "skipped": [],
-        },
-        "routers": routers,
-        "tokens": None,
-        "trust": None,
-    }
+    routers = [ROUTER | {"name": f"text/{layer}"} for layer in range(3, 61)]
+    facts = {"moegeom": "0.1.0", "seconds": 9.125, "tokens": None, "trust": None}
+    return facts | {"checkpoint": CHECKPOINT, "routers": routers}
 
 
 @pytest.fixture(scope="session")
 def run_on_tokens(run) -> dict:
-    tokens = {
-        "name": "rec",
-        "stage": "router_input",
-        "num_tokens": 4096,
-        "num_documents": 64,
-        "size_bytes": 3_360_000,
-        "is_synthetic": False,
-    }
-    trust = {
-        "fingerprint": "matches",
-        "rms_median": 1.0,
-        "share_reproduced": 0.99996,
-        "overridden": [],
-    }
-    return {**run, "tokens": tokens, "trust": trust}
+    tokens = {"name": "rec", "stage": "router_input", "num_tokens": 4096, "num_documents": 64}
+    tokens |= {"size_bytes": 3_360_000, "is_synthetic": False}
+    trust = {"fingerprint": "matches", "rms_median": 1.0, "share_reproduced": 0.99996}
+    return {**run, "tokens": tokens, "trust": trust | {"overridden": []}}
 
 
 @pytest.fixture(scope="session")
 def refused_run() -> dict:
     refused = {"code": "MGI106", "message": "model: scale of another kind.", "hint": "Write to us."}
-    return {
-        "moegeom": "0.1.0",
-        "checkpoint": {"name": "model"},
-        "routers": [],
-        "tokens": None,
-        "trust": None,
-        "refused": refused,
-    }
+    facts = {"moegeom": "0.1.0", "checkpoint": {"name": "model"}, "refused": refused}
+    return facts | {"routers": [], "tokens": None, "trust": None}
 
 
-def bias(severity="warning") -> Finding:
+def bias() -> Finding:
     return Finding(
-        severity,
+        "warning",
         "MGN112",
         tuple(f"text/{layer}" for layer in range(3, 61)),
         "the selection bias does not survive a cast to bf16.",
@@ -115,25 +86,16 @@ def duplicate() -> Finding:
 def outcomes() -> tuple[Outcome, ...]:
     note = Finding("note", "MGN115", ("text/3", "text/5"), "the biases have a common offset.")
     long = Finding("warning", "MGG203", ("text/9",), "rows far from the median length.")
+    ignored, since = ("MGG203", "a row is much longer than its layer's"), "known since step 900"
+    bf16, shares = "the selection bias does not survive", "one expert takes several fair shares"
     return (
-        Outcome(
-            "MGB203", "one expert takes several fair shares", "warning", "needs tokens", "none"
-        ),
+        Outcome("MGB203", shares, "warning", "needs tokens", "none"),
         Outcome("MGG201", "two experts have nearly the same direction", "warning", "passed"),
-        Outcome(
-            "MGG203",
-            "a row is much longer than its layer's",
-            "warning",
-            "ignored",
-            "known since step 900",
-            accepted=((long, "known since step 900"),),
-        ),
+        Outcome(*ignored, "warning", "ignored", since, accepted=((long, since),)),
         Outcome("MGI101", "a router row is not finite", "error", "passed"),
         Outcome("MGI104", "two experts share a router row", "error", "failed", "", (duplicate(),)),
         Outcome("MGI121", "rows changed places", "error", "needs a baseline", "no baseline"),
-        Outcome(
-            "MGN112", "the selection bias does not survive", "warning", "failed", "", (bias(),)
-        ),
+        Outcome("MGN112", bf16, "warning", "failed", "", (bias(),)),
         Outcome("MGN115", "a common offset", "note", "failed", "", (note,)),
         Outcome(
             "MGN401", "exposure is not what it was", "warning", "inconclusive", "other version"
@@ -157,8 +119,8 @@ def failed() -> Verdict:
 @pytest.fixture(scope="session")
 def warned(failed) -> Verdict:
     """The same without the error and the inconclusive check; exit code 0."""
-    kept = [o for o in failed.outcomes if o.code not in ("MGI104", "MGN401")]
-    return Verdict(tuple(kept), "error", failed.detectable, failed.not_looked_at)
+    others = [o for o in failed.outcomes if o.code not in ("MGI104", "MGN401")]
+    return Verdict(tuple(others), "error", failed.detectable, failed.not_looked_at)
 
 
 @pytest.fixture(scope="session")
@@ -169,42 +131,24 @@ def strict(warned) -> Verdict:
 
 def written_by_others(text: str) -> tuple[Verdict, dict]:
     """A verdict and a run where everything that a file could have named is ``text``."""
-    found = Finding("error", "MGI105", ("text/1",), text, text, text, text)
+    bad = Finding("error", "MGI105", ("text/1",), text, text, text, text)
     note = Finding("note", "MGN115", (text,), text)
     made = Verdict(
         (
-            Outcome("MGI105", text, "error", "failed", "", (found, found)),
+            Outcome("MGI105", text, "error", "failed", "", (bad, bad)),
             Outcome("MGI106", text, "error", "inconclusive", text),
-            Outcome("MGI107", text, "error", "ignored", text, accepted=((found, text),)),
+            Outcome("MGI107", text, "error", "ignored", text, accepted=((bad, text),)),
             Outcome("MGI108", text, "error", "needs tokens", text),
             Outcome("MGN115", text, "note", "failed", "", (note,)),
         ),
         detectable=(text,),
         not_looked_at=(text,),
     )
-    checkpoint = {
-        "name": text,
-        "family": "olmoe",
-        "rule": text,
-        "fingerprint": "xxh128:0",
-        "bytes_read": 1,
-        "bytes_total": 2,
-        "seconds": 0.5,
-        "num_routers": 1,
-        "num_expected": None,
-        "skipped": [{"tensor": text, "reason": text}],
-    }
-    router = {
-        "name": "text/1",
-        "is_affine": True,
-        "stored_dtype": "F32",
-        "hidden_size": 8,
-        "num_experts": 4,
-        "top_k": 2,
-        "has_selection_bias": False,
-    }
-    run = {"checkpoint": checkpoint, "routers": [router], "tokens": None, "trust": None}
-    return made, run
+    numbers = {"bytes_read": 1, "bytes_total": 2, "seconds": 0.5, "num_routers": 1}
+    checkpoint = {**CHECKPOINT, **numbers, "num_expected": None, "family": "olmoe"}
+    checkpoint |= {"name": text, "rule": text, "skipped": [{"tensor": text, "reason": text}]}
+    router = ROUTER | {"is_affine": True, "has_selection_bias": False}
+    return made, {"checkpoint": checkpoint, "routers": [router], "tokens": None, "trust": None}
 
 
 @pytest.fixture(scope="session")

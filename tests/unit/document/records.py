@@ -6,11 +6,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.engine.run_facts import run_facts
 from moegeom.engine.trust import Trust
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
+from tests.records import shared
 
 SAMPLE = Path(__file__).resolve().parents[3] / "sample_ckpts/olmoe-balanced"
 
@@ -23,3 +25,9 @@ def sample_run() -> dict[str, Any]:
     trust = Trust("matches", 1.0, 1.0)
     facts = run_facts(routers, routers.routers, source.facts, trust)
     return facts | {"seconds": 1.0, "layers_requested": None}
+
+
+@shared
+def scanned_sample() -> mg.Scan:
+    """A scan of the sample and its recording."""
+    return mg.scan(SAMPLE / "step_1500", tokens=SAMPLE / "rec/step_1500")

@@ -7,8 +7,6 @@ import runpy
 from html import unescape
 from pathlib import Path
 
-import pytest
-
 from moegeom.document.glossary import WORDS, pattern, word_of
 from moegeom.document.model import Document, Fact, Note, Table, View
 from moegeom.document.render import render
@@ -22,22 +20,18 @@ def page(*blocks) -> str:
 
 def test_a_word_leads_to_its_sentence_and_is_listed_at_the_end():
     text = page(Note("Two margins, a margin and the MaxVio of runs/load; no fliptop, no overload."))
-    shown = re.findall(r'<a class="word" href="#([\w-]+)" title="([^"]*)">([^<]*)</a>', text)
-    assert [(said, unescape(means)) for _, means, said in shown] == [
+    links = re.findall(r'<a class="word" href="#([\w-]+)" title="([^"]*)">([^<]*)</a>', text)
+    assert [(word, unescape(means)) for _, means, word in links] == [
         ("margins", WORDS["margin"]),
         ("MaxVio", WORDS["MaxVio"]),
     ]
     assert re.findall(r'<dt id="([\w-]+)">', text) == ["word-margin", "word-maxvio"]
-    assert [target for target, _, _ in shown] == ["word-margin", "word-maxvio"]
+    assert [target for target, _, _ in links] == ["word-margin", "word-maxvio"]
 
 
-def test_a_page_without_such_words_has_no_list_of_them():
+def test_a_heading_leads_to_its_word_and_a_cell_or_another_word_does_not():
+    assert page(Table([["margin"]], [["margin"]])).count('title="') == 1
     assert "Words" not in page(Note("Nothing of the kind."))
-
-
-def test_a_heading_leads_to_its_word_and_a_cell_does_not():
-    text = page(Table([["margin"]], [["margin"]]))
-    assert text.count('title="') == 1
 
 
 def test_what_a_word_stands_in_is_escaped_as_ever():
@@ -46,18 +40,12 @@ def test_what_a_word_stands_in_is_escaped_as_ever():
     assert "&lt;script&gt;<a " in text
 
 
-@pytest.mark.parametrize("said", ["flip", "Flips", "flipped", "flipping", "CV", "near-ties", "rms"])
-def test_a_word_is_found_as_sentences_say_it(said):
-    found = pattern().search(f"({said}), and more")
-    assert found is not None
-    assert found[0] == said
-    assert word_of(said) in WORDS
-
-
-def test_the_longest_word_is_taken():
-    found = pattern().search("the load entropy")
-    assert found is not None
-    assert word_of(found[0]) == "load entropy"
+def test_a_word_is_found_as_sentences_say_it_and_the_longest_is_taken():
+    for word in ("flip", "Flips", "flipped", "flipping", "CV", "near-ties", "rms", "load entropy"):
+        match = pattern().search(f"(the {word}), and more")
+        assert match is not None and match[0] == word
+        assert word_of(word) in WORDS
+    assert word_of("load entropy") == "load entropy"
 
 
 def test_a_sentence_of_the_glossary_is_one_and_short():

@@ -1,57 +1,182 @@
-"""The header says no more than what was recorded supports."""
+"""The header says no more than was recorded, and whether a rule is verified is decided once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from moegeom.document.header import rule_line, tokens_line
+from moegeom.document.header import (
+    gate_rule_line,
+    routers_line,
+    rule_line,
+    skipped,
+    tokens_line,
+    trust_line,
+)
+from moegeom.document.requested_layers import layers_without_router
+from moegeom.document.rule_brief import rule_brief
+from moegeom.document.rule_trust import (
+    LEAST_SHARE,
+    assumed,
+    is_verified_here,
+    rule_facts,
+    rule_status,
+    rule_trust,
+)
 from moegeom.document.summary import Summary
 
 
-def summary(run: dict, stage: str, exact: list[float | None], size_bytes: int = 10) -> Summary:
+def summary(run: dict) -> Summary:
+    return Summary(run, [], [], [], [])
+
+
+def on_stage(
+    run: dict, stage: str, exact: tuple[float | None, ...] = (), size_bytes: int = 10
+) -> Summary:
     tokens = {**run["tokens"], "stage": stage, "size_bytes": size_bytes}
     affine = [{**router, "is_affine": True} for router in run["routers"][: len(exact)]]
     layers = [
         {"router": router["name"], "distance_exact_share": share}
         for router, share in zip(affine, exact, strict=True)
     ]
-    return Summary({**run, "tokens": tokens, "routers": affine}, layers, [], [], [])
+    return replace(summary({**run, "tokens": tokens, "routers": affine}), layers=layers)
+
+
+EXACT = "Boundaries are linear: distances are exact."
+BOUNDS = "distances are exact for at least 99.99 % of tokens, lower bounds for others."
+NO_LOGITS = "Boundaries are linear, but there are no logits, hence no distances."
+
+
+def test_distances_are_called_exact_only_where_all_of_them_are(run_on_tokens):
+    for stage, exact, sentence in [
+        ("router_input", (1.0, 1.0), EXACT),
+        ("router_input", (None, None), EXACT),
+        ("top_logits", (1.0, 1.0), EXACT),
+        ("top_logits", (1.0, 0.999996), BOUNDS),
+        ("ids", (None,), NO_LOGITS),
+        ("counts", (None,), NO_LOGITS),
+    ]:
+        assert rule_line(on_stage(run_on_tokens, stage, exact)).endswith(sentence)
+
+
+def test_folded_tokens_are_not_called_recorded_and_devices_are_named(run_on_tokens):
+    stored = on_stage(run_on_tokens, "router_input")
+    assert "recorded from this checkpoint" in tokens_line(stored)
+    folded = tokens_line(on_stage(run_on_tokens, "router_input", size_bytes=0))
+    assert "taken from the running model, nothing stored. 9.1 s" in folded
+    assert "recorded" not in folded and "0 B" not in folded
+    devices = {"kind": "cuda", "names": ["NVIDIA H200", "NVIDIA A"]}
+    on_device = replace(stored, run=stored.run | {"device": devices})
+    assert " on NVIDIA H200, NVIDIA A" in tokens_line(on_device)
+    for facts in ({}, {"device": {"kind": "cpu", "names": []}}):
+        assert " on " not in tokens_line(replace(stored, run=stored.run | facts))
+
+
+def test_failed_tests_and_skipped_tensors_are_counted_in_english(run_on_tokens):
+    for number, tests, tensors in [
+        (1, "1 failed test allowed: b", "Skipped 1 tensor, a: why"),
+        (2, "2 failed tests allowed: b", "Skipped 2 tensors, first a: why"),
+    ]:
+        trust = {**run_on_tokens["trust"], "overridden": ["b"] * number}
+        left_out = [{"tensor": "a", "reason": "why"}] * number
+        checkpoint = {**run_on_tokens["checkpoint"], "skipped": left_out}
+        facts = summary({**run_on_tokens, "trust": trust, "checkpoint": checkpoint})
+        assert tests in trust_line(facts)
+        assert skipped(facts) == [tensors]
+
+
+def test_layers_that_were_asked_for_in_vain_are_named():
+    for layers, sentence in {
+        None: "",
+        "1": "",
+        "1,3": "",
+        "1,7": "layer 7 was asked for and has no router",
+        "0-9": "layers 0,2,4-9 were asked for and have no router",
+    }.items():
+        assert layers_without_router(layers, ["text/1", "vision/3/second"]) == sentence
+
+
+def test_the_header_names_layers_that_were_asked_for_in_vain(run):
+    line = routers_line(summary({**run, "layers_requested": "3-61"}))
+    assert line.endswith(" Layer 61 was asked for and has no router.")
+    assert "asked" not in routers_line(summary(run))
+
+
+SENTENCE = "softmax, top 2 of 12"
+
+
+def router(top_k: int, **facts) -> dict:
+    plain = {"score": "softmax", "has_selection_bias": False, "num_groups": 1, "num_experts": 12}
+    return {"top_k": top_k, **plain, **facts}
+
+
+#: What another step of a router is called.
+STEPS = {
+    "sqrt-softplus": {"score": "sqrt_softplus"},
+    "logits": {"score": "identity"},
+    "softmax + selection bias": {"has_selection_bias": True},
+    "softmax, groups": {"num_groups": 4},
+}
+
+
+def test_routers_that_choose_alike_share_a_sentence_and_others_are_counted():
+    assert rule_brief(SENTENCE, []) == rule_brief(SENTENCE, [router(2)] * 3) == SENTENCE
+    several = [router(2), router(3), router(4), router(3)]
+    counted = "softmax, top 3 of 12 (2 of 4 routers), 2 of 12 (1), 4 of 12 (1)"
+    assert rule_brief(SENTENCE, several) == counted
+    for step, facts in STEPS.items():
+        told_apart = f"softmax, top 2 of 12 (2 of 3 routers); {step}, top 2 of 12 (1)"
+        assert rule_brief(SENTENCE, [router(2), router(2), router(2, **facts)]) == told_apart
+
+
+def test_the_header_does_not_say_of_all_routers_what_the_first_does(run):
+    odd = {**run["routers"][1], "top_k": 4}
+    changed = {**run, "routers": [*run["routers"][:-1], odd]}
+    assert run["checkpoint"]["rule"] in rule_line(summary(run))
+    assert "top 8 of 256 (57 of 58 routers), 4 of 256 (1)" in rule_line(summary(changed))
+
+
+def run_of(share: float | None, overridden=()) -> dict:
+    """The facts of a run on tokens whose first recorded choices were reproduced at this share."""
+    return {
+        "checkpoint": {"name": "model"},
+        "tokens": {"stage": "router_input"},
+        "trust": {"share_reproduced": share, "overridden": list(overridden), "rms_median": None},
+    }
 
 
 @pytest.mark.parametrize(
-    ("stage", "exact", "said"),
+    ("run", "is_verified"),
     [
-        ("router_input", [1.0, 1.0], "Boundaries are linear: distances are exact."),
-        ("router_input", [None, None], "Boundaries are linear: distances are exact."),
-        ("top_logits", [1.0, 1.0], "Boundaries are linear: distances are exact."),
-        (
-            "top_logits",
-            [1.0, 0.999996],
-            "distances are exact for at least 99.99 % of tokens, lower bounds for others.",
-        ),
-        ("ids", [None], "Boundaries are linear, but there are no logits, hence no distances."),
-        ("counts", [None], "Boundaries are linear, but there are no logits, hence no distances."),
+        (run_of(1.0), True),
+        (run_of(LEAST_SHARE), True),
+        (run_of(LEAST_SHARE - 1e-9), False),
+        (run_of(0.5), False),
+        (run_of(1.0, ["rec: recorded from another checkpoint."]), False),
+        (run_of(None), False),
+        ({"checkpoint": {"name": "model"}, "tokens": None, "trust": None}, False),
     ],
 )
-def test_distances_are_called_exact_only_where_all_of_them_are(
-    run_on_tokens: dict, stage: str, exact: list[float | None], said: str
-) -> None:
-    assert rule_line(summary(run_on_tokens, stage, exact)).endswith(said)
+def test_a_rule_is_verified_by_the_choices_of_the_run_or_assumed(run, is_verified):
+    trust = "verified by recorded choices" if is_verified else assumed()
+    assert rule_trust(run) == trust
+    assert is_verified_here(run) == is_verified
+    assert rule_status(run) == ("verified" if is_verified else "assumed")
+    if run["trust"] and run["trust"]["share_reproduced"] is not None:
+        assert ("NOT verified" in gate_rule_line(run)) != is_verified
+    elif run["trust"]:
+        for line in (gate_rule_line(run), trust_line(summary(run))):
+            assert trust in line
 
 
-def test_folded_tokens_are_not_called_recorded(run_on_tokens: dict) -> None:
-    assert "recorded from this checkpoint" in tokens_line(
-        summary(run_on_tokens, "router_input", [])
-    )
-    folded = tokens_line(summary(run_on_tokens, "router_input", [], size_bytes=0))
-    assert "taken from the running model, nothing stored. 9.1 s" in folded
-    assert "recorded" not in folded and "0 B" not in folded
+def test_an_assumed_rule_says_what_it_was_taken_from():
+    described = {"checkpoint": {"family": "described"}, "tokens": None, "trust": None}
+    assert rule_trust(described) == "assumed from options"
+    assert "rule_origin" not in described["checkpoint"]
+    of_a_file = {**described, "checkpoint": {"family": "mine", "rule_origin": "the family file"}}
+    assert rule_trust(of_a_file) == "assumed from the family file"
 
 
-def test_a_scan_on_devices_names_them_and_one_on_the_processor_names_nothing(
-    run_on_tokens: dict,
-) -> None:
-    on_device = {**run_on_tokens, "device": {"kind": "cuda", "names": ["NVIDIA H200", "NVIDIA A"]}}
-    assert " on NVIDIA H200, NVIDIA A" in tokens_line(summary(on_device, "router_input", []))
-    for facts in ({}, {"device": {"kind": "cpu", "names": []}}):
-        assert " on " not in tokens_line(summary(run_on_tokens | facts, "router_input", []))
+def test_routers_that_could_not_be_read_have_no_rule(refused_run):
+    assert rule_facts(refused_run) == {"rule_status": None, "rule_trust": None}

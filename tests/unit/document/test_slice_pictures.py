@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from moegeom.core.errors import UsageError
@@ -31,6 +32,8 @@ from moegeom.studies.cells.pictures._plane_view import facet_names
 from moegeom.studies.cells.pictures._polygons import area, areas, eroded, hull, region_of
 from moegeom.studies.cells.pictures._raster_view import runs
 from moegeom.studies.cells.pictures._space_view import shown_places
+from tests.by_day import by_day, one_of_each
+from tests.unit.document.pages import Page
 
 SUFFIXES = [".svg", ".pdf", ".png", ".html"]
 FRAME = (-3.0, 3.0, -2.0, 2.0)
@@ -136,16 +139,19 @@ def circle() -> CircleCells:
     return CircleCells(CAPTION, ((0, 1), (1, 2), (0, 2)), start, stop, np.array([1.0, 3, 5]), own)
 
 
-PICTURES = {"plane": PLANE, "raster": raster(), "space": space(), "circle": circle()}
-WAYS = [
-    *(("plane", {"view": "cells", "band": 0.05, "with_caption": True, "width": 183.0}),),
-    *(("plane", {"view": "expert", "expert": 3}), ("plane", {"view": "tropical"})),
-    *(("raster", {"with_caption": True}), ("space", {}), ("circle", {"with_caption": True})),
-]
+#: Pictures by the number of experts that a token has.
+BY_TOP_K = {1: plane(9, 1), 2: PLANE}
 
-every_way = pytest.mark.parametrize(
-    ("kind", "options"), WAYS, ids=[f"{kind}-{o.get('view', 'cells')}" for kind, o in WAYS]
-)
+PICTURES = {"plane": PLANE, "raster": raster(), "space": space(), "circle": circle()}
+#: Every view of every kind of picture.
+WAYS = {
+    "cells": ("plane", {"view": "cells", "band": 0.05, "width": 183.0}),
+    "expert": ("plane", {"view": "expert", "expert": 3}),
+    "tropical": ("plane", {"view": "tropical"}),
+    "raster": ("raster", {}),
+    "space": ("space", {}),
+    "circle": ("circle", {}),
+}
 
 
 def written(picture, folder: Path, suffix: str, **options) -> bytes:
@@ -168,16 +174,42 @@ def layer(svg: bytes, name: str) -> list[ET.Element]:
     return []
 
 
-@pytest.mark.one_in(2)
-@every_way
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_equal_input_gives_equal_bytes_of_the_kind_that_the_ending_says(
-    kind, options, suffix, tmp_path
+def text_of(svg: bytes) -> str:
+    return "".join(ET.fromstring(svg).itertext())
+
+
+STARTS = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!DOCTYPE html>"}
+
+
+@pytest.mark.parametrize(
+    ("way", "suffix"),
+    by_day(
+        itertools.product(WAYS, SUFFIXES),
+        [
+            ("cells", ".svg"),
+            ("expert", ".pdf"),
+            ("tropical", ".html"),
+            ("raster", ".png"),
+            ("space", ".html"),
+            ("circle", ".svg"),
+        ],
+    ),
+)
+def test_equal_input_gives_equal_bytes_where_names_of_others_are_text(
+    way, suffix, hostile, tmp_path
 ):
-    starts = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!DOCTYPE html>"}
-    first = written(PICTURES[kind], tmp_path, suffix, **options)
-    assert first.startswith(starts[suffix])
-    assert written(PICTURES[kind], tmp_path, suffix, **options) == first
+    kind, options = WAYS[way]
+    others = dict.fromkeys(("model", "router", "subspace", "remark"), hostile)
+    caption = dataclasses.replace(CAPTION, **others)
+    picture = dataclasses.replace(PICTURES[kind], caption=caption)
+    first = written(picture, tmp_path, suffix, **options, with_caption=True)
+    assert first.startswith(STARTS[suffix])
+    assert written(picture, tmp_path, suffix, **options, with_caption=True) == first
+    if suffix == ".svg":
+        assert "<script>alert(1)</script>" in text_of(first).replace("\n", " ")
+    if suffix == ".html":
+        assert b"<script>alert(1)" not in first
+        assert b"&lt;script&gt;alert(1)" in first
 
 
 def test_settings_of_the_caller_change_nothing(tmp_path):
@@ -188,11 +220,11 @@ def test_settings_of_the_caller_change_nothing(tmp_path):
         assert written(PLANE, tmp_path, ".svg") == plain
 
 
-@pytest.mark.parametrize("ending", ["gif", "", "svg.gz"])
-def test_an_unknown_ending_is_refused_with_the_known_ones(ending, tmp_path):
-    with pytest.raises(UsageError, match="ending") as refused:
-        write_picture(PLANE, tmp_path / f"picture.{ending}")
-    assert all(suffix in refused.value.hint for suffix in SUFFIXES)
+def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path):
+    for ending in ("gif", "", "svg.gz"):
+        with pytest.raises(UsageError, match="ending") as refused:
+            write_picture(PLANE, tmp_path / f"picture.{ending}")
+        assert all(suffix in refused.value.hint for suffix in SUFFIXES)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -210,96 +242,85 @@ def test_an_unknown_ending_is_refused_with_the_known_ones(ending, tmp_path):
         ("circle", {"view": "tropical"}),
     ],
 )
-@pytest.mark.parametrize("suffix", [".svg", ".html"])
-def test_an_option_that_means_nothing_is_refused_with_a_hint(kind, options, suffix, tmp_path):
-    with pytest.raises(UsageError) as refused:
-        write_picture(PICTURES[kind], tmp_path / f"picture{suffix}", **options)
-    assert refused.value.hint
+def test_an_option_that_means_nothing_is_refused_with_a_hint(kind, options, tmp_path):
+    for suffix in (".svg", ".html"):
+        with pytest.raises(UsageError) as refused:
+            write_picture(PICTURES[kind], tmp_path / f"picture{suffix}", **options)
+        assert refused.value.hint
 
 
 @pytest.mark.parametrize("frame", [FRAME, (0.2, 0.9, -0.3, 0.4)])
-@pytest.mark.parametrize("band", [None, 1e-4])
-def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(frame, band, tmp_path):
+def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(frame, tmp_path):
     picture = plane(frame=frame)
     inside = sum(size > 0 for size in areas(picture))
     assert 1 < inside < len(picture.expert_sets) or frame == FRAME
-    svg = written(picture, tmp_path, ".svg", band=band)
-    assert len(layer(svg, "cells")) == inside
-    assert len(layer(svg, "facets")) == len(picture.facet_ends)
+    for band in (None, 1e-4):
+        svg = written(picture, tmp_path, ".svg", band=band)
+        assert len(layer(svg, "cells")) == inside
+        assert len(layer(svg, "facets")) == len(picture.facet_ends)
 
 
 def test_tokens_are_filled_exactly_where_the_cell_is_their_own(tmp_path):
-    assert PLANE.tokens is not None
     own = int(PLANE.tokens.is_own.sum())
     svg = written(PLANE, tmp_path, ".svg")
     filled, hollow = layer(svg, "tokens-own"), layer(svg, "tokens-elsewhere")
     assert (len(filled), len(hollow)) == (own, len(PLANE.tokens.place) - own)
     assert all("fill: none" not in mark.get("style", "") for mark in filled)
     assert all("fill: none" in mark.get("style", "") for mark in hollow)
-    text = "".join(ET.fromstring(svg).itertext())
-    assert f"token in its own cell ({own})" in text
-
-
-def test_many_tokens_become_one_image(tmp_path):
-    svg = written(plane(tokens=marks(4000)), tmp_path, ".svg", dpi=100)
-    assert layer(svg, "tokens-elsewhere") == []
-    assert b"<image" in svg
-    assert len(layer(svg, "cells")) > 3
+    assert f"token in its own cell ({own})" in text_of(svg)
+    # many become one image
+    many = written(plane(tokens=marks(4000)), tmp_path, ".svg", dpi=100)
+    assert layer(many, "tokens-elsewhere") == []
+    assert b"<image" in many
+    assert len(layer(many, "cells")) > 3
 
 
 def test_a_caption_names_source_shares_seed_and_version():
-    text = caption_text(PLANE)
-    assert "top 2 of 7 experts of a/model, router text/12" in text
-    assert "pca:2 of 16384 tokens (18.3 % of the variance)" in text
-    assert "3 of 16,384 tokens (0.02 %) lie in the cell they are drawn in." in text
-    assert "every one proved" in text
-    assert text.endswith("Seed 5; moegeom 0.1.0.")
-    assert "\n" not in text
+    assert caption_text(PLANE) == (
+        "Cells of the top 2 of 7 experts of a/model, router text/12, on pca:2 of 16384 tokens "
+        "(18.3 % of the variance). 7 cells and 11 facets in the frame; every one proved. "
+        "3 of 16,384 tokens (0.02 %) lie in the cell they are drawn in. Seed 5; moegeom 0.1.0."
+    )
 
 
 def test_a_caption_says_nothing_of_what_is_unknown():
     unknown = {"variance_share": None, "own_cell_share": None, "num_tokens": None, "seed": None}
     caption = dataclasses.replace(CAPTION, **unknown, is_certified=False, remark="Only a part.")
     text = caption_text(dataclasses.replace(space(), caption=caption))
-    assert "None" not in text
-    assert "Seed" not in text
-    assert "tokens)" not in text
-    assert "lie in" not in text
+    for word in ("None", "Seed", "tokens)", "lie in"):
+        assert word not in text
     assert "not all of it proved. Only a part. moegeom" in text
-
-
-def test_tokens_of_the_picture_are_counted_where_the_caption_has_no_share():
+    # tokens of the picture are counted where the caption has no share
     caption = dataclasses.replace(CAPTION, own_cell_share=None, num_tokens=None)
     text = caption_text(dataclasses.replace(circle(), caption=caption))
     assert "1 of 3 tokens (33.3 %) lies in the cell" in text
 
 
-def test_a_caption_is_drawn_only_when_asked_for(tmp_path):
+def test_a_caption_is_drawn_only_when_asked_for_and_as_it_is_or_by_number(tmp_path):
+    caption = dataclasses.replace(CAPTION, model="$x_1$ \u4e2d \U0001f600")
+    svg = written(dataclasses.replace(PLANE, caption=caption), tmp_path, ".svg")
+    assert "$x_1$ \\u4e2d" in text_of(svg)
     for suffix in (".svg", ".html"):
         assert b"Seed 5;" not in written(PLANE, tmp_path, suffix)
         assert b"Seed 5;" in written(PLANE, tmp_path, suffix, with_caption=True, width=183.0)
 
 
-def rows(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
+def read_csv(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text), engine="python")
 
 
 def test_the_numbers_of_a_plane_read_back_exactly():
-    tables = {name: rows(text) for name, text in figure_csv(PLANE).items()}
+    tables = {name: read_csv(text) for name, text in figure_csv(PLANE).items()}
     for cell, polygon in enumerate(PLANE.polygons):
-        read = [(r["x"], r["y"]) for r in tables["polygons"] if r["cell"] == str(cell)]
-        np.testing.assert_array_equal(np.array(read, np.float64).reshape(-1, 2), polygon)
-    ends = [[[r["x0"], r["y0"]], [r["x1"], r["y1"]]] for r in tables["facets"]]
-    np.testing.assert_array_equal(np.array(ends, np.float64), PLANE.facet_ends)
-    gradient = [[r["gradient_x"], r["gradient_y"]] for r in tables["cells"]]
-    np.testing.assert_array_equal(np.array(gradient, np.float64), PLANE.gradient)
-    names = tuple(tuple(map(int, r["experts"].split())) for r in tables["cells"])
-    assert names == PLANE.expert_sets
-    assert PLANE.tokens is not None
-    own = [r["is_own"] == "1" for r in tables["tokens"]]
-    np.testing.assert_array_equal(own, PLANE.tokens.is_own)
-    distance = [float(r["distance"]) for r in tables["tokens"]]
-    np.testing.assert_array_equal(distance, PLANE.tokens.distance)
+        of_cell = tables["polygons"].query(f"cell == {cell}")
+        np.testing.assert_array_equal(of_cell[["x", "y"]], polygon)
+    ends = tables["facets"][["x0", "y0", "x1", "y1"]].to_numpy()
+    np.testing.assert_array_equal(ends.reshape(-1, 2, 2), PLANE.facet_ends)
+    cells, tokens = tables["cells"], tables["tokens"]
+    np.testing.assert_array_equal(cells[["gradient_x", "gradient_y"]], PLANE.gradient)
+    assert [tuple(map(int, e.split())) for e in cells["experts"]] == [*PLANE.expert_sets]
+    np.testing.assert_array_equal(tokens["is_own"] == 1, PLANE.tokens.is_own)
+    np.testing.assert_array_equal(tokens["distance"], PLANE.tokens.distance)
 
 
 def test_the_numbers_of_pixels_arcs_and_nodes_read_back_exactly():
@@ -308,59 +329,22 @@ def test_the_numbers_of_pixels_arcs_and_nodes_read_back_exactly():
         lines = list(csv.reader(io.StringIO(tables[name])))
         np.testing.assert_array_equal(np.array(lines[1:], np.float64)[:, 1:], expected)
         assert float(lines[1][0]) == pytest.approx(-2 + 2 / 9, abs=1e-15)
-    arcs = rows(figure_csv(circle())["arcs"])
-    np.testing.assert_array_equal([float(r["stop"]) for r in arcs], circle().stop)
-    nodes = rows(figure_csv(space())["nodes"])
-    places = np.array([[r["x"], r["y"], r["z"]] for r in nodes], np.float64)
-    np.testing.assert_array_equal(places, space().place)
-    assert [r["tokens"] for r in nodes] == [str(n) for n in range(6)]
+    arcs = read_csv(figure_csv(circle())["arcs"])
+    np.testing.assert_array_equal(arcs["stop"], circle().stop)
+    nodes = read_csv(figure_csv(space())["nodes"])
+    np.testing.assert_array_equal(nodes[["x", "y", "z"]], space().place)
+    assert [*nodes["tokens"]] == [*range(6)]
 
 
-class References(HTMLParser):
-    """Whatever a page would load, and the text outside of scripts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.text: list[str] = []
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.found += [v or "" for k, v in attrs if k in ("src", "href", "srcset", "data")]
-
-    def handle_data(self, data):
-        if self.tags[-1:] != ["script"]:
-            self.text.append(data)
-
-
-@every_way
+@pytest.mark.parametrize(("kind", "options"), WAYS.values(), ids=WAYS)
 def test_a_page_loads_nothing_and_forbids_to(kind, options, tmp_path):
     page = written(PICTURES[kind], tmp_path, ".html", **options).decode()
-    read = References()
-    read.feed(page)
-    assert read.found == []
-    assert "http" not in "".join(read.text)
+    assert Page(page).addresses == []
+    assert "http" not in Page(page).text
     assert "default-src &#x27;none&#x27;" in page
     own = [s for s in re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL) if len(s) < 10**6]
     assert len(own) >= 2
     assert all("http" not in script for script in own)
-
-
-@pytest.mark.one_in(2)
-@every_way
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_names_of_others_are_text_and_nothing_else(kind, options, suffix, hostile, tmp_path):
-    written_in = {"model": hostile, "router": hostile, "subspace": hostile, "remark": hostile}
-    caption = dataclasses.replace(CAPTION, **written_in)
-    picture = dataclasses.replace(PICTURES[kind], caption=caption)
-    content = written(picture, tmp_path, suffix, **{**options, "with_caption": True})
-    if suffix == ".svg":
-        text = "".join(ET.fromstring(content).itertext())
-        assert "<script>alert(1)</script>" in text.replace("\n", " ")
-    if suffix == ".html":
-        assert b"<script>alert(1)" not in content
-        assert b"&lt;script&gt;alert(1)" in content
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html"])
@@ -376,43 +360,23 @@ def test_a_name_of_a_million_letters_leaves_a_page(suffix, tmp_path):
         assert 200 < float(height.removesuffix("pt")) < 800
 
 
-def test_dollars_and_foreign_letters_are_drawn_as_they_are_or_by_number(tmp_path):
-    caption = dataclasses.replace(CAPTION, model="$x_1$ \u4e2d \U0001f600")
-    svg = written(dataclasses.replace(PLANE, caption=caption), tmp_path, ".svg")
-    text = "".join(ET.fromstring(svg).itertext())
-    assert "$x_1$ \\u4e2d" in text
-
-
-# ---------------------------------------------------------------------------------------- colours
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", by_day(range(5), range(2)))
 def test_cells_side_by_side_have_different_colours(seed):
     picture = plane(12, 3, seed=seed)
     colours = cell_colours(picture.expert_sets, picture.facet_cells)
     pairs = colours[picture.facet_cells]
     assert len(pairs) > 20
     assert (pairs[:, 0] != pairs[:, 1]).all()
-
-
-def test_colours_come_from_the_expert_sets_and_not_from_their_numbers():
-    picture = plane(12, 3)
+    # they come from the expert sets and not from their numbers
     order = np.random.default_rng(3).permutation(len(picture.expert_sets))
     moved = tuple(picture.expert_sets[cell] for cell in order)
-    colours = cell_colours(picture.expert_sets, picture.facet_cells)
     renumbered = cell_colours(moved, np.argsort(order)[picture.facet_cells[::-1]])
     np.testing.assert_array_equal(renumbered, colours[order])
 
 
-# --------------------------------------------------------------------------------------- geometry
-
-
-def test_cells_fill_the_frame():
+def test_cells_fill_the_frame_and_a_region_is_convex_for_top_1_and_has_their_share():
     np.testing.assert_allclose(areas(PLANE).sum(), 24.0, rtol=1e-12)
-
-
-def test_the_region_of_an_expert_is_convex_for_top_1_and_its_share_is_that_of_its_cells():
-    picture = plane(9, 1)
+    picture = BY_TOP_K[1]
     served = [e for e in range(9) if region_of(picture, e).share > 0]
     assert len(served) > 3
     assert all(region_of(picture, expert).is_convex for expert in served)
@@ -443,18 +407,20 @@ def test_the_convexity_of_a_region_is_that_of_sampled_segments():
     assert {True, False} <= verdicts
 
 
+@pytest.mark.parametrize(
+    ("top_k", "expert"),
+    one_of_each(
+        itertools.product(BY_TOP_K, range(7)),
+        lambda case: region_of(BY_TOP_K[case[0]], case[1]).is_convex,
+    ),
+)
 @pytest.mark.parametrize("suffix", [".svg", ".html"])
-def test_the_title_says_whether_the_region_is_convex(suffix, tmp_path):
-    for expert in range(7):
-        region = region_of(PLANE, expert)
-        said = {
-            None: "serves in no cell",
-            True: "a convex region",
-            False: "not a convex region",
-        }[region.is_convex]
-        content = written(PLANE, tmp_path, suffix, view="expert", expert=expert).decode()
-        assert said in re.sub(r"<[^>]*>|\s+", " ", content)
-        assert ("not a convex" in content) == (region.is_convex is False)
+def test_the_title_says_whether_the_region_is_convex(top_k, expert, suffix, tmp_path):
+    titles = {None: "serves in no cell", True: "a convex region", False: "not a convex region"}
+    is_convex = region_of(BY_TOP_K[top_k], expert).is_convex
+    content = written(BY_TOP_K[top_k], tmp_path, suffix, view="expert", expert=expert).decode()
+    assert titles[is_convex] in re.sub(r"<[^>]*>|\s+", " ", content)
+    assert ("not a convex" in content) == (is_convex is False)
 
 
 def test_what_is_left_of_a_cell_is_away_from_its_facets_and_reaches_the_edge_of_the_frame():
@@ -475,10 +441,9 @@ def test_what_is_left_of_a_cell_is_away_from_its_facets_and_reaches_the_edge_of_
 
 
 def is_inside(polygon, point) -> bool:
-    if len(polygon) < 3:
-        return False
     along, to = np.roll(polygon, -1, axis=0) - polygon, point - polygon
-    return bool((along[:, 0] * to[:, 1] - along[:, 1] * to[:, 0] >= -1e-12).all())
+    is_left = along[:, 0] * to[:, 1] - along[:, 1] * to[:, 0] >= -1e-12
+    return len(polygon) >= 3 and bool(is_left.all())
 
 
 def test_the_hull_is_that_of_qhull():
@@ -541,7 +506,7 @@ def test_runs_of_pixels_are_those_that_are_marked():
 def test_undecided_pixels_are_hatched_and_counted(tmp_path):
     svg = written(raster(), tmp_path, ".svg")
     assert len(layer(svg, "open")) == 2
-    assert "not decided (4 pixels)" in "".join(ET.fromstring(svg).itertext())
+    assert "not decided (4 pixels)" in text_of(svg)
     assert b"not decided (4 pixels)" in written(raster(), tmp_path, ".html")
 
 
@@ -561,16 +526,22 @@ def test_a_far_cell_is_drawn_nearer_on_its_ray_and_the_title_says_so(tmp_path):
     assert b"far cells drawn nearer" not in written(plain, tmp_path, ".html")
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "suffix", by_day(SUFFIXES, {"drawn by matplotlib": ".svg", "page": ".html"})
+)
 def test_a_picture_of_nothing_is_a_picture(suffix, tmp_path):
     no_tokens = TokenMarks(np.zeros((0, 2)), np.zeros(0, bool))
     outside = plane(3, 1, frame=(50.0, 51.0, 50.0, 51.0))
-    for picture, views in (
-        (dataclasses.replace(outside, tokens=no_tokens), ("cells", "tropical", "expert")),
-        (SpaceCells(CAPTION, np.zeros((1, 3)), ((0, 1),), np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)), ("cells",)),
-        (CircleCells(CAPTION, ((0, 1),), np.array([0.0]), np.array([2 * np.pi])), ("cells",)),
-        (RasterCells(CAPTION, FRAME, np.full((2, 2), -1, np.int32), np.full((2, 2), 2, np.uint8), ()), ("cells",)),
-    ):  # fmt: skip
-        for view in views:
-            expert = 0 if view == "expert" else None
-            assert written(picture, tmp_path, suffix, view=view, expert=expert)
+    nothing, no_number = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    one, whole = ((0, 1),), (np.array([0.0]), np.array([2 * np.pi]))
+    undecided = np.full((2, 2), -1, np.int32), np.full((2, 2), 2, np.uint8)
+    plane_of_nothing = dataclasses.replace(outside, tokens=no_tokens)
+    assert written(plane_of_nothing, tmp_path, suffix, view="expert", expert=0)
+    for picture in (
+        plane_of_nothing,
+        SpaceCells(CAPTION, np.zeros((1, 3)), one, nothing, no_number, no_number),
+        CircleCells(CAPTION, one, *whole),
+        RasterCells(CAPTION, FRAME, *undecided, ()),
+    ):
+        assert written(picture, tmp_path, suffix, view="cells")
+    assert written(plane_of_nothing, tmp_path, suffix, view="tropical")

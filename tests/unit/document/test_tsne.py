@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,19 +12,16 @@ from sklearn.manifold import trustworthiness
 from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
-import moegeom as mg
 from moegeom.core.errors import UsageError
 from moegeom.document.drawing import figures_of
 from moegeom.document.figures.tsne import embedding, neighbours_kept, points_of
 from moegeom.document.renderers.html import comma_separated
-
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
+from tests.unit.document.records import scanned_sample
 
 
 @pytest.fixture(scope="module")
 def scanned():
-    return mg.scan(SAMPLE / "step_1500", tokens=SAMPLE / "rec/step_1500", layers=1)
+    return scanned_sample()
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +51,12 @@ def test_the_map_is_the_same_in_any_units_and_on_any_number_of_threads(clusters)
 def test_the_share_of_neighbours_kept_is_that_of_two_searches(clusters):
     points, _ = clusters
     places = points[:, :2]
+    search = NearestNeighbors(n_neighbors=10)
     before, after = (
-        NearestNeighbors(n_neighbors=10).fit(each).kneighbors(return_distance=False)
-        for each in (points, places)
+        search.fit(each).kneighbors(return_distance=False) for each in (points, places)
     )
-    kept = np.mean([len({*a} & {*b}) / 10 for a, b in zip(before, after, strict=True)])
-    assert neighbours_kept(points, places) == pytest.approx(kept)
+    share = np.mean([len({*a} & {*b}) / 10 for a, b in zip(before, after, strict=True)])
+    assert neighbours_kept(points, places) == pytest.approx(share)
     assert neighbours_kept(places, places) == 1.0
 
 
@@ -70,13 +66,10 @@ def test_points_of_cosines_lie_as_far_apart_as_unit_rows_do():
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     cosine = rows @ rows.T
     np.fill_diagonal(cosine, np.nan)
-    found = points_of(cosine)
-    np.testing.assert_allclose(
-        np.linalg.norm(found[:, None] - found[None], axis=2),
-        np.linalg.norm(rows[:, None] - rows[None], axis=2),
-        atol=1e-7,
-    )
-    assert (np.diff((found**2).sum(axis=0)) < 1e-12).all()  # in the order of their spread
+    points = points_of(cosine)
+    apart = [np.linalg.norm(each[:, None] - each[None], axis=2) for each in (points, rows)]
+    np.testing.assert_allclose(*apart, atol=1e-7)
+    assert (np.diff((points**2).sum(axis=0)) < 1e-12).all()  # in the order of their spread
 
 
 def test_too_few_points_and_equal_points_have_no_map():
@@ -85,25 +78,31 @@ def test_too_few_points_and_equal_points_have_no_map():
     assert embedding(np.arange(30.0)[:, None]) is None
 
 
-def test_what_is_drawn_are_the_tokens_and_experts_of_the_results(scanned):
+def rows_of(table, router: str) -> list[dict]:
+    return [row for row in table.to_pylist() if row["router"] == router]
+
+
+def test_what_is_drawn_are_the_tokens_and_experts_of_a_router(scanned):
     (drawn,) = figures_of(scanned.value, ["tsne"])
     rows = list(csv.DictReader(io.StringIO(comma_separated(drawn))))
-    sample = scanned.table("sample").to_pylist()
+    router = rows[0]["router"]
+    sample = rows_of(scanned.table("sample"), router)
     tokens = [(str(r["expert"]), str(r["domain_number"])) for r in sample if not r["is_expert"]]
     assert [(r["expert"], r["domain_number"]) for r in rows if r["kind"] == "token"] == tokens
     assert [r["expert"] for r in rows if r["kind"] == "row"] == [str(e) for e in range(16)]
-    layer = scanned.layers().to_pylist()[0]
+    (layer,) = rows_of(scanned.layers(), router)
     for figure in ("near_same_choice", "near_same_choice_chance", "widest_share"):
         assert f"{100 * layer[figure]:.3g} %" in drawn.alt, figure
 
 
 def test_the_widest_directions_begin_with_the_plane_and_hold_their_share(scanned):
-    tokens = [row for row in scanned.table("sample").to_pylist() if not row["is_expert"]]
+    layer = scanned.layers().to_pylist()[0]
+    sample = rows_of(scanned.table("sample"), layer["router"])
+    tokens = [row for row in sample if not row["is_expert"]]
     widest = np.array([row["widest"] for row in tokens])
     plane = np.array([(row["x"], row["y"]) for row in tokens])
     assert widest.shape == (len(tokens), 30)
     np.testing.assert_allclose(widest[:, :2], plane, rtol=1e-6)
-    layer = scanned.layers().to_pylist()[0]
     share = layer["plane_share"] * (widest**2).sum() / (plane**2).sum()
     assert layer["widest_share"] == pytest.approx(share, rel=1e-5)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import html.parser
+import itertools
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+import xmlschema
+from hypothesis import example, given
 from hypothesis import strategies as st
+from junitparser import Error, Failure, JUnitXml, Skipped
 from markdown_it import MarkdownIt
 
 from moegeom.core.finding import STATES, Finding, Outcome, Verdict
@@ -19,9 +22,8 @@ from moegeom.document.untrusted import printable
 from moegeom.document.verdict_text import places, verdict_sentence
 from moegeom.studies.check.document import document
 from moegeom.studies.check.record import Gate
-
-NAMES = ("failed", "warned", "strict")
-WIDTHS = (76, 80, 100, 120)
+from tests.unit.document.conftest import HOSTILE
+from tests.unit.document.pages import Page
 
 #: Anything, and often what one of the formats gives a meaning to.
 _MEANINGFUL = (
@@ -39,50 +41,39 @@ def rendered(name, verdict, run, **view) -> str:
     return render(document(Gate(verdict, run), shown), name, shown)
 
 
-# ----------------------------------------------------------------------------------- in all reports
+UNREADABLE = Finding("error", "MGI106", (), "model: scale of another kind.")
 
 
-@pytest.mark.parametrize("name", RENDERERS.names())
-def test_every_report_ends_with_one_newline_and_a_file_can_hold_it(name, of_others, hostile):
-    text = rendered(name, *of_others(hostile))
-    assert text.encode("utf-8").endswith(b"\n")
-    assert not text.endswith("\n\n")
-
-
-@pytest.mark.parametrize("name", sorted(set(RENDERERS.names()) - {"json"}))
-def test_no_report_passes_control_characters_on(name, of_others, hostile):
-    text = rendered(name, *of_others(hostile))
-    assert [c for c in text if not c.isprintable() and c != "\n"] == []
-
-
-@pytest.mark.parametrize("name", RENDERERS.names())
-def test_every_report_names_what_nobody_looked_at(name, warned, run):
-    text = rendered(name, warned, run)
-    assert ("expert weights" in text) == (name != "github")
-
-
-@pytest.mark.parametrize("name", RENDERERS.names())
-def test_routers_that_cannot_be_read_are_reported(name, refused_run):
-    finding = Finding("error", "MGI106", (), "model: scale of another kind.")
-    outcome = Outcome("MGI106", "the storage is not known", "error", "failed", "", (finding,))
-    assert "scale of another kind" in rendered(name, Verdict((outcome,)), refused_run)
+def test_every_report_is_whole_and_names_what_nobody_looked_at(
+    of_others, hostile, warned, run, refused_run
+):
+    unread = Verdict((Outcome("MGI106", "storage", "error", "failed", "", (UNREADABLE,)),))
+    for name in RENDERERS.names():
+        text = rendered(name, *of_others(hostile))
+        assert text.encode("utf-8").endswith(b"\n"), name
+        assert not text.endswith("\n\n"), name
+        assert ("expert weights" in rendered(name, warned, run)) == (name != "github"), name
+        assert "scale of another kind" in rendered(name, unread, refused_run), name
 
 
 @pytest.mark.parametrize("name", ["table", "md"])
 def test_a_refusal_is_told_once_and_also_when_its_check_was_not_selected(name, refused_run):
-    finding = Finding("error", "MGI106", (), "model: scale of another kind.")
-    told = Verdict((Outcome("MGI106", "storage", "error", "failed", "", (finding,)),))
-    for verdict, where in ((told, "MGI106 says why"), (Verdict(()), "none could be read. model:")):
+    selected = Verdict((Outcome("MGI106", "storage", "error", "failed", "", (UNREADABLE,)),))
+    for verdict, where in (
+        (selected, "MGI106 says why"),
+        (Verdict(()), "none could be read. model:"),
+    ):
         text = rendered(name, verdict, refused_run)
         assert where in text
         assert text.count("scale of another kind") == 1
 
 
-def test_the_sentence_counts_every_check_once(failed):
+def test_the_sentence_counts_every_check_once_and_says_when_warnings_fail(failed, strict):
     assert verdict_sentence(failed) == (
         "FAILED: 1 error, 1 warning, 1 note; 2 checks passed, 1 inconclusive, 1 needs tokens, "
         "1 needs a baseline, 1 does not apply, 1 ignored."
     )
+    assert verdict_sentence(strict).endswith(" Warnings fail.")
 
 
 def test_what_lacks_in_a_baseline_that_was_given_is_counted_as_that():
@@ -96,25 +87,15 @@ def test_what_lacks_in_a_baseline_that_was_given_is_counted_as_that():
     assert "1 needs a baseline made with tokens." in verdict_sentence(Verdict((lacking[0],)))
 
 
-def test_the_sentence_says_when_warnings_fail(strict):
-    assert verdict_sentence(strict).endswith(" Warnings fail.")
-
-
-@pytest.mark.parametrize(
-    ("routers", "text"),
-    [
-        ((), "checkpoint"),
-        (("text/31",), "layer 31"),
-        (("text/5", "text/3", "text/4", "text/9"), "layers 3-5,9"),
-        (tuple(f"text/{n}" for n in range(3, 61)), "layers 3-60"),
-        (tuple(f"text/{n}" for n in range(4, 61, 2)), "layers 4,6,8,10,12,14,16,18 and 21 more"),
-    ],
-)
-def test_layers_of_one_stack_are_ranges(run, routers, text):
-    assert places(routers, run) == text
-
-
-def test_routers_of_several_stacks_keep_their_names(run):
+def test_layers_of_one_stack_are_ranges_and_routers_of_several_keep_their_names(run):
+    for layers, text in {
+        (): "checkpoint",
+        (31,): "layer 31",
+        (5, 3, 4, 9): "layers 3-5,9",
+        (*range(3, 61),): "layers 3-60",
+        (*range(4, 61, 2),): "layers 4,6,8,10,12,14,16,18 and 21 more",
+    }.items():
+        assert places([f"text/{layer}" for layer in layers], run) == text
     several = {**run, "routers": [*run["routers"], {"name": "mtp/61"}]}
     assert places(("text/3", "mtp/61"), several) == "text/3, mtp/61"
     assert places(("text/3",), several) == "text/3"
@@ -133,22 +114,16 @@ def test_printable_text_is_left_alone_and_other_text_is_written_out():
     )
 
 
-# ------------------------------------------------------------------------------------------ table
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", NAMES)
-def test_only_commands_are_longer_than_the_screen(request, run, name, width):
-    text = rendered("table", request.getfixturevalue(name), run, width=width)
-    long = [line for line in text.splitlines() if len(line) > width]
-    assert [line for line in long if not line.startswith("   next: moegeom")] == []
-    assert [line for line in text.splitlines() if line != line.rstrip()] == []
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_exit_code_stands_at_the_right_end(failed, run, width):
-    (line,) = re.findall(r"^.*exit 1$", rendered("table", failed, run, width=width), re.MULTILINE)
-    assert len(line) == width
+def test_only_commands_are_longer_than_the_screen_and_the_exit_code_stands_at_its_end(
+    failed, warned, strict, run
+):
+    for verdict, width in itertools.product((failed, warned, strict), (76, 80, 100, 120)):
+        lines = rendered("table", verdict, run, width=width).splitlines()
+        long = [line for line in lines if len(line) > width]
+        assert [line for line in long if not line.startswith("   next: moegeom")] == []
+        assert [line for line in lines if line != line.rstrip()] == []
+        (end,) = (line for line in lines if line.endswith(f"exit {verdict.exit_code}"))
+        assert len(end) == width
 
 
 def test_the_screen_is_the_one_to_aim_at(warned, run):
@@ -180,44 +155,34 @@ def test_the_screen_is_the_one_to_aim_at(warned, run):
 
 
 def test_findings_come_worst_first_and_inconclusive_checks_after_them(failed, run):
-    screen = rendered("table", failed, run)
-    found = re.findall(r"^(ERROR|WARN|NOTE|INCONCLUSIVE|ignored) +MG", screen, re.MULTILINE)
-    assert found == ["ERROR", "WARN", "NOTE", "INCONCLUSIVE", "ignored"]
-    assert "INCONCLUSIVE MGN401  not known whether" in screen
-
-
-def test_a_command_is_one_line_however_long(failed, run):
-    (finding, *_) = failed.findings
     screen = rendered("table", failed, run, width=80)
+    levels = re.findall(r"^(ERROR|WARN|NOTE|INCONCLUSIVE|ignored) +MG", screen, re.MULTILINE)
+    assert levels == ["ERROR", "WARN", "NOTE", "INCONCLUSIVE", "ignored"]
+    assert "INCONCLUSIVE MGN401  not known whether" in screen
+    (finding, *_) = failed.findings  # its command is one line, however long
     assert f"   next: {finding.next_command}" in screen.splitlines()
 
 
-def test_with_tokens_the_rule_is_verified_and_nothing_is_asked_for(warned, run_on_tokens):
-    screen = rendered("table", warned, run_on_tokens, width=120)
-    assert "rule     verified: 99.9 % of the first recorded choices follow" in screen
-    assert "tokens   4,096 in 64 documents" in screen
-    assert "docs/recordings.md" not in screen
+def test_tokens_verify_the_rule_by_their_choices_alone(warned, run_on_tokens):
+    def screen(**facts):
+        trust = run_on_tokens["trust"] | facts
+        return rendered("table", warned, {**run_on_tokens, "trust": trust}, width=120)
+
+    assert "rule     verified: 99.9 % of the first recorded choices follow" in screen()
+    assert "tokens   4,096 in 64 documents" in screen()
+    assert "docs/recordings.md" not in screen()
+    failed_a_test = screen(overridden=["rec: recorded from another checkpoint."])
+    assert "rule     NOT verified: 99.9 %" in failed_a_test
+    assert "1 failed test allowed: rec: recorded from another checkpoint." in failed_a_test
+    no_choices = screen(share_reproduced=None)
+    assert "rule     assumed from config (no recorded choices)." in no_choices
 
 
-def test_tokens_that_failed_a_test_verify_nothing(warned, run_on_tokens):
-    trust = {**run_on_tokens["trust"], "overridden": ["rec: recorded from another checkpoint."]}
-    screen = rendered("table", warned, {**run_on_tokens, "trust": trust}, width=120)
-    assert "rule     NOT verified: 99.9 %" in screen
-    assert "1 failed test allowed: rec: recorded from another checkpoint." in screen
-
-
-def test_tokens_without_recorded_choices_leave_the_rule_assumed(warned, run_on_tokens):
-    trust = {**run_on_tokens["trust"], "share_reproduced": None}
-    screen = rendered("table", warned, {**run_on_tokens, "trust": trust})
-    assert "rule     assumed from config (no recorded choices)." in screen
-
-
-def test_colour_codes_appear_only_when_asked_for(failed, run):
+def test_colours_appear_only_when_asked_for_and_a_gate_that_judged_nothing_is_not_green(
+    failed, run
+):
     assert "\x1b[" not in rendered("table", failed, run)
-    assert "\x1b[" in rendered("table", failed, run, colours=True)
 
-
-def test_a_gate_that_judged_nothing_is_not_green(run):
     def colour_of_the_verdict(*outcomes):
         screen = rendered("table", Verdict(outcomes), run, colours=True)
         return re.findall(r"\x1b\[([0-9;]*)mVERDICT", screen)
@@ -225,9 +190,6 @@ def test_a_gate_that_judged_nothing_is_not_green(run):
     passed = Outcome("MGI101", "finite", "error", "passed")
     assert colour_of_the_verdict(passed) == ["1;32"]
     assert colour_of_the_verdict() == ["33"]
-
-
-# -------------------------------------------------------------------------------------------- json
 
 
 def test_json_is_strict_and_holds_every_check(failed, run):
@@ -249,33 +211,10 @@ def test_json_gives_the_text_of_others_back_unchanged(of_others, hostile):
     assert document["outcomes"][0]["findings"][0]["title"] == hostile
 
 
-# ---------------------------------------------------------------------------------------------- md
-
-
-class Page(html.parser.HTMLParser):
-    """Names of all tags, and the text of the cells of each row."""
-
-    def __init__(self):
-        super().__init__()
-        self.tags, self.rows = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_data(self, data):
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data
-
-
 def page(verdict, run) -> Page:
     """What a Markdown renderer makes of it."""
-    read = Page()
-    read.feed(MarkdownIt("commonmark").enable("table").render(rendered("md", verdict, run)))
-    return read
+    text = rendered("md", verdict, run)
+    return Page(MarkdownIt("commonmark").enable("table").render(text))
 
 
 def test_markdown_folds_a_table_of_all_checks_away(failed, run):
@@ -288,15 +227,13 @@ def test_markdown_folds_a_table_of_all_checks_away(failed, run):
 
 
 def test_markdown_says_the_verdict_first(failed, strict, warned, run):
-    firsts = [rendered("md", v, run).splitlines()[2] for v in (failed, strict, warned)]
-    words = ["FAILED", "FAILED", "PASSED"]
-    assert [line.split(":")[0] for line in firsts] == [f"- **VERDICT** {w}" for w in words]
-    assert [line[-8:] for line in firsts] == [f"(exit {code})" for code in (1, 1, 0)]
-
-
-def test_an_inconclusive_gate_does_not_read_as_passed(failed, run):
     undecided = Verdict(failed.in_state("inconclusive"))
-    assert rendered("md", undecided, run).splitlines()[2].startswith("- **VERDICT** INCONCLUSIVE: ")
+    words = {"FAILED": (failed, strict), "PASSED": (warned,), "INCONCLUSIVE": (undecided,)}
+    for word, verdicts in words.items():
+        for verdict in verdicts:
+            line = rendered("md", verdict, run).splitlines()[2]
+            assert line.startswith(f"- **VERDICT** {word}: ")
+            assert line.endswith(f"(exit {verdict.exit_code})")
 
 
 @pytest.fixture(scope="module")
@@ -304,29 +241,16 @@ def tame(of_others) -> list[str]:
     return page(*of_others("tame")).tags
 
 
-def assert_it_is_only_text(made, text, tame):
-    read = page(*made)
-    assert read.tags == tame
-    code, title, state = read.rows[2]
-    told = (title.split(), state.split())
-    assert (code.strip(), *told) == (
-        "MGI106",
-        printable(text).split(),
-        ["inconclusive:", *printable(text).split()],
-    )
-
-
-def test_names_of_others_bring_no_markup_into_a_page(of_others, hostile, tame):
-    assert_it_is_only_text(of_others(hostile), hostile, tame)
-
-
 @given(ANY_TEXT)
+@example(HOSTILE)
 def test_any_text_leaves_the_page_as_it_is(of_others, tame, text):
     # an empty name is no markup either, but it changes what is there
-    assert_it_is_only_text(of_others(f"x{text}x"), f"x{text}x", tame)
-
-
-# ------------------------------------------------------------------------------------------ github
+    text = f"x{text}x"
+    read = page(*of_others(text))
+    assert read.tags == tame
+    code, title, state = (cell.split() for cell in read.rows[2])
+    words = printable(text).split()
+    assert (code, title, state) == (["MGI106"], words, ["inconclusive:", *words])
 
 
 def commands(text: str) -> list[tuple[str, str, str]]:
@@ -347,47 +271,33 @@ def decoded(text: str) -> str:
     return re.sub("%(3A|2C|0D|0A|25)", lambda match: codes[match[0]], text)
 
 
+def levels_of(verdict, run) -> list[str]:
+    return [level for level, *_ in commands(rendered("github", verdict, run))]
+
+
 def test_each_finding_is_an_annotation_and_the_verdict_comes_last(failed, run):
-    levels = [(level, title) for level, title, _ in commands(rendered("github", failed, run))]
-    assert levels == [
+    annotations = commands(rendered("github", failed, run))
+    assert [(level, title) for level, title, _ in annotations] == [
         ("error", "MGI104 layer 44"),
         ("warning", "MGN112 layers 3-60"),
         ("notice", "MGN115 layers 3,5"),
         ("warning", "MGN401 inconclusive"),
         ("notice", "moegeom model@rev"),
     ]
+    assert annotations[-1][2] == f"{verdict_sentence(failed)} exit 1"
 
 
-def test_a_finding_is_an_error_exactly_when_it_fails_the_gate(warned, strict, run):
-    def levels(verdict):
-        return [level for level, *_ in commands(rendered("github", verdict, run))]
-
-    assert levels(warned) == ["warning", "notice", "notice"]
-    assert levels(strict) == ["error", "notice", "notice"]
-
-
-def test_an_error_that_a_profile_took_down_is_a_warning(run):
-    finding = Finding("error", "MGI104", ("text/44",), "the same row.")
-    verdict = Verdict((Outcome("MGI104", "duplicates", "warning", "failed", "", (finding,)),))
-    assert verdict.exit_code == 0
-    assert [level for level, *_ in commands(rendered("github", verdict, run))] == [
-        "warning",
-        "notice",
-    ]
-
-
-def test_a_lesser_finding_of_a_failing_check_is_no_error(failed, run):
-    (duplicate, warning, note) = failed.findings
-    mixed = Outcome("MGI104", "duplicates", "error", "failed", "", (duplicate, warning, note))
-    found = [replace(finding, code="MGI104") for finding in mixed.findings]
-    verdict = Verdict((replace(mixed, findings=tuple(found)),))
-    levels = [level for level, *_ in commands(rendered("github", verdict, run))]
-    assert levels == ["error", "warning", "notice", "notice"]
-
-
-def test_the_last_notice_holds_the_sentence_and_the_exit_code(failed, run):
-    *_, (_, _, message) = commands(rendered("github", failed, run))
-    assert message == f"{verdict_sentence(failed)} exit 1"
+def test_a_finding_is_an_error_exactly_when_it_fails_the_gate(failed, warned, strict, run):
+    assert levels_of(warned, run) == ["warning", "notice", "notice"]
+    assert levels_of(strict, run) == ["error", "notice", "notice"]
+    # a profile took the error down to a warning
+    lesser = replace(failed.outcomes[4], severity="warning")
+    assert Verdict((lesser,)).exit_code == 0
+    assert levels_of(Verdict((lesser,)), run) == ["warning", "notice"]
+    # lesser findings of a check that fails
+    mixed = tuple(replace(finding, code="MGI104") for finding in failed.findings)
+    verdict = Verdict((replace(failed.outcomes[4], findings=mixed),))
+    assert levels_of(verdict, run) == ["error", "warning", "notice", "notice"]
 
 
 def test_percent_and_line_ends_are_what_the_runner_decodes(of_others, hostile):
@@ -402,5 +312,106 @@ def test_percent_and_line_ends_are_what_the_runner_decodes(of_others, hostile):
 
 @given(ANY_TEXT)
 def test_any_text_makes_as_many_commands_as_there_are_things_to_say(of_others, text):
-    levels = [level for level, *_ in commands(rendered("github", *of_others(text)))]
-    assert levels == ["error", "error", "notice", "warning", "notice"]
+    assert levels_of(*of_others(text)) == ["error", "error", "notice", "warning", "notice"]
+
+
+SCHEMA = xmlschema.XMLSchema(Path(__file__).parents[2] / "data/junit.xsd")
+
+
+def junit(verdict, run) -> str:
+    text = rendered("junit", verdict, run)
+    SCHEMA.validate(text)
+    return text
+
+
+def cases_of(verdict, run):
+    """What junitparser makes of it: test cases by code."""
+    xml = JUnitXml.fromstring(junit(verdict, run).encode("utf-8"))
+    return {case.name.split()[0]: case for suite in xml for case in suite}
+
+
+def test_a_third_party_counts_what_the_verdict_counts_and_the_suites_state(
+    failed, warned, strict, run
+):
+    def stated(part):
+        return part.tests, part.failures, part.errors, part.skipped
+
+    def counted(part):
+        part.update_statistics()
+        return stated(part)
+
+    skipped = ("needs tokens", "needs a baseline", "does not apply", "ignored")
+    for verdict in (failed, warned, strict):
+        cases = cases_of(verdict, run)
+        kinds = [type(result) for case in cases.values() for result in case.result]
+        assert len(cases) == len(verdict.outcomes)
+        assert kinds.count(Failure) == sum(map(verdict.fails, verdict.outcomes))
+        assert kinds.count(Error) == len(verdict.in_state("inconclusive"))
+        assert kinds.count(Skipped) == sum(len(verdict.in_state(state)) for state in skipped)
+        xml = JUnitXml.fromstring(junit(verdict, run).encode("utf-8"))
+        assert [stated(part) for part in (xml, *xml)] == [counted(part) for part in (xml, *xml)]
+
+
+def test_each_area_of_codes_is_a_suite_and_others_are_still_reported(failed, run, refused_run):
+    new = Outcome("MGX1", "of a later version", "error", "passed")
+    cases = cases_of(Verdict((*failed.outcomes, new)), run)
+    assert {code[:3]: case.classname for code, case in cases.items()} == {
+        "MGI": "moegeom.integrity",
+        "MGN": "moegeom.numerics",
+        "MGG": "moegeom.geometry",
+        "MGB": "moegeom.balance",
+        "MGP": "moegeom.profile",
+        "MGX": "moegeom.other",
+    }
+    assert cases["MGI104"].name == "MGI104 two experts share a router row"
+    assert len(cases_of(failed, refused_run)) == len(failed.outcomes)  # read or not
+
+
+def test_each_state_of_a_check_is_told_in_its_own_way(failed, run):
+    cases = cases_of(failed, run)
+    results = {
+        code: (type(case.result[0]), case.result[0].type, case.result[0].message)
+        for code, case in cases.items()
+        if case.result
+    }
+    assert results == {
+        "MGI104": (Failure, "error", "layer 44: experts 12 and 97 are the same row."),
+        "MGN401": (Error, "inconclusive", "inconclusive: other version"),
+        "MGB203": (Skipped, None, "needs tokens: none"),
+        "MGI121": (Skipped, None, "needs a baseline: no baseline"),
+        "MGP901": (Skipped, None, "does not apply: the profile has none"),
+        "MGG203": (Skipped, None, "ignored: known since step 900"),
+    }
+    text = cases["MGI104"].result[0].text
+    assert "Bit-identical" in text
+    assert "next: moegeom routers" in text
+    assert "layer 9: rows far from the median length." in cases["MGG203"].system_out
+
+
+def test_a_warning_passes_with_its_text_until_warnings_fail(warned, strict, run):
+    passing = cases_of(warned, run)["MGN112"]
+    assert passing.is_passed
+    assert "layers 3-60: the selection bias does not survive" in passing.system_out
+    (failure,) = cases_of(strict, run)["MGN112"].result
+    assert (type(failure), failure.type) == (Failure, "warning")
+
+
+def test_several_findings_make_one_failure(run, of_others):
+    verdict, _ = of_others("x")
+    (failure,) = cases_of(verdict, run)["MGI105"].result
+    assert failure.message == "layer 1: x (and 1 more)"
+    assert failure.text.count("layer 1: x") == 2
+
+
+def test_text_that_xml_forbids_does_not_break_the_document(of_others, hostile):
+    text = junit(*of_others(hostile))
+    assert "<script" not in text
+    assert "\\x1b[31m" in text
+    (failure,) = cases_of(*of_others(hostile))["MGI105"].result
+    assert "]]>" in failure.text
+    assert "<script>alert(1)</script>" in failure.text
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=40))
+def test_any_text_makes_a_valid_document_that_a_file_can_hold(of_others, text):
+    junit(*of_others(text)).encode("utf-8")

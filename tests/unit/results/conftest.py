@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from moegeom import pipeline
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from moegeom.tokens.recording.writer import RecordingWriter
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=2, duplicate=(1,))
-TOKENS = 3 * TILE + 50
+TOKENS = 2 * TILE + 50
 ROUTERS = ("text/0", "text/1")
 
 
@@ -66,10 +67,32 @@ class Disk:
 
     @staticmethod
     def tables(out: Path) -> dict[str, list[dict]]:
-        found = {p.stem: pq.read_table(p).to_pylist() for p in sorted(out.glob("*.parquet"))}
-        for finding in found["findings"]:  # names the recording, which tests may cut otherwise
+        tables = {p.stem: pq.read_table(p).to_pylist() for p in sorted(out.glob("*.parquet"))}
+        for finding in tables["findings"]:  # names the recording, which tests may cut otherwise
             finding.pop("next_command")
-        return found
+        return tables
+
+    def assert_undisturbed(self, out: Path) -> None:
+        np.testing.assert_equal(self.tables(out), self.tables(self.undisturbed))
+
+
+class Killed(BaseException):
+    """Stands for the end of the process at this place."""
+
+
+def killed(request: ScanRequest) -> Path:
+    """Where a run was to write that ended after its first router."""
+    measure = pipeline.measure
+
+    def stop(routers, *rest):
+        if routers[0].name == "text/1":
+            raise Killed
+        return measure(routers, *rest)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(pipeline, "measure", stop)
+        scan(request)
+    return request.out
 
 
 @pytest.fixture(scope="session")

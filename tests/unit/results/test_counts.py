@@ -11,23 +11,22 @@ import torch
 import moegeom as mg
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.results.counts import write_counts
-
-SAMPLE = "sample_ckpts/olmoe-balanced"
+from tests.unit.document.records import SAMPLE, scanned_sample
 
 
 @pytest.fixture(scope="module")
 def scanned():
-    return mg.scan(f"{SAMPLE}/step_1500", f"{SAMPLE}/rec/step_1500")
+    return scanned_sample()
 
 
 def test_counts_are_those_of_the_recorded_choices(scanned):
-    found, source = scanned.counts(), mg.recording(f"{SAMPLE}/rec/step_1500").open()
+    counts, source = scanned.counts(), mg.recording(SAMPLE / "rec/step_1500").open()
     num_tokens = source.facts.num_tokens
-    assert found.routers == source.facts.routers
-    for row, router in zip(found.counts, found.routers, strict=True):
+    assert counts.routers == source.facts.routers
+    for row, router in zip(counts.counts, counts.routers, strict=True):
         ids = source.read_chosen(router, 0, num_tokens)
         np.testing.assert_array_equal(row, np.bincount(ids.ravel(), minlength=16))
-    np.testing.assert_array_equal(found.counts.sum(axis=1), num_tokens * 4)
+    np.testing.assert_array_equal(counts.counts.sum(axis=1), num_tokens * 4)
 
 
 def test_every_form_is_read_back_by_who_takes_it(scanned, tmp_path):
@@ -53,6 +52,6 @@ def test_every_form_is_read_back_by_who_takes_it(scanned, tmp_path):
 
 def test_weights_alone_have_no_counts_and_endings_are_told(scanned, tmp_path):
     with pytest.raises(ResultsError, match="no tokens were counted at router text/0"):
-        mg.scan(f"{SAMPLE}/step_1500").counts()
+        mg.scan(SAMPLE / "step_1500").counts()
     with pytest.raises(UsageError, match=r"expected a name that ends in \.npy, \.pt"):
         write_counts(scanned.counts(), tmp_path / "c.csv")

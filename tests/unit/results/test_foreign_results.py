@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import random
 import shutil
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from moegeom.core.errors import MoeGeomError, ResultsError
 from moegeom.core.router import TokenTable
+from moegeom.document.figures import tsne
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
-from moegeom.engine.snapshot import read_snapshot
+from moegeom.engine.loop import Progress
+from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.run_file import _RUN, fault
@@ -30,6 +34,7 @@ from moegeom.results.schema import (
     other_schema,
 )
 from moegeom.studies.check.study import GateRequest, gate
+from tests.by_day import IS_NIGHT, by_day
 
 
 @pytest.fixture
@@ -44,18 +49,36 @@ def edited(results, edit):
     (results / "run.json").write_text(json.dumps(run))
 
 
-def shown(results):
+#: Formats, and those in which facts of a run are shown by day: pages and Markdown show no others.
+FORMS = tuple(one.name for one in RENDERERS.all() if not one.of_verdicts)
+FORMS_OF_FACTS = by_day(FORMS, {"sentences": "table", "records": "json"})
+
+
+def show(results, forms=FORMS):
     """Everything that reads results from elsewhere."""
-    found = open_results(results)
-    for name in (one.name for one in RENDERERS.all() if not one.of_verdicts):
-        render(results_document(found, View()), name)
+    opened = open_results(results)
+    for name in forms:
+        render(results_document(opened, View()), name)
     gate(GateRequest(str(results)))
 
 
-def test_what_a_scan_writes_is_as_it_must_be(disk):
+@pytest.fixture(autouse=True)
+def maps(monkeypatch):
+    """By day points are drawn where they are: t-SNE takes longer than all the rest."""
+    if not IS_NIGHT:
+        monkeypatch.setattr(tsne, "embedding", lambda points: np.resize(points, (len(points), 2)))
+
+
+def test_what_a_scan_writes_is_as_it_must_be_and_known_to_its_reader(disk):
+    """``plan`` is compared as a whole; what a part says beside its reasons is not read."""
     run = json.loads((disk.undisturbed / "run.json").read_text())
     assert fault(run) == ""
-    shown(disk.undisturbed)
+    show(disk.undisturbed)
+    assert {*run} - {*_RUN} == {"plan", "schema"}
+    for place in ("checkpoint", "tokens", "trust"):
+        assert {*run[place]} <= {*_RUN[place]}, place
+    assert {*run["routers"][0]} <= {*_RUN["routers"][0]}
+    assert {*_RUN["token_tables"][0]} == {field.name for field in dataclasses.fields(TokenTable)}
 
 
 def test_types_of_columns_are_those_of_the_metrics():
@@ -67,59 +90,17 @@ def test_types_of_columns_are_those_of_the_metrics():
         assert all(fits(table, field) for field in other_schema(table))
 
 
-PLACES = [
-    ("checkpoint",),
-    ("checkpoint", "name"),
-    ("checkpoint", "notes"),
-    ("checkpoint", "num_expected"),
-    ("routers",),
-    ("routers", 0),
-    ("routers", 0, "name"),
-    ("routers", 1, "name"),
-    ("routers", 0, "num_experts"),
-    ("routers", 0, "is_affine"),
-    ("tokens",),
-    ("tokens", "num_tokens"),
-    ("tokens", "stage"),
-    ("trust",),
-    ("trust", "overridden"),
-    ("parts",),
-    ("parts", "text/0", "reasons"),
-    ("seconds",),
-    ("column_versions",),
-    ("initialised",),
-    ("initialised", "initializer_range"),
-    ("initialised", "routers", 0, "num_weights"),
-    ("initialised", "routers", 0, "std"),
-    ("initialised", "groups"),
-    ("gating",),
-    ("gating", "unsaid"),
-    ("quantisation",),
-    ("routers", 0, "num_groups"),
-    ("routers", 0, "num_kept_groups"),
-    ("routers", 0, "group_fill"),
-    ("trust", "fingerprint"),
-    ("checkpoint", "layer_notes"),
-    ("device",),
-    ("device", "names"),
-    ("noise",),
-    ("run_b",),
-    ("checkpoint_b",),
-    ("token_tables",),
-]
-
-
-def test_every_fact_that_a_scan_writes_is_known_to_its_reader(disk):
-    """``plan`` is compared as a whole; what a part says beside its reasons is not read."""
-    run = json.loads((disk.undisturbed / "run.json").read_text())
-    assert {*run} - {*_RUN} == {"plan", "schema"}
-    for place in ("checkpoint", "tokens", "trust"):
-        assert {*run[place]} <= {*_RUN[place]}, place
-    assert {*run["routers"][0]} <= {*_RUN["routers"][0]}
-
-
-def test_the_table_of_token_tables_is_that_of_the_program():
-    assert {*_RUN["token_tables"][0]} == {field.name for field in dataclasses.fields(TokenTable)}
+#: Facts by their place in run.json, and what may stand there instead.
+PLACES = """
+checkpoint checkpoint.name checkpoint.notes checkpoint.num_expected checkpoint.layer_notes routers
+routers.0 routers.0.name routers.1.name routers.0.num_experts routers.0.is_affine
+routers.0.num_groups routers.0.num_kept_groups routers.0.group_fill tokens tokens.num_tokens
+tokens.stage trust trust.overridden trust.fingerprint parts parts.text/0.reasons seconds
+column_versions initialised initialised.initializer_range initialised.routers.0.num_weights
+initialised.routers.0.std initialised.groups gating gating.unsaid quantisation device device.names
+noise run_b checkpoint_b token_tables
+""".split()
+NONSENSE = ([], {}, "x", "x/y", 1.5, 0, -1, True, None, [[]], {"a": {"b": 1}})
 
 
 def test_what_is_said_of_a_run_json_is_short(results):
@@ -137,25 +118,44 @@ def test_what_is_said_of_a_run_json_is_short(results):
         (results / "run.json").write_text(before)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
-@pytest.mark.parametrize(
-    "value", [[], {}, "x", "x/y", 1.5, 0, -1, True, None, [[]], {"a": {"b": 1}}]
-)
-def test_any_nonsense_in_run_json_is_a_sentence_or_harmless(results, place, value):
+def put(results, place, value):
+    """Puts a value into a run.json that says how its routers began."""
+
     def edit(run):
         moments = {"num_weights": 1024, "mean": 0.0, "std": 0.02, "kurtosis": 0.0}
-        run["initialised"] = {
-            "initializer_range": 0.02, "routers": [{"router": "text/0"} | moments],
-        }  # fmt: skip
+        one = {"router": "text/0"} | moments
+        run["initialised"] = {"initializer_range": 0.02, "routers": [one]}
+        *parents, last = [int(key) if key.isdigit() else key for key in place.split(".")]
         holder = run
-        for key in place[:-1]:
+        for key in parents:
             holder = holder[key]
-        holder[place[-1]] = value
+        holder[last] = value
 
     edited(results, edit)
+
+
+def test_any_nonsense_in_run_json_is_opened_or_refused_in_a_sentence(results):
+    whole = (results / "run.json").read_text()
+    for place, value in itertools.product(PLACES, NONSENSE):
+        put(results, place, value)
+        with contextlib.suppress(ResultsError):
+            open_results(results)
+        (results / "run.json").write_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("place", "number"),
+    by_day(
+        itertools.product(PLACES, range(len(NONSENSE))),
+        [(place, number % len(NONSENSE)) for number, place in enumerate(PLACES)],
+    ),
+)
+def test_nonsense_in_run_json_is_a_sentence_or_harmless_wherever_it_is_shown(
+    results, place, number
+):
+    put(results, place, NONSENSE[number])
     with contextlib.suppress(MoeGeomError):
-        shown(results)
+        show(results, FORMS_OF_FACTS)
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "routers", "tokens", "trust", "parts"])
@@ -165,90 +165,70 @@ def test_what_is_missing_is_named(results, key):
         open_results(results)
 
 
+def test_a_run_json_that_is_none_is_refused(results):
+    texts = ["", "[]", "5", "{", "null", '"x"', '{"schema": 1e999}', "[" * 99999]
+    for text in (*texts, '{"schema": ' + "9" * 5000, "\udcff"):
+        (results / "run.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ResultsError):
+            open_results(results)
+
+
+COLUMNS = ("router", "variant", "population", "num_tokens", "margin_p50")
+CHANGES = ("missing", "text", "bytes", "struct", "null", "twice")
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "5", "{", '{"schema": 1e999}', "[" * 99999, '{"schema": ' + "9" * 5000]
+    ("table", "column", "change"),
+    by_day(
+        itertools.product(("layers", "experts"), COLUMNS, CHANGES),
+        [
+            (("layers", "experts")[number % 2], COLUMNS[number % 5], CHANGES[number % 6])
+            for number in range(11)
+        ],
+    ),
 )
-def test_a_run_json_that_is_none_is_refused(results, text):
-    (results / "run.json").write_text(text)
-    with pytest.raises(ResultsError):
-        open_results(results)
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("column", ["router", "variant", "population", "num_tokens", "margin_p50"])
-@pytest.mark.parametrize("change", ["missing", "text", "bytes", "struct", "null", "twice"])
-@pytest.mark.parametrize("table", ["layers", "experts"])
 def test_columns_that_are_missing_or_of_another_type_are_a_sentence_or_unknown(
     results, table, column, change
 ):
     file = results / f"{table}.parquet"
-    held = pq.read_table(file)
-    if column not in held.column_names:
+    rows = pq.read_table(file)
+    if column not in rows.column_names:
         column = "load"
-    place, rows = held.schema.get_field_index(column), len(held)
+    place, number = rows.schema.get_field_index(column), len(rows)
     if change == "missing":
-        held = held.remove_column(place)
+        rows = rows.remove_column(place)
     elif change == "twice":
-        held = held.append_column(column, held.column(column))
+        rows = rows.append_column(column, rows.column(column))
     else:
-        kind = {
-            "text": pa.array(["x"] * rows),
-            "bytes": pa.array([b"\xff"] * rows),
-            "struct": pa.array([{"a": 1}] * rows),
-            "null": pa.nulls(rows),
-        }[change]
-        held = held.set_column(place, column, kind)
-    pq.write_table(held, file)
+        values = {"text": "x", "bytes": b"\xff", "struct": {"a": 1}, "null": None}
+        rows = rows.set_column(place, column, pa.array([values[change]] * number))
+    pq.write_table(rows, file)
     with contextlib.suppress(MoeGeomError):
-        shown(results)
-
-
-@pytest.mark.nightly  # by day the fuzzer tries results among all other kinds
-def test_mutated_results_end_in_a_report_or_in_one_of_our_errors(results):
-    moments = random.Random(19)
-    files = sorted(path for path in results.iterdir() if path.is_file())
-    for _ in range(120):
-        file = moments.choice(files)
-        before = file.read_bytes()
-        raw = bytearray(before)
-        for _ in range(moments.randint(1, 3)):
-            at = moments.choice(
-                [moments.randrange(len(raw)), max(0, len(raw) - moments.randint(1, 2000))]
-            )
-            raw[at : at + moments.randint(0, 4)] = moments.randbytes(moments.randint(0, 4))
-        file.write_bytes(raw)
-        with contextlib.suppress(MoeGeomError):
-            shown(results)
-        file.write_bytes(before)
+        show(results)
 
 
 def test_mutated_snapshots_are_begun_anew_or_as_they_were(tmp_path):
-    import numpy as np
-
-    from moegeom.engine.loop import Progress
-    from moegeom.engine.snapshot import write_snapshot
-
-    held = Progress(3, 3072, (5,), 1, {"load": {"counts": np.arange(24.0).reshape(2, 3, 4)}})
+    progress = Progress(3, 3072, (5,), 1, {"load": {"counts": np.arange(24.0).reshape(2, 3, 4)}})
     path, moments = tmp_path / "x.npz", random.Random(3)
-    write_snapshot(path, held)
+    write_snapshot(path, progress)
     raw = path.read_bytes()
     again = read_snapshot(path)
     assert (again.next_tile, again.non_finite) == (3, (5,))
-    np.testing.assert_array_equal(again.states["load"]["counts"], held.states["load"]["counts"])
+    np.testing.assert_equal(again.states, progress.states)
     num_refused = 0
     for _ in range(400):
         spoiled = bytearray(raw)
         at = moments.randrange(len(raw))
         spoiled[at : at + moments.randint(1, 4)] = moments.randbytes(moments.randint(0, 4))
         path.write_bytes(spoiled[: moments.choice([len(spoiled), moments.randrange(len(spoiled))])])
-        found = read_snapshot(path)
-        num_refused += found is None
-        if found is not None:  # in bytes that say nothing
-            np.testing.assert_equal(found.states, held.states)
+        again = read_snapshot(path)
+        num_refused += again is None
+        if again is not None:  # in bytes that say nothing
+            np.testing.assert_equal(again.states, progress.states)
     assert num_refused > 300
 
 
-def test_results_are_recognised_only_where_nothing_else_is(results, disk, tmp_path):
+def test_results_are_recognised_only_where_nothing_else_is(results):
     assert is_results(results)
     (results / "report.md").write_text("kept beside them")
     assert is_results(results)
@@ -264,8 +244,8 @@ def test_results_are_recognised_only_where_nothing_else_is(results, disk, tmp_pa
 def test_results_shipped_with_a_checkpoint_are_not_judged(disk, tmp_path):
     model = shutil.copytree(disk.model, tmp_path / "model")
     shutil.copytree(disk.undisturbed, model, dirs_exist_ok=True)
-    found = gate(GateRequest(str(model)))
-    assert found.run["tokens"] is None  # the weights were read, and nothing else
-    assert any("run.json beside the weights" in said for said in found.verdict.not_looked_at)
+    judged = gate(GateRequest(str(model)))
+    assert judged.run["tokens"] is None  # the weights were read, and nothing else
+    assert "run.json beside the weights" in str(judged.verdict.not_looked_at)
     of_results = gate(GateRequest(str(disk.undisturbed))).verdict
-    assert any("results of a scan" in said for said in of_results.not_looked_at)
+    assert "results of a scan" in str(of_results.not_looked_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -23,25 +24,14 @@ from moegeom.pipeline import scan
 from moegeom.results import writer as writer_module
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
-
-
-class Killed(BaseException):
-    """Stands for the end of the process at this place."""
+from tests.by_day import by_day
+from tests.unit.results.conftest import TOKENS, Killed, killed
 
 
 @pytest.fixture(scope="module")
 def half_done(disk, tmp_path_factory):
     """What a run leaves that ended after its first router."""
-
-    def stop(routers, *rest):
-        if routers[0].name == "text/1":
-            raise Killed
-        return measure(routers, *rest)
-
-    measure, out = pipeline.measure, tmp_path_factory.mktemp("half") / "out"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(pipeline, "measure", stop)
-        scan(disk.request(out))
+    out = killed(disk.request(tmp_path_factory.mktemp("half") / "out"))
     return out.with_name("out.partial")
 
 
@@ -50,6 +40,31 @@ def interrupted(half_done, tmp_path):
     """A run that ended after its first router."""
     shutil.copytree(half_done, tmp_path / "out.partial")
     return tmp_path / "out"
+
+
+@pytest.fixture
+def begun(monkeypatch) -> list[str]:
+    """Routers that are measured in this test, as they are begun."""
+    names: list[str] = []
+    measure = pipeline.measure_in_step
+
+    def count(runs):
+        names.extend(run.router.name for run in runs)
+        return measure(runs)
+
+    monkeypatch.setattr(pipeline, "measure_in_step", count)
+    return names
+
+
+def facts_of(out) -> dict:
+    """What a run says of itself, without the time that it took."""
+
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items() if key != "seconds"}
+        return value
+
+    return plain(json.loads((out / "run.json").read_text()))
 
 
 def test_an_existing_output_is_a_usage_error_and_left_alone(disk, tmp_path):
@@ -62,20 +77,14 @@ def test_an_existing_output_is_a_usage_error_and_left_alone(disk, tmp_path):
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "mine.txt"]
 
 
-def test_a_run_goes_on_after_the_routers_that_are_finished(disk, interrupted, monkeypatch):
-    begun = []
-    measure = pipeline.measure_in_step
-    monkeypatch.setattr(
-        pipeline,
-        "measure_in_step",
-        lambda runs: begun.extend(run.router.name for run in runs) or measure(runs),
-    )
+def test_a_run_goes_on_after_the_routers_that_are_finished(disk, interrupted, begun):
     assert not interrupted.exists()
     out = scan(disk.request(interrupted))
     assert begun == ["text/1"]
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+    disk.assert_undisturbed(out)
     for file in disk.undisturbed.glob("*.parquet"):  # a part that was read again, one that was not
         assert (out / file.name).read_bytes() == file.read_bytes()
+    assert facts_of(out) == facts_of(disk.undisturbed)
     assert not out.with_name("out.partial").exists()
 
 
@@ -101,50 +110,34 @@ def test_at_no_moment_is_there_a_part_of_the_results(disk, tmp_path):
     assert seen == {(), tuple(whole)}
 
 
-@pytest.mark.parametrize("change", [{"seed": 5}, {"layers": "0"}])
-def test_another_plan_is_refused_and_named(disk, interrupted, change):
-    with pytest.raises(UsageError, match="(seed|layers|against) differ"):
-        scan(disk.request(interrupted, **change))
-    out = scan(disk.request(interrupted))  # refusing has destroyed nothing
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
-
-
-def test_another_rule_or_another_router_is_another_plan(disk, interrupted, tmp_path):
+def test_another_plan_is_refused_and_named_and_the_old_one_goes_on_at_any_pace(
+    disk, interrupted, tmp_path
+):
     """The parts that are finished were measured under the rule that config.json gave then."""
     model = shutil.copytree(disk.model, tmp_path / "other")
     config = json.loads((model / "config.json").read_text())
     key = next(key for key in ("num_experts_per_tok", "moe_k", "top_k") if key in config)
     (model / "config.json").write_text(json.dumps(config | {key: config[key] + 1}))
-    with pytest.raises(UsageError, match="rules differ"):
-        scan(disk.request(interrupted, checkpoint=str(model)))
-    out = scan(disk.request(interrupted))
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+    for change, words in (
+        ({"seed": 5}, "seed differ"),
+        ({"layers": "0"}, "layers.* differ"),
+        ({"checkpoint": str(model)}, "rules differ"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            scan(disk.request(interrupted, **change))
+    # refusing has destroyed nothing
+    disk.assert_undisturbed(scan(disk.request(interrupted, num_workers=2, batch_tokens=300)))
 
 
-#: Another value for every field of a request that stands in the plan.
-OTHER_VALUES = {
-    "layers": "0",
-    "seed": 5,
-    "stage": "pre_norm",
-    "dialect": "vllm",
-    "expert_map": "other",
-    "router_map": {"a": "text/0"},
-    "prior": "gaussian",
-    "per_token": True,
-    "exclude_first": 3,
-    "backend": "reference",
-    "arithmetics": ("tf32",),
-    "reference": "tf32",
-    "run_b": "other",
-    "stage_b": "ids",
-    "dialect_b": "vllm",
-    "expert_map_b": "other",
-    "map_b": {"a": "text/0"},
-    "noise": InputNoise(0.25),
-    "experts": True,
-    "what_ifs": ("random",),
-    "what_if_batch": 64,
-}
+#: Another value for every field of a request that stands in the plan: of the tokens, of another run
+#: of them, and of what is measured.
+TOKENS_OF = {"stage": "pre_norm", "dialect": "vllm", "expert_map": "other", "prior": "gaussian"}
+RUN_B = {"run_b": "other", "stage_b": "ids", "dialect_b": "vllm", "expert_map_b": "other"}
+MEASURED = {"layers": "0", "seed": 5, "per_token": True, "experts": True, "exclude_first": 3}
+ARITHMETIC = {"backend": "reference", "arithmetics": ("tf32",), "reference": "tf32"}
+WHAT_IFS = {"what_ifs": ("random",), "what_if_batch": 64, "noise": InputNoise(0.25)}
+MAPS = {"router_map": {"a": "text/0"}, "map_b": {"a": "text/0"}}
+OTHER_VALUES = TOKENS_OF | RUN_B | MEASURED | ARITHMETIC | WHAT_IFS | MAPS
 
 
 def test_every_field_of_a_request_is_in_the_plan_or_named_with_a_reason(disk, tmp_path):
@@ -164,90 +157,43 @@ def test_every_field_of_a_request_is_in_the_plan_or_named_with_a_reason(disk, tm
 def test_every_number_and_rule_of_a_router_is_in_the_plan(disk, tmp_path):
     """Each field of a router is exchanged for something else."""
     request = disk.request(tmp_path / "out")
-    found = load_routers(open_checkpoint(request.checkpoint))
-    first = found.routers[0]
+    routers = load_routers(open_checkpoint(request.checkpoint))
+    first = routers.routers[0]
     ones = np.ones(first.num_experts, np.float32)
-    others = {
-        "name": "text/9",
-        "stack": "vision",
-        "layer": 9,
-        "weight": first.weight + 1,
-        "rule": dataclasses.replace(first.rule, top_k=first.rule.top_k + 1),
-        "logit_bias": ones,
-        "selection_bias": ones,
-        "gain": np.full(first.hidden_size, 2.0),
-        "norm": Norm("layer", 1e-3, "other"),
-        "slot": "mtp",
-        "norm_bias": np.ones(first.hidden_size),
-        "shared_rows": first.weight[:1],
-        "expert_scale": ones,
-        "projection": Projection(np.eye(first.hidden_size)),
-        "listed": "a state across layers",
-    }
-    fields = {field.name for field in dataclasses.fields(first)}
-    assert others.keys() == fields - {"provenance"}
+    places = {"name": "text/9", "stack": "vision", "layer": 9, "slot": "mtp", "listed": "a state"}
+    rows = {"weight": first.weight + 1, "shared_rows": first.weight[:1]}
+    experts = dict.fromkeys(("logit_bias", "selection_bias", "expert_scale"), ones)
+    inputs = dict.fromkeys(("gain", "norm_bias"), np.full(first.hidden_size, 2.0))
+    inputs |= {"norm": Norm("layer", 1e-3, "other"), "projection": Projection(np.eye(16))}
+    rule = {"rule": dataclasses.replace(first.rule, top_k=first.rule.top_k + 1)}
+    others = places | rows | experts | inputs | rule
+    assert others.keys() == {field.name for field in dataclasses.fields(first)} - {"provenance"}
     plan = lambda routers: plan_facts(request, routers, None, "cpu")
     for name, value in others.items():
         router = dataclasses.replace(first, **{name: value})
-        changed = dataclasses.replace(found, routers=(router, *found.routers[1:]))
-        assert plan(changed) != plan(found), name
-
-
-def test_a_resumed_run_says_of_itself_what_an_uninterrupted_one_says(disk, interrupted):
-    def said(out):
-        def plain(value):
-            if isinstance(value, dict):
-                return {key: plain(entry) for key, entry in value.items() if key != "seconds"}
-            return value
-
-        return plain(json.loads((out / "run.json").read_text()))
-
-    assert said(scan(disk.request(interrupted))) == said(disk.undisturbed)
+        changed = dataclasses.replace(routers, routers=(router, *routers.routers[1:]))
+        assert plan(changed) != plan(routers), name
 
 
 def test_the_linear_algebra_of_a_run_is_named_in_one_order(monkeypatch):
-    found = threadpoolctl.threadpool_info()
+    libraries = threadpoolctl.threadpool_info()
     expected = run_facts.arithmetic_facts("cpu")
     assert expected["blas"]
-    foreign = {**found[0], "filepath": "/opt/torch/lib/libmkl.so", "version": "9.9"}
-    for listed in (found[::-1], found[1:] + found[:1], [foreign, *found]):
+    foreign = {**libraries[0], "filepath": "/opt/torch/lib/libmkl.so", "version": "9.9"}
+    for listed in (libraries[::-1], libraries[1:] + libraries[:1], [foreign, *libraries]):
         monkeypatch.setattr(run_facts, "threadpool_info", lambda listed=listed: listed)
         assert run_facts.arithmetic_facts("cpu") == expected
 
 
-def test_another_pace_goes_on(disk, interrupted):
-    out = scan(disk.request(interrupted, num_workers=2, batch_tokens=300))
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
-
-
-def test_restart_discards(disk, interrupted, monkeypatch):
-    begun = []
-    measure = pipeline.measure_in_step
-    monkeypatch.setattr(
-        pipeline,
-        "measure_in_step",
-        lambda runs: begun.extend(run.router.name for run in runs) or measure(runs),
-    )
+def test_restart_discards(disk, interrupted, begun):
     scan(disk.request(interrupted, seed=5, restart=True))
     assert begun == ["text/0", "text/1"]
 
 
-def test_a_recording_that_changed_meanwhile_is_another_plan(disk, tmp_path, monkeypatch):
+def test_a_recording_that_changed_meanwhile_is_another_plan(disk, tmp_path):
     tokens = shutil.copytree(disk.tokens, tmp_path / "rec")
-    out = tmp_path / "out"
-
-    def stop(routers, *rest):
-        if routers[0].name == "text/1":
-            raise Killed
-        return measure(routers, *rest)
-
-    measure = pipeline.measure
-    monkeypatch.setattr(pipeline, "measure", stop)
-    with pytest.raises(Killed):
-        scan(disk.request(out, tokens=str(tokens)))
-    monkeypatch.setattr(pipeline, "measure", measure)
-    file = next(tokens.glob("router_input*"), None) or next(tokens.glob("*.safetensors"))
-    file.touch()
+    out = killed(disk.request(tmp_path / "out", tokens=str(tokens)))
+    next(tokens.glob("router_input*")).touch()
     with pytest.raises(UsageError, match="tokens differ"):
         scan(disk.request(out, tokens=str(tokens)))
 
@@ -278,23 +224,17 @@ def test_a_plan_cut_off_in_the_middle_is_begun_anew(disk, interrupted):
     assert json.loads((out / "run.json").read_text())["seed"] == 5
 
 
-FILES, DAMAGES = (
-    ["layers.parquet", "experts.parquet", "facts.json", "digest"],
-    ["a bit", "the end", "gone", "a folder"],
-)
-
-
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [
-        # by day each file and each damage once
-        pytest.param(file, damage, marks=[] if i == j else [pytest.mark.nightly])
-        for i, file in enumerate(FILES)
-        for j, damage in enumerate(DAMAGES)
-    ],
+    by_day(
+        itertools.product(
+            ["layers.parquet", "experts.parquet", "facts.json", "digest"],
+            ["a bit", "the end", "gone", "a folder"],
+        ),
+        {"a part": ("layers.parquet", "a bit"), "its digest": ("digest", "a folder")},
+    ),
 )
-def test_a_part_that_a_disk_damaged_is_measured_again(disk, interrupted, monkeypatch, file, damage):
+def test_a_part_that_a_disk_damaged_is_measured_again(disk, interrupted, begun, file, damage):
     path = interrupted.with_name("out.partial") / "parts" / "text.0" / file
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -303,16 +243,9 @@ def test_a_part_that_a_disk_damaged_is_measured_again(disk, interrupted, monkeyp
         path.mkdir()
     elif damage != "gone":
         path.write_bytes(raw if damage == "a bit" else raw[: len(raw) // 2])
-    begun = []
-    measure = pipeline.measure_in_step
-    monkeypatch.setattr(
-        pipeline,
-        "measure_in_step",
-        lambda runs: begun.extend(run.router.name for run in runs) or measure(runs),
-    )
     out = scan(disk.request(interrupted))
     assert begun == ["text/0", "text/1"]
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+    disk.assert_undisturbed(out)
 
 
 @pytest.mark.parametrize("when", ["restarting", "tidying up"])
@@ -332,26 +265,18 @@ def test_parts_that_were_half_removed_are_not_taken_for_whole(disk, interrupted,
         scan(disk.request(interrupted, restart=when == "restarting"))
     monkeypatch.setattr(writer_module.shutil, "rmtree", rmtree)
     if interrupted.exists():  # complete; somebody removes it and scans again
-        np.testing.assert_equal(disk.tables(interrupted), disk.tables(disk.undisturbed))
+        disk.assert_undisturbed(interrupted)
         rmtree(interrupted)
     out = scan(disk.request(interrupted))
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+    disk.assert_undisturbed(out)
 
 
-@pytest.mark.parametrize("sizes", [(1, 3121), (1500, 1024, 598)])
-def test_the_cut_of_a_recording_into_files_changes_nothing(disk, tmp_path, sizes):
-    tokens = disk.record(tmp_path / "rec", sizes)
-    out = scan(disk.request(tmp_path / "out", tokens=str(tokens)))
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
-
-
-def test_per_token_files_are_put_beside_equal_tables(disk, tmp_path):
-    out = scan(disk.request(tmp_path / "out", per_token=True))
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
-    assert sorted(p.name for p in (out / "tokens").iterdir()) == [
-        "text.0.parquet",
-        "text.1.parquet",
-    ]
+def test_neither_the_cut_of_a_recording_nor_files_of_tokens_change_the_tables(disk, tmp_path):
+    tokens = disk.record(tmp_path / "rec", (1, 1024, TOKENS - 1025))
+    out = scan(disk.request(tmp_path / "out", tokens=str(tokens), per_token=True))
+    disk.assert_undisturbed(out)
+    files = sorted(p.name for p in (out / "tokens").iterdir())
+    assert files == ["text.0.parquet", "text.1.parquet"]
 
 
 def test_a_full_disk_is_said_and_what_is_whole_stays(disk, interrupted):
@@ -367,4 +292,4 @@ def test_a_full_disk_is_said_and_what_is_whole_stays(disk, interrupted):
     assert caught.value.exit_code == 2
     assert not interrupted.exists()
     out = scan(disk.request(interrupted))
-    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+    disk.assert_undisturbed(out)

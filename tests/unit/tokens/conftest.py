@@ -1,101 +1,108 @@
-"""Small recordings, made on the spot."""
+"""Small recordings, made on the spot, and what is said where they are refused."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from moegeom.core.tokens import TokenColumns, TopLogits
+from moegeom.core.errors import RecordingError
+from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns, TopLogits
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.stages import FLOAT_DTYPES
 
 ROUTERS = ("text/0", "text/1")
 DOMAINS = ("code", "prose")
+SIZES = (40, 1, 59)
+
+#: Of one token, by kind of output.
+ROW_SHAPES = {
+    "shared_output": (10,),
+    "routed_output": (10,),
+    "expert_output": (6, 4),
+    "routing_weights": (2,),
+}
 
 
 class Content:
-    """What is written: columns, values, top logits and choices of ``num_tokens`` tokens."""
+    """What is written: columns, values, choices and outputs of ``num_tokens`` tokens."""
 
-    def __init__(self, num_tokens: int, width: int = 12, top_k: int = 3, seed: int = 0) -> None:
-        random = np.random.default_rng(seed)
+    def __init__(self, num_tokens: int, width: int = 12, top_k: int = 3) -> None:
+        random = np.random.default_rng(0)
         token = np.arange(num_tokens)
-        self.num_tokens = num_tokens
         self.columns = TokenColumns(
             document=(token // 37).astype(np.int64),
             position=(token % 37).astype(np.int32),
             token_id=random.integers(0, 50000, num_tokens).astype(np.int32),
             domain=(token % 3 - 1).astype(np.int16),
         )
-        self.values = {
-            r: random.standard_normal((num_tokens, width), dtype=np.float32) for r in ROUTERS
+        rows = lambda *row: {
+            r: random.standard_normal((num_tokens, *row), dtype=np.float32) for r in ROUTERS
         }
+        self.values = rows(width)
         self.chosen = {
             r: random.integers(0, 64, (num_tokens, top_k)).astype(np.int32) for r in ROUTERS
         }
+        self.outputs = {kind: rows(*ROW_SHAPES[kind]) for kind in OUTPUT_KINDS}
 
-    def part(self, start: int, stop: int, stage: str, has_chosen: bool, dtype: str):
+    def part(
+        self,
+        start: int,
+        stop: int,
+        stage="router_input",
+        has_chosen=True,
+        dtype="float32",
+        kinds=(),
+    ) -> dict[str, Any]:
         """Arguments of ``append`` for one shard."""
-        columns = TokenColumns(**{n: a[start:stop] for n, a in vars(self.columns).items()})
-        values = {r: v[start:stop].astype(FLOAT_DTYPES[dtype]) for r, v in self.values.items()}
-        chosen = {r: c[start:stop] for r, c in self.chosen.items()}
+        cut = lambda arrays: {name: array[start:stop] for name, array in arrays.items()}
+        values = {r: v.astype(FLOAT_DTYPES[dtype]) for r, v in cut(self.values).items()}
+        chosen = cut(self.chosen)
         if stage == "top_logits":
-            logits = {r: v[start:stop, :3] for r, v in self.values.items()}
-            values = {r: TopLogits(logits[r], chosen[r]) for r in ROUTERS}
-        return columns, None if stage == "ids" else values, chosen if has_chosen else None
+            logits = cut(self.values)
+            values = {r: TopLogits(logits[r][:, :3], chosen[r]) for r in ROUTERS}
+        return {
+            "columns": TokenColumns(**cut(vars(self.columns))),
+            "values": None if stage == "ids" else values,
+            "chosen": chosen if has_chosen else None,
+            "outputs": {kind: cut(self.outputs[kind]) for kind in kinds} or None,
+        }
 
 
-@pytest.fixture
-def content():
-    return Content
-
-
-@pytest.fixture
-def record():
+def record(path: Path, content: Content, sizes=SIZES, stage="router_input", **what: Any) -> Path:
     """Write ``content`` in shards of the given sizes and return the directory."""
-
-    def write(
-        path: Path, content: Content, sizes, stage="router_input", has_chosen=True, dtype="float32"
-    ) -> Path:
-        with RecordingWriter(
-            path,
-            stage,
-            ROUTERS,
-            checkpoint_name="tiny",
-            fingerprint="sha256:1",
-            engine="test 1.0",
-            domains=DOMAINS,
-            dtype=dtype,
-        ) as writer:
-            first = 0
-            for size in sizes:
-                writer.append(*content.part(first, first + size, stage, has_chosen, dtype))
-                first += size
-        return path
-
-    return write
+    with RecordingWriter(
+        path,
+        stage,
+        ROUTERS,
+        checkpoint_name="tiny",
+        fingerprint="sha256:1",
+        engine="test 1.0",
+        domains=DOMAINS,
+        dtype=what.get("dtype", "float32"),
+    ) as writer:
+        for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
+            writer.append(**content.part(stop - size, stop, stage, **what))
+    return path
 
 
 @pytest.fixture
-def recording(tmp_path, content, record):
-    """A recording of 100 tokens in three shards, and what is in it."""
-    held = content(100)
-    return record(tmp_path / "rec", held, (40, 1, 59)), held
+def recording(tmp_path) -> tuple[Path, Content]:
+    """A recording of 100 tokens and all outputs in three shards, and what is in it."""
+    content = Content(100)
+    return record(tmp_path / "rec", content, kinds=OUTPUT_KINDS), content
 
 
-@pytest.fixture
-def refused():
-    """The one RecordingError that opening (or reading) ends in."""
-    from moegeom.core.errors import RecordingError
-
-    def run(action) -> str:
-        with pytest.raises(RecordingError) as caught:
-            action()
-        return str(caught.value)
-
-    return run
+def refusal(action: Callable[[], Any]) -> str:
+    """What ``action`` is refused with; nothing where it is not."""
+    try:
+        action()
+    except RecordingError as error:
+        return str(error)
+    return ""
 
 
-@pytest.fixture
-def refused_open(refused):
-    return lambda path: refused(lambda: open_recording(path))
+def refusal_to_open(path: Path) -> str:
+    return refusal(lambda: open_recording(path))

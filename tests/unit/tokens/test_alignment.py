@@ -1,4 +1,4 @@
-"""TraceRows of a trace find their tokens, and only theirs."""
+"""Rows of a trace, or of another run, find their tokens and only theirs, or are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.tokens import TokenColumns
+from moegeom.core.tokens import SourceFacts, TokenColumns
+from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.alignment import (
     LAYER_SHIFTS,
     TOKEN_SHIFTS,
@@ -19,8 +20,11 @@ from moegeom.tokens.traces.alignment import (
     TraceRows,
     align,
 )
+from moegeom.tokens.traces.run_b import match_run_b
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.written import Truth, rows_in_memory, truth
+
+TRUTH = truth()
 
 
 def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0, 0)) -> TraceRows:
@@ -36,49 +40,39 @@ def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0
     return rows_in_memory(Trace("t", "test", tuple(requests)))
 
 
-def token_of(held: Truth, found: Alignment, trace: TraceRows) -> None:
-    """Every row is at a token whose choices are its own."""
-    reference = held.reference
-    assert reference.chosen is not None
-    np.testing.assert_array_equal(
-        reference.chosen[found.token], trace.chosen[np.arange(len(trace.request))]
-    )
+def aligned(*arguments, **more) -> Alignment:
+    """Rows of a trace, each at a token whose choices are its own."""
+    trace, reference = trace_of(TRUTH, *arguments, **more), TRUTH.reference
+    placed = align(reference, trace)
+    rows = trace.chosen[np.arange(len(trace.request))]
+    np.testing.assert_array_equal(reference.chosen[placed.token], rows)
+    return placed
+
+
+def refuse(words: str, trace: TraceRows, reference: Reference = TRUTH.reference) -> str:
+    with pytest.raises(RecordingError, match=words) as caught:
+        align(reference, trace)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1,), (2, 1)])
 def test_requests_in_any_order_find_their_documents_by_token_ids(order):
-    held = truth()
-    trace = trace_of(held, order)
-    found = align(held.reference, trace)
-    token_of(held, found, trace)
-    assert len(found.fits) == len(TOKEN_SHIFTS) * len(LAYER_SHIFTS)
-    assert f"in {len(order)} of {len(order)} requests" in found.notes[0]
-    assert found.notes[1].startswith("alignment proven by the choices: 100.0 %")
+    placed = aligned(order)
+    assert len(placed.fits) == len(TOKEN_SHIFTS) * len(LAYER_SHIFTS)
+    assert f"in {len(order)} of {len(order)} requests" in placed.notes[0]
+    assert placed.notes[1].startswith("alignment proven by the choices: 100.0 %")
 
 
 @given(starts=st.tuples(*[st.integers(0, 12)] * 3), order=st.permutations([0, 1, 2]))
 def test_a_prefix_that_is_left_out_moves_no_row(starts, order):
-    held = truth()
-    trace = trace_of(held, tuple(order), starts=starts)
-    token_of(held, align(held.reference, trace), trace)
+    aligned(tuple(order), starts=starts)
 
 
-def test_without_token_ids_requests_are_documents_in_order():
-    held = truth()
-    trace = trace_of(held, has_tokens=False)
-    token_of(held, align(held.reference, trace), trace)
-
-
-def test_without_token_ids_another_order_is_refused():
-    held = truth()
-    with pytest.raises(RecordingError, match="expected as many or one less"):
-        align(held.reference, trace_of(held, (1, 0, 2), has_tokens=False))
-
-
-def test_without_token_ids_another_number_of_requests_is_refused():
-    held = truth()
-    with pytest.raises(RecordingError, match="3 documents and the trace 2 requests"):
-        align(held.reference, trace_of(held, (0, 1), has_tokens=False))
+def test_without_token_ids_requests_are_documents_in_order_and_nothing_else():
+    aligned(has_tokens=False)
+    refuse("expected as many or one less", trace_of(TRUTH, (1, 0, 2), has_tokens=False))
+    few = trace_of(TRUTH, (0, 1), has_tokens=False)
+    refuse("3 documents and the trace 2 requests", few)
 
 
 @given(
@@ -87,72 +81,144 @@ def test_without_token_ids_another_number_of_requests_is_refused():
     every=st.integers(2, 5),
 )
 def test_a_planted_shift_is_refused_and_named(shift, layers, every):
-    held = truth()
-    ids = [np.roll(np.roll(rows, -shift, axis=0), -layers, axis=1) for rows in held.ids]
+    ids = [np.roll(np.roll(rows, -shift, axis=0), -layers, axis=1) for rows in TRUTH.ids]
     for rows in ids:
         # an engine in other arithmetic chooses other experts here and there
         rows[::every] = np.arange(4) * 16 + 1
-    trace = trace_of(Truth(ids, held.tokens))
-    with pytest.raises(RecordingError, match="Trace misaligned") as caught:
-        align(held.reference, trace)
-    assert f"shifted by {shift:+d} token" in str(caught.value)
-    assert (f"and {layers:+d} layer" in str(caught.value)) == bool(layers)
+    message = refuse("Trace misaligned", trace_of(Truth(ids, TRUTH.tokens)))
+    assert f"shifted by {shift:+d} token" in message
+    assert (f"and {layers:+d} layer" in message) == bool(layers)
 
 
-def test_choices_of_another_model_are_refused():
-    held = truth()
-    other = Truth(truth(seed=4).ids, held.tokens)
-    with pytest.raises(RecordingError, match="no place stands out among 15 shifts"):
-        align(held.reference, trace_of(other))
+def test_choices_or_tokens_of_another_text_are_refused_with_their_place():
+    other = truth(seed=4)
+    refuse("no place stands out among 15 shifts", trace_of(Truth(other.ids, TRUTH.tokens)))
+    refuse(r"65 of 65 matched rows are of another token", trace_of(Truth(TRUTH.ids, other.tokens)))
+    tokens = [ids.copy() for ids in TRUTH.tokens]
+    tokens[1][22] += 1
+    refuse(r"1 of 65 .* request 1 at position 22", trace_of(Truth(TRUTH.ids, tokens)))
 
 
 def test_choices_that_never_change_prove_nothing_and_are_said_to():
-    held = truth()
     always = np.array([3, 14, 15, 9])
-    constant = Truth([np.broadcast_to(always, ids.shape) for ids in held.ids], held.tokens)
-    found = align(constant.reference, trace_of(constant))
-    assert found.notes[1].startswith("choices hardly change from token to token")
-
-
-def test_token_ids_of_another_text_are_refused_with_their_number():
-    held = truth()
-    other = Truth(held.ids, truth(seed=3).tokens)
-    with pytest.raises(RecordingError, match=r"65 of 65 matched rows are of another token"):
-        align(held.reference, trace_of(other))
-
-
-def test_one_changed_token_is_refused_with_its_place():
-    held = truth()
-    tokens = [ids.copy() for ids in held.tokens]
-    tokens[1][22] += 1
-    with pytest.raises(RecordingError, match=r"1 of 65 .* request 1 at position 22"):
-        align(held.reference, trace_of(Truth(held.ids, tokens)))
+    constant = Truth([np.broadcast_to(always, ids.shape) for ids in TRUTH.ids], TRUTH.tokens)
+    placed = align(constant.reference, trace_of(constant))
+    assert placed.notes[1].startswith("choices hardly change from token to token")
 
 
 def test_a_longer_request_continues_a_shorter_document():
-    held = truth()
-    reference = held.reference
-    kept = reference.columns.position < 16
-    assert reference.chosen is not None
-    short = Reference(
-        "rec",
-        TokenColumns(**{name: values[kept] for name, values in vars(reference.columns).items()}),
-        reference.chosen[kept],
+    reference = TRUTH.reference
+    first = reference.columns.position < 16
+    short = Reference("rec", reference.columns.at(first), reference.chosen[first])
+    placed = align(short, trace_of(TRUTH))
+    assert int((placed.token >= 0).sum()) == 48
+    np.testing.assert_array_equal(placed.token[:19], [*range(16), -1, -1, -1])
+
+
+def test_a_reference_without_choices_gives_places_and_no_proof_and_needs_documents():
+    placed = align(replace(TRUTH.reference, chosen=None), trace_of(TRUTH))
+    assert (placed.fits, len(placed.notes)) == ((), 1)
+    columns = replace(TRUTH.reference.columns, document=np.full(68, -1))
+    reference = Reference("rec", columns)
+    refuse("does not say where its documents begin", trace_of(TRUTH), reference)
+
+
+ROUTERS = tuple(KnownRouter(f"text/{layer}", "text", layer, 16, 4) for layer in range(2))
+LENGTHS = (40, 25, 60)
+
+
+class Choices:
+    """A recording of choices in memory."""
+
+    def __init__(self, columns: TokenColumns, chosen: dict[str, np.ndarray], **facts):
+        self._columns, self._chosen = columns, chosen
+        self.facts = SourceFacts(
+            **{
+                "name": "side",
+                "stage": "ids",
+                "num_tokens": len(columns.document),
+                "routers": tuple(chosen),
+                "domains": (),
+                "has_documents": True,
+                "has_chosen": True,
+                **facts,
+            }
+        )
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        return self._columns.at(slice(start, stop))
+
+    def read_chosen(self, router: str, start: int, stop: int) -> np.ndarray:
+        return self._chosen[router][start:stop]
+
+
+def columns() -> TokenColumns:
+    count = sum(LENGTHS)
+    return TokenColumns(
+        document=np.repeat(np.arange(len(LENGTHS)), LENGTHS),
+        position=np.concatenate([np.arange(n) for n in LENGTHS]).astype(np.int32),
+        token_id=np.random.default_rng(1).integers(0, 500, count).astype(np.int32),
+        domain=np.full(count, -1, np.int16),
     )
-    found = align(short, trace_of(held))
-    assert int((found.token >= 0).sum()) == 48
-    np.testing.assert_array_equal(found.token[:19], [*range(16), -1, -1, -1])
 
 
-def test_a_reference_without_choices_gives_places_and_no_proof():
-    held = truth()
-    found = align(replace(held.reference, chosen=None), trace_of(held))
-    assert found.fits == ()
-    assert len(found.notes) == 1
+def choices(seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        router.name: random.permuted(
+            np.tile(np.arange(16, dtype=np.int32), (sum(LENGTHS), 1)), axis=1
+        )[:, :4]
+        for router in ROUTERS
+    }
 
 
-def test_a_reference_without_documents_is_refused():
-    held = truth()
-    columns = replace(held.reference.columns, document=np.full(68, -1))
-    with pytest.raises(RecordingError, match="does not say where its documents begin"):
-        align(Reference("rec", columns), trace_of(held))
+MINE = Choices(columns(), choices())
+
+
+def refuse_run_b(words: str, chosen: dict[str, np.ndarray], **facts) -> str:
+    with pytest.raises(RecordingError, match=words) as caught:
+        match_run_b(MINE, Choices(columns(), chosen, **facts), ROUTERS)
+    return str(caught.value)
+
+
+def test_documents_in_another_order_find_their_tokens():
+    document = columns().document
+    rows = np.concatenate([np.flatnonzero(document == d) for d in (2, 0, 1)])
+    order = np.repeat(np.arange(3), [LENGTHS[d] for d in (2, 0, 1)])
+    there = replace(columns().at(rows), document=order)
+    matched = match_run_b(
+        MINE, Choices(there, {name: chosen[rows] for name, chosen in choices().items()}), ROUTERS
+    )
+    np.testing.assert_array_equal(rows[matched.token], np.arange(125))
+    for name, chosen in choices().items():
+        np.testing.assert_array_equal(matched.read_chosen(name, np.arange(125)), chosen)
+    assert matched.is_matched(0, 125).all()
+    assert "alignment proven by the choices" in matched.notes[-1]
+
+
+def test_tokens_that_the_other_run_lacks_are_not_matched():
+    rows = np.flatnonzero((columns().document != 1) & (columns().position < 30))
+    chosen = {name: chosen[rows] for name, chosen in choices().items()}
+    matched = match_run_b(MINE, Choices(columns().at(rows), chosen), ROUTERS)
+    np.testing.assert_array_equal(np.flatnonzero(matched.is_matched(0, 125)), rows)
+    some = rows[[3, 4, 40, 41]]
+    np.testing.assert_array_equal(matched.read_chosen("text/1", some), choices()["text/1"][some])
+
+
+def test_choices_at_other_tokens_or_layers_are_refused_with_the_shift():
+    shifted = {name: np.roll(chosen, 1, axis=0) for name, chosen in choices().items()}
+    assert "shifted by -1 token" in refuse_run_b("misaligned", shifted)
+    refuse_run_b("layer", dict(zip(choices(), reversed(choices().values()), strict=True)))
+
+
+def test_without_own_choices_nothing_proves_the_match_and_that_is_said():
+    mine = Choices(columns(), choices(), stage="router_input", has_chosen=False)
+    matched = match_run_b(mine, Choices(columns(), choices(5)), ROUTERS)
+    assert matched.fits == ()
+    assert "no choices to prove it by" in matched.notes[-1]
+
+
+def test_sides_that_cannot_be_compared_are_refused():
+    refuse_run_b("does not say what was chosen", choices(), has_chosen=False, stage="logits")
+    refuse_run_b("no router in common", choices(), routers=("text/7",))
+    refuse_run_b("3 experts a token", {name: chosen[:, :3] for name, chosen in choices().items()})

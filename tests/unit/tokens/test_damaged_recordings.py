@@ -7,12 +7,25 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
-from moegeom.tokens.recording.facts import RecordingFacts, RecordingShard, parse_facts, render_facts
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import OUTPUT_KINDS
+from moegeom.tokens.recording.facts import (
+    RecordingFacts,
+    RecordingShard,
+    parse_facts,
+    read_facts,
+    render_facts,
+)
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.unit.tokens.conftest import ROUTERS, SIZES, Content, record, refusal, refusal_to_open
 
-VALUES = "router_input-text.1-00002.safetensors"
+
+def file_of(name: str) -> str:
+    return f"{name}-text.1-00002.safetensors"
+
+
+VALUES = file_of("router_input")
 
 
 def edit_facts(path, **changes):
@@ -20,48 +33,22 @@ def edit_facts(path, **changes):
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_a_killed_writer_leaves_nothing_that_opens(tmp_path, content, refused_open):
-    held = content(10)
-    writer = RecordingWriter(
-        tmp_path / "rec", "router_input", ("text/0", "text/1"), domains=("a", "b")
-    )
+def test_a_killed_writer_leaves_nothing_that_opens(tmp_path):
+    writer = RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, domains=("a", "b"))
     writer.__enter__()
-    writer.append(*held.part(0, 10, "router_input", True, "float32"))
-    assert "no complete recording" in refused_open(tmp_path / "rec")
-    assert "never finished" in refused_open(tmp_path / "rec")
-    assert "never finished" in refused_open(tmp_path / "rec.partial")
+    writer.append(**Content(10).part(0, 10))
+    assert "no complete recording" in refusal_to_open(tmp_path / "rec")
+    assert "never finished" in refusal_to_open(tmp_path / "rec")
+    assert "never finished" in refusal_to_open(tmp_path / "rec.partial")
 
 
-def test_an_exception_removes_what_was_written(tmp_path, content):
+def test_a_writer_that_fails_or_writes_nothing_leaves_nothing(tmp_path):
     with (
         pytest.raises(ZeroDivisionError),
         RecordingWriter(tmp_path / "rec", "ids", ("a",)) as writer,
     ):
         assert writer.num_tokens == 0
         _ = 1 / 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_path_is_a_usage_error_that_names_the_whole_path(recording):
-    with (
-        pytest.raises(UsageError, match=f"{re.escape(str(recording[0]))} exists already"),
-        RecordingWriter(recording[0], "ids", ("a",)),
-    ):
-        pass
-    assert open_recording(recording[0]).facts.num_tokens == 100
-
-
-def test_another_writer_at_work_is_a_usage_error_and_left_alone(tmp_path):
-    (tmp_path / "rec.partial").mkdir()
-    with (
-        pytest.raises(UsageError, match=r"rec\.partial"),
-        RecordingWriter(tmp_path / "rec", "ids", ("a",)),
-    ):
-        pass
-    assert (tmp_path / "rec.partial").is_dir()
-
-
-def test_an_empty_recording_is_refused(tmp_path):
     with (
         pytest.raises(RecordingError, match="nothing"),
         RecordingWriter(tmp_path / "rec", "ids", ("a",)),
@@ -70,79 +57,97 @@ def test_an_empty_recording_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", [0, 7, 60, -1])
-@pytest.mark.parametrize("name", [VALUES, "tokens-00001.parquet", "recording.json"])
-def test_a_truncated_file_is_one_error_that_names_it(recording, refused_open, name, kept):
-    file = recording[0] / name
-    data = file.read_bytes()
-    # The newline at the end of recording.json carries nothing.
-    file.write_bytes(data[: len(data) - 3 if kept == -1 else kept])
-    assert name in refused_open(recording[0])
+def test_what_is_there_is_a_usage_error_and_left_alone(tmp_path, recording):
+    (tmp_path / "other.partial").mkdir()
+    for path, words in (
+        (recording[0], f"{re.escape(str(recording[0]))} exists already"),
+        (tmp_path / "other", r"other\.partial"),
+    ):
+        with pytest.raises(UsageError, match=words), RecordingWriter(path, "ids", ("a",)):
+            pass
+    assert open_recording(recording[0]).facts.num_tokens == 100
+    assert (tmp_path / "other.partial").is_dir()
 
 
-@pytest.mark.parametrize(
-    "name", [VALUES, "chosen-text.0-00001.safetensors", "tokens-00001.parquet", "recording.json"]
-)
-def test_a_missing_file_is_one_error_that_names_it(recording, refused_open, name):
-    (recording[0] / name).unlink()
-    assert name in refused_open(recording[0])
+def test_a_truncated_or_missing_file_is_one_error_that_names_it(recording):
+    others = ("tokens-00001.parquet", "chosen-text.0-00001.safetensors", "recording.json")
+    for name in (VALUES, *map(file_of, OUTPUT_KINDS), *others):
+        file = recording[0] / name
+        data = file.read_bytes()
+        # the newline at the end of recording.json carries nothing
+        for size in (0, 7, 60, len(data) - 3):
+            file.write_bytes(data[:size])
+            assert name in refusal_to_open(recording[0]), size
+        file.unlink()
+        assert name in refusal_to_open(recording[0])
+        file.write_bytes(data)
 
 
-def test_a_file_cut_after_opening_is_one_error(recording, refused):
+def test_a_file_cut_after_opening_is_one_error(recording):
     source = open_recording(recording[0])
+    read = {
+        "router_input": lambda: source.read_values("text/1", 90, 100),
+        "expert_output": lambda: source.read_output("text/1", "expert_output", 90, 100),
+    }
+    for name, action in read.items():
+        file = recording[0] / file_of(name)
+        file.write_bytes(file.read_bytes()[:-3])
+        assert "too early" in refusal(action)
+        file.unlink()
+        assert file_of(name) in refusal(action)
+
+
+def test_a_shard_of_another_shape_or_dtype_is_refused(recording):
+    for name, shape, dtype, words in [
+        ("router_input", (59, 11), "float32", "11 columns"),
+        ("router_input", (58, 12), "float32", "58 rows"),
+        ("router_input", (59, 12), "float16", "F16"),
+        ("router_input", (59, 12), "int32", "I32"),
+        ("router_input", (59,), "float32", "shape"),
+        ("router_input", (59, 0), "float32", "shape"),
+        ("shared_output", (59, 11), "float32", "11 columns"),
+        ("shared_output", (59, 5, 2), "float32", "(tokens, width)"),
+        ("expert_output", (59, 4, 6), "float32", "4 x 6 columns"),
+        ("expert_output", (59, 24), "float32", "(tokens, experts, width)"),
+        ("expert_output", (59, 6, 0), "float32", "shape"),
+        ("expert_output", (60, 6, 4), "float32", "60 rows"),
+    ]:
+        file = recording[0] / file_of(name)
+        whole = file.read_bytes()
+        save_file({name: np.zeros(shape, dtype)}, file)
+        message = refusal_to_open(recording[0])
+        assert file.name in message
+        assert words in message
+        file.write_bytes(whole)
+
+
+def test_a_tensor_of_another_name_is_refused_and_extra_ones_do_no_harm(recording):
     file = recording[0] / VALUES
-    file.write_bytes(file.read_bytes()[:-3])
-    assert "too early" in refused(lambda: source.read_values("text/1", 90, 100))
-    file.unlink()
-    assert VALUES in refused(lambda: source.read_values("text/1", 90, 100))
+    save_file({**load_file(file), "other": np.zeros(3)}, file)
+    assert open_recording(recording[0]).read_values("text/1", 99, 100).shape == (1, 12)
+    shutil.copy(recording[0] / file_of("shared_output"), recording[0] / file_of("routed_output"))
+    message = refusal_to_open(recording[0])
+    assert "no tensor 'routed_output'; found shared_output" in message
 
 
-@pytest.mark.parametrize(
-    ("array", "words"),
-    [
-        (np.zeros((59, 11), np.float32), "11 columns"),
-        (np.zeros((58, 12), np.float32), "58 rows"),
-        (np.zeros((59, 12), np.float16), "F16"),
-        (np.zeros((59, 12), np.int32), "I32"),
-        (np.zeros(59, np.float32), "shape"),
-        (np.zeros((59, 0), np.float32), "shape"),
-    ],
-)
-def test_a_shard_of_another_shape_or_dtype_is_refused(recording, refused_open, array, words):
-    save_file({"router_input": array}, recording[0] / VALUES)
-    message = refused_open(recording[0])
-    assert VALUES in message
-    assert words in message
-
-
-def test_a_tensor_of_another_name_is_refused(recording, refused_open):
-    save_file({"hidden": np.zeros((59, 12), np.float32)}, recording[0] / VALUES)
-    assert "found hidden" in refused_open(recording[0])
-
-
-def test_a_shard_in_the_place_of_another_is_refused(tmp_path, content, record, refused):
-    path = record(tmp_path / "rec", content(100), (50, 50))
+def test_a_shard_in_the_place_of_another_is_refused(tmp_path):
+    path = record(tmp_path / "rec", Content(100), (50, 50))
     shutil.copy(path / "tokens-00000.parquet", path / "tokens-00001.parquet")
     source = open_recording(path)
-    assert "does not count from 50" in refused(lambda: source.read_columns(60, 61))
+    assert "does not count from 50" in refusal(lambda: source.read_columns(60, 61))
 
 
-def test_columns_of_another_length_are_refused(recording, refused_open):
+def test_columns_that_do_not_fit_are_refused(recording):
     file = recording[0] / "tokens-00002.parquet"
-    pq.write_table(pq.read_table(file).slice(0, 58), file)
-    assert "58 tokens" in refused_open(recording[0])
-
-
-def test_a_missing_column_is_refused(recording, refused_open):
-    file = recording[0] / "tokens-00002.parquet"
-    pq.write_table(pq.read_table(file).drop_columns(["position"]), file)
-    assert "no column position" in refused_open(recording[0])
-
-
-def test_an_unlisted_domain_is_refused(recording, refused):
+    table = pq.read_table(file)
+    pq.write_table(table.slice(0, 58), file)
+    assert "58 tokens" in refusal_to_open(recording[0])
+    pq.write_table(table.drop_columns(["position"]), file)
+    assert "no column position" in refusal_to_open(recording[0])
+    pq.write_table(table, file)
     edit_facts(recording[0], domains=["code"])
     source = open_recording(recording[0])
-    assert "'prose' is not listed" in refused(lambda: source.read_columns(0, 9))
+    assert "'prose' is not listed" in refusal(lambda: source.read_columns(0, 9))
 
 
 @pytest.mark.parametrize(
@@ -151,9 +156,10 @@ def test_an_unlisted_domain_is_refused(recording, refused):
         ({"schema": 2}, "schema 2"),
         ({"schema": True}, "whole number"),
         ({"stage": "residuals"}, "router_input"),
-        ({"stage": "ids"}, "null for ids"),
+        ({"stage": "ids", "outputs": []}, "null for ids"),
         ({"dtype": "float8"}, "bfloat16"),
         ({"dtype": ["float32"]}, "bfloat16"),
+        ({"dtype": None}, "dtype is None"),
         ({"num_tokens": 101}, "101"),
         ({"num_tokens": -1}, "-1"),
         ({"shards": []}, "0 tokens"),
@@ -169,102 +175,153 @@ def test_an_unlisted_domain_is_refused(recording, refused):
         ({"checkpoint": {"name": "tiny"}}, "fingerprint"),
         ({"has_chosen": 1}, "true or false"),
         ({"num_documents": "3"}, "whole number"),
+        ({"outputs": ["shared_outputs"]}, "'shared_outputs'"),
+        ({"outputs": ["shared_outputs"]}, ", ".join(OUTPUT_KINDS[:3])),
+        ({"outputs": ["shared_output", "shared_output"]}, "twice"),
+        ({"outputs": "shared_output"}, "a list"),
+        ({"outputs": None}, "a list"),
+        ({"outputs": [["shared_output"]]}, "texts"),
     ],
 )
-def test_facts_that_do_not_fit_are_refused(recording, refused_open, changes, words):
+def test_facts_that_do_not_fit_are_refused(recording, changes, words):
     edit_facts(recording[0], **changes)
-    assert words in refused_open(recording[0])
+    assert words in refusal_to_open(recording[0])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, '{"schema": NaN}'])
-def test_text_that_is_no_facts_is_refused(text, refused):
-    assert "rec" in refused(lambda: parse_facts(text.encode(), "rec"))
+def test_text_that_is_no_facts_is_refused(text):
+    assert "rec" in refusal(lambda: parse_facts(text.encode(), "rec"))
 
 
 def test_facts_survive_writing_and_parsing():
+    texts = {"checkpoint_name": "n", "fingerprint": "f", "engine": "e", "created_by": "m"}
     facts = RecordingFacts(
-        "ids",
-        None,
-        5,
-        (RecordingShard(0, 5),),
-        ("a/0",),
-        True,
-        False,
-        ("ü",),
-        None,
-        "n",
-        "f",
-        "e",
-        "m",
+        "ids", None, 5, (RecordingShard(0, 5),), ("a/0",), True, False, ("ü",), None, **texts
     )
     assert parse_facts(render_facts(facts).encode(), "rec") == facts
 
 
-def test_any_damaged_byte_ends_in_a_value_or_our_error(recording):
-    random = np.random.default_rng(0)
-    for name in (VALUES, "tokens-00000.parquet", "recording.json"):
-        file = recording[0] / name
-        whole = file.read_bytes()
-        for where in random.integers(0, len(whole), 60):
-            damaged = bytearray(whole)
-            damaged[where] ^= 1 << int(random.integers(8))
-            file.write_bytes(damaged)
-            assert outcome(recording[0]) in ("value", "refused")
-        file.write_bytes(whole)
+def test_ids_have_a_dtype_when_outputs_are_beside_them_and_only_then(tmp_path):
+    bare = record(tmp_path / "bare", Content(100), stage="ids")
+    assert read_facts(bare).dtype is None
+    edit_facts(bare, dtype="float32")
+    assert "null for ids without outputs" in refusal_to_open(bare)
 
 
-def outcome(path) -> str:
-    try:
-        source = open_recording(path)
-        source.read_columns(0, source.facts.num_tokens)
-        for router in source.facts.routers:
-            source.read_values(router, 0, source.facts.num_tokens)
-    except MoeGeomError:
-        return "refused"
-    return "value"
+def changed(name, change):
+    """A shard with other arrays under one of its names."""
+
+    def spoil(part):
+        if name in part:
+            return part | {name: {router: change(a) for router, a in part[name].items()}}
+        outputs = part["outputs"]
+        spoilt = {router: change(a) for router, a in outputs[name].items()}
+        return part | {"outputs": outputs | {name: spoilt}}
+
+    return spoil
 
 
-def test_the_writer_refuses_what_does_not_fit(tmp_path, content):
-    held = content(20)
-    columns, values, chosen = held.part(0, 20, "router_input", True, "float32")
-    short = {r: v[:19] for r, v in values.items()}
-    narrow = {r: v[:, :5] for r, v in values.items()}
-    cases = [
-        (columns, {"text/0": values["text/0"]}, None, "text/0"),
-        (columns, short, chosen, "19"),
-        (columns, narrow, chosen, "12"),
-        (columns, values, None, "chosen"),
-        (columns, {r: v.astype(np.int32) for r, v in values.items()}, chosen, "int32"),
-        (columns, values, {r: c - 5 for r, c in chosen.items()}, "-5"),
-        (columns, values, {r: c.astype(np.float32) for r, c in chosen.items()}, "integers"),
-    ]
-    with RecordingWriter(
-        tmp_path / "rec", "router_input", ("text/0", "text/1"), domains=("a", "b")
-    ) as writer:
-        writer.append(columns, values, chosen)
-        for *arguments, words in cases:
-            with pytest.raises(RecordingError, match=words):
-                writer.append(*arguments)
-        writer.append(columns, values, chosen)
-    # A refused shard leaves no trace.
-    found = open_recording(tmp_path / "rec")
-    assert found.facts.num_tokens == 40
-    np.testing.assert_array_equal(found.read_values("text/1", 20, 40), values["text/1"])
+def without(*kinds):
+    def spoil(part):
+        left = {kind: by for kind, by in part["outputs"].items() if kind not in kinds}
+        return part | {"outputs": left}
+
+    return spoil
 
 
-def test_values_too_large_for_float16_are_refused_not_recorded_as_infinite(tmp_path, content):
-    held = content(3)
-    columns, _, _ = held.part(0, 3, "logits", False, "float32")
+def of_router(*routers):
+    """A shard with the outputs of one router under these names."""
+
+    def spoil(part):
+        by_router = dict.fromkeys(routers, part["outputs"]["shared_output"]["text/0"])
+        return part | {"outputs": part["outputs"] | {"shared_output": by_router}}
+
+    return spoil
+
+
+#: Wrong in any shard; the first of a recording included.
+NEVER = [
+    (lambda part: part | {"values": {"text/0": part["values"]["text/0"]}}, "router text/1 has"),
+    (changed("values", lambda a: a[:19]), "19"),
+    (changed("values", lambda a: a.astype(np.int32)), "int32"),
+    (changed("chosen", lambda a: np.full_like(a, -5)), "-5"),
+    (changed("chosen", lambda a: a.astype(np.float32)), "integers"),
+    (of_router(), "shared_output"),
+    (of_router("text/0"), "text/1"),
+    (of_router("text/9"), "text/9"),
+    (changed("shared_output", lambda a: a[:19]), "19"),
+    (changed("shared_output", lambda a: a[:, :, None]), "(20, 10, 1)"),
+    (changed("expert_output", lambda a: a.reshape(20, 24)), "(20, 24)"),
+    (changed("expert_output", lambda a: a[:, :0]), "(20, 0, 4)"),
+    (changed("expert_output", lambda a: a.astype(np.int32)), "int32"),
+]
+
+#: Wrong among the outputs of the first shard.
+FIRST = [(changed("routed_output", lambda a: a[:, :8]), "10 columns, routed_output 8")]
+
+#: Wrong because the first shard was another.
+LATER = [
+    (changed("values", lambda a: a[:, :5]), "12"),
+    (lambda part: part | {"chosen": None}, "chosen"),
+    (without(*OUTPUT_KINDS), "outputs none; expected shared_output"),
+    (lambda part: part | {"outputs": None}, "outputs none; expected shared_output"),
+    (without("routed_output"), "outputs shared_output, expert_output"),
+    (changed("shared_output", lambda a: a[:, :5]), "(20, 10)"),
+    (changed("expert_output", lambda a: a.swapaxes(1, 2)), "(20, 6, 4)"),
+]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_writer_refuses_what_does_not_fit_and_keeps_no_trace(tmp_path, is_first):
+    good = Content(20).part(0, 20, kinds=OUTPUT_KINDS)
+    with RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, domains=("a", "b")) as writer:
+        if not is_first:
+            writer.append(**good)
+        for spoil, words in NEVER + (FIRST if is_first else LATER):
+            assert words in refusal(lambda spoil=spoil: writer.append(**spoil(good)))
+        with pytest.raises(UsageError, match="Did you mean shared_output"):
+            writer.append(**good | {"outputs": {"shared_outputs": good["values"]}})
+        writer.append(**good)
+    source = open_recording(tmp_path / "rec")
+    assert source.facts.num_tokens == (20 if is_first else 40)
+    first = source.facts.num_tokens - 20
+    values = source.read_values("text/1", first, first + 20)
+    np.testing.assert_array_equal(values, good["values"]["text/1"])
+    output = source.read_output("text/1", "expert_output", first, first + 20)
+    np.testing.assert_array_equal(output, good["outputs"]["expert_output"]["text/1"])
+
+
+def test_a_refused_first_shard_does_not_decide_what_is_recorded(tmp_path):
+    good = Content(20).part(0, 20, kinds=OUTPUT_KINDS)
+    with RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, domains=("a", "b")) as writer:
+        spoil = changed("expert_output", lambda a: a[:19])
+        assert refusal(lambda: writer.append(**spoil(good)))
+        halves = {
+            router: value[:, :6].astype(np.float16) for router, value in good["values"].items()
+        }
+        writer.append(good["columns"], halves)
+    facts = open_recording(tmp_path / "rec").facts
+    assert (facts.outputs, facts.has_chosen) == ((), False)
+    assert read_facts(tmp_path / "rec").dtype == "float16"
+
+
+def test_outputs_that_cannot_be_added_are_refused(recording):
+    for shard, size in enumerate(SIZES):
+        name = f"routed_output-text.1-0000{shard}.safetensors"
+        save_file({"routed_output": np.zeros((size, 8), np.float32)}, recording[0] / name)
+    message = refusal_to_open(recording[0])
+    assert "text/1" in message
+    assert "10 columns, routed_output 8" in message
+
+
+@pytest.mark.parametrize("name", ["values", "shared_output"])
+def test_numbers_too_large_for_float16_are_refused_not_recorded_as_infinite(tmp_path, name):
+    part = Content(20).part(0, 20, kinds=OUTPUT_KINDS)
+    spoil = changed(name, lambda a: 1e6 * a)
+    options = {"domains": ("a", "b"), "dtype": "float16"}
     with (
         pytest.raises(UsageError, match="bfloat16"),
-        RecordingWriter(
-            tmp_path / "rec", "logits", ("a",), domains=("x", "y"), dtype="float16"
-        ) as writer,
+        RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, **options) as writer,
     ):
-        writer.append(columns, {"a": np.full((3, 2), 1e6, np.float32)})
-
-
-def test_extra_tensors_beside_ours_do_no_harm(recording):
-    file = recording[0] / VALUES
-    save_file({**load_file(file), "other": np.zeros(3)}, file)
-    assert open_recording(recording[0]).read_values("text/1", 99, 100).shape == (1, 12)
+        writer.append(**spoil(part))
+    assert list(tmp_path.iterdir()) == []

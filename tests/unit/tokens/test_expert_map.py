@@ -14,19 +14,20 @@ from moegeom.tokens.open import open_tokens
 from moegeom.tokens.traces import source
 from moegeom.tokens.traces.dialects import _batch_arrays, _responses
 from moegeom.tokens.traces.expert_map import read_expert_map
-from tests.unit.tokens.dialects import test_counts
+from tests.unit.tokens.dialects import test_counts, written
 from tests.unit.tokens.dialects.written import (
     EXPERTS,
     FIRST,
+    NAMES,
     NUM_LAYERS,
     WRITERS,
-    known,
+    Written,
+    chosen,
     truth,
     write_sglang,
     write_vllm,
 )
 
-NAMES = tuple(router.name for router in known())
 DEVICES, PLACES = 8, 72
 
 
@@ -55,18 +56,15 @@ def listed(layers: np.ndarray) -> str:
 
 def of_ascend(layers: np.ndarray) -> str:
     """As in the unit tests of eplb of vllm-ascend 61eb47b4d8."""
-    said = [
-        {
-            "layer_id": number,
-            "device_count": DEVICES,
-            "device_list": [
-                {"device_id": device, "device_expert": experts.tolist()}
-                for device, experts in enumerate(np.split(layer, DEVICES))
-            ],
-        }
-        for number, layer in enumerate(layers)
-    ]
-    return json.dumps({"moe_layer_count": len(layers), "layer_list": said})
+    records = []
+    for number, layer in enumerate(layers):
+        devices = [
+            {"device_id": device, "device_expert": experts.tolist()}
+            for device, experts in enumerate(np.split(layer, DEVICES))
+        ]
+        record = {"layer_id": number, "device_count": DEVICES, "device_list": devices}
+        records.append(record)
+    return json.dumps({"moe_layer_count": len(layers), "layer_list": records})
 
 
 def of_initial_mapping(layers: np.ndarray) -> str:
@@ -84,31 +82,30 @@ def of_initial_mapping(layers: np.ndarray) -> str:
 FORMS = {"list": listed, "vllm-ascend": of_ascend, "initial mapping": of_initial_mapping}
 
 
-def opened(path: Path | str, expert_map: Path | None, **more):
-    return open_tokens(
-        path,
-        routers=NAMES,
-        known=known(),
-        expert_map=None if expert_map is None else str(expert_map),
-        **more,
-    )
+def opened(path: Path | str, folder: Path):
+    """A trace read by the map in a folder."""
+    return written.opened(path, expert_map=str(folder / "map.json"))
 
 
-def chosen(source) -> np.ndarray:
-    parts = [source.read_chosen(name, 0, source.facts.num_tokens) for name in NAMES]
-    return np.stack(parts, axis=1)
+def refuse(words: str, path: Path, folder: Path) -> None:
+    written.refuse(words, path, expert_map=str(folder / "map.json"))
+
+
+def placed_requests(layers: np.ndarray) -> list[Written]:
+    """What an engine writes that names places."""
+    return [replace(r, ids=placed(r.ids, layers)) for r in truth().written]
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_places_become_the_experts_that_lie_there(name, tmp_path):
     writer, held, layers = WRITERS[name], truth(), plan()
-    requests = [replace(r, ids=placed(r.ids, layers)) for r in held.written]
+    requests = placed_requests(layers)
     writer.write(tmp_path / writer.file, requests)
     (tmp_path / "map.json").write_text(listed(layers))
     with pytest.raises(RecordingError, match=r"Give its map \(--expert-map\)|experts a token"):
-        opened(tmp_path / writer.file, None)
-    source = opened(tmp_path / writer.file, tmp_path / "map.json")
-    np.testing.assert_array_equal(chosen(source), np.concatenate([ids[:-1] for ids in held.ids]))
+        written.opened(tmp_path / writer.file)
+    source = opened(tmp_path / writer.file, tmp_path)
+    np.testing.assert_array_equal(chosen(source), held.routed)
     assert any("map.json, which places 24 copies" in note for note in source.facts.notes)
 
 
@@ -122,18 +119,17 @@ def test_many_files_and_pieces_of_them_are_mapped_as_one_file_is(name, tmp_path,
     (tmp_path / "map.json").write_text(listed(layers))
     for module in (_batch_arrays, _responses, source):
         monkeypatch.setattr(module, "CACHE_BYTES" if module is source else "PIECE_BYTES", 500)
-    found = opened(f"{tmp_path}/dump/*", tmp_path / "map.json")
-    np.testing.assert_array_equal(chosen(found), np.concatenate([ids[:-1] for ids in held.ids]))
+    trace = opened(f"{tmp_path}/dump/*", tmp_path)
+    np.testing.assert_array_equal(chosen(trace), held.routed)
     said = "ids are places: experts by map.json, which places 24 copies"
-    assert [note for note in found.facts.notes if "map.json" in note] == [said]
+    assert [note for note in trace.facts.notes if "map.json" in note] == [said]
 
 
 def test_ids_too_narrow_for_the_places_of_a_map_are_refused(tmp_path):
     layers = np.concatenate([np.arange(EXPERTS)] * 5)
     write_vllm(tmp_path / "r.jsonl", truth().written)
     (tmp_path / "map.json").write_text(listed(layers))
-    with pytest.raises(RecordingError, match="ids are uint8, which cannot name 320 places"):
-        opened(tmp_path / "r.jsonl", tmp_path / "map.json")
+    refuse("ids are uint8, which cannot name 320 places", tmp_path / "r.jsonl", tmp_path)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,33 +138,22 @@ def test_every_form_of_a_map_is_read_for_layers_of_the_model_or_of_routers(
     form, of_routers, tmp_path
 ):
     held, layers = truth(), plan(3)
-    write_vllm(tmp_path / "r.jsonl", [replace(r, ids=placed(r.ids, layers)) for r in held.written])
+    write_vllm(tmp_path / "r.jsonl", placed_requests(layers))
     (tmp_path / "map.json").write_text(FORMS[form](layers[FIRST:] if of_routers else layers))
-    source = opened(tmp_path / "r.jsonl", tmp_path / "map.json")
-    np.testing.assert_array_equal(chosen(source), np.concatenate([ids[:-1] for ids in held.ids]))
+    source = opened(tmp_path / "r.jsonl", tmp_path)
+    np.testing.assert_array_equal(chosen(source), held.routed)
 
 
 def test_one_permutation_may_stand_for_all_layers_and_padding_stays_padding(tmp_path):
     held, layers = truth(), np.tile(plan(4, EXPERTS)[:1], (NUM_LAYERS, 1))
-    requests = [
-        replace(
-            r,
-            ids=np.concatenate(
-                [
-                    placed(r.ids, layers),
-                    np.zeros((2, 4, 4), int),
-                    np.arange(4) + np.zeros((3, 4, 1), int),
-                ]
-            ),
-        )
-        for r in held.written
-    ]
+    behind = [np.zeros((2, 4, 4), int), np.arange(4) + np.zeros((3, 4, 1), int)]
+    requests = [replace(r, ids=np.concatenate([r.ids, *behind])) for r in placed_requests(layers)]
     for request in requests:
         request.ids[:, :FIRST] = 0
     write_vllm(tmp_path / "r.jsonl", requests)
     (tmp_path / "map.json").write_text(json.dumps(layers[0].tolist()))
-    source = opened(tmp_path / "r.jsonl", tmp_path / "map.json")
-    np.testing.assert_array_equal(chosen(source), np.concatenate([ids[:-1] for ids in held.ids]))
+    source = opened(tmp_path / "r.jsonl", tmp_path)
+    np.testing.assert_array_equal(chosen(source), held.routed)
     assert "padding rows cut behind the last routed token: 15" in source.facts.notes
 
 
@@ -178,39 +163,31 @@ def test_a_row_between_others_that_counts_up_names_places_like_any_other(tmp_pat
     request.ids[7, FIRST:] = np.arange(4)
     write_vllm(tmp_path / "r.jsonl", [request])
     (tmp_path / "map.json").write_text(listed(layers))
-    found = chosen(opened(tmp_path / "r.jsonl", tmp_path / "map.json"))
-    np.testing.assert_array_equal(found, EXPERTS - 1 - request.ids[:, FIRST:].astype(int))
+    experts = chosen(opened(tmp_path / "r.jsonl", tmp_path))
+    np.testing.assert_array_equal(experts, EXPERTS - 1 - request.ids[:, FIRST:].astype(int))
 
 
 def test_counts_of_copies_are_added_up(tmp_path):
     layers, counts = plan(5)[FIRST:], np.random.default_rng(2).integers(1, 99, (7, 3, PLACES))
     test_counts.write_recorder(tmp_path / "r.pt", counts[..., :EXPERTS])
     (tmp_path / "map.json").write_text(listed(layers[:, :EXPERTS]))
-    with pytest.raises(RecordingError, match="stand nowhere"):
-        opened(tmp_path / "r.pt", tmp_path / "map.json")
+    refuse("stand nowhere", tmp_path / "r.pt", tmp_path)
     (tmp_path / "map.json").write_text(listed(layers))
-    source = opened(tmp_path / "r.pt", tmp_path / "map.json")
+    source = opened(tmp_path / "r.pt", tmp_path)
     for index, name in enumerate(NAMES):
-        expected = [
-            np.bincount(
-                layers[index, :EXPERTS], weights=of_step[index, :EXPERTS], minlength=EXPERTS
-            )
-            for of_step in counts
-        ]
+        expected = np.zeros((7, EXPERTS), int)
+        for place, expert in enumerate(layers[index, :EXPERTS]):
+            expected[:, expert] += counts[:, index, place]
         np.testing.assert_array_equal(source.counts(name), expected)
 
 
-def twice(layers):
-    return np.where(layers == 5, 6, layers)
-
-
-def beyond(layers):
-    return np.where(layers == 5, EXPERTS, layers)
+def instead_of_5(layers, expert):
+    return np.where(layers == 5, expert, layers)
 
 
 DAMAGED = [
-    (lambda m: listed(twice(m)), "72 places for 64 experts, of which 1 stand nowhere \\(5\\)"),
-    (lambda m: listed(beyond(m)), "layer 1: expert 64 at place .*; the checkpoint has experts 0 to 63"),
+    (lambda m: listed(instead_of_5(m, 6)), "72 places for 64 experts, of which 1 stand nowhere \\(5\\)"),
+    (lambda m: listed(instead_of_5(m, EXPERTS)), "layer 1: expert 64 at place .*; the checkpoint has experts 0 to 63"),
     (lambda m: listed(m[:2]), "maps 2 layers; the checkpoint has 3 routers in layers 1 to 3"),
     (lambda m: listed(m[:, :9]), "9 places for 64 experts, of which 5[5-9] stand nowhere"),
     (lambda m: listed(m - 1), "expert -1 at place"),
@@ -226,35 +203,28 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGED, ids=[said for _, said in DAMAGED])
-def test_a_map_that_is_no_plan_for_the_checkpoint_is_refused(damage, said, tmp_path):
+@pytest.mark.parametrize(("damage", "words"), DAMAGED, ids=[words for _, words in DAMAGED])
+def test_a_map_that_is_no_plan_for_the_checkpoint_is_refused(damage, words, tmp_path):
     layers = plan()
-    write_vllm(
-        tmp_path / "r.jsonl", [replace(r, ids=placed(r.ids, layers)) for r in truth().written]
-    )
+    write_vllm(tmp_path / "r.jsonl", placed_requests(layers))
     (tmp_path / "map.json").write_text(damage(layers))
-    with pytest.raises(RecordingError, match=said):
-        opened(tmp_path / "r.jsonl", tmp_path / "map.json")
+    refuse(words, tmp_path / "r.jsonl", tmp_path)
 
 
 def test_a_trace_of_another_map_and_what_is_no_trace_are_refused(tmp_path):
     layers = plan()
-    requests = [replace(r, ids=placed(r.ids, layers)) for r in truth().written]
+    requests = placed_requests(layers)
     write_vllm(tmp_path / "r.jsonl", requests)
     (tmp_path / "map.json").write_text(listed(plan(0, EXPERTS)))
-    with pytest.raises(RecordingError, match="the map has 64 places there"):
-        opened(tmp_path / "r.jsonl", tmp_path / "map.json")
+    refuse("the map has 64 places there", tmp_path / "r.jsonl", tmp_path)
     write_sglang(tmp_path / "s.jsonl", requests)
-    text = (tmp_path / "s.jsonl").read_text()
-    bare = [json.loads(line) for line in text.splitlines()]
-    for reply in bare:
+    replies = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    for reply in replies:
         del reply["input_ids"], reply["meta_info"]["completion_tokens"]
-    (tmp_path / "s.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in bare))
-    with pytest.raises(RecordingError, match="places without a shape, and no count of tokens"):
-        opened(tmp_path / "s.jsonl", tmp_path / "map.json")
-    np.savez(
-        tmp_path / "logits.npz", **{name: np.zeros((3, EXPERTS), np.float32) for name in NAMES}
-    )
+    written.lines(tmp_path / "s.jsonl", replies)
+    refuse("places without a shape, and no count of tokens", tmp_path / "s.jsonl", tmp_path)
+    logits = dict.fromkeys(NAMES, np.zeros((3, EXPERTS), np.float32))
+    np.savez(tmp_path / "logits.npz", **logits)
     with pytest.raises(UsageError, match="--expert-map does not apply"):
         open_tokens(tmp_path / "logits.npz", "logits", routers=NAMES, expert_map="map.json")
 

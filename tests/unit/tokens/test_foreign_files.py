@@ -1,7 +1,10 @@
 import io
+import itertools
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -10,19 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
-from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import SOURCES
-
-ROUTERS = ("text/0", "text/1")
-
-
-def write_npz(path, arrays):
-    np.savez(path, **arrays)
-
-
-def write_compressed(path, arrays):
-    np.savez_compressed(path, **arrays)
+from moegeom.tokens.stages import VALUE_STAGES
+from tests.by_day import by_day
+from tests.unit.tokens.conftest import ROUTERS, Content, record, refusal
 
 
 def write_parquet(path, arrays):
@@ -41,41 +38,41 @@ def write_fixed_lists(path, arrays):
 
 
 WRITERS = {
-    "npz": ("a.npz", write_npz),
-    "compressed npz": ("a.npz", write_compressed),
+    "npz": ("a.npz", lambda path, arrays: np.savez(path, **arrays)),
+    "compressed npz": ("a.npz", lambda path, arrays: np.savez_compressed(path, **arrays)),
     "safetensors": ("a.safetensors", lambda path, arrays: save_file(arrays, path)),
     "parquet": ("a.parquet", write_parquet),
     "parquet, fixed lists": ("a.parquet", write_fixed_lists),
 }
 
 
-@pytest.fixture(params=WRITERS)
-def write(request, tmp_path):
-    name, function = WRITERS[request.param]
-
-    def run(arrays):
-        function(tmp_path / name, arrays)
-        return tmp_path / name
-
-    return run
+def written(folder, kind, arrays):
+    """The path of a file of this kind with these arrays, by router or key."""
+    name, write = WRITERS[kind]
+    write(folder / name, {key.replace("/", "."): array for key, array in arrays.items()})
+    return folder / name
 
 
-def by_slug(arrays):
-    return {router.replace("/", "."): array for router, array in arrays.items()}
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("stage", ["router_input", "pre_norm", "logits"])
-def test_a_foreign_file_equals_the_recording(tmp_path, content, record, write, stage, dtype):
-    held = content(90)
+@pytest.mark.parametrize(
+    ("kind", "stage", "dtype"),
+    by_day(
+        itertools.product(WRITERS, VALUE_STAGES, ["float16", "float32", "float64"]),
+        {
+            "stored": ("npz", "router_input", "float64"),
+            "deflated": ("compressed npz", "pre_norm", "float32"),
+            "safetensors": ("safetensors", "logits", "float16"),
+            "lists": ("parquet", "logits", "float32"),
+            "fixed lists": ("parquet, fixed lists", "router_input", "float16"),
+        },
+    ),
+)
+def test_a_foreign_file_equals_the_recording(tmp_path, kind, stage, dtype):
+    content = Content(90)
     recorded = open_tokens(
-        record(tmp_path / "rec", held, (90,), stage, has_chosen=False, dtype=dtype), stage=stage
+        record(tmp_path / "rec", content, (90,), stage, has_chosen=False, dtype=dtype), stage
     )
-    foreign = open_tokens(
-        write({k: v.astype(dtype) for k, v in by_slug(held.values).items()}),
-        stage=stage,
-        routers=ROUTERS,
-    )
+    values = {router: values.astype(dtype) for router, values in content.values.items()}
+    foreign = open_tokens(written(tmp_path, kind, values), stage, routers=ROUTERS)
     assert foreign.facts.routers == recorded.facts.routers
     assert foreign.facts.num_tokens == recorded.facts.num_tokens
     for router in ROUTERS:
@@ -86,90 +83,75 @@ def test_a_foreign_file_equals_the_recording(tmp_path, content, record, write, s
         assert foreign.read_chosen(router, 0, 90) is None
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64"])
-def test_foreign_ids_equal_the_recording(tmp_path, content, record, write, dtype):
-    held = content(90)
-    recorded = open_tokens(record(tmp_path / "rec", held, (90,), "ids"))
-    arrays = {k: v.astype(dtype) for k, v in by_slug(held.chosen).items()}
-    foreign = open_tokens(write(arrays), stage="ids", routers=ROUTERS)
-    assert foreign.facts.has_chosen
-    for router in ROUTERS:
-        np.testing.assert_array_equal(
-            foreign.read_chosen(router, 3, 77), recorded.read_chosen(router, 3, 77)
-        )
-
-
-def test_columns_beside_the_arrays_are_read(content, write):
-    held = content(90)
-    arrays = {"document": held.columns.document, "token_id": held.columns.token_id}
-    source = open_tokens(write({**by_slug(held.values), **arrays}), stage="logits", routers=ROUTERS)
-    found = source.read_columns(20, 80)
-    np.testing.assert_array_equal(found.document, held.columns.document[20:80])
-    np.testing.assert_array_equal(found.token_id, held.columns.token_id[20:80])
-    np.testing.assert_array_equal(found.position, held.columns.position[20:80])
-    assert source.facts.has_documents
-
-
-def test_a_router_map_names_the_arrays_and_may_leave_some_out(content, write):
-    held = content(30)
-    arrays = {"h7": held.values["text/1"], "other": held.values["text/0"]}
+@pytest.mark.parametrize("kind", WRITERS)
+def test_ids_columns_and_parts_of_a_foreign_file_are_read(tmp_path, kind):
+    content = Content(90)
+    for dtype in ("uint8", "int16", "int32", "int64"):
+        arrays = {router: ids.astype(dtype) for router, ids in content.chosen.items()}
+        foreign = open_tokens(written(tmp_path, kind, arrays), "ids", routers=ROUTERS)
+        assert foreign.facts.has_chosen
+        for router, ids in content.chosen.items():
+            np.testing.assert_array_equal(foreign.read_chosen(router, 3, 77), ids[3:77])
+    columns = content.columns
+    beside = {"document": columns.document, "token_id": columns.token_id}
     source = open_tokens(
-        write(arrays), stage="router_input", router_map={"h7": "text/1"}, routers=ROUTERS
+        written(tmp_path, kind, content.values | beside), "logits", routers=ROUTERS
     )
+    assert source.facts.has_documents
+    for name in ("document", "token_id", "position"):
+        column = getattr(source.read_columns(20, 80), name)
+        np.testing.assert_array_equal(column, getattr(columns, name)[20:80])
+    # a map names the arrays and may leave some out; the only array is that of the only router
+    one, other = content.values.values()
+    path = written(tmp_path, kind, {"h7": other, "beside": one})
+    source = open_tokens(path, "router_input", {"h7": "text/1"}, ROUTERS)
     assert source.facts.routers == ("text/1",)
-    np.testing.assert_array_equal(source.read_values("text/1", 0, 30), held.values["text/1"])
+    np.testing.assert_array_equal(source.read_values("text/1", 0, 90), other)
+    source = open_tokens(written(tmp_path, kind, {"any": one}), "logits", routers=("text/0",))
+    np.testing.assert_array_equal(source.read_values("text/0", 0, 90), one)
 
 
-@pytest.mark.parametrize(
-    ("keys", "router_map", "words"),
-    [
+@pytest.mark.parametrize("kind", WRITERS)
+def test_arrays_that_cannot_be_assigned_are_listed(tmp_path, kind):
+    values = Content(30).values.values()
+    for keys, router_map, words in [
         (("h0", "h1"), {}, ("h0, h1", "text/0, text/1", "map")),
         (("h0", "text.0"), {}, ("h0", "text/0")),
         (("h0", "h1"), {"h9": "text/0"}, ("h9",)),
         (("text.0", "h1"), {"h9": "text/1"}, ("the map names h9",)),
         (("h0", "h1"), {"h0": "text/5"}, ("text/5", "no such router")),
         (("h0", "text.0"), {"h0": "text/0"}, ("several arrays for text/0",)),
-    ],
-)
-def test_arrays_that_cannot_be_assigned_are_listed(
-    content, write, refused, keys, router_map, words
-):
-    values = list(content(30).values.values())
-    path = write(dict(zip(keys, values, strict=True)))
-    message = refused(lambda: open_tokens(path, "logits", router_map, ROUTERS))
-    for word in words:
-        assert word in message
+    ]:
+        path = written(tmp_path, kind, dict(zip(keys, values, strict=True)))
+        message = refusal(
+            lambda path=path, router_map=router_map: open_tokens(
+                path, "logits", router_map, ROUTERS
+            )
+        )
+        assert [word for word in words if word not in message] == [], keys
 
 
-def test_the_only_array_belongs_to_the_only_router(content, write):
-    values = content(30).values["text/0"]
-    source = open_tokens(write({"whatever": values}), stage="logits", routers=("text/0",))
-    np.testing.assert_array_equal(source.read_values("text/0", 0, 30), values)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_truncated_file_is_refused(tmp_path, kind):
+    path = written(tmp_path, kind, {"text/0": Content(30).values["text/0"]})
+    whole = path.read_bytes()
+    for size in (0, 1, 8, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert refusal(lambda: open_tokens(path, "logits", routers=("text/0",))), size
 
 
-def test_arrays_of_different_lengths_are_refused(tmp_path, content, refused):
-    held = content(30).values
-    np.savez(tmp_path / "a.npz", **{"text.0": held["text/0"], "text.1": held["text/1"][:29]})
-    message = refused(lambda: open_tokens(tmp_path / "a.npz", "logits", routers=ROUTERS))
-    assert "29" in message
-
-
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
-def test_an_npy_file_equals_its_array(tmp_path, content, dtype):
-    values = content(50).values["text/0"].astype(dtype)
-    np.save(tmp_path / "text.0.npy", values)
-    source = open_tokens(tmp_path / "text.0.npy", stage="pre_norm", routers=ROUTERS)
-    assert source.facts.routers == ("text/0",)
-    np.testing.assert_array_equal(
-        source.read_values("text/0", 11, 37), values[11:37].astype(np.float32)
-    )
-
-
-def test_bfloat16_safetensors_are_read(tmp_path, content):
-    values = content(20).values["text/0"].astype(ml_dtypes.bfloat16)
-    save_file({"text/0": values}, tmp_path / "a.safetensors")
+def test_numbers_of_other_dtypes_and_files_of_one_array_are_read(tmp_path):
+    values = Content(50).values["text/0"]
+    for dtype in ("<f2", "<f4", "<f8", ">f4"):
+        np.save(tmp_path / "text.0.npy", values.astype(dtype))
+        source = open_tokens(tmp_path / "text.0.npy", stage="pre_norm", routers=ROUTERS)
+        assert source.facts.routers == ("text/0",)
+        expected = values.astype(dtype).astype(np.float32)[11:37]
+        np.testing.assert_array_equal(source.read_values("text/0", 11, 37), expected)
+    halves = values.astype(ml_dtypes.bfloat16)
+    save_file({"text/0": halves}, tmp_path / "a.safetensors")
     source = open_tokens(tmp_path / "a.safetensors", stage="logits", routers=ROUTERS)
-    np.testing.assert_array_equal(source.read_values("text/0", 0, 20), values.astype(np.float32))
+    np.testing.assert_array_equal(source.read_values("text/0", 0, 50), halves.astype(np.float32))
 
 
 class Bomb:
@@ -177,19 +159,18 @@ class Bomb:
         return (pytest.fail, ("it was unpickled",))
 
 
-def test_a_pickle_is_never_opened(tmp_path, refused):
+def test_a_pickle_is_never_opened(tmp_path):
     bomb = np.array([[Bomb()]], dtype=object)
     np.save(tmp_path / "a.npy", bomb, allow_pickle=True)
     np.savez(tmp_path / "a.npz", x=bomb)
     (tmp_path / "a.pt").write_bytes(b"\x80\x04.")
     for name in ("a.npy", "a.npz", "a.pt"):
-        message = refused(lambda name=name: open_tokens(tmp_path / name, "logits", routers=("r",)))
+        message = refusal(lambda name=name: open_tokens(tmp_path / name, "logits", routers=("r",)))
         assert "pickle" in message
 
 
-@pytest.mark.parametrize(
-    ("array", "words"),
-    [
+def test_an_array_that_is_no_rows_of_numbers_is_refused(tmp_path):
+    for array, words in [
         (np.zeros((4, 5), np.int32), "int32"),
         (np.zeros(4, np.float32), "(4,)"),
         (np.zeros((4, 5, 6), np.float32), "(4, 5, 6)"),
@@ -197,14 +178,12 @@ def test_a_pickle_is_never_opened(tmp_path, refused):
         (np.zeros((5, 4), np.float32).T, "column by column"),
         (np.zeros((4, 5), ml_dtypes.bfloat16), "bfloat16"),
         (np.zeros((4, 5), np.complex64), "complex64"),
-    ],
-)
-def test_an_array_that_is_no_rows_of_numbers_is_refused(tmp_path, refused, array, words):
-    np.save(tmp_path / "a.npy", array)
-    np.savez(tmp_path / "a.npz", x=array)
-    for name in ("a.npy", "a.npz"):
-        message = refused(lambda name=name: open_tokens(tmp_path / name, "logits", routers=("r",)))
-        assert words in message
+    ]:
+        np.save(tmp_path / "a.npy", array)
+        np.savez(tmp_path / "a.npz", x=array)
+        for name in ("a.npy", "a.npz"):
+            path = tmp_path / name
+            assert words in refusal(lambda path=path: open_tokens(path, "logits", routers=("r",)))
 
 
 @pytest.mark.parametrize(
@@ -246,103 +225,68 @@ def test_the_hint_for_batches_keeps_layers_apart(tmp_path, kind):
         np.testing.assert_array_equal(opened.read_values(router, 0, 15), part.reshape(15, 4))
 
 
-@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors", "parquet"])
-def test_any_damage_ends_in_a_value_or_our_error(tmp_path, content, suffix):
-    values = content(30).values["text/0"]
-    path = tmp_path / f"a.{suffix}"
-    table = {"npy": lambda p, a: np.save(p, a["text.0"]), "npz": write_npz}
-    table |= {"safetensors": WRITERS["safetensors"][1], "parquet": write_parquet}
-    table[suffix](path, {"text.0": values})
-    whole = path.read_bytes()
-    random = np.random.default_rng(1)
-    cuts = [whole[:n] for n in (0, 1, 8, 40, len(whole) // 2, len(whole) - 1)]
-    flips = []
-    for where in random.integers(0, min(len(whole), 400), 80):
-        damaged = bytearray(whole)
-        damaged[where] ^= 1 << int(random.integers(8))
-        flips.append(bytes(damaged))
-    for data in cuts + flips:
-        path.write_bytes(data)
-        assert outcome(path) in ("value", "refused")
-    for data in cuts:
-        path.write_bytes(data)
-        assert outcome(path) == "refused"
-
-
-def outcome(path) -> str:
-    try:
-        source = open_tokens(path, "logits", routers=("text/0",))
-        source.read_values("text/0", 0, source.facts.num_tokens)
-    except MoeGeomError:
-        return "refused"
-    return "value"
-
-
-def test_ids_beyond_int32_are_refused(tmp_path, refused):
+def test_arrays_of_other_lengths_and_ids_beyond_int32_are_refused(tmp_path):
+    one, other = Content(30).values.values()
+    path = written(tmp_path, "npz", {"text/0": one, "text/1": other[:29]})
+    assert "29" in refusal(lambda: open_tokens(path, "logits", routers=ROUTERS))
     np.save(tmp_path / "a.npy", np.array([[1, 2**40]]))
     source = open_tokens(tmp_path / "a.npy", "ids", routers=("r",))
-    assert str(2**40) in refused(lambda: source.read_chosen("r", 0, 1))
+    assert str(2**40) in refusal(lambda: source.read_chosen("r", 0, 1))
 
 
 @pytest.mark.parametrize(
     "lists",
-    [
-        [[1.0, 2.0], [1.0]],
-        [[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]],
-        [[1.0, 2.0], None],
-        [[1.0, 2.0], [1.0, None]],
-    ],
+    [[[1.0, 2.0], [1.0]], [[1.0], [1.0, 2.0]], [[1.0, 2.0], None], [[1.0, 2.0], [1.0, None]]],
 )
-def test_ragged_or_missing_lists_are_refused(tmp_path, refused, lists):
+def test_ragged_or_missing_lists_are_refused(tmp_path, lists):
     pq.write_table(pa.table({"text.0": lists}), tmp_path / "a.parquet")
 
     def read():
         source = open_tokens(tmp_path / "a.parquet", "logits", routers=ROUTERS)
         source.read_values("text/0", 0, 2)
 
-    assert "every token" in refused(read)
+    assert "every token" in refusal(read)
 
 
-def test_a_huge_compressed_array_is_refused_before_it_is_decompressed(tmp_path, refused):
+def test_a_huge_compressed_array_is_refused_before_it_is_decompressed(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 20, 1 << 20)}
     )
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", header.getvalue() + bytes(1 << 16))
-    assert "needs" in refused(lambda: open_tokens(tmp_path / "a.npz", "logits", routers=("r",)))
+    assert "needs" in refusal(lambda: open_tokens(tmp_path / "a.npz", "logits", routers=("r",)))
 
 
-def test_a_foreign_file_needs_a_stage(tmp_path, content):
-    np.save(tmp_path / "a.npy", content(5).values["text/0"])
-    with pytest.raises(UsageError, match="--stage"):
-        open_tokens(tmp_path / "a.npy", routers=("r",))
-    with pytest.raises(UsageError, match="top_logits"):
-        open_tokens(tmp_path / "a.npy", "top_logits", routers=("r",))
-    with pytest.raises(UsageError, match="Did you mean router_input"):
-        open_tokens(tmp_path / "a.npy", "router_inputs", routers=("r",))
+def test_a_foreign_file_needs_a_stage(tmp_path):
+    np.save(tmp_path / "a.npy", Content(5).values["text/0"])
+    refusals = {
+        None: "--stage",
+        "top_logits": "top_logits",
+        "router_inputs": "you mean router_input",
+    }
+    for stage, words in refusals.items():
+        with pytest.raises(UsageError, match=words):
+            open_tokens(tmp_path / "a.npy", stage, routers=("r",))
 
 
-def test_a_recording_says_its_stage_itself(recording):
+def test_a_recording_says_its_stage_and_routers_itself(recording):
     assert open_tokens(recording[0]).facts.stage == "router_input"
     assert open_tokens(recording[0], "router_input", routers=ROUTERS).facts.num_tokens == 100
     with pytest.raises(UsageError, match="router_input, not logits"):
         open_tokens(recording[0], "logits")
     with pytest.raises(UsageError, match="map"):
         open_tokens(recording[0], router_map={"a": "text/0"})
-
-
-def test_a_recording_of_another_model_is_refused(recording):
     with pytest.raises(RecordingError, match="none in common"):
         open_tokens(recording[0], routers=("vision/0",))
 
 
-def test_what_is_not_there_or_not_known_is_refused(tmp_path, refused):
-    assert "no such file" in refused(lambda: open_tokens(tmp_path / "none"))
+def test_what_is_not_there_or_not_known_is_refused(tmp_path):
+    assert "no such file" in refusal(lambda: open_tokens(tmp_path / "none"))
     (tmp_path / "a.csv").write_text("1,2")
-    assert "parquet" in refused(lambda: open_tokens(tmp_path / "a.csv", "logits"))
+    assert "parquet" in refusal(lambda: open_tokens(tmp_path / "a.csv", "logits"))
     (tmp_path / "empty").mkdir()
-    assert "recording.json" in refused(lambda: open_tokens(tmp_path / "empty"))
+    assert "recording.json" in refusal(lambda: open_tokens(tmp_path / "empty"))
 
 
 def test_every_source_is_named_as_its_file():
@@ -356,8 +300,8 @@ def test_knowing_every_source_loads_no_heavy_library():
         "from moegeom.tokens.source import SOURCES; SOURCES.all(); "
         "print([m for m in ('pyarrow', 'pandas', 'torch', 'numba') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("order", ["sorted", "shuffled", "interleaved"])
@@ -376,6 +320,29 @@ def test_positions_count_from_the_first_token_of_each_document(tmp_path, order):
     assert source.facts.num_documents == len(np.unique(document))
     for start in [0, 1, 4095, 4096, 65_535, 65_536, *generator.integers(0, len(document), 40)]:
         stop = min(int(start + generator.integers(1, 9000)), len(document))
-        found = source.read_columns(int(start), stop)
-        np.testing.assert_array_equal(found.document, document[start:stop])
-        np.testing.assert_array_equal(found.position, position[start:stop])
+        columns = source.read_columns(int(start), stop)
+        np.testing.assert_array_equal(columns.document, document[start:stop])
+        np.testing.assert_array_equal(columns.position, position[start:stop])
+
+
+def test_threads_that_want_one_row_group_decode_it_once(tmp_path, monkeypatch):
+    values = np.arange(2 * 64 * 4, dtype=np.float32).reshape(-1, 4)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": pa.array(list(values))}), path, row_group_size=64)
+    table, decoded, together = ParquetTable(path), [], threading.Barrier(8)
+    decode = table._decode
+
+    def counted(name: str, width: int, number: int) -> np.ndarray:
+        decoded.append(number)
+        return decode(name, width, number)
+
+    def read(thread: int) -> np.ndarray:
+        together.wait()
+        return table.group("a", 4, thread % 2)
+
+    monkeypatch.setattr(table, "_decode", counted)
+    with ThreadPoolExecutor(8) as pool:
+        groups = list(pool.map(read, range(8)))
+    assert sorted(decoded) == [0, 1]
+    for thread, rows in enumerate(groups):
+        np.testing.assert_array_equal(rows, values[thread % 2 * 64 :][:64])

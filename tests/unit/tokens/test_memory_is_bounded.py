@@ -42,12 +42,12 @@ def columns(first, num_tokens):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_reading_a_recording_does_not_grow_with_its_tokens(tmp_path, dtype):
+    values = {"a": np.ones((8192, WIDTH), np.float32)}
+
     def write(path, num_shards):
         with RecordingWriter(path, "router_input", ("a",), dtype=dtype) as writer:
             for shard in range(num_shards):
-                writer.append(
-                    columns(shard * 8192, 8192), {"a": np.ones((8192, WIDTH), np.float32)}
-                )
+                writer.append(columns(shard * 8192, 8192), values)
 
     write(tmp_path / "short", 1)
     write(tmp_path / "long", 8)
@@ -89,8 +89,8 @@ def test_reading_outputs_of_experts_does_not_load_the_shard(tmp_path, dtype):
     assert peak_of(read) < 2 * batch + (2 << 20) < np.prod(shape) * 4 / 6
 
 
-@pytest.mark.parametrize("step", [1, -1])
-def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_path, step):
+@pytest.mark.parametrize(("step", "most"), [(1, 2**20), (-1, 2**18)])
+def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_path, step, most):
     """As many documents as tokens: in order next to nothing is held, else a number of each."""
 
     def peak(num_tokens):
@@ -104,8 +104,8 @@ def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_pat
         return peak
 
     peak(2**10)  # what a first opening imports stays
-    growth = peak(2**20) - peak(2**18)
-    assert growth < (2**20 - 2**18) * (0.01 if step == 1 else 40)
+    growth = peak(most) - peak(most // 4)
+    assert growth < 0.75 * most * (0.01 if step == 1 else 40)
 
 
 def test_traces_do_not_grow_with_their_files(tmp_path, monkeypatch):

@@ -16,6 +16,8 @@ from moegeom.tokens.recording.merge import merge_recordings
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.stages import STAGE_TENSORS
+from tests.by_day import IS_NIGHT
+from tests.unit.tokens.conftest import refusal
 
 ROUTERS = ("text/0", "text/1")
 DOMAINS = ("prose", "code", "maths")
@@ -112,7 +114,7 @@ def cuts(draw, num_tokens):
 
 
 @pytest.mark.parametrize("name", RUNS)
-@settings(max_examples=10)
+@settings(max_examples=100 if IS_NIGHT else 6)
 @given(data=st.data())
 def test_no_cut_of_a_run_changes_a_byte_of_it(tmp_path_factory, name, data):
     run, tmp_path = RUNS[name], tmp_path_factory.mktemp("cut")
@@ -138,25 +140,26 @@ def test_a_run_in_order_merges_to_the_recording_of_one_process(tmp_path, name):
     assert files(tmp_path / "merged") == files(one)
 
 
+def merged(folder, parts, *options):
+    """Parts, merged, and where."""
+    path = folder / f"merged{len(list(folder.iterdir()))}"
+    merge_recordings(parts, path, *options)
+    return path
+
+
 def test_the_order_is_that_of_pandas(tmp_path):
     run = RUNS["router_input"]
-    shuffled = np.random.default_rng(1).permutation(60)
-    parts = [
-        run.write(tmp_path / f"{n}", half, (7,)) for n, half in enumerate(np.split(shuffled, 2))
-    ]
-    merge_recordings(parts, tmp_path / "merged", 9)
-    source = open_recording(tmp_path / "merged")
+    halves = np.split(np.random.default_rng(1).permutation(60), 2)
+    parts = [run.write(tmp_path / f"{n}", half, (7,)) for n, half in enumerate(halves)]
+    source = open_recording(merged(tmp_path, parts, 9))
     frame = pd.DataFrame(vars(run.columns) | {"row": np.arange(60)})
-    expected = frame.sort_values(["document", "position"])["row"].to_numpy()
-    for router in ROUTERS:
-        np.testing.assert_array_equal(
-            source.read_values(router, 0, 60), run.rows[router]["router_input"][expected]
-        )
-        np.testing.assert_array_equal(
-            source.read_chosen(router, 0, 60), run.rows[router]["chosen"][expected]
-        )
-    found = source.read_columns(0, 60)
-    np.testing.assert_array_equal(found.token_id, run.columns.token_id[expected])
+    order = frame.sort_values(["document", "position"])["row"].to_numpy()
+    for router, rows in run.rows.items():
+        values, chosen = source.read_values(router, 0, 60), source.read_chosen(router, 0, 60)
+        np.testing.assert_array_equal(values, rows["router_input"][order])
+        np.testing.assert_array_equal(chosen, rows["chosen"][order])
+    token_id = source.read_columns(0, 60).token_id
+    np.testing.assert_array_equal(token_id, run.columns.token_id[order])
 
 
 def test_domains_are_numbered_by_their_first_token_and_only_where_used(tmp_path):
@@ -165,30 +168,24 @@ def test_domains_are_numbered_by_their_first_token_and_only_where_used(tmp_path)
     tokens = np.arange(5)
     one = run.write(tmp_path / "one", tokens[:2], domains=("unused", "late", "more"))
     other = run.write(tmp_path / "other", tokens[2:], domains=("early", "unused"))
-    for number, parts in enumerate(itertools.permutations([one, other])):
-        merge_recordings(parts, tmp_path / f"merged{number}")
-        source = open_recording(tmp_path / f"merged{number}")
+    for parts in itertools.permutations([one, other]):
+        source = open_recording(merged(tmp_path, parts))
         assert source.facts.domains == ("early", "late")
         np.testing.assert_array_equal(source.read_columns(0, 5).domain, [-1, 0, 0, 1, 1])
 
 
-def test_experts_of_several_widths_are_stored_in_one_that_fits_all(tmp_path):
-    stored = {}
-    for name, (one, other) in {"wide": ("uint8", "int32"), "narrow": ("uint8", "int8")}.items():
-        first, second = replace(RUNS["ids"], experts=one), replace(RUNS["ids"], experts=other)
-        parts = [
-            first.write(tmp_path / f"{name}1", np.arange(30)),
-            second.write(tmp_path / f"{name}2", np.arange(30, 60)),
-        ]
-        for number, order in enumerate((parts, parts[::-1])):
-            merge_recordings(order, tmp_path / f"{name}{number}merged")
-            stored[name, number] = files(tmp_path / f"{name}{number}merged")
-            chosen = open_recording(tmp_path / f"{name}{number}merged").read_chosen("text/0", 0, 60)
-            assert chosen is not None
-            np.testing.assert_array_equal(chosen, first.rows["text/0"]["chosen"])
-    assert stored["wide", 0] == stored["wide", 1]
-    assert b"I32" in stored["wide", 0]["chosen-text.0-00000.safetensors"]
-    assert b"I16" in stored["narrow", 0]["chosen-text.0-00000.safetensors"]
+@pytest.mark.parametrize(("narrow", "stored"), [("int32", b"I32"), ("int8", b"I16")])
+def test_experts_of_several_widths_are_stored_in_one_that_fits_all(tmp_path, narrow, stored):
+    first, second = RUNS["ids"], replace(RUNS["ids"], experts=narrow)
+    parts = [
+        first.write(tmp_path / "1", np.arange(30)),
+        second.write(tmp_path / "2", np.arange(30, 60)),
+    ]
+    paths = [merged(tmp_path, order) for order in (parts, parts[::-1])]
+    assert files(paths[0]) == files(paths[1])
+    assert stored in files(paths[0])["chosen-text.0-00000.safetensors"]
+    chosen = open_recording(paths[0]).read_chosen("text/0", 0, 60)
+    np.testing.assert_array_equal(chosen, first.rows["text/0"]["chosen"])
 
 
 def test_nan_and_signed_zero_keep_their_bits(tmp_path):
@@ -217,9 +214,6 @@ def test_a_shard_of_wide_rows_holds_fewer_tokens(tmp_path):
     assert [size // (2 * width) for size in sizes] == [2048, 952]
 
 
-# ----------------------------------------------------------------------------------------- refused
-
-
 @pytest.mark.parametrize(
     ("what", "change"),
     [
@@ -234,18 +228,18 @@ def test_a_shard_of_wide_rows_holds_fewer_tokens(tmp_path):
     ],
 )
 def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(
-    tmp_path, refused, what, change
+    tmp_path, what, change
 ):
     run = RUNS["router_input"]
     one = run.write(tmp_path / "one", np.arange(30))
     other = change.pop("run", run).write(tmp_path / "other", np.arange(30, 60), **change)
-    message = refused(lambda: merge_recordings([one, other], tmp_path / "merged"))
+    message = refusal(lambda: merged(tmp_path, [one, other]))
     assert f"other: {what} is " in message
     assert "that of one is " in message
-    assert not (tmp_path / "merged").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
 
 
-def test_parts_with_other_routers_or_widths_are_refused(tmp_path, refused):
+def test_parts_with_other_routers_or_widths_are_refused(tmp_path):
     def part(name, routers, width):
         columns = TokenColumns(
             np.array([0]), np.zeros(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int16)
@@ -255,47 +249,39 @@ def test_parts_with_other_routers_or_widths_are_refused(tmp_path, refused):
         return tmp_path / name
 
     one, routers, width = part("one", ("a",), 4), part("routers", ("b",), 4), part("w", ("a",), 5)
-    assert "routers: routers is ('b',)" in refused(
-        lambda: merge_recordings([one, routers], tmp_path / "merged")
-    )
-    message = refused(lambda: merge_recordings([one, width], tmp_path / "merged"))
+    message = refusal(lambda: merged(tmp_path, [one, routers]))
+    assert "routers: routers is ('b',)" in message
+    message = refusal(lambda: merged(tmp_path, [one, width]))
     assert "w/logits-a-00000.safetensors: rows of shape (5,); those of one have (4,)" in message
 
 
 @pytest.mark.parametrize("column", ["document", "position"])
-def test_tokens_without_a_place_are_refused(tmp_path, refused, column):
+def test_tokens_without_a_place_are_refused(tmp_path, column):
     run = replace(RUNS["ids"])
     getattr(run.columns, column)[17] = -1
     part = run.write(tmp_path / "part", np.arange(60))
-    assert "part: tokens without document or position" in refused(
-        lambda: merge_recordings([part], tmp_path / "merged")
-    )
+    message = refusal(lambda: merged(tmp_path, [part]))
+    assert "part: tokens without document or position" in message
 
 
-@pytest.mark.parametrize("name", ["logits", "expert", "chosen", "shared_output"])
-def test_two_rows_for_one_token_are_refused_with_the_token_the_router_and_the_parts(
-    tmp_path, refused, name
-):
+@pytest.mark.parametrize(
+    "name", ["logits", "expert", "chosen", "shared_output", "token_id", "domain"]
+)
+def test_two_rows_or_values_for_one_token_are_refused_with_the_token_and_the_parts(tmp_path, name):
     run = replace(RUNS["top_logits"], outputs=("shared_output",))
     one = run.write(tmp_path / "one", np.arange(40))
-    run.rows["text/1"][name][33, 1] += 1
+    rows, column = run.rows["text/1"].get(name), getattr(run.columns, name, None)
+    if rows is None:
+        column[33] = 2 if column[33] != 2 else 1
+    else:
+        rows[33, 1] += 1
     other = run.write(tmp_path / "other", np.arange(30, 60))
-    message = refused(lambda: merge_recordings([one, other], tmp_path / "merged", 7))
+    message = refusal(lambda: merged(tmp_path, [one, other], 7))
+    what = f"values of {name}" if rows is None else "rows of router text/1"
+    assert f"one and other hold different {what}" in message
     document, position = run.columns.document[33], run.columns.position[33]
-    assert "one and other hold different rows of router text/1" in message
     assert f"document {document}, position {position};" in message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
-
-
-@pytest.mark.parametrize("name", ["token_id", "domain"])
-def test_two_values_of_a_column_for_one_token_are_refused(tmp_path, refused, name):
-    run = replace(RUNS["ids"])
-    one = run.write(tmp_path / "one", np.arange(40))
-    column = getattr(run.columns, name)
-    column[33] = 2 if column[33] != 2 else 1
-    other = run.write(tmp_path / "other", np.arange(30, 60))
-    message = refused(lambda: merge_recordings([other, one], tmp_path / "merged"))
-    assert f"other and one hold different values of {name} for document" in message
 
 
 def test_no_parts_and_no_tokens_a_shard_are_usage_errors(tmp_path):
@@ -307,9 +293,9 @@ def test_no_parts_and_no_tokens_a_shard_are_usage_errors(tmp_path):
         merge_recordings([part], part)
 
 
-def test_an_unfinished_or_damaged_part_is_refused_by_its_name(tmp_path, refused):
+def test_an_unfinished_or_damaged_part_is_refused_by_its_name(tmp_path):
     part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
-    assert "absent" in refused(lambda: merge_recordings([tmp_path / "absent"], tmp_path / "m"))
+    assert "absent" in refusal(lambda: merge_recordings([tmp_path / "absent"], tmp_path / "m"))
     (part / "chosen-text.1-00000.safetensors").write_bytes(b"")
     with pytest.raises(RecordingError, match="chosen-text.1-00000"):
         merge_recordings([part], tmp_path / "m")

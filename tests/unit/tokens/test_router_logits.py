@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -41,31 +43,41 @@ WAYS = {
 }
 
 
+def opened(path, stage="logits", **more):
+    return open_tokens(path, stage, routers=ROUTERS, **more)
+
+
+def refuse(words, path, **more):
+    with pytest.raises(RecordingError, match=words) as caught:
+        opened(path, **more)
+    return caught.value
+
+
+def assert_logits(source, expected=LOGITS):
+    for router, values in zip(ROUTERS, expected, strict=True):
+        np.testing.assert_array_equal(source.read_values(router, 17, 60), values[17:60])
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_save_them_is_read_without_a_map(tmp_path, way):
     name, write = WAYS[way]
     write(tmp_path / name)
-    source = open_tokens(tmp_path / name, "logits", routers=ROUTERS)
+    source = opened(tmp_path / name)
     assert (source.facts.routers, source.facts.num_tokens) == (ROUTERS, 90)
-    for layer, router in enumerate(ROUTERS):
-        np.testing.assert_array_equal(source.read_values(router, 17, 71), LOGITS[layer, 17:71])
+    assert_logits(source)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_tensors_of_every_float_are_read(tmp_path, dtype):
-    held = tuple(t.to(dtype) for t in tensors())
-    torch.save(held, tmp_path / "a.pt")
-    source = open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
-    for tensor, router in zip(held, ROUTERS, strict=True):
-        np.testing.assert_array_equal(source.read_values(router, 0, 90), tensor.float().numpy())
-
-
-def test_facts_beside_tensors_are_read(tmp_path):
+def test_tensors_of_every_float_and_facts_beside_them_are_read(tmp_path):
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        values = tuple(t.to(dtype) for t in tensors())
+        torch.save(values, tmp_path / "a.pt")
+        assert_logits(opened(tmp_path / "a.pt"), [v.float().numpy() for v in values])
     document = torch.arange(90) // 30
-    held = dict(zip(ROUTERS, tensors(), strict=True)) | {"document": document}
-    torch.save(held, tmp_path / "a.pt")
-    source = open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
-    np.testing.assert_array_equal(source.read_columns(20, 80).document, document[20:80])
+    torch.save(
+        dict(zip(ROUTERS, tensors(), strict=True)) | {"document": document}, tmp_path / "a.pt"
+    )
+    columns = opened(tmp_path / "a.pt").read_columns(20, 80)
+    np.testing.assert_array_equal(columns.document, document[20:80])
 
 
 @pytest.mark.parametrize("saved", [tuple, list, torch.stack])
@@ -78,27 +90,24 @@ def test_padding_of_a_batch_is_left_out_by_its_mask(tmp_path, saved, side):
     tokens = torch.arange(90).reshape(3, 30)
     held = {"router_logits": saved(tensors()), "attention_mask": mask, "input_ids": tokens}
     torch.save(held | {"loss": torch.tensor(0.5)}, tmp_path / "a.pt")
-    source = open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
-    kept = mask.reshape(-1).bool().numpy()
+    source = opened(tmp_path / "a.pt")
+    is_token = mask.reshape(-1).bool().numpy()
     assert (source.facts.num_tokens, source.facts.num_documents) == (63, 3)
-    for layer, router in enumerate(ROUTERS):
-        np.testing.assert_array_equal(source.read_values(router, 0, 63), LOGITS[layer][kept])
+    assert_logits(source, LOGITS[:, is_token])
     columns = source.read_columns(0, 63)
     np.testing.assert_array_equal(columns.document, np.repeat([0, 1, 2], [30, 12, 21]))
     np.testing.assert_array_equal(
         columns.position, np.concatenate([np.arange(n) for n in (30, 12, 21)])
     )
-    np.testing.assert_array_equal(columns.token_id, np.arange(90)[kept])
+    np.testing.assert_array_equal(columns.token_id, np.arange(90)[is_token])
 
 
 def test_a_mask_of_another_batch_is_refused(tmp_path):
     for name, beside in {"attention_mask": torch.ones(3, 29), "input_ids": torch.ones(90)}.items():
         torch.save({"router_logits": tensors(), name: beside.long()}, tmp_path / "a.pt")
-        with pytest.raises(RecordingError, match=f"90 rows.*{name}|{name} has shape .*90 rows"):
-            open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+        refuse(f"90 rows.*{name}|{name} has shape .*90 rows", tmp_path / "a.pt")
     torch.save({"router_logits": ()}, tmp_path / "a.pt")
-    with pytest.raises(RecordingError, match="holds an empty tuple"):
-        open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    refuse("holds an empty tuple", tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("suffix", ["npz", "pt"])
@@ -108,9 +117,7 @@ def test_one_pattern_maps_every_layer(tmp_path, suffix):
         np.savez(path, **BY_LAYER)
     else:
         torch.save({k: torch.from_numpy(v.copy()) for k, v in BY_LAYER.items()}, path)
-    source = open_tokens(path, "logits", {"layer{i}": "text/{i}"}, ROUTERS)
-    for layer, router in enumerate(ROUTERS):
-        np.testing.assert_array_equal(source.read_values(router, 0, 90), LOGITS[layer])
+    assert_logits(opened(path, router_map={"layer{i}": "text/{i}"}))
 
 
 def test_a_pattern_matches_whole_keys_and_drops_leading_zeros():
@@ -133,10 +140,8 @@ def test_a_pattern_matches_whole_keys_and_drops_leading_zeros():
 )
 def test_the_error_proposes_the_map_that_would_do(tmp_path, keys, hint):
     np.savez(tmp_path / "a.npz", **{f"layer{key}": LOGITS[0] for key in keys})
-    with pytest.raises(RecordingError) as caught:
-        open_tokens(tmp_path / "a.npz", "logits", routers=ROUTERS)
-    assert "cannot tell which array is which router" in caught.value.message
-    assert hint in caught.value.hint
+    error = refuse("cannot tell which array is which router", tmp_path / "a.npz")
+    assert hint in error.hint
 
 
 def test_the_proposed_map_is_accepted(tmp_path):
@@ -156,10 +161,7 @@ def test_a_stack_of_another_number_of_layers_is_refused_with_its_shape(tmp_path,
     path = tmp_path / f"a.{suffix}"
     saved = {"npy": np.save, "npz": np.savez, "pt": lambda p, a: torch.save(torch.tensor(a), p)}
     saved[suffix](path, LOGITS[:3])
-    with pytest.raises(RecordingError) as caught:
-        open_tokens(path, "logits", routers=ROUTERS)
-    assert "(3, 90, 16), 3 layers" in caught.value.message
-    assert "--layers" in caught.value.hint
+    assert "--layers" in refuse(r"\(3, 90, 16\), 3 layers", path).hint
 
 
 class Outputs:
@@ -167,7 +169,7 @@ class Outputs:
 
 
 @pytest.mark.parametrize(
-    ("saved", "said"),
+    ("saved", "words"),
     [
         (Outputs, "Outputs"),
         (lambda: {"text/1": [1.0, 2.0]}, "expected a tensor"),
@@ -178,19 +180,12 @@ class Outputs:
         (tuple, "an empty tuple"),
     ],
 )
-def test_what_holds_no_rows_of_numbers_is_refused(tmp_path, saved, said):
+def test_what_holds_no_rows_of_numbers_is_refused(tmp_path, saved, words):
     torch.save(saved(), tmp_path / "a.pt")
-    with pytest.raises(RecordingError) as caught:
-        open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
-    assert said in caught.value.message
-    assert caught.value.hint or "expected float16" in said
-
-
-def test_a_pickle_that_is_no_archive_of_torch_is_never_opened(tmp_path):
-    (tmp_path / "a.pt").write_bytes(b"\x80\x04.")
-    with pytest.raises(RecordingError) as caught:
-        open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
-    assert "np.savez" in caught.value.hint
+    error = refuse(re.escape(words), tmp_path / "a.pt")
+    assert error.hint or "expected float16" in words
+    (tmp_path / "a.pt").write_bytes(b"\x80\x04.")  # no archive of torch: never opened
+    assert "np.savez" in refuse("pickle", tmp_path / "a.pt").hint
 
 
 KNOWN = tuple(KnownRouter(router, "text", n + 1, 16, 3) for n, router in enumerate(ROUTERS))
@@ -201,20 +196,18 @@ IDS = np.argsort(LOGITS, axis=2)[:, :, :3].astype(np.int32)
 def test_ids_by_layer_are_read_as_such_and_not_as_a_trace(tmp_path, name):
     """A trace is [tokens, layers, k]; ids of all routers are [layers, tokens, k], as logits are."""
     (np.save if name == "a.npy" else np.savez)(tmp_path / name, IDS)
-    source = open_tokens(tmp_path / name, "ids", routers=ROUTERS, known=KNOWN)
+    source = opened(tmp_path / name, "ids", known=KNOWN)
     assert (source.facts.routers, source.facts.num_tokens) == (ROUTERS, 90)
     for layer, router in enumerate(ROUTERS):
         np.testing.assert_array_equal(source.read_chosen(router, 3, 80), IDS[layer, 3:80])
     with pytest.raises(UsageError, match=r"\(4, 90, 3\); its first axis") as caught:
-        open_tokens(tmp_path / name, routers=ROUTERS, known=KNOWN)
+        opened(tmp_path / name, None, known=KNOWN)
     assert "--stage ids as [layers, tokens, k]" in caught.value.hint
-
-
-@pytest.mark.parametrize("stage", [None, "ids"])
-def test_a_trace_stays_one_whatever_stage_is_named(tmp_path, stage):
-    np.save(tmp_path / "a.npy", IDS.transpose(1, 0, 2))
-    source = open_tokens(tmp_path / "a.npy", stage, routers=ROUTERS, known=KNOWN)
-    np.testing.assert_array_equal(source.read_chosen("text/2", 0, 90), IDS[1])
+    # a trace stays one whatever stage is named
+    np.save(tmp_path / "b.npy", IDS.transpose(1, 0, 2))
+    for stage in (None, "ids"):
+        source = opened(tmp_path / "b.npy", stage, known=KNOWN)
+        np.testing.assert_array_equal(source.read_chosen("text/2", 0, 90), IDS[1])
 
 
 @pytest.mark.parametrize("layers", [4, 5])
@@ -222,9 +215,9 @@ def test_as_many_tokens_as_routers_are_tokens_unless_ids_by_layer_are_asked_for(
     trace = np.zeros((4, layers, 3), np.int32)
     trace[:, -4:] = IDS[:, :4].transpose(1, 0, 2)
     np.save(tmp_path / "a.npy", trace)
-    for asked in ({}, {"dialect": "vllm"}):
-        source = open_tokens(tmp_path / "a.npy", routers=ROUTERS, known=KNOWN, **asked)
+    for option in ({}, {"dialect": "vllm"}):
+        source = opened(tmp_path / "a.npy", None, known=KNOWN, **option)
         np.testing.assert_array_equal(source.read_chosen("text/2", 0, 4), IDS[1, :4])
     with pytest.raises(UsageError, match="may be layers or tokens") as caught:
-        open_tokens(tmp_path / "a.npy", "ids", routers=ROUTERS, known=KNOWN)
+        opened(tmp_path / "a.npy", "ids", known=KNOWN)
     assert "one array for each router" in caught.value.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import gguf
@@ -11,10 +10,7 @@ import pytest
 import torch
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.open import open_tokens
-from tests.unit.tokens.dialects.written import EXPERTS, TOP_K, known
-
-NAMES = tuple(router.name for router in known())
+from tests.unit.tokens.dialects.written import EXPERTS, NAMES, TOP_K, lines, opened, refuse
 
 
 def some_counts(num_steps: int = 1) -> np.ndarray:
@@ -47,33 +43,18 @@ def write_recorder(path: Path, counts: np.ndarray) -> None:
     """SGLang 0.5.23, mode stat: all layers, the buffer filled up with zeros."""
     buffer = np.zeros((10, 4, EXPERTS), np.int32)
     buffer[: len(counts), 1:] = counts
-    torch.save(
-        {
-            "rank": 0,
-            "logical_count": torch.from_numpy(buffer),
-            "average_utilization_rate_over_window": None,
-        },
-        path,
-    )
+    record = {"rank": 0, "logical_count": torch.from_numpy(buffer)}
+    torch.save(record | {"average_utilization_rate_over_window": None}, path)
 
 
 def write_megatron(path: Path, counts: np.ndarray) -> None:
     """rank0.jsonl of Megatron-LM d98e8a64dd: two microbatches to an iteration."""
-    path.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "iter": 10 * step,
-                    "block": "decoder",
-                    "layer": layer,
-                    "tpe": [(of_layer // 2).tolist(), (of_layer - of_layer // 2).tolist()],
-                }
-            )
-            + "\n"
-            for step, of_step in enumerate(counts)
-            for layer, of_layer in enumerate(of_step)
-        )
-    )
+    records = []
+    for step, layer in np.ndindex(counts.shape[:2]):
+        half = counts[step, layer] // 2
+        record = {"iter": 10 * step, "block": "decoder", "layer": layer}
+        records.append(record | {"tpe": [half.tolist(), (counts[step, layer] - half).tolist()]})
+    lines(path, records)
 
 
 def write_csv(path: Path, counts: np.ndarray) -> None:
@@ -100,7 +81,7 @@ def test_counts_are_read_as_they_were_written(name, tmp_path):
     file, write, num_steps = WRITERS[name]
     counts = some_counts(num_steps)
     write(tmp_path / file, counts)
-    source = open_tokens(tmp_path / file, routers=NAMES, known=known())
+    source = opened(tmp_path / file)
     assert source.facts.stage == "counts"
     assert source.facts.num_tokens == 400 * num_steps
     for index, router in enumerate(NAMES):
@@ -111,7 +92,7 @@ def test_counts_are_read_as_they_were_written(name, tmp_path):
 
 def test_counts_of_gguf_agree_with_its_own_reader(tmp_path):
     write_imatrix(tmp_path / "m.gguf", some_counts())
-    source = open_tokens(tmp_path / "m.gguf", routers=NAMES, known=known())
+    source = opened(tmp_path / "m.gguf")
     tensors = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     for layer, router in enumerate(NAMES, start=1):
         expected = tensors[f"blk.{layer}.ffn_up_exps.weight.counts"][:, 0]
@@ -122,34 +103,21 @@ def test_experts_that_a_table_leaves_out_count_nothing(tmp_path):
     counts = some_counts()
     counts[..., -3:] = 0
     write_csv(tmp_path / "d.csv", counts)
-    source = open_tokens(tmp_path / "d.csv", routers=NAMES, known=known())
+    source = opened(tmp_path / "d.csv")
     np.testing.assert_array_equal(source.counts(NAMES[2]), counts[:, 2])
     (tmp_path / "d.csv").write_text(2 * (tmp_path / "d.csv").read_text())
-    with pytest.raises(RecordingError, match="expected 3 whole numbers a line"):
-        open_tokens(tmp_path / "d.csv", routers=NAMES, known=known())
+    refuse("expected 3 whole numbers a line", tmp_path / "d.csv")
 
 
 def test_unused_steps_of_a_buffer_are_named(tmp_path):
     write_recorder(tmp_path / "r.pt", some_counts(7))
-    notes = open_tokens(tmp_path / "r.pt", routers=NAMES, known=known()).facts.notes
+    notes = opened(tmp_path / "r.pt").facts.notes
     assert "steps of the buffer that were not used, left out: 3" in notes
     assert "layers without router, which count nothing: 1" in notes
 
 
-def equal(counts: np.ndarray) -> np.ndarray:
-    return np.full_like(counts, 25)
-
-
-def half(counts: np.ndarray) -> np.ndarray:
-    return counts / 2 + 0.25
-
-
 def without_a_layer(counts: np.ndarray) -> np.ndarray:
     return np.where(np.arange(3)[:, None] == 1, 0, counts)
-
-
-def local_experts(counts: np.ndarray) -> np.ndarray:
-    return counts[..., : EXPERTS // 2]
 
 
 def an_expert_more(counts: np.ndarray) -> np.ndarray:
@@ -161,14 +129,14 @@ REFUSED = [
     ("sglang_csv", without_a_layer, "names the layers 1, 3; the routers"),
     ("sglang_csv", lambda c: -c, "values from"),
     ("sglang_csv", lambda c: 0 * c, "every count is 0"),
-    ("imatrix", equal, "converted from an older file"),
-    ("imatrix", half, "no counts"),
+    ("imatrix", lambda c: np.full_like(c, 25), "converted from an older file"),
+    ("imatrix", lambda c: c / 2 + 0.25, "no counts"),
     ("imatrix", without_a_layer, "no choices are counted at text/2"),
     ("imatrix", lambda c: c[:, :2], "names the layers 1, 2; the routers"),
     ("sglang", without_a_layer, "no choices are counted at text/2"),
     ("sglang", lambda c: -c, "values from -"),
     ("sglang", lambda c: 0 * c, "every count is 0"),
-    ("megatron", local_experts, "counts 32 experts; router text/1 has 64"),
+    ("megatron", lambda c: c[..., : EXPERTS // 2], "counts 32 experts; router text/1 has 64"),
     ("megatron", lambda c: -c, "expected counts"),
     ("megatron", lambda c: c[:, :2], "names the layers 0, 1; the routers"),
 ]
@@ -178,27 +146,23 @@ REFUSED = [
 def test_counts_that_do_not_fit_are_refused(name, change, words, tmp_path):
     file, write, num_steps = WRITERS[name]
     write(tmp_path / file, change(some_counts(num_steps)))
-    with pytest.raises(RecordingError, match=words):
-        open_tokens(tmp_path / file, routers=NAMES, known=known())
+    refuse(words, tmp_path / file)
 
 
 def test_unequal_totals_of_layers_are_named(tmp_path):
     counts = some_counts()
     counts[0, 1, 3] += 8
     write_imatrix(tmp_path / "m.gguf", counts)
-    notes = open_tokens(tmp_path / "m.gguf", routers=NAMES, known=known()).facts.notes
+    notes = opened(tmp_path / "m.gguf").facts.notes
     assert "layers count 1,600 to 1,608 slots: some saw or kept fewer tokens" in notes
 
 
 def test_a_dump_of_single_passes_is_refused_by_name(tmp_path):
-    torch.save(
-        {"records": [], "last_physical_to_logical_map": torch.zeros(4, 64)}, tmp_path / "r.pt"
-    )
-    with pytest.raises(RecordingError, match="records of single passes: physical ids"):
-        open_tokens(tmp_path / "r.pt", routers=NAMES, known=known())
+    dump = {"records": [], "last_physical_to_logical_map": torch.zeros(4, 64)}
+    torch.save(dump, tmp_path / "r.pt")
+    refuse("records of single passes: physical ids", tmp_path / "r.pt")
 
 
 def test_a_gguf_model_is_no_trace(tmp_path):
     write_imatrix(tmp_path / "m.gguf", some_counts(), kind="model")
-    with pytest.raises(RecordingError, match="not a kind of token file"):
-        open_tokens(tmp_path / "m.gguf", routers=NAMES, known=known())
+    refuse("not a kind of token file", tmp_path / "m.gguf")

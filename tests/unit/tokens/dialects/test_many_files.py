@@ -20,12 +20,14 @@ from moegeom.tokens.traces import dialects, source
 from moegeom.tokens.traces.journal import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
+    NAMES,
     WRITERS,
     Writer,
     Written,
-    known,
     lines,
     megatron_lines,
+    opened,
+    refuse,
     truth,
     write_prime_rl,
     write_sglang,
@@ -33,13 +35,6 @@ from tests.unit.tokens.dialects.written import (
     write_vllm,
     write_vllm_arrays,
 )
-
-NAMES = tuple(router.name for router in known())
-
-
-def opened(path, dialect: str | None = None, **more) -> TokenSource:
-    return open_tokens(path, routers=NAMES, known=known(), dialect=dialect, **more)
-
 
 Read = tuple[SourceFacts, dict[str, np.ndarray]]
 
@@ -91,15 +86,10 @@ def parts_of(writer: Writer, folder: Path, requests: list[Written], sizes: list[
 
 def _ranks(folder: Path, records: list[dict], stops: np.ndarray) -> list[Path]:
     paths = []
-    for number, stop in enumerate(stops, start=9):
+    for number, part in enumerate(np.split(np.array(records), stops[:-1]), start=9):
         (folder / str(number)).mkdir()
-        paths.append(folder / str(number) / "router_trace_rank0.jsonl")
-        lines(paths[-1], records[: int(stop)][sum(_num_lines(path) for path in paths[:-1]) :])
+        paths.append(lines(folder / str(number) / "router_trace_rank0.jsonl", list(part)))
     return paths
-
-
-def _num_lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -181,57 +171,37 @@ def test_ranks_that_hold_the_same_are_kept_once_over_folders(tmp_path):
     assert "ranks with the same lines as another, left out: 1" in found.facts.notes
 
 
-# ------------------------------------------------------------------------------------ refusals
-def test_one_name_for_two_contents_is_refused_with_both_files(tmp_path):
-    one, two, _ = truth().written
-    write_vllm(tmp_path / "a.jsonl", [one])
-    write_vllm(tmp_path / "b.jsonl", [replace(two, name=one.name)])
-    with pytest.raises(RecordingError, match=r"req-0 stands twice in it, in a\.jsonl and b\.jsonl"):
-        opened(f"{tmp_path}/*")
-
-
-def test_dialects_that_are_mixed_are_refused_with_both(tmp_path):
-    write_vllm(tmp_path / "1.jsonl", truth().written[:1])
-    write_prime_rl(tmp_path / "2.jsonl", truth().written[1:2])
-    with pytest.raises(RecordingError, match=r"2\.jsonl is a trace of dialect prime_rl.* vllm"):
-        opened(f"{tmp_path}/*.jsonl")
-    write_slime(tmp_path / "3.pt", truth().written[2:])
-    with pytest.raises(RecordingError, match=r"3\.pt is a trace of dialect slime; 1\.jsonl"):
-        opened(tmp_path)
-
-
-def test_a_stranger_in_a_folder_is_refused_by_name(tmp_path):
-    write_vllm(tmp_path / "1.jsonl", truth().written)
+def test_files_that_do_not_belong_together_are_refused_by_their_names(tmp_path):
+    one, two, three = truth().written
+    write_vllm(tmp_path / "1.jsonl", [one])
+    write_vllm(tmp_path / "2.jsonl", [replace(two, name=one.name)])
+    refuse(r"req-0 stands twice in it, in 1\.jsonl and 2\.jsonl", f"{tmp_path}/*")
+    write_prime_rl(tmp_path / "2.jsonl", [two])
+    refuse(r"2\.jsonl is a trace of dialect prime_rl.* vllm", f"{tmp_path}/*.jsonl")
+    write_slime(tmp_path / "2.jsonl", [three])
+    (tmp_path / "2.jsonl").rename(tmp_path / "3.pt")
+    refuse(r"3\.pt is a trace of dialect slime; 1\.jsonl", tmp_path)
+    (tmp_path / "3.pt").unlink()
     (tmp_path / "notes.md").write_text("when and how")
-    with pytest.raises(RecordingError, match=r"notes\.md is no trace that can be told"):
-        opened(tmp_path)
+    refuse(r"notes\.md is no trace that can be told", tmp_path)
+    for number, request in enumerate((one, replace(two, ids=two.ids[:, 1:]))):
+        write_vllm_arrays(tmp_path / f"{number}.npz", [request])
+    refuse(r"shapes \(3, 4\), \(4, 4\); expected one shape", f"{tmp_path}/*.npz")
 
 
 def test_files_that_cannot_be_one_source_are_refused(tmp_path):
     write_vllm(tmp_path / "a.jsonl", truth().written)
     with pytest.raises(UsageError, match="is named twice"):
         opened(TokenFiles((f"{tmp_path}/a.jsonl", f"{tmp_path}/*.jsonl")))
-    with pytest.raises(RecordingError, match="no file matches"):
-        opened(f"{tmp_path}/*.pt")
-    with pytest.raises(RecordingError, match=r"b\.jsonl: no such file"):
-        opened(TokenFiles((f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl")))
+    refuse("no file matches", f"{tmp_path}/*.pt")
+    refuse(r"b\.jsonl: no such file", TokenFiles((f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl")))
     for number in range(2):
         np.savez(tmp_path / f"{number}.npz", a=np.ones((4, 3), np.float32))
         write_imatrix(tmp_path / f"{number}.gguf", np.arange(192).reshape(1, 3, 64))
     with pytest.raises(UsageError, match="several files are read where they are traces"):
         open_tokens(f"{tmp_path}/*.npz", stage="logits", routers=("a",))
-    with pytest.raises(RecordingError, match=r"0\.npz is no trace that can be told"):
-        opened(f"{tmp_path}/*.npz")
-    with pytest.raises(RecordingError, match="holds counts only"):
-        opened(f"{tmp_path}/*.gguf")
-
-
-def test_layers_that_differ_between_files_are_refused(tmp_path):
-    one, two, _ = truth().written
-    write_vllm_arrays(tmp_path / "1.npz", [one])
-    write_vllm_arrays(tmp_path / "2.npz", [replace(two, ids=two.ids[:, 1:])])
-    with pytest.raises(RecordingError, match=r"shapes \(3, 4\), \(4, 4\); expected one shape"):
-        opened(f"{tmp_path}/*")
+    refuse(r"0\.npz is no trace that can be told", f"{tmp_path}/*.npz")
+    refuse("holds counts only", f"{tmp_path}/*.gguf")
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
@@ -244,7 +214,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
         found.read_chosen(NAMES[0], 0, found.facts.num_tokens)
 
 
-# ----------------------------------------------------------------------------------- the journal
 class Watched(FileJournal):
     """Which files had to be read."""
 

@@ -43,22 +43,27 @@ def scanned(tmp_path: Path, tokens: str, **asked) -> Results:
     return open_results(out)
 
 
+def slots_of(results: Results) -> list[list[int]]:
+    """By router and expert."""
+    rows = [row for row in results.rows("experts") if row["population"] == "all"]
+    routers = [router["name"] for router in results.run["routers"]]
+    return [[row["num_slots"] for row in rows if row["router"] == name] for name in routers]
+
+
 @pytest.mark.parametrize("write", [write_vllm, write_sglang])
 def test_load_of_a_trace_is_that_of_its_choices(write, recording, tmp_path):
     requests = requests_of(recording)
     write(tmp_path / "replies.jsonl", requests)
-    found = scanned(tmp_path, str(tmp_path / "replies.jsonl"))
-    experts = [r for r in found.rows("experts") if r["population"] == "all"]
-    for index, router in enumerate(recording.facts.routers):
+    results = scanned(tmp_path, str(tmp_path / "replies.jsonl"))
+    for index, slots in enumerate(slots_of(results)):
         ids = np.concatenate([request.ids[:, index] for request in requests])
-        slots = [row["num_slots"] for row in experts if row["router"] == router]
         np.testing.assert_array_equal(slots, np.bincount(ids.ravel(), minlength=len(slots)))
-    layer = next(row for row in found.rows("layers") if row["population"] == "all")
+    layer = next(row for row in results.rows("layers") if row["population"] == "all")
     assert layer["max_vio_global_se"] is not None
     assert layer.get("margin_median") is None
-    part = next(iter(found.run["parts"].values()))
+    part = next(iter(results.run["parts"].values()))
     assert part["reasons"]["margins"] == "needs logits; this recording holds expert ids only"
-    assert found.run["tokens"]["notes"][-1].startswith("requests whose last token was never")
+    assert results.run["tokens"]["notes"][-1].startswith("requests whose last token was never")
 
 
 def test_load_of_counts_is_that_of_the_counts(recording, tmp_path):
@@ -67,29 +72,22 @@ def test_load_of_counts_is_that_of_the_counts(recording, tmp_path):
     experts, top_k = 16, 4
     counts = random.multinomial(500 * top_k, random.dirichlet(np.ones(experts)), len(routers))
     write_imatrix(tmp_path / "m.gguf", counts[None])
-    found = scanned(tmp_path, str(tmp_path / "m.gguf"))
-    rows = [r for r in found.rows("experts") if r["population"] == "all"]
-    for index, router in enumerate(routers):
-        slots = [row["num_slots"] for row in rows if row["router"] == router]
-        np.testing.assert_array_equal(slots, counts[index])
-    layers = [row for row in found.rows("layers") if row["population"] == "all"]
+    results = scanned(tmp_path, str(tmp_path / "m.gguf"))
+    np.testing.assert_array_equal(slots_of(results), counts)
+    layers = [row for row in results.rows("layers") if row["population"] == "all"]
     expected = counts.max(axis=1) * experts / counts.sum(axis=1) - 1
     np.testing.assert_allclose([row["max_vio_global"] for row in layers], expected)
     assert all(row["max_vio_global_se"] is None for row in layers)
-    part = next(iter(found.run["parts"].values()))
+    part = next(iter(results.run["parts"].values()))
     assert part["reasons"]["coactivation"].startswith("needs the choices of each token")
     assert all(row["num_exact_ties"] is None for row in layers)
     with pytest.raises(UsageError, match="--per-token: m.gguf holds counts only"):
         scanned(tmp_path / "rows", str(tmp_path / "m.gguf"), per_token=True)
 
 
-def test_one_layer_of_a_trace_can_be_scanned(recording, tmp_path):
+def test_one_layer_of_a_trace_can_be_scanned_and_no_stage_beside_its_dialect(recording, tmp_path):
     write_vllm(tmp_path / "replies.jsonl", requests_of(recording))
-    found = scanned(tmp_path, str(tmp_path / "replies.jsonl"), layers="1")
-    assert {row["router"] for row in found.rows("experts")} == {recording.facts.routers[1]}
-
-
-def test_a_dialect_and_another_stage_exclude_each_other(recording, tmp_path):
-    write_vllm(tmp_path / "replies.jsonl", requests_of(recording))
+    results = scanned(tmp_path, str(tmp_path / "replies.jsonl"), layers="1")
+    assert {row["router"] for row in results.rows("experts")} == {recording.facts.routers[1]}
     with pytest.raises(UsageError, match="holds ids of experts, not stage logits"):
         scanned(tmp_path, str(tmp_path / "replies.jsonl"), stage="logits", dialect="vllm")

@@ -8,15 +8,20 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 from safetensors.numpy import save_file
 
-from moegeom.core.tokens import TokenColumns
+from moegeom.core.errors import RecordingError
+from moegeom.core.tokens import TokenColumns, TokenSource
+from moegeom.tokens.files import TokenFiles
+from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.alignment import Reference, TraceRows
 from moegeom.tokens.traces.first_pass import first_pass
@@ -34,6 +39,29 @@ def known(num_experts: int = EXPERTS, top_k: int = TOP_K) -> tuple[KnownRouter, 
         KnownRouter(f"text/{layer}", "text", layer, num_experts, top_k)
         for layer in range(FIRST, NUM_LAYERS)
     )
+
+
+NAMES = tuple(router.name for router in known())
+
+
+def opened(path: Path | str | TokenFiles, dialect: str | None = None, **more: Any) -> TokenSource:
+    """A trace, read against all routers."""
+    return open_tokens(
+        path, routers=NAMES, known=more.pop("known", known()), dialect=dialect, **more
+    )
+
+
+def refuse(
+    words: str, path: Path | str | TokenFiles, dialect: str | None = None, **more: Any
+) -> None:
+    """Nothing is opened, and these words say why."""
+    with pytest.raises(RecordingError, match=words):
+        opened(path, dialect, **more)
+
+
+def chosen(source: TokenSource) -> np.ndarray:
+    """All choices (tokens, layers, k)."""
+    return np.stack([source.read_chosen(n, 0, source.facts.num_tokens) for n in NAMES], axis=1)
 
 
 @dataclass(frozen=True)
@@ -70,6 +98,19 @@ class Written:
     dtype: str = "int32"
     cached: int | None = None
 
+    @property
+    def prompt(self) -> list[int]:
+        return self.tokens[: self.num_prompt].tolist()
+
+    @property
+    def answer(self) -> list[int]:
+        return self.tokens[self.num_prompt :].tolist()
+
+    @property
+    def narrow(self) -> str:
+        """What engines store that look for the smallest dtype."""
+        return "uint8" if self.dtype == "int32" else self.dtype
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -77,6 +118,11 @@ class Truth:
 
     ids: list[np.ndarray]
     tokens: list[np.ndarray]
+
+    @property
+    def routed(self) -> np.ndarray:
+        """Choices of the tokens that an engine routed: all but the last of each text."""
+        return np.concatenate([ids[:-1] for ids in self.ids])
 
     @property
     def written(self) -> list[Written]:
@@ -121,67 +167,55 @@ def npy(array: np.ndarray) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def lines(path: Path, records: list[dict]) -> None:
+def packed(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def lines(path: Path, records: list[dict]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def usage(request: Written) -> dict:
+    details = None if request.cached is None else {"cached_tokens": request.cached}
     return {
         "prompt_tokens": request.num_prompt,
-        "completion_tokens": len(request.tokens) - request.num_prompt,
-        "prompt_tokens_details": None
-        if request.cached is None
-        else {"cached_tokens": request.cached},
+        "completion_tokens": len(request.answer),
+        "prompt_tokens_details": details,
     }
 
 
 def write_vllm(path: Path, requests: list[Written]) -> None:
     """/v1/completions of vLLM 0.22 to 0.33 with return_token_ids, one reply to a line."""
-    narrow = "uint8" if requests[0].dtype == "int32" else requests[0].dtype
-    lines(
-        path,
-        [
-            {
-                "id": request.name,
-                "object": "text_completion",
-                "choices": [
-                    {
-                        "index": 0,
-                        "text": "...",
-                        "prompt_token_ids": request.tokens[: request.num_prompt].tolist(),
-                        "token_ids": request.tokens[request.num_prompt :].tolist(),
-                        "routed_experts": npy(narrowed(request, narrow)),
-                    }
-                ],
-                "usage": usage(request),
-            }
-            for request in requests
-        ],
-    )
+    records = []
+    for request in requests:
+        choice = {
+            "index": 0,
+            "text": "...",
+            "prompt_token_ids": request.prompt,
+            "token_ids": request.answer,
+            "routed_experts": npy(narrowed(request, request.narrow)),
+        }
+        record = {"id": request.name, "object": "text_completion", "choices": [choice]}
+        records.append(record | {"usage": usage(request)})
+    lines(path, records)
 
 
 def write_vllm_lists(path: Path, requests: list[Written]) -> None:
     """/v1/chat/completions of vLLM 0.21: nested lists, prompt and generation apart; a JSON list."""
-    path.write_text(
-        json.dumps(
-            [
-                {
-                    "id": request.name,
-                    "prompt_routed_experts": request.ids[: request.num_prompt].tolist(),
-                    "prompt_token_ids": request.tokens[: request.num_prompt].tolist(),
-                    "choices": [
-                        {
-                            "index": 0,
-                            "token_ids": request.tokens[request.num_prompt :].tolist(),
-                            "routed_experts": request.ids[request.num_prompt :].tolist(),
-                        }
-                    ],
-                    "usage": usage(request),
-                }
-                for request in requests
-            ]
-        )
-    )
+    records = []
+    for request in requests:
+        of_prompt, of_answer = np.split(request.ids, [request.num_prompt])
+        choice = {"index": 0, "token_ids": request.answer, "routed_experts": of_answer.tolist()}
+        record = {
+            "id": request.name,
+            "prompt_routed_experts": of_prompt.tolist(),
+            "prompt_token_ids": request.prompt,
+            "choices": [choice],
+            "usage": usage(request),
+        }
+        records.append(record)
+    path.write_text(json.dumps(records))
 
 
 def write_vllm_arrays(path: Path, requests: list[Written]) -> None:
@@ -191,48 +225,35 @@ def write_vllm_arrays(path: Path, requests: list[Written]) -> None:
 
 def write_sglang(path: Path, requests: list[Written]) -> None:
     """/generate of SGLang 0.5.7 to 0.5.23: raw int32; users keep the ids of the prompt beside."""
-    lines(
-        path,
-        [
-            {
-                "text": "...",
-                "input_ids": request.tokens[: request.num_prompt].tolist(),
-                "output_ids": request.tokens[request.num_prompt :].tolist(),
-                "meta_info": {
-                    "id": request.name,
-                    "prompt_tokens": request.num_prompt,
-                    "completion_tokens": len(request.tokens) - request.num_prompt,
-                    "routed_experts": base64.b64encode(
-                        narrowed(request, request.dtype).astype("<i4").tobytes()
-                    ).decode(),
-                }
-                | ({"routed_experts_start_len": request.cached} if request.cached else {}),
-            }
-            for request in requests
-        ],
-    )
+    records = []
+    for request in requests:
+        facts = {
+            "id": request.name,
+            "prompt_tokens": request.num_prompt,
+            "completion_tokens": len(request.answer),
+            "routed_experts": packed(narrowed(request, request.dtype).astype("<i4")),
+        }
+        if request.cached:
+            facts["routed_experts_start_len"] = request.cached
+        record = {"text": "...", "input_ids": request.prompt, "output_ids": request.answer}
+        records.append(record | {"meta_info": facts})
+    lines(path, records)
 
 
 def write_prime_rl(path: Path, requests: list[Written]) -> None:
     """/inference/v1/generate behind prime-rl 559b44772e: base64, shape, start, dtype by value."""
     records = []
     for request in requests:
-        ids = narrowed(request, "uint8" if request.dtype == "int32" else request.dtype)
-        packed = {
-            "data": base64.b64encode(ids.tobytes()).decode(),
+        ids = narrowed(request, request.narrow)
+        experts = {
+            "data": packed(ids),
             "shape": list(ids.shape),
             "start": request.cached or 0,
             "dtype": str(ids.dtype),
         }
-        choice = {
-            "index": 0,
-            "routed_experts": packed,
-            "token_ids": request.tokens[request.num_prompt :].tolist(),
-        }
-        prompt = request.tokens[: request.num_prompt].tolist()
-        records.append(
-            {"request_id": request.name, "prompt_token_ids": prompt, "choices": [choice]}
-        )
+        choice = {"index": 0, "routed_experts": experts, "token_ids": request.answer}
+        prompt = {"request_id": request.name, "prompt_token_ids": request.prompt}
+        records.append(prompt | {"choices": [choice]})
     lines(path, records)
 
 
@@ -242,7 +263,7 @@ def write_slime(path: Path, requests: list[Written]) -> None:
         {
             "index": number,
             "tokens": request.tokens.tolist(),
-            "response_length": len(request.tokens) - request.num_prompt,
+            "response_length": len(request.answer),
             "status": "completed",
             "rollout_routed_experts": torch.from_numpy(narrowed(request, request.dtype)),
         }
@@ -256,7 +277,7 @@ def write_miles(path: Path, requests: list[Written]) -> None:
     samples = [
         {
             "tokens": request.tokens.tolist(),
-            "response_length": len(request.tokens) - request.num_prompt,
+            "response_length": len(request.answer),
             "rollout_routed_experts": narrowed(request, request.dtype),
         }
         for request in requests
@@ -377,18 +398,12 @@ def moe_trace_text(ids: np.ndarray, last_only: bool = False) -> str:
 
 def write_nemo_rl(path: Path, requests: list[Written]) -> None:
     """Rollouts of NeMo Gym 07d6b0d070 with envelopes of NeMo RL 7ea279abfb, one turn each."""
-    lines(
-        path,
-        [
-            {
-                "_ng_task_index": int(request.name.removeprefix("req-")),
-                "_ng_rollout_index": 0,
-                "reward": 1.0,
-                "response": {"output": [{"type": "reasoning"}, nemo_rl_item(request)]},
-            }
-            for request in requests
-        ],
-    )
+    records = []
+    for request in requests:
+        record = {"_ng_task_index": int(request.name.removeprefix("req-")), "_ng_rollout_index": 0}
+        output = [{"type": "reasoning"}, nemo_rl_item(request)]
+        records.append(record | {"reward": 1.0, "response": {"output": output}})
+    lines(path, records)
 
 
 def nemo_rl_item(request: Written) -> dict:
@@ -401,10 +416,10 @@ def nemo_rl_item(request: Written) -> dict:
     shape = "x".join(map(str, ids.shape))
     return {
         "type": "message",
-        "prompt_token_ids": request.tokens[: request.num_prompt].tolist(),
-        "generation_token_ids": request.tokens[request.num_prompt :].tolist(),
+        "prompt_token_ids": request.prompt,
+        "generation_token_ids": request.answer,
         "generation_log_probs": [-0.5] * (num_tokens - request.num_prompt),
-        "routed_experts": f"nrlre1:int16:{shape}:{base64.b64encode(ids.tobytes()).decode()}",
+        "routed_experts": f"nrlre1:int16:{shape}:{packed(ids)}",
     }
 
 
@@ -417,7 +432,7 @@ def write_prime_rl_batches(path: Path, requests: list[Written]) -> None:
 
 def prime_rl_batch(requests: list[Written], multiple: int) -> list:
     """The fields of a MicroBatch in its order."""
-    dtype = "uint8" if requests[0].dtype == "int32" else requests[0].dtype
+    dtype = requests[0].narrow
     tokens = np.concatenate([request.tokens for request in requests])
     positions = np.concatenate([np.arange(len(request.tokens)) for request in requests])
     ids = np.zeros((len(tokens), *requests[0].ids.shape[1:]), dtype)
@@ -506,20 +521,13 @@ def write_flame(path: Path, requests: list[Written]) -> None:
 def write_moe_atlas(path: Path, requests: list[Written]) -> None:
     """Lines with the four known fields, tokens numbered through."""
     ids = np.concatenate([request.ids for request in requests])
-    lines(
-        path,
-        [
-            {
-                "layer": layer,
-                "token_idx": token,
-                "expert_idx": int(expert),
-                "gate_weight": 1.0 / (slot + 2),
-            }
-            for token, row in enumerate(ids)
-            for layer in range(FIRST, ids.shape[1])
-            for slot, expert in enumerate(row[layer])
-        ],
-    )
+    records = [
+        {"layer": n, "token_idx": token, "expert_idx": int(expert), "gate_weight": 1 / (slot + 2)}
+        for token, row in enumerate(ids)
+        for n in range(FIRST, ids.shape[1])
+        for slot, expert in enumerate(row[n])
+    ]
+    lines(path, records)
 
 
 @dataclass(frozen=True)
@@ -540,6 +548,7 @@ def writer(dialect: str, file: str, write: Callable, *kinds: str) -> Writer:
 #: that are missing are zeros; ``batches``: no requests; ``log``: all of them are one;
 #: ``numbered``: requests have no names; ``aligned``: a row to a token, more are cut, missing ones
 #: filled; ``routers``: layers without a router are left out; ``endless``: no end could be missing.
+PADDED, NUMBERED_LOG = ("tokens", "padded", "numbered"), ("names layers", "batches", "log")
 WRITERS = {
     "vllm": writer("vllm", "replies.jsonl", write_vllm, "tokens"),
     "vllm 0.21": writer("vllm", "replies.json", write_vllm_lists, "tokens"),
@@ -548,34 +557,22 @@ WRITERS = {
     "prime_rl": writer("prime_rl", "rollouts.jsonl", write_prime_rl, "tokens"),
     "slime": writer("slime", "rollout.pt", write_slime, "tokens", "numbered"),
     "miles": writer("slime", "rollout.pt", write_miles, "tokens", "numbered"),
-    "verl": writer("verl", "batch.npz", write_verl, "tokens", "padded", "numbered"),
-    "verl safetensors": writer(
-        "verl", "batch.safetensors", write_verl_safetensors, "tokens", "padded", "numbered"
-    ),
-    "verl torch": writer("verl", "batch.pt", write_verl_torch, "tokens", "padded", "numbered"),
+    "verl": writer("verl", "batch.npz", write_verl, *PADDED),
+    "verl safetensors": writer("verl", "batch.safetensors", write_verl_safetensors, *PADDED),
+    "verl torch": writer("verl", "batch.pt", write_verl_torch, *PADDED),
     "megatron": writer("megatron", "trace", write_megatron, "names layers", "batches"),
-    "areal": writer("verl", "batch.pt", write_areal, "tokens", "padded", "numbered", "routers"),
-    "tunix": writer("tunix", "payload.npz", write_tunix, "tokens", "padded", "numbered"),
+    "areal": writer("verl", "batch.pt", write_areal, *PADDED, "routers"),
+    "tunix": writer("tunix", "payload.npz", write_tunix, *PADDED),
     "nemo_rl": writer("nemo_rl", "rollouts.jsonl", write_nemo_rl, "tokens", "aligned"),
     "prime_rl_batches": writer(
         "prime_rl_batches", "rank_0.bin", write_prime_rl_batches, "tokens", "numbered", "aligned"
     ),
-    "llama_cpp": writer(
-        "llama_cpp", "eval.log", write_llama, "names layers", "batches", "log", "endless"
-    ),
+    "llama_cpp": writer("llama_cpp", "eval.log", write_llama, *NUMBERED_LOG, "endless"),
     "llama_moe_trace": writer(
-        "llama_moe_trace",
-        "moe_trace.csv",
-        write_moe_trace,
-        "names layers",
-        "batches",
-        "log",
-        "endless",
+        "llama_moe_trace", "moe_trace.csv", write_moe_trace, *NUMBERED_LOG, "endless"
     ),
-    "moe_atlas": writer(
-        "moe_atlas", "routes.jsonl", write_moe_atlas, "names layers", "batches", "log"
-    ),
-    "flame": writer("flame", "iter_7", write_flame, "names layers", "batches", "log"),
+    "moe_atlas": writer("moe_atlas", "routes.jsonl", write_moe_atlas, *NUMBERED_LOG),
+    "flame": writer("flame", "iter_7", write_flame, *NUMBERED_LOG),
 }
 
 __all__ = ["WRITERS", "Truth", "Writer", "Written", "known", "replace", "truth"]
