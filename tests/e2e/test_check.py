@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -69,8 +68,8 @@ def test_an_integrity_error_fails_and_names_the_cause(moegeom, place) -> None:
 
 
 def test_warnings_fail_only_when_asked(moegeom, place) -> None:
-    rec = COLLAPSED.replace("step", "rec/step")
-    arguments = ("check", COLLAPSED, "--tokens", rec)
+    rec = ROOT / COLLAPSED.replace("step", "rec/step")
+    arguments = ("check", COLLAPSED, "--tokens", str(rec), "--layers", "0")
     assert moegeom(place, *arguments).code == 0
     assert moegeom(place, *arguments, "--fail-on", "warning").code == 1
     assert sorted(p.name for p in place.iterdir() if p.suffix == ".moegeom") == []
@@ -308,7 +307,7 @@ def test_the_documented_release_passes_and_stops_as_the_page_says(moegeom, tmp_p
     assert "MGG401" in moved.out
 
 
-def test_the_fixture_fails_a_test_with_the_screen(tmp_path) -> None:
+def test_the_fixture_fails_a_test_with_the_screen(moegeom, tmp_path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["moegeom.testing.gate_fixture"]\n')
     (tmp_path / "test_gate.py").write_text(
         f"""
@@ -323,14 +322,8 @@ def test_unreachable_limits(moegeom_gate):
 """
     )
     (tmp_path / "test_gate.toml").write_text("[limits.MGG203]\nratio = 1.01\nsigmas = 0.1\n")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_gate.py"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert "2 failed, 1 passed" in ran.stdout
-    assert "WARN  MGG203" in ran.stdout
-    assert "none.json" in ran.stdout
+    options = ["-q", "-p", "no:cacheprovider", "test_gate.py"]
+    ran = moegeom(tmp_path, script=f"import pytest; raise SystemExit(pytest.main({options}))")
+    assert "2 failed, 1 passed" in ran.out
+    assert "WARN  MGG203" in ran.out
+    assert "none.json" in ran.out

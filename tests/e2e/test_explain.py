@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from pathlib import Path
@@ -17,15 +16,11 @@ from moegeom.geometry.selection import route
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
-from tests.short_samples import SAMPLES, short_samples
+from tests.short_samples import SAMPLES
 
 CKPT = str(SAMPLES / "olmoe-balanced/step_1500")
 OTHER = SAMPLES / "deepseek-tiny"
-
-
-@functools.cache
-def recording() -> str:
-    return str(short_samples() / "olmoe-balanced/rec/step_1500")
+REC = str(SAMPLES / "olmoe-balanced/rec/step_1500")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +28,7 @@ def place(tmp_path_factory) -> Path:
     """A folder with what runs of the sample chose: ``int4``, ``noisy``; its ``logits``, ``ids``."""
     folder = tmp_path_factory.mktemp("explain")
     routers = load_routers(open_checkpoint(CKPT)).routers
-    source = open_tokens(recording())
+    source = open_tokens(REC)
     count = source.facts.num_tokens
     inputs = {router.name: source.read_values(router.name, 0, count) for router in routers}
     generator = np.random.default_rng(3)
@@ -67,7 +62,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def test_the_screen_fits_and_names_the_cause(moegeom, place):
-    asked = (place, "explain", CKPT, "--tokens", recording(), "--run-b", "int4", "--quiet")
+    asked = (place, "explain", CKPT, "--tokens", REC, "--run-b", "int4", "--quiet")
     ran = moegeom(*asked, forms=["json", "table", "md"])
     assert (ran.code, ran.err) == (0, "")
     screens = json.loads(ran.out)["table"]
@@ -85,7 +80,7 @@ def test_every_hypothesis_fits_a_narrow_screen_and_keeps_its_words(moegeom, plac
         "explain",
         CKPT,
         "--tokens",
-        recording(),
+        REC,
         "--run-b",
         "int4",
         "--quiet",
@@ -99,7 +94,7 @@ def test_every_hypothesis_fits_a_narrow_screen_and_keeps_its_words(moegeom, plac
 
 
 def test_every_format_says_the_same(moegeom, place):
-    asked = (place, "explain", CKPT, "--tokens", recording(), "--run-b", "noisy", "--quiet")
+    asked = (place, "explain", CKPT, "--tokens", REC, "--run-b", "noisy", "--quiet")
     found = json.loads(moegeom(*asked, "--format", "json").out)
     assert found["verdict"]["cause"] == "arithmetic noise only"
     assert [layer["router"] for layer in found["layers"]] == ["text/0", "text/1", "text/2"]
@@ -112,14 +107,14 @@ def test_every_format_says_the_same(moegeom, place):
 
 
 def test_a_run_agrees_with_itself(moegeom, place):
-    ran = moegeom(place, "explain", CKPT, "--tokens", recording(), "--run-b", "plain", "--quiet")
+    ran = moegeom(place, "explain", CKPT, "--tokens", REC, "--run-b", "plain", "--quiet")
     assert "VERDICT  no disagreement" in ran.out
     assert "causes" not in ran.out
 
 
 def test_log_probs_that_differ_everywhere_clear_the_router(moegeom, place):
     ran = moegeom(
-        *(place, "explain", CKPT, "--tokens", recording(), "--run-b", "noisy", "--quiet"),
+        *(place, "explain", CKPT, "--tokens", REC, "--run-b", "noisy", "--quiet"),
         *("--logprobs", "scored.csv"),
     )
     text = " ".join(ran.out.split())
@@ -147,7 +142,7 @@ def test_logits_are_enough_for_what_needs_no_inputs(moegeom, place):
 def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
     moegeom, place, tmp_path
 ):
-    source, other = open_tokens(recording()), open_tokens(place / "int4")
+    source, other = open_tokens(REC), open_tokens(place / "int4")
     count, columns = source.facts.num_tokens, source.read_columns(0, source.facts.num_tokens)
     chosen = {
         name.replace("/", "."): other.read_chosen(name, 0, count) for name in source.facts.routers
@@ -156,7 +151,7 @@ def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
         tmp_path / "b.npz", document=columns.document, position=columns.position, **chosen
     )  # as a harness of one's own writes them
     (tmp_path / "int4").symlink_to(place / "int4")
-    asked = (tmp_path, "explain", CKPT, "--tokens", recording(), "--quiet")
+    asked = (tmp_path, "explain", CKPT, "--tokens", REC, "--quiet")
     refused = moegeom(*asked, "--run-b", "b.npz")
     assert refused.code == 2
     assert "Add --stage-b, one of" in refused.err
@@ -169,7 +164,7 @@ def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
 
 
 def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, tmp_path):
-    source, other = open_tokens(recording()), open_tokens(place / "plain")
+    source, other = open_tokens(REC), open_tokens(place / "plain")
     count, names = source.facts.num_tokens, source.facts.routers
     columns = source.read_columns(0, count)
     inputs = {name: source.read_values(name, 0, count) for name in names}
@@ -200,7 +195,7 @@ def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, 
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_explained_is_one_sentence(moegeom, place, arguments, code, said):
-    ran = moegeom(place, "explain", CKPT, "--tokens", recording(), *arguments)
+    ran = moegeom(place, "explain", CKPT, "--tokens", REC, *arguments)
     assert ran.code == code, ran.err
     assert said in ran.err
     assert "Traceback" not in ran.err
@@ -224,7 +219,7 @@ def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path
     path = tmp_path / "scored.csv"
     path.write_text(text, encoding="utf-8")
     ran = moegeom(
-        *(place, "explain", CKPT, "--tokens", recording(), "--run-b", "plain"),
+        *(place, "explain", CKPT, "--tokens", REC, "--run-b", "plain"),
         "--logprobs",
         str(path),
     )
@@ -234,7 +229,7 @@ def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path
 
 def _with_inputs(folder: Path, name: str, change) -> str:
     """What B reads, changed, and what its routers choose then; the name of the recording."""
-    source = open_tokens(recording())
+    source = open_tokens(REC)
     count = source.facts.num_tokens
     columns = source.read_columns(0, count)
     inputs, chosen = {}, {}
@@ -266,11 +261,11 @@ def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(moegeom
         "even": even,
     }.items():
         b = _with_inputs(tmp_path, name, change)
-        ran = moegeom(tmp_path, "explain", CKPT, "--tokens", recording(), "--run-b", b, "--quiet")
+        ran = moegeom(tmp_path, "explain", CKPT, "--tokens", REC, "--run-b", b, "--quiet")
         assert ran.code == 0, ran.err
         said[name] = " ".join(ran.out.split())
     assert "VERDICT inputs rounded" in said["bf16"]
     assert "they hold numbers of bfloat16 alone, A's do not" in said["bf16"]
     assert "VERDICT not the router" in said["some"]
-    assert "times as much as those of the median one, in 1 of 16 documents (5)" in said["some"]
+    assert "times as much as those of the median one, in 1 of 64 documents (5)" in said["some"]
     assert "VERDICT arithmetic noise only" in said["even"]

@@ -16,7 +16,7 @@ from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import trained
-from tests.short_samples import short_samples
+from tests.short_samples import NUM_TOKENS, short_samples
 
 A = "sample_ckpts/olmoe-balanced/step_1500"
 REC_A = "sample_ckpts/olmoe-balanced/rec/step_1500"
@@ -132,7 +132,7 @@ def test_a_run_that_repeats_itself_is_not_asked_for_again(moegeom, folder):
 
 def test_recordings_of_other_texts_are_refused_with_counts(moegeom, folder):
     source = open_tokens(str(folder / "rec_b"), None, None, ())
-    columns = source.read_columns(0, 4096)
+    columns = source.read_columns(0, NUM_TOKENS)
     other = TokenColumns(
         columns.document, columns.position, columns.token_id[::-1].copy(), columns.domain
     )
@@ -146,7 +146,7 @@ def test_recordings_of_other_texts_are_refused_with_counts(moegeom, folder):
         writer.append(
             other,
             None,
-            {r: np.asarray(source.read_chosen(r, 0, 4096)) for r in source.facts.routers},
+            {r: np.asarray(source.read_chosen(r, 0, NUM_TOKENS)) for r in source.facts.routers},
         )
     ran = moegeom(folder, "signoff", A, "folded", "--tokens", REC_A, "--tokens", "rec_other")
     assert (ran.code, ran.out) == (3, "")
