@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import inspect
 import os
 import re
@@ -40,6 +41,9 @@ TYPECHECKER = f"sys.modules[{__name__!r}].check"
 execute = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+
+# Until the tests are collected next to nothing that was made is left behind.
+gc.disable()
 
 # Before anything imports Numba, here and in the processes that tests start.
 os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", "tests.kernel_cache.Shared,InTreeCacheLocator")
@@ -204,6 +208,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if RUN not in os.environ:  # not on a worker
         os.environ[RUN] = folder = tempfile.mkdtemp(prefix="moegeom-tests-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not go over it again and again."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -18,4 +19,7 @@ SOURCES = {
 
 @cache
 def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
+    gc.disable()  # trees are kept, and the collector would go over all of them again and again
+    tree = ast.parse(source)
+    gc.enable()
+    return tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,33 +28,31 @@ def files() -> list[Path]:
     return [ROOT / name for name in TOP] + [f for f in found if f.suffix in TEXTS and f.is_file()]
 
 
-def comments_of(source: str, tree: ast.Module) -> Iterator[str]:
-    """What stands behind a ``#`` that is in no string; to tokenize all files takes half a minute."""
-    free_from: dict[int, float] = {}  # line -> the column where its last string ends
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Constant, ast.JoinedStr)):
+def said_in_python(source: str, with_strings: bool) -> str:
+    """Comments and docstrings, and all other text if wanted, each piece in a line of its own.
+
+    A comment is what stands behind a ``#`` that is in no string: to tokenize all files takes half a
+    minute.
+    """
+    pieces, free_from = [], {}  # line -> the column where its last string ends
+    for node in ast.walk(parsed(source)):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text or isinstance(node, ast.JoinedStr):
             for line in range(node.lineno, node.end_lineno):
-                free_from[line] = float("inf")
+                free_from[line] = sys.maxsize
             end = max(free_from.get(node.end_lineno, 0), node.end_col_offset)
             free_from[node.end_lineno] = end
-    for number, line in enumerate(source.splitlines(), start=1):
-        start = free_from.get(number, 0)
-        if "#" in line and start < len(line.encode()):
-            _, mark, comment = line.encode()[int(start) :].decode().partition("#")
-            if mark:
-                yield comment.lstrip("#: ")
-
-
-def said_in_python(source: str, with_strings: bool) -> str:
-    """Comments and docstrings, and all other text if wanted, each piece in a line of its own."""
-    tree = parsed(source)
-    pieces = [" ".join(comments_of(source, tree))]  # a comment may go over several lines
-    for node in ast.walk(tree):
-        if with_strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if with_strings and is_text:
             pieces.append(node.value)
         elif not with_strings and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             pieces.append(ast.get_docstring(node) or "")
-    return "\n\n".join(pieces)
+    comments = [
+        line.encode()[free_from.get(number, 0) :].decode().partition("#")[2].lstrip("#: ")
+        for number, line in enumerate(source.splitlines(), start=1)
+        if "#" in line
+    ]
+    # a comment may go over several lines
+    return "\n\n".join([" ".join(filter(None, comments)), *pieces])
 
 
 @cache

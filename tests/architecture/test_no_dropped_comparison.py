@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.sources import parsed
+
 TESTS = Path(__file__).resolve().parents[1]
 
 #: Calls that answer yes or no (element by element, too) and do nothing else.
@@ -105,7 +107,7 @@ class DroppedComparisons(ast.NodeVisitor):
 
 
 def dropped(source: str) -> list[tuple[int, str]]:
-    return DroppedComparisons(ast.parse(textwrap.dedent(source))).found
+    return DroppedComparisons(parsed(textwrap.dedent(source))).found
 
 
 def test_every_comparison_is_asserted():

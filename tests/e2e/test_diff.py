@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from moegeom.core.tokens import TokenColumns
-from tests.by_day import by_day
 
 ROOT = Path(__file__).resolve().parents[2]
 SERIES = "sample_ckpts/olmoe-balanced"
@@ -64,14 +63,17 @@ def test_two_steps_of_a_training_differ_without_a_pattern(moegeom, folder):
     assert "gain different" in ran.out
 
 
-@pytest.mark.parametrize("columns", by_day([80, 120], [80]))
-def test_figures_of_two_recordings_are_compared(moegeom, folder, columns):
-    ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, "--detail", COLUMNS=str(columns))
+def test_figures_of_two_recordings_are_compared(moegeom, folder):
+    ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, "--detail", forms=["table", "md"])
     assert ran.code == 0, ran.err
-    assert all(len(line) <= columns for line in ran.out.splitlines())
-    assert "Tokens: 1,024 in 16 documents (step_1500)" in words(ran.out)
-    assert "routing_entropy_normalised" in ran.out
-    assert "Would have been found 9 times in 10" in words(ran.out)
+    forms = json.loads(ran.out)
+    for columns, screen in forms["table"].items():
+        assert max(map(len, screen.splitlines())) <= int(columns)
+    screen = words(forms["table"]["80"])
+    assert "Tokens: 1,024 in 16 documents (step_1500)" in screen
+    assert "Would have been found 9 times in 10" in screen
+    assert forms["md"]["80"].startswith("## moegeom diff: ")
+    assert "| text/0 | rows changed by 11 %, no pattern |" in forms["md"]["80"]
     assert sorted(path.name for path in folder.iterdir() if path.suffix == ".moegeom") == []
 
 
@@ -128,12 +130,6 @@ def test_other_families_are_told_beneath_the_verdict(moegeom, folder):
     told = [line for line in lines if line.startswith(("UNLIKE", "VERDICT"))]
     assert told[0].startswith("VERDICT  no router is identical")
     assert told[1] == "UNLIKE   family olmoe in A, deepseek_v3 in B"
-
-
-def test_markdown_is_for_a_summary(moegeom, folder):
-    ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, "--format", "md")
-    assert ran.out.startswith("## moegeom diff: ")
-    assert "| text/0 | rows changed by 11 %, no pattern |" in ran.out
 
 
 @pytest.mark.parametrize(

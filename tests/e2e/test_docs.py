@@ -64,7 +64,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 
 #: Pages whose blocks scan or run a model for long: at night.
-LONG = ("docs/capture/own_loop.md", "docs/series.md")
+LONG = ("docs/capture/own_loop.md", "docs/capture/training.md", "docs/series.md")
 
 
 @pytest.mark.parametrize("page", by_day(PAGES, [page for page in PAGES if page not in LONG]))

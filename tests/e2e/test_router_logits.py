@@ -11,13 +11,15 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
+from tests.short_samples import SAMPLES, short_samples
 
-SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
-CHECKPOINT, RECORDED = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
+SAMPLE = "olmoe-balanced"
+CHECKPOINT = SAMPLES / SAMPLE / "step_1500"
 
 
 def test_the_tuple_of_a_model_tells_what_its_inputs_tell(moegeom, tmp_path):
-    recorded = open_tokens(RECORDED)
+    recording = short_samples() / SAMPLE / "rec/step_1500"
+    recorded = open_tokens(recording)
     routers = load_routers(open_checkpoint(str(CHECKPOINT))).routers
     tokens = recorded.facts.num_tokens
     logits = tuple(
@@ -38,7 +40,7 @@ def test_the_tuple_of_a_model_tells_what_its_inputs_tell(moegeom, tmp_path):
             r["router"]: r for r in rows if (r["variant"], r["population"]) == ("as_stored", "all")
         }
 
-    by_inputs = layers(scanned(str(RECORDED)))
+    by_inputs = layers(scanned(str(recording)))
     by_logits = layers(scanned("logits.pt", "--stage", "logits"))
     assert by_logits.keys() == by_inputs.keys()
     for router, row in by_logits.items():

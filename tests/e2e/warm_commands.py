@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import io
 import json
@@ -78,6 +79,8 @@ def warm_up() -> None:
                 importlib.import_module(module.name)
     with contextlib.redirect_stdout(io.StringIO()):
         app.app(["routers", "--help"], standalone_mode=False)  # what the parser imports late
+    gc.collect()
+    gc.freeze()  # children neither look at these objects nor copy their pages
 
 
 #: Columns at which a request with ``everything`` is shown.
