@@ -126,7 +126,7 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory) -> World:
+def world(moegeom, tmp_path_factory) -> World:
     from moegeom.checkpoint.open import open_checkpoint
     from moegeom.router.load import load_routers
     from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
@@ -141,7 +141,7 @@ def world(tmp_path_factory) -> World:
     ran = run_cold(folder, "scan", "model", "--tokens", "rec", "--out", "results")
     assert ran.code == 0, ran.err
     assert ran.err == ""
-    part = run_cold(folder, "scan", "model", "--tokens", "rec", "--part", "1/1", "--out", "part")
+    part = moegeom(folder, "scan", "model", "--tokens", "rec", "--part", "1/1", "--out", "part")
     assert (part.code, part.err) == (0, "")
     return World(folder, ran.out)
 
