@@ -33,6 +33,7 @@ class Costs:
         self._last = spent()
         self._of_tests: collections.Counter[str] = collections.Counter()
         self._left = [0, 0, 0]
+        self._of_workers: list[int] | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterable[None]:
@@ -76,7 +77,7 @@ class Costs:
         for place, (name, seconds) in enumerate(self._of_tests.most_common()):
             if place < SLOWEST or seconds > TOO_SLOW:
                 write(f"{seconds:6.1f}  {name}")
-        lists, cases, tests = getattr(self, "_of_workers", self._left)
+        lists, cases, tests = self._of_workers or self._left
         if lists or tests:
             write(
                 f"left for the night (make test-all): {cases} cases of {lists} lists,"

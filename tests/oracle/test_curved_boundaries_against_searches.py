@@ -213,7 +213,7 @@ def test_the_distance_is_that_of_the_nearest_point_of_any_boundary(rule, experts
             ratios.append(nearest / upper)
     assert len(ratios) > 0.8 * tokens
     assert_array_less(1.0 - 2e-6, ratios)
-    assert np.mean(np.array(ratios) < 1.0 + 2e-6) > 0.9
+    assert np.mean(np.array(ratios) < 1.0 + 2e-6) > 0.97
 
 
 @pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), by_day(BOUNDED, BOUNDED_BY_DAY))
@@ -242,7 +242,7 @@ def test_softmax_without_groups_is_bracketed(rule, experts, spread, tokens):
     lower, nearest, upper = np.array(found).T
     assert_array_less(lower, nearest * (1.0 + 1e-7) + 1e-12)
     # from a few starts a minimum may be missed
-    assert np.mean(nearest < upper * (1.0 + 1e-6)) > 0.95
+    assert np.mean(nearest < upper * (1.0 + 1e-6)) > 0.97
     assert_array_less(0.6, np.median(lower / nearest))
     assert_array_less(np.median(upper / nearest), 1.1)
 

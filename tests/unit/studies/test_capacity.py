@@ -177,23 +177,6 @@ def test_without_a_key_the_shape_says_it_and_without_both_it_must_be_typed(copie
     assert "no tensor of an expert" in layer.width_origin
 
 
-def stacked(copied: Path, fused: str, down: str, is_transposed: bool) -> None:
-    """All experts of a layer in two tensors, gate and up one below the other."""
-    tensors = load_file(copied / "model.safetensors")
-    kept = {name: t for name, t in tensors.items() if ".experts." not in name}
-    for layer in range(3):
-        at = f"model.layers.{layer}.mlp.experts."
-
-        def every(leaf: str, at: str = at) -> np.ndarray:
-            return np.stack([tensors[f"{at}{e}.{leaf}.weight"] for e in range(16)])
-
-        both = np.concatenate([every("gate_proj"), every("up_proj")], axis=1)
-        turned = both.swapaxes(1, 2) if is_transposed else both
-        kept[fused.format(layer=layer)] = np.ascontiguousarray(turned)
-        kept[down.format(layer=layer)] = every("down_proj")
-    save_file(kept, copied / "model.safetensors")
-
-
 FUSED = {
     "gate_up": ("experts.gate_up_proj", "experts.down_proj"),
     "linear": ("input_linear.weight", "output_linear.weight"),
