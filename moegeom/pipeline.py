@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.files import read_regular
@@ -32,8 +33,14 @@ from moegeom.engine.out import (
     is_answered_unread,
     refuse_skipped,
 )
-from moegeom.engine.parameters import request_of
-from moegeom.engine.parts import Folding, MergedParts, MissingParts, PartWriter, parse_part
+from moegeom.engine.parts import (
+    Folding,
+    MergedParts,
+    MissingParts,
+    PartWriter,
+    parameters_of_part,
+    parse_part,
+)
 from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import ScanRequest, Terms, tokens_text
 from moegeom.engine.run_facts import (
@@ -76,7 +83,6 @@ from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
-from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.what_if import parse_what_ifs
@@ -117,6 +123,8 @@ def scan(
         ResultsWriter,
     )  # pyarrow, which a check of weights need not have
 
+    if request.part is not None:
+        parameters_of_part(request)  # what cannot be told to whoever merges is refused at once
     if opened is None:
         has_tokens = request.tokens is not None
         opened = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
@@ -226,11 +234,20 @@ def merge(
     parts = MergedParts.of(folders)
     if isinstance(parts, MissingParts):
         return parts
-    given = dict(parts.parts[0].request)
-    given |= {k: v for k, v in (("checkpoint", checkpoint), ("tokens", tokens)) if v is not None}
-    if isinstance(given.get("tokens"), list):
-        given["tokens"] = TokenFiles.given(given["tokens"])
-    request = request_of(ScanRequest, **given, out=out, overwrite=overwrite)
+    request = parts.parts[0].request
+    if checkpoint is None and scheme_of(request.checkpoint):
+        raise UsageError(
+            f"the parts are of {request.checkpoint[:200]}, and a merge fetches nothing that a part "
+            "names.",
+            "Name it: moegeom merge PART... --from URL.",
+        )
+    request = dataclasses.replace(
+        request,
+        checkpoint=checkpoint or request.checkpoint,
+        tokens=tokens or request.tokens,
+        out=out,
+        overwrite=overwrite,
+    )
     return scan(request, watch, merged=parts)
 
 

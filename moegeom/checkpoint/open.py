@@ -12,6 +12,7 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
+from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import Registry
 
 FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FORMAT", Format)
@@ -40,7 +41,7 @@ def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> Te
     CheckpointError
         If nothing readable is there.
     UsageError
-        If the path is empty.
+        If the path is empty, or libraries would load code from what it names.
     """
     if path == "":
         raise UsageError("The path of the checkpoint is empty.", "The folder you are in is '.'.")
@@ -64,6 +65,7 @@ def _local(path: Path) -> Location:
             f"{path}: there is no such file or folder.",
             "A model of the hub need not be downloaded first: pass hf://OWNER/NAME.",
         )
+    refuse_code_within(path)
     return local(path)
 
 

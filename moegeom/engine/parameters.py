@@ -16,7 +16,17 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from moegeom.core.errors import MoeGeomError, UsageError
 from moegeom.core.registry import unknown_name
@@ -91,7 +101,7 @@ def family_parameters(asked: RequestedFamily) -> dict[str, Any]:
     return {_OF_FAMILY.get(name, name): value for name, value in vars(asked).items()}
 
 
-def request_of(record: type[R], **given: Any) -> R:
+def request_of(record: type[R], /, **given: Any) -> R:
     """``record`` with these parameters, each made what its field holds.
 
     A path may be a text and a text a path, one value stands for a tuple of it, numbers stand for
@@ -136,16 +146,21 @@ def _filled(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    """The types of a union; ``str`` stands for words of a list, which who reads them refuses."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(str if get_origin(kind) is Literal else kind for kind in kinds)
 
 
 def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
     if TokenFiles in kinds and isinstance(value, list | tuple):
         return TokenFiles.given(value)
-    if any(get_origin(kind) in (tuple, Sequence) for kind in kinds):
+    inner = {get_origin(kind): get_args(kind) for kind in kinds}
+    if items := inner.get(tuple) or inner.get(Sequence):
         if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):
             value = (value,)
-        return tuple(map(_plain, value))
+        return tuple(_converted(name, one, _kinds(items[0])) for one in value)
+    if Mapping in inner and isinstance(value, Mapping):
+        return {_plain(k): _converted(name, v, _kinds(inner[Mapping][1])) for k, v in value.items()}
     if name == "layers" and not isinstance(value, str | int) and isinstance(value, Iterable):
         return ",".join(map(str, value))
     if isinstance(value, str) and Path in kinds:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import xxhash
 
+from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.core.files import (
@@ -34,7 +35,12 @@ from moegeom.core.files import (
 )
 from moegeom.core.text import number_of
 from moegeom.engine.loop import NAMED, Progress
-from moegeom.engine.parameters import family_parameters, option_of
+from moegeom.engine.parameters import (
+    family_parameters,
+    option_of,
+    parameters_of,
+    request_of,
+)
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.kernels.reduction import REDUCTIONS
@@ -197,7 +203,10 @@ def is_part(path: Path) -> bool:
 
 #: Fields of a request that do not go into parts: where, and how fast.
 _NOT_TOLD = frozenset(
-    ("out", "part", "engine", "restart", "overwrite", "device", "num_workers", "batch_tokens")
+    (
+        *("out", "part", "engine", "restart", "overwrite", "remote"),
+        *("device", "num_workers", "batch_tokens"),
+    )
 )
 
 
@@ -207,7 +216,8 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        Where one is no text, number or list of these: tokens in memory, noise.
+        Where one is no text, number or list of these: tokens in memory, noise; or a URL, but for
+        the checkpoint: whoever merges fetches nothing that a part names.
     """
     usual = ScanRequest(request.checkpoint)
     given = {f.name: getattr(request, f.name) for f in dataclasses.fields(ScanRequest)}
@@ -223,14 +233,15 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
 def _told(name: str, value: Any) -> Any:
     """A parameter as JSON has it, and as a request takes it again."""
     if isinstance(value, TokenFiles):
-        return list(value.paths)
+        value = value.paths
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple | list):
         return [_told(name, one) for one in value]
     if isinstance(value, Mapping):
         return {key: _told(name, one) for key, one in value.items()}
-    if name == "per_token" or not isinstance(value, str | int | float):
+    is_url = isinstance(value, str) and scheme_of(value) != "" and name != "checkpoint"
+    if name == "per_token" or is_url or not isinstance(value, str | int | float):
         raise UsageError(
             f"{option_of(name)} cannot be cut into parts: a part holds files and numbers alone."
         )
@@ -262,7 +273,7 @@ class StoredPart:
 
     folder: Path
     part: Share
-    request: Mapping[str, Any]
+    request: ScanRequest
     plan: Mapping[str, Any]
     states: tuple[StoredState, ...]
 
@@ -311,11 +322,23 @@ def read_part(folder: Path) -> StoredPart:
         if not all(re.fullmatch(r"[0-9]{6}\.npz", state.file) for state in states):
             raise ResultsError(f"{where}: names files that no part has.", _AGAIN)
         request, plan = (Fields(told.any(key), where).document for key in ("request", "plan"))
-        return StoredPart(folder, parse_part(told.text("part")), request, plan, states)
+        part = parse_part(told.text("part"))
+        return StoredPart(folder, part, _request(request, where), plan, states)
     except DocumentError as error:
         raise ResultsError(f"{where}: {error}.") from None
     except (RecordingError, UsageError) as error:
         raise ResultsError(error.message, error.hint) from None
+
+
+def _request(fields: Mapping[str, Any], where: str) -> ScanRequest:
+    """The request whose parameters a part writes as these, word for word; no other is taken."""
+    names = parameters_of(ScanRequest).keys() - _NOT_TOLD
+    if fields.keys() <= names and isinstance(fields.get("checkpoint"), str):
+        request = request_of(ScanRequest, **fields)
+        are_files = isinstance(request.tokens, str | TokenFiles | None)
+        if are_files and parameters_of_part(request) == fields:
+            return request
+    raise ResultsError(f"{where}: holds a request that no part has.", _AGAIN)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``python -m moegeom.testing.compile_kernels``: compiles the kernels before they are needed.
+"""``python -P -m moegeom.testing.compile_kernels``: compiles the kernels before they are needed.
 
 For the image of a container, or a folder of ``NUMBA_CACHE_DIR`` that jobs share: scans, boundary
 reports and cells of small synthetic checkpoints run once. What they compile is kept for this

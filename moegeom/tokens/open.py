@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
+from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.tokens.files import TokenFiles, name_of, paths_of
@@ -72,6 +73,8 @@ def open_tokens(
         )
         with reading(Path(named), RecordingError):
             paths = paths_of(path)
+            for folder in {one.parent if one.is_file() else one for one in paths}:
+                refuse_code_within(folder)
             opened = _opened(paths[0], request) if len(paths) == 1 else _of_several(paths, request)
             _check_expectations(opened, request.stage, request.routers)
             return opened
