@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import re
 import tempfile
@@ -26,7 +27,6 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import xxhash
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.router.load import load_routers
@@ -187,7 +187,7 @@ def bare(folder: Path, shape: Shape, with_hash: bool) -> None:
             file.seek(offset)
             raw = file.read(size)
         if with_hash:
-            xxhash.xxh3_128(raw).digest()
+            hashlib.sha256(raw).digest()
         kind = np.float32 if dtype == "F32" else ml_dtypes.bfloat16
         kept.append(np.frombuffer(raw, kind).astype(np.float32))
 

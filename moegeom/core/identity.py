@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import xxhash
-
+from moegeom.core.digest import digest_of
 from moegeom.core.files import open_raw
 
 #: Places of a file that are looked at, and bytes of each.
@@ -28,20 +27,18 @@ def identity_of(path: Path) -> Identity:
     same files are copied or mounted elsewhere. One place changed by hand under the old time of
     change can go unnoticed.
     """
-    found = xxhash.xxh3_128()
     if path.is_dir():
         files = _inside(path)
         identities = [identity_of(file) for file in files]
-        for file, (_, _, digest) in zip(files, identities, strict=True):
-            found.update(f"{file.name}\0{digest}\0".encode(errors="surrogatepass"))
-        return (*_of_stats(files), found.hexdigest())
+        digests = [(f.name, digest) for f, (_, _, digest) in zip(files, identities, strict=True)]
+        return (*_of_stats(files), digest_of(digests))
     with open_raw(path, follows=True) as file:
         status = os.fstat(file.fileno())
-        last = max(status.st_size - _PLACE_BYTES, 0)
+        last, places = max(status.st_size - _PLACE_BYTES, 0), []
         for start in sorted({last * i // (_PLACES - 1) for i in range(_PLACES)}):
             file.seek(start)
-            found.update(file.read(_PLACE_BYTES) or b"")
-    return status.st_size, status.st_mtime_ns, found.hexdigest()
+            places.append(file.read(_PLACE_BYTES) or b"")
+    return status.st_size, status.st_mtime_ns, digest_of(places)
 
 
 def is_unchanged(path: Path, identity: Identity) -> bool:

@@ -67,8 +67,13 @@ def refuse_code_within(path: Path) -> None:
     UsageError
         Where something does.
     """
-    loaded = [(code, hint, {code.resolve(), code.absolute()}) for code, hint in _loaded()]
-    for named in {path.absolute(), path.resolve()}:  # who wrote a link wrote what lies beside it
+    loaded = [
+        (code, hint, {Path(os.path.realpath(code)), code.absolute()}) for code, hint in _loaded()
+    ]
+    for named in {
+        path.absolute(),
+        Path(os.path.realpath(path)),
+    }:  # who wrote a link wrote what lies beside it
         judged = named if named.is_dir() else named.parent
         above = (judged, *judged.parents)
         tree = next((top for top in above if any((top / mark).exists() for mark in _TOPS)), judged)

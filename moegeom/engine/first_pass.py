@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xxhash import xxh3_64_hexdigest
-
 from moegeom import __version__ as moegeom_version
+from moegeom.core.digest import digest_of
 from moegeom.core.files import WorkFolder, is_there, writing
 from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
@@ -54,8 +53,8 @@ def first_pass_of(
         with writing(work.path):
             folder.mkdir(exist_ok=True)
         places = [] if request.expert_map is None else files_identity(request.expert_map)
-        terms = f"{moegeom_version} {request.dialect} {places} {known_routers(routers.routers)}"
-        journal = FileJournal(folder, xxh3_64_hexdigest(terms.encode()))
+        terms = (moegeom_version, request.dialect, places, known_routers(routers.routers))
+        journal = FileJournal(folder, digest_of(*terms))
         if said is not None and journal.num_kept:
             files = number_of(journal.num_kept, "file")
             said(f"going on in {work.path}: the first pass over {files} is done")

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from xxhash import xxh3_64_hexdigest
-
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
 from moegeom.core.router import RouterSet
@@ -28,7 +27,7 @@ def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
     """
     path = tokens_path(request.tokens)
     tokens = "" if path is None else f"-on-{_stem(path, 1)}"
-    asked = xxh3_64_hexdigest(json.dumps(plan, sort_keys=True).encode())[:6]
+    asked = digest_of(json.dumps(plan, sort_keys=True))[:6]
     return Path("runs") / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
 
 

@@ -16,16 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import xxhash
-
 from moegeom.checkpoint.remote.url import scheme_of
+from moegeom.core.digest import digest_of_file
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.core.files import (
     is_there,
     move_folder,
     new_folder,
-    open_regular,
     read_regular,
     reading,
     refuse_existing,
@@ -249,11 +247,8 @@ def _told(name: str, value: Any) -> Any:
 
 
 def _digest(path: Path) -> str:
-    found = xxhash.xxh3_128()
-    with reading(path, ResultsError), open_regular(path, follows=True) as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+    with reading(path, ResultsError):
+        return digest_of_file(path)
 
 
 # ------------------------------------------------------------------------------------------ merging

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import xxhash
 from threadpoolctl import threadpool_limits
 
+from moegeom.core.digest import sha256_of
 from moegeom.core.tokens import TILE
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def rounds_won(tile: int, seed: int) -> int:
     """
     for won in range(_MOST_ROUNDS):
         pair, side = divmod(tile >> won, 2)
-        if xxhash.xxh3_64_intdigest(f"{seed} {won} {pair}".encode()) & 1 != side:
+        if sha256_of(seed, won, pair).digest()[0] & 1 != side:
             return won
     return _MOST_ROUNDS
 

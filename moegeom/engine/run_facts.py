@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Float
 from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
@@ -233,22 +233,8 @@ def token_identity(tokens: Tokens | None) -> list[Any]:
 
 def router_identity(router: Router) -> str:
     """A hash of everything that is known of a router but its rule and where it was found."""
-    found = xxhash.xxh3_128()
-    for field in dataclasses.fields(router):
-        if field.name not in ("rule", "provenance"):
-            _hash_value(found, field.name, getattr(router, field.name))
-    return found.hexdigest()
-
-
-def _hash_value(found: xxhash.xxh3_128, name: str, value: Any) -> None:
-    if isinstance(value, np.ndarray):
-        found.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
-        found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            _hash_value(found, f"{name}.{field.name}", getattr(value, field.name))
-    else:
-        found.update(f"{name} {value!r}\n".encode())
+    names = (field.name for field in dataclasses.fields(router))
+    return digest_of({n: getattr(router, n) for n in names if n not in ("rule", "provenance")})
 
 
 def plain(value: Any) -> Any:

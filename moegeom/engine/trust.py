@@ -92,12 +92,14 @@ def examine(
     facts = source.facts
     verdict = fingerprint_test(facts.fingerprint, fingerprint)
     if verdict == "differs":
-        fail(
-            f"{facts.name}: recorded from another checkpoint: its routers have fingerprint "
-            f"{_short(facts.fingerprint)}, these have {_short(fingerprint)}.",
-            "Record this checkpoint.",
-            "stale_inputs",
+        kind = facts.fingerprint.partition(":")[0]
+        differ = (
+            f"recorded from another checkpoint: its routers have fingerprint "
+            f"{_short(facts.fingerprint)}, these have {_short(fingerprint)}"
+            if fingerprint.startswith(f"{kind}:")
+            else f"names its checkpoint by a hash that is no longer believed ({kind[:20]})"
         )
+        fail(f"{facts.name}: {differ}.", "Record this checkpoint.", "stale_inputs")
     medians, shares = [], []
     for router in prepared:
         share = _reproduced(router, source, kernels)

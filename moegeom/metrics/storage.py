@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Float
 
+from moegeom.core.digest import digest_of
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.core.router import mantissa_bits
 from moegeom.geometry.number_formats import expected_window_levels, to_bfloat16, window_levels
@@ -66,10 +66,8 @@ def _rms(rows: Float[np.ndarray, "rows hidden"]) -> float:
 
 
 def _digest(values: Float[np.ndarray, "*shape"] | None) -> str | None:
-    """XXH3 of the values as they are in memory; tells equal from changed."""
-    if values is None:
-        return None
-    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    """SHA-256 of the values as they are in memory; tells equal from changed."""
+    return None if values is None else digest_of(values)
 
 
 METRIC = Metric(

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
+from moegeom.core.digest import digest_of, digest_of_file
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import open_regular, read_regular
@@ -63,16 +62,13 @@ def parse_text_file(text: str) -> TextFile:
 
 def files_digest(files: Sequence[TextFile]) -> str:
     """Names domains and contents of all files; RecordingError when one cannot be read."""
-    digest = xxhash.xxh3_128()
+    digests = []
     for file in files:
-        digest.update(f"{file.domain}\0".encode())
         try:
-            with open_regular(file.path, follows=True) as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
+            digests.append((file.domain, digest_of_file(file.path)))
         except OSError as error:
             raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
-    return digest.hexdigest()
+    return digest_of(digests)
 
 
 def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[TextDocument]:

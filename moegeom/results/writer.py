@@ -17,15 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
+from moegeom.core.digest import digest_of, digest_of_file
 from moegeom.core.documents import MOST_JSON, DocumentError, parse_json
 from moegeom.core.errors import ResultsError, UsageError, first_line
 from moegeom.core.files import (
     WorkFolder,
     is_there,
     move_folder,
-    open_regular,
     read_regular,
     refuse_existing,
     remove,
@@ -297,13 +296,8 @@ def _plan_in(path: Path) -> dict[str, Any] | None:
 
 def _digest(folder: Path) -> bytes:
     """A hash of the names and contents of the files of a part."""
-    found = xxhash.xxh3_128()
-    for path in sorted(path for path in folder.iterdir() if path.name != DIGEST_FILE):
-        with open_regular(path) as file:
-            found.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
-            while block := file.read(1 << 20):
-                found.update(block)
-    return found.hexdigest().encode()
+    paths = sorted(path for path in folder.iterdir() if path.name != DIGEST_FILE)
+    return digest_of([(path.name, digest_of_file(path)) for path in paths]).encode()
 
 
 def _damaged(path: Path, error: Exception) -> ResultsError:

@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import xxhash
-
 from moegeom.checkpoint.store import TensorStore
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import CheckpointError
 from moegeom.core.router import Router
 from moegeom.router.plain_names import plain_name, with_plain_names
@@ -114,4 +112,4 @@ def _digest(store: TensorStore, name: str, part: int, num_parts: int) -> str:
     """Hash of the beginning of one of ``num_parts`` equal parts of a tensor."""
     size = store.info(name).size_bytes // num_parts
     raw = store.read_bytes(name, part * size, min(size, SAMPLE_BYTES))
-    return xxhash.xxh3_64_hexdigest(np.frombuffer(raw, np.uint8).data)
+    return digest_of(bytes(raw))

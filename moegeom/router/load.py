@@ -10,12 +10,12 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Float, Shaped
 
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.ranks import copies_differ, difference_of
 from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import UsageError
 from moegeom.core.router import (
     RECORDED,
@@ -321,22 +321,18 @@ def _scale(log_scale: float, largest: float) -> float:
 
 
 def tensor_digest(info: TensorInfo, values: Shaped[np.ndarray, "*shape"]) -> str:
-    """XXH128, in hex, of a tensor's name, dtype, shape and bytes as stored.
+    """SHA-256, in hex, of a tensor's name, dtype, shape and bytes as stored.
 
     The name counts without wrappers and with one ``model.`` in front, however many it has: that of
     a model in a dictionary ``{"model": ...}`` is that of the model.
-    Runs at the speed of memory, where SHA-256 would take longer than reading the routers.
     """
     name = "model." + without_model(plain_name(info.name))
-    head = f"{name}\0{info.dtype}\0{','.join(map(str, info.shape))}\0"
-    digest = xxhash.xxh3_128(head.encode())
-    digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    return digest_of(name, info.dtype, info.shape, values)
 
 
 def router_fingerprint(digests: Iterable[str]) -> str:
-    """``xxh128:`` and the hash of all digests, in any order: routers, biases, scales and gains."""
-    return "xxh128:" + xxhash.xxh3_128("".join(sorted(digests)).encode()).hexdigest()
+    """``sha256:`` and the hash of all digests, in any order: routers, biases, scales and gains."""
+    return f"sha256:{digest_of(sorted(digests))}"
 
 
 def count_expected(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Shaped
 
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
@@ -45,11 +45,7 @@ class HeldArrays:
     @property
     def digest(self) -> str:
         """A hash of keys and numbers: results of other arrays are not those of these."""
-        found = xxhash.xxh3_128()
-        for key, array in self.arrays.items():
-            found.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
-            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return found.hexdigest()
+        return digest_of(self.arrays)
 
     def open(self, request: Request) -> TokenSource:
         """The token source that they are, with the routers of the request.

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import nn
 
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import parse_layers
 
@@ -95,8 +95,7 @@ def expert_hashes(block: nn.Module, router: str = "gate") -> dict[str, str]:
 
 def _digest(value: torch.Tensor) -> str:
     raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    head = f"{value.dtype} {tuple(value.shape)} ".encode()
-    return xxhash.xxh3_128_hexdigest(head + raw.numpy().tobytes())
+    return digest_of(str(value.dtype), tuple(value.shape), raw.numpy())
 
 
 def _blocks(model: nn.Module, layers: str | Iterable[int] | None) -> Iterator[_Block]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Float, Float64
 
 from moegeom.checkpoint.store import TensorStore
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.text import number_of
 from moegeom.router.attention.family import (
@@ -218,10 +218,7 @@ class AttentionTensors:
     # ------------------------------------------------------------------------------------- values
     def fingerprint(self) -> str:
         """A digest of gate and sinks in float32, by which a recording knows its layer again."""
-        digest = xxhash.xxh3_128()
-        for found in self.recorded():
-            digest.update(np.ascontiguousarray(found, dtype=np.float32).data)
-        return digest.hexdigest()
+        return digest_of(*(values.astype(np.float32) for values in self.recorded()))
 
     def recorded(self) -> Iterator[np.ndarray]:
         """Rows and biases of the gate, and sinks: what a recording belongs to."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from jaxtyping import Float64, Int16
 from threadpoolctl import threadpool_limits
 
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
@@ -59,13 +59,13 @@ def choices(
     """
     tiles = sample_tiles(source.facts.num_tokens, seed)
     kernels = load_kernels("cpu")
-    digest, blocks, is_known = xxhash.xxh3_128(), [], True
+    numbers, blocks, is_known = [], [], True
     ranges = [(t * TILE, min((t + 1) * TILE, source.facts.num_tokens)) for t in tiles]
     for start, stop in ranges:
         columns = source.read_columns(start, stop)
         for values in (columns.document, columns.position, columns.token_id):
             is_known &= bool((values >= 0).all())
-            digest.update(np.ascontiguousarray(values).data)
+            numbers.append(values)
         kept = columns.is_behind(exclude_first)
         blocks.append(block_of(columns, start)[kept].astype(np.int16))
     chosen = {}
@@ -81,7 +81,7 @@ def choices(
                 parts.append(np.sort(batch.chosen, axis=1).astype(np.int16))
         if is_whole:  # else rows of different steps would no longer stand side by side
             chosen[router.name] = np.concatenate(parts)
-    tokens = digest.hexdigest() if is_known else ""
+    tokens = digest_of(*numbers) if is_known else ""
     return Choices(tokens, np.concatenate(blocks), chosen)
 
 

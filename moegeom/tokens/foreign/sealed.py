@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
+from moegeom.core.digest import digest_of
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
@@ -45,9 +45,4 @@ def read_sealed(path: Path, most: int) -> tuple[dict[str, Any], dict[str, np.nda
 
 def _digest(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     """A hash of everything that the file says."""
-    found = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
-    for key in sorted(arrays):
-        array = np.ascontiguousarray(arrays[key])
-        found.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+    return digest_of(json.dumps(facts, sort_keys=True), arrays)

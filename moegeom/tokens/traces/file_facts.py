@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import xxhash
 from jaxtyping import Bool, Int64, UInt64
 
+from moegeom.core.digest import sha256_of
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
 from moegeom.core.identity import Identity, identity_of
@@ -334,7 +334,7 @@ class _Gathered:
         if request.is_place:
             file = self._file
             scope = str(file.path.resolve()) if isinstance(file, FileOf) else file.label
-        return xxhash.xxh3_128_digest(f"{scope}\0{request.name}".encode(errors="surrogatepass"))
+        return sha256_of(scope, request.name).digest()[:16]
 
     def _end_request(self) -> None:
         if self._open is None:

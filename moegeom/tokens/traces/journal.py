@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import RecordingError
 from moegeom.core.identity import identity_of
 from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
@@ -59,8 +59,7 @@ class FileJournal:
         return sum(1 for _ in self.folder.glob("*.npz"))
 
     def _path(self, path: Path) -> Path:
-        name = xxhash.xxh3_128_hexdigest(str(path.resolve()).encode(errors="surrogatepass"))
-        return self.folder / f"{name}.npz"
+        return self.folder / f"{digest_of(path.resolve())}.npz"
 
     def _read(self, path: Path) -> FileFacts | None:
         found = read_sealed(path, _MOST_BYTES)

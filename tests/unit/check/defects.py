@@ -232,7 +232,7 @@ COMPARED: dict[str, Case] = {
 
 #: Tokens, alone or beside a baseline.
 MEASURED: dict[str, Case] = {
-    "MGI108": Case(tokens=2048, layers=1, fingerprint="xxh128:0", request={"stale_inputs": True}),
+    "MGI108": Case(tokens=2048, layers=1, fingerprint="sha256:0", request={"stale_inputs": True}),
     "MGI127": Case(tokens=300, layers=1, lean=1e4),
     "MGB201": Case(tokens=2048, layers=1, lean=2.0),
     "MGB202": Case(tokens=2048, layers=1, lean=3.0),

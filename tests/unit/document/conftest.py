@@ -26,7 +26,7 @@ CHECKPOINT = {
     "name": "model@rev",
     "family": "deepseek_v3",
     "rule": "sigmoid + selection bias, best 4 of 8 groups, top 8 of 256",
-    "fingerprint": "xxh128:0123",
+    "fingerprint": "sha256:0123",
     "bytes_read": 226_000_000,
     "bytes_total": 688_000_000_000,
     "seconds": 9.0,

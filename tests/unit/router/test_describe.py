@@ -18,7 +18,7 @@ ROUTER = Router(
     rule=Rule(2, "softmax", Weights("scores")),
     provenance=Provenance("mixtral", ("gate.weight",), "model.safetensors", "F32"),
 )
-ROUTERS = RouterSet((ROUTER,), "model", "mixtral", "softmax, top 2 of 4", "xxh128:0")
+ROUTERS = RouterSet((ROUTER,), "model", "mixtral", "softmax, top 2 of 4", "sha256:0")
 
 IN_WORDS = {
     "softmax, top 2": Weights("scores"),

@@ -23,7 +23,7 @@ NORMED = made.router(norm=True)
 
 
 def beside(mine: Router, its: Router) -> CheckpointB:
-    second = RouterSet((its,), "second", "made", "softmax, top 3 of 12", "xxh128:0")
+    second = RouterSet((its,), "second", "made", "softmax, top 3 of 12", "sha256:0")
     return routers_of_b(second, [mine])
 
 
