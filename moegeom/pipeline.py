@@ -27,6 +27,8 @@ from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose
 from moegeom.engine.first_pass import first_pass_of
 from moegeom.engine.in_step import in_step
 from moegeom.engine.out import (
+    RUNS,
+    believes_results,
     default_out,
     early_out,
     is_answered,
@@ -125,25 +127,33 @@ def scan(
 
     if request.part is not None:
         parameters_of_part(request)  # what cannot be told to whoever merges is refused at once
+    metrics = metrics_for(request)
+    columns = column_versions(metrics)
+    is_believed = believes_results(request, request.out or RUNS)
+    if not is_believed:
+        request = dataclasses.replace(request, restart=True)
     if opened is None:
         has_tokens = request.tokens is not None
         opened = Session.of(request.checkpoint, request, with_listed=has_tokens, with_varying=True)
         early = early_out(request, opened.routers.fingerprint)
-        if early is not None and is_answered_unread(early, request, opened.routers):
+        if is_believed and early and is_answered_unread(early, request, opened.routers, columns):
             return _answered(early, watch)
         opened = with_tokens(request, opened, watch)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
     run_b = open_run_b(request, source, routers.routers)
-    metrics = metrics_for(request)
     device = choose_devices(request.device or "auto", token_facts, len(chosen))
     if watch and (device.devices or request.device == "auto"):
         watch.say(device.text)
-    plan = plan_facts(request, routers, token_facts, device.kind, checkpoint_b)
+    plan = plan_facts(request, routers, token_facts, device.kind, columns, checkpoint_b)
     out = early_out(request, routers.fingerprint) or request.out or default_out(request, plan)
     if is_answered(out, plan, request):
-        return _answered(out, watch)
+        if is_believed:
+            return _answered(out, watch)
+        if watch:
+            watch.say(f"{out}: measured again, as it lies in the working tree of what is judged.")
+        request = dataclasses.replace(request, overwrite=True)
     refuse_unknown_positions(request, source)
     refuse_nothing_left(request, source)
     refuse_no_rows(request, source)
@@ -319,8 +329,10 @@ def write_folded(
     from moegeom.results.writer import ResultsWriter
 
     chosen = [router for router in routers.routers if router.name in measured]
-    plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind)
-    out, metrics = request.out or default_out(request, plan), metrics_for(request)
+    metrics = metrics_for(request)
+    columns = column_versions(metrics)
+    plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind, columns)
+    out = request.out or default_out(request, plan)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         for router in chosen:
             found = measured[router.name]

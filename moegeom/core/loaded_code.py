@@ -57,6 +57,28 @@ def _loaded() -> Iterator[tuple[Path, str]]:
         yield Path(_SETTINGS), "Remove it, or start in another folder: Numba obeys it."
 
 
+def trees_around(path: Path) -> Iterator[tuple[Path, Path]]:
+    """The folder that ``path`` is or lies in, and the working tree around it, else that folder.
+
+    Twice where links lead to it: who wrote a link wrote what lies beside it.
+    """
+    for named in dict.fromkeys(_both(path)):
+        folder = named if named.is_dir() else named.parent
+        above = (folder, *folder.parents)
+        tops = (top for top in above if any((top / mark).exists() for mark in _TOPS))
+        yield folder, next(tops, folder)
+
+
+def lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path, which need not exist, is in a folder by its name or behind its links."""
+    return any(place.is_relative_to(folder) for place in _both(path))
+
+
+def _both(path: Path) -> tuple[Path, Path]:
+    """Where a path is by its name, and behind its links, which may go in circles."""
+    return Path(os.path.abspath(path)), Path(os.path.realpath(path))  # noqa: PTH100
+
+
 def refuse_code_within(path: Path) -> None:
     """Nothing that libraries load may lie in ``path``, its folder, or the working tree around it.
 
@@ -67,17 +89,9 @@ def refuse_code_within(path: Path) -> None:
     UsageError
         Where something does.
     """
-    loaded = [
-        (code, hint, {Path(os.path.realpath(code)), code.absolute()}) for code, hint in _loaded()
-    ]
-    for named in {
-        path.absolute(),
-        Path(os.path.realpath(path)),
-    }:  # who wrote a link wrote what lies beside it
-        judged = named if named.is_dir() else named.parent
-        above = (judged, *judged.parents)
-        tree = next((top for top in above if any((top / mark).exists() for mark in _TOPS)), judged)
-        for code, hint, places in loaded:
-            around = judged if code == PACKAGE else tree
-            if any(place.is_relative_to(around) for place in places):
+    loaded = [*_loaded()]
+    for folder, tree in trees_around(path):
+        for code, hint in loaded:
+            around = folder if code == PACKAGE else tree
+            if lies_in(code, around):
                 raise UsageError(f"{code}: would be loaded from {around}, which is judged.", hint)

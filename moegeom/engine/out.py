@@ -8,16 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
+from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
-from moegeom.engine.request import ScanRequest, tokens_path
+from moegeom.engine.request import ScanRequest, TokensRequest, tokens_path
 from moegeom.engine.run_facts import asked_facts, plan_facts
 from moegeom.results.plans import differing_parts
 from moegeom.results.reader import is_results, open_results
 from moegeom.tokens.files import TokenFiles, paths_of
+
+#: Where results go that nobody names a folder for.
+RUNS = Path("runs")
 
 
 def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
@@ -28,7 +33,7 @@ def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
     path = tokens_path(request.tokens)
     tokens = "" if path is None else f"-on-{_stem(path, 1)}"
     asked = digest_of(json.dumps(plan, sort_keys=True))[:6]
-    return Path("runs") / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
+    return RUNS / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
 
 
 def early_out(request: ScanRequest, fingerprint: str) -> Path | None:
@@ -60,6 +65,21 @@ def _stem(target: str, num_parts: int) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", named)[-80:].lstrip(".-") or "model"
 
 
+def believes_results(request: TokensRequest, out: Path) -> bool:
+    """Whether results that lie at ``out`` may answer this request, or be gone on with.
+
+    Not in the working tree of what is judged: who wrote the checkpoint could have written them.
+    """
+    tokens, trees = request.tokens, set[Path]()
+    if not scheme_of(request.checkpoint):
+        trees |= {tree for _, tree in trees_around(Path(request.checkpoint))}
+    for path in paths_of(tokens) if isinstance(tokens, str | TokenFiles) else ():
+        # what lies beside a single file is not of it, unless a working tree says so
+        around = trees_around(path)
+        trees |= {tree for folder, tree in around if tree != folder or not path.is_file()}
+    return not any(lies_in(out, tree) for tree in trees)
+
+
 def is_answered(out: Path, plan: Mapping[str, Any], request: ScanRequest) -> bool:
     """True when ``out`` holds the results of this request, so that nothing need be measured.
 
@@ -85,7 +105,9 @@ def is_answered(out: Path, plan: Mapping[str, Any], request: ScanRequest) -> boo
     return True
 
 
-def is_answered_unread(out: Path, request: ScanRequest, routers: RouterSet) -> bool:
+def is_answered_unread(
+    out: Path, request: ScanRequest, routers: RouterSet, columns: Mapping[str, str]
+) -> bool:
     """True when ``out`` holds the results of this request on the same files, which then need not be
     read to know what they hold. What cannot be told so is told when they are read.
     """
@@ -93,9 +115,9 @@ def is_answered_unread(out: Path, request: ScanRequest, routers: RouterSet) -> b
         return False
     before = open_results(out).run.get("plan")
     tokens = before.get("tokens") if isinstance(before, dict) else None
-    plan = plan_facts(request, routers, None, "cpu") | {"tokens": tokens}
+    plan = plan_facts(request, routers, None, "cpu", columns) | {"tokens": tokens}
     try:
-        return tokens is not None and is_answered(out, plan, request)
+        return (tokens is not None or request.tokens is None) and is_answered(out, plan, request)
     except UsageError:
         return False
 

@@ -178,11 +178,14 @@ def plan_facts(
     routers: RouterSet,
     source: SourceFacts | None,
     device: str,
+    columns: Mapping[str, str],
     checkpoint_b: CheckpointB | None = None,
 ) -> dict[str, Any]:
-    """What must be equal for a run to go on where another stopped.
+    """All that decides results, which is the key of what is kept: a run goes on where another
+    stopped, and answers for it, where this is equal.
 
     ``device`` is the kind that computes: a product of another one may differ in the last bit.
+    ``columns`` are the versions of what is measured, :func:`column_versions`.
     """
     options = _options(request)
     if checkpoint_b is not None:
@@ -195,6 +198,7 @@ def plan_facts(
         "routers": {router.name: router_identity(router) for router in routers.routers},
         "tokens": None if source is None else dataclasses.asdict(source),
         "token_files": token_identity(request.tokens),
+        "columns": dict(columns),
         "options": options | {"device": device},
     }
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moegeom.core.documents import MOST_JSON, DocumentError, parse_json
 from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, UsageError
-from moegeom.core.files import read_regular, write_whole
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import Router
 from moegeom.core.series import SeriesStep
+from moegeom.engine.out import believes_results
 from moegeom.engine.request import Tokens
-from moegeom.engine.run_facts import column_versions, token_identity
+from moegeom.engine.run_facts import column_versions, plan_facts
 from moegeom.engine.session import Session
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, Watch, scan
+from moegeom.results.plans import differing_parts
 from moegeom.results.reader import Results, open_results
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
@@ -48,8 +48,7 @@ def measure_step(
 ) -> MeasuredStep | str:
     """Measures one checkpoint, unless that was done before; the reason when it cannot be read yet.
 
-    Files in ``folder``: <name>.moegeom, the results; <name>.choices.npz, chosen sets of a sample;
-    <name>.inputs.json, which files were recorded, so that another recording is noticed.
+    Files in ``folder``: <name>.moegeom, the results; <name>.choices.npz, chosen sets of a sample.
     """
     if candidate.is_results:
         results = open_results(candidate.path)
@@ -76,28 +75,22 @@ def _measured(
     tokens: Tokens | None,
     watch: Watch | None,
 ) -> MeasuredStep:
-    out = folder / f"{candidate.name}.moegeom"
-    kept, inputs = (folder / f"{candidate.name}.{end}" for end in ("choices.npz", "inputs.json"))
+    out, kept = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
+    asked = _scan_request(request, candidate, tokens, out)
     is_gone = _is_gone(tokens)
-    before = _kept_results(out)
-    is_same = before is not None and _is_same(before, opened.routers, tokens, request)
-    # as it is read back
-    identity = None if is_gone else json.loads(json.dumps(token_identity(tokens)))
-    if is_same and tokens is not None and not is_gone:
-        is_same = identity != [] and _read(inputs) == identity
+    is_same = believes_results(asked, folder) and _is_same(_kept_results(out), opened, asked)
     if is_gone and not is_same:
         raise missing_recording(candidate, request)
     found = read_choices(kept) if is_same and tokens is not None else None
     if not is_same or (tokens is not None and not is_gone and found is None):
         opened = opened.on(tokens)
     if not is_same:
-        _measure_again(request, candidate, opened, tokens, out, watch)
+        _measure_again(asked, opened, out, watch)
     routers = tuple(router for router in opened.chosen if not router.listed)
-    if opened.source is not None:
-        if not isinstance(opened.source, CountedSource):  # counts say nothing of any token
-            found = choices(routers, opened.source, request.seed, request.exclude_first)
-            write_choices(kept, found)
-        write_whole(inputs, json.dumps(identity))
+    # counts say nothing of any token
+    if opened.source is not None and not isinstance(opened.source, CountedSource):
+        found = choices(routers, opened.source, request.seed, request.exclude_first)
+        write_choices(kept, found)
     results = open_results(out)
     return MeasuredStep(
         _facts(candidate, results, out, is_same),
@@ -155,16 +148,10 @@ def _is_gone(tokens: Tokens | None) -> bool:
     return isinstance(tokens, str | TokenFiles) and not are_there(tokens)
 
 
-def _measure_again(
-    request: TrackRequest,
-    candidate: Candidate,
-    opened: Session,
-    tokens: Tokens | None,
-    out: Path,
-    watch: Watch | None,
-) -> None:
-    """Results at ``out``; earlier ones stay until the new ones are whole."""
-    asked = ScanRequest(
+def _scan_request(
+    request: TrackRequest, candidate: Candidate, tokens: Tokens | None, out: Path
+) -> ScanRequest:
+    return ScanRequest(
         checkpoint=str(candidate.path),
         out=out,
         tokens=tokens,
@@ -172,6 +159,10 @@ def _measure_again(
         engine=request.engine,
         **request.shared(),
     )
+
+
+def _measure_again(asked: ScanRequest, opened: Session, out: Path, watch: Watch | None) -> None:
+    """Results at ``out``; earlier ones stay until the new ones are whole."""
     if not out.exists():
         scan(asked, watch, opened)
         return
@@ -195,23 +186,39 @@ def _kept_results(out: Path) -> Results | None:
         ) from None
 
 
-def _is_same(
-    results: Results, routers: RouterSet, tokens: Tokens | None, request: TrackRequest
-) -> bool:
-    """True when a scan would give these results again, as far as the checkpoint and options go."""
-    run = results.run
+def _is_same(results: Results | None, opened: Session, asked: ScanRequest) -> bool:
+    """True when a scan would give these results again; a recording that is gone has its name."""
+    before = None if results is None else results.run.get("plan")
+    if results is None or not isinstance(before, Mapping):
+        return False
+    is_gone = _is_gone(asked.tokens)
+    here = plan_facts(
+        replace(asked, tokens=None) if is_gone else asked,
+        replace(opened.routers, routers=_heard(opened.routers.routers, before)),
+        None,
+        "cpu",
+        column_versions(metrics_of_scan()),
+    )
+    # what tokens hold follows from which files they are, and one device answers for another
+    here["tokens"] = before.get("tokens")
+    if is_gone:
+        here["token_files"] = before.get("token_files")
+    if isinstance(options := before.get("options"), Mapping):
+        here["options"]["device"] = options.get("device")
     return (
-        _is_allowed(run.get("trust") or {}, request)
-        and run.get("checkpoint", {}).get("fingerprint") == routers.fingerprint
-        and (run.get("tokens") or {}).get("name") == _name(tokens)
-        and run.get("column_versions") == column_versions(metrics_of_scan())
-        and run.get("layers_requested") == request.layers
-        and (run.get("exclude_first") or 0) == request.exclude_first
-        and run.get("seed") == request.seed
+        _is_allowed(results.run.get("trust") or {}, asked)
+        and (results.run.get("tokens") or {}).get("name") == _name(asked.tokens)
+        and not differing_parts(before, json.loads(json.dumps(here)))
     )
 
 
-def _is_allowed(trust: Mapping[str, Any], request: TrackRequest) -> bool:
+def _heard(routers: Sequence[Router], plan: Mapping[str, Any]) -> tuple[Router, ...]:
+    """Without listed routers of which the tokens of that plan held no choices."""
+    rules = plan.get("rules") or ()
+    return tuple(router for router in routers if not router.listed or router.name in rules)
+
+
+def _is_allowed(trust: Mapping[str, Any], request: ScanRequest) -> bool:
     """False where the recording failed a test that is not waived now: the scan then refuses it."""
     is_stale = trust.get("fingerprint") == "differs"
     num_other = len(trust.get("overridden") or ()) - is_stale
@@ -225,13 +232,6 @@ def _name(tokens: Tokens | None) -> str | None:
     if isinstance(tokens, str | TokenFiles):
         return name_of(paths_of(tokens))
     return str(HELD_NAME) if isinstance(tokens, HeldArrays) else tokens.facts.name
-
-
-def _read(path: Path) -> Any:
-    try:
-        return parse_json(read_regular(path, MOST_JSON))
-    except (OSError, DocumentError):
-        return None
 
 
 def _facts(candidate: Candidate, results: Results, out: Path, is_reused: bool) -> SeriesStep:

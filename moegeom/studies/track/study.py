@@ -25,6 +25,7 @@ from moegeom.document.render import render
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import rule_status, rule_trust
+from moegeom.engine.out import RUNS
 from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
@@ -68,7 +69,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     if not candidates:
         raise _nothing_finished(request, skipped)
     name = _common_name(candidates)
-    folder = request.out or Path("runs") / f"{name}.track"
+    folder = request.out or RUNS / f"{name}.track"
     refuse_missing_recordings(request, folder, candidates)
     _make(folder)
     measured: list[MeasuredStep] = []

@@ -144,7 +144,7 @@ def test_every_field_of_a_request_is_in_the_plan_or_named_with_a_reason(disk, tm
     (tmp_path / "other").mkdir()
     request = disk.request(tmp_path / "out")
     routers = load_routers(open_checkpoint(request.checkpoint))
-    plan = lambda request: json.dumps(plan_facts(request, routers, None, "cpu"))
+    plan = lambda request: json.dumps(plan_facts(request, routers, None, "cpu", {}))
     fields = dataclasses.fields(request)
     assert OTHER_VALUES.keys() == {f.name for f in fields if "outside_plan" not in f.metadata}
     assert all(f.metadata.get("outside_plan", "a reason") for f in fields)
@@ -168,7 +168,7 @@ def test_every_number_and_rule_of_a_router_is_in_the_plan(disk, tmp_path):
     rule = {"rule": dataclasses.replace(first.rule, top_k=first.rule.top_k + 1)}
     others = places | rows | experts | inputs | rule
     assert others.keys() == {field.name for field in dataclasses.fields(first)} - {"provenance"}
-    plan = lambda routers: plan_facts(request, routers, None, "cpu")
+    plan = lambda routers: plan_facts(request, routers, None, "cpu", {})
     for name, value in others.items():
         router = dataclasses.replace(first, **{name: value})
         changed = dataclasses.replace(routers, routers=(router, *routers.routers[1:]))

@@ -1,0 +1,97 @@
+"""Kept answers: believed for the very request, and never from the tree of what is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moegeom.core.errors import MoeGeomError
+from moegeom.engine.request import ScanRequest
+from moegeom.pipeline import scan
+from moegeom.results.plans import PLAN_FILE
+from moegeom.studies.track.record import TrackRequest
+from moegeom.studies.track.study import track
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+
+MODEL = SyntheticModel(hidden=64, experts=8, top_k=2)
+
+
+@pytest.fixture
+def world(tmp_path) -> Path:
+    """A checkpoint with its recording, in a folder of their own."""
+    write_checkpoint(tmp_path / "work/model", MODEL)
+    write_tokens(tmp_path / "work/rec_1", MODEL, 1024)
+    (tmp_path / "work/model").rename(tmp_path / "work/step_1")
+    return tmp_path / "work"
+
+
+def planted(results: Path) -> None:
+    """Somebody writes other figures into results."""
+    run = json.loads((results / "run.json").read_text("utf-8"))
+    run["planted"] = True
+    (results / "run.json").write_text(json.dumps(run), "utf-8")
+
+
+def is_planted(results: Path) -> bool:
+    return "planted" in json.loads((results / "run.json").read_text("utf-8"))
+
+
+#: Folders of results, by whether they lie in the tree of what is judged.
+PLACES = {"../elsewhere": False, "runs": True, "step_1": True, "rec_1/deeper": True}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_results_in_the_working_tree_of_what_is_judged_are_measured_again(place, world):
+    (world / ".git").mkdir()
+    out = world / place / "results"
+    request = ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out)
+    out.parent.mkdir(exist_ok=True)
+    scan(request)
+    planted(out)
+    scan(request)
+    assert is_planted(out) != PLACES[place]
+    series = TrackRequest(
+        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=world / place
+    )
+    track(series)
+    planted(world / place / "step_1.moegeom")
+    (step,) = track(series).steps
+    assert step.is_reused != PLACES[place]
+    assert is_planted(world / place / "step_1.moegeom") != PLACES[place]
+
+
+def test_without_a_working_tree_a_checkpoint_and_a_recording_end_at_their_folders(world):
+    for place, is_judged in {"runs": False, "step_1": True, "rec_1/deeper": True}.items():
+        out = world / place / "results"
+        request = ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out)
+        out.parent.mkdir(exist_ok=True)
+        scan(request)
+        planted(out)
+        scan(request)
+        assert is_planted(out) != is_judged, place
+
+
+def test_unfinished_results_in_that_tree_are_not_gone_on_with(world):
+    (world / ".git").mkdir()
+    out = world / "runs/results"
+    partial = out.with_name(f"{out.name}.partial")
+    (partial / "parts/text.0").mkdir(parents=True)
+    (partial / PLAN_FILE).write_text("{}", "utf-8")
+    scan(ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out))
+    assert not partial.exists()
+
+
+def test_a_series_is_measured_again_under_another_rule(world, tmp_path):
+    request = TrackRequest(
+        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=tmp_path / "out"
+    )
+    track(request)
+    (step,) = track(request).steps
+    assert step.is_reused
+    config = json.loads((world / "step_1/config.json").read_text("utf-8"))
+    key = next(name for name in config if name.endswith("per_tok"))
+    (world / "step_1/config.json").write_text(json.dumps(config | {key: 1}), "utf-8")
+    with pytest.raises(MoeGeomError):  # the recorded choices are not those of this rule
+        track(request)
