@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
+from moegeom.checks import measured_results, run_checks
+from moegeom.checks.profile import DEFAULT
+from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, AS_STORED, is_domain
 from moegeom.geometry.series import changes
 from moegeom.studies.track.measure import MeasuredStep
+from moegeom.studies.track.paths import Skipped
 
 #: Numbers by step and expert.
 ByExpert = Float64[np.ndarray, "steps experts"]
@@ -92,6 +97,8 @@ class History:
 
     ``other_text`` says why loads of different steps may be those of different texts; empty where
     the tokens are the same at every step. ``left_out`` are routers that not every step has alike.
+    ``unread`` are steps that cannot be read, with the reason, and ``broken`` those that a check of
+    integrity fails, with its findings.
     """
 
     steps: Float64[np.ndarray, "steps"]
@@ -99,6 +106,8 @@ class History:
     has_tokens: bool
     other_text: str = ""
     left_out: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    broken: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
 
     @property
     def has_bias(self) -> bool:
@@ -116,7 +125,13 @@ class History:
         return f"{self.steps[index]:.15g}"
 
 
-def history(measured: Sequence[MeasuredStep], other_text: str) -> History:
+#: Checks of one checkpoint that every step is held to.
+INTEGRITY = dataclasses.replace(DEFAULT, select=("MGI",))
+
+
+def history(
+    measured: Sequence[MeasuredStep], other_text: str, skipped: Sequence[Skipped] = ()
+) -> History:
     """The routers that are at every step, in the order of the last."""
     layers = [_by_router(step, "layers") for step in measured]
     experts = [_by_router(step, "experts") for step in measured]
@@ -131,7 +146,19 @@ def history(measured: Sequence[MeasuredStep], other_text: str) -> History:
             left_out.append(name)
     steps = np.array([step.facts.step for step in measured], dtype=np.float64)
     has_tokens = all(step.facts.num_tokens for step in measured)
-    return History(steps, tuple(kept), has_tokens, other_text, tuple(left_out))
+    unread = tuple((one.name, one.reason) for one in skipped if not one.is_being_written)
+    return History(
+        *(steps, tuple(kept), has_tokens, other_text, tuple(left_out)),
+        unread,
+        tuple(_broken(measured)),
+    )
+
+
+def _broken(measured: Sequence[MeasuredStep]) -> Iterator[tuple[str, tuple[Finding, ...]]]:
+    for step in measured:
+        verdict = run_checks(measured_results(step.results), INTEGRITY)
+        if failed := tuple(f for f in verdict.findings if f.severity == "error"):
+            yield step.facts.name, failed
 
 
 #: Rows of a table of results, by population.

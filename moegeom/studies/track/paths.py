@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.core.documents import MOST_JSON, parse_json
@@ -52,7 +53,15 @@ class Candidate:
         return is_results(self.path)
 
 
-def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tuple[str, str]]]:
+class Skipped(NamedTuple):
+    """A step that is not in the series, and why: somebody writes it, or it cannot be read."""
+
+    name: str
+    reason: str
+    is_being_written: bool = False
+
+
+def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Skipped]]:
     """Candidates in natural order (step_2 before step_10), and those skipped with the reason.
 
     ``{step}`` is the text that the first ``*`` of the pattern matched; for a path without one, the
@@ -79,9 +88,8 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
         raise UsageError(f"{' '.join(patterns)}: no checkpoint matches.", _beside(patterns[0]))
     candidates, skipped = [], []
     for path, text in found.items():
-        reason = unfinished(path)
-        if reason:
-            skipped.append((path.name, reason))
+        if reason := being_written(path) or unreadable(path):
+            skipped.append(Skipped(path.name, reason, bool(being_written(path))))
             continue
         candidate = Candidate(path, text)
         if len(found) > 1 and not _NUMBER.search(text):
@@ -119,18 +127,22 @@ def recording_path(template: str, candidate: Candidate) -> str:
     return template.replace("{step}", candidate.step_text).replace("{name}", candidate.name)
 
 
-def unfinished(path: Path) -> str:
-    """Why a directory is not a finished checkpoint; empty for one that may be."""
+def being_written(path: Path) -> str:
+    """What says that somebody writes the directory; empty where nothing does."""
     if path.name.endswith(_UNFINISHED):
         return "its name says that it is being written"
+    names = sorted(child.name for child in path.iterdir()) if path.is_dir() else []
+    half = next((name for name in names if name.endswith(_UNFINISHED)), None)
+    return f"{half} is being written" if half and not is_results(path) else ""
+
+
+def unreadable(path: Path) -> str:
+    """Why a directory is no whole checkpoint; empty for one that may be."""
     if not path.is_dir() or is_results(path):
         return ""
     names = sorted(child.name for child in path.iterdir())
     if not names:
         return "it is empty"
-    half = next((name for name in names if name.endswith(_UNFINISHED)), None)
-    if half:
-        return f"{half} is being written"
     if not any(name.endswith(tuple(_WEIGHTS)) for name in names):
         return "it holds no weights"
     if "config.json" not in names:

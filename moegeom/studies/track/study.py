@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.checks.profile_file import fail_on
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import CheckpointError, MoeGeomError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.series import Curve, Driver, Series
@@ -49,7 +49,7 @@ from moegeom.studies.track.measure import (
     measure_step,
     refuse_missing_recordings,
 )
-from moegeom.studies.track.paths import Candidate, find_checkpoints
+from moegeom.studies.track.paths import Candidate, Skipped, find_checkpoints
 from moegeom.studies.track.series_check import judge_series
 
 __all__ = ["TrackRequest", "track"]
@@ -76,7 +76,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     for candidate in candidates:
         step = measure_step(request, folder, candidate, watch)
         if isinstance(step, str):
-            skipped.append((candidate.name, step))
+            skipped.append(Skipped(candidate.name, step))
         else:
             measured.append(step)
     if not measured:
@@ -101,11 +101,11 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         curves=with_trends(curves, axis),
         drivers=tuple(drivers(*ends)) if len(measured) > 1 else (),
         expert_loads=with_trends(load_curves(measured, request.expert), axis),
-        skipped=tuple(skipped),
+        skipped=tuple((one.name, one.reason) for one in skipped),
         notes=tuple(notes),
         rule=_rule(measured),
         usage=tuple(usage(measured)),
-        verdict=judge_series(history(measured, not_comparable(measured)), least),
+        verdict=judge_series(history(measured, not_comparable(measured), skipped), least),
         run={**run, "checkpoint": {**run["checkpoint"], "name": name}},
     )
     write_series(folder, series)
@@ -116,10 +116,11 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     return series
 
 
-def _nothing_finished(request: TrackRequest, skipped: Sequence[tuple[str, str]]) -> UsageError:
-    return UsageError(
+def _nothing_finished(request: TrackRequest, skipped: Sequence[Skipped]) -> MoeGeomError:
+    is_early = all(one.is_being_written for one in skipped)
+    return (UsageError if is_early else CheckpointError)(
         f"{' '.join(request.patterns)}: no finished checkpoint.",
-        "; ".join(f"{name}: {reason}" for name, reason in skipped[:3]),
+        "; ".join(f"{one.name}: {one.reason}" for one in skipped[:3]),
     )
 
 
