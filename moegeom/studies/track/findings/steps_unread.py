@@ -23,7 +23,7 @@ from moegeom.studies.track.series_check import SeriesCheck
 
 def _judge(history: History) -> Iterator[Unknown]:
     for name, reason in history.unread:
-        yield Unknown(name, f"{name}: {reason}")
+        yield Unknown(name, reason)
 
 
 CHECK = SeriesCheck(
