@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,7 +16,6 @@ from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.faults import KINDS, may_differ
 from tests.generator.files import write_checkpoint
 from tests.generator.model import FAMILIES, SHAPES, Model, draw_model
-from tests.generator.rounding import Integers, to_fp8, to_integers
 from tests.generator.rule import choose
 from tests.generator.scopes import EXPERTS, LAYERS, SCOPES, TOKENS, Ground, draw_scope
 from tests.generator.text import Text, draw_text
@@ -209,15 +207,6 @@ def test_a_scope_of_experts_leaves_the_rows_of_the_others():
     assert touched >= 3
 
 
-def test_a_bias_that_is_dropped_and_one_that_is_not_used_are_one_thing_to_a_reader():
-    model, text = world("deepseek_v3")
-    logits = serve(model, text, FLOAT32, whole(text)).logits[0]
-    dropped = choose(logits, np.zeros(model.shape.experts), model.rule)
-    unused = choose(logits, model.routers[0].bias, replace(model.rule, bias_selects=False))
-    np.testing.assert_array_equal(dropped.chosen, unused.chosen)
-    np.testing.assert_array_equal(dropped.weights, unused.weights)
-
-
 def test_a_seed_always_draws_the_same_case():
     for seed in by_day((3, 42, 59), [42]):
         case, again = case_of(seed), draw(seed, "small")
@@ -251,24 +240,3 @@ def test_files_hold_what_the_runs_left(form, seed, tmp_path):
         for layer, router in enumerate(routers):
             chosen = recording.read_chosen(router.name, 0, case.text.num_tokens)
             np.testing.assert_array_equal(chosen, run.chosen[layer])
-
-
-# ---------------------------------------------------------------------------------------- rounding
-@pytest.mark.parametrize("granularity", ["row", "column", "block", "tensor"])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_integers_are_off_by_half_a_step_at_most(bits, granularity):
-    w = np.random.default_rng(2).standard_normal((8, 32)).astype(np.float32)
-    widest = np.abs(w).max()
-    most = 2 ** (bits - 1) - 1
-    signed = to_integers(w, Integers(bits, granularity, float(most)))
-    assert 0.0 < np.abs(signed - w).max() <= 0.5001 * widest / most
-    unsigned = to_integers(w, Integers(bits, granularity, 0.0, is_signed=False))
-    assert 0.0 < np.abs(unsigned - w).max() <= 1.0001 * 2 * widest / (2**bits - 1)
-
-
-@pytest.mark.parametrize(("name", "bits"), [("e4m3", 3), ("e5m2", 2)])
-def test_eight_bit_floats_keep_their_bits(name, bits):
-    x = np.random.default_rng(2).uniform(0.5, 2.0, (8, 32)).astype(np.float32)
-    for granularity in (None, "row", "tensor"):
-        off = np.abs(to_fp8(x, name, granularity) - x) / x
-        assert 0.0 < off.max() <= 2.0 ** -(bits + 1) * 1.001

@@ -19,15 +19,11 @@ from tests.museum.exhibit_biases import (
     BIAS_RAN_AWAY,
     GLM_OFFSET,
 )
-from tests.museum.exhibit_rounding import quantised, wide_model
 from tests.museum.exhibit_rows import ROWS_SORTED_AS_TEXT
-from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.gallery import Case, Incident, all_cases
 from tests.museum.healthy import (
     GLM_DISTINCT,
-    effective_rows,
     glm_model,
-    olmoe,
     sigmoid_model,
     softmax_model,
 )
@@ -115,36 +111,3 @@ def test_nothing_leaves_its_group_and_text_order_is_the_order_of_strings():
     groups = order.reshape(4, 8) // 8
     assert (groups == groups[:, :1]).all()
     assert text_order(12) == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_renumbering_twice_the_other_way_gives_the_checkpoint_back():
-    order = text_order(16)
-    there = permuted(olmoe(), order, ("weight", "experts"))
-    back = permuted(there, np.argsort(order).tolist(), ("weight", "experts"))
-    assert back.tensors.keys() == olmoe().tensors.keys()
-    for name, tensor in olmoe().tensors.items():
-        np.testing.assert_array_equal(back.tensors[name].view("u1"), tensor.view("u1"), name)
-
-
-@pytest.mark.parametrize(
-    ("model", "changed", "least", "most"),
-    [
-        *(
-            (
-                wide_model(),
-                wide_model().edited("weight", lambda w, _, b=b: quantised(w, b, 128)),
-                *ends,
-            )
-            for b, ends in {8: (0.003, 0.01), 4: (0.08, 0.15), 2: (0.5, 1.0)}.items()
-        ),
-        *((softmax_model(), smoothed(softmax_model(), s, True), 0.0, 0.005) for s in (1.2, 3.0)),
-    ],
-    ids=["8 bits", "4 bits", "2 bits", "folded by 1.2", "folded by 3"],
-)
-def test_rows_move_by_what_the_bits_say_and_in_a_right_fold_by_rounding(
-    model, changed, least, most
-):
-    before, after = effective_rows(model), effective_rows(changed)
-    moved = np.linalg.norm(after - before, axis=1) / np.linalg.norm(before, axis=1)
-    assert (least < moved).all()
-    assert (moved < most).all()

@@ -7,17 +7,16 @@ import functools
 import numpy as np
 import pytest
 
-from tests.museum import recipes_of_checkpoints as stored
 from tests.museum import recipes_of_rules as rules
 from tests.museum import recipes_of_tokens as rows
 from tests.museum import recipes_of_weights as weights
-from tests.museum.checkpoint import Checkpoint, name_of, rounded
+from tests.museum.checkpoint import Checkpoint, name_of
 from tests.museum.disagreements import model
 from tests.museum.healthy import sigmoid_model
 from tests.museum.incidents import RECIPES
 from tests.museum.questions import Checked, Explained, OfTwo
 from tests.museum.recipe import Planted, Recipe, Said, half_of
-from tests.museum.two_runs import PLAIN, Engine, Routed, columns_of
+from tests.museum.two_runs import PLAIN, Engine, Routed
 
 #: Sizes and twins; by day the theorems below look at what one size of each plants.
 SIZES = [planted for recipe in RECIPES for planted in recipe.sizes]
@@ -108,23 +107,6 @@ def test_a_twin_routes_as_noise_of_less_than_a_hundredth_would(planted):
 
 
 # ---------------------------------------------------------------------------------- numbers and rules
-def test_half_of_a_misread_bias_is_the_other_half_truncated():
-    bias = np.array([1.0, -2.5, 0.3, 7.0], np.float32)
-    taken = rules.misread_bias(bias)
-    truncated = (bias.view(np.uint32) >> 16 << 16).astype(np.uint32).view(np.float32)
-    np.testing.assert_array_equal(taken[1::2], truncated[:2])
-    assert np.isfinite(taken).all()
-
-
-def test_a_misread_logit_is_the_second_of_two_and_half_of_a_batch_is_zeros():
-    logits = np.array([[1.0, -2.0], [0.5, 4.0], [3.0, -8.0], [2.0, 16.0]], np.float32)
-    whole = rules.misread_logits(4)(logits)
-    np.testing.assert_allclose(whole.ravel()[:4], [-2.0, 4.0, -8.0, 16.0], rtol=2.0**-7)
-    np.testing.assert_array_equal(whole.ravel()[4:], 0.0)
-    batches = rules.misread_logits(2)(logits)
-    np.testing.assert_allclose(batches[:, 0], [-2.0, 0.0, -8.0, 0.0], rtol=2.0**-7)
-
-
 def test_lowered_logits_change_no_choice_and_what_is_lost_concerns_tokens_with_few_positive():
     found = smallest(rules.NEGATIVE_LOST)
     inputs, healthy = found.a_inputs["text/1"], model()
@@ -149,16 +131,6 @@ def test_a_leaning_tie_break_only_switches_down_and_its_twin_does_both(number):
     assert downward == 1.0 if number == 0 else 0.3 < downward < 0.7
 
 
-def test_groups_by_their_best_always_keep_the_best_expert_of_all():
-    found = smallest(rules.GROUP_BY_BEST)
-    question = rules.GROUP_BY_BEST.sizes[0].build()
-    checkpoint = question.runs.a
-    first = PLAIN.route(checkpoint.changed(config={"n_group": 1, "topk_group": 1}), 0,
-                        found.a_inputs["text/0"])[0][:, :1]  # fmt: skip
-    assert (found.b_chosen["text/0"] == first).any(axis=1).all()
-    assert not (found.a_chosen["text/0"] == first).any(axis=1).all()
-
-
 def test_another_gating_function_matters_beside_a_bias_alone():
     engine = Engine(score=rules._softmax)
     found = smallest(rules.GATING_GUESSED)
@@ -179,21 +151,6 @@ def test_weights_sum_up_to_the_factor_unless_a_step_is_left_out():
 
 
 # -------------------------------------------------------------------------------------------- weights
-def test_a_bias_that_was_not_saved_is_zero_in_the_checkpoint_and_not_in_the_engine():
-    runs = weights.BIAS_NOT_SAVED.sizes[0].build().runs
-    assert not any(runs.a.tensors[name_of("bias", layer)].any() for layer in runs.a.layers)
-    np.testing.assert_allclose(runs.b.tensors[name_of("bias", 0)].std(), 0.01, rtol=0.3)
-
-
-def test_bytes_before_loading_are_zeros_and_numbers_of_any_size():
-    runs = weights.BIAS_BEFORE_LOADING.sizes[0].build().runs
-    bias = np.abs(runs.b.tensors[name_of("bias", 1)])
-    assert 0.3 < (bias == 0.0).mean() < 0.7
-    assert bias.max() > 1e6 * bias[bias > 0.0].min()
-    name = name_of("bias", 0)
-    np.testing.assert_array_equal(runs.a.tensors[name], runs.b.tensors[name])
-
-
 @pytest.mark.parametrize(
     ("recipe", "reached"),
     [
@@ -209,14 +166,6 @@ def test_tokens_that_the_other_rows_do_not_reach_differ_by_noise_alone(recipe, r
     assert differs[:, ~inside].mean() < 0.01
 
 
-def test_rows_of_the_rollout_are_numbers_of_float8_times_one_scale():
-    runs = weights.ROLLOUT_IN_FP8.sizes[0].build().runs
-    rows_of = runs.b.tensors[name_of("weight", 1)].astype(np.float64)
-    scale = np.abs(rows_of).max() / 448.0
-    np.testing.assert_allclose(rounded(rows_of / scale, weights.F8) * scale, rows_of, rtol=1e-6)
-    assert len(np.unique(rows_of)) < 256
-
-
 def test_pruned_rows_are_rows_of_before_and_only_the_twin_has_their_biases():
     before = sigmoid_model()
     old_rows, old_bias = (before.tensors[name_of(part, 0)] for part in ("weight", "bias"))
@@ -230,22 +179,6 @@ def test_pruned_rows_are_rows_of_before_and_only_the_twin_has_their_biases():
         is_even, has_biases = per_group == [24, 24], (new_bias == old_bias[place]).all()
         expected = {"18 of": (False, True), "rows ": (True, True)}
         assert (is_even, has_biases) == expected.get(planted.text[:5], (True, False))
-
-
-@pytest.mark.parametrize(
-    ("planted", "rank", "size"),
-    [
-        *zip(weights.LOW_RANK_UPDATE.sizes, (1, 4, 8), (0.02, 0.05, 0.2), strict=True),
-        (weights.LOW_RANK_UPDATE.twins[0], 32, 0.02),
-    ],
-    ids=["1", "4", "8", "full"],
-)
-def test_an_update_has_the_rank_and_the_size_that_it_says(planted, rank, size):
-    question = planted.build()
-    a, b = (side.tensors[name_of("weight", 2)].astype(float) for side in (question.a, question.b))
-    values = np.linalg.svd(b - a, compute_uv=False)
-    assert (values > 1e-4 * values[0]).sum() == rank
-    np.testing.assert_allclose(np.linalg.norm(b - a) / np.linalg.norm(a), size, rtol=1e-3)
 
 
 # ---------------------------------------------------------------------------------------- checkpoints
@@ -280,33 +213,7 @@ def test_a_checkpoint_is_spoilt_where_it_is_said_to_be(recipe):
         assert all(name.endswith(SPOILT[recipe.name]) for name in names)
 
 
-def test_a_bias_that_stood_still_is_that_of_the_layer_for_later_tokens_alone():
-    *_, frozen = stored.LATER_BIAS_STALE.sizes
-    of_biases = [n for n in spoilt(frozen, stored.with_later_layer()) if n.endswith("bias")]
-    assert of_biases == [name_of("bias", layer) for layer in range(4)]
-
-
 # --------------------------------------------------------------------------------------------- tokens
-def numbered(after, documents: int = 16, length: int = 128) -> np.ndarray:
-    """What ``after`` does to rows that are numbered, [documents, length]."""
-    count = documents * length
-    ids = np.broadcast_to(np.arange(count)[None, :, None], (2, count, 3))
-    out = after(ids, columns_of(count, documents))
-    assert (out == out[:1, :, :1]).all()
-    return out[0, :, 0].reshape(documents, length)
-
-
-def test_rows_are_joined_to_the_tokens_that_a_recipe_says():
-    own = np.arange(16 * 128).reshape(16, 128)
-    stale, ahead, before = own.copy(), own.copy(), own.copy()
-    stale[[3, 9], 40:107] = own[[3, 9], 5:6]
-    ahead[:, 64:125] += 3
-    before[4, 32:64] -= 128
-    np.testing.assert_array_equal(numbered(rows._stale([3, 9], 67)), stale)
-    np.testing.assert_array_equal(numbered(rows._ahead(3, 64, range(16))), ahead)
-    np.testing.assert_array_equal(numbered(rows._slots([4], 32, 64)), before)
-
-
 def test_a_document_that_repeats_a_token_chooses_alike_on_both_sides():
     found = routed(rows.STALE_ROWS.twins[0])
     inside = np.flatnonzero(found.columns.document == 3)

@@ -16,8 +16,6 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.pipeline import ScanRequest, scan
-from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
@@ -76,21 +74,6 @@ FORMATS: dict[str, Callable[[Tensors, Path], None]] = {
 }
 
 
-def _tables(checkpoint: Path, out: Path) -> dict[str, Any]:
-    scan(ScanRequest(str(checkpoint), out, tokens=str(_RECORDING), stale_inputs=True, layers="1"))
-    results = open_results(out)
-    return {table: results.rows(table) for table in ("layers", "experts", "margins", "pairs")}
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return _tables(_STEP, tmp_path_factory.mktemp("safetensors") / "out")
-
-
-#: What names a dtype or a file; GGUF converters write routers in float32.
-_OF_STORAGE = {"weight_bits", "weight_bits_kept", "levels_share", "row_levels_share"}
-
-
 def _stored(name: str, folder: Path) -> Path:
     folder.mkdir()
     shutil.copy(_STEP / "config.json", folder)
@@ -107,25 +90,6 @@ def test_the_routers_are_equal(name, tmp_path):
         assert (one.name, one.rule) == (other.name, other.rule)
         np.testing.assert_array_equal(one.weight, other.weight, strict=True)
         np.testing.assert_array_equal(one.gain, other.gain, strict=True)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_tables_are_equal(name, expected, tmp_path):
-    tables = _tables(_stored(name, tmp_path / "model"), tmp_path / "out")
-    for table, rows in expected.items():
-        assert len(tables[table]) == len(rows)
-        for mine, theirs in zip(tables[table], rows, strict=True):
-            differing = {
-                key
-                for key in theirs
-                if key not in _OF_STORAGE and not _same(mine[key], theirs[key])
-            }
-            assert differing == set(), f"{table}: {sorted(differing)}"
-
-
-def _same(mine: Any, theirs: Any) -> bool:
-    return mine == theirs or (mine != mine and theirs != theirs)
 
 
 def test_a_block_quantised_router_is_decoded(tmp_path):

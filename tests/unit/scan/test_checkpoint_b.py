@@ -61,9 +61,9 @@ def differs(one: Routing, other: Routing) -> np.ndarray:
     return (np.sort(one.chosen) != np.sort(other.chosen)).any(axis=1)
 
 
-def is_share(value: float, tokens: np.ndarray, count: float = 2.0) -> bool:
-    """Is it the mean, but for some tokens whose float32 logits decide otherwise?"""
-    return value == pytest.approx(tokens.mean(), abs=count / len(VALUES))
+def is_share(value: float, tokens: np.ndarray) -> bool:
+    """Is it the mean, but for two tokens whose float32 logits decide otherwise?"""
+    return value == pytest.approx(tokens.mean(), abs=2.0 / len(VALUES))
 
 
 @pytest.fixture(params=["softmax", "sigmoid"])
@@ -108,14 +108,6 @@ def test_a_gain_folded_into_the_rows_flips_nothing_but_ties(kind):
     assert (pair.regained, pair.equal) == ((mine.name,), ())
     np.testing.assert_allclose(pair.routers[mine.name].weight, mine.weight, rtol=3e-7)
     assert row_of(mine, its)["flipped_share"] == 0.0
-
-
-def test_a_gain_that_is_not_followed_flips_tokens():
-    its = changed(NORMED, gain=NORMED.gain[::-1].copy())
-    effective = NORMED.weight.astype(np.float64) * (NORMED.gain[::-1] / NORMED.gain)
-    flips = differs(routed(NORMED), routed(NORMED, effective))
-    assert flips.mean() > 0.1
-    assert is_share(row_of(NORMED, its)["flipped_share"], flips, 4.0)
 
 
 def test_a_gain_that_is_0_in_both_changes_nothing():
@@ -191,7 +183,6 @@ def test_cuts_and_threads_change_nothing(kind):
     mine = made.router(kind, norm=True)
     rows = [
         row_of(mine, turned(mine), exclude_first=3, batch_tokens=tokens, num_workers=workers)
-        for tokens, workers in ((TILE, 1), (2 * TILE, 1), (10**9, 2), (1, 3))
+        for tokens, workers in ((2 * TILE, 1), (1, 3))
     ]
-    for row in rows[1:]:
-        np.testing.assert_equal(row, rows[0])
+    np.testing.assert_equal(*rows)

@@ -61,32 +61,23 @@ def batches_of(tokens, tiles, pace) -> list[np.ndarray]:
     return batches
 
 
-def test_batches_arrive_in_order_and_never_exceed_the_largest():
+def test_batches_of_the_tiles_asked_for_arrive_in_order_and_never_exceed_the_largest():
     tokens = (MAX_TILES + 3) * TILE + 5
     batches = batches_of(tokens, range(MAX_TILES + 4), Pace(10**9, 3))
     np.testing.assert_array_equal(np.concatenate(batches), np.arange(tokens))
     assert max(map(len, batches)) <= MAX_TILES * TILE
+    some = batches_of(made.TOKENS, [0, 2, 3], Pace(10 * TILE, 1))
+    np.testing.assert_array_equal(np.unique(np.concatenate(some) // TILE), [0, 2, 3])
 
 
-def test_only_the_tiles_asked_for_are_scanned():
-    batches = batches_of(made.TOKENS, [0, 2, 3], Pace(10 * TILE, 1))
-    np.testing.assert_array_equal(np.unique(np.concatenate(batches) // TILE), [0, 2, 3])
-
-
-@pytest.mark.parametrize("tokens", [20_001, 20_480, 10**6 + 7])
-def test_a_sample_is_whole_tiles_ascending_and_no_longer_than_wished(tokens):
-    tiles = sample_tiles(tokens, 3)
-    assert len(tiles) * TILE <= 20_000
-    assert (np.diff(tiles) > 0).all() and (tiles[-1] + 1) * TILE <= tokens
-    assert sample_tiles(tokens, 3) == tiles
-
-
-def test_samples_differ_by_seed_and_a_short_stream_is_its_own():
+def test_samples_and_batches_are_whole_tiles_and_no_longer_than_wished():
+    for tokens in (20_001, 20_480, 10**6 + 7):
+        tiles = sample_tiles(tokens, 3)
+        assert len(tiles) * TILE <= 20_000
+        assert (np.diff(tiles) > 0).all() and (tiles[-1] + 1) * TILE <= tokens
+        assert sample_tiles(tokens, 3) == tiles
     assert sample_tiles(10**6, 1) != sample_tiles(10**6, 2)
     assert sample_tiles(5 * TILE + 1, 0, wanted=6 * TILE) == [0, 1, 2, 3, 4, 5]
-
-
-def test_batches_are_whole_tiles():
     for width in (1, 16, 2048, 7168, 10**6):
         tokens = batch_tokens(width)
         assert tokens % TILE == 0 and TILE <= tokens <= MAX_TILES * TILE
@@ -94,25 +85,19 @@ def test_batches_are_whole_tiles():
 
 def columns(document, domain=0) -> TokenColumns:
     tokens = len(document)
-    return TokenColumns(
-        document=np.asarray(document, np.int64),
-        position=np.zeros(tokens, np.int32),
-        token_id=np.full(tokens, -1, np.int32),
-        domain=np.broadcast_to(np.int16(domain), tokens),
-    )
+    zeros = np.zeros(tokens, np.int32)
+    domains = np.broadcast_to(np.int16(domain), tokens)
+    return TokenColumns(np.asarray(document, np.int64), zeros, zeros - 1, domains)
 
 
-def test_a_document_is_never_split_between_blocks():
+def test_a_document_is_never_split_between_blocks_and_domains_that_take_turns_are_in_every_one():
     document = np.repeat(np.arange(100), 13)
     expected = (document + document // NUM_BLOCKS) % NUM_BLOCKS
     np.testing.assert_array_equal(block_of(columns(document), 5 * TILE), expected)
-
-
-@pytest.mark.parametrize("period", [1, 2, 4, 8, 16])
-def test_domains_that_take_turns_are_in_every_block(period):
-    document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
-    counts = np.bincount(block_of(columns(document), 0), minlength=NUM_BLOCKS)
-    np.testing.assert_array_equal(counts, NUM_BLOCKS // period)
+    for period in (1, 2, 4, 8, 16):
+        document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
+        counts = np.bincount(block_of(columns(document), 0), minlength=NUM_BLOCKS)
+        np.testing.assert_array_equal(counts, NUM_BLOCKS // period)
 
 
 def test_without_documents_a_block_follows_from_the_absolute_token():
