@@ -138,18 +138,18 @@ def _saves(folder: Path, *names: str, mark: str = ".metadata") -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("pointer", "text", "newest"),
-    [
-        ("latest_checkpointed_iteration.txt", "20\n", "iter_0000020"),
-        ("latest_checkpointed_iteration.txt", "release", "release"),
-        ("latest", "global_step7", "global_step7"),
-    ],
-)
-def test_a_folder_of_a_trainer_names_its_newest_save(pointer, text, newest, tmp_path):
+def test_a_folder_of_a_trainer_names_its_newest_save(tmp_path):
     _saves(tmp_path, "iter_0000010", "iter_0000020", "iter_0000030", "global_step7", "release")
-    (tmp_path / pointer).write_text(text)
-    assert refusal(tmp_path).hint == f"Pass the folder {newest!r} in it, which is the newest save."
+    megatron = "latest_checkpointed_iteration.txt"
+    for pointer, text, newest in (
+        (megatron, "20\n", "iter_0000020"),
+        (megatron, "release", "release"),
+        ("latest", "global_step7", "global_step7"),
+    ):
+        (tmp_path / pointer).write_text(text)
+        hint = f"Pass the folder {newest!r} in it, which is the newest save."
+        assert refusal(tmp_path).hint == hint
+        (tmp_path / pointer).unlink()
 
 
 def test_a_pointer_to_nowhere_is_ignored(tmp_path):
@@ -163,13 +163,9 @@ def test_a_pointer_to_nowhere_is_ignored(tmp_path):
 
 
 def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path):
-    _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
     (tmp_path / "logs").mkdir()
+    assert "Pass the folder with config.json" in refusal(tmp_path).hint  # no save at all
+    _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
     assert refusal(tmp_path).hint == (
         "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
     )
-
-
-def test_a_folder_without_any_save_gets_the_usual_hint(tmp_path):
-    (tmp_path / "logs").mkdir()
-    assert "Pass the folder with config.json" in refusal(tmp_path).hint

@@ -54,13 +54,6 @@ def test_what_is_read_of_everything_is_all_there_is(tmp_path):
     assert store.bytes_read == store.bytes_total
 
 
-def test_an_index_that_names_a_missing_file_says_which_and_how_many(tmp_path):
-    folder = _sharded(tmp_path, {"d": "m-3.safetensors", "e": "m-4.safetensors"})
-    assert why(folder, "e") == (
-        f"{_INDEX}: names 'm-4.safetensors', which does not exist (2 of 4 files are missing)."
-    )
-
-
 def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
     folder = _sharded(tmp_path)
     (folder / "m-2.safetensors").unlink()
@@ -73,15 +66,8 @@ def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
         assert caught.value.message == (
             f"{_INDEX}: names 'm-2.safetensors', which does not exist (1 of 2 files is missing)."
         )
-
-
-def test_an_index_without_any_of_its_files_is_refused_at_once(tmp_path):
-    folder = _sharded(tmp_path)
-    for file in folder.glob("*.safetensors"):
-        file.unlink()
-    assert why(folder) == (
-        f"{_INDEX}: names 'm-1.safetensors', which does not exist (2 of 2 files are missing)."
-    )
+    (folder / "m-1.safetensors").unlink()
+    assert why(folder).endswith("(2 of 2 files are missing).")  # at once
 
 
 def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, monkeypatch):
@@ -99,42 +85,37 @@ def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, m
     assert why(_sharded(tmp_path)) == f"{_INDEX}: names 2 files, more than the 1 allowed."
 
 
-def test_a_tensor_that_its_shard_lacks_is_named(tmp_path):
+def test_a_tensor_that_its_shard_lacks_or_no_file_holds_is_named(tmp_path):
     folder = _sharded(tmp_path, {"d": "m-2.safetensors"})
     assert why(folder, "d") == (
         "m-2.safetensors: tensor 'd' is missing; the index says that it is here."
     )
+    assert why(folder, "z") == f"{tmp_path.name}: there is no tensor 'z'."
 
 
-def test_a_name_that_is_nowhere_is_an_error(tmp_path):
-    assert why(_sharded(tmp_path), "z") == f"{tmp_path.name}: there is no tensor 'z'."
+def test_an_index_cannot_name_a_file_outside_its_folder(tmp_path):
+    for file in ("../x", "/etc/passwd", "a/../../x", "..\\x", "C:x", "", ".", "a\0b", ".."):
+        assert why(_sharded(tmp_path, {"d": file})) == (
+            f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
+        )
 
 
-@pytest.mark.parametrize(
-    "file", ["../x", "/etc/passwd", "a/../../x", "..\\x", "C:x", "", ".", "a\0b", ".."]
-)
-def test_an_index_cannot_name_a_file_outside_its_folder(file, tmp_path):
-    assert why(_sharded(tmp_path, {"d": file})) == (
-        f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
-    )
+def test_an_index_without_a_map_from_names_to_files_is_refused(tmp_path):
+    twice = '{"weight_map": {"a": "m-1", "a": "m-2"}}'
+    for sentence, texts in {
+        "has no 'weight_map' from tensor to file.": ("{}", *map(_map_of, ("[]", "{}"))),
+        "holds the key 'a' twice.": (twice,),
+        "'weight_map' holds a value that is no file name.": (
+            _map_of(f'{{"d": {value}}}') for value in ("3", "null", "[]", "{}")
+        ),
+    }.items():
+        for text in texts:
+            (_sharded(tmp_path) / _INDEX).write_text(text)
+            assert why(tmp_path) == f"{_INDEX}: {sentence}", text
 
 
-_MAPS = {
-    "{}": "has no 'weight_map' from tensor to file.",
-    '{"weight_map": []}': "has no 'weight_map' from tensor to file.",
-    '{"weight_map": {}}': "has no 'weight_map' from tensor to file.",
-    '{"weight_map": {"a": "m-1", "a": "m-2"}}': "holds the key 'a' twice.",
-    **{
-        f'{{"weight_map": {{"d": {value}}}}}': "'weight_map' holds a value that is no file name."
-        for value in ("3", "null", "[]", "{}")
-    },
-}
-
-
-@pytest.mark.parametrize("text", _MAPS)
-def test_an_index_without_a_map_from_names_to_files_is_refused(text, tmp_path):
-    (_sharded(tmp_path) / _INDEX).write_text(text)
-    assert why(tmp_path) == f"{_INDEX}: {_MAPS[text]}"
+def _map_of(names: str) -> str:
+    return f'{{"weight_map": {names}}}'
 
 
 def test_a_truncated_shard_is_named(tmp_path):
