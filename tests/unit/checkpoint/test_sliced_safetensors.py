@@ -71,6 +71,8 @@ def test_a_missing_slice_names_its_rows(tmp_path):
     )
     _part(tmp_path, 2, (8, 16))
     np.testing.assert_array_equal(open_checkpoint(tmp_path).read("gate").ravel(), np.arange(256.0))
+    _part(tmp_path, 2, (8, 32))  # of another save
+    assert "tensor 'gate' has overlapping pieces" in why(tmp_path, "gate")
 
 
 def test_a_missing_first_slice_is_noticed(of_two_ranks, tmp_path):
@@ -80,13 +82,8 @@ def test_a_missing_first_slice_is_noticed(of_two_ranks, tmp_path):
         assert "rows 0..6 of 12 are missing" in why(path, "gate.weight")
 
 
-def test_the_slices_of_two_saves_overlap(tmp_path):
-    _part(tmp_path, 1, (0, 32))
-    _part(tmp_path, 2, (16, 64))
-    assert "tensor 'gate' has overlapping pieces" in why(tmp_path, "gate")
-
-
 def test_one_file_of_several_is_not_taken_for_the_checkpoint(of_two_ranks):
+    assert why(of_two_ranks / "slices", "z") == "slices: there is no tensor 'z'."
     file = "shard-00001-model-00001-of-00001.safetensors"
     assert why(of_two_ranks / "slices" / file, "gate") == (
         f"{file}: holds row slices of tensors; 1 more file lies beside it."
@@ -116,10 +113,6 @@ def test_malformed_sharding_info_is_refused(write_raw, entry):
         header = f'{{"__metadata__": {{"{_KEY}": {text}}}, "t": {json.dumps(entry())}}}'
         path = write_raw(header.encode(), num_data=8)
         assert why(path).startswith("model.safetensors: DCP_SHARDING_INFO"), text
-
-
-def test_a_name_that_no_file_holds_is_an_error(of_two_ranks):
-    assert why(of_two_ranks / "slices", "z") == "slices: there is no tensor 'z'."
 
 
 def test_mutated_sharding_info_ends_in_the_whole_tensor_or_in_an_error(tmp_path):
