@@ -46,12 +46,18 @@ class Incident:
     """
 
     name: str
-    threads: tuple[str, ...]
     story: str
     code: str
-    sizes: tuple[Case, Case, Case]
+    small: Case
+    medium: Case
+    large: Case
     twins: tuple[Case, ...]
     baseline: Build | None = None
+    threads: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[Case, Case, Case]:
+        return self.small, self.medium, self.large
 
     def says(self, case: Case) -> tuple[str, ...]:
         """Every code that the gate says of a size or a twin."""

@@ -21,12 +21,7 @@ from tests.museum.exhibit_biases import (
 )
 from tests.museum.exhibit_rows import ROWS_SORTED_AS_TEXT
 from tests.museum.gallery import Case, Incident, all_cases
-from tests.museum.healthy import (
-    GLM_DISTINCT,
-    glm_model,
-    sigmoid_model,
-    softmax_model,
-)
+from tests.museum.healthy import GLM_DISTINCT, glm_model, sigmoid_model, softmax_model
 from tests.museum.incidents import INCIDENTS
 from tests.museum.renumbering import permuted, text_order, within_groups
 

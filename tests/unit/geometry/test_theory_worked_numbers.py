@@ -125,8 +125,7 @@ WORKED = {
     "A1": (
         "0.731059 0.268941",
         lambda: route(
-            np.array([[2.0, 1.0, 0.0]]),
-            Rule(2, "softmax", Weights("scores", renormalise=True)),
+            np.array([[2.0, 1.0, 0.0]]), Rule(2, "softmax", Weights("scores", renormalise=True))
         ).weights[0],
     ),
     "A2": (
