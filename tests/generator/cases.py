@@ -42,11 +42,7 @@ _DISTRACTED_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Effect:
-    """What a fault alone changes against the healthy twin, in tokens.
-
-    ``sets`` and ``weights`` differ at the lowest of the fault's layers; ``later_sets`` counts
-    (token, layer) pairs above it.
-    """
+    """Tokens that a fault alone changes at its lowest layer, and (token, layer) pairs above it."""
 
     sets: int
     weights: int
@@ -55,8 +51,6 @@ class Effect:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is wrong: the operator, where it acts, and what it did."""
-
     operator: str
     scope: str
     effect: Effect
@@ -83,8 +77,6 @@ class Case:
 
 
 class Written(NamedTuple):
-    """Where the files of a case are."""
-
     checkpoint: Path
     other_checkpoint: Path | None
     a: Path
@@ -94,13 +86,7 @@ class Written(NamedTuple):
 
 # ---------------------------------------------------------------------------------------- drawing
 def draw(seed: int, size: Size) -> Case:
-    """The case of a seed: the operator is the seed modulo their number, all else is drawn.
-
-    Raises
-    ------
-    RuntimeError
-        When no draw of the operator has an effect.
-    """
+    """The case of a seed: the operator is the seed modulo their number, all else is drawn."""
     operator = OPERATORS[seed % len(OPERATORS)]
     for attempt in range(_ATTEMPTS):
         rng = np.random.default_rng([seed, SIZES.index(size), attempt])
@@ -225,7 +211,6 @@ def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
 
 
 def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:
-    """Whether a reader of this form has anything to see, rounding aside."""
     seen = effect.sets + effect.later_sets + (0 if form == "replies" else effect.weights)
     return seen >= max(_LEAST_TOKENS, _LEAST_SHARE * num_tokens)
 

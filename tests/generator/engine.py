@@ -172,21 +172,19 @@ def serve(
     schedule: Schedule,
     faults: Sequence[Fault] = (),
 ) -> Run:
-    return _Server(model, text, arithmetic, schedule, tuple(faults)).run()
+    return _Server(model, text, arithmetic, schedule, faults).run()
 
 
+@dataclass(eq=False)
 class _Server:
-    def __init__(
-        self,
-        model: Model,
-        text: Text,
-        arithmetic: Arithmetic,
-        schedule: Schedule,
-        faults: tuple[Fault, ...],
-    ) -> None:
-        self.model, self.text, self.schedule = model, text, schedule
-        self.arithmetic, self.faults = arithmetic, faults
-        size = (model.shape.layers, *text.token_id.shape)
+    model: Model
+    text: Text
+    arithmetic: Arithmetic
+    schedule: Schedule
+    faults: Sequence[Fault]
+
+    def __post_init__(self) -> None:
+        model, size = self.model, (self.model.shape.layers, *self.text.token_id.shape)
         self.read = np.zeros((*size, model.shape.hidden), np.float32)
         self.logits = np.zeros((*size, model.shape.experts), np.float32)
         self.chosen = np.zeros((*size, model.rule.top_k), np.int32)

@@ -281,9 +281,7 @@ def draw_model(
 ) -> Model:
     """A model of a family; with ``equal_rows`` a quarter of the experts is a copy of another.
 
-    Copies are what upcycling leaves: they tie exactly wherever both compete for the last place.
-    ``bias_level`` is what all biases that select have in common; None draws it, since some
-    trainings let all of them rise.
+    ``bias_level`` is what all biases that select have in common; None draws it.
     """
     family = FAMILIES[name]
     rule = family.rule(shape)

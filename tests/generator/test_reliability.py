@@ -34,15 +34,11 @@ def test_verdicts_are_counted_by_their_margin_and_open_ones_are_not():
     assert "| 30 to 100 | 2 | 50.0 % |" in table(classes)
     assert "| 1000 and more | 1 | 100.0 % |" in table(classes)
 
-
-def test_a_fault_that_is_seen_in_a_twin_is_wrong_unless_it_is_rounding():
-    blamed = CauseVerdict("bias missing", "", margin=50.0)
+    # a fault that is seen in a twin is wrong unless it is rounding
     rounded = CauseVerdict("inputs rounded", "", margin=50.0)
-    found = [
-        scored("inconclusive", None, "open", twin=blamed, twin_outcome="wrong"),
-        scored("inconclusive", None, "open", twin=rounded, twin_outcome="rounding"),
-    ]
-    assert list(named(found)) == [(50.0, False), (50.0, True)]
+    for outcome in ("wrong", "rounding"):
+        of_twin = scored("inconclusive", None, "open", twin=rounded, twin_outcome=outcome)
+        assert list(named([of_twin])) == [(50.0, outcome == "rounding")]
 
 
 def test_a_pair_of_another_format_and_another_order_is_not_called_faulty():
