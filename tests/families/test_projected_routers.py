@@ -182,13 +182,10 @@ def test_the_choice_of_the_gate_changes_at_the_distance_and_not_before(name, tmp
     assert (sets[0] != sets[2]).any(axis=1).all()
 
 
-def test_a_float32_engine_differs_by_less_than_the_bound(tmp_path):
+def test_a_float32_engine_errs_within_the_bound_and_the_temperature_is_clamped(tmp_path):
     gate, tensors, x, _, batch = _case("gmoe", tmp_path, size=30.0)
     error = (gate.logits(tensors, x).double() - _exact(gate, tensors, x)).abs().amax(dim=1)
     assert (error.numpy() < batch.float_bound).all()
-
-
-def test_the_temperature_is_clamped_at_a_hundred(tmp_path):
     gate, tensors, x, router, batch = _case("gmoe", tmp_path, temperature=7.0)
     np.testing.assert_allclose(router.projection.scale, 100.0)
     np.testing.assert_allclose(batch.selection, _exact(gate, tensors, x).numpy(), rtol=1e-6)

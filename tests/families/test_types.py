@@ -54,12 +54,9 @@ def test_every_type_with_experts_has_a_family():
     assert unknown == NO_ROUTER.keys()
 
 
-def test_every_type_of_a_family_is_one_of_transformers():
+def test_types_and_sources_of_families_are_there_in_transformers():
     types = {kind for name in OF_TRANSFORMERS for kind in load_family(name).model_types}
     assert types - CONFIG_MAPPING_NAMES.keys() == NOT_OF_TRANSFORMERS
-
-
-def test_the_source_of_a_family_is_there():
     for name in OF_TRANSFORMERS:
         version, *classes = re.split(r", | (?=modeling_)", load_family(name).source)
         assert version == f"transformers {transformers.__version__}"

@@ -49,12 +49,9 @@ def _gates(num_layers: int = 5) -> dict[str, np.ndarray]:
     }
 
 
-def test_the_table_of_types_is_that_of_the_package():
+def test_the_table_of_types_is_that_of_the_package_blocks_and_stored_dtypes():
     expected = {t.value: (t.name, *GGML_QUANT_SIZES[t]) for t in _T}
     assert {code: tuple(row) for code, row in GGML_TYPES.items()} == expected
-
-
-def test_a_type_is_either_a_block_type_or_a_stored_dtype_of_the_same_size():
     plain = {row.name: row.block_bytes for row in GGML_TYPES.values() if row.block_size == 1}
     assert plain.keys() | BLOCK_DTYPES == {row.name for row in GGML_TYPES.values()}
     assert {name: DTYPES[name].bits for name in plain} == {n: 8 * b for n, b in plain.items()}
@@ -137,12 +134,19 @@ def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(tmp_pa
     assert error.hint == install_command("gguf")
 
 
-def test_blocks_without_a_decoder_are_refused(tmp_path):
+def test_blocks_without_a_decoder_or_larger_than_any_router_are_refused(tmp_path, monkeypatch):
     for dtype in _UNDECODED:
         raw = np.zeros((2, GGML_QUANT_SIZES[_T[dtype]][1]), np.uint8)
         assert why(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T[dtype]})) == (
             f"m.gguf: tensor 't' is {dtype}, which the installed gguf package cannot decode."
         )
+    monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
+    kinds = {"t": _T["Q8_0"]}
+    two, three = (np.zeros((rows, 34), np.uint8) for rows in (2, 3))
+    assert open_checkpoint(_write(tmp_path / "m.gguf", {"t": two}, kinds)).read("t").size == 64
+    assert why(_write(tmp_path / "n.gguf", {"t": three}, kinds)) == (
+        "n.gguf: tensor 't' has 96 numbers in blocks of Q8_0, more than the 64 that are decoded at once."
+    )
 
 
 def test_the_config_is_that_of_the_architecture_with_nested_keys(tmp_path):
@@ -507,24 +511,11 @@ def test_a_truncated_file_is_refused_with_its_length(tmp_path):
         assert why(path).startswith(f"m.gguf: truncated, has {size} bytes")
 
 
-def test_a_type_of_a_later_version_does_not_hide_the_other_tensors(tmp_path):
+def test_unknown_types_and_tensors_without_elements_hide_no_others(tmp_path):
     path = _raw(tmp_path, [_tensor("new", kind=99, offset=32), _tensor()], num_data=64)
     assert open_checkpoint(path).read("t").tolist() == [0.0, 0.0]
     assert why(path, "new") == ("m.gguf: tensor 'new' has the type 99, which is not known.")
-
-
-def test_a_tensor_without_elements_is_empty(tmp_path):
     for kind in (0, 8, 30):
         tensors = [_tensor(), _tensor("f", (3, 0), kind), _tensor("e", (0, 32), kind)]
         store = open_checkpoint(_raw(tmp_path, tensors, num_data=32))
         assert (store.read("e").shape, store.read("f").shape) == ((0, 32), (3, 0))
-
-
-def test_blocks_that_are_more_numbers_than_any_router_are_not_decoded(tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
-    kinds = {"t": _T["Q8_0"]}
-    two, three = (np.zeros((rows, 34), np.uint8) for rows in (2, 3))
-    assert open_checkpoint(_write(tmp_path / "m.gguf", {"t": two}, kinds)).read("t").size == 64
-    assert why(_write(tmp_path / "n.gguf", {"t": three}, kinds)) == (
-        "n.gguf: tensor 't' has 96 numbers in blocks of Q8_0, more than the 64 that are decoded at once."
-    )

@@ -117,7 +117,7 @@ def test_the_arguments_decide_the_rule(tmp_path):
         assert (rule.score, rule.weights.source) == expected
 
 
-def test_arguments_of_another_rule_are_refused(tmp_path):
+def test_arguments_of_another_rule_and_none_are_refused(tmp_path):
     groups = {"moe_router_topk": 6, "moe_router_num_groups": 3, "moe_router_group_topk": 2}
     for arguments, sentence in (
         ({"normalization": "LayerNorm"}, "normalization"),
@@ -126,9 +126,6 @@ def test_arguments_of_another_rule_are_refused(tmp_path):
     ):
         with pytest.raises(RouterError, match=sentence):
             _routers(tmp_path, **arguments)
-
-
-def test_a_common_file_without_arguments_is_refused(tmp_path):
     folder = _save(tmp_path, True)
     torch.save({"iteration": 7}, folder / "common.pt")
     with pytest.raises(CheckpointError, match="holds no arguments of the run"):

@@ -60,16 +60,13 @@ def test_plain_values_are_what_was_pickled(value):
         assert repr(read) == repr(value)  # tells 0.0 from -0.0, and 1 from True
 
 
-def test_objects_of_more_than_a_batch_and_of_long_texts_are_read():
+def test_long_objects_are_read_and_one_object_in_two_places_stays_one():
     value = {
         "long": "é" * 70_000,
         "many": list(range(3000)),
         "keys": {str(i): i for i in range(3000)},
     }
     assert unpickle(pickle.dumps(value, 4), "f", {}) == value
-
-
-def test_one_object_in_two_places_and_a_list_inside_itself_stay_one():
     inner: list[Any] = [1]
     twice = unpickle(pickle.dumps([inner, inner]), "f", {})
     assert twice[0] is twice[1]
@@ -106,14 +103,11 @@ def test_a_stand_in_receives_the_arguments_and_the_state(protocol):
     assert (found.arguments, found.state) == ((), {"lr": 0.1})
 
 
-def test_a_global_that_is_not_called_is_a_name():
+def test_globals_are_names_and_persistent_ids_what_the_caller_makes_of_them():
     raw = pickle.dumps([os.getcwd, complex], 4)
     name, value = unpickle(raw, "f", {"posix.getcwd": print, "builtins.complex": "a value"})
     assert type(name) is Global
     assert (name.name, value) == ("posix.getcwd", "a value")
-
-
-def test_a_persistent_id_is_what_the_caller_makes_of_it():
     raw = b"\x80\x02X\x01\x00\x00\x00aQ."
     assert unpickle(raw, "f", {}, lambda text: text * 3) == "aaa"
     assert _refusal(raw) == "refers to an object that lies outside of it."
@@ -176,23 +170,20 @@ def test_what_pickle_would_run_is_not_run(opcode, tmp_path):
     assert canary.exists()
 
 
-def test_a_foreign_global_is_named():
-    assert _refusal(pickle.dumps(os.system)) == (
-        "names posix.system, which is not among what a checkpoint holds."
-    )
-    assert _refusal(b"c\x1b[2J\nx\n.").startswith("names '\\x1b[2J.x', which")
-
-
 _SUPPORTED = {chr(code) for code in pickled._ROWS} | {"."}
 _REFUSED = {op.name: op.code for op in pickletools.opcodes if op.code not in _SUPPORTED}
 
 
-def test_opcodes_that_checkpoints_do_not_need_are_named():
+def test_foreign_globals_and_opcodes_that_checkpoints_do_not_need_are_named():
     for name, code in _REFUSED.items():
         raw = b"\x80\x04(]" + code.encode("latin-1") + b"\x00" * 20
         assert _refusal(raw) == f"uses the opcode {name} at byte 4, which no checkpoint needs."
     # those that run code in odd ways
     assert {"INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"} <= _REFUSED.keys()
+    assert _refusal(pickle.dumps(os.system)) == (
+        "names posix.system, which is not among what a checkpoint holds."
+    )
+    assert _refusal(b"c\x1b[2J\nx\n.").startswith("names '\\x1b[2J.x', which")
 
 
 _NONSENSE = {
@@ -241,13 +232,10 @@ def test_nonsense_is_refused_in_a_sentence(case):
     assert sentence in _refusal(raw, _MAKE)
 
 
-def test_a_pickle_that_breaks_off_anywhere_is_refused():
+def test_a_pickle_that_breaks_off_is_refused_and_bytes_behind_its_end_are_ignored():
     raw = pickle.dumps({"a": [1, 2.5, "text", (None, True)], "b": 2**70})
     for length in range(len(raw)):
         _refusal(raw[:length])
-
-
-def test_bytes_behind_the_end_are_ignored():
     assert unpickle(b"N.\xff\xff", "f", {}) is None
 
 

@@ -156,15 +156,9 @@ def test_the_server_sends_little_more_than_headers_and_routers(site, served, mod
     assert [site.count(_shard(i)) for i in range(_NUM_SHARDS)] == [3] * _NUM_SHARDS
 
 
-def test_tensors_come_in_the_order_of_the_files_whatever_order_was_asked(served, model, options):
-    asked = _NEEDED[::-1] + _NEEDED
-    remote = open_checkpoint(served, options).read_many(asked)
-    order = [name for name, _ in remote]
-    assert order == [name for name, _ in open_checkpoint(model).read_many(asked)]
-    assert sorted(order) == sorted(_NEEDED)
-
-
-def test_a_single_file_and_a_part_of_a_tensor_cost_their_bytes(site, served, model, options):
+def test_tensors_come_in_the_order_of_the_files_and_parts_cost_their_bytes(
+    site, served, model, options
+):
     name, _ = _names(2)
     store = open_checkpoint(f"{served}/{_shard(2)}", options)
     assert store.read(name).tobytes() == _oracle(model, name)
@@ -172,6 +166,11 @@ def test_a_single_file_and_a_part_of_a_tensor_cost_their_bytes(site, served, mod
     before = site.log.bytes_sent
     assert store.read_bytes(name, 6, 10) == _oracle(model, name)[6:16]
     assert site.log.bytes_sent - before == 10
+    asked = _NEEDED[::-1] + _NEEDED
+    remote = open_checkpoint(served, options).read_many(asked)
+    order = [name for name, _ in remote]
+    assert order == [name for name, _ in open_checkpoint(model).read_many(asked)]
+    assert sorted(order) == sorted(_NEEDED)
 
 
 def test_a_server_gets_eight_requests_at_the_same_time_and_never_nine(site, tmp_path, options):
@@ -209,11 +208,6 @@ class _Slow:
 def test_lazy_properties_of_two_objects_are_computed_at_the_same_time_and_once():
     slow = [_Slow(barrier) for barrier in 2 * [threading.Barrier(2)]]
     assert list(in_parallel(lambda one: one.value, slow, 2)) == [one.value for one in slow]
-
-
-def test_nothing_runs_in_threads_on_a_disk(model, monkeypatch):
-    monkeypatch.delattr(threading.Thread, "start")
-    assert len(_read_all(open_checkpoint(model))) == 2 * _NUM_SHARDS
 
 
 @pytest.mark.parametrize(
@@ -288,7 +282,7 @@ def test_a_folder_that_cannot_be_read_is_one_sentence(case, site, served, option
     assert len(site.log.requests) < 40
 
 
-def test_a_server_that_says_nothing_or_byte_by_byte_is_given_up(site, served, options):
+def test_a_server_that_is_gone_or_says_nothing_or_byte_by_byte_is_given_up(site, served, options):
     store = open_checkpoint(served, replace(options, timeout_s=0.1))
     site.faults[f"/m/{_shard(0)}"] = [stalled] * 3
     with pytest.raises(CheckpointError, match=r"sent nothing for 0\.1 s, in each of 3 attempts\."):
@@ -297,9 +291,6 @@ def test_a_server_that_says_nothing_or_byte_by_byte_is_given_up(site, served, op
     site.faults[f"/m/{_shard(0)}"] = [dripping(0.02)]
     with pytest.raises(CheckpointError, match=r"sent \d+ of \d+ bytes, in each of 1 attempts"):
         store.info(_names(0)[0])
-
-
-def test_a_server_that_is_not_there_is_one_sentence(options):
     with serve() as gone:
         url = f"{gone.url}/m"
     assert _refusal(url, options).message == (
@@ -586,12 +577,15 @@ def test_a_model_that_the_hub_refuses_says_what_to_do(code, headers, hint, hub, 
     assert hint in error.hint and waits == [] and "hunter2" not in str(error)
 
 
-def test_a_gated_file_of_a_listed_model_says_how_to_log_in(hub, site):
+def test_a_gated_file_and_a_description_without_sense_are_one_sentence(hub, site):
     path = f"/own/er/resolve/{_COMMIT}/{_INDEX}"
     site.answers[path] = (403, {"X-Error-Code": "GatedRepo"}, b"")
     error = _refusal("hf://own/er", hub)
     assert error.message == f"{_INDEX}: {site.url}{path} answers 403 (Forbidden)."
     assert "hf auth login" in error.hint
+    for body in (b"", b"[]", b"{}", b'{"sha": 3, "siblings": [{"rfilename": 1}]}'):
+        site.answers["/api/models/own/er"] = (200, {"Content-Type": "application/json"}, body)
+        assert _refusal("hf://own/er", hub).message.startswith("hf://own/er: the hub ")
 
 
 def test_a_busy_hub_is_asked_again_and_may_send_an_index_whole_but_no_shard(hub, site, waits):
@@ -604,12 +598,6 @@ def test_a_busy_hub_is_asked_again_and_may_send_an_index_whole_but_no_shard(hub,
     assert set(_NEEDED) < set(store.names())
     with pytest.raises(CheckpointError, match="answers with the whole file where a part"):
         store.info(_names(0)[0])
-
-
-def test_a_description_that_makes_no_sense_is_one_sentence(hub, site):
-    for body in (b"", b"[]", b"{}", b'{"sha": 3, "siblings": [{"rfilename": 1}]}'):
-        site.answers["/api/models/own/er"] = (200, {"Content-Type": "application/json"}, body)
-        assert _refusal("hf://own/er", hub).message.startswith("hf://own/er: the hub ")
 
 
 @pytest.fixture
@@ -629,13 +617,15 @@ def test_any_file_system_of_fsspec_reads_like_a_disk(suffix, memory, model, opti
     assert store.bytes_read < 0.05 * store.bytes_total
 
 
-def test_a_file_url_is_a_path(model, options):
+def test_a_file_url_is_a_path_and_nothing_runs_in_threads_on_a_disk(model, options, monkeypatch):
     store: Any = open_checkpoint(f"file://{model}", options)
     assert len(_read_all(store)) == 2 * _NUM_SHARDS
     assert store.folder.num_parallel == 1
     assert _refusal(f"file://{model}/x", options).message == (
         f"{model}/x: there is no such file or folder."
     )
+    monkeypatch.delattr(threading.Thread, "start")
+    assert len(_read_all(open_checkpoint(model))) == 2 * _NUM_SHARDS
 
 
 def test_a_change_behind_fsspec_is_seen(memory, options):

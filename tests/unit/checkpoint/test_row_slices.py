@@ -126,23 +126,17 @@ def test_missing_columns_are_named_by_their_box_and_overlaps_by_their_file():
     )
 
 
-def test_a_piece_outside_its_tensor_is_refused():
+def test_pieces_outside_of_another_dtype_or_of_shared_bytes_are_refused():
     whole = _numbers(8, 3)
     larger = _cut(whole, ((0, 0), (8, 3)))
     assert "offsets (0, 0) and sizes (8, 3), which lie outside" in _refusal(whole[:4], larger)
     other = [Piece((0,), larger[0].info, larger[0].source)]
     assert "which lie outside" in _refusal(whole, other)
-
-
-def test_a_piece_of_another_dtype_is_refused():
     whole = _numbers(8)
     good = _cut(whole, ((0,), (8,)))[0]
     info = TensorInfo("t", "F32", (8,), "rank 0", 0, 32)
     with pytest.raises(CheckpointError, match="is I32, and its piece at .* is F32"):
         _join(whole, [Piece(good.offsets, info, good.source)])
-
-
-def test_pieces_that_share_stored_bytes_are_refused_before_they_are_read():
     whole = _numbers(2**10)
     info = TensorInfo("t", "I32", (1,), "one file", 0, 4)
     pieces = [Piece((i,), info, _Array(whole[:1], [])) for i in range(2**10)]

@@ -55,12 +55,17 @@ def test_what_two_ranks_saved_is_read_as_torch_reads_it(folder, of_two_ranks):
         assert store.read_bytes(name, 3, 90) == raw[3:93]
 
 
-def test_only_headers_and_the_slices_asked_for_are_read(of_two_ranks):
+def test_only_slices_asked_for_are_read_and_one_file_is_not_the_checkpoint(of_two_ranks):
     store: Any = open_checkpoint(of_two_ranks / "slices")
     opened = store.bytes_read
     store.read("gate.weight")
     assert store.bytes_read - opened == 12 * 64 * 2
     assert store.bytes_total == sum(f.stat().st_size for f in (of_two_ranks / "slices").iterdir())
+    assert why(of_two_ranks / "slices", "z") == "slices: there is no tensor 'z'."
+    file = "shard-00001-model-00001-of-00001.safetensors"
+    assert why(of_two_ranks / "slices" / file, "gate") == (
+        f"{file}: holds row slices of tensors; 1 more file lies beside it."
+    )
 
 
 def test_a_missing_slice_names_its_rows(tmp_path):
@@ -80,14 +85,6 @@ def test_a_missing_first_slice_is_noticed(of_two_ranks, tmp_path):
     shutil.copy(of_two_ranks / "slices" / second, tmp_path)
     for path in (tmp_path, tmp_path / second):
         assert "rows 0..6 of 12 are missing" in why(path, "gate.weight")
-
-
-def test_one_file_of_several_is_not_taken_for_the_checkpoint(of_two_ranks):
-    assert why(of_two_ranks / "slices", "z") == "slices: there is no tensor 'z'."
-    file = "shard-00001-model-00001-of-00001.safetensors"
-    assert why(of_two_ranks / "slices" / file, "gate") == (
-        f"{file}: holds row slices of tensors; 1 more file lies beside it."
-    )
 
 
 @pytest.mark.parametrize("rank", [1, 2])

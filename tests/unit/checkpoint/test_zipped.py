@@ -70,10 +70,17 @@ def _whole(local: bytes, central: bytes, count: int) -> bytes:
 _ONE = _local(b"d/one", b"first")
 
 
-def test_stored_entries_are_those_that_zipfile_wrote(tmp_path):
+def test_stored_entries_are_those_that_zipfile_wrote_and_a_header_is_read_once(tmp_path):
     archive = _archive(tmp_path, _zip())
     assert {name: archive.read(name, 50) for name in archive.entries} == _ENTRIES
     assert _archive(tmp_path, _end(0, 0, 0)).entries == {}
+    log = ReadLog()
+    (tmp_path / _FILE).write_bytes(_zip())
+    archive = read_archive(CountingFile(tmp_path / _FILE, _FILE, log))
+    opened = log.bytes_read
+    archive.read("d/one", 5)
+    archive.read("d/one", 5)
+    assert log.bytes_read - opened == 30 + len("d/one") + 5 + 5
 
 
 def test_padding_in_front_of_the_data_is_skipped(tmp_path):
@@ -95,16 +102,6 @@ def test_64_bit_records_are_read_and_only_saturated_fields_widened(tmp_path):
     ):  # fmt: skip
         assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
         assert _archive(tmp_path, raw).read("d/one", 5) == b"first"
-
-
-def test_a_header_is_read_once(tmp_path):
-    log = ReadLog()
-    (tmp_path / _FILE).write_bytes(_zip())
-    archive = read_archive(CountingFile(tmp_path / _FILE, _FILE, log))
-    opened = log.bytes_read
-    archive.read("d/one", 5)
-    archive.read("d/one", 5)
-    assert log.bytes_read - opened == 30 + len("d/one") + 5 + 5
 
 
 def test_entries_that_are_compressed_encrypted_or_large_are_not_read(tmp_path):
@@ -210,16 +207,13 @@ def test_an_entry_behind_four_gigabytes_is_found(tmp_path):
     assert archive.read("d/one", 5) == b"first"
 
 
-def test_one_array_of_numpy_is_told_by_its_bytes(tmp_path):
+def test_a_truncated_archive_and_one_array_of_numpy_are_told_by_their_bytes(tmp_path):
     stream = io.BytesIO()
     np.save(stream, np.eye(2))
     assert _refusal(tmp_path, stream.getvalue()) == (
         "this is a .npy file, which holds one array without a name; expected an archive, as "
         "torch.save writes it."
     )
-
-
-def test_a_truncated_archive_is_refused_with_its_length(tmp_path):
     for raw in (_zip()[:size] for size in (10, 30, 100, -1)):
         sentence = f"truncated, has {len(raw)} bytes and no zip directory at their end."
         assert _refusal(tmp_path, raw) == sentence

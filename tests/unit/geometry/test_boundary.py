@@ -273,7 +273,7 @@ def test_only_experts_of_the_own_group_count_against_an_expert():
     assert beaten_by(certificates)[:3:2] == [[1], [3]]
 
 
-def test_a_fill_that_overtakes_negative_scores_reaches_masked_experts():
+def test_fills_that_overtake_and_ties_between_groups_prove_nothing():
     """With fill 0 the masked group is chosen from: its lower expert, although it is beaten."""
     groups, bias = GroupMask(2, 1, "max", 0.0), np.array([-9.0, -7.0, -4.0, -4.0])
     chosen = route(np.zeros((1, 4)), rule(1, "sigmoid", True, groups), bias).chosen
@@ -281,9 +281,6 @@ def test_a_fill_that_overtakes_negative_scores_reaches_masked_experts():
     assert BEATEN not in proofs(np.eye(4), 1, 1.0, None, bias, "sigmoid", groups).proofs
     # nobody falls below 0: the fill is last, as -inf would be
     assert proofs(np.eye(4), 1, 1.0, None, bias + 9.0, "sigmoid", groups).proofs[0] == BEATEN
-
-
-def test_ties_between_groups_and_rows_that_cancel_give_no_point():
     groups = GroupMask(2, 1, "top2_sum", -INF)
     tied = proofs(np.zeros((4, 3)), 2, INF, None, np.zeros(4), "sigmoid", groups)
     assert tied.proofs == (OPEN,) * 4

@@ -333,12 +333,19 @@ def test_figures_of_noise_are_standard_normal_also_after_rounding(shape, noise):
     assert np.mean([spread.farthest <= 4.0 for spread in spreads]) > 0.97
 
 
-def test_noise_below_the_spacing_of_storage_is_not_resolved():
+def test_noise_below_the_spacing_is_not_resolved_and_less_variation_is_no_growth():
     for noise in (1e-5, 2e-6):
         experts = copies(6, (8, 8, 512), noise).astype(ml_dtypes.bfloat16).astype(np.float64)
         spread = expert_spread(experts, BF16)
         assert not spread.is_resolved
         assert spread.deviation < spread.step
+    # energies that are too even come from rounding and masks, not from training
+    random = np.random.default_rng(9)
+    noise = random.standard_normal((8, 16, 128))
+    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
+    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
+    assert spread.errors["rows"] < -2.0
+    assert spread.farthest < 4.0
 
 
 def every_other(number: int, one: float, other: float) -> np.ndarray:
@@ -367,13 +374,3 @@ def test_each_departure_from_noise_is_seen_by_its_figure(name):
     spread = expert_spread(start + DEPARTURES[name](noise, random, start))
     assert abs(spread.errors[name]) > 4.0, spread.errors
     assert spread.farthest > 4.0
-
-
-def test_less_variation_than_noise_has_is_no_growth():
-    """Energies that are too even come from rounding and masks, not from training."""
-    random = np.random.default_rng(9)
-    noise = random.standard_normal((8, 16, 128))
-    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
-    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
-    assert spread.errors["rows"] < -2.0
-    assert spread.farthest < 4.0

@@ -26,15 +26,12 @@ def weight(random):
 
 
 # ---------------------------------------------------------------------------------- effective rows
-def test_the_worked_pair():
+def test_the_worked_pair_and_a_common_shift_that_moves_the_mean_alone(weight, random):
     rows = gram.effective_rows(np.array([[1.0, 2.0], [3.0, 2.0]]), np.array([2.0, 1.0]))
     assert_array_equal(rows.centred, [[-2.0, 0.0], [2.0, 0.0]])
     assert_array_equal(rows.mean, [4.0, 2.0])
     assert_array_equal(rows.gram, [[4.0, -4.0], [-4.0, 4.0]])
     assert_array_equal(rows.squared_norms, [4.0, 4.0])
-
-
-def test_a_common_shift_moves_the_mean_alone_and_names_of_experts_rows_alone(weight, random):
     plain = gram.effective_rows(weight.astype(np.float64), None)
     shift, order = 30.0 * random.standard_normal(9), random.permutation(6)
     moved = gram.effective_rows((weight + shift)[order], None)
@@ -195,14 +192,11 @@ def test_centring_costs_a_rank_only_where_there_are_dimensions_enough(
     assert np.isfinite(centred_spectrum(weight).condition)
 
 
-def test_each_duplicate_row_costs_a_rank(random):
+def test_each_duplicate_row_costs_a_rank_and_equal_rows_have_no_spectrum(random):
     for duplicates in (1, 3):
         weight = random.standard_normal((8, 40)).astype(np.float32)
         weight[-duplicates:] = weight[0]
         assert figures(centred_spectrum(weight))[:3] == [7 - duplicates, 7, np.inf]
-
-
-def test_zero_rows_equal_rows_one_row_and_no_row_have_no_spectrum():
     for nothing, possible in (
         (spectrum(np.zeros((3, 5))), 3),
         (centred_spectrum(np.full((3, 5), 0.1)), 2),

@@ -87,15 +87,12 @@ def test_dropped_slots_are_those_that_find_their_expert_full():
     assert_equal([*shares, load.dropped_slot_share(0 * COUNTS, 3)], [0.25, np.nan])
 
 
-def test_ranks_by_hand():
+def test_imbalance_by_hand_lies_between_even_and_one_busy_rank_and_grows_with_them():
     """Ranks (8, 4) and (2, 2): 12 and 4 of a mean of 8; the order between ranks matters."""
     imbalances = [load.rank_imbalance(COUNTS, ranks) for ranks in (2, 4, 1, 3, 8)]
     assert_equal(imbalances, [1.5, 2.0, 1.0, np.nan, np.nan])
     orders = ([4, 8, 2, 2], [8, 2, 2, 4], [0, 0, 0, 0])
     assert_equal([load.rank_imbalance(np.array(o), 2) for o in orders], [1.5, 1.25, np.nan])
-
-
-def test_imbalance_lies_between_even_and_one_busy_rank_and_grows_with_their_number():
     random = np.random.default_rng(0)
     ranks = (1, 2, 4, 8, 16)
     for _ in range(50):

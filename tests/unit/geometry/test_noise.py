@@ -72,16 +72,13 @@ def test_tiles_change_nothing_and_noise_may_have_a_size_for_each_token(monkeypat
     assert 0.0 < parts.share < 1.0
 
 
-def test_deviations_of_equal_rows_and_of_two_experts():
+def test_equal_rows_and_runs_are_without_noise_and_a_constant_difference_is_none():
     for rows, expected in (
         (np.ones((4, 2)), [0.0] * 4),
         (np.ones((1, 2)), [0.0]),
         (np.array([[2.0], [0.0]]), [np.sqrt(2.0)] * 2),
     ):
         assert_allclose(noise.logit_deviations(row_distances(rows)), expected)
-
-
-def test_equal_runs_are_without_noise_and_a_constant_difference_is_none():
     equal = noise_between(INPUTS, INPUTS)
     assert (equal.scale, equal.kappa, equal.systematic_share) == (0.0, 0.0, 0.0)
     assert_array_equal(equal.scales, np.zeros(4))

@@ -30,16 +30,13 @@ TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.
 
 
 # ------------------------------------------------------------------------------ a bias in bfloat16
-def test_four_updates_around_seven_are_one_number_whose_step_is_a_32nd():
+def test_four_updates_around_seven_are_one_number_as_a_constant_bias_is():
     bias = formats.bias_precision(np.float32([7.0, 7.001, 7.002, 7.003]))
     assert (bias.num_distinct, bias.num_distinct_bf16) == (4, 1)
     assert bias.num_distinct_bf16_recentred == 4
     assert_array_equal([bias.ulp_bf16, bias.lost_update_share], [2.0**-5, 1.0])
     assert_allclose([bias.spread, bias.largest_shift], [0.001 * np.sqrt(1.25), 0.003], rtol=1e-3)
     assert_allclose(bias.middle, 7.0015, rtol=1e-6)
-
-
-def test_a_constant_bias_is_one_number_and_zeros_have_no_step():
     flat = formats.bias_precision(np.full(5, 0.25))
     assert (flat.num_distinct, flat.num_distinct_bf16, flat.num_distinct_bf16_recentred) == (1,) * 3
     assert_array_equal([flat.spread, flat.middle, flat.largest_shift], [0.0, 0.25, 0.0])

@@ -291,11 +291,7 @@ def test_the_participation_ratio_is_corrected_by_as_much_as_section_b12_says():
     assert_allclose([np.mean(ratios), np.mean(corrected)], [33.1, 40.0], rtol=0.01)
 
 
-def test_what_rounding_leaves_of_a_step_is_the_constant_of_section_e4():
-    assert f"{ROUNDING_RMS:.5f} u" in SECTIONS["E4"]
-
-
-def test_typical_errors_of_sums_are_of_the_size_that_section_e4_says():
+def test_errors_of_sums_and_of_a_rounded_step_are_those_of_section_e4():
     """In float32, one after the other 0.3 u sqrt(D) |w * y|, in pairs a tenth of that."""
     draws, width = 400, 4096
     generator = np.random.default_rng(5)
@@ -310,6 +306,7 @@ def test_typical_errors_of_sums_are_of_the_size_that_section_e4_says():
     size = [np.sqrt(np.mean(((s - exact) / unit) ** 2)) for s in (sequential, pairs[:, 0])]
     assert_allclose(size[0], 0.3, rtol=0.15)
     assert 0.02 < size[1] < 0.06
+    assert f"{ROUNDING_RMS:.5f} u" in SECTIONS["E4"]
 
 
 def test_the_nearest_boundary_is_often_not_that_of_ranks_k_and_the_next():

@@ -114,7 +114,7 @@ def test_flips_cost_the_share_that_flips_times_their_jump(scanned):
     assert height.min() <= row["flip_jump_mean"] <= height.max()
 
 
-def test_without_experts_or_inputs_no_jump_is_known_and_the_reason_is_said():
+def test_without_experts_inputs_or_straight_boundaries_jumps_are_unknown():
     _, without = run_of(made.recording(300), experts=None, arithmetics=FLIPPING)
     assert without.facts["reasons"]["jump"] == "no experts were read (--experts)"
     assert without.facts["reasons"]["flip_jump"] == "no experts were read (--experts)"
@@ -122,9 +122,6 @@ def test_without_experts_or_inputs_no_jump_is_known_and_the_reason_is_said():
     logits = (made.inputs(300) @ made.router().weight.T).astype(np.float32)
     _, of_logits = run_of(made.Recorded(logits, "logits"))
     assert "needs recorded router inputs" in of_logits.facts["reasons"]["jump"]
-
-
-def test_groups_leave_boundary_points_unknown_and_they_are_counted():
     _, measured = run_of(made.recording(300), made.router("sigmoid"))
     row = made.row_of(made.tables(measured)["layers"])
     assert row["num_jump_tokens"] == 300

@@ -149,15 +149,12 @@ def test_where_no_tie_is_possible_the_distance_is_infinite():
     assert three["order_3_distance_exact_share"] == 1.0
 
 
-def test_logits_that_were_recorded_serve_as_well_as_inputs():
+def test_logits_serve_as_well_as_inputs_and_without_them_or_in_groups_it_is_null():
     inputs = made.recording(TILE)
     logits = made.Recorded(inputs.values @ ROUTER.weight.T, "logits")
     ours, theirs = (made.layer(source, ROUTER, **ONLY) for source in (inputs, logits))
     figures = [[of[name] for name in COLUMNS] for of in (ours, theirs)]
     np.testing.assert_allclose(*figures, rtol=1e-4)
-
-
-def test_it_is_null_with_a_reason_where_boundaries_are_grouped_or_logits_are_lacking():
     source, grouped = made.recording(TILE), made.router("sigmoid")
     assert "straight" in unavailable(grouped, source.facts)["order_distance"]
     layer = made.layer(source, grouped, **ONLY)
@@ -169,9 +166,6 @@ def test_it_is_null_with_a_reason_where_boundaries_are_grouped_or_logits_are_lac
     ):
         facts = made.source(stage, source.columns, values).facts
         assert reason in unavailable(ROUTER, facts)["order_distance"]
-
-
-def test_it_is_measured_where_something_is_compared_and_nowhere_else():
     for compares in (False, True):
         names = {metric.name for metric in metrics_of_scan(compares=compares)}
         assert ("order_distance" in names) == compares

@@ -90,12 +90,6 @@ def test_every_tile_is_in_one_share_and_no_group_is_cut(count, num_tiles, togeth
     assert all(owner[tile] == groups[tile // together] for tile in some)
 
 
-def test_a_part_that_is_none_is_refused():
-    for text in ("0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"):
-        with pytest.raises(UsageError, match="expected i/n"):
-            parse_part(text)
-
-
 SIDES = {
     "as stored": {},
     "variants": {
@@ -181,13 +175,10 @@ def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
         merge(parts, tmp_path / "again")
 
 
-def test_a_missing_part_is_inconclusive_and_nothing_is_written(three, tmp_path):
+def test_a_missing_part_is_inconclusive_and_one_given_twice_counts_once(three, tmp_path, whole):
     merged = merge([three[0], three[2]], tmp_path / "merged")
     assert merged == MissingParts((2,), 3, (str(three[0]), str(three[2])))
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_part_given_twice_counts_once(three, whole, tmp_path):
     assert tables(merge([*three, three[1]], tmp_path / "merged")) == whole
 
 
@@ -223,7 +214,7 @@ def test_a_part_that_is_not_as_it_was_written_is_refused(spoil, three, tmp_path)
         merge([three[0], spoilt, three[2]], tmp_path / "merged")
 
 
-def test_what_cannot_be_cut_or_told_to_another_machine_is_refused(world, tmp_path):
+def test_what_is_no_part_or_cannot_be_cut_or_told_to_another_machine_is_refused(world, tmp_path):
     with pytest.raises(UsageError, match="--per-token cannot be cut"):
         scan(request_for(world, tmp_path / "part", part="1/2", per_token=True))
     with pytest.raises(UsageError, match="it needs --tokens"):
@@ -232,6 +223,9 @@ def test_what_cannot_be_cut_or_told_to_another_machine_is_refused(world, tmp_pat
         with pytest.raises(UsageError, match="expected ray"):
             scan(request_for(world, tmp_path / "out", engine=engine))
     assert not [*tmp_path.iterdir()]
+    for text in ("0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"):
+        with pytest.raises(UsageError, match="expected i/n"):
+            parse_part(text)
 
 
 def test_more_tokens_than_sums_hold_are_refused_before_and_after():

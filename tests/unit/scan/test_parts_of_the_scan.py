@@ -90,7 +90,7 @@ def columns(document, domain=0) -> TokenColumns:
     return TokenColumns(np.asarray(document, np.int64), zeros, zeros - 1, domains)
 
 
-def test_a_document_is_never_split_between_blocks_and_domains_that_take_turns_are_in_every_one():
+def test_blocks_follow_documents_or_tokens_and_domains_beyond_the_limit_share_one():
     document = np.repeat(np.arange(100), 13)
     expected = (document + document // NUM_BLOCKS) % NUM_BLOCKS
     np.testing.assert_array_equal(block_of(columns(document), 5 * TILE), expected)
@@ -98,16 +98,10 @@ def test_a_document_is_never_split_between_blocks_and_domains_that_take_turns_ar
         document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
         counts = np.bincount(block_of(columns(document), 0), minlength=NUM_BLOCKS)
         np.testing.assert_array_equal(counts, NUM_BLOCKS // period)
-
-
-def test_without_documents_a_block_follows_from_the_absolute_token():
     whole = block_of(columns(np.full(4 * TILE, -1)), 0)
     part = block_of(columns(np.full(TILE, -1)), 2 * TILE)
     np.testing.assert_array_equal(part, whole[2 * TILE : 3 * TILE])
     np.testing.assert_array_less(1, len(np.unique(whole)))
-
-
-def test_domains_beyond_the_limit_share_a_population():
     domains = tuple(f"d{i}" for i in range(MAX_DOMAINS + 5))
     populations = Populations(domains)
     labels = populations.label(columns(np.zeros(4), [-1, 0, MAX_DOMAINS - 1, MAX_DOMAINS + 3]))

@@ -480,14 +480,11 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does():
         assert {shape[0] for shape in device.products} == {fits}
 
 
-def test_the_device_with_the_least_memory_sets_the_batch_of_all():
+def test_the_device_with_the_least_memory_sets_the_batch_of_all_or_is_an_error():
     task, names, expected = usual()
     devices = [*emulated(1), *emulated(1, 1, room=_room(TILE))]
     assert_equal(on_devices(task, names, devices=devices, pace=Pace(2 * TILE, 2)), expected)
     assert {shape[0] for device in devices for shape in device.products} == {TILE}
-
-
-def test_a_device_without_room_for_the_least_batch_is_an_error():
     task, names, _ = usual()
     for room in (0, 1000, _room(TILE) - 1):
         device = emulated(room=room)[0]

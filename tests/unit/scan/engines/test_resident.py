@@ -105,17 +105,7 @@ def test_tensors_of_torch_and_in_another_order_are_counted_as_their_rows_are():
         assert_equal(folded(tensor, reductions=names), expected)
 
 
-def test_a_fold_that_is_dropped_leaves_no_work_that_writes_into_its_memory():
-    device = emulated(product=exact_product)[0]
-    fold = fold_of(device=device)
-    fold.take(inputs(300, 8))
-    assert any(queue.waiting for queue in device.queues)
-    del fold
-    assert not any(queue.waiting for queue in device.queues)
-    assert device.used == 0
-
-
-def test_memory_grows_with_the_longest_tensor_alone():
+def test_memory_grows_with_the_longest_tensor_and_goes_back_with_the_fold():
     device = emulated(product=exact_product)[0]
     fold, used = fold_of(device=device), []
     for tokens in (100, 50, 100, 200, 150):
@@ -123,6 +113,13 @@ def test_memory_grows_with_the_longest_tensor_alone():
         used.append(device.used)
     per_token = 4 * 12 + 8  # logits, and a length
     assert np.diff(used).tolist() == [0, 0, 100 * per_token, 0]
+    device = emulated(product=exact_product)[0]
+    fold = fold_of(device=device)
+    fold.take(inputs(300, 8))
+    assert any(queue.waiting for queue in device.queues)
+    del fold
+    assert not any(queue.waiting for queue in device.queues)
+    assert device.used == 0
 
 
 def test_tensors_of_another_shape_or_dtype_are_refused_by_name():
