@@ -205,35 +205,25 @@ def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("spoilt", "sentence"),
-    [
-        ({"cosine_projector.weight": torch.ones(PROJECTED + 1, HIDDEN)}, "expected (5, hidden)"),
-        ({"cosine_projector.weight": torch.ones(PROJECTED)}, "has shape (5,)"),
+def test_a_projection_that_does_not_fit_the_gate_or_the_memory_is_refused(tmp_path):
+    gate, weight = GATES["gmoe"], "cosine_projector.weight"
+    for spoilt, sentence in (
+        ({weight: torch.ones(PROJECTED + 1, HIDDEN)}, "expected (5, hidden)"),
+        ({weight: torch.ones(PROJECTED)}, "has shape (5,)"),
         ({"cosine_projector.bias": torch.ones(3)}, "its router needs (5,)"),
         ({"temperature": torch.ones(2)}, "its router needs (1,)"),
         ({"temperature": None}, "gates.0.temperature' is missing"),
-        ({"cosine_projector.weight": torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
-    ],
-)
-def test_a_projection_that_does_not_fit_is_refused(spoilt, sentence, tmp_path):
-    tensors = _tensors(GATES["gmoe"]) | spoilt
-    with pytest.raises(RouterError) as caught:
-        _loaded(GATES["gmoe"], {k: v for k, v in tensors.items() if v is not None}, tmp_path)
-    assert "tensor 'model.blocks.8.mlp.gates.0." in caught.value.message
-    assert sentence in caught.value.message
-
-
-def test_rows_that_would_not_fit_into_memory_are_refused(tmp_path):
-    wide = 1 << 17
-    gate = replace(GATES["gmoe"], config={"model_type": "gmoe"})
-    tensors = _tensors(gate) | {
-        "cosine_projector.weight": torch.zeros(1, wide),
-        "cosine_projector.bias": torch.zeros(1),
-        "sim_matrix": torch.zeros(1, wide),
-    }
+        ({weight: torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
+    ):
+        tensors = _tensors(gate) | spoilt
+        with pytest.raises(RouterError) as caught:
+            _loaded(gate, {k: v for k, v in tensors.items() if v is not None}, tmp_path)
+        assert "tensor 'model.blocks.8.mlp.gates.0." in caught.value.message
+        assert sentence in caught.value.message
+    wide, bias = torch.zeros(1, 1 << 17), torch.zeros(1)
+    tensors = _tensors(gate) | {weight: wide, "cosine_projector.bias": bias, "sim_matrix": wide + 0}
     with pytest.raises(RouterError, match="too large for a router of 131072 experts"):
-        _loaded(gate, tensors, tmp_path)
+        _loaded(replace(gate, config={"model_type": "gmoe"}), tensors, tmp_path)
 
 
 @pytest.mark.parametrize("part", ["temperature", "cosine_projector.weight", "sim_matrix"])

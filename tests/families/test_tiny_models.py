@@ -8,12 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.by_day import by_day
 from tests.families.observed import observe
 from tests.families.tiny_families import FAMILIES
-from tests.families.tiny_models import NAMES, SELECTION_BIAS, build, model_of, routers_of
+from tests.families.tiny_models import NAMES, SELECTION_BIAS, model_of, routers_of
 
 #: Tokens whose set of experts changes when the selection biases are left out.
 MOST = 0.5
@@ -62,16 +61,6 @@ def test_every_stack_has_routers_that_give_tokens_many_sets_of_distinct_experts(
         assert ordered.min() >= -1
         assert k < ordered.max() + 1 < 40
         assert len(np.unique(ordered, axis=0)) >= (5 if k == 1 else 10)
-
-
-def test_the_same_name_gives_the_same_model_and_the_same_choices(tiny):
-    again = build(tiny.name)
-    for path, tensor in tiny.model.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[path], tensor, rtol=0, atol=0)
-    for first, second in zip(tiny.seen, observe(again, tiny.name), strict=True):
-        np.testing.assert_array_equal(first.inputs, second.inputs)
-        np.testing.assert_array_equal(first.chosen, second.chosen)
-        np.testing.assert_array_equal(first.weights, second.weights)
 
 
 def test_selection_biases_left_out_change_most_choices(tiny):

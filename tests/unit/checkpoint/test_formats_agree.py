@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -90,15 +89,3 @@ def test_the_routers_are_equal(name, tmp_path):
         assert (one.name, one.rule) == (other.name, other.rule)
         np.testing.assert_array_equal(one.weight, other.weight, strict=True)
         np.testing.assert_array_equal(one.gain, other.gain, strict=True)
-
-
-def test_a_block_quantised_router_is_decoded(tmp_path):
-    weight = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
-    packed = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q8_0)
-    kind = gguf.GGMLQuantizationType.Q8_0
-    gate = "blk.0.ffn_gate_inp.weight"
-    tensors = {gate: packed, "blk.0.ffn_norm.weight": np.ones(64, np.float32)}
-    write_gguf(tmp_path / "model.gguf", "olmoe", tensors, {gate: kind}, keys=moe_keys(8, 64))
-    (router,) = load_routers(open_checkpoint(tmp_path)).routers
-    assert router.provenance.stored_dtype == "Q8_0"
-    np.testing.assert_array_equal(router.weight, gguf.quants.dequantize(packed, kind))

@@ -60,7 +60,7 @@ def _tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def _save(folder: Path, is_stacked: bool, **arguments: Any) -> Path:
+def write_megatron(folder: Path, is_stacked: bool, **arguments: Any) -> Path:
     named = {
         f"decoder.layers.{tail}" if is_stacked else f"decoder.layers.{layer}.{tail}": (
             stacked if is_stacked else stacked[layer].clone()
@@ -77,7 +77,7 @@ def _save(folder: Path, is_stacked: bool, **arguments: Any) -> Path:
 
 @pytest.mark.parametrize("is_stacked", [True, False])
 def test_every_layer_is_a_router_in_both_layouts(is_stacked, tmp_path):
-    found = load_routers(open_checkpoint(_save(tmp_path, is_stacked)))
+    found = load_routers(open_checkpoint(write_megatron(tmp_path, is_stacked)))
     assert [router.name for router in found.routers] == ["text/0", "text/1", "text/2"]
     stored = _tensors()
     for layer, router in enumerate(found.routers):
@@ -94,7 +94,7 @@ def test_every_layer_is_a_router_in_both_layouts(is_stacked, tmp_path):
 
 
 def test_a_part_of_a_stacked_layer_is_read_from_its_place(tmp_path):
-    store = open_checkpoint(_save(tmp_path, is_stacked=True))
+    store = open_checkpoint(write_megatron(tmp_path, is_stacked=True))
     name = "decoder.layers.2.mlp.router.weight"
     expected = _tensors()["mlp.router.weight"][2].numpy().tobytes()
     assert store.read_bytes(name, 8, 40) == expected[8:48]
@@ -103,7 +103,7 @@ def test_a_part_of_a_stacked_layer_is_read_from_its_place(tmp_path):
 
 def _routers(folder: Path, **arguments: Any) -> Sequence[Router]:
     new = folder / f"{len(list(folder.iterdir()))}"
-    return load_routers(open_checkpoint(_save(new, True, **arguments))).routers
+    return load_routers(open_checkpoint(write_megatron(new, True, **arguments))).routers
 
 
 def test_the_arguments_decide_the_rule(tmp_path):
@@ -126,14 +126,14 @@ def test_arguments_of_another_rule_and_none_are_refused(tmp_path):
     ):
         with pytest.raises(RouterError, match=sentence):
             _routers(tmp_path, **arguments)
-    folder = _save(tmp_path, True)
+    folder = write_megatron(tmp_path, True)
     torch.save({"iteration": 7}, folder / "common.pt")
     with pytest.raises(CheckpointError, match="holds no arguments of the run"):
         load_routers(open_checkpoint(folder))
 
 
 def test_nothing_that_the_arguments_name_is_called(tmp_path):
-    folder = _save(tmp_path, True)
+    folder = write_megatron(tmp_path, True)
     canary = tmp_path / "canary"
 
     class Trap:

@@ -25,19 +25,16 @@ def test_experts_come_in_descending_order_and_ties_by_their_numbers(dtype):
     assert_array_equal(choice.top_k(z, 5), expected)
 
 
-@pytest.mark.parametrize(
-    ("z", "k", "expected"),
-    [
+def test_the_margin_is_the_gap_across_the_border_of_the_chosen_set():
+    for z, k, expected in (
         ([3.0, 1.0, 2.0], 1, 1.0),
         ([3.0, 1.0, 2.0], 3, INF),
         ([1.0, 1.0, 0.0], 2, 1.0),  # a tie inside the chosen set is no tie
         ([1.0, 1.0, 0.0], 1, 0.0),
         ([1.0, 0.5, -INF], 2, INF),  # the only one left out was not allowed
         ([1.0, -INF, -INF], 2, INF),  # two masked scores do not compete
-    ],
-)
-def test_the_margin_is_the_gap_across_the_border_of_the_chosen_set(z, k, expected):
-    assert_array_equal(choice.margin(np.array([z]), k), [expected])
+    ):
+        assert_array_equal(choice.margin(np.array([z]), k), [expected], f"{z}, {k}")
 
 
 def test_groups_by_hand():

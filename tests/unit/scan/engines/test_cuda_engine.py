@@ -237,14 +237,7 @@ PACES = (Pace(1, 1), Pace(2 * TILE, 2), Pace(3 * TILE + 7, 2), Pace(10**9, 3))
     ("count", "seed", "pace"),
     by_day(
         itertools.product((1, 2, 3), range(3), PACES),
-        {
-            "one tile": (1, 0, PACES[0]),
-            "a part of a batch at the end": (1, 1, PACES[1]),
-            "no whole tiles": (1, 2, PACES[2]),
-            "all at once": (2, 0, PACES[3]),
-            "two devices": (2, 1, PACES[0]),
-            "three devices": (3, 2, PACES[0]),
-        },
+        [*((1, seed, PACES[seed]) for seed in range(3)), (2, 0, PACES[3]), (3, 2, PACES[0])],
     ),
 )
 def test_the_result_does_not_depend_on_batches_threads_devices_and_whose_turn_it_is(
