@@ -139,13 +139,17 @@ def test_the_type_of_the_language_model_says_the_rule(path, name, tmp_path):
     assert any("'never_seen' is not known: the rule is that of its " in n for n in inside.notes)
 
 
-def test_a_named_family_reads_the_table_of_the_language_model(tmp_path):
+def test_a_named_family_reads_the_table_and_two_models_are_not_guessed_between(tmp_path):
     store = _in_table("qwen3_moe", "text_config", tmp_path, model_type=None)
     del store.config["num_experts_per_tok"]
     with pytest.raises(RouterError, match="'never_seen' is not known"):
         load_routers(store)
     asked = RequestedFamily(file=Path("qwen3_moe"))
     assert load_routers(store, asked=asked).routers[0].rule.top_k == 3
+    store = _in_table("qwen3_moe", "text_config", tmp_path)
+    store.config["llm_config"] = {"model_type": "mixtral"}
+    with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):
+        load_routers(store)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +161,3 @@ def test_an_unknown_type_names_families_of_a_similar_name(kind, family, tmp_path
         load_routers(_in_table("qwen3_moe", "text_config", tmp_path, model_type=kind))
     assert f"(inside: {kind!r})" in caught.value.message
     assert f"--family {family}" in caught.value.hint
-
-
-def test_two_language_models_are_not_guessed_between(tmp_path):
-    store = _in_table("qwen3_moe", "text_config", tmp_path)
-    store.config["llm_config"] = {"model_type": "mixtral"}
-    with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):
-        load_routers(store)

@@ -138,7 +138,6 @@ def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
 
 
 def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Case | None:
-    """A case, or None where its fault has no effect."""
     kind = KINDS[operator]
     shape = BENT[kind.bend](SHAPES[size])
     family = str(rng.choice(kind.families))
@@ -184,7 +183,6 @@ def _named_checkpoint(rng: np.random.Generator, operators: Sequence[str]) -> Nam
 
 # ------------------------------------------------------------------------------------------ truth
 def _by_expert(run: Run, layer: int, experts: int) -> np.ndarray:
-    """The weight of every expert, nan where it is not chosen."""
     weights = np.full((len(run.chosen[layer]), experts), np.nan, np.float32)
     np.put_along_axis(weights, run.chosen[layer], run.weights[layer], axis=1)
     return weights

@@ -40,7 +40,6 @@ class Arithmetic:
     def dot(
         self, x: Float[np.ndarray, "*rows inner"], w: Float[np.ndarray, "inner outer"]
     ) -> Float[np.ndarray, "*rows outer"]:
-        """X @ w, written in the dtype of the arithmetic."""
         return self.kept(_in_blocks(x, w) if self.is_reversed else x @ w)
 
     def logits(
@@ -141,8 +140,6 @@ class Handover:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The buffers of the writer, padding included."""
-
     chosen: Int[np.ndarray, "layers documents length k"]
     weights: Float[np.ndarray, "layers documents length k"]
     text: Text
@@ -160,7 +157,6 @@ class Run:
 
 
 def unit(x: Float[np.ndarray, "*rows hidden"]) -> Float[np.ndarray, "*rows hidden"]:
-    """X / rms(x), in float32."""
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(NORM_EPS))
 
 
@@ -212,7 +208,6 @@ class _Server:
         return [fault for fault in self.faults if fault.stage == stage]
 
     def _run_batch(self, batch: np.ndarray, left: list[np.ndarray]) -> list[np.ndarray]:
-        """Serve the documents of a batch; the states in which they leave the cache."""
         states = [np.zeros_like(state) for state in left]
         before = [np.zeros_like(state) for state in left]
         last = [np.zeros_like(state) for state in left]
@@ -298,7 +293,6 @@ class _Server:
         return marks
 
     def _tensors(self, at: int, mark: int) -> RouterTensors:
-        """The router as it was loaded where the faults of ``mark`` act."""
         if (at, mark) not in self.loaded:
             tensors = self.model.routers[at]
             for bit, fault in enumerate(self._of("load")):

@@ -227,8 +227,6 @@ def _padding(draw: Draw) -> Made:
 
 
 def _rows(index: Callable[[np.ndarray], np.ndarray]) -> Made:
-    """Rows of other positions of the same document."""
-
     def change(trace: Trace) -> Trace:
         at = index(np.arange(trace.chosen.shape[2]))
         return replace(trace, chosen=trace.chosen[:, :, at], weights=trace.weights[:, :, at])

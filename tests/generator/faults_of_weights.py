@@ -98,7 +98,6 @@ def _of(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
 
 
 def _each(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Draw], Made]:
-    """The same change in every layer, of which nothing is drawn."""
     return lambda draw: _of(part, lambda layer, values: change(values))
 
 

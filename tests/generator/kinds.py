@@ -26,8 +26,6 @@ WITH_GROUPS = ("deepseek_v3",)
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What a fault is drawn from: the model and text that it will meet, and where it acts."""
-
     ground: Ground
     reach: Reach
     seed: int

@@ -173,8 +173,6 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model, and the routers of two others: an older checkpoint of it and another training."""
-
     family: Family
     shape: Shape
     stored: Stored
@@ -187,7 +185,6 @@ class Model:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 numbers, as float32."""
     return x.astype(np.float32).astype(bfloat16).astype(np.float32)
 
 

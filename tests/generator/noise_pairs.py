@@ -56,7 +56,6 @@ class NoisePair:
 
 
 def noise_pair(seed: int, folder: Path) -> NoisePair:
-    """The pair of a seed, explained: arithmetics in turn, all else drawn."""
     rng = np.random.default_rng([seed, 7])
     arithmetic = tuple(ARITHMETICS)[seed % len(ARITHMETICS)]
     shape = _SHAPES[int(rng.integers(len(_SHAPES)))]

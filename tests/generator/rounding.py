@@ -45,7 +45,6 @@ def _blocks(w: np.ndarray, granularity: Granularity) -> tuple[np.ndarray, tuple[
 
 
 def to_integers(w: Float[np.ndarray, "rows columns"], form: Integers) -> np.ndarray:
-    """scale * round(w / scale), within the range of the integers."""
     parts, axes = _blocks(w, form.granularity)
     if form.is_signed:
         scale = np.abs(parts).max(axis=axes, keepdims=True) / form.divisor

@@ -40,8 +40,6 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The experts that run with their weights, best first, and the scores they were chosen by."""
-
     chosen: Int[np.ndarray, "tokens run"]
     weights: Float[np.ndarray, "tokens run"]
     selection: Float[np.ndarray, "tokens experts"]

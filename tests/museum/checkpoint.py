@@ -33,8 +33,6 @@ Change = Callable[[np.ndarray, int], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A config and tensors by name; changing one gives another."""
-
     config: Mapping[str, Any]
     tensors: Mapping[str, np.ndarray]
 
@@ -87,7 +85,6 @@ def edited(
     layers: Iterable[int] | None = None,
     dtype: np.dtype | None = None,
 ) -> Build:
-    """Builds a model with one part changed, as ``Checkpoint.edited`` does."""
     return lambda: model().edited(part, change, layers, dtype)
 
 

@@ -25,7 +25,6 @@ def model() -> Checkpoint:
 
 
 def noisy(noise: float = 0.002, growth: float = 1.5) -> TwoRuns:
-    """Nothing but noise on the inputs, growing with depth."""
     return TwoRuns(model(), noise=noise, growth=growth)
 
 
@@ -255,7 +254,6 @@ def _old_rows() -> Checkpoint:
 
 
 def _frozen(scale: float) -> TwoRuns:
-    """A's biases moved on, B's did not."""
     return TwoRuns(biases(scale, 1), plain_model(), against=_old_rows(), noise=0.0005, tokens=512)
 
 
@@ -437,7 +435,6 @@ RACE = Disagreement(
 
 
 def normal_nats(size: float) -> LogProbs:
-    """Differences of log-probabilities that have nothing to do with choices."""
     return lambda generator, tokens: size * generator.standard_normal(tokens)
 
 

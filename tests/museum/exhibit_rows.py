@@ -91,8 +91,6 @@ COPIED_ROUTER = Incident(
 
 
 def _block(rows: int) -> Build:
-    """The first rows of layer 0 over those of layer 2."""
-
     def copied(weight: np.ndarray, _: int) -> np.ndarray:
         weight[:rows] = softmax_model().tensors[name_of("weight", 0)][:rows].astype(np.float64)
         return weight
@@ -192,7 +190,6 @@ ROWS_SORTED_AS_TEXT = Incident(
 
 
 def _left_behind(name: str, story: str, parts: tuple[str, str], twin: str) -> Incident:
-    """Two parts of experts were moved without the third."""
     moved = partial(_moved, trained_sigmoid)
     return Incident(
         name,
@@ -246,8 +243,6 @@ GROUPS_MIXED = Incident(
 
 # -------------------------------------------------------------------------------- rows of one layer
 def _row(change: Callable[[np.ndarray], np.ndarray], hidden: int = 256) -> Build:
-    """Row 6 of layer 1, changed."""
-
     def patched(weight: np.ndarray, _: int) -> np.ndarray:
         weight[6] = change(weight[6])
         return weight
@@ -324,7 +319,6 @@ ROWS_CROWD = Incident(
 
 # -------------------------------------------------------------------- routers of another checkpoint
 def _earlier(step: int) -> Build:
-    """Layer 1 with the router of an earlier step of the same training."""
     name = name_of("weight", 1)
     return lambda: olmoe().changed({name: trained(f"olmoe-balanced/step_{step}").tensors[name]})
 

@@ -137,8 +137,6 @@ STORAGE_UNKNOWN = Incident(
 
 
 def _overwritten(part: Part, value: float, *sizes: int) -> Build:
-    """The first entries of one part of layer 2."""
-
     def overwritten(values: np.ndarray, _: int) -> np.ndarray:
         values[tuple(slice(size) for size in sizes)] = value
         return values

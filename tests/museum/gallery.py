@@ -60,7 +60,6 @@ class Incident:
         return self.small, self.medium, self.large
 
     def says(self, case: Case) -> tuple[str, ...]:
-        """Every code that the gate says of a size or a twin."""
         is_named = case in self.sizes and not case.is_missed
         return tuple(sorted((*case.beside, *[self.code] * is_named)))
 
@@ -104,7 +103,6 @@ class Museum:
         self.baseline_of = functools.cache(self._baseline_of)
 
     def _show(self, checkpoint: Checkpoint, baseline: Checkpoint | None = None) -> Seen:
-        """The gate on a checkpoint, with the baseline of another where one is given."""
         file = None if baseline is None else self.baseline_of(baseline)
         request = GateRequest(str(self._write(checkpoint)), profile=self._profile, baseline=file)
         judged = gate(request)

@@ -62,8 +62,6 @@ def deep_model() -> Checkpoint:
 
 @functools.cache
 def in_float32(model: Checkpoint) -> Checkpoint:
-    """The same with routers that were trained and stored in float32."""
-
     def refined(weight: np.ndarray, layer: int) -> np.ndarray:
         return weight * (1.0 + 1e-3 * np.random.default_rng(layer).standard_normal(weight.shape))
 
@@ -77,7 +75,6 @@ def trained(name: str) -> Checkpoint:
 
 @functools.cache
 def trained_sigmoid() -> Checkpoint:
-    """The trained deepseek_v3, with a config that leaves nothing to engines."""
     return trained("deepseek-tiny/step_1500").changed(config=SAID)
 
 

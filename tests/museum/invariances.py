@@ -75,7 +75,6 @@ def _renumbered(checkpoint: Checkpoint, model: Model) -> Checkpoint:
 
 
 def _folded(checkpoint: Checkpoint, _: Model) -> Checkpoint:
-    """The gain moved into the columns of the router; the gain becomes 1."""
     gains = {
         layer: checkpoint.tensors[name_of("gain", layer)].astype(np.float64)
         for layer in checkpoint.layers

@@ -71,7 +71,6 @@ class Planted:
     told: str = ""
 
     def is_answered(self, said: Said) -> bool:
-        """True when the answer is the right one, and tells what it has to."""
         is_right = not self.right or bool(set(said.words) & set(self.right))
         return is_right and re.search(self.told, said.text, re.IGNORECASE) is not None
 

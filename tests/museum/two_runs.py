@@ -54,7 +54,6 @@ class Engine:
     scales: bool = True
 
     def route(self, model: Checkpoint, layer: int, inputs: Array) -> tuple[Array, Array]:
-        """Experts, in descending order, and their routing weights."""
         config = model.config
         weight = model.tensors[name_of("weight", layer)].astype(np.float32)
         z = torch.nn.functional.linear(

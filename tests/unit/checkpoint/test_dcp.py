@@ -142,13 +142,20 @@ def _lengthen(metadata: Any, folder: Path) -> None:
         place.length = (folder / "__0_0.distcp").stat().st_size
 
 
-def test_a_config_beside_it_is_read_and_none_is_empty(saved):
+def test_a_config_beside_it_is_read_and_chunks_in_any_order_are_put_in_place(saved):
     assert open_checkpoint(saved).config == {}
     (saved / "config.json").write_text('{"num_experts": 12}')
     assert open_checkpoint(saved).config == {"num_experts": 12}
     for path in (saved, saved / ".metadata"):
         assert open_checkpoint(path).label == "step-100"
         assert open_checkpoint(path).read(_GATE).shape == (12, 64)
+
+    def turn_and_repeat(metadata: Any) -> None:
+        metadata.state_dict_metadata[_GATE].chunks *= 2
+        metadata.state_dict_metadata[_GATE].chunks.reverse()
+        metadata.storage_data = dict(reversed(metadata.storage_data.items()))
+
+    _assert_read_as_torch_reads_it(_edit(saved, turn_and_repeat))
 
 
 def test_a_folder_of_olmo_core_is_its_config_and_the_weights_in_it(tmp_path):
@@ -235,15 +242,6 @@ _NOT_WHOLE: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_chunks_that_do_not_make_a_whole_are_refused(case, saved):
     change, sentence = _NOT_WHOLE[case]
     assert sentence in why(_edit(saved, change), _GATE)
-
-
-def test_chunks_in_any_order_and_described_by_every_rank_are_put_in_place(saved):
-    def turn_and_repeat(metadata: Any) -> None:
-        metadata.state_dict_metadata[_GATE].chunks *= 2
-        metadata.state_dict_metadata[_GATE].chunks.reverse()
-        metadata.storage_data = dict(reversed(metadata.storage_data.items()))
-
-    _assert_read_as_torch_reads_it(_edit(saved, turn_and_repeat))
 
 
 _WRONG_PLACES = {

@@ -93,20 +93,12 @@ def test_every_layer_is_a_router_in_both_layouts(is_stacked, tmp_path):
             np.testing.assert_array_equal(values, stored[tail][layer].numpy() + np.float32(offset))
 
 
-def test_a_part_of_a_stacked_layer_is_read_from_its_place(tmp_path):
+def test_the_arguments_decide_the_rule_and_layers_are_read_from_their_places(tmp_path):
     store = open_checkpoint(write_megatron(tmp_path, is_stacked=True))
     name = "decoder.layers.2.mlp.router.weight"
     expected = _tensors()["mlp.router.weight"][2].numpy().tobytes()
     assert store.read_bytes(name, 8, 40) == expected[8:48]
     assert store.info(name).shape == (EXPERTS, HIDDEN)
-
-
-def _routers(folder: Path, **arguments: Any) -> Sequence[Router]:
-    new = folder / f"{len(list(folder.iterdir()))}"
-    return load_routers(open_checkpoint(write_megatron(new, True, **arguments))).routers
-
-
-def test_the_arguments_decide_the_rule(tmp_path):
     softmax = {"moe_router_score_function": "softmax"}
     for arguments, expected in (
         (softmax, ("identity", "softmax_of_selected_logits")),
@@ -115,6 +107,11 @@ def test_the_arguments_decide_the_rule(tmp_path):
     ):
         rule = _routers(tmp_path, **arguments)[0].rule
         assert (rule.score, rule.weights.source) == expected
+
+
+def _routers(folder: Path, **arguments: Any) -> Sequence[Router]:
+    new = folder / f"{len(list(folder.iterdir()))}"
+    return load_routers(open_checkpoint(write_megatron(new, True, **arguments))).routers
 
 
 def test_arguments_of_another_rule_and_none_are_refused(tmp_path):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint import reading
 from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.core.errors import CheckpointError, UsageError
+from tests.fuzz.worker import odd_files
 from tests.unit.checkpoint.conftest import refusal, why
 
 
-def test_formats_are_listed_by_file_name():
+def test_formats_are_listed_and_a_folder_with_one_file_is_a_checkpoint(tmp_path):
     assert FORMATS.names() == ["dcp", "gguf", "pytorch", "safetensors"]
-
-
-def test_a_folder_with_one_file_is_a_checkpoint_and_its_usual_name_comes_first(tmp_path):
     for name in ("weights.safetensors", "model.safetensors"):
         save_file({"a": np.ones(1)}, tmp_path / name)
         assert open_checkpoint(tmp_path).info("a").file == name
@@ -67,7 +64,7 @@ def test_a_file_that_shrinks_while_it_is_read_or_may_not_be_read_is_named(tmp_pa
     assert why(tmp_path) == "model.safetensors: cannot be read (Permission denied)."
 
 
-def test_a_config_may_be_missing_or_hold_infinity_and_a_malformed_one_is_refused(tmp_path):
+def test_a_config_may_be_missing_or_hold_infinity_and_large_integers_but_no_more(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
     assert open_checkpoint(tmp_path).config == {}
     (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
@@ -77,9 +74,6 @@ def test_a_config_may_be_missing_or_hold_infinity_and_a_malformed_one_is_refused
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(CheckpointError, match=r"^config\.json: "):
             assert open_checkpoint(tmp_path).config
-
-
-def test_an_integer_that_configs_hold_is_read_and_one_of_many_digits_is_refused(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
     known = {"model_max_length": 10**30, "text": "9" * 5000, "fraction": float("0." + "1" * 60)}
     (tmp_path / "config.json").write_text(json.dumps(known))
@@ -90,23 +84,14 @@ def test_an_integer_that_configs_hold_is_read_and_one_of_many_digits_is_refused(
             assert open_checkpoint(tmp_path).config
 
 
-_NO_FILES: dict[str, Callable[[Path], None]] = {
-    "folder": lambda path: path.mkdir(),
-    "pipe": os.mkfifo,
-    "loop": lambda path: path.symlink_to(path.name),
-    "dangling": lambda path: path.symlink_to("nowhere"),
-    "device": lambda path: path.symlink_to("/dev/zero"),
-}
-
-
-@pytest.mark.parametrize("what", _NO_FILES)
+@pytest.mark.parametrize("what", ["folder", "pipe", "loop", "dangling", "device"])
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "a.gguf", "a.bin"]
 )
 def test_what_is_no_file_is_refused_or_not_there_and_never_waited_for(what, name, tmp_path):
     if name in ("config.json", "model.safetensors.index.json"):
         save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
-    _NO_FILES[what](tmp_path / name)
+    odd_files()[what](tmp_path / name)
     if name == "config.json" and what in ("loop", "dangling"):
         assert open_checkpoint(tmp_path).config == {}
         return

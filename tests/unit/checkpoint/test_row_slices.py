@@ -92,7 +92,7 @@ def test_a_missing_box_of_any_tiling_is_noticed():
         assert "is not whole" in _refusal(whole, [p for i, p in enumerate(pieces) if i != gone])
 
 
-def test_of_each_piece_only_the_bytes_in_between_are_read():
+def test_only_the_bytes_in_between_are_read_and_empty_pieces_are_whole():
     asked: list[tuple[int, int]] = []
     whole = _numbers(8, 4)
     rows = _cut(whole, ((0, 0), (4, 4)), ((4, 0), (8, 4)), asked=asked)
@@ -102,9 +102,15 @@ def test_of_each_piece_only_the_bytes_in_between_are_read():
     columns = _cut(whole, ((0, 0), (8, 1)), ((0, 1), (8, 4)), asked=asked)
     assert _join(whole, columns).read_bytes(2 * 16, 16) == whole[2].tobytes()
     assert asked == [(8, 4), (24, 12)]
+    whole = _numbers(0, 3)
+    assert _join(whole, []).read().shape == (0, 3)
+    one = _numbers(1, 5)
+    tensor = _join(one, _cut(one, ((0, 0), (1, 5)), ((1, 0), (1, 5))))
+    np.testing.assert_array_equal(tensor.read(), one)
+    assert tensor.info.file == "rank 0"
 
 
-def test_missing_rows_are_named():
+def test_missing_rows_columns_and_overlaps_are_named():
     whole = _numbers(64, 3)
     pieces = _cut(whole, ((0, 0), (8, 3)), ((16, 0), (64, 3)))
     assert _refusal(whole, pieces) == (
@@ -113,9 +119,6 @@ def test_missing_rows_are_named():
     assert "rows 0..64 of 64 are missing" in _refusal(whole, [])
     vector = _numbers(10)
     assert "rows 7..10 of 10 are missing" in _refusal(vector, _cut(vector, ((0,), (7,))))
-
-
-def test_missing_columns_are_named_by_their_box_and_overlaps_by_their_file():
     whole = _numbers(4, 6)
     pieces = _cut(whole, ((0, 0), (4, 2)), ((0, 5), (4, 6)))
     assert "elements [0..4, 2..5] of shape (4, 6) are missing" in _refusal(whole, pieces)
@@ -141,15 +144,6 @@ def test_pieces_outside_of_another_dtype_or_of_shared_bytes_are_refused():
     info = TensorInfo("t", "I32", (1,), "one file", 0, 4)
     pieces = [Piece((i,), info, _Array(whole[:1], [])) for i in range(2**10)]
     assert "has two pieces in the same bytes of one file" in _refusal(whole, pieces)
-
-
-def test_an_empty_tensor_and_empty_pieces_are_whole():
-    whole = _numbers(0, 3)
-    assert _join(whole, []).read().shape == (0, 3)
-    one = _numbers(1, 5)
-    tensor = _join(one, _cut(one, ((0, 0), (1, 5)), ((1, 0), (1, 5))))
-    np.testing.assert_array_equal(tensor.read(), one)
-    assert tensor.info.file == "rank 0"
 
 
 def test_borders_that_draw_too_many_cells_are_refused(monkeypatch):

@@ -22,7 +22,7 @@ _TENSORS = {
 }
 
 
-def test_every_stored_float_is_the_number_that_torch_reads_and_metadata_is_no_tensor(tmp_path):
+def test_every_float_and_shape_is_what_torch_reads_and_metadata_is_no_tensor(tmp_path):
     own = {dtype: tensor.clone() for dtype, tensor in _TENSORS.items()}
     save_file(own, tmp_path / "model.safetensors", {"format": "pt", "F32": "u"})
     store = open_checkpoint(tmp_path)
@@ -31,9 +31,6 @@ def test_every_stored_float_is_the_number_that_torch_reads_and_metadata_is_no_te
         assert store.info(dtype).dtype == dtype
         wide = tensor.to(torch.float64 if dtype == "F64" else torch.float32)
         np.testing.assert_array_equal(upcast(store.read(dtype)), wide.numpy(), dtype, strict=True)
-
-
-def test_any_shape_survives(tmp_path):
     shapes = {str(shape): shape for shape in ((), (0,), (0, 3), (1,), (2, 3, 4))}
     tensors = {n: torch.arange(int(np.prod(s))).reshape(s) for n, s in shapes.items()}
     save_file(tensors, tmp_path / "model.safetensors")

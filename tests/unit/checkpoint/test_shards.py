@@ -46,12 +46,18 @@ def test_shards_read_like_one_file_whose_bytes_are_counted(tmp_path):
     assert set(open_checkpoint(tmp_path).names()) == {"a", "b", "c"}
 
 
-def test_what_is_read_of_everything_is_all_there_is(tmp_path):
+def test_all_there_is_is_read_and_a_truncated_shard_is_named(tmp_path):
     (_sharded(tmp_path) / "config.json").write_text('{"a": 1}')
     store = open_checkpoint(tmp_path)
     assert store.config == {"a": 1}
     assert [name for name, _ in store.read_many("abc")] == ["a", "b", "c"]
     assert store.bytes_read == store.bytes_total
+    path = _sharded(tmp_path) / "m-2.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 3)
+    assert why(tmp_path, "c") == (
+        f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
+    )
 
 
 def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
@@ -113,15 +119,6 @@ def test_an_index_names_files_of_its_folder_and_maps_names_to_them(tmp_path):
 
 def _map_of(names: str) -> str:
     return f'{{"weight_map": {names}}}'
-
-
-def test_a_truncated_shard_is_named(tmp_path):
-    path = _sharded(tmp_path) / "m-2.safetensors"
-    size = path.stat().st_size
-    os.truncate(path, size - 3)
-    assert why(tmp_path, "c") == (
-        f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
-    )
 
 
 def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):

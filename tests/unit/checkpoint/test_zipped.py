@@ -83,16 +83,13 @@ def test_stored_entries_are_those_that_zipfile_wrote_and_a_header_is_read_once(t
     assert log.bytes_read - opened == 30 + len("d/one") + 5 + 5
 
 
-def test_padding_in_front_of_the_data_is_skipped(tmp_path):
+def test_padding_in_front_of_the_data_is_skipped_and_64_bit_records_are_read(tmp_path):
     local = _local(b"d/one", b"first", extra=b"FB\x04\0pads")
     raw = _whole(local, _central(b"d/one", 5, 0), 1)
     assert zipfile.ZipFile(io.BytesIO(raw)).read("d/one") == b"first"
     archive = _archive(tmp_path, raw)
     assert archive.read("d/one", 5) == b"first"
     assert archive.start("d/one") == len(local) - 5
-
-
-def test_64_bit_records_are_read_and_only_saturated_fields_widened(tmp_path):
     other = struct.pack("<HHI", 0xABCD, 4, 7)
     wide = struct.pack("<HHQQQ", 1, 24, 5, 5, 0)
     central = _central(b"d/one", 0xFFFFFFFF, 0xFFFFFFFF, other + wide)

@@ -24,10 +24,15 @@ def points(dimension: int, number: int, seed: int = 0) -> np.ndarray:
 
 
 # ----------------------------------------------------------------------------------- borders of ties
-def test_borders_of_orthonormal_rows():
+def test_borders_of_orthonormal_rows_and_without_any_no_share_and_no_ratio():
     shapes = ((8, 3, 1), (8, 3, 2), (64, 8, 1), (4, 2, 3))
     shares = [border.orthonormal_border_share(*shape) for shape in shapes]
     assert_allclose(shares, [0.1739947, 0.4093402, 0.0113547, 1.0], atol=1e-7)
+    none, some = border.TieSums(2, 0, 0.0, 0.0, 0.0, 0.0), border.TieSums(1, 3, 1.0, 0.1, 1.0, 0.1)
+    assert border.log_leading_share(none, 8, 0.1) == -math.inf
+    for name in border.CONVENTIONS:
+        assert border.log_order_ratio(none, some, 8, 0.1, name) == -math.inf
+        assert math.isnan(border.log_order_ratio(some, none, 8, 0.1, name))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -122,14 +127,6 @@ def test_conventions_of_a_width_are_told_apart_by_draws_in_three_dimensions():
     base = math.exp(border.log_order_ratio(sums[1], sums[0], 3, eps, "base"))
     assert base == pytest.approx(0.01386, abs=1e-4)
     assert border.log_order_ratio(sums[0], sums[0], 3, eps, "spread") == 0.0
-
-
-def test_without_borders_there_is_no_share_and_no_ratio():
-    none, some = border.TieSums(2, 0, 0.0, 0.0, 0.0, 0.0), border.TieSums(1, 3, 1.0, 0.1, 1.0, 0.1)
-    assert border.log_leading_share(none, 8, 0.1) == -math.inf
-    for name in border.CONVENTIONS:
-        assert border.log_order_ratio(none, some, 8, 0.1, name) == -math.inf
-        assert math.isnan(border.log_order_ratio(some, none, 8, 0.1, name))
 
 
 # ------------------------------------------------------------------------------------------- bounds

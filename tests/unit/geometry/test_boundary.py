@@ -80,7 +80,7 @@ def test_three_experts_of_the_fan_tie_in_the_origin_alone_and_no_others_anywhere
         assert logit_distance(FAN @ np.ones(2), FAN, k, order).upper == INF
 
 
-def test_a_permanent_tie_of_three_experts_is_everywhere():
+def test_permanent_ties_are_everywhere_and_parallel_boundaries_never_meet():
     """Equal rows and biases; the chosen set holds one of them wherever the input is."""
     weight = np.vstack([np.tile([[1.0, 2.0]], (3, 1)), [[-1.0, 0.0]]])
     z = weight @ np.array([0.7, 0.1])
@@ -91,9 +91,6 @@ def test_a_permanent_tie_of_three_experts_is_everywhere():
     assert ties.order_distance(np.zeros(4), zeros, 2, 3).upper == 0.0
     assert ties.order_distance(np.arange(4.0), zeros, 2, 2).upper == INF
     assert logit_distance(np.arange(4.0), zeros, 2, 2).upper == INF
-
-
-def test_parallel_boundaries_never_meet_or_are_one():
     weight, bias = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 0.0, -1.0])
     z = weight @ np.array([0.2, 5.0])
     nowhere = ties.order_distance(z + bias, weight, 1, 2)
@@ -103,13 +100,20 @@ def test_parallel_boundaries_never_meet_or_are_one():
     assert_allclose(ties.order_distance(z, weight, 1, 2).upper, 0.2, rtol=1e-12)
 
 
-def test_coordinates_keep_the_distances_between_rows():
+def test_coordinates_keep_distances_and_a_real_shape_is_solved_within_few_steps():
     weight = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32) + 7.0
     rows = ties.row_coordinates(weight)
     assert rows.shape == (5, 5)
     for i, j in [(0, 1), (2, 4)]:
         expected = np.linalg.norm(weight[i].astype(float) - weight[j])
         assert_allclose(np.linalg.norm(rows[i] - rows[j]), expected, rtol=1e-12)
+    # 128 experts, 8 chosen: crossing costs prune ties far from the border
+    random = np.random.default_rng(1)
+    weight = random.uniform(0.5, 1.5, (128, 1)) * random.standard_normal((128, 256))
+    rows, z = ties.row_coordinates(weight), weight @ random.standard_normal(256)
+    nearest = [ties.order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
+    assert all(tie.is_exact for tie in nearest)
+    assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
 
 
 def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
@@ -129,16 +133,6 @@ def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
     bracket = ties.order_distance(z, weight, k, order)
     assert not bracket.is_exact
     assert 0.0 < bracket.lower < exact.upper <= bracket.upper
-
-
-def test_a_real_shape_is_solved_within_few_steps():
-    """128 experts, 8 chosen: crossing costs prune ties far from the border."""
-    random = np.random.default_rng(1)
-    weight = random.uniform(0.5, 1.5, (128, 1)) * random.standard_normal((128, 256))
-    rows, z = ties.row_coordinates(weight), weight @ random.standard_normal(256)
-    nearest = [ties.order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
-    assert all(tie.is_exact for tie in nearest)
-    assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
 
 
 @pytest.mark.parametrize("slope", [1e-3, 1e-5, 1e-7, 1e-8, 1e-9])
@@ -257,15 +251,12 @@ def test_a_bias_beyond_the_range_of_a_bounded_score_beats_at_any_radius():
     assert proofs(np.eye(2), 1, 0.1, None, less, "sigmoid").proofs[0] != BEATEN
 
 
-def test_a_bias_on_raw_logits_is_a_logit_bias(random):
+def test_a_bias_on_raw_logits_is_one_of_logits_and_only_the_own_group_counts(random):
     weight, bias = random.standard_normal((6, 3)), 3.0 * random.standard_normal(6)
     one = proofs(weight, 2, 0.7, bias, score="identity")
     other = proofs(weight, 2, 0.7, None, bias, score="identity")
     assert one.proofs == other.proofs
     assert BEATEN in one.proofs
-
-
-def test_only_experts_of_the_own_group_count_against_an_expert():
     groups = GroupMask(2, 1, "max", -INF)
     certificates = proofs(np.eye(4), 1, 1.0, None, [0.0, 5.0, 0.0, 9.0], "sigmoid", groups)
     # the group of 1 is never chosen: true, and not something that is proved

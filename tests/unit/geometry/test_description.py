@@ -75,22 +75,12 @@ def test_the_boundary_lies_between_the_last_chosen_score_and_the_next():
 
 
 # --------------------------------------------------------------------------------------- contrasts
-def test_a_number_that_is_common_to_a_token_says_nothing():
+def test_what_is_common_or_not_finite_costs_nothing_and_scales_of_noise_least():
     random = np.random.default_rng(0)
     recorded, predicted = random.standard_normal((2, 50, 4))
     moved = contrasts(recorded + random.standard_normal((50, 1)), predicted)
     assert_allclose(moved, contrasts(recorded, predicted), atol=1e-12)
     assert_allclose(moved.sum(axis=1), 0.0, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [FINEST, 0.25])
-def test_bits_of_a_pair_one_scale_apart_are_those_of_the_formula(scale):
-    apart = np.array([[scale, -scale], [0.0, 0.0]])
-    wide = np.log2(scale / FINEST)
-    assert_allclose(contrast_bits(apart, scale), [wide + 1.0, wide])
-
-
-def test_numbers_that_are_not_finite_cost_nothing_and_scales_of_noise_the_fewest_bits():
     recorded = np.array([[0.0, np.nan, 1.0], [np.inf, 0.0, 0.0], [1.0, 2.0, 4.0]])
     bits = contrast_bits(contrasts(recorded, np.zeros((3, 3))), 0.5)
     assert_array_equal(bits[:2], 0.0)
@@ -99,6 +89,13 @@ def test_numbers_that_are_not_finite_cost_nothing_and_scales_of_noise_the_fewest
     apart = contrasts(0.05 * random.standard_cauchy((4000, 8)), np.zeros((4000, 8)))
     sums = [contrast_bits(apart, 0.05 * 4.0**power).sum() for power in range(-3, 4)]
     assert abs(int(np.argmin(sums)) - 3) <= 1
+
+
+@pytest.mark.parametrize("scale", [FINEST, 0.25])
+def test_bits_of_a_pair_one_scale_apart_are_those_of_the_formula(scale):
+    apart = np.array([[scale, -scale], [0.0, 0.0]])
+    wide = np.log2(scale / FINEST)
+    assert_allclose(contrast_bits(apart, scale), [wide + 1.0, wide])
 
 
 # ---------------------------------------------------------------------------------------- patterns

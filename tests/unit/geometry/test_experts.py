@@ -107,7 +107,7 @@ def test_a_mixture_is_the_weighted_sum_of_the_chosen_experts() -> None:
 OUTPUTS = np.random.default_rng(0).standard_normal((7, 4, 5))
 
 
-def test_the_mean_cosine_of_pairs_is_that_of_their_table_and_zeros_have_no_direction() -> None:
+def test_cosines_are_those_of_pairs_and_outputs_add_up_as_their_directions_say() -> None:
     above = np.triu_indices(4, 1)
     expected = [cosine_similarity(rows)[above].mean() for rows in OUTPUTS]
     assert_allclose(mean_pair_cosine(OUTPUTS), expected, rtol=1e-12)
@@ -117,6 +117,9 @@ def test_the_mean_cosine_of_pairs_is_that_of_their_table_and_zeros_have_no_direc
     assert_allclose(mean_pair_cosine(outputs), rest, rtol=1e-12)
     outputs[0, 2:] = 0.0
     assert_array_equal(np.isnan(mean_pair_cosine(outputs)), [True] + 6 * [False])
+    opposite = np.array([[1.0, 2.0], [-1.0, -2.0]])
+    outputs = (np.ones((4, 3)), np.eye(4), opposite, np.zeros((2, 2)))
+    assert_allclose([adding_up(o[None])[0] for o in outputs], [1.0, 0.5, 0.0, np.nan])
 
 
 def test_each_expert_is_centred_over_its_own_tokens() -> None:
@@ -130,12 +133,6 @@ def test_each_expert_is_centred_over_its_own_tokens() -> None:
         rows = outputs[experts == expert]
         assert_allclose(centred[experts == expert], rows - rows.mean(axis=0), atol=1e-6)
     assert_array_equal(centred[0, 0], 0.0)
-
-
-def test_outputs_add_up_as_their_directions_say() -> None:
-    opposite = np.array([[1.0, 2.0], [-1.0, -2.0]])
-    outputs = (np.ones((4, 3)), np.eye(4), opposite, np.zeros((2, 2)))
-    assert_allclose([adding_up(o[None])[0] for o in outputs], [1.0, 0.5, 0.0, np.nan])
 
 
 # ------------------------------------------------------------------------------------ ranks on data

@@ -42,15 +42,12 @@ def test_edges_ascend_by_sixteenths_of_an_octave_and_the_last_bins_take_all_beyo
     assert_array_equal(bin_index(np.array([*small, 2.0**-40, *large])), [0] * 4 + [1] + [last] * 3)
 
 
-def test_shares_are_strictly_below_a_threshold_which_is_an_edge():
+def test_shares_are_below_an_edge_and_quantiles_the_lower_of_two_values():
     counts = histogram([0.5, 1.0, 1.0, 2.0])
     assert_array_equal(share_below(counts, np.array([0.5, 1.0, 2.0, 4.0])), [0, 0.25, 0.75, 1])
     for threshold in (0.3, 2.0**25, -1.0, np.nan):
         with pytest.raises(ValueError, match="bin edges"):
             share_below(counts, np.array([threshold]))
-
-
-def test_quantiles_take_the_lower_of_two_values_are_open_at_the_ends_and_go_by_leading_axes():
     middle = np.array([0.5])
     assert_array_equal(quantile(histogram([np.inf, np.inf]), middle), [np.inf])
     assert_array_equal(quantile(histogram([0.0, 1e-20]), middle), [0.0])

@@ -120,14 +120,11 @@ def test_families_of_one_component_are_independent_for_curved_activations(activa
     assert (nothing.rank, nothing.columns, np.isnan(nothing.least)) == (0, 0, True)
 
 
-def test_a_hundred_thousand_samples_leave_parameters_unknown():
+def test_samples_leave_parameters_unknown_and_fewer_channels_are_refused():
     """The median least standard deviation is 56 and 37: no slope of Figure 1 is an estimator's."""
     free = np.delete(np.arange(32), [7, 8, 9, 13, 14, 15])
     for position, median in (("value", 56.0), ("sdpa", 37.0)):
         deviations = ranks.cramer_rao_sd(jacobian(TRUTH, INPUTS, position)[:, free], 0.1, 10**5, 0)
         assert_allclose(np.median(deviations), median, rtol=0.1)
-
-
-def test_fewer_channels_than_the_truth_has_are_refused():
     with pytest.raises(UsageError, match="1 channels: expected 2 or more"):
         with_channels(TRUTH, 1)

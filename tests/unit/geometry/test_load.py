@@ -136,7 +136,7 @@ def test_chance_is_the_overlap_of_sets_drawn_evenly_and_when_each_occurs_once(ex
         assert_allclose(upper, 1.0, rtol=1e-14)
 
 
-def test_pairs_at_their_corners():
+def test_pairs_and_expert_sets_at_their_corners():
     """Experts 0 and 1 always together, 2 and 3 dead: one pair of 1, four of 0."""
     counts = np.zeros((4, 4), dtype=np.int64)
     assert_equal([load.jaccard_mean(counts), load.num_pairs_seen(counts)], [np.nan, 0])
@@ -149,9 +149,6 @@ def test_pairs_at_their_corners():
     assert np.isnan(load.coactivation_over_chance(alone, 12, 1)).all()
     assert_equal([load.jaccard_mean(one), load.jaccard_chance(1, 1)], [np.nan] * 2)
     assert load.num_pairs_seen(one) == 0
-
-
-def test_expert_sets_at_their_corners():
     none, singles, seen_twice = (np.array(n, dtype=np.int64) for n in ([], [1, 1, 1], [2, 9]))
     coverage = [load.good_turing_coverage(sets) for sets in (none, singles, seen_twice)]
     assert_equal(coverage, [np.nan, 0.0, 1.0])

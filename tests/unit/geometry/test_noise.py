@@ -34,7 +34,7 @@ def bounds(z, k, scale, rows=ROWS):
     return np.stack([flip.lower, flip.estimate, flip.upper])
 
 
-def test_without_noise_nothing_flips_but_on_a_boundary_every_other_time():
+def test_bounds_are_in_order_grow_with_the_noise_and_vanish_without():
     assert_array_equal(bounds(LOGITS, 6, 1.0), np.zeros((3, 30)))
     assert_array_equal(bounds(LOGITS, 2, 0.0), np.zeros((3, 30)))
     drawn = noise.simulate_flip(INPUTS, WEIGHT, RULE, np.zeros((1, 1)), 3, draw())
@@ -42,9 +42,6 @@ def test_without_noise_nothing_flips_but_on_a_boundary_every_other_time():
     for scale in (0.0, 1e-9):
         on_it = bounds(np.array([[1.0, 1.0, -5.0]]), 1, scale, row_distances(np.eye(3)))
         assert_allclose(on_it, np.full((3, 1), 0.5), rtol=1e-3)
-
-
-def test_bounds_are_in_order_and_grow_with_the_noise():
     table = np.array([bounds(LOGITS, 2, scale) for scale in np.geomspace(1e-3, 10.0, 30)])
     assert (np.diff(table, axis=1) >= 0.0).all()
     assert (np.diff(table, axis=0)[:, [0, 2]] >= 0.0).all()

@@ -54,7 +54,7 @@ def test_groups_by_hand():
     assert_array_equal(masked, [[0.1, 0.4, -INF, -INF]])
 
 
-def test_a_bias_changes_the_choice_alone_and_an_affine_rule_compares_logits():
+def test_a_bias_changes_the_choice_alone_and_weights_are_renormalised_and_scaled():
     rule = Rule(1, "sigmoid", PLAIN, has_selection_bias=True)
     routed = choice.route(np.array([[2.0, 1.0, 0.0]]), rule, np.array([0.0, 0.0, 0.9]))
     assert_array_equal(routed.chosen, [[2]])
@@ -64,9 +64,6 @@ def test_a_bias_changes_the_choice_alone_and_an_affine_rule_compares_logits():
     assert_array_equal(choice.route(logits, rule).chosen, [[0, 1]])
     assert_array_equal(choice.route(logits, rule).margin, [1.0])
     assert_array_equal(choice.selection_scores(logits, rule), logits)
-
-
-def test_weights_are_renormalised_and_scaled():
     logits = np.log(np.array([[4.0, 2.0, 1.0, 1.0]]))
     full = Weights("scores", renormalise=True, epsilon=0.25, scale=3.0)
     for weights, expected in ((PLAIN, [[0.5, 0.25]]), (full, [[1.5, 0.75]])):

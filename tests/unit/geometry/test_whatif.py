@@ -234,25 +234,7 @@ def test_rows_are_exact_and_three_steps_leave_columns_far_off(cost, in_logarithm
     assert_allclose(share[0], softmax(-cost / 0.05), atol=1e-6)
 
 
-def test_the_two_forms_agree_within_the_guard(cost):
-    forms = [sinkhorn(cost, 0.05, 3, in_logarithms=form).share for form in (True, False)]
-    seven_sums = 7 * 1e-8
-    assert_allclose(*forms, rtol=0, atol=seven_sums)
-
-
-def test_one_token_has_equal_shares_and_equal_experts_stay_equal():
-    costs = np.random.default_rng(0).uniform(-1, 1, (1, 7))
-    assert_allclose(sinkhorn(costs, 0.05, 3).share, 1 / 7, rtol=1e-12)
-    rows = np.random.default_rng(2).standard_normal((6, 8))
-    rows[4] = rows[1]
-    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
-    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
-    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
-    share = sinkhorn(costs, 0.05, 3).share
-    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
-
-
-def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(cost):
+def test_a_constant_of_a_token_changes_nothing_one_of_an_expert_little(cost):
     """By the columns in the limit; three steps, which begin with rows, still see a part of it."""
     random, small = np.random.default_rng(1), cost[:256]
     of_token, of_expert = random.standard_normal((256, 1)), random.standard_normal(64)
@@ -265,14 +247,26 @@ def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(
         assert_allclose(one, plain, rtol=1e-11)
         far[steps] = np.abs(other - plain).max()
     assert far[300] < 1e-12 < far[3] < 0.3 * far[0]
+    forms = [sinkhorn(cost, 0.05, 3, in_logarithms=form).share for form in (True, False)]
+    seven_sums = 7 * 1e-8
+    assert_allclose(*forms, rtol=0, atol=seven_sums)
 
 
-def test_clipped_costs_are_counted_and_lose_their_order():
+def test_clipped_costs_lose_their_order_and_one_token_has_equal_shares():
     costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
     plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
     assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
     assert plan.share[0, 0] == plan.share[0, 1]
     assert unclipped.share[0, 0] > unclipped.share[0, 1]
+    costs = np.random.default_rng(0).uniform(-1, 1, (1, 7))
+    assert_allclose(sinkhorn(costs, 0.05, 3).share, 1 / 7, rtol=1e-12)
+    rows = np.random.default_rng(2).standard_normal((6, 8))
+    rows[4] = rows[1]
+    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
+    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
+    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
+    share = sinkhorn(costs, 0.05, 3).share
+    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
 
 
 @pytest.mark.parametrize("in_logarithms", [True, False])

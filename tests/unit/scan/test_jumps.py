@@ -93,7 +93,7 @@ def test_columns_are_those_of_the_definition_token_by_token(scanned):
         np.testing.assert_allclose(row[column], expected, rtol=1e-3, err_msg=column)
 
 
-def test_a_pair_has_the_mean_jump_of_its_tokens(scanned):
+def test_a_pair_has_the_mean_jump_of_its_tokens_and_flips_cost_their_share_of_it(scanned):
     rows, (height, _, _, pairs) = scanned
     listed = made.rows_of(rows["pairs"])
     assert listed
@@ -101,9 +101,6 @@ def test_a_pair_has_the_mean_jump_of_its_tokens(scanned):
         pair = one["expert_out"], one["expert_in"]
         own = [h for h, p in zip(height, pairs, strict=True) if p == pair]
         np.testing.assert_allclose(one["jump_mean"], np.mean(own), rtol=1e-3)
-
-
-def test_flips_cost_the_share_that_flips_times_their_jump(scanned):
     rows, (height, _, _, _) = scanned
     row = made.row_of(rows["layers"], FLIPPING[0])
     share = row["flipped_share"]

@@ -65,9 +65,16 @@ def test_brackets_are_those_of_the_tokens_that_were_drawn_from_every_tile(whole)
             np.testing.assert_allclose(lower[column], expected.lower, rtol=1e-3, atol=1e-5)
 
 
-def test_a_sample_is_the_smaller_the_more_experts():
+def test_a_sample_shrinks_with_experts_and_without_ties_distances_are_infinite():
     shapes = {(12, 4 * TILE): 16, (64, 10**9): 16, (256, 10**9): 4, (4096, 10**9): 2, (64, 5): 64}
     assert {shape: tokens_of_tile(*shape) for shape in shapes} == shapes
+    source = made.recording(200)
+    every = made.layer(source, of_few_experts(6, 6), **ONLY)
+    np.testing.assert_array_equal([every[name] for name in COLUMNS[:2]], np.inf)
+    three = made.layer(source, of_few_experts(3, 1), **ONLY)
+    assert three["order_2_distance_rms_p50_upper"] < np.inf
+    assert three["order_3_distance_rms_p50_lower"] == np.inf
+    assert three["order_3_distance_exact_share"] == 1.0
 
 
 def test_any_batch_and_pace_give_the_same_brackets(whole):
@@ -137,16 +144,6 @@ def test_dependent_rows_move_logits_further_than_half_the_margin():
     assert expected > 1.1
     # six rows of eight numbers are independent
     assert made.layer(source, of_few_experts(6, 2), **ONLY)["logit_stretch_p50"] is None
-
-
-def test_where_no_tie_is_possible_the_distance_is_infinite():
-    source = made.recording(200)
-    every = made.layer(source, of_few_experts(6, 6), **ONLY)
-    np.testing.assert_array_equal([every[name] for name in COLUMNS[:2]], np.inf)
-    three = made.layer(source, of_few_experts(3, 1), **ONLY)
-    assert three["order_2_distance_rms_p50_upper"] < np.inf
-    assert three["order_3_distance_rms_p50_lower"] == np.inf
-    assert three["order_3_distance_exact_share"] == 1.0
 
 
 def test_logits_serve_as_well_as_inputs_and_without_them_or_in_groups_it_is_null():

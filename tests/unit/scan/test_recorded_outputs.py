@@ -50,7 +50,7 @@ def measured():
     )
 
 
-def test_energy_mean_shares_and_overlap_are_those_of_the_arrays(measured):
+def test_energy_overlap_and_affine_parts_are_those_of_the_arrays(measured):
     _, kinds, row = measured
     shared, routed = kinds["shared_output"], kinds["routed_output"]
     energy = ((shared + routed) ** 2).sum()
@@ -64,9 +64,6 @@ def test_energy_mean_shares_and_overlap_are_those_of_the_arrays(measured):
     expected = np.mean([cosine_similarity(token)[i, j] for token in kinds["expert_output"]])
     np.testing.assert_allclose(row["overlap_output"], expected, rtol=1e-6)
     np.testing.assert_allclose(row["max_output_cosine"], 1.0, rtol=1e-6)
-
-
-def test_an_affine_output_is_predicted_and_one_that_is_not_is_not(measured):
     inputs, kinds, row = measured
     assert row["shared_affine_r2"] > 0.999
     train = np.arange(TOKENS) % 512 < 384  # any split will do

@@ -61,7 +61,7 @@ def refusal(source, router=ROUTER, allowed_by="unverified") -> RecordingError:
     return refused.value
 
 
-def test_true_inputs_are_believed(source):
+def test_true_inputs_are_believed_and_small_ones_for_the_choices_that_follow(source, small):
     trust = examined(source)
     assert (trust.fingerprint, trust.overridden) == ("unknown", ())
     np.testing.assert_allclose(trust.rms_median, 1.0, rtol=1e-3)
@@ -70,6 +70,9 @@ def test_true_inputs_are_believed(source):
     chosen = source.chosen
     source.chosen = np.where(chosen == 2, 7, np.where(chosen == 7, 2, chosen)).astype(np.int32)
     np.testing.assert_array_equal(examined(source).share_reproduced, 1.0)
+    trust = examined(small)
+    assert trust.rms_median < 0.9
+    assert trust.overridden == ()
 
 
 def test_another_checkpoint_is_refused_unless_stale_inputs_are_allowed(source):
@@ -95,12 +98,6 @@ def test_choices_of_another_rule_are_refused_with_the_share_or_the_number(source
     assert message in str(refused)
     assert "If the recorded model chose 5, write that into config.json" in refused.hint
     assert "--top-k where --router-pattern is given" in refused.hint
-
-
-def test_own_inputs_that_eps_makes_small_are_believed_for_the_choices_that_follow(small):
-    trust = examined(small)
-    assert trust.rms_median < 0.9
-    assert trust.overridden == ()
 
 
 @pytest.mark.parametrize("change", ["another checkpoint", "other choices", "no choices", "larger"])

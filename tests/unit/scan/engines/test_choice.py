@@ -46,12 +46,18 @@ class Host:
 ABSENT = DeviceError("CuPy is not installed.", "pip install it")
 
 
-def test_the_processor_is_taken_when_asked_for_and_no_gpu_is_looked_for():
+def test_the_processor_is_taken_when_asked_for_and_facts_of_a_choice_are_plain():
     host = Host(2)
     choice = host.choose("cpu", source_of())
     assert choice is ON_THE_PROCESSOR
     assert (choice.kind, choice.devices, host.counted) == ("cpu", (), 0)
     assert choice.text == "device: the processor; asked for with --device cpu"
+    on_gpu = Host(1).choose("cuda:0").facts()
+    facts = {"kind": "cuda", "asked": "cuda:0", "names": ["GPU 0"], "product": PRODUCT}
+    assert on_gpu == facts | {"why": "asked for with --device cuda:0"}
+    assert json.loads(json.dumps(on_gpu)) == on_gpu
+    facts = {"kind": "cpu", "asked": "cpu", "names": [], "why": "asked for with --device cpu"}
+    assert ON_THE_PROCESSOR.facts() == facts
 
 
 OPENED = {
@@ -135,12 +141,3 @@ def test_auto_stays_on_the_processor_and_says_why(host, source, reason, counts):
     assert (choice.devices, choice.kind, choice.asked) == ((), "cpu", "auto")
     assert choice.text == f"device: the processor; {reason}"
     assert host.counted == counts
-
-
-def test_facts_of_a_choice_are_plain_and_say_how_logits_are_computed():
-    on_gpu = Host(1).choose("cuda:0").facts()
-    facts = {"kind": "cuda", "asked": "cuda:0", "names": ["GPU 0"], "product": PRODUCT}
-    assert on_gpu == facts | {"why": "asked for with --device cuda:0"}
-    assert json.loads(json.dumps(on_gpu)) == on_gpu
-    facts = {"kind": "cpu", "asked": "cpu", "names": [], "why": "asked for with --device cpu"}
-    assert ON_THE_PROCESSOR.facts() == facts

@@ -208,8 +208,15 @@ def test_streams_of_any_length_and_size_give_equal_states(name):
     _assert_equal_engines(router, _recorded(router, values), **typical)
 
 
-def test_a_stream_may_have_no_labels():
+def test_a_stream_may_have_no_labels_and_sums_over_lengths_agree_as_lengths_do():
     _assert_equal_engines(router_of(), without_labels(inputs(9 * TILE, 8)))
+    task = task_of(router_of(), Recorded(normal(3000, 8)), ("bf16_flip",))
+    counts, expected = (
+        scan(task, ("bf16_flip",)).states["bf16_flip"]["counts"]
+        for scan in (on_devices, on_processor)
+    )
+    np.testing.assert_allclose(counts, expected, rtol=1e-4)
+    assert counts.sum() > 0
 
 
 @pytest.mark.parametrize("name", ["identity and both biases", "groups filled with 0"])
@@ -218,16 +225,6 @@ def test_recorded_logits_give_equal_states(name):
     source = _recorded(router, inputs(1100, router.num_experts), stage="logits")
     progress = _assert_equal_engines(router, source)
     assert "ambiguity" not in progress.states  # lengths of inputs are not known
-
-
-def test_sums_over_lengths_agree_as_well_as_lengths_do():
-    task = task_of(router_of(), Recorded(normal(3000, 8)), ("bf16_flip",))
-    counts, expected = (
-        scan(task, ("bf16_flip",)).states["bf16_flip"]["counts"]
-        for scan in (on_devices, on_processor)
-    )
-    np.testing.assert_allclose(counts, expected, rtol=1e-4)
-    assert counts.sum() > 0
 
 
 PACES = (Pace(1, 1), Pace(2 * TILE, 2), Pace(3 * TILE + 7, 2), Pace(10**9, 3))
@@ -247,7 +244,7 @@ def test_the_result_does_not_depend_on_batches_threads_devices_and_whose_turn_it
     assert_equal(on_devices(task, names, devices=emulated(count, seed), pace=pace), expected)
 
 
-def test_devices_that_keep_everything_give_the_states_that_the_host_would():
+def test_without_reductions_of_the_host_states_are_equal_and_lost_tokens_named():
     """Without reductions of the host nothing is asked back from the device but lost tokens."""
     task, _, expected = usual()
     names = kept_on_device(task)
@@ -255,6 +252,12 @@ def test_devices_that_keep_everything_give_the_states_that_the_host_would():
     few = {name: expected.states[name] for name in names}
     progress = on_devices(task, names, devices=emulated(2), pace=Pace(TILE, 2))
     assert_equal(progress, dataclasses.replace(expected, states=few))
+    task = task_of(router_of(), Recorded(_damaged()), COUNTED, exclude_first=8)
+    progress = on_devices(task, COUNTED, skip_non_finite=True, pace=Pace(TILE, 2))
+    assert_equal(progress, on_processor(task, COUNTED, skip_non_finite=True))
+    assert progress.num_non_finite == 3
+    every = _assert_equal_engines(router_of(), _recorded(router_of(), inputs(2100, 8) * np.nan))
+    assert (every.num_non_finite, every.non_finite) == (2100, tuple(range(8)))
 
 
 @pytest.mark.parametrize("tiles", [[0, 2, 3], [4], []])
@@ -332,15 +335,6 @@ def test_tokens_that_are_not_finite_are_left_out_and_named_alike(router, exclude
         assert progress.num_non_finite == 3
 
 
-def test_lost_tokens_are_named_alike_without_reductions_of_the_host():
-    task = task_of(router_of(), Recorded(_damaged()), COUNTED, exclude_first=8)
-    progress = on_devices(task, COUNTED, skip_non_finite=True, pace=Pace(TILE, 2))
-    assert_equal(progress, on_processor(task, COUNTED, skip_non_finite=True))
-    assert progress.num_non_finite == 3
-    every = _assert_equal_engines(router_of(), _recorded(router_of(), inputs(2100, 8) * np.nan))
-    assert (every.num_non_finite, every.non_finite) == (2100, tuple(range(8)))
-
-
 @pytest.mark.parametrize("names", [COUNTED, (*COUNTED, *ON_HOST[1:])], ids=["device", "host"])
 def test_the_first_token_that_is_not_finite_ends_the_scan_with_the_same_error(names):
     task = task_of(router_of(), Recorded(_damaged()), names)
@@ -350,7 +344,7 @@ def test_the_first_token_that_is_not_finite_ends_the_scan_with_the_same_error(na
     assert len(_refusals(task, names, begin=Progress(1, TILE, (7,), 1))) == 1
 
 
-def test_a_scan_that_ends_with_an_error_leaves_no_work_that_writes_into_its_memory():
+def test_an_error_leaves_no_work_that_writes_and_a_wrong_width_moves_nothing():
     """The memory goes back to its pools, and whoever gets it next must be the only one to write."""
     source = Recorded(inputs(9 * TILE, 8))
     source.values[2 * TILE] = np.nan
@@ -358,6 +352,11 @@ def test_a_scan_that_ends_with_an_error_leaves_no_work_that_writes_into_its_memo
     with pytest.raises(NonFiniteError):
         on_devices(task, COUNTED, devices=devices, pace=Pace(TILE, 2))
     assert [len(queue.waiting) for device in devices for queue in device.queues] == [0] * 8
+    devices = emulated()
+    task = task_of(router_of(), Recorded(inputs(300, 9)), COUNTED)
+    with pytest.raises(RecordingError, match="has 9 values a token; the checkpoint expects 8"):
+        on_devices(task, COUNTED, devices=devices)
+    assert devices[0].used == 0
 
 
 class _Interrupted(Exception):
@@ -380,14 +379,6 @@ def test_errors_of_the_source_and_of_the_caller_come_out_as_they_are():
     )
     with pytest.raises(_Interrupted):
         on_devices(task_of(router_of(), source, COUNTED), COUNTED, pace=Pace(TILE, 2))
-
-
-def test_inputs_of_another_width_are_refused_before_anything_is_moved():
-    devices = emulated()
-    task = task_of(router_of(), Recorded(inputs(300, 9)), COUNTED)
-    with pytest.raises(RecordingError, match="has 9 values a token; the checkpoint expects 8"):
-        on_devices(task, COUNTED, devices=devices)
-    assert devices[0].used == 0
 
 
 @pytest.mark.parametrize(("names", "waiting"), [(COUNTED, 2), ((*COUNTED, "neighbours"), 1)])

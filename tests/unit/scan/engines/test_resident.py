@@ -68,7 +68,7 @@ def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
     assert_equal(dataclasses.replace(progress, next_tile=scanned.next_tile), scanned)
 
 
-def test_progress_may_be_asked_at_any_time_and_counts_only_what_was_taken():
+def test_progress_counts_what_was_taken_and_what_is_not_finite_as_lost():
     fold, taken = fold_of(reductions=("expert_counts",)), 0
     for tokens in (0, 400, 0, 600):
         fold.take(inputs(1000, 8)[taken : taken + tokens])
@@ -78,9 +78,6 @@ def test_progress_may_be_asked_at_any_time_and_counts_only_what_was_taken():
         # only what was asked for, and the number of tokens always
         assert set(progress.states) == {"token_counts", "expert_counts"}
         assert progress.states["token_counts"]["counts"][..., 0].sum() == taken
-
-
-def test_tokens_that_are_not_finite_are_counted_as_lost():
     values = inputs(300, 8)
     values[[5, 299], 2] = np.nan, np.inf
     values[7] = np.float32(3e38) * np.sign(router_of().weight[0])
