@@ -161,24 +161,6 @@ def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(se
         assert outside.sum() <= ROUNDING_SHARE * case.text.num_tokens
 
 
-def test_a_scope_of_experts_leaves_the_rows_of_the_others():
-    loaded = [seed for seed in range(len(OPERATORS)) if KINDS[OPERATORS[seed]].stage == "load"]
-    touched = 0
-    for seed in by_day(loaded, [4, 14, 24]):
-        case = case_of(seed)
-        experts = case.injected[0].fault.reach.experts
-        if experts is None or len(case.injected) > 1:
-            continue
-        touched += 1
-        others = np.setdiff1d(np.arange(case.model.shape.experts), experts)
-        router = case.model.routers[0]
-        logits = case.b.inputs[0] @ router.weight[others].T
-        if case.model.rule.bias == "logit" and router.bias is not None:
-            logits = logits + router.bias[others]
-        np.testing.assert_allclose(case.b.logits[0][:, others], logits, atol=1e-3)
-    assert touched >= 3
-
-
 # ------------------------------------------------------------------------------------------- files
 @pytest.mark.parametrize(
     ("form", "seed"), {"ids": 60, "router_input": 45, "logits": 0, "replies": 66}.items()

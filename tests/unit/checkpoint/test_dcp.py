@@ -186,29 +186,24 @@ def test_a_save_that_was_interrupted_is_refused(saved):
         )
         (saved / ".metadata.tmp").unlink(missing_ok=True)
     (saved / ".metadata").touch()
-    assert why(saved) == (
-        ".metadata: is empty: the save was interrupted before its metadata was written."
-    )
+    assert "is empty: the save was interrupted before its metadata was written." in why(saved)
 
 
 def test_a_short_or_missing_file_is_named(saved):
     size = (saved / _FILES[1]).stat().st_size
     for shorter in (20_000, 0):
         os.truncate(saved / _FILES[1], shorter)
-        assert why(saved, _GATE) == (
-            f"{_FILES[1]}: truncated, has {shorter} bytes and .metadata promises {size}."
-        )
+        sentence = f"{_FILES[1]}: truncated, has {shorter} bytes and .metadata promises {size}."
+        assert why(saved, _GATE) == sentence
     (saved / _FILES[0]).unlink()
-    assert why(saved, _GATE) == (
-        f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files is missing)."
-    )
+    sentence = f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files is missing)."
+    assert why(saved, _GATE) == sentence
 
 
 def test_neither_a_file_of_a_rank_nor_two_checkpoints_in_a_folder_are_one(saved):
     error = refusal(saved / _FILES[0])
-    assert error.message == (
-        f"{_FILES[0]}: holds pieces of tensors, and .metadata beside it says which."
-    )
+    sentence = f"{_FILES[0]}: holds pieces of tensors, and .metadata beside it says which."
+    assert error.message == sentence
     assert error.hint == "Pass the folder."
     (saved / "model.safetensors").touch()
     assert "two checkpoints" in why(saved)

@@ -136,15 +136,13 @@ def test_a_pointer_to_nowhere_is_ignored(tmp_path):
     (tmp_path / "latest").mkdir()
     for text in ("99", "../x", "\xff", "1" * 300, ""):
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
-        assert refusal(tmp_path).hint == (
-            "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
-        )
+        sentence = "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
+        assert refusal(tmp_path).hint == sentence
 
 
 def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path):
     (tmp_path / "logs").mkdir()
     assert "Pass the folder with config.json" in refusal(tmp_path).hint  # no save at all
     _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
-    assert refusal(tmp_path).hint == (
-        "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
-    )
+    sentence = "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
+    assert refusal(tmp_path).hint == sentence

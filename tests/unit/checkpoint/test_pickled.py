@@ -177,9 +177,8 @@ def test_foreign_globals_and_opcodes_that_checkpoints_do_not_need_are_named():
         assert _refusal(raw) == f"uses the opcode {name} at byte 4, which no checkpoint needs."
     # those that run code in odd ways
     assert {"INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"} <= _REFUSED.keys()
-    assert _refusal(pickle.dumps(os.system)) == (
-        "names posix.system, which is not among what a checkpoint holds."
-    )
+    sentence = "names posix.system, which is not among what a checkpoint holds."
+    assert _refusal(pickle.dumps(os.system)) == sentence
     assert _refusal(b"c\x1b[2J\nx\n.").startswith("names '\\x1b[2J.x', which")
 
 

@@ -293,9 +293,8 @@ def test_a_server_that_is_gone_or_says_nothing_or_byte_by_byte_is_given_up(site,
         store.info(_names(0)[0])
     with serve() as gone:
         url = f"{gone.url}/m"
-    assert _refusal(url, options).message == (
-        f"config.json: {url}/config.json cannot be reached, in each of 3 attempts."
-    )
+    sentence = f"config.json: {url}/config.json cannot be reached, in each of 3 attempts."
+    assert _refusal(url, options).message == sentence
 
 
 @pytest.mark.parametrize("change", ["etag", "longer", "shorter"])
@@ -621,9 +620,8 @@ def test_a_file_url_is_a_path_and_nothing_runs_in_threads_on_a_disk(model, optio
     store: Any = open_checkpoint(f"file://{model}", options)
     assert len(_read_all(store)) == 2 * _NUM_SHARDS
     assert store.folder.num_parallel == 1
-    assert _refusal(f"file://{model}/x", options).message == (
-        f"{model}/x: there is no such file or folder."
-    )
+    sentence = f"{model}/x: there is no such file or folder."
+    assert _refusal(f"file://{model}/x", options).message == sentence
     monkeypatch.delattr(threading.Thread, "start")
     assert len(_read_all(open_checkpoint(model))) == 2 * _NUM_SHARDS
 

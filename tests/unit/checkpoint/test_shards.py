@@ -55,9 +55,8 @@ def test_all_there_is_is_read_and_a_truncated_shard_is_named(tmp_path):
     path = _sharded(tmp_path) / "m-2.safetensors"
     size = path.stat().st_size
     os.truncate(path, size - 3)
-    assert why(tmp_path, "c") == (
-        f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
-    )
+    sentence = f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
+    assert why(tmp_path, "c") == sentence
 
 
 def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
@@ -77,15 +76,13 @@ def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
 
 
 def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, monkeypatch):
-    assert why(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"})) == (
-        f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
-    )
+    sentence = f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
+    assert why(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"})) == sentence
     monkeypatch.setattr(limits, "TENSORS", 2)
     assert why(_sharded(tmp_path)) == (f"{_INDEX}: describes 3 tensors, more than the 2 allowed.")
     (tmp_path / _INDEX).unlink()
-    assert why(tmp_path) == (
-        "m-2.safetensors: with this file there are 3 tensors, more than the 2 allowed."
-    )
+    sentence = "m-2.safetensors: with this file there are 3 tensors, more than the 2 allowed."
+    assert why(tmp_path) == sentence
     monkeypatch.undo()
     monkeypatch.setattr(limits, "FILES", 1)
     assert why(_sharded(tmp_path)) == f"{_INDEX}: names 2 files, more than the 1 allowed."
@@ -93,17 +90,15 @@ def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, m
 
 def test_a_tensor_that_its_shard_lacks_or_no_file_holds_is_named(tmp_path):
     folder = _sharded(tmp_path, {"d": "m-2.safetensors"})
-    assert why(folder, "d") == (
-        "m-2.safetensors: tensor 'd' is missing; the index says that it is here."
-    )
+    sentence = "m-2.safetensors: tensor 'd' is missing; the index says that it is here."
+    assert why(folder, "d") == sentence
     assert why(folder, "z") == f"{tmp_path.name}: there is no tensor 'z'."
 
 
 def test_an_index_names_files_of_its_folder_and_maps_names_to_them(tmp_path):
     for file in ("../x", "/etc/passwd", "a/../../x", "..\\x", "C:x", "", ".", "a\0b", ".."):
-        assert why(_sharded(tmp_path, {"d": file})) == (
-            f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
-        )
+        sentence = f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
+        assert why(_sharded(tmp_path, {"d": file})) == sentence
     twice = '{"weight_map": {"a": "m-1", "a": "m-2"}}'
     for sentence, texts in {
         "has no 'weight_map' from tensor to file.": ("{}", *map(_map_of, ("[]", "{}"))),
@@ -126,13 +121,10 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "n.safetensors")
     error = refusal(tmp_path)
     assert "ow slices" in error.hint
-    assert error.message == (
-        "n.safetensors: tensor 'a' is also in m-1.safetensors, and there is no index."
-    )
+    sentence = "n.safetensors: tensor 'a' is also in m-1.safetensors, and there is no index."
+    assert error.message == sentence
 
 
 def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path):
     save_file({"a": np.ones(1)}, _sharded(tmp_path) / "model.safetensors")
-    assert why(tmp_path) == (
-        f"{tmp_path.name}: holds both model.safetensors and {_INDEX}, which does not name it."
-    )
+    assert f"holds both model.safetensors and {_INDEX}, which does not name it." in why(tmp_path)

@@ -102,9 +102,8 @@ def test_padding_in_front_of_the_data_is_skipped_and_64_bit_records_are_read(tmp
 
 
 def test_entries_that_are_compressed_encrypted_or_large_are_not_read(tmp_path):
-    assert _refusal(tmp_path, _zip(zipfile.ZIP_DEFLATED), "d/three") == (
-        "'d/three' is compressed or encrypted; torch stores entries as they are."
-    )
+    sentence = "'d/three' is compressed or encrypted; torch stores entries as they are."
+    assert _refusal(tmp_path, _zip(zipfile.ZIP_DEFLATED), "d/three") == sentence
     raw = bytearray(_zip())
     raw[raw.index(b"PK\1\2") + 8] |= 1
     assert "'d/one' is compressed or encrypted" in _refusal(tmp_path, bytes(raw))
