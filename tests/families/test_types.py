@@ -54,7 +54,7 @@ def test_every_type_with_experts_has_a_family():
     assert unknown == NO_ROUTER.keys()
 
 
-def test_types_and_sources_of_families_are_there_in_transformers():
+def test_types_sources_and_routers_of_families_are_there_in_transformers():
     types = {kind for name in OF_TRANSFORMERS for kind in load_family(name).model_types}
     assert types - CONFIG_MAPPING_NAMES.keys() == NOT_OF_TRANSFORMERS
     for name in OF_TRANSFORMERS:
@@ -63,9 +63,6 @@ def test_types_and_sources_of_families_are_there_in_transformers():
         for file, kind in (part.split(" ") for part in classes):
             (path,) = LIBRARY.glob(f"models/*/{file}")
             assert f"class {kind}(" in path.read_text("utf-8"), name
-
-
-def test_the_source_names_the_routers_of_the_model():
     for name in (name for name in BY_DAY if not FAMILIES[name].language):
         model = model_of(name)
         family = family_of(model.config.model_type)

@@ -25,10 +25,7 @@ _BLOCK = 24
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How products are added: operands in bfloat16 or float32, and the order of the sums.
-
-    Routers keep their rows as loaded, as a gate in float32 does; what they read is rounded.
-    """
+    """In bfloat16 or float32, and the order of sums; routers keep their rows as loaded."""
 
     is_bf16: bool = False
     is_reversed: bool = False

@@ -297,13 +297,11 @@ KINDS: Mapping[str, Kind] = {
     "cache_fp8": _cache(
         _SERVED,
         lambda handover: to_fp8(handover.state, "e4m3", "row"),
-        "not the router",
-        "arithmetic noise only",
+        *("not the router", "arithmetic noise only"),
     ),
     "other_score": _rule(
         _other_score,
-        "rule differs",
-        "routing weights differ",
+        *("rule differs", "routing weights differ"),
         families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
     ),
     "softmax_moved": _rule(

@@ -157,10 +157,7 @@ class RouterTensors:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The tensors of a layer without those of its router.
-
-    ``into``, ``decay`` and ``out`` make the mixer: a running decayed average of a projection.
-    """
+    """Its tensors but the router; ``into``, ``decay``, ``out``: a running decayed average."""
 
     into: Float[np.ndarray, "hidden rank"]
     decay: Float[np.ndarray, "rank"]
@@ -200,10 +197,7 @@ def _embedding(rng: np.random.Generator, shape: Shape, topics: np.ndarray) -> np
 def _rows(
     rng: np.random.Generator, shape: Shape, topics: np.ndarray, unit: np.ndarray, gain: np.ndarray
 ) -> np.ndarray:
-    """Rows of a trained router: each prefers a few topics, lengths differ, logits spread by 1.5.
-
-    What all tokens have in common hardly moves them, as a loss for balance teaches.
-    """
+    """Each prefers a few topics; what all tokens have in common hardly moves trained rows."""
     taste = rng.standard_normal((shape.experts, len(topics)))
     taste *= rng.random(taste.shape) < 0.35
     rows = taste @ topics + 0.25 * rng.standard_normal((shape.experts, shape.hidden)) / np.sqrt(

@@ -28,10 +28,7 @@ class Reliability:
 
 
 def named(found: Iterable[Scored]) -> Iterator[tuple[float, bool]]:
-    """Margin of every verdict that names a fault by bits, and whether it is right.
-
-    What is said of a twin is right where it is rounding, by which twins differ.
-    """
+    """Margins of verdicts that name a fault, and whether it is there; a twin may be rounded."""
     for one in found:
         for verdict, is_right in (
             (one.verdict, one.outcome == "named"),

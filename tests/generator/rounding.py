@@ -21,10 +21,7 @@ _DTYPE = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 @dataclass(frozen=True)
 class Integers:
-    """Integers of some bits: signed with the scale amax / ``divisor``, or unsigned from the least.
-
-    Unsigned ones have the scale (largest - least) / (2^bits - 1) and a zero point.
-    """
+    """Signed with the scale amax / ``divisor``, or unsigned from the least with a zero point."""
 
     bits: int
     granularity: Granularity

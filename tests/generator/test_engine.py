@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 from functools import cache
 
 import numpy as np
 import pytest
 
 import moegeom as mg
-from tests.by_day import by_day, one_of_each
-from tests.generator.cases import OPERATORS, Case, differences, draw, write
+from tests.by_day import one_of_each
+from tests.generator.cases import OPERATORS, Case, differences, draw
 from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.faults import KINDS, may_differ
 from tests.generator.files import write_checkpoint
 from tests.generator.model import FAMILIES, SHAPES, Model, draw_model
 from tests.generator.rule import choose
-from tests.generator.scopes import EXPERTS, LAYERS, SCOPES, TOKENS, Ground, draw_scope
+from tests.generator.scopes import SCOPES
 from tests.generator.text import Text, draw_text
 
 #: Seeds that draw every operator once; by day one of each stage of the engine.
@@ -124,26 +123,6 @@ def test_every_scope_has_an_operator():
     assert {scope for kind in KINDS.values() for scope in kind.scopes} == set(SCOPES)
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-def test_a_scope_is_a_part_and_never_nothing(scope):
-    for seed in by_day(range(4), [0]):
-        rng = np.random.default_rng([7, seed])
-        shape = SHAPES["middle"]
-        model = draw_model(rng, "olmoe", shape, "bfloat16")
-        text = draw_text(rng, shape.documents, shape.length, shape.vocabulary)
-        _, reach = draw_scope(scope, Ground(rng, model, text, in_chunks(text)))
-        every = set(range(shape.layers))
-        assert reach.layers
-        assert reach.layers <= every
-        assert reach.tokens.any()
-        assert not (reach.tokens & ~text.is_token).any()
-        assert (reach.layers < every) == (scope in LAYERS)
-        assert (reach.tokens.sum() < text.num_tokens) == (scope in TOKENS)
-        assert (reach.experts is not None) == (scope in EXPERTS)
-        if reach.experts is not None:
-            assert 0 < len(np.unique(reach.experts)) < shape.experts
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(seed):
     case = case_of(seed)
@@ -159,27 +138,3 @@ def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(se
         reached = possible[layer][case.text.is_token]
         outside = (moved | weighed)[~reached]
         assert outside.sum() <= ROUNDING_SHARE * case.text.num_tokens
-
-
-# ------------------------------------------------------------------------------------------- files
-@pytest.mark.parametrize(
-    ("form", "seed"), {"ids": 60, "router_input": 45, "logits": 0, "replies": 66}.items()
-)
-def test_files_hold_what_the_runs_left(form, seed, tmp_path):
-    case = case_of(seed)
-    assert case.form == form
-    written = write(case, tmp_path)
-    routers = mg.open(written.checkpoint).routers
-    assert [router.rule.top_k for router in routers] == [case.model.rule.top_k] * len(routers)
-    for path, run in ((written.a, case.a), (written.b, case.b), (written.twin, case.twin)):
-        if path.suffix == ".jsonl":
-            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            lengths = [
-                len(one["prompt_token_ids"]) + len(one["choices"][0]["token_ids"]) for one in lines
-            ]
-            assert lengths == case.text.lengths.tolist()
-            continue
-        recording = mg.recording(path).open()
-        for layer, router in enumerate(routers):
-            chosen = recording.read_chosen(router.name, 0, case.text.num_tokens)
-            np.testing.assert_array_equal(chosen, run.chosen[layer])

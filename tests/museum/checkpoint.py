@@ -57,10 +57,7 @@ class Checkpoint:
         layers: Iterable[int] | None = None,
         dtype: np.dtype | None = None,
     ) -> Checkpoint:
-        """With one part of every router (or of those in ``layers``) changed.
-
-        The dtype stays what it was unless another is given: numbers are rounded to it.
-        """
+        """With one part of every router, or of some, changed and rounded to its dtype."""
         new = {}
         for layer in self.layers if layers is None else layers:
             old = self.tensors[name_of(part, layer)]

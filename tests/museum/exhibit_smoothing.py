@@ -10,10 +10,7 @@ from tests.museum.healthy import softmax_model
 
 
 def smoothed(model: Checkpoint, spread: float, is_followed: bool) -> Checkpoint:
-    """The gain over a scale for each channel; the columns of the router times it, or not.
-
-    Scales lie between 1 / ``spread`` and ``spread``. Everything is rounded to the stored dtype.
-    """
+    """The gain over scales from 1 / ``spread`` to ``spread``, and the columns times it, or not."""
 
     def scales(layer: int, size: int) -> np.ndarray:
         return spread ** np.random.default_rng([2451, layer]).uniform(-1.0, 1.0, size)

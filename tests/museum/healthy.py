@@ -37,10 +37,7 @@ def sigmoid_model(layers: int = 4, experts: int = 64, hidden: int = 256) -> Chec
 
 @functools.cache
 def glm_model(offset: float) -> Checkpoint:
-    """256 experts, keep 8 and no groups; biases that spread 0.246 around an offset, as in GLM-5.2.
-
-    One expert is below the others, which are evenly spread, and 238 of the 256 values differ.
-    """
+    """256 experts, keep 8, no groups; 238 different biases spread 0.246, as in GLM-5.2."""
     shape = SyntheticModel("deepseek_v3", hidden=512, experts=256, top_k=8, layers=1)
     plain = _synthetic(shape).changed(config={"n_group": 1, "topk_group": 1, **SAID})
 

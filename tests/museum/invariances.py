@@ -40,10 +40,7 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True)
 class Neutral:
-    """A change; ``for_softmax_only`` where a sigmoid is not invariant under it.
-
-    ``says`` are the codes of the gate where routing weights change and choices do not.
-    """
+    """A change, and what the gate ``says`` where routing weights change and choices do not."""
 
     text: str
     change: Callable[[Checkpoint, Model], Checkpoint]

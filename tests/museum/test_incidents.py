@@ -60,14 +60,11 @@ def test_a_finding_names_what_it_is_about(museum, incident, size, code, title, d
     assert detail in finding.detail
 
 
-def test_the_repair_of_a_bias_is_neutral_and_named_with_its_proof(museum):
+def test_a_repair_has_its_proof_and_rows_renumbered_without_experts_are_an_error(museum):
     fix = museum.visit(BIAS_BEFORE_CAST, BIAS_BEFORE_CAST.sizes[1]).of("MGN112").fix
     assert "subtract 6.94 from every bias" in fix
     assert "Proof that no choice changes" in fix
     assert name_of("bias", 0).replace("0", "*") in fix
-
-
-def test_without_experts_in_the_file_renumbered_rows_are_an_error_all_the_same(museum):
     model = softmax_model()
     seen = museum.show(permuted(model, text_order(32), ("weight",)), model)
     assert (seen.codes, seen.exit_code) == (("MGI121",), 1)

@@ -104,10 +104,7 @@ LogProbs = Callable[[np.random.Generator, int], Array]
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """What each side read and chose, by router: experts [tokens, k] in descending order.
-
-    ``log_probs`` are differences of log-probabilities, in nats.
-    """
+    """What each side read and chose, by router, and differences of log-probabilities in nats."""
 
     columns: TokenColumns
     a_inputs: Mapping[str, Array]

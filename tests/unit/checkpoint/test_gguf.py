@@ -71,7 +71,7 @@ def test_any_blocks_are_the_numbers_that_the_package_decodes(dtype, tmp_path):
     np.testing.assert_array_equal(store.read("t"), expected, strict=True)
 
 
-def test_plain_numbers_are_those_of_the_package_in_their_own_dtype(tmp_path):
+def test_plain_numbers_of_any_shape_are_those_of_the_package_in_their_dtype(tmp_path):
     draw, patterns = np.random.default_rng(3), np.arange(2**16, dtype=np.uint16).reshape(4, -1)
     tensors = {
         dtype: draw.integers(-100, 100, (4, 7)).astype(DTYPES[dtype].numpy)
@@ -87,9 +87,6 @@ def test_plain_numbers_are_those_of_the_package_in_their_own_dtype(tmp_path):
             np.testing.assert_array_equal(store.read(read.name), read.data)
     assert store.read("BF16").dtype == DTYPES["BF16"].numpy
     np.testing.assert_array_equal(store.read("BF16").view(np.uint16), patterns)
-
-
-def test_shapes_are_in_the_order_of_numpy(tmp_path):
     shapes = {str(shape): shape for shape in ((), (1,), (2, 3, 4), (2, 1, 3, 4))}
     tensors = {
         name: np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
@@ -122,17 +119,7 @@ def test_tensors_lie_where_the_package_says_in_versions_2_and_3(alignment, versi
     assert slices == [bytes([1]), bytes([1, 2]), b""]
 
 
-def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(tmp_path, monkeypatch):
-    tensors = {"a": np.ones(3, np.float32), "t": np.zeros((2, 34), np.uint8)}
-    path = _write(tmp_path / "m.gguf", tensors, {"t": _T.Q8_0})
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    assert open_checkpoint(path).read("a").tolist() == [1.0, 1.0, 1.0]
-    error = refusal(path)
-    assert "tensor 't' is Q8_0, stored in blocks, which needs the gguf package." in error.message
-    assert error.hint == install_command("gguf")
-
-
-def test_blocks_without_a_decoder_or_larger_than_any_router_are_refused(tmp_path, monkeypatch):
+def test_blocks_without_a_decoder_or_the_package_or_too_large_are_refused(tmp_path, monkeypatch):
     for dtype in _UNDECODED:
         raw = np.zeros((2, GGML_QUANT_SIZES[_T[dtype]][1]), np.uint8)
         sentence = f"m.gguf: tensor 't' is {dtype}, which the installed gguf package cannot decode."
@@ -143,6 +130,13 @@ def test_blocks_without_a_decoder_or_larger_than_any_router_are_refused(tmp_path
     assert open_checkpoint(_write(tmp_path / "m.gguf", {"t": two}, kinds)).read("t").size == 64
     sentence = "n.gguf: tensor 't' has 96 numbers in blocks of Q8_0, more than the 64 that are decoded at once."
     assert why(_write(tmp_path / "n.gguf", {"t": three}, kinds)) == sentence
+    tensors = {"a": np.ones(3, np.float32), "t": np.zeros((2, 34), np.uint8)}
+    path = _write(tmp_path / "m.gguf", tensors, {"t": _T.Q8_0})
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert open_checkpoint(path).read("a").tolist() == [1.0, 1.0, 1.0]
+    error = refusal(path)
+    assert "tensor 't' is Q8_0, stored in blocks, which needs the gguf package." in error.message
+    assert error.hint == install_command("gguf")
 
 
 def test_the_config_is_that_of_the_architecture_with_nested_keys(tmp_path):
@@ -243,6 +237,14 @@ def test_only_the_header_and_the_tensor_that_is_asked_for_are_read(tmp_path):
     ]
     assert store.bytes_total == path.stat().st_size > 8 * 2**20
 
+    def settings(writer: gguf.GGUFWriter) -> None:
+        writer.add_key_value("a", [0.5] * 400_000, _V.ARRAY, _V.FLOAT64)
+
+    path = _write(tmp_path / "m.gguf", {"t": np.ones(2**16)}, settings=settings)
+    store: Any = open_checkpoint(path)
+    assert store.read("t")[-1] == 1.0
+    assert store.bytes_read < 2**20 < path.stat().st_size
+
 
 def test_a_vocabulary_is_passed_over_in_pieces_that_grow_none_of_them_twice(tmp_path):
     for count in (2**22, 2):
@@ -258,16 +260,6 @@ def test_a_vocabulary_is_passed_over_in_pieces_that_grow_none_of_them_twice(tmp_
         assert store.info("t").offset == gguf.GGUFReader(path).tensors[0].data_offset
         assert ends[-1] <= min(2 * store.info("t").offset, path.stat().st_size)
         assert store.read("t").sum() == count
-
-
-def test_a_long_array_of_numbers_is_not_even_read(tmp_path):
-    def settings(writer: gguf.GGUFWriter) -> None:
-        writer.add_key_value("a", [0.5] * 400_000, _V.ARRAY, _V.FLOAT64)
-
-    path = _write(tmp_path / "m.gguf", {"t": np.ones(2**16)}, settings=settings)
-    store: Any = open_checkpoint(path)
-    assert store.read("t")[-1] == 1.0
-    assert store.bytes_read < 2**20 < path.stat().st_size
 
 
 @pytest.fixture(params=[False, True], ids=["full first part", "empty first part"])

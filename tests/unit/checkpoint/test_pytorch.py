@@ -225,7 +225,7 @@ def test_folders_and_files_of_other_formats_are_left_to_them(tmp_path):
         assert not FORMAT.recognises(Location(local(tmp_path).folder, name)), name
 
 
-def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path):
+def test_only_directory_pickle_and_the_bytes_asked_for_are_read(tmp_path):
     tensors = {f"expert.{i}": torch.ones(256, 256) for i in range(8)}
     _saved({**tensors, "gate": _MATRIX, "last": torch.ones(256, 256)}, tmp_path)
     store: Any = open_checkpoint(tmp_path)
@@ -242,9 +242,6 @@ def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path):
     assert store.bytes_read - opened == header + _MATRIX.nbytes
     info = store.info("gate")
     assert store.log.ranges[-1] == ByteRange(_SINGLE, info.offset, _MATRIX.nbytes)
-
-
-def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path):
     whole = torch.ones(1000, 64)
     views = {"t": whole[10:12], "u": whole[:4, :2], "v": whole[7:8].T}
     store = open_checkpoint(_saved(views, tmp_path))
@@ -414,7 +411,6 @@ _STORAGE = ("storage", torch.FloatStorage, "0", "cpu")
 _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a row too many": ({"size": (3, 3)}, "needs element 8 of a storage that has 6."),
     "an offset too far": ({"offset": 1}, "needs element 6 of a storage that has 6."),
-    "a stride too far": ({"stride": (4, 1)}, "needs element 6 of a storage that has 6."),
     "a negative offset": ({"offset": -1}, "has storage offset -1, expected a non-negative"),
     "a negative stride": ({"stride": (-3, 1)}, "has stride -3, expected a non-negative"),
     "a negative size": ({"size": (-2, 3)}, "has shape -2, expected a non-negative"),
@@ -422,7 +418,6 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a size of 2^62": ({"size": (2**62, 3)}, "of a storage that has 6."),
     "sizes that overflow": ({"size": (2**32, 2**32), "stride": (0, 0)}, "it repeats them."),
     "a size that is a truth": ({"size": (True, 3)}, "has shape a bool, expected"),
-    "a size that is a fraction": ({"size": (2.0, 3)}, "has shape a float, expected"),
     "a shape that is a list": ({"size": [2, 3]}, "has shape a list, expected at most 16 integers."),
     "17 axes": ({"size": (1,) * 17, "stride": (1,) * 17}, "has shape a tuple, expected at most 16"),
     "a stride too few": ({"stride": (1,)}, "has shape (2, 3) and stride (1,)."),
@@ -459,19 +454,16 @@ def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path
     assert sentence in message
 
 
-def test_a_persistent_id_of_another_kind_is_refused(tmp_path):
+def test_other_persistent_ids_and_views_spread_over_too_much_are_refused(tmp_path, monkeypatch):
     sentence = f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
     assert why(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))}))) == sentence
-
-
-def test_a_view_that_is_spread_over_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_pytorch_archive, "SPAN_BYTES", 19)
     _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
     assert "tensor 't' is spread over 36 bytes, more than the 19 allowed." in why(tmp_path)
     assert open_checkpoint(tmp_path).read("whole").shape == (12,)
 
 
-def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path):
+def test_tensors_of_one_storage_are_read_alone_and_are_no_routers_of_layers(tmp_path):
     whole = torch.arange(48.0).reshape(6, 8)
     tied = {"a": whole, "b": whole, "part": whole[2:4], "rest": whole[4:], "empty": whole[:0]}
     store = open_checkpoint(_saved(tied, tmp_path))
@@ -489,9 +481,6 @@ def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path):
             f"{begin + size}."
         )
         assert "tensor.clone()" in caught.value.hint
-
-
-def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path):
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     named = {}
     for layer in range(3):

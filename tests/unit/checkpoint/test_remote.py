@@ -323,7 +323,7 @@ def test_a_server_without_ranges_sends_neither_a_file_nor_the_body_of_a_redirect
     assert site.log.bytes_sent < 1 << 26  # what the buffers of the connections took
 
 
-def test_a_range_that_was_not_asked_for_is_refused(site, options):
+def test_ranges_that_were_not_asked_for_and_redirects_without_end_are_refused(site, options):
     for part in ("bytes 1-8/100", "bytes 0-7/*", ""):
         site.answers["/m.safetensors"] = (206, {"Content-Range": part}, bytes(8))
         message = _refusal(f"{site.url}/m.safetensors", options).message
@@ -331,6 +331,12 @@ def test_a_range_that_was_not_asked_for_is_refused(site, options):
     gzipped = {"Content-Range": "bytes 0-7/100", "Content-Encoding": "gzip"}
     site.answers["/m.safetensors"] = (206, gzipped, bytes(8))
     assert "is sent compressed" in _refusal(f"{site.url}/m.safetensors", options).message
+    for location, sentence in {
+        "/m.safetensors": "/m.safetensors redirects more than 10 times",
+        "file:///etc/passwd": "cannot be followed (UnsupportedProtocol)",
+    }.items():
+        site.answers["/m.safetensors"] = (302, {"Location": location}, b"")
+        assert sentence in _refusal(f"{site.url}/m.safetensors", options).message
 
 
 def test_a_header_that_promises_more_than_the_file_is_refused_like_a_local_one(
@@ -367,15 +373,6 @@ def test_a_refusal_is_not_asked_again(site, options, waits):
         "nothing: holds no file of a well-known name, and cannot be listed; config.json: "
         f"{site.url}/nothing/config.json answers 404 (Not Found)."
     )
-
-
-def test_a_redirect_without_end_or_to_a_local_file_is_refused(site, options):
-    for location, sentence in {
-        "/m.safetensors": "/m.safetensors redirects more than 10 times",
-        "file:///etc/passwd": "cannot be followed (UnsupportedProtocol)",
-    }.items():
-        site.answers["/m.safetensors"] = (302, {"Location": location}, b"")
-        assert sentence in _refusal(f"{site.url}/m.safetensors", options).message
 
 
 @pytest.mark.parametrize(
@@ -541,7 +538,9 @@ def test_a_model_of_the_hub_is_read_at_the_commit_that_its_listing_names(at, hub
     assert all(f"/resolve/{_COMMIT}/" in p for p in site.log.requests if p not in api)
 
 
-def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, site, model):
+def test_the_token_goes_to_the_hub_alone_and_its_cache_needs_the_listing(
+    hub, site, model, tmp_path
+):
     store = open_checkpoint(f"hf://own/er@v1/{_shard(2)}", hub)
     assert store.label == "own/er@v1"
     assert store.read(_names(2)[1]).tobytes() == _oracle(model, _names(2)[1])
@@ -549,9 +548,6 @@ def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(hub, site, mode
         "Bearer hf_hunter2"
     }
     assert not any("uthorization" in name for h in site.cdn.log.headers for name in h)
-
-
-def test_the_cache_of_the_hub_needs_the_listing_only(hub, site, tmp_path):
     cached = _cached(hub, tmp_path / "cache")
     _read_all(open_checkpoint("hf://own/er", cached))
     site.log.requests.clear()

@@ -66,7 +66,7 @@ def test_a_permanent_tie_is_at_distance_zero_wherever_it_decides():
 
 
 # ------------------------------------------------------------------------- ties of several experts
-def test_three_experts_of_the_fan_tie_in_the_origin_alone_and_no_others_anywhere():
+def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     nearest = ties.order_distance(FAN @ [2.0, 0.5], FAN, 1, 2)
     assert_allclose(nearest.upper, np.hypot(2.0, 0.5), rtol=1e-12)
     assert (nearest.is_exact, nearest.tied) == (True, (0, 1, 2))
@@ -78,10 +78,7 @@ def test_three_experts_of_the_fan_tie_in_the_origin_alone_and_no_others_anywhere
         nowhere = ties.order_distance(FAN @ np.ones(2), FAN, k, order)
         assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
         assert logit_distance(FAN @ np.ones(2), FAN, k, order).upper == INF
-
-
-def test_permanent_ties_are_everywhere_and_parallel_boundaries_never_meet():
-    """Equal rows and biases; the chosen set holds one of them wherever the input is."""
+    # equal rows and biases; the chosen set holds one of them wherever the input is
     weight = np.vstack([np.tile([[1.0, 2.0]], (3, 1)), [[-1.0, 0.0]]])
     z = weight @ np.array([0.7, 0.1])
     assert ties.order_distance(z, weight, 1, 2).upper == 0.0
@@ -170,16 +167,13 @@ def random():
     return np.random.default_rng(6)
 
 
-def test_a_bias_beyond_the_radius_times_the_distance_beats():
+def test_as_many_experts_as_are_chosen_have_to_beat_one_by_more_than_the_radius():
     """|w_0 - w_1| = 5: on the ball of radius 2 a bias of 10 decides, one of 9.9 does not."""
     weight = [[3.0, 0.0], [0.0, 4.0]]
     certificates = proofs(weight, 1, 2.0, [10.001, 0.0])
     assert certificates.proofs == (POINT, BEATEN)
     assert beaten_by(certificates) == [[], [0]]
     assert BEATEN not in proofs(weight, 1, 2.0, [9.999, 0.0]).proofs
-
-
-def test_as_many_experts_have_to_beat_one_as_are_chosen():
     biases = [50.0, 40.0, 0.0, 0.0]
     assert proofs(np.eye(4), 2, 1.0, biases).proofs[2:] == (BEATEN, BEATEN)
     certificates = proofs(np.eye(4), 3, 1.0, biases)
@@ -202,7 +196,7 @@ def test_independent_rows_without_bias_are_reached_and_one_between_others_only_o
     assert proofs(line, 1, 3.0).proofs == (POINT, OPEN, POINT)
 
 
-def test_equal_rows_stay_open_as_the_tie_is_everywhere_or_are_ordered_for_ever(random):
+def test_equal_rows_stay_open_or_ordered_and_nearly_equal_ones_are_not_equal(random):
     assert proofs(np.full((3, 2), 0.1), 1, 5.0).proofs == (OPEN,) * 3
     assert proofs(np.zeros((3, 2)), 1, INF).proofs == (OPEN,) * 3
     weight = np.tile(random.standard_normal(4), (3, 1))
@@ -214,10 +208,7 @@ def test_equal_rows_stay_open_as_the_tie_is_everywhere_or_are_ordered_for_ever(r
         certificates = proofs(np.zeros((3, 4)), 2, INF, None, [9.0, 1.0, 5.0], score)
         assert certificates.proofs[1] == BEATEN, score
         assert beaten_by(certificates)[1] == [0, 2]
-
-
-def test_nearly_equal_rows_are_not_taken_for_equal():
-    """A Gram matrix in float64 does not tell them apart; far out, or with a small bias, they do."""
+    # a Gram matrix in float64 does not tell them apart; far out, or with a small bias, they do
     weight = np.zeros((4, 64), np.float32)
     weight[:, 0] = [1.0, 1.0, 1.0, -1.0]
     weight[1, 1], weight[2, 1] = 1e-9, -1e-9

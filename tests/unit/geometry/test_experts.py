@@ -195,7 +195,7 @@ def test_spectra_are_those_of_the_explicit_product(hidden, inputs):
         assert_allclose(spectrum, explicit, atol=1e-12 * singular[0])
 
 
-def test_rank_is_that_of_the_explicit_product_and_effective_rank_the_exponential_of_an_entropy():
+def test_ranks_are_those_of_explicit_products_and_a_small_head_is_dead():
     values, outputs = heads(2, 3, 3, 8, 40, 40)
     values[1, 5:] = values[1, :3]
     outputs[2, :, 1:] = outputs[2, :, :1]
@@ -207,9 +207,6 @@ def test_rank_is_that_of_the_explicit_product_and_effective_rank_the_exponential
     spectra = ([3.0, 3.0, 3.0, 0.0], [4.0, 2.0, 1.0], [0.0] * 4)
     both = [spectrum_rank(np.array(spectrum)) for spectrum in spectra]
     assert_allclose(both, [(3, 3.0), (3, math.exp(entropy)), (0, 0.0)], rtol=1e-6)
-
-
-def test_a_head_is_dead_below_a_hundredth_of_the_median_and_at_zero():
     norms = np.array([1.0, 1.0, 1.0, 0.0099, 0.0101])
     assert dead_heads(norms).tolist() == [False, False, False, True, False]
     assert dead_heads(np.array([0.0, 0.0, 0.0, 5.0])).tolist() == [True, True, True, False]
@@ -283,7 +280,7 @@ def copies(seed: int, shape: tuple[int, int, int], noise: float, size: float = 0
     return size * random.standard_normal(shape[1:]) + noise * random.standard_normal(shape)
 
 
-def test_shares_and_the_edge_are_their_definitions():
+def test_shares_and_the_edge_are_their_definitions_and_copies_have_no_deviation():
     experts = copies(1, (5, 6, 7), 0.02)
     flat = experts.reshape(5, -1)
     unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
@@ -301,9 +298,6 @@ def test_shares_and_the_edge_are_their_definitions():
     assert_allclose(spread.edge_ratio, top / (math.sqrt(40 - 1) + math.sqrt(8)), rtol=1e-2)
     kurtosis = stats.kurtosis((experts - experts.mean(axis=0)).ravel())
     assert_allclose(spread.kurtosis, kurtosis, atol=2e-2)
-
-
-def test_copies_have_no_deviation_zeros_no_share_and_one_expert_no_spread():
     same = expert_spread(np.repeat(copies(4, (1, 8, 8), 0.0), 3, axis=0), BF16)
     assert_allclose((same.upcycled_share, same.correlation), 1.0)
     assert (same.is_resolved, same.deviation, same.errors, same.farthest) == (False, 0.0, {}, 0)

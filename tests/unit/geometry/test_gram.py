@@ -93,7 +93,7 @@ def score(rows):
     return gram.gram_score(cosines_of(rows))
 
 
-def test_scores_by_hand(random):
+def test_scores_by_hand_leave_zero_rows_out_and_need_two_rows(random):
     rows = [[1, 0], [1, 1], [0, 2]]
     assert_allclose(score(rows), 1 - 1 / np.sqrt(3), atol=1e-12)
     assert_allclose(gram.mean_absolute_cosine(cosines_of(rows)), np.sqrt(2) / 3, rtol=1e-15)
@@ -101,6 +101,16 @@ def test_scores_by_hand(random):
     assert_allclose(score(rotation), 1.0, atol=1e-15)
     # on one line, whatever their sense
     assert_allclose(score([[1, 2], [2, 4], [-3, -6]]), 0.0, atol=1e-15)
+    rows = random.standard_normal((4, 3))
+    with_zeros = np.vstack([rows[:2], np.zeros((1, 3)), rows[2:]])
+    assert_allclose(score(with_zeros), score(rows), rtol=1e-15)
+    is_nan = np.isnan(cosines_of(with_zeros))
+    assert_array_equal(is_nan[2], True)
+    assert_array_equal(is_nan[0], [False, False, True, False, False])
+    for few in (np.empty((0, 3)), np.ones((1, 3)), np.zeros((4, 3)), [[1], [0]]):
+        assert_equal([score(few), gram.mean_absolute_cosine(cosines_of(few))], [np.nan] * 2)
+    for figure in (gram.random_gram_score, gram.random_gram_score_sd, gram.best_gram_score):
+        assert_equal([figure(n, 8, c) for n in (0, 1) for c in (False, True)], [np.nan] * 4)
 
 
 def test_lengths_and_rotations_change_no_cosine_and_a_shift_the_raw_score_alone(random):
@@ -114,19 +124,6 @@ def test_lengths_and_rotations_change_no_cosine_and_a_shift_the_raw_score_alone(
     assert score(moved) < score(rows) - 0.5
     rows = np.repeat(random.standard_normal((20, 7)), 2, axis=0) * random.uniform(0, 1, (40, 1))
     assert np.abs(cosines_of(rows)).max() == 1.0
-
-
-def test_zero_rows_are_left_out_and_fewer_than_two_rows_have_no_score(random):
-    rows = random.standard_normal((4, 3))
-    with_zeros = np.vstack([rows[:2], np.zeros((1, 3)), rows[2:]])
-    assert_allclose(score(with_zeros), score(rows), rtol=1e-15)
-    is_nan = np.isnan(cosines_of(with_zeros))
-    assert_array_equal(is_nan[2], True)
-    assert_array_equal(is_nan[0], [False, False, True, False, False])
-    for few in (np.empty((0, 3)), np.ones((1, 3)), np.zeros((4, 3)), [[1], [0]]):
-        assert_equal([score(few), gram.mean_absolute_cosine(cosines_of(few))], [np.nan] * 2)
-    for figure in (gram.random_gram_score, gram.random_gram_score_sd, gram.best_gram_score):
-        assert_equal([figure(n, 8, c) for n in (0, 1) for c in (False, True)], [np.nan] * 4)
 
 
 def test_the_best_score_is_reached_by_tetrahedron_and_simplex_and_by_no_rows_passed(random):
@@ -160,7 +157,7 @@ def figures(of_rows):
     return [of_rows.rank, of_rows.largest_possible_rank, of_rows.condition, of_rows.effective_rank]
 
 
-def test_spectra_by_hand():
+def test_spectra_by_hand_and_no_gauge_changes_a_centred_figure(random):
     entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     for rows, expected in (
         ([[3, 0, 0], [0, 1, 0]], [2, 2, 3.0, np.exp(entropy)]),
@@ -168,9 +165,6 @@ def test_spectra_by_hand():
         ([[1, 2, 3], [2, 4, 6]], [1, 2, np.inf, 1.0]),
     ):
         assert_allclose(figures(spectrum(rows)), expected, rtol=1e-6)
-
-
-def test_shift_scale_rotation_and_order_change_no_centred_figure(random):
     weight = random.standard_normal((6, 20))
     turned = 7.0 * weight[[4, 2, 0, 1, 3, 5]] @ np.linalg.qr(random.standard_normal((20, 20)))[0]
     plain = figures(centred_spectrum(weight))

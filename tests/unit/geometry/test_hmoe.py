@@ -51,7 +51,7 @@ def test_ranks_say_where_a_non_linearity_tells_channels_apart(position, activati
     assert rank.least > 100 * ranks.FISHER_THRESHOLD > 1e4 * rank.rest
 
 
-def test_without_a_gate_channels_of_a_head_can_be_mixed_at_will():
+def test_without_a_gate_channels_mix_at_will_and_what_scores_share_is_free():
     """Expert vectors count by their weighted sum alone; so no estimator finds them (F-22)."""
     shift = np.array([0.7, -0.4])
     experts = TRUTH.experts.copy()
@@ -63,10 +63,7 @@ def test_without_a_gate_channels_of_a_head_can_be_mixed_at_will():
     for position in ("value", "sdpa"):
         change = regression(mixed, INPUTS, position) - regression(TRUTH, INPUTS, position)
         assert abs(change).max() > 0.01
-
-
-def test_what_all_scores_of_a_head_share_changes_nothing():
-    """The published truth does not obey (A.3): raw differences would measure it (F-21)."""
+    # the published truth does not obey (A.3): raw differences would measure it (F-21)
     raw = np.linalg.norm(centred(TRUTH).scores - TRUTH.scores, axis=(2, 3))
     assert_allclose(TRUTH.weights.sum(axis=1) @ raw.sum(axis=1), 7.9, atol=0.05)
     for position in ("none", "value", "sdpa"):

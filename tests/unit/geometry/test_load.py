@@ -39,24 +39,12 @@ def test_a_figure_runs_from_balance_to_one_that_takes_all_and_is_nan_of_nothing(
     assert_array_equal(figure(counts), each)
 
 
-def test_shares_and_the_floor_are_in_units_of_the_fair_share():
+def test_shares_are_in_units_of_the_fair_one_and_full_experts_drop_slots():
     assert_array_equal(load.load_share(COUNTS), [2.0, 1.0, 0.5, 0.5])
     assert_array_equal(load.load_share(NOTHING), np.full(4, np.nan))
     # fair is 10: 1 is exactly a tenth
     assert_array_equal(load.underused_share(np.array([1, 0, 19, 20])), 0.25)
     assert_equal([load.load_cv_floor(0, 8, 2), load.load_cv_floor(100, 8, 8)], [np.nan, 0.0])
-
-
-# ---------------------------------------------------------------------------------------- capacity
-def test_capacity_is_the_fair_load_times_the_factor_as_it_is_written_rounded_up():
-    for factor in (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.7, 2.3, 1e-3):
-        for tokens in (0, 1, 10, 700, 1000, 4096, 12_345, 10**15 + 1):
-            exact = Decimal(str(factor)) * tokens * 4 / 64  # 64 is a power of two: no rounding
-            expected = int(exact.to_integral_value(ROUND_CEILING))
-            assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
-
-
-def test_dropped_slots_are_those_that_find_their_expert_full():
     random = np.random.default_rng(0)
     for capacity in (0, 1, 7, 20, 1000):
         slots = random.choice(8, 200, p=random.dirichlet(np.ones(8)))
@@ -69,6 +57,15 @@ def test_dropped_slots_are_those_that_find_their_expert_full():
     # capacity 4 of loads 8, 4, 2, 2: four of sixteen slots too many
     shares = [load.dropped_slot_share(COUNTS, load.expert_capacity(8, 4, 2, 1.0))]
     assert_equal([*shares, load.dropped_slot_share(0 * COUNTS, 3)], [0.25, np.nan])
+
+
+# ---------------------------------------------------------------------------------------- capacity
+def test_capacity_is_the_fair_load_times_the_factor_as_it_is_written_rounded_up():
+    for factor in (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.7, 2.3, 1e-3):
+        for tokens in (0, 1, 10, 700, 1000, 4096, 12_345, 10**15 + 1):
+            exact = Decimal(str(factor)) * tokens * 4 / 64  # 64 is a power of two: no rounding
+            expected = int(exact.to_integral_value(ROUND_CEILING))
+            assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
 
 
 def test_imbalance_by_hand_lies_between_even_and_one_busy_rank_and_grows_with_them():

@@ -227,7 +227,7 @@ def test_a_cell_without_boundaries_is_never_left_and_on_a_boundary_at_once():
     assert_array_equal([curve.lower, curve.upper], [[1.0], [1.0]])
 
 
-def test_at_time_0_and_at_infinity_nothing_is_crossed_and_bounds_do_not_underflow():
+def test_at_0_and_infinity_nothing_is_crossed_and_chances_grow_with_time():
     assert_array_equal(paths.log_crossing_probability(np.array([1.0, np.inf]), 0.0), [-np.inf] * 2)
     assert paths.log_crossing_probability(np.array([np.inf]), 5.0)[0] == -np.inf
     assert paths.exit_probability(np.array([[np.inf, np.inf]]), 5.0).upper[0] == 0.0
@@ -235,9 +235,6 @@ def test_at_time_0_and_at_infinity_nothing_is_crossed_and_bounds_do_not_underflo
     far = paths.exit_probability(np.array([[50.0, 60.0]]), 1.0, np.array([True]))
     assert -1300.0 < far.log_lower[0] <= far.log_upper[0] < -1200.0
     assert far.lower[0] == 0.0
-
-
-def test_the_probability_increases_with_time_and_slepian_is_used_only_where_it_holds():
     sigmas = noise.boundary_sigmas(LOGITS, top_k(LOGITS, 2), ROWS)
     exits = [paths.exit_probability(sigmas, time) for time in np.geomspace(1e-4, 1e4, 60)]
     assert (np.diff([e.log_lower for e in exits], axis=0) >= 0.0).all()

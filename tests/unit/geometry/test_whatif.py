@@ -71,7 +71,7 @@ def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
 
 
 # --------------------------------------------------------------------------------------- thresholds
-def test_the_threshold_gives_the_mean_exactly_where_logits_differ():
+def test_the_threshold_gives_the_mean_and_is_crossed_at_its_distance():
     logits = scores_of(500)
     for experts in (0.0, 0.002, 1.0, 2.5, 5.998, 6.0):
         gate = relu_gate(logits, threshold_for(logits, experts))
@@ -80,9 +80,6 @@ def test_the_threshold_gives_the_mean_exactly_where_logits_differ():
     for experts in (-0.1, 6.1):
         with pytest.raises(ValueError, match="of 6 experts"):
             threshold_for(logits, experts)
-
-
-def test_the_nearest_threshold_is_crossed_at_its_distance_and_not_before():
     random = np.random.default_rng(1)
     rows, bias = random.standard_normal((5, 7)), random.standard_normal(5)
     inputs, theta = random.standard_normal((40, 7)), 0.3
@@ -181,7 +178,7 @@ def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
         smooth.set_weights(logits, logits, full, Weights("sparsemixer"))
 
 
-def test_the_budget_is_met_exactly_where_gaps_differ_and_otherwise_not_passed():
+def test_slots_are_filled_in_descending_score_and_the_budget_is_not_passed():
     logits = some_logits(400)
     for k, extra in ((3, 0.5), (3, 1.0), (1, 2.25), (11, 0.125), (4, 8.0)):
         budget = smooth.smoothing_budget(smooth.gaps(logits, k), extra)
@@ -198,9 +195,6 @@ def test_the_budget_is_met_exactly_where_gaps_differ_and_otherwise_not_passed():
     ):
         with pytest.raises(ValueError, match=message):
             smooth.smoothing_budget(pool, extra)
-
-
-def test_slots_are_filled_from_the_left_in_descending_score():
     mask = np.array([[True, False, True, True], [False, False, False, False], [True] * 4])
     scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
     assert_array_equal(smooth.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])

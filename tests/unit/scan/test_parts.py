@@ -164,14 +164,13 @@ def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
         merge(parts, tmp_path / "again")
 
 
-def test_a_missing_part_is_inconclusive_and_one_given_twice_counts_once(three, tmp_path, whole):
+def test_missing_parts_are_inconclusive_and_those_of_another_scan_refused(
+    three, tmp_path, whole, world
+):
     merged = merge([three[0], three[2]], tmp_path / "merged")
     assert merged == MissingParts((2,), 3, (str(three[0]), str(three[2])))
     assert not [*tmp_path.iterdir()]
     assert tables(merge([*three, three[1]], tmp_path / "merged")) == whole
-
-
-def test_what_belongs_to_another_scan_is_refused(three, world, tmp_path):
     foreign = scan(request_for(world, tmp_path / "foreign", part="2/3", seed=1))
     with pytest.raises(ResultsError, match="of another scan than .*: seed differ"):
         merge([three[0], foreign, three[2]], tmp_path / "merged")

@@ -187,22 +187,22 @@ EQUAL_ROWS = dataclasses.replace(made.router(), weight=np.zeros_like(made.router
 EQUAL_LOGITS = np.repeat(made.inputs(TOKENS)[:, :1], 4, axis=1)
 
 
-@pytest.mark.parametrize(
-    ("router", "source"),
-    [
-        *((made.router(kind), uniform(0.3, 0.7)) for kind in ("softmax", "sigmoid")),
-        *((made.router(kind), uniform(0.0, 1.0, 64)) for kind in ("softmax", "sigmoid")),
-        (EQUAL_ROWS, made.Recorded(np.zeros((TOKENS, 12)), "logits")),
-        # in bfloat16 the two largest are equal now and then; here at every token
-        (made.router(), made.source("top_logits", COLUMNS, TopLogits(EQUAL_LOGITS, FOUR))),
-        (ROUTER, made.source("pre_norm", COLUMNS, made.inputs(TOKENS) * SIZES)),
-        # numbers of size one that no norm made: their sizes spread by 3.3 / sqrt(hidden size)
-        (ROUTER, made.source("pre_norm", COLUMNS, made.inputs(TOKENS, seed=3))),
-    ],
-    ids=[
-        *("narrow, softmax", "narrow, sigmoid", "few, softmax", "few, sigmoid"),
-        *("equal rows", "equal largest", "residual", "of size one"),
-    ],
-)
-def test_what_is_only_unusual_is_believed(router, source):
+UNUSUAL = {
+    **{f"narrow, {k}": (made.router(k), uniform(0.3, 0.7)) for k in ("softmax", "sigmoid")},
+    **{f"few, {k}": (made.router(k), uniform(0.0, 1.0, 64)) for k in ("softmax", "sigmoid")},
+    "equal rows": (EQUAL_ROWS, made.Recorded(np.zeros((TOKENS, 12)), "logits")),
+    # in bfloat16 the two largest are equal now and then; here at every token
+    "equal largest": (
+        made.router(),
+        made.source("top_logits", COLUMNS, TopLogits(EQUAL_LOGITS, FOUR)),
+    ),
+    "residual": (ROUTER, made.source("pre_norm", COLUMNS, made.inputs(TOKENS) * SIZES)),
+    # numbers of size one that no norm made: their sizes spread by 3.3 / sqrt(hidden size)
+    "of size one": (ROUTER, made.source("pre_norm", COLUMNS, made.inputs(TOKENS, seed=3))),
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_what_is_only_unusual_is_believed(what):
+    router, source = UNUSUAL[what]
     assert examined(source, router).overridden == ()

@@ -448,7 +448,7 @@ def _room(tokens: int) -> int:
     return used[0]
 
 
-def test_a_batch_that_does_not_fit_is_halved_until_it_does():
+def test_a_batch_is_halved_until_it_fits_the_device_with_the_least_memory():
     """What a failed attempt took is given back: the room is just enough for one that fits."""
     task, names, expected = usual()
     for fits, halved in ((2 * TILE, [4096]), (TILE, [4096, 2048])):
@@ -462,9 +462,6 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does():
             for tokens in halved
         ]
         assert {shape[0] for shape in device.products} == {fits}
-
-
-def test_the_device_with_the_least_memory_sets_the_batch_of_all_or_is_an_error():
     task, names, expected = usual()
     devices = [*emulated(1), *emulated(1, 1, room=_room(TILE))]
     assert_equal(on_devices(task, names, devices=devices, pace=Pace(2 * TILE, 2)), expected)
