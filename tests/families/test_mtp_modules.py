@@ -48,10 +48,7 @@ BY_PLACE = {
 
 
 def _with_module(name: str, folder: Path, **others: torch.Tensor | None) -> Router:
-    """A model one of whose layers is also there as a module; the router of that layer.
-
-    ``others`` are tensors of the module beside those of the layer, or None in the place of one.
-    """
+    """The router of a layer that is there as a module, too, with other tensors (None: without)."""
     shutil.copytree(saved(name), folder, dirs_exist_ok=True)
     router = [r for r in read(name).routers if r.stack == "text"][-1]
     head, layer, _ = router.provenance.tensors[0].rpartition(f"layers.{router.layer}.")

@@ -58,10 +58,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A case with its runs; ``truths`` has one entry, or two where faults are composed.
-
-    ``named_checkpoint`` is what the command gets as checkpoint of B, if anything.
-    """
+    """Its runs, one truth or two that are composed, and what is named as checkpoint of B."""
 
     seed: int
     size: Size

@@ -270,10 +270,7 @@ def draw_model(
     equal_rows: bool = False,
     bias_level: float | None = None,
 ) -> Model:
-    """A model of a family; with ``equal_rows`` a quarter of the experts is a copy of another.
-
-    ``bias_level`` is what all biases that select have in common; None draws it.
-    """
+    """With ``equal_rows`` a quarter of the experts are copies; ``bias_level`` None is drawn."""
     family = FAMILIES[name]
     rule = family.rule(shape)
     topics = rng.standard_normal((max(6, min(shape.experts, shape.hidden) // 2), shape.hidden))

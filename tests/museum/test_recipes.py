@@ -30,24 +30,17 @@ def test_the_half_follows_from_the_first_thread_in_text_order_alone():
     assert {recipe.half for recipe in RECIPES} == {"tuned", "untouched"}
 
 
-@pytest.mark.parametrize(
-    ("words", "text", "claims", "grade", "twin_grade"),
-    [
-        (("rows repeated",), "positions 40 to 106", "cause", "named", "right"),
-        (("rows repeated",), "some rows", "cause", "only something is off", "error"),
-        (("router stale",), "positions 40 to 106", "cause", "wrong cause", "error"),
-        (("inconclusive",), "", "open", "only something is off", "warned"),
-        (("arithmetic noise only",), "", "health", "missed", "warned"),
-        (("silent",), "positions 40 to 106", "health", "missed", "warned"),
-    ],
-)
-def test_a_grade_asks_for_the_word_and_for_what_must_be_told(
-    words, text, claims, grade, twin_grade
-):
+def test_a_grade_asks_for_the_word_and_for_what_must_be_told():
     planted = Planted("", lambda: pytest.fail("not asked"), ("rows repeated",), r"\b40\b")
-    said = Said(words, text, claims, claims == "cause", 0)
-    assert planted.grade(said) == grade
-    assert planted.twin_grade(said) == twin_grade
+    for word, text, claims, *grades in (
+        ("rows repeated", "positions 40 to 106", "cause", "named", "right"),
+        ("rows repeated", "some rows", "cause", "only something is off", "error"),
+        ("router stale", "positions 40 to 106", "cause", "wrong cause", "error"),
+        ("inconclusive", "", "open", "only something is off", "warned"),
+        ("silent", "positions 40 to 106", "health", "missed", "warned"),
+    ):
+        answer = Said((word,), text, claims, claims == "cause", 0)
+        assert [planted.grade(answer), planted.twin_grade(answer)] == grades
 
 
 @pytest.mark.nightly

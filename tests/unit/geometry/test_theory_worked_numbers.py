@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from math import comb, exp, log, sqrt
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from moegeom.geometry.selection import margin, route, selection_scores, top_k
 from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
 from moegeom.geometry.thickening import log_slab_share, tube_share
 from moegeom.kernels.cpu.curved_distance import curved_distance
+from tests.unit.geometry.test_region_counts import SQUARE
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -105,10 +105,10 @@ def split_loss():
 
 
 def square_cut_by_lines():
-    square = [(Fraction(x), Fraction(y)) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+
     grid = [(1, 0, 0.5), (1, 0, 0), (1, 0, -0.5), (0, 1, 0.5), (0, 1, -0.5)]
     star = [(1, 0, 0), (0, 1, 0), (1, 1, 0), (1, -1, 0), (1, 3, 0)]
-    return [regions_in_polygon(square, np.array(lines, float)) for lines in (grid, star)]
+    return [regions_in_polygon(SQUARE, np.array(lines, float)) for lines in (grid, star)]
 
 
 def orders_of_orthonormal_rows():

@@ -68,10 +68,6 @@ def test_kernels_only_meet_contiguous_arrays(monkeypatch, tmp_path):
     assert names <= contiguous.keys()
 
 
-class Interrupted(Exception):
-    """What a test raises in the middle of a scan."""
-
-
 @pytest.mark.parametrize(
     ("kind", "tiles_before", "num_workers"), [("sigmoid", 1, 1), ("softmax", 2, 2)]
 )
@@ -87,12 +83,12 @@ def test_a_scan_interrupted_after_any_snapshot_goes_on_to_equal_tables(
     def interrupt(tokens: int) -> None:
         before.append(tokens)
         if len(before) > tiles_before:
-            raise Interrupted
+            raise made.Interrupted
 
     again = functools.partial(
         made.measured, made.recording(TOKENS), made.router(kind), snapshot=snapshot
     )
-    with pytest.raises(Interrupted):
+    with pytest.raises(made.Interrupted):
         again(advanced=interrupt)
     assert read_snapshot(snapshot).num_tokens == TILE * tiles_before
     after = []

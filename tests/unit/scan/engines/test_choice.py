@@ -107,15 +107,12 @@ def test_anything_else_is_refused_with_what_is_expected():
     assert (host.opened, host.counted) == ([], 0)
 
 
-@pytest.mark.parametrize("stage", ["router_input", "logits"])
-def test_auto_takes_every_gpu_where_there_is_enough_to_do(stage):
-    choice = Host(2).choose("auto", source_of(LEAST_TOKENS // 4, stage), 4)
-    assert (choice.kind, choice.asked) == ("cuda", "auto")
-    assert choice.why == "262,144 tokens at 4 routers are worth starting it"
-    assert choice.text == f"device: GPU 0, GPU 1; {choice.why}"
-
-
-def test_auto_takes_the_gpus_that_can_be_used_and_says_what_is_wrong_with_others():
+def test_auto_takes_every_gpu_that_can_be_used_where_there_is_enough_to_do():
+    for stage in ("router_input", "logits"):
+        choice = Host(2).choose("auto", source_of(LEAST_TOKENS // 4, stage), 4)
+        assert (choice.kind, choice.asked) == ("cuda", "auto")
+        assert choice.why == "262,144 tokens at 4 routers are worth starting it"
+        assert choice.text == f"device: GPU 0, GPU 1; {choice.why}"
     host = Host(3, {1: "NVRTC writes no code for GPU 1."})
     choice = host.choose("auto", source_of())
     assert host.opened == [0, 2]

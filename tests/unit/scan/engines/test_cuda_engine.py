@@ -47,7 +47,7 @@ from tests.unit.scan.engines.scanned import (
     usual,
     without_labels,
 )
-from tests.unit.scan.made import Recorded, columns
+from tests.unit.scan.made import Interrupted, Recorded, columns
 
 INF = np.inf
 
@@ -359,25 +359,21 @@ def test_an_error_leaves_no_work_that_writes_and_a_wrong_width_moves_nothing():
     assert devices[0].used == 0
 
 
-class _Interrupted(Exception):
-    """What a caller raises in the middle of a scan."""
-
-
 def test_errors_of_the_source_and_of_the_caller_come_out_as_they_are():
     def interrupt(_: object) -> None:
-        raise _Interrupted
+        raise Interrupted
 
     task, names, _ = usual()
     for place in ("advanced", "rows", "written", "snapshot"):
         hooks = Hooks(**{place: interrupt})
-        with pytest.raises(_Interrupted):
+        with pytest.raises(Interrupted):
             on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2, snapshot_seconds=-1.0))
     source = Recorded(inputs(9 * TILE, 8))
     read = source.read_values
     source.read_values = lambda name, start, stop: (  # the first row is read, to see that it fits
         read(name, start, stop) if start < 4 * TILE else interrupt(None)
     )
-    with pytest.raises(_Interrupted):
+    with pytest.raises(Interrupted):
         on_devices(task_of(router_of(), source, COUNTED), COUNTED, pace=Pace(TILE, 2))
 
 
@@ -473,10 +469,9 @@ def test_a_batch_is_halved_until_it_fits_the_device_with_the_least_memory():
             on_devices(task, names, devices=[device])
 
 
-@pytest.mark.parametrize("name", ["distance_histogram", "relative_distance_histogram"])
-def test_distances_to_curved_boundaries_are_not_asked_of_a_device(name):
-    router, names = RULES["sigmoid + bias"], ("token_counts", name)
-    task = task_of(router, Recorded(inputs(1100, 8)), names)
-    assert "boundaries are found there" in refusal(task)
-    with pytest.raises(UsageError, match="boundaries are found there"):
-        on_devices(task, names)
+def test_distances_to_curved_boundaries_are_not_asked_of_a_device():
+    for names in (("distance_histogram",), ("token_counts", "relative_distance_histogram")):
+        task = task_of(RULES["sigmoid + bias"], Recorded(inputs(1100, 8)), names)
+        assert "boundaries are found there" in refusal(task)
+        with pytest.raises(UsageError, match="boundaries are found there"):
+            on_devices(task, names)

@@ -148,17 +148,6 @@ def test_what_devices_do_not_count_is_refused_with_the_reason(fold, reason):
         fold_of(**fold)
 
 
-def test_a_tensor_of_another_dtype_than_the_first_is_refused_or_counted():
-    """Logits of three terms are three times as wide as the room that float32 has made."""
-    fold, values = fold_of(), inputs(300, 8)
-    fold.take(values)
-    try:
-        fold.take(bf16(values[:200]).view(np.uint16))
-    except UsageError:
-        return
-    assert fold.progress().states["token_counts"]["counts"][..., 0].sum() == 500
-
-
 def test_a_fold_of_a_router_alone_needs_no_recording():
     router, values = router_of(), inputs(700, 8)
     names = ("token_counts", "expert_counts", "distance_histogram")
