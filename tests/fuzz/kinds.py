@@ -335,24 +335,28 @@ def _npy(folder: Path) -> None:
     np.save(folder / "text.0.npy", _arrays()["text/0"])
 
 
+def _dotted() -> dict[str, np.ndarray]:
+    return {name.replace("/", "."): values for name, values in _arrays().items()}
+
+
 def _npz(folder: Path) -> None:
-    named = {name.replace("/", "."): values for name, values in _arrays().items()}
-    np.savez(folder / "a.npz", **named, document=np.arange(40) // 10, position=np.arange(40) % 10)
+    token = np.arange(40)
+    np.savez(folder / "a.npz", **_dotted(), document=token // 10, position=token % 10)
 
 
 def _pt(folder: Path) -> None:
     import torch
 
-    named = {n.replace("/", "."): torch.from_numpy(v.copy()) for n, v in _arrays().items()}
+    named = {name: torch.from_numpy(values) for name, values in _dotted().items()}
     torch.save(named | {"document": torch.arange(40) // 10}, folder / "a.pt")
 
 
 def _npz_deflated(folder: Path) -> None:
-    np.savez_compressed(folder / "a.npz", **{n.replace("/", "."): v for n, v in _arrays().items()})
+    np.savez_compressed(folder / "a.npz", **_dotted())
 
 
 def _tokens_safetensors(folder: Path) -> None:
-    save_file({n.replace("/", "."): v for n, v in _arrays().items()}, folder / "a.safetensors")
+    save_file(_dotted(), folder / "a.safetensors")
 
 
 def _tokens_parquet(folder: Path) -> None:

@@ -57,11 +57,7 @@ def _in_blocks(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Which documents are served together, one slot each, and in what steps.
-
-    Positions before ``decode_from`` are prefilled in chunks, the others one at a time. Documents of
-    the next batch take over the slots of the one before.
-    """
+    """Which documents are served together, and the steps: chunks of a prefill, then one by one."""
 
     batches: tuple[Int[np.ndarray, "slots"], ...]
     chunk: int
@@ -103,11 +99,7 @@ class Fault:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the router of a layer is about to read, and the buffers that lie beside it.
-
-    ``history`` are the inputs of this layer from position 0 to the end of the step, ``below`` those
-    of the layers before in this step; ``gain`` is that of the norm in front.
-    """
+    """What a router is about to read, and buffers beside it; ``below`` are of lower layers."""
 
     layer: int
     start: int
@@ -120,11 +112,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Handover:
-    """The cache of a layer when a step begins, and what is near it in memory.
-
-    ``before_last`` is the state without the last token, ``last`` what that token put in, ``decay``
-    what is kept of a state at each token, ``left`` what the last occupants left in the slots.
-    """
+    """The cache when a step begins, and what is near it; ``left`` is of the last occupants."""
 
     layer: int
     start: int

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from tests.museum.checkpoint import F32, Build, Checkpoint, edited, name_of
+from tests.museum.exhibit_rounding import float32_model
 from tests.museum.gallery import Case, Incident
 from tests.museum.healthy import (
     deep_model,
-    in_float32,
     olmoe,
     sigmoid_model,
     softmax_model,
@@ -107,11 +107,6 @@ COPIED_BLOCK = Incident(
     Case("all but one", _block(31), (0, 2)),
     (Case("every row its own", softmax_model),),
 )
-
-
-def float32_model() -> Checkpoint:
-    """Routers whose copies differ once they went through bfloat16."""
-    return in_float32(softmax_model())
 
 
 COPIED_CAST = Incident(

@@ -39,11 +39,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went wrong in public, rebuilt in the small in three sizes.
-
-    ``code`` is what the gate should say. ``baseline`` is compared with, where there is one.
-    ``twins`` were treated alike, but rightly.
-    """
+    """Something that went wrong, rebuilt in three sizes; ``twins`` were treated rightly."""
 
     name: str
     story: str

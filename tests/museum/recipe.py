@@ -59,11 +59,7 @@ class Question(Protocol):
 
 @dataclass(frozen=True)
 class Planted:
-    """One size, or one twin.
-
-    ``right`` are the words of which one must be said; where it is empty, only ``told``, a pattern
-    that the sentences must hold, decides.
-    """
+    """A size or a twin: a word of ``right`` must be said, if any, and the pattern ``told``."""
 
     text: str
     build: Callable[[], Question]

@@ -24,15 +24,14 @@ def test_formats_are_listed_and_a_folder_with_one_file_is_a_checkpoint(tmp_path)
         assert open_checkpoint(str(tmp_path / name)).label == tmp_path.name
 
 
-@pytest.mark.parametrize(
-    ("file", "kind"),
-    [("weights.npz", "NumPy arrays"), ("model.h5", "HDF5"), ("flax_model.msgpack", "Flax")],
-)
-def test_another_format_is_called_by_its_name(file, kind, tmp_path):
-    (tmp_path / file).touch()
-    expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
-    assert why(tmp_path) == f"{tmp_path.name}: {expected}"
-    assert why(tmp_path / file) == f"{file}: {expected}"
+def test_another_format_is_called_by_its_name(tmp_path):
+    kinds = {"weights.npz": "NumPy arrays", "model.h5": "HDF5", "flax_model.msgpack": "Flax"}
+    for file, kind in kinds.items():
+        (tmp_path / file).touch()
+        expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
+        assert why(tmp_path) == f"{tmp_path.name}: {expected}"
+        assert why(tmp_path / file) == f"{file}: {expected}"
+        (tmp_path / file).unlink()
 
 
 def test_what_is_not_there_is_refused_with_a_hint(tmp_path):

@@ -53,11 +53,10 @@ def _refusal(raw: bytes, allowed: dict[str, Any] | None = None) -> str:
     return caught.value.message.removeprefix("f: the pickle ")
 
 
-@given(_VALUES)
-def test_plain_values_are_what_was_pickled(value):
-    for protocol in (2, 3, 4, 5):
-        read = unpickle(pickle.dumps(value, protocol), "f", _BYTES)
-        assert repr(read) == repr(value)  # tells 0.0 from -0.0, and 1 from True
+@given(_VALUES, st.sampled_from((2, 3, 4, 5)))
+def test_plain_values_are_what_was_pickled(value, protocol):
+    read = unpickle(pickle.dumps(value, protocol), "f", _BYTES)
+    assert repr(read) == repr(value)  # tells 0.0 from -0.0, and 1 from True
 
 
 def test_long_objects_and_sets_are_read_and_one_object_in_two_places_stays_one():

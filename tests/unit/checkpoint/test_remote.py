@@ -339,18 +339,13 @@ def test_ranges_that_were_not_asked_for_and_redirects_without_end_are_refused(si
         assert sentence in _refusal(f"{site.url}/m.safetensors", options).message
 
 
-def test_a_header_that_promises_more_than_the_file_is_refused_like_a_local_one(
-    site, tmp_path, options
-):
+def test_promises_beyond_the_file_are_refused_and_odd_letters_quoted(site, tmp_path, options):
     raw = (10**15).to_bytes(8, "little") + bytes(100)
     (tmp_path / "m.safetensors").write_bytes(raw)
     site.files["/m.safetensors"] = raw
     with pytest.raises(CheckpointError) as local:
         open_checkpoint(tmp_path / "m.safetensors")
     assert _refusal(f"{site.url}/m.safetensors", options).message == local.value.message
-
-
-def test_names_with_odd_letters_are_quoted(site, options):
     name = "a b?c#d%2F\u00e9.safetensors"
     site.files[f"/m/{_INDEX}"] = json.dumps({"weight_map": {"a": name}}).encode()
     site.files[f"/m/{name}"] = b""

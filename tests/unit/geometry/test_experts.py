@@ -136,7 +136,7 @@ def test_each_expert_is_centred_over_its_own_tokens() -> None:
 
 
 # ------------------------------------------------------------------------------------ ranks on data
-def test_directions_hold_as_much_of_the_variance_as_they_have_to():
+def test_directions_hold_the_variance_and_ranks_are_those_of_diagonal_matrices():
     random = np.random.default_rng(0)
     sizes = np.array([4.0, 2.0, 1.0, 0.1])
     rows = random.standard_normal((20_000, 4)) * sizes
@@ -148,9 +148,6 @@ def test_directions_hold_as_much_of_the_variance_as_they_have_to():
         assert_allclose(directions.axes.T @ directions.axes, np.eye(expected), atol=1e-12)
     assert len(data_directions(rows, 1.0, 2).deviations) == 2
     assert data_directions(np.ones((9, 4))).axes.shape == (4, 0)
-
-
-def test_ranks_are_those_of_diagonal_matrices_and_bounded_by_neurons():
     data = DataDirections(np.eye(5)[:, :3], np.array([2.0, 1.0, 0.5]))
     flat = DataDirections(np.eye(5)[:, 3:], np.ones(2))
     weight = np.zeros((6, 5))

@@ -40,7 +40,7 @@ def test_the_worked_pair_and_a_common_shift_that_moves_the_mean_alone(weight, ra
     assert_allclose(moved.mean, plain.mean + shift, atol=1e-13)
 
 
-def test_a_gain_may_stand_in_front_or_in_the_weight_which_rows_and_mean_give_back(weight, random):
+def test_a_gain_may_stand_in_the_weight_and_powers_that_overflow_are_not_finite(weight, random):
     gain = np.exp2(np.arange(9) - 4.0).astype(np.float32)  # powers of two: no rounding
     beside, folded = gram.effective_rows(weight, gain), gram.effective_rows(weight * gain, None)
     assert_array_equal(beside.centred, folded.centred)
@@ -50,6 +50,10 @@ def test_a_gain_may_stand_in_front_or_in_the_weight_which_rows_and_mean_give_bac
     assert_allclose(rows.centred + rows.mean, weight * gain, atol=1e-15)
     assert_allclose(rows.centred.sum(axis=0), np.zeros(9), atol=1e-14)
     assert_array_equal(router, weight)  # not written to
+    long = weight.astype(np.float64)
+    long[2] *= 1e200
+    assert not gram.effective_rows(long, np.full(9, 1e200)).finite.any()
+    assert_array_equal(gram.effective_rows(long, None).finite, np.arange(6) != 2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -74,13 +78,6 @@ def test_a_row_that_is_not_finite_is_left_out_and_such_a_gain_leaves_no_row(bad,
     assert not none.finite.any()
     assert (none.centred.shape, none.gram.shape) == ((0, 9), (0, 0))
     assert_array_equal(none.mean, np.zeros(9))
-
-
-def test_a_row_whose_powers_overflow_counts_as_not_finite(weight):
-    long = weight.astype(np.float64)
-    long[2] *= 1e200
-    assert not gram.effective_rows(long, np.full(9, 1e200)).finite.any()
-    assert_array_equal(gram.effective_rows(long, None).finite, np.arange(6) != 2)
 
 
 # ------------------------------------------------------------------------------------------- score

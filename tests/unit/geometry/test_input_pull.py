@@ -76,7 +76,7 @@ def test_the_range_of_random_rows_is_that_of_draws(experts, lean):
     spread = np.geomspace(2.0, 0.2, hidden)
     inputs = random.standard_normal((300, hidden)) * spread + lean * random.standard_normal(hidden)
     lengths = random.uniform(0.5, 2.0, experts)
-    drawn = [input_pull(inputs @ rows_of(random, lengths, hidden).T) for _ in range(4000)]
+    drawn = [input_pull(inputs @ rows_of(random, lengths, hidden).T) for _ in range(2000)]
     mean, deviation = pull_of_random_rows(inputs, participation(inputs), lengths)
     assert mean == pytest.approx(np.mean(drawn), rel=0.03)
     assert deviation == pytest.approx(np.std(drawn), rel=0.15)

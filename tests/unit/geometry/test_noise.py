@@ -47,18 +47,7 @@ def test_bounds_are_in_order_grow_with_the_noise_and_vanish_without():
     assert (np.diff(table, axis=0)[:, [0, 2]] >= 0.0).all()
 
 
-def test_one_draw_counts_tokens_and_no_token_has_no_share():
-    one = noise.SimulatedFlip(np.array([0, 1, 1, 0]), 1)
-    assert (one.share, one.standard_error) == (0.5, 0.25)
-    none = noise.SimulatedFlip(np.zeros(0, dtype=np.int64), 3)
-    assert np.isnan([none.share, none.standard_error]).all()
-    assert bounds(LOGITS[:0], 2, 1.0).shape == (3, 0)
-    # as many columns as others: two recordings of one run, no token moves
-    nothing = np.zeros((0, 6), np.float32), np.zeros((0, 2), np.int32)
-    assert noise.boundary_sigmas(*nothing, row_distances(np.eye(6, 3))).shape == (0, 2 * 4)
-
-
-def test_tiles_change_nothing_and_noise_may_have_a_size_for_each_token(monkeypatch):
+def test_tiles_change_nothing_noise_has_sizes_and_no_token_has_no_share(monkeypatch):
     whole = bounds(LOGITS, 2, 0.3)
     monkeypatch.setattr(noise, "_AT_ONCE", 1)
     assert_allclose(bounds(LOGITS, 2, 0.3), whole, rtol=1e-13)
@@ -67,6 +56,14 @@ def test_tiles_change_nothing_and_noise_may_have_a_size_for_each_token(monkeypat
     assert (parts.flipped[:15] == 0).all()
     assert (parts.flipped[15:] > 0).all()
     assert 0.0 < parts.share < 1.0
+    one = noise.SimulatedFlip(np.array([0, 1, 1, 0]), 1)
+    assert (one.share, one.standard_error) == (0.5, 0.25)
+    none = noise.SimulatedFlip(np.zeros(0, dtype=np.int64), 3)
+    assert np.isnan([none.share, none.standard_error]).all()
+    assert bounds(LOGITS[:0], 2, 1.0).shape == (3, 0)
+    # as many columns as others: two recordings of one run, no token moves
+    nothing = np.zeros((0, 6), np.float32), np.zeros((0, 2), np.int32)
+    assert noise.boundary_sigmas(*nothing, row_distances(np.eye(6, 3))).shape == (0, 2 * 4)
 
 
 def test_equal_rows_and_runs_are_without_noise_and_a_constant_difference_is_none():

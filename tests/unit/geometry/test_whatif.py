@@ -246,7 +246,28 @@ def test_a_constant_of_a_token_changes_nothing_one_of_an_expert_little(cost):
     assert_allclose(*forms, rtol=0, atol=seven_sums)
 
 
-def test_clipped_costs_lose_their_order_and_one_token_has_equal_shares():
+@pytest.mark.parametrize("in_logarithms", [True, False])
+def test_an_infinite_cost_is_never_chosen(in_logarithms):
+    costs = np.random.default_rng(4).uniform(-1, 1, (6, 4))
+    costs[:, 2] = INF
+    costs[0, 1] = INF
+    share = sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
+    assert not share[np.isinf(costs)].any()
+    assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
+
+
+def test_column_errors_and_overlaps_by_hand_and_clipped_costs_lose_their_order():
+    """The square of the matrix would put the sum over a third expert in place of an overlap."""
+    assert column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
+    assert np.isnan(column_error(np.empty((0, 3))))
+    rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+    costs = osr_cost(np.array([[1.0, 0.0, 0.0]]), rows, overlap=1.0, excess=0.0)
+    assert_allclose(costs, [[-1.0, 0.36, 0.0]], atol=1e-15)
+    # lengths of rows play no part
+    random = np.random.default_rng(5)
+    rows, similarity = random.standard_normal((5, 3)), random.uniform(-1, 1, (7, 5))
+    scaled = rows * random.uniform(0.5, 2.0, (5, 1))
+    assert_allclose(osr_cost(similarity, scaled), osr_cost(similarity, rows), rtol=1e-12)
     costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
     plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
     assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
@@ -261,27 +282,3 @@ def test_clipped_costs_lose_their_order_and_one_token_has_equal_shares():
     assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
     share = sinkhorn(costs, 0.05, 3).share
     assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
-
-
-@pytest.mark.parametrize("in_logarithms", [True, False])
-def test_an_infinite_cost_is_never_chosen(in_logarithms):
-    costs = np.random.default_rng(4).uniform(-1, 1, (6, 4))
-    costs[:, 2] = INF
-    costs[0, 1] = INF
-    share = sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
-    assert not share[np.isinf(costs)].any()
-    assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
-
-
-def test_column_error_and_overlaps_by_hand():
-    """The square of the matrix would put the sum over a third expert in place of an overlap."""
-    assert column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
-    assert np.isnan(column_error(np.empty((0, 3))))
-    rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-    costs = osr_cost(np.array([[1.0, 0.0, 0.0]]), rows, overlap=1.0, excess=0.0)
-    assert_allclose(costs, [[-1.0, 0.36, 0.0]], atol=1e-15)
-    # lengths of rows play no part
-    random = np.random.default_rng(5)
-    rows, similarity = random.standard_normal((5, 3)), random.uniform(-1, 1, (7, 5))
-    scaled = rows * random.uniform(0.5, 2.0, (5, 1))
-    assert_allclose(osr_cost(similarity, scaled), osr_cost(similarity, rows), rtol=1e-12)

@@ -170,7 +170,7 @@ def test_missing_parts_are_inconclusive_and_those_of_another_scan_refused(
     merged = merge([three[0], three[2]], tmp_path / "merged")
     assert merged == MissingParts((2,), 3, (str(three[0]), str(three[2])))
     assert not [*tmp_path.iterdir()]
-    assert tables(merge([*three, three[1]], tmp_path / "merged")) == whole
+    assert tables(merge([*three, three[1]], tmp_path / "whole")) == whole
     foreign = scan(request_for(world, tmp_path / "foreign", part="2/3", seed=1))
     with pytest.raises(ResultsError, match="of another scan than .*: seed differ"):
         merge([three[0], foreign, three[2]], tmp_path / "merged")
