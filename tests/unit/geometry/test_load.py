@@ -62,7 +62,7 @@ def test_shares_are_in_units_of_the_fair_one_and_full_experts_drop_slots():
 # ---------------------------------------------------------------------------------------- capacity
 def test_capacity_is_the_fair_load_times_the_factor_as_it_is_written_rounded_up():
     for factor in (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.7, 2.3, 1e-3):
-        for tokens in (0, 1, 10, 700, 1000, 4096, 12_345, 10**15 + 1):
+        for tokens in (0, 1, 10, 160, 700, 1000, 4096, 12_345, 10**15 + 1):
             exact = Decimal(str(factor)) * tokens * 4 / 64  # 64 is a power of two: no rounding
             expected = int(exact.to_integral_value(ROUND_CEILING))
             assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
