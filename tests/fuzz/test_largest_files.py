@@ -396,6 +396,7 @@ LARGEST = {
 
 #: Some of them take minutes, and most are one limit that another meets too.
 _AT_NIGHT = ("a pickle", "an index", "a config of l", "a config of n", "row slices", "an archive")
+_AT_NIGHT += ("a header of l", "a header of m")
 _DAY = [
     *(name for name in LARGEST if not name.startswith((*_AT_NIGHT, "gguf of s", "gguf of w"))),
     "a pickle of lists",
