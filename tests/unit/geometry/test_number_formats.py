@@ -45,6 +45,7 @@ def test_updates_are_lost_beyond_one_half_and_four_around_seven_are_one():
     assert_array_equal([bias.ulp_bf16, bias.lost_update_share], [2.0**-5, 1.0])
     assert_allclose([bias.spread, bias.largest_shift], [0.001 * np.sqrt(1.25), 0.003], rtol=1e-3)
     assert_allclose(bias.middle, 7.0015, rtol=1e-6)
+    assert_equal(formats.bias_precision(np.float32([-7.0, 0.1])).ulp_bf16, 2.0**-5)
     flat = formats.bias_precision(np.full(5, 0.25))
     assert (flat.num_distinct, flat.num_distinct_bf16, flat.num_distinct_bf16_recentred) == (1,) * 3
     assert_array_equal([flat.spread, flat.middle, flat.largest_shift], [0.0, 0.25, 0.0])
@@ -285,7 +286,7 @@ def test_eight_bit_floats_are_casts_of_scaled_rows(name, kind):
     assert_array_equal(stored, expected.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-def test_nothing_is_made_of_zeros_and_the_dtype_stays() -> None:
+def test_nothing_is_made_of_zeros_and_each_block_is_a_tensor_of_its_own() -> None:
     zeros = np.zeros((3, 200), np.float32)
     for form in ("int8", "uint4", "e4m3"):
         assert_array_equal(decoded(zeros, Code(form, 1, 0, 7.0)), zeros)
@@ -294,6 +295,11 @@ def test_nothing_is_made_of_zeros_and_the_dtype_stays() -> None:
             stored = formats.stored_as(zeros.astype(dtype), storage)
             assert stored.dtype == dtype, storage
             assert not stored.any(), storage
+    weight = weights((130, 384))
+    stored = formats.stored_as(weight, "fp8_blocks_of_128")
+    for block in (np.s_[:128, 128:256], np.s_[128:, 256:]):
+        alone = formats.stored_as(np.ascontiguousarray(weight[block]), "fp8_tensor")
+        assert_array_equal(stored[block], alone)
 
 
 @pytest.mark.parametrize("form", FLOATS)
@@ -349,14 +355,6 @@ SCHEMES = [
 def test_what_is_left_is_what_compressed_tensors_leaves(shape, code, kind, options) -> None:
     weight = weights(shape)
     assert_array_equal(decoded(weight, code), theirs(weight, kind, **options))
-
-
-def test_each_block_is_a_tensor_of_its_own() -> None:
-    weight = weights((130, 384))
-    stored = formats.stored_as(weight, "fp8_blocks_of_128")
-    for block in (np.s_[:128, 128:256], np.s_[128:, 256:]):
-        alone = formats.stored_as(np.ascontiguousarray(weight[block]), "fp8_tensor")
-        assert_array_equal(stored[block], alone)
 
 
 @pytest.mark.parametrize(("width", "bits"), [(0, 8), (128, 4)])

@@ -119,14 +119,17 @@ def test_auto_takes_every_gpu_that_can_be_used_where_there_is_enough_to_do():
     assert choice.why.endswith(" are worth starting it (NVRTC writes no code for GPU 1.)")
 
 
-FEW, TOP_LOGITS = source_of(LEAST_TOKENS - 1), source_of(stage="top_logits")
+FEW, NOT_ROUTED = source_of(LEAST_TOKENS - 1), "the recording holds {}, which a GPU does not route"
 
 
 @pytest.mark.parametrize(
     ("host", "source", "reason", "counts"),
     [
         (Host(2), FEW, "1,048,575 tokens at 1 router are done before a GPU has started", 0),
-        (Host(2), TOP_LOGITS, "the recording holds top logits, which a GPU does not route", 0),
+        *(
+            (Host(2), source_of(stage=stage), NOT_ROUTED.format(stage.replace("_", " ")), 0)
+            for stage in ("pre_norm", "top_logits", "ids", "counts")
+        ),
         (Host(2), None, "there are no tokens to route", 0),
         (Host(0), source_of(), "CuPy finds no GPU", 1),
         (Host(ABSENT), source_of(), "CuPy is not installed.", 1),
