@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moegeom.core.errors import RouterError
-from moegeom.core.router import Rule
+from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
+from moegeom.router.describe import describe_routers, rule_in_words, rule_origin
 from moegeom.router.family_file import load_family
 from moegeom.router.rule import build_rule, check_required, expected_layers, rule_text
 from moegeom.router.settings import Settings
@@ -151,3 +154,43 @@ def test_a_fork_that_names_another_score_is_refused(key):
     check_required(family, Settings({key: "never heard of"}))
     with pytest.raises(RouterError, match="the rule of family glm4_moe scores by sigmoid"):
         check_required(family, Settings({key: "softmax"}))
+
+
+# ----------------------------------------------------------------------------------------- in words
+ROUTER = Router(
+    name="text/0",
+    stack="text",
+    layer=0,
+    weight=np.eye(4, 8, dtype=np.float32),
+    rule=Rule(2, "softmax", Weights("scores")),
+    provenance=Provenance("mixtral", ("gate.weight",), "model.safetensors", "F32"),
+)
+ROUTERS = RouterSet((ROUTER,), "model", "mixtral", "softmax, top 2 of 4", "xxh128:0")
+
+IN_WORDS = {
+    "softmax, top 2": Weights("scores"),
+    "softmax, top 2, weights sum to 1": Weights("scores", renormalise=True),
+    "softmax, top 2, softmax over the chosen": Weights(
+        "softmax_of_selected_logits", renormalise=True
+    ),
+    "softmax, top 2, sigmoid of each chosen": Weights("sigmoid_of_selected_logits"),
+    "softmax, top 2, sigmoid of each chosen, weights sum to 1, x 2": Weights(
+        "sigmoid_of_selected_logits", renormalise=True, scale=2.0
+    ),
+}
+
+
+def test_division_by_the_sum_is_told_where_it_changes_weights_and_a_choice_of_all():
+    for words, weights in IN_WORDS.items():
+        assert rule_in_words(replace(ROUTER, rule=replace(ROUTER.rule, weights=weights))) == words
+    assert rule_in_words(replace(ROUTER, rule=replace(ROUTER.rule, top_k=4))) == "softmax, all 4"
+
+
+@pytest.mark.parametrize(
+    ("family", "origin"),
+    [("mixtral", "config"), ("described", "options"), ("my_own", "the family file")],
+)
+def test_a_rule_is_assumed_from_config_options_or_a_file(family, origin):
+    assert rule_origin(family) == origin
+    described = describe_routers(replace(ROUTERS, family=family))
+    assert (described["rule_origin"], described["rule_status"]) == (origin, "assumed")
