@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.tokens import SourceFacts, TokenColumns
+from moegeom.core.tokens import TokenColumns
+from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.alignment import (
     LAYER_SHIFTS,
@@ -127,29 +128,17 @@ ROUTERS = tuple(KnownRouter(f"text/{layer}", "text", layer, 16, 4) for layer in 
 LENGTHS = (40, 25, 60)
 
 
-class Choices:
+class Choices(ArraySource):
     """A recording of choices in memory."""
 
     def __init__(self, columns: TokenColumns, chosen: dict[str, np.ndarray], **facts):
-        self._columns, self._chosen = columns, chosen
-        self.facts = SourceFacts(
-            **{
-                "name": "side",
-                "stage": "ids",
-                "num_tokens": len(columns.document),
-                "routers": tuple(chosen),
-                "domains": (),
-                "has_documents": True,
-                "has_chosen": True,
-                **facts,
-            }
-        )
+        unread = np.zeros((len(columns.document), 1), np.float32)
+        super().__init__(dict.fromkeys(chosen, unread), chosen=chosen)
+        self._columns = columns
+        self._facts = replace(self.facts, **{"stage": "ids", **facts})
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
         return self._columns.at(slice(start, stop))
-
-    def read_chosen(self, router: str, start: int, stop: int) -> np.ndarray:
-        return self._chosen[router][start:stop]
 
 
 def columns() -> TokenColumns:
@@ -181,7 +170,7 @@ def refuse_run_b(words: str, chosen: dict[str, np.ndarray], **facts) -> str:
     return str(caught.value)
 
 
-def test_documents_in_another_order_find_their_tokens():
+def test_documents_in_another_order_find_their_tokens_and_others_are_not_matched():
     document = columns().document
     rows = np.concatenate([np.flatnonzero(document == d) for d in (2, 0, 1)])
     order = np.repeat(np.arange(3), [LENGTHS[d] for d in (2, 0, 1)])
@@ -194,10 +183,7 @@ def test_documents_in_another_order_find_their_tokens():
         np.testing.assert_array_equal(matched.read_chosen(name, np.arange(125)), chosen)
     assert matched.is_matched(0, 125).all()
     assert "alignment proven by the choices" in matched.notes[-1]
-
-
-def test_tokens_that_the_other_run_lacks_are_not_matched():
-    rows = np.flatnonzero((columns().document != 1) & (columns().position < 30))
+    rows = np.flatnonzero((document != 1) & (columns().position < 30))
     chosen = {name: chosen[rows] for name, chosen in choices().items()}
     matched = match_run_b(MINE, Choices(columns().at(rows), chosen), ROUTERS)
     np.testing.assert_array_equal(np.flatnonzero(matched.is_matched(0, 125)), rows)

@@ -47,25 +47,27 @@ _ODD = {
 }
 
 
+NAMES = [f"a.{end}" for end in "npy npz pt safetensors parquet jsonl json log gguf".split()]
+NAMES += ["rec/recording.json", "trace/router_trace_rank0.jsonl", "run/moe_rank0.jsonl"]
+
+#: Stages and dialects.
+READ_AS = [
+    *((stage, None) for stage in (None, "logits", "ids")),
+    *((None, n) for n in DIALECTS.names()),
+]
+
+
 @pytest.mark.parametrize("odd", _ODD)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"a.{end}" for end in "npy npz pt safetensors parquet jsonl json log gguf".split()),
-        *("rec/recording.json", "trace/router_trace_rank0.jsonl", "run/moe_rank0.jsonl"),
-    ],
-)
-def test_what_is_no_file_is_refused_by_every_reader(name, odd, tmp_path):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    _ODD[odd](path)
-    for dialect in (None, *DIALECTS.names()):
-        stages = ("logits", "ids") if dialect is None else (None,)
-        for stage in (None, *stages):
-            for given_path in {path, tmp_path / name.split("/")[0]}:
+def test_what_is_no_file_is_refused_by_every_reader(odd, tmp_path):
+    for name in NAMES:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        _ODD[odd](path)
+        for one in {path, tmp_path / name.split("/")[0]}:
+            for stage, dialect in READ_AS:
                 with pytest.raises(MoeGeomError) as caught:
-                    open_tokens(given_path, stage, routers=ROUTERS, known=KNOWN, dialect=dialect)
-                assert len(str(caught.value)) < 1000
+                    open_tokens(one, stage, routers=ROUTERS, known=KNOWN, dialect=dialect)
+                assert len(str(caught.value)) < 1000, (name, dialect)
 
 
 def many_names_for_one_stream(path, method: int, content: bytes, size: int, count: int):

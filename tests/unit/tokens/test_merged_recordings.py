@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,10 +42,10 @@ class Run:
         random = np.random.default_rng(0)
         num_tokens = len(self.document)
         float_dtype = np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
-        place = pd.Series(self.document).groupby(self.document).cumcount().to_numpy()
+        places = [list(self.document[:n]).count(one) for n, one in enumerate(self.document)]
         self.columns = TokenColumns(
             document=self.document.astype(np.int64) * 10**12,
-            position=place.astype(np.int32),
+            position=np.array(places, np.int32),
             token_id=random.integers(0, 9, num_tokens).astype(np.int32),
             domain=(self.document % (self.num_domains + 1) - 1).astype(np.int16),
         )
@@ -81,11 +80,10 @@ class Run:
                     writer.append_tensors(*self.shard(piece))
         return path
 
-    def whole(self, tmp_path, shard_tokens=65_536):
-        """What one rank would have written, merged alone."""
-        part = self.write(tmp_path / "alone", np.arange(len(self.document)))
-        merge_recordings([part], tmp_path / "whole", shard_tokens)
-        return files(tmp_path / "whole")
+    def whole(self, path, shard_tokens):
+        """What one process writes in order."""
+        sizes = [shard_tokens] * (len(self.document) // shard_tokens)
+        return self.write(path, np.arange(len(self.document)), sizes)
 
 
 RUNS = {
@@ -125,19 +123,7 @@ def test_no_cut_of_a_run_changes_a_byte_of_it(tmp_path_factory, name, data):
     assert merged.path == tmp_path / "merged"
     assert merged.num_tokens == len(run.document)
     assert merged.num_duplicates == sum(map(len, parts)) - len(run.document)
-    assert files(tmp_path / "merged") == run.whole(tmp_path, shard_tokens)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_in_order_merges_to_the_recording_of_one_process(tmp_path, name):
-    """Written by one rank in one go, the files are the same as merged from three."""
-    run = RUNS[name]
-    used = ("prose", "code", "maths")
-    one = run.write(tmp_path / "one", np.arange(60), (25, 25), domains=used)
-    ranks = [np.flatnonzero(run.document % 3 == rank) for rank in range(3)]
-    parts = [run.write(tmp_path / f"{n}", rank, (4,)) for n, rank in enumerate(ranks)]
-    merge_recordings(parts, tmp_path / "merged", 25)
-    assert files(tmp_path / "merged") == files(one)
+    assert files(tmp_path / "merged") == files(run.whole(tmp_path / "whole", shard_tokens))
 
 
 def merged(folder, parts, *options):
@@ -145,21 +131,6 @@ def merged(folder, parts, *options):
     path = folder / f"merged{len(list(folder.iterdir()))}"
     merge_recordings(parts, path, *options)
     return path
-
-
-def test_the_order_is_that_of_pandas(tmp_path):
-    run = RUNS["router_input"]
-    halves = np.split(np.random.default_rng(1).permutation(60), 2)
-    parts = [run.write(tmp_path / f"{n}", half, (7,)) for n, half in enumerate(halves)]
-    source = open_recording(merged(tmp_path, parts, 9))
-    frame = pd.DataFrame(vars(run.columns) | {"row": np.arange(60)})
-    order = frame.sort_values(["document", "position"])["row"].to_numpy()
-    for router, rows in run.rows.items():
-        values, chosen = source.read_values(router, 0, 60), source.read_chosen(router, 0, 60)
-        np.testing.assert_array_equal(values, rows["router_input"][order])
-        np.testing.assert_array_equal(chosen, rows["chosen"][order])
-    token_id = source.read_columns(0, 60).token_id
-    np.testing.assert_array_equal(token_id, run.columns.token_id[order])
 
 
 def test_domains_are_numbered_by_their_first_token_and_only_where_used(tmp_path):
