@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import random
 import re
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +13,7 @@ import pytest
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
+from moegeom.recorder import recorder
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
 from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
@@ -181,78 +177,42 @@ def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, e
     assert not list(tmp_path.glob("rec*"))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kills", [1, 3])
-def test_killed_captures_lose_at_most_the_last_shard_and_go_on(balanced, text, tmp_path, kills):
-    """Killed at random moments until it is through; then the bytes are those of one run."""
-    root = Path(__file__).parents[3]
-    options = (
-        "--tokenizer",
-        "bytes",
-        "--dtype",
-        "float32",
-        "--eager",
-        "--keep",
-        "hidden",
-        "--quiet",
-    )
+class Ends:
+    """Ends a capture behind so many texts."""
 
-    def start(out: Path) -> subprocess.Popen:
-        arguments = ("capture", balanced.path, "--text", text, *options, "--out", out)
-        return subprocess.Popen(
-            [sys.executable, "-c", _SMALL_SHARDS, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'cli'}"},
-            stderr=subprocess.DEVNULL,
-        )
+    def __init__(self, num_texts: int) -> None:
+        self.left = num_texts
 
-    assert start(tmp_path / "whole").wait(timeout=300) == 0
-    generator = random.Random(0)
-    cut_off, complete = tmp_path / "cut", 0
-    journal = tmp_path / "cut.partial" / "journal.jsonl"
-    for _ in range(kills):
-        process = start(cut_off)
-        wanted = complete + generator.randint(1, 3)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
-            if lines > wanted:
-                time.sleep(generator.random() * 0.02)
-                break
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if cut_off.exists():
-            break
-        kept = journal.read_bytes().count(b"\n") - 1
-        assert kept >= wanted
-        complete = kept
-    last = start(cut_off)
-    if last.wait(timeout=300) != 0:
-        assert cut_off.exists()  # it was through before
-    for path in sorted((tmp_path / "whole").iterdir()):
-        assert (cut_off / path.name).read_bytes() == path.read_bytes(), path.name
-    assert len(list(cut_off.iterdir())) == len(list((tmp_path / "whole").iterdir()))
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None: ...
+
+    def advance(self, num_tokens: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
 
 
-#: The command with shards of 256 tokens: as many moments as possible at which to kill it.
-_SMALL_SHARDS = """
-import moegeom.recorder.recorder as recorder
-recorder._SHARD_BYTES, recorder._LEAST_TOKENS = 1, 256
-from moegeom_cli.app import main
-main()
-"""
-
-
-@pytest.mark.nightly
-def test_a_capture_of_other_text_does_not_go_on(balanced, text, tmp_path):
-    request = request_of(balanced, text, tmp_path / "rec", keep="ids")
-    partial = tmp_path / "rec.partial"
-    partial.mkdir()
-    (partial / "journal.jsonl").write_text('{"texts": "of another run"}\n', "utf-8")
-    with pytest.raises(UsageError, match=r"holds an unfinished recording of something else"):
-        run(request)
-    again = dataclasses.replace(request, restart=True)
-    assert open_tokens(run(again)).facts.num_tokens == 4096
+def test_a_capture_that_was_ended_goes_on_to_the_same_bytes_and_no_other_does(
+    balanced, text, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(recorder, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(recorder, "_LEAST_TOKENS", 128)
+    whole = request_of(balanced, text, tmp_path / "whole", keep="hidden", num_tokens=512)
+    run(whole)
+    for name in ("resumed", "restarted"):
+        request = dataclasses.replace(whole, out=tmp_path / name)
+        with pytest.raises(KeyboardInterrupt):
+            capture(request, plan_capture(request), Ends(5))
+        other = dataclasses.replace(request, keep="ids")
+        with pytest.raises(UsageError, match="holds an unfinished recording of something else"):
+            run(other)
+        if name == "restarted":
+            assert open_tokens(run(dataclasses.replace(other, restart=True))).facts.stage == "ids"
+            continue
+        assert capture(request, plan_capture(request)).num_resumed >= 128
+        for path in whole.out.iterdir():
+            assert (request.out / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_the_screen_says_what_was_written_and_what_to_do(balanced, text, monkeypatch, capsys):
