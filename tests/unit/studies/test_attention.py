@@ -66,6 +66,7 @@ def test_dead_and_doubled_heads_are_those_that_were_planted(looked_at):
     assert spoilt.dead == [3]
     assert [pair[:2] for pair in spoilt.alike] == [(0, 1)]
     assert [head.value_head for head in spoilt.heads] == [0, 0, 1, 1]
+    assert looked_at(first, second, layers="1").layers == (spoilt,)
 
 
 def test_the_gram_score_of_a_gate_is_that_of_the_rows_of_each_head(looked_at):
@@ -105,11 +106,6 @@ def test_much_is_read_only_when_asked_for(looked_at, monkeypatch):
         looked_at(tensors_of(0))
     (layer,) = looked_at(tensors_of(0), yes=True).layers
     assert layer.num_bytes == 8 * HIDDEN * WIDTH * (2 * HEADS + SHARED)  # gate, outputs, values
-
-
-def test_layers_asked_for_are_looked_at_and_no_others(looked_at):
-    record = looked_at(tensors_of(0), tensors_of(1), layers="1")
-    assert [layer.layer for layer in record.layers] == ["text/1"]
 
 
 def test_a_gate_of_another_shape_or_not_finite_leaves_its_layer_out_and_says_why(looked_at):

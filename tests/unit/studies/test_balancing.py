@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from tests.unit.studies.samples import (
     GROUPED,
     balance_of_balanced,
     sides,
-    unwrapped,
     widest,
     worded,
 )
@@ -232,22 +230,12 @@ def test_the_collapsed_sample_can_be_balanced_and_the_balanced_one_is_even(colla
     assert meanings == ["balanced"] * 2
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_the_screen_fits_and_says_each_sentence(collapsed, width):
-    text = shown(collapsed, width=width)
-    assert widest(text) <= width
-    assert SENTENCES["holds, no bias now"] in unwrapped(text)
-    heading = next(line for line in text.splitlines() if line.strip().startswith("MaxVio"))
-    assert ("CV" in heading) == (width > 80)
-
-
-def test_json_holds_every_figure_and_markdown_a_row_for_every_router(collapsed):
-    parsed = json.loads(shown(collapsed, "json"))
-    first = parsed["routers"][0]
-    assert first["sentence"] == SENTENCES["holds, no bias now"]
-    assert (len(first["change"]), len(first["held_out"])) == (16, 2)
-    assert parsed["run"]["tokens"]["num_tokens"] == 4096
-    assert all(f"| text/{n} |" in shown(collapsed, "md") for n in range(2))
+def test_a_wide_screen_has_room_for_the_cv(collapsed):
+    for width in (80, 100):
+        text = shown(collapsed, width=width)
+        assert widest(text) <= width
+        heading = next(line for line in text.splitlines() if line.strip().startswith("MaxVio"))
+        assert ("CV" in heading) == (width > 80)
 
 
 def test_a_screen_shows_the_least_even_routers_and_a_page_all(collapsed):
