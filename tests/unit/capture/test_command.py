@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.document.model import Document, View
-from moegeom.document.render import RENDERERS, render
+from moegeom.document.render import render
 from moegeom.recorder import recorder
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
@@ -52,9 +51,7 @@ def test_the_command_makes_the_recording_of_the_sample(balanced, text, tmp_path)
 
 
 @pytest.mark.parametrize("keep", ["hidden", "logits", "top-logits:6", "ids", None])
-def test_a_plan_says_the_size_that_is_written_and_once_what_other_commands_need(
-    balanced, text, tmp_path, keep
-):
+def test_a_plan_says_the_size_and_what_other_commands_need(balanced, text, tmp_path, keep):
     request = request_of(balanced, text, tmp_path / "rec", keep=keep, num_tokens=256)
     plan = plan_capture(request)
     written = sum(file.stat().st_size for file in run(request).glob("*.safetensors"))
@@ -62,15 +59,14 @@ def test_a_plan_says_the_size_that_is_written_and_once_what_other_commands_need(
     screen = words_of(plan_document(plan, request, View()))
     for words in ("boundary-report and explain need", "--keep hidden"):
         assert screen.count(words) == (keep != "hidden")
+    assert ("expert numbers only" in screen) == (keep == "ids")
 
 
 def words_of(document: Document) -> str:
     return " ".join(render(document, "table", View(80)).split())
 
 
-def test_few_documents_are_said_before_the_model_runs_or_where_lines_are_counted(
-    balanced, text, tmp_path
-):
+def test_few_documents_are_said_as_soon_as_they_are_counted(balanced, text, tmp_path):
     """One file of text is one document, and leaves every test on tokens open."""
     (tmp_path / "one.txt").write_text("A single text. " * 4)
     lines = text.read_text("utf-8").splitlines(keepends=True)
@@ -85,34 +81,11 @@ def test_few_documents_are_said_before_the_model_runs_or_where_lines_are_counted
         assert words_of(captured_document(recorded, request, View())).count(few) == after, name
 
 
-def test_a_capture_is_told_in_every_format(balanced, text, tmp_path):
-    request = request_of(balanced, text, tmp_path / "rec_1", keep="ids", num_tokens=256)
-    plan, view = plan_capture(request), View()
-    recorded = capture(request, plan)
-    forms = [one.name for one in RENDERERS.all() if not one.of_verdicts]
-    before = {name: render(plan_document(plan, request, view), name) for name in forms}
-    after = {name: render(captured_document(recorded, request, view), name) for name in forms}
-    assert json.loads(before["json"])["num_bytes"] == plan.num_bytes
-    assert json.loads(after["json"])["num_tokens"] == 256
-    for name in ("table", "md", "html"):
-        assert "expert numbers only" in before[name]
-        # a page sets each word of a command apart, so that it folds between them
-        plain = re.sub(r"</?span>", " ", after[name])
-        command = f"moegeom scan {request.model} --tokens {request.out}"
-        assert command in " ".join(plain.split())
-
-
-def test_tokens_of_text_are_those_of_its_pieces(balanced, tmp_path):
+def test_tokens_of_text_are_those_of_its_pieces_up_to_a_number(balanced, text, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "yy"}\n\n{"text": "z", "domain": "d"}\n', "utf-8")
-    request = CaptureRequest(
-        balanced.path,
-        (TextFile(tmp_path / "a.txt", "long"), TextFile(tmp_path / "b.jsonl")),
-        tmp_path / "rec",
-        keep="ids",
-        length=40,
-        tokenizer="bytes",
-    )
+    both = (TextFile(tmp_path / "a.txt", "long"), TextFile(tmp_path / "b.jsonl"))
+    request = request_of(balanced, text, tmp_path / "rec", keep="ids", length=40, texts=both)
     found = open_tokens(run(request))
     columns = found.read_columns(0, 103)
     assert columns.document.tolist() == [0] * 100 + [1, 1, 2]
@@ -120,13 +93,12 @@ def test_tokens_of_text_are_those_of_its_pieces(balanced, tmp_path):
     assert columns.token_id.tolist() == [120] * 100 + [121, 121, 122]
     named = [found.facts.domains[d] if d >= 0 else None for d in columns.domain]
     assert named == ["long"] * 100 + [None, None, "d"]
-
-
-def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path):
-    (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     documents = read_documents((TextFile(tmp_path / "a.txt"),), lambda text: list(text.encode()))
     pieces = list(cut(documents, 40, 55))
     assert [(p.position, len(p.token_ids)) for p in pieces] == [(0, 40), (40, 15)]
+    (tmp_path / "a=b").write_text("", "utf-8")
+    assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
+    assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
 
 
 @pytest.mark.parametrize(
@@ -148,10 +120,7 @@ def test_text_that_is_none_is_refused_with_its_place(tmp_path, name, content, me
     assert message in found.value.message
 
 
-def test_a_domain_stands_before_the_file(tmp_path):
-    (tmp_path / "a=b").write_text("", "utf-8")
-    assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
-    assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
+NOWHERE = (TextFile(Path("nowhere.txt")),)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +132,7 @@ def test_a_domain_stands_before_the_file(tmp_path):
         ({"model": Path("nowhere")}, CheckpointError, "no such file or folder"),
         ({"texts": ()}, UsageError, "no text to read"),
         ({"num_tokens": 10**15}, UsageError, "GB are to be written; the disk has"),
-        (
-            {"texts": (TextFile(Path("nowhere.txt")),)},
-            RecordingError,
-            "nowhere.txt: cannot be read",
-        ),
+        ({"texts": NOWHERE}, RecordingError, "nowhere.txt: cannot be read"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, error, message):
@@ -178,8 +143,6 @@ def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, e
 
 
 class Ends:
-    """Ends a capture behind so many texts."""
-
     def __init__(self, num_texts: int) -> None:
         self.left = num_texts
 
@@ -193,9 +156,7 @@ class Ends:
             raise KeyboardInterrupt
 
 
-def test_a_capture_that_was_ended_goes_on_to_the_same_bytes_and_no_other_does(
-    balanced, text, tmp_path, monkeypatch
-):
+def test_a_capture_that_was_ended_goes_on_to_the_same_bytes(balanced, text, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "_SHARD_BYTES", 1)
     monkeypatch.setattr(recorder, "_LEAST_TOKENS", 128)
     whole = request_of(balanced, text, tmp_path / "whole", keep="hidden", num_tokens=512)

@@ -52,28 +52,31 @@ def loaded(folder: Path, layers: str | None = None, **asked: Any) -> RouterSet:
 def refusal(
     folder: Path, layers: str | None = None, kind: type[MoeGeomError] = RouterError, **asked: Any
 ) -> MoeGeomError:
-    """Why the routers of a checkpoint are not loaded."""
     with pytest.raises(kind) as caught:
         loaded(folder, layers, **asked)
     return caught.value
 
 
 def write_arrays(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
-    """A checkpoint of arrays of NumPy."""
     save_arrays(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
+def family_file(folder: Path, more: str = "") -> Path:
+    """A family of one's own: routers of one stack that choose one expert."""
+    file = folder / "mine.toml"
+    file.write_text(
+        "text = 'softmax, top {top_k} of {num_experts}'\n"
+        "[[stacks]]\nname = 'text'\nweight = ['layers.{layer}.mlp.gate.weight']\n"
+        f"{more}top_k = 1\nscore = 'softmax'\nweights.source = 'scores'\n"
+    )
+    return file
+
+
 @pytest.fixture
 def make_olmoe(tmp_path: Path) -> Maker:
-    """Write a three-layer OLMoE checkpoint with changed tensors (None removes) and config."""
-
-    def make(
-        tensors: dict[str, torch.Tensor | None] | None = None,
-        config: dict[str, Any] | None = None,
-        prefix: str = "model.",
-    ) -> Path:
+    def make(tensors=None, config=None, prefix: str = "model.") -> Path:
         merged = olmoe_tensors(prefix=prefix) | (tensors or {})
         save_file(
             {k: v for k, v in merged.items() if v is not None}, tmp_path / "model.safetensors"

@@ -106,40 +106,12 @@ def test_experts_of_gguf_are_those_that_its_package_reads(tmp_path, kind):
         np.testing.assert_array_equal(getattr(expert, part), expected)
 
 
-def test_matrices_of_all_experts_may_lie_on_their_side(tmp_path):
+def test_matrices_may_lie_on_their_side_and_values_must_be_finite(tmp_path):
     tensors = {"experts.gate_up_proj": drawn(EXPERTS, HIDDEN, 2 * WIDTH),
                "experts.down_proj": drawn(EXPERTS, WIDTH, HIDDEN)}  # fmt: skip
     expert = written(tmp_path, tensors).read(3)
     np.testing.assert_array_equal(expert.gate, tensors["experts.gate_up_proj"][3].T[:WIDTH])
     np.testing.assert_array_equal(expert.down, tensors["experts.down_proj"][3].T)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "said"),
-    [
-        ({}, "no tensors of experts"),
-        (each("up_proj", WIDTH, HIDDEN), "no tensors of experts"),
-        (each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH, experts=3), "3 experts"),
-        (each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, 48), "contradict"),
-        (each("up_proj", WIDTH, 48) | each("down_proj", HIDDEN, WIDTH), "reads inputs of 64"),
-        (
-            {"experts.up_proj": drawn(EXPERTS, HIDDEN, HIDDEN),
-             "experts.down_proj": drawn(EXPERTS, HIDDEN, HIDDEN)},
-            "square",
-        ),
-        (
-            {f"experts.{e}.{leaf}.qweight": np.zeros((8, HIDDEN), np.int32)
-             for e in range(EXPERTS) for leaf in ("up_proj", "down_proj")},
-            "no storage known",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_refused(tmp_path, tensors, said):
-    with pytest.raises(RouterError, match=said):
-        written(tmp_path, tensors)
-
-
-def test_values_that_are_not_finite_are_refused(tmp_path):
     tensors = each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH)
     tensors["experts.1.up_proj.weight"][0, 0] = np.inf
     found = written(tmp_path, tensors)
@@ -148,7 +120,29 @@ def test_values_that_are_not_finite_are_refused(tmp_path):
         found.read(1)
 
 
-# ------------------------------------------------------------------------------------- as functions
+FUSED = ("experts.up_proj", "experts.down_proj")
+PACKED = [
+    f"experts.{e}.{leaf}.qweight" for e in range(EXPERTS) for leaf in ("up_proj", "down_proj")
+]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({}, "no tensors of experts"),
+        (each("up_proj", WIDTH, HIDDEN), "no tensors of experts"),
+        (each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH, experts=3), "3 experts"),
+        (each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, 48), "contradict"),
+        (each("up_proj", WIDTH, 48) | each("down_proj", HIDDEN, WIDTH), "reads inputs of 64"),
+        (dict.fromkeys(FUSED, drawn(EXPERTS, HIDDEN, HIDDEN)), "square"),
+        (dict.fromkeys(PACKED, np.zeros((8, HIDDEN), np.int32)), "no storage known"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path, tensors, words):
+    with pytest.raises(RouterError, match=words):
+        written(tmp_path, tensors)
+
+
 def opened(folder: Path = SAMPLE, layer: int = 1) -> ExpertFunctions:
     store = open_checkpoint(folder)
     return open_expert_functions(store, load_routers(store).routers[layer])
@@ -174,14 +168,11 @@ def test_a_mixture_is_made_of_weighted_experts_and_reads_each_once():
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_single_precision_is_near_double():
+def test_what_is_applied_is_near_in_single_precision_and_few_experts_stay_in_memory(monkeypatch):
     experts, inputs = opened(), drawn(12, 64).astype(np.float64)
     found = experts.apply(3, inputs.astype(np.float32))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, experts.apply(3, inputs), rtol=1e-4, atol=1e-6)
-
-
-def test_few_experts_stay_in_memory(monkeypatch):
     experts = opened()
     monkeypatch.setattr(expert_functions, "_MOST_HELD", 2 * 3 * 32 * 64 * 4)
     for expert in (0, 1, 0, 2):

@@ -185,29 +185,26 @@ def test_a_shard_of_wide_rows_holds_fewer_tokens(tmp_path):
     assert [size // (2 * width) for size in sizes] == [2048, 952]
 
 
-@pytest.mark.parametrize(
-    ("what", "change"),
-    [
-        ("stage", {"run": Run("pre_norm")}),
-        ("dtype", {"run": Run(dtype="bfloat16")}),
-        ("has_chosen", {"run": Run(has_chosen=False)}),
-        ("outputs", {"run": Run(outputs=("shared_output",))}),
-        ("fingerprint", {"fingerprint": "g"}),
-        ("engine", {"engine": "other"}),
-        ("checkpoint_name", {"checkpoint_name": "other"}),
-        ("created_by", {"created_by": "other"}),
-    ],
-)
-def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(
-    tmp_path, what, change
-):
-    run = RUNS["router_input"]
-    one = run.write(tmp_path / "one", np.arange(30))
-    other = change.pop("run", run).write(tmp_path / "other", np.arange(30, 60), **change)
-    message = refusal(lambda: merged(tmp_path, [one, other]))
-    assert f"other: {what} is " in message
-    assert "that of one is " in message
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+#: What differs between a run and another one: the run itself, or what is said of it.
+OTHERS = {
+    "stage": Run("pre_norm"),
+    "dtype": Run(dtype="bfloat16"),
+    "has_chosen": Run(has_chosen=False),
+    "outputs": Run(outputs=("shared_output",)),
+    **dict.fromkeys(("fingerprint", "engine", "checkpoint_name", "created_by")),
+}
+
+
+def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(tmp_path):
+    one = RUNS["router_input"].write(tmp_path / "one", np.arange(30))
+    for what, run in OTHERS.items():
+        facts = {} if run else {what: "other"}
+        run = run or RUNS["router_input"]
+        other = run.write(tmp_path / f"of {what}", np.arange(30, 60), **facts)
+        message = refusal(lambda other=other: merged(tmp_path, [one, other]))
+        assert f"of {what}: {what} is " in message
+        assert "that of one is " in message
+    assert len(list(tmp_path.iterdir())) == 1 + len(OTHERS)
 
 
 def test_parts_with_other_routers_or_widths_are_refused(tmp_path):
@@ -226,13 +223,13 @@ def test_parts_with_other_routers_or_widths_are_refused(tmp_path):
     assert "w/logits-a-00000.safetensors: rows of shape (5,); those of one have (4,)" in message
 
 
-@pytest.mark.parametrize("column", ["document", "position"])
-def test_tokens_without_a_place_are_refused(tmp_path, column):
-    run = replace(RUNS["ids"])
-    getattr(run.columns, column)[17] = -1
-    part = run.write(tmp_path / "part", np.arange(60))
-    message = refusal(lambda: merged(tmp_path, [part]))
-    assert "part: tokens without document or position" in message
+def test_tokens_without_a_place_are_refused(tmp_path):
+    for column in ("document", "position"):
+        run = replace(RUNS["ids"])
+        getattr(run.columns, column)[17] = -1
+        part = run.write(tmp_path / column, np.arange(60))
+        message = refusal(lambda part=part: merged(tmp_path, [part]))
+        assert f"{column}: tokens without document or position" in message
 
 
 @pytest.mark.parametrize(
@@ -255,17 +252,13 @@ def test_two_rows_or_values_for_one_token_are_refused_with_the_token_and_the_par
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
 
 
-def test_no_parts_and_no_tokens_a_shard_are_usage_errors(tmp_path):
+def test_no_parts_and_damaged_ones_are_refused(tmp_path):
     part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
     for parts, shard_tokens in (([], 9), ([part], 0)):
         with pytest.raises(UsageError, match="expected 1 or more"):
             merge_recordings(parts, tmp_path / "merged", shard_tokens)
     with pytest.raises(UsageError, match="exists already"):
         merge_recordings([part], part)
-
-
-def test_an_unfinished_or_damaged_part_is_refused_by_its_name(tmp_path):
-    part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
     assert "absent" in refusal(lambda: merge_recordings([tmp_path / "absent"], tmp_path / "m"))
     (part / "chosen-text.1-00000.safetensors").write_bytes(b"")
     with pytest.raises(RecordingError, match="chosen-text.1-00000"):

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import os
 import re
 import shutil
@@ -40,7 +39,6 @@ def tree(path):
 
 
 def shard(number, stage="logits", has_chosen=True, outputs=()):
-    """Arguments of ``append``; documents go on from one shard into the next."""
     first = TOKENS * number
     part = CONTENT.part(first, first + TOKENS, stage, has_chosen, kinds=outputs)
     document = np.arange(first, first + TOKENS) // 4
@@ -54,7 +52,6 @@ def writer_of(path, stage="logits", routers=ROUTERS, journal=JOURNAL, **options)
 
 
 def go_on(writer, stop=SHARDS, **what):
-    """Append what follows, up to shard ``stop``; domains come as they are met."""
     for number in range(writer.num_shards, stop):
         assert writer.add_domain(f"d{number // 2}") == number // 2
         writer.append(**shard(number, **what))
@@ -106,22 +103,23 @@ def uninterrupted(tmp_path):
 def test_a_recording_that_goes_on_is_the_uninterrupted_one(tmp_path, stage, what, options, stops):
     with writer_of(tmp_path / "whole", stage, journal=None, **options) as writer:
         go_on(writer, stage=stage, **what)
-    begun = 0
-    for stop in stops:
-        with pytest.raises(Stopped), writer_of(tmp_path / "rec", stage, **options) as writer:
+    for begun, stop in itertools.pairwise((0, *stops, None)):
+        end = contextlib.nullcontext() if stop is None else pytest.raises(Stopped)
+        with end, writer_of(tmp_path / "rec", stage, **options) as writer:
             assert (writer.num_shards, writer.num_tokens) == (begun, begun * TOKENS)
-            go_on(writer, stop, stage=stage, **what)
-            raise Stopped
-        assert (tmp_path / "rec.partial").exists() == (stop > 0)
-        begun = stop
-    with writer_of(tmp_path / "rec", stage, **options) as writer:
-        assert (writer.num_shards, writer.num_tokens) == (begun, begun * TOKENS)
-        go_on(writer, stage=stage, **what)
+            go_on(writer, SHARDS if stop is None else stop, stage=stage, **what)
+            if stop is not None:
+                raise Stopped
+        assert (tmp_path / "rec.partial").exists() == bool(stop)
     assert files(tmp_path / "rec") == files(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rec", "whole"]
 
 
-def test_shapes_of_the_first_shard_bind_the_shards_after_an_interruption(tmp_path):
+def test_what_is_unfinished_opens_for_no_reader_and_binds_the_shards_that_follow(tmp_path):
+    partial = cut_off(tmp_path / "rec", 2)
+    for path in (tmp_path / "rec", partial):
+        assert "never finished" in refusal_to_open(path)
+    assert "no complete recording" in refusal_to_open(partial / "whole")
     cut_off(tmp_path / "rec", 1)
     part = shard(1)
     with writer_of(tmp_path / "rec") as writer:
@@ -129,13 +127,6 @@ def test_shapes_of_the_first_shard_bind_the_shards_after_an_interruption(tmp_pat
         assert "expected (6, 5)" in refusal(lambda: writer.append(**part | {"values": wide}))
         assert "as in every shard" in refusal(lambda: writer.append(**part | {"chosen": None}))
         go_on(writer)
-
-
-def test_no_reader_opens_what_is_unfinished(tmp_path):
-    partial = cut_off(tmp_path / "rec", 2)
-    for path in (tmp_path / "rec", partial):
-        assert "never finished" in refusal_to_open(path)
-    assert "no complete recording" in refusal_to_open(partial / "whole")
 
 
 def test_a_torn_last_line_counts_as_absent(tmp_path, uninterrupted):
@@ -148,19 +139,11 @@ def test_a_torn_last_line_counts_as_absent(tmp_path, uninterrupted):
         (again / "journal.jsonl").write_bytes(text[:length])
         begun = max(0, sum(end <= length for end in ends) - 1)
         assert finished(tmp_path / str(length), begun) == uninterrupted
-
-
-@pytest.mark.parametrize("tail", [b'{"num_tok', b"\0" * 99, b'"text"\n', b'{"num_tokens": 6\n'])
-def test_what_a_failing_disk_leaves_at_the_end_counts_as_absent(tmp_path, uninterrupted, tail):
-    partial = cut_off(tmp_path / "rec", 3)
-    with (partial / "journal.jsonl").open("ab") as file:
-        file.write(tail)
-    with writer_of(tmp_path / "rec") as writer:
-        assert writer.num_shards == 3
-        go_on(writer, 3)
-        assert json.loads((partial / "journal.jsonl").read_bytes().splitlines()[3])
-        go_on(writer)
-    assert files(tmp_path / "rec") == uninterrupted
+    # and so does what a failing disk leaves at the end
+    for number, tail in enumerate((b'{"num_tok', b"\0" * 99, b'"text"\n', b'{"num_tokens": 6\n')):
+        again = shutil.copytree(partial, tmp_path / f"disk{number}.partial")
+        (again / "journal.jsonl").write_bytes(text + tail)
+        assert finished(tmp_path / f"disk{number}", 3) == uninterrupted
 
 
 @pytest.mark.parametrize(
@@ -189,50 +172,52 @@ def test_a_damaged_journal_is_refused_with_its_line_and_kept(tmp_path, line, edi
     assert tree(partial) == before
 
 
-@pytest.mark.parametrize("name", ["tokens-00001.parquet", "logits-text.1-00001.safetensors"])
-@pytest.mark.parametrize("kept", [None, 0, -1])
-def test_a_damaged_file_of_a_complete_shard_is_refused(tmp_path, name, kept):
-    file = cut_off(tmp_path / "rec", 3) / "whole" / name
-    data = file.read_bytes()
-    file.unlink()
-    if kept is not None:
-        file.write_bytes(data[:kept])
-    message = refusal(writer_of(tmp_path / "rec").__enter__)
-    assert (name if kept is None else "the files of shard 1 have") in message
-    assert "begin again with restart" in message
+def test_a_damaged_file_of_a_complete_shard_is_refused(tmp_path):
+    whole = cut_off(tmp_path / "rec", 3) / "whole"
+    for file in (whole / "tokens-00001.parquet", whole / "logits-text.1-00001.safetensors"):
+        data = file.read_bytes()
+        file.unlink()
+        missing = refusal(writer_of(tmp_path / "rec").__enter__)
+        assert file.name in missing
+        for part in (b"", data[:-1]):
+            file.write_bytes(part)
+            short = refusal(writer_of(tmp_path / "rec").__enter__)
+            assert "the files of shard 1 have" in short
+            assert "begin again with restart" in short and "begin again with restart" in missing
+        file.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"routers": ("text/0", "text/2")}, 'routers[1] was "text/1" and is "text/2"'),
-        ({"stage": "router_input"}, 'stage was "logits" and is "router_input" now'),
-        ({"dtype": "float16"}, 'dtype was null and is "float16" now'),
-        ({"domains": ("d0", "x")}, 'domains[1] was absent and is "x" now'),
-        ({"domains": ("x",)}, 'domains[0] was "d0" and is "x" now'),
-        ({"fingerprint": "f"}, 'fingerprint was "sha256:1" and is "f" now'),
-        ({"engine": "e"}, 'engine was "test" and is "e" now'),
-        ({"journal": JOURNAL | {"texts": "6"}}, 'journal.texts was "5f3a" and is "6" now'),
-        ({"journal": JOURNAL | {"new": None}}, "journal.new was absent and is null now"),
-        ({"journal": {"texts": "5f3a"}}, 'journal.settings was {"length": 128, "files": ["a.txt"'),
-        (
-            {"journal": JOURNAL | {"settings": {"length": True, "files": []}}},
-            "journal.settings.length was 128 and is true now",
-        ),
-        (
-            {"journal": JOURNAL | {"settings": {"length": 128, "files": ["a.txt", "c.txt"]}}},
-            'journal.settings.files[1] was "b.txt" and is "c.txt" now',
-        ),
-    ],
-)
-def test_another_plan_is_refused_with_the_first_key_and_both_values(tmp_path, change, expected):
+def settings(**changes) -> dict:
+    """The journal with others of its settings."""
+    return {"journal": JOURNAL | {"settings": JOURNAL["settings"] | changes}}
+
+
+#: Another plan, its first key that differs, and both values.
+OTHERS = [
+    ({"routers": ("text/0", "text/2")}, 'routers[1] was "text/1" and is "text/2"'),
+    ({"stage": "router_input"}, 'stage was "logits" and is "router_input" now'),
+    ({"dtype": "float16"}, 'dtype was null and is "float16" now'),
+    ({"domains": ("d0", "x")}, 'domains[1] was absent and is "x" now'),
+    ({"domains": ("x",)}, 'domains[0] was "d0" and is "x" now'),
+    ({"fingerprint": "f"}, 'fingerprint was "sha256:1" and is "f" now'),
+    ({"engine": "e"}, 'engine was "test" and is "e" now'),
+    ({"journal": JOURNAL | {"texts": "6"}}, 'journal.texts was "5f3a" and is "6" now'),
+    ({"journal": JOURNAL | {"new": None}}, "journal.new was absent and is null now"),
+    ({"journal": {"texts": "5f3a"}}, 'journal.settings was {"length": 128, "files": ["a.txt"'),
+    (settings(length=True, files=[]), "journal.settings.length was 128 and is true now"),
+    (settings(files=["a.txt", "c.txt"]), 'settings.files[1] was "b.txt" and is "c.txt" now'),
+]
+
+
+def test_another_plan_is_refused_with_the_first_key_and_both_values(tmp_path):
     partial = cut_off(tmp_path / "rec", 2)
     (partial / "lock").unlink()  # a folder with a journal is one of ours, wherever it was copied to
     before = tree(partial)
-    sentence = f"rec.partial holds an unfinished recording of something else: {expected}"
-    error = refuse(tmp_path / "rec", re.escape(sentence), **change)
-    assert "Delete it, or begin again with restart" in error.hint
-    assert tree(partial) == before
+    sentence = "rec.partial holds an unfinished recording of something else: "
+    for change, expected in OTHERS:
+        error = refuse(tmp_path / "rec", f"{sentence}.*{re.escape(expected)}", **change)
+        assert "Delete it, or begin again with restart" in error.hint
+        assert tree(partial) == before
 
 
 def test_restart_discards_what_was_there(tmp_path, uninterrupted):
@@ -245,9 +230,7 @@ def test_restart_discards_what_was_there(tmp_path, uninterrupted):
     assert not partial.exists()
 
 
-def test_a_restart_that_was_ended_while_it_discarded_is_never_gone_on_from(
-    tmp_path, uninterrupted, monkeypatch
-):
+def test_a_restart_that_was_ended_is_begun_again(tmp_path, uninterrupted, monkeypatch):
     cut_off(tmp_path / "rec", 3)
 
     rmtree = shutil.rmtree
@@ -265,13 +248,10 @@ def test_a_restart_that_was_ended_while_it_discarded_is_never_gone_on_from(
     assert finished(tmp_path / "rec", 0) == uninterrupted
 
 
-@pytest.mark.parametrize("journal", [{"a": object()}, {"a": float("nan")}, {"a": np.int64(1)}])
-def test_a_journal_that_is_no_json_is_a_usage_error(tmp_path, journal):
-    with pytest.raises(UsageError, match="cannot be written as JSON"):
-        writer_of(tmp_path / "rec", journal=journal)
-
-
 def test_recorded_tokens_are_those_that_a_writer_of_this_journal_finds(tmp_path):
+    for value in (object(), float("nan"), np.int64(1)):
+        with pytest.raises(UsageError, match="cannot be written as JSON"):
+            writer_of(tmp_path / "rec", journal={"a": value})
     assert recorded_tokens(tmp_path / "rec", JOURNAL) == 0
     partial = cut_off(tmp_path / "rec", 3)
     assert recorded_tokens(tmp_path / "rec", JOURNAL) == 3 * TOKENS
@@ -308,9 +288,7 @@ def test_writers_with_and_without_journal_leave_each_others_folders_alone(tmp_pa
     assert tree(partial) == before
 
 
-def test_what_an_end_between_the_rename_and_its_tidying_left_is_begun_again(
-    tmp_path, uninterrupted
-):
+def test_what_is_left_between_rename_and_tidying_is_begun_again(tmp_path, uninterrupted):
     partial = cut_off(tmp_path / "rec", 4)
     shutil.rmtree(partial / "whole")  # it was moved to its name, and removed there by its owner
     assert recorded_tokens(tmp_path / "rec", JOURNAL) == 0
