@@ -198,8 +198,8 @@ def long_text(size):
 
 
 def test_what_inflates_is_refused_before_it_is_spelled_out(tmp_path, recorded):
-    """A kilobyte of Parquet, 200 MB of zeros in one list; and one long text in every row."""
-    number, path = 50_000_000, tmp_path / "a.parquet"
+    """A kilobyte of Parquet, 80 MB of zeros in one list; and one long text in every row."""
+    number, path = 20_000_000, tmp_path / "a.parquet"
     indices = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(number, np.int8)), pa.array(np.zeros(1, np.float32))
     )
@@ -210,7 +210,7 @@ def test_what_inflates_is_refused_before_it_is_spelled_out(tmp_path, recorded):
     assert path.stat().st_size < 10_000
     with_column(recorded, "domain", long_text(100_000_000))
     first, second = limited(OPEN, str(path), str(recorded)).splitlines()
-    assert "lists of 50,000,000 numbers" in first
+    assert "lists of 20,000,000 numbers" in first
     assert "repeats a text of 100,000,000 characters" in second
 
 
