@@ -60,7 +60,7 @@ def sample(model: Path, **options) -> RouterSpaces:
 
 @functools.cache
 def whole(name: str) -> RouterSpaces:
-    return sample(BALANCED.parent / name, layers="0-1" if name == OF_BALANCED else None)
+    return sample(BALANCED.parent / name)
 
 
 OF_BALANCED, OF_COLLAPSED = BALANCED.name, COLLAPSED.name
