@@ -160,7 +160,7 @@ def test_a_capture_that_was_ended_goes_on_to_the_same_bytes(balanced, text, tmp_
     monkeypatch.setattr(recorder, "_SHARD_BYTES", 1)
     monkeypatch.setattr(recorder, "_LEAST_TOKENS", 128)
     whole = request_of(balanced, text, tmp_path / "whole", keep="hidden", num_tokens=512)
-    run(whole)
+    assert open_tokens(run(whole)).facts.num_tokens == 512
     for name in ("resumed", "restarted"):
         request = dataclasses.replace(whole, out=tmp_path / name)
         with pytest.raises(KeyboardInterrupt):
