@@ -66,7 +66,7 @@ def figures(lower, upper):
     return METRICS["distance_bracket"].finish({"bracket_histogram": histogram}, facts)["layers"]
 
 
-def test_the_first_bin_holds_the_exact_ones_alone_and_others_a_width():
+def test_the_first_bin_holds_exact_brackets_alone_and_figures_are_those_of_widths():
     exact = [0.0, 1.0, 1e-300, np.inf]
     np.testing.assert_array_equal(histogram_of(exact, exact)[0], 4)
     hardly = np.nextafter(exact[:3], np.inf)
@@ -77,9 +77,6 @@ def test_the_first_bin_holds_the_exact_ones_alone_and_others_a_width():
     bins = np.flatnonzero(histogram_of([2.0, 4.0], [3.0, 5.0]))
     np.testing.assert_array_equal(bins, bin_index(np.array([0.25, 0.5])))
     np.testing.assert_array_equal(histogram_of([2.0, 0.0], [np.inf, 3.0])[NUM_BINS - 1], 2)
-
-
-def test_figures_of_exact_open_endless_and_no_brackets():
     exact = figures([1.0, 2.0], [1.0, 2.0])
     np.testing.assert_equal(list(exact.values()), [1.0, None, 1.0])
     some = figures([1.0, 2.0, 2.0, 4.0], [1.0, 2.0, 3.0, 5.0])

@@ -193,16 +193,13 @@ def test_routers_that_cannot_be_placed_are_listed_with_the_reason():
     assert (matches.routers, [r.place for r in matches.listed]) == ((), [("text", 0)])
 
 
-def test_of_a_router_stored_twice_one_counts_and_the_other_is_a_copy():
+def test_a_router_stored_twice_counts_once_and_a_packed_one_is_not_overlooked():
     names = _layer(0) | _layer(0, "language_model.model.")
     found = match_routers(names, _OLMOE, Settings({}))
     (match,), ((kept, other),) = found.routers, found.copies
     assert match == kept
     assert kept.tensors == ("model.layers.0.mlp.gate.weight",)
     assert other.tensors == ("language_model.model.layers.0.mlp.gate.weight",)
-
-
-def test_a_packed_router_is_not_overlooked():
     for leaf in ("qweight", "weight_packed", "weight.absmax"):
         names = {f"model.layers.0.{_NORM}": None, f"model.layers.0.mlp.gate.{leaf}": None}
         (match,) = match_routers(names, _OLMOE, Settings({})).routers

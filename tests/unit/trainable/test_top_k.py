@@ -84,11 +84,17 @@ def test_in_float64_choice_and_weights_are_those_of_the_rule(score, renormalise)
     assert_allclose(routed.weights.detach(), truth.weights, rtol=1e-12)
 
 
-def test_equal_logits_choose_the_lower_number_and_leading_axes_are_tokens_in_order():
+def test_equal_logits_choose_the_lower_number_and_the_record_adds_up_in_order():
     router = TopKRouter(EXPERTS, K, HIDDEN)
     assert_array_equal(router.choose(torch.zeros(4, EXPERTS)).chosen, [[0, 1, 2]] * 4)
     x = inputs(2, 5)
     assert_array_equal(router(x).chosen, router(x.reshape(10, HIDDEN)).chosen)
+    chosen = torch.tensor([[2, 0], [1, -1], [-1, -1]])
+    routed = Routed(chosen, torch.tensor([[0.7, 0.3], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 4))
+    assert_array_equal(routed.num_chosen, [2, 1, 0])
+    assert_array_equal(routed.load, [1, 1, 1, 0])
+    assert_allclose(routed.dense(), [[0.3, 0, 0.7, 0], [0, 1, 0, 0], [0, 0, 0, 0]], rtol=1e-6)
+    assert routed.loss.item() == 0.0
 
 
 def test_the_balance_loss_is_that_of_transformers_and_others_those_of_scipy():
@@ -110,15 +116,6 @@ def test_the_balance_loss_is_that_of_transformers_and_others_those_of_scipy():
     loss.backward()
     assert_allclose(loss.item(), entropy(p.detach().numpy(), axis=1).mean(), rtol=1e-12)
     assert torch.isfinite(p.grad).all()
-
-
-def test_the_record_adds_up_without_empty_slots():
-    chosen = torch.tensor([[2, 0], [1, -1], [-1, -1]])
-    routed = Routed(chosen, torch.tensor([[0.7, 0.3], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 4))
-    assert_array_equal(routed.num_chosen, [2, 1, 0])
-    assert_array_equal(routed.load, [1, 1, 1, 0])
-    assert_allclose(routed.dense(), [[0.3, 0, 0.7, 0], [0, 1, 0, 0], [0, 0, 0, 0]], rtol=1e-6)
-    assert routed.loss.item() == 0.0
 
 
 def test_the_bias_moves_against_the_load_until_it_is_even():
