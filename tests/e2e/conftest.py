@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -19,9 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests import costs
-from tests.short_samples import short_samples
+from tests.short_samples import SAMPLES, short_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -150,6 +152,35 @@ def refused(moegeom) -> Callable[..., str]:
         return ran.err
 
     return refuse
+
+
+#: A healthy sample, the names of its routers, and an order of its experts.
+HEALTHY = "sample_ckpts/olmoe-balanced/step_1500"
+GATES = [f"model.layers.{layer}.mlp.gate.weight" for layer in range(3)]
+ORDER = [1, 0, 3, 2, *range(4, 16)]
+
+Tensors = dict[str, np.ndarray]
+
+
+def changed(folder: Path, name: str, change: Callable[[Tensors], Tensors]) -> str:
+    """A copy of the healthy sample whose tensors were changed."""
+    shutil.copytree(SAMPLES.parent / HEALTHY, folder / name)
+    file = folder / name / "model.safetensors"
+    tensors = change(load_file(file))
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, file)
+    return name
+
+
+def permuted(tensors: Tensors, *, with_experts: bool) -> Tensors:
+    """The rows of its routers in another order, with their experts or without."""
+    after = {}
+    for tensor, values in tensors.items():
+        head, is_expert, rest = tensor.partition(".experts.")
+        if is_expert and with_experts:
+            number, _, leaf = rest.partition(".")
+            tensor = f"{head}.experts.{ORDER.index(int(number))}.{leaf}"
+        after[tensor] = values[ORDER] if tensor in GATES else values
+    return after
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ def per_token(world, moegeom, tmp_path_factory) -> Path:
     """Results of a scan with --per-token."""
     folder = tmp_path_factory.mktemp("per_token")
     for name in ("model", "rec"):
-        (folder / name).symlink_to(world.folder / name, target_is_directory=True)
+        (folder / name).symlink_to(world / name, target_is_directory=True)
     arguments = ("--tokens", "rec", "--out", "results", "--per-token", "--quiet")
     ran = moegeom(folder, "scan", "model", *arguments)
     assert ran.code == 0, ran.err
@@ -44,7 +44,7 @@ def documented_place(world, per_token, tmp_path) -> Path:
     """``model``, ``rec``, the sample checkpoints and, made with --per-token, ``results``."""
     (tmp_path / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
     for name in ("model", "rec"):
-        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=True)
+        (tmp_path / name).symlink_to(world / name, target_is_directory=True)
     shutil.copytree(per_token, tmp_path / "results")
     return tmp_path
 
@@ -108,7 +108,7 @@ def test_the_pages_with_code_are_those_that_promise_it():
 
 def test_every_table_is_documented(world):
     text = (ROOT / "docs/results.md").read_text("utf-8")
-    for table in (world.folder / "results").glob("*.parquet"):
+    for table in (world / "results").glob("*.parquet"):
         assert f"`{table.name}`" in text
 
 
