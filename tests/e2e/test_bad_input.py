@@ -55,38 +55,10 @@ def cut(file: Path) -> None:
         stream.truncate(file.stat().st_size - 100)
 
 
-def a_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-def a_broken_link(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("gone.safetensors")
-
-
-def a_missing_shard(folder: Path) -> None:
-    names = load_file(folder / WEIGHTS)
-    shutil.move(folder / WEIGHTS, folder / "model/model-00001.safetensors")
-    shards = dict.fromkeys(names, "model-00001.safetensors")
-    shards[GATE.format(2)] = "model-00002.safetensors"
-    index = folder / "model/model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": shards}), "utf-8")
-
-
 def more_experts(folder: Path) -> None:
     config = folder / "model/config.json"
     settings = json.loads(config.read_text("utf-8")) | {"num_experts": 32}
     config.write_text(json.dumps(settings), "utf-8")
-
-
-def no_routers(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    save_file({name: t for name, t in tensors.items() if "norm" in name}, folder / WEIGHTS)
-
-
-def an_unknown_family(folder: Path) -> None:
-    (folder / "model/config.json").write_text('{"model_type": "llama"}', "utf-8")
 
 
 def nan_in_a_row(folder: Path, layer: int) -> None:
@@ -130,32 +102,12 @@ def nan_in_a_token(folder: Path, router: str, token: int) -> None:
 #: What is done to a folder, and words of the refusal.
 REFUSED: dict[str, tuple] = {
     "a truncated shard": (lambda folder: cut(folder / WEIGHTS), "model.safetensors: truncated"),
-    "an index of missing files": (
-        a_missing_shard,
-        "index.json",
-        "00002.safetensors",
-        "1 of 2 files",
-    ),
     "experts by config and tensor": (more_experts, "model.safetensors", GATE.format(0), "16", "32"),
-    "no routers": (no_routers, "model:", "none of 3 tensors", "qwen3_moe", "mlp.gate.weight"),
-    "an unknown family": (an_unknown_family, "'llama'", "mlp.gate.weight", "moegeom families"),
-    "a folder": (
-        lambda folder: a_folder(folder / WEIGHTS),
-        "model.safetensors",
-        "not a regular file",
-    ),
-    "a broken link": (
-        lambda folder: a_broken_link(folder / WEIGHTS),
-        "model.safetensors",
-        "cannot be read",
-    ),
     "the residual stream": (a_residual_stream, "router text/0", "RMS", "expected 1", "pre_norm"),
     "the wrong width": (tokens_of(ROUTERS, 48), "text/0", "48", "64", "hint:"),
     "another checkpoint": (another_checkpoint, "rec: recorded from another", "--stale-inputs"),
     "another model": (tokens_of(("audio/0",), 64), "audio/0", "text/0", "hint:"),
     "truncated values": (lambda folder: cut(values_of(folder, "text/2")), "text.2-00000"),
-    "a folder of values": (lambda folder: a_folder(values_of(folder)), "text.0-00000"),
-    "a link to no values": (lambda folder: a_broken_link(values_of(folder)), "text.0-00000"),
 }
 
 
@@ -212,15 +164,6 @@ def test_paths_that_are_not_there_or_taken_are_refused(refused, world, damaged):
     refused(damaged, (*SCAN[:4], "--out", "file/out"), "file", code=2)
     (damaged / "out").mkdir()
     refused(damaged, SCAN, "out exists already and holds no results", "hint:", code=2)
-
-
-def test_results_that_are_damaged_or_of_a_later_schema_are_refused(refused, world, tmp_path):
-    results = shutil.copytree(world / "results", tmp_path / "results")
-    (results / "layers.parquet").write_bytes(b"PAR1 and then nothing")
-    refused(tmp_path, ("report", "results"), "layers.parquet", "hint:")
-    run = json.loads((results / "run.json").read_text("utf-8")) | {"schema": 99}
-    (results / "run.json").write_text(json.dumps(run), "utf-8")
-    refused(tmp_path, ("report", "results"), "schema 99", "reads schema 1", "hint:")
 
 
 def test_an_error_names_the_folder_that_was_typed(refused, place):

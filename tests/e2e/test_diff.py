@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moegeom.core.tokens import TokenColumns
+from moegeom.pipeline import ScanRequest, scan
+from moegeom.results.reader import open_results
+from moegeom.studies.changes.figures import figure_changes
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.recording.writer import RecordingWriter
 from tests.e2e.conftest import changed, permuted, widest
 from tests.short_samples import SAMPLES
 
@@ -17,18 +22,11 @@ OLD, NEW = f"{SERIES}/step_1000", f"{SERIES}/step_1500"
 TOKENS = [f"--tokens={SERIES}/rec/step_{step}" for step in (1000, 1500)]
 
 
-def test_a_checkpoint_is_identical_to_itself_and_another_step_differs_without_a_pattern(
-    moegeom, place
-):
+def test_a_checkpoint_is_identical_to_itself(moegeom, place):
     ran = moegeom(place, "diff", NEW, NEW, code=0)
     assert ran.err == ""
     assert "VERDICT  all 3 routers are identical." in ran.out
     assert "layer" not in ran.out.split("Not checked")[0].replace("layers", "layer")
-    ran = moegeom(place, "diff", OLD, NEW, code=0)
-    assert ran.err == ""
-    changes = "no router is identical: layers 0-2 rows changed by 8.8 to 11 %, no pattern."
-    assert changes in ran.words
-    assert "gain different" in ran.out
 
 
 def test_figures_of_two_recordings_are_compared(moegeom, place):
@@ -70,17 +68,14 @@ def test_one_recording_serves_both_only_when_that_is_allowed(moegeom, refused, p
     assert "same inputs" in ran.words
 
 
-def test_experts_tell_whether_a_permutation_did_harm(moegeom, place):
-    for moves in (False, True):
-        change = functools.partial(permuted, with_experts=moves)
-        name = changed(place, f"permuted-{moves}", change)
-        blind = moegeom(place, "diff", NEW, name).words
-        assert "layers 0-2 permuted (4 of 16 rows)" in blind
-        assert "whether the experts moved along is not known: --experts" in blind
-        ran = moegeom(place, "diff", NEW, name, "--experts")
-        assert "bytes of headers and expert weights" in ran.err
-        assert ("all 16 experts moved along" in ran.words) == moves
-        assert ("and experts left behind" in ran.words) != moves
+def test_experts_left_behind_are_told_when_they_are_read(moegeom, place):
+    change = functools.partial(permuted, with_experts=False)
+    name = changed(place, "permuted", change)
+    blind = moegeom(place, "diff", NEW, name).words
+    assert "whether the experts moved along is not known: --experts" in blind
+    ran = moegeom(place, "diff", NEW, name, "--experts")
+    assert "bytes of headers and expert weights" in ran.err
+    assert "and experts left behind" in ran.words
 
 
 def test_other_families_are_told_beneath_the_verdict(moegeom, place):
@@ -115,53 +110,40 @@ def test_what_cannot_be_meant_or_read_is_told(refused, place):
         refused(place, ("diff", *arguments), words, code=code)
 
 
-class SomeDocuments:
+def some_documents(path: Path, source, documents: np.ndarray) -> str:
     """A recording of which some documents are left."""
-
-    def __init__(self, source, documents: np.ndarray) -> None:
-        whole = source.facts.num_tokens
-        columns = source.read_columns(0, whole)
-        self._rows = np.flatnonzero(np.isin(columns.document, documents))
-        self._source, self._whole = source, whole
-        number = np.searchsorted(np.sort(documents), columns.document[self._rows])
-        self._columns = TokenColumns(
-            number.astype(np.int64),
-            columns.position[self._rows],
-            columns.token_id[self._rows],
-            columns.domain[self._rows],
+    facts, whole = source.facts, source.facts.num_tokens
+    columns = source.read_columns(0, whole)
+    rows = np.isin(columns.document, documents)
+    left = {name: array[rows] for name, array in vars(columns).items()}
+    left["document"] = np.searchsorted(np.sort(documents), left["document"])
+    with RecordingWriter(
+        *(path, facts.stage, facts.routers),
+        fingerprint=facts.fingerprint,
+        engine=facts.engine,
+        domains=facts.domains,
+        dtype="float32",
+    ) as writer:
+        values, chosen = (
+            {router: read(router, 0, whole)[rows] for router in facts.routers}
+            for read in (source.read_values, source.read_chosen)
         )
-        self.facts = dataclasses.replace(
-            source.facts, num_tokens=len(self._rows), num_documents=len(documents)
-        )
-
-    def read_columns(self, start: int, stop: int) -> TokenColumns:
-        fields = dataclasses.fields(TokenColumns)
-        return TokenColumns(*(getattr(self._columns, f.name)[start:stop] for f in fields))
-
-    def read_values(self, router: str, start: int, stop: int) -> np.ndarray:
-        return self._source.read_values(router, 0, self._whole)[self._rows][start:stop]
-
-    def read_chosen(self, router: str, start: int, stop: int) -> np.ndarray:
-        return self._source.read_chosen(router, 0, self._whole)[self._rows][start:stop]
+        writer.append(TokenColumns(**left), values, chosen)
+    return str(path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_other_documents_of_the_same_kind_change_nothing(tmp_path, seed):
     """One checkpoint on two halves of its documents: every significant figure is a false alarm."""
-    from moegeom.pipeline import ScanRequest, scan
-    from moegeom.results.reader import open_results
-    from moegeom.studies.changes.figures import figure_changes
-    from moegeom.tokens.open import open_tokens
-
-    source = open_tokens(str(SAMPLES.parent / SERIES / "rec/step_1500"), None, None, ())
+    source = open_tokens(str(SAMPLES.parent / SERIES / "rec/step_1500"))
     documents = np.random.default_rng(seed).permutation(source.facts.num_documents)
     halves = []
-    for name, chosen in (("a", documents[:32]), ("b", documents[32:])):
-        half = SomeDocuments(source, np.sort(chosen))
-        request = ScanRequest(str(SAMPLES.parent / NEW), tmp_path / name, tokens=half)
+    for name, half in (("a", documents[:32]), ("b", documents[32:])):
+        tokens = some_documents(tmp_path / f"rec-{name}", source, half)
+        request = ScanRequest(str(SAMPLES.parent / NEW), tmp_path / name, tokens=tokens)
         halves.append(open_results(scan(request)))
-    found = figure_changes(halves[0], halves[1])
+    found = figure_changes(*halves)
     assert found is not None
     assert len(found.tests) > 100
     assert found.significant == []

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.e2e.conftest import widest
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import trained
-from tests.short_samples import NUM_TOKENS, short_samples
+from tests.short_samples import short_samples
 
 A = "sample_ckpts/olmoe-balanced/step_1500"
 REC_A = "sample_ckpts/olmoe-balanced/rec/step_1500"
@@ -94,15 +93,6 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder):
     assert "times as often" in said
 
 
-def test_a_limit_below_the_measured_share_fails(moegeom, folder):
-    ran = moegeom(folder, "signoff", A, "folded", *BOTH, "--format", "json")
-    share = ran.document["lines"][3]["evidence"]["between"]["share"]
-    assert 0.0 < share < 0.05
-    for limit, code in ((0.9 * share, 1), (1.1 * share, 0)):
-        limited = ("--max-flipped", str(limit))
-        assert moegeom(folder, "signoff", A, "folded", *BOTH, *limited, code=code).err == ""
-
-
 def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     for copy in ("copy", "again"):
         shutil.copytree(folder / REC_A, folder / copy)
@@ -118,28 +108,6 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     without = moegeom(*asked).words
     assert "not signed off: give --max-flipped (or --rerun); routing on text" in without
     assert "no limit was given (--max-flipped, or --rerun)." in without
-
-
-def test_recordings_of_other_texts_are_refused_with_counts(refused, folder):
-    source = open_tokens(str(folder / "rec_b"), None, None, ())
-    columns = source.read_columns(0, NUM_TOKENS)
-    other = TokenColumns(
-        columns.document, columns.position, columns.token_id[::-1].copy(), columns.domain
-    )
-    with RecordingWriter(
-        *(folder / "rec_other", "ids", source.facts.routers),
-        checkpoint_name="folded",
-        fingerprint=source.facts.fingerprint,
-        engine="test",
-        domains=source.facts.domains,
-    ) as writer:
-        writer.append(
-            other,
-            None,
-            {r: np.asarray(source.read_chosen(r, 0, NUM_TOKENS)) for r in source.facts.routers},
-        )
-    typed = ("signoff", A, "folded", "--tokens", REC_A, "--tokens", "rec_other")
-    refused(folder, typed, "of 1,024 matched rows are of another token")
 
 
 #: What is typed, the exit code, and words of the refusal.

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
-from moegeom.core.extras import install_command
 from tests.e2e.conftest import GATES, widest
 from tests.short_samples import SAMPLES, short_samples
 
@@ -47,36 +46,14 @@ def test_every_form_shows_the_series_that_lies_beside_the_results(moegeom, folde
 def test_exports_and_a_picture_come_from_a_second_run_that_measures_nothing(moegeom, folder):
     files = ("--export", "csv:s.csv", "--export", "openmetrics:s.om", "--plot", "p.svg")
     assert "0 measured now, 3 before" in moegeom(folder, *ARGUMENTS, *files, code=0).out
-    results = folder / "runs/olmoe-collapsed.track"
-    rows = pq.read_table(results / "series.parquet").to_pylist()
-    assert len(rows) == 3 * len(json.loads((results / "series.json").read_text())["curves"])
+    rows = pq.read_table(folder / "runs/olmoe-collapsed.track/series.parquet").to_pylist()
     with (folder / "s.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert [line["figure"] for line in lines] == [row["column"] for row in rows]
-    assert [line["value"] for line in lines] == [
-        "" if row["value"] is None else repr(row["value"]) for row in rows
+    assert [(line["figure"], line["value"]) for line in lines] == [
+        (row["column"], "" if row["value"] is None else repr(row["value"])) for row in rows
     ]
+    assert (folder / "s.om").read_text().endswith("# EOF\n")
     assert (folder / "p.svg").stat().st_size > 5000
-    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
-    text = (folder / "s.om").read_text()
-    assert text.endswith("# EOF\n")
-    families = {f.name: f for f in parser.text_string_to_metric_families(text)}
-    samples = families["moegeom_max_vio_global"].samples
-    assert {s.labels["router"] for s in samples} == {"text/0", "text/1", "text/2"}
-    assert {s.labels["step"] for s in samples} == {"1500"}
-
-
-def test_tensorboard_reads_what_was_written_or_the_extra_is_named(moegeom, folder):
-    ran = moegeom(folder, *ARGUMENTS, "--quiet", "--export", "tensorboard:tb")
-    try:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    except ImportError:
-        assert ran.code == 2
-        assert install_command("tensorboard") in ran.err
-        return
-    assert ran.code == 0, ran.err
-    events = [e for file in (folder / "tb").iterdir() for e in EventFileLoader(str(file)).Load()]
-    assert {event.step for event in events} >= {100, 600, 1500}
 
 
 @pytest.mark.nightly
@@ -116,9 +93,7 @@ def test_an_earlier_state_fails_the_gate_and_every_report_says_so(moegeom, tmp_p
         words = " ".join(screen.split())
         assert "step 700 holds the rows of step 100 again, bit for bit" in words
         assert "VERDICT FAILED: 1 error" in words
-    assert 'failures="1"' in (tmp_path / "out.junit").read_text()
-    assert (tmp_path / "out.github").read_text().startswith("::error title=MGT101")
-    for kind in ("md", "html"):
+    for kind in ("junit", "github", "md", "html"):
         assert "MGT101" in (tmp_path / f"out.{kind}").read_text()
     told = json.loads(forms["json"]["80"])
     assert (told["verdict"], told["exit_code"]) == ("FAILED", 1)
