@@ -42,7 +42,7 @@ def report(moegeom, folder) -> Path:
     return folder / "report"
 
 
-def shown(moegeom, results: Path) -> dict[str, dict[str, str]]:
+def forms_of(moegeom, results: Path) -> dict[str, dict[str, str]]:
     """The report of results in each form; no line but a command is longer than its screen."""
     forms = moegeom(
         *(results.parent, "boundary-report", results.name), forms=["json", "table", "md"], code=0
@@ -53,7 +53,7 @@ def shown(moegeom, results: Path) -> dict[str, dict[str, str]]:
 
 
 def test_the_screen_says_what_flips(moegeom, report):
-    forms = shown(moegeom, report)
+    forms = forms_of(moegeom, report)
     text = " ".join(forms["table"]["80"].split())
     assert re.search(r"VERDICT bf16-logits flips most: 0\.\d+ % of the choices", text)
     assert re.search(r"bf16-logits 0\.\d+ % 0\.\d+ % 0\.\d+ % L\d", text)
@@ -159,7 +159,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, folder):
         *("--arith", "bf16", "--out", "sides", "--quiet"),
         code=0,
     )
-    forms = shown(moegeom, folder / "sides")
+    forms = forms_of(moegeom, folder / "sides")
     document = json.loads(forms["json"]["80"])
     other = document["variants"][0]
     assert other["variant"] == "run-b"
@@ -191,7 +191,7 @@ def test_a_second_checkpoint_is_told_with_what_is_left_out(moegeom, folder):
         code=0,
     )
     assert ran.err == ""
-    forms = shown(moegeom, folder / "second")
+    forms = forms_of(moegeom, folder / "second")
     document = json.loads(forms["json"]["80"])
     assert [variant["variant"] for variant in document["variants"]] == ["checkpoint-b", "bf16"]
     text = " ".join(forms["table"]["80"].split())

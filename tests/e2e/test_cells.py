@@ -396,8 +396,8 @@ def test_files_that_hold_no_matrix_are_refused(refused, tmp_path):
             np.save(stream, np.eye(4))
         alone = f"{name}: this is a .npy file, which holds one array without a name"
         typed = ("cells", "--weights", name, "--top-k", "2")
-        told = refused(tmp_path, typed, alone, "numpy.savez writes one: weight=W")
-        assert "torch" not in told
+        refusal = refused(tmp_path, typed, alone, "numpy.savez writes one: weight=W")
+        assert "torch" not in refusal
     np.savez(tmp_path / "router.npz", weight=np.eye(4, 3))
     refused(tmp_path, (*BARE, "--subspace", "w.npz"), "numpy.savez writes one: centre=c")
 

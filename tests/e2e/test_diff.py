@@ -78,13 +78,6 @@ def test_experts_left_behind_are_told_when_they_are_read(moegeom, place):
     assert "and experts left behind" in ran.words
 
 
-def test_other_families_are_told_beneath_the_verdict(moegeom, place):
-    ran = moegeom(place, "diff", NEW, "sample_ckpts/deepseek-tiny/step_1500", code=0)
-    told = [line for line in ran.out.splitlines() if line.startswith(("UNLIKE", "VERDICT"))]
-    assert told[0].startswith("VERDICT  no router is identical")
-    assert told[1] == "UNLIKE   family olmoe in A, deepseek_v3 in B"
-
-
 #: What is typed, the exit code, and words of the refusal.
 REFUSED = [
     (("nowhere", NEW), 3, "no such file"),

@@ -30,7 +30,7 @@ def recorded():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with what runs of the sample chose: ``int4``, ``noisy``; its ``logits``, ``ids``."""
+    """A folder with what runs of the sample chose: ``int4``, ``noisy``, ``rounded``; its ``logits``."""
     folder = tmp_path_factory.mktemp("explain")
     (folder / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     routers = load_routers(open_checkpoint(CKPT)).routers
@@ -42,7 +42,7 @@ def place(tmp_path_factory) -> Path:
     def chosen(x: np.ndarray, weight: np.ndarray, router) -> np.ndarray:
         return route(x @ weight.T, router.rule).chosen.astype(np.int32)
 
-    names = ("int4", "noisy", "plain", "bf16", "logits")
+    names = ("int4", "noisy", "plain", "rounded", "logits")
     sides: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
     for router in routers:
         x = inputs[router.name]
@@ -54,7 +54,7 @@ def place(tmp_path_factory) -> Path:
         sides["plain"][router.name] = chosen(x, router.weight, router)
         sides["logits"][router.name] = logits = x @ router.weight.T
         rounded = logits.astype(ml_dtypes.bfloat16).astype(np.float32)
-        sides["bf16"][router.name] = route(rounded, router.rule).chosen.astype(np.int32)
+        sides["rounded"][router.name] = route(rounded, router.rule).chosen.astype(np.int32)
     columns = source.read_columns(0, count)
     names = tuple(router.name for router in routers)
     for name, values in sides.items():
@@ -131,7 +131,7 @@ def test_what_a_holds_decides_which_causes_can_be_told(explain):
     ids = explain("int4", tokens="plain", code=4).out
     assert "VERDICT  inconclusive" in ids
     assert "A holds ids" in ids
-    forms = explain("bf16", tokens="logits", forms=["json", "table"]).document
+    forms = explain("rounded", tokens="logits", forms=["json", "table"]).document
     causes = {fault["cause"] for fault in json.loads(forms["json"]["80"])["faults"]}
     assert "logits rounded" in causes
     assert not {"weights rounded", "inputs rounded", "rows damaged"} & causes
@@ -148,11 +148,11 @@ def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(expla
     np.savez(place / "b.npz", document=columns.document, position=columns.position, **chosen)
     typed = ("explain", CKPT, "--tokens", REC, "--run-b", "b.npz")
     refused(place, typed, "Add --stage-b, one of", code=2)
-    found, of_a_recording = (
+    of_arrays, of_a_recording = (
         explain(b, *stage, "--layers", "1", "--format", "json", code=0).document["verdict"]
         for b, stage in (("b.npz", ("--stage-b", "ids")), ("int4", ()))
     )
-    assert found == of_a_recording
+    assert of_arrays == of_a_recording
 
 
 def test_rows_of_other_tokens_are_told_without_recorded_choices(explain, place):

@@ -87,20 +87,15 @@ def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, p
     assert notes["notes"] == [f"l{said}"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "origin"), [((), "config"), (OPTIONS, "options")], ids=["config", "options"]
-)
-def test_every_output_says_that_the_rule_is_assumed_and_from_what(
-    moegeom, place, arguments, origin
-):
-    said, as_json = f"assumed from {origin}", ("--format", "json")
-    check = (place, "check", "model", *arguments)
-    routers = (place, "routers", "model", *arguments)
+def test_every_output_says_that_the_rule_is_assumed_and_from_what(moegeom, place):
+    said, as_json = "assumed from options", ("--format", "json")
+    check = (place, "check", "model", *OPTIONS)
+    routers = (place, "routers", "model", *OPTIONS)
     report = (place, "report", "weights")
     for screen in (
         moegeom(*routers),
         moegeom(*check),
-        moegeom(place, "scan", "model", *arguments, "--out", "weights"),
+        moegeom(place, "scan", "model", *OPTIONS, "--out", "weights"),
         moegeom(*report),
         moegeom(*report, "--format", "md"),
     ):
@@ -109,4 +104,4 @@ def test_every_output_says_that_the_rule_is_assumed_and_from_what(
         document = moegeom(*command, *as_json).document
         assert (document["rule_status"], document["rule_trust"]) == ("assumed", said)
     document = moegeom(*routers, *as_json).document
-    assert (document["rule_status"], document["rule_origin"]) == ("assumed", origin)
+    assert (document["rule_status"], document["rule_origin"]) == ("assumed", "options")
