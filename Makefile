@@ -81,13 +81,14 @@ types: $(TEST)
 	$(BIN)/lint-imports
 
 # One thread of BLAS a worker: workers fill the cores, and threads of small products wait by spinning.
-ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Bytecode is written even where the environment forbids it: tests start hundreds of processes.
+TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 test: style
-	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 test-all: lint
-	HYPOTHESIS_PROFILE=nightly $(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=nightly $(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 format: $(TEST)
 	$(BIN)/ruff format .

@@ -138,13 +138,18 @@ def sparingly(*, typechecker: typing.Callable) -> typing.Callable:
         num_definitions[code] += 1
         if num_definitions[code] > CHECKED_CALLS:
             return plain
-        with one_at_a_time:
-            checked = jaxtyped(typechecker=typechecker)(plain)
+        checked = None
 
-        @functools.wraps(checked)
+        # Most functions are not called in a run of few tests: a check is made when it is needed.
+        @functools.wraps(plain)
         def call(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+            nonlocal checked
             num_calls[code] += 1
-            return (checked if num_calls[code] <= CHECKED_CALLS else plain)(*args, **kwargs)
+            if num_calls[code] > CHECKED_CALLS:
+                return plain(*args, **kwargs)
+            with one_at_a_time:
+                checked = checked or jaxtyped(typechecker=typechecker)(plain)
+            return checked(*args, **kwargs)
 
         return call
 

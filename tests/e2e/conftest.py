@@ -16,12 +16,14 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests import costs
-from tests.short_samples import short_samples
+from tests.short_samples import SAMPLES, short_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +35,20 @@ class Ran:
     code: int
     out: str
     err: str
+
+    @property
+    def words(self) -> str:
+        """What it printed, on one line."""
+        return " ".join(self.out.split())
+
+    @property
+    def document(self) -> Any:
+        """What it printed as JSON."""
+        return json.loads(self.out)
+
+
+def widest(screen: str) -> int:
+    return max(map(len, screen.splitlines()))
 
 
 def environment() -> dict[str, str]:
@@ -64,6 +80,7 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
     """``moegeom ARGUMENTS`` in a folder, or a script, in a child of a process that is warm.
 
     With ``forms``, names of renderers, standard output is one JSON document: form -> width -> text.
+    With ``code`` it must end with that exit code.
     """
     streams = tmp_path_factory.mktemp("streams")
     server = subprocess.Popen(
@@ -81,6 +98,7 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
         *arguments: str,
         forms: Collection[str] = (),
         script: str = "",
+        code: int | None = None,
         **variables: str,
     ) -> Ran:
         out, err = streams / "out", streams / "err"
@@ -97,9 +115,11 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
         server.stdin.flush()
         answer = server.stdout.readline()
         assert answer, "the warm process has died"
-        code, seconds = answer.split()
+        ending, seconds = answer.split()
         costs.elsewhere[0] += float(seconds)
-        return Ran(int(code), out.read_text("utf-8"), err.read_text("utf-8"))
+        ran = Ran(int(ending), out.read_text("utf-8"), err.read_text("utf-8"))
+        assert code in (None, ran.code), (arguments, ran.code, ran.err)
+        return ran
 
     yield run
     server.stdin.close()
@@ -108,25 +128,64 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
     server.stdout.close()
 
 
-@dataclass(frozen=True)
-class World:
-    """A folder with ``model`` (three layers, one with duplicate rows), ``rec`` and ``results``.
-
-    ``screen`` is what the scan that made ``results`` printed.
-    """
-
-    folder: Path
-    screen: str
-
-    def copy_to(self, folder: Path, *names: str) -> Path:
-        """Private copies of ``names``, for a test that damages them."""
-        for name in names:
-            shutil.copytree(self.folder / name, folder / name)
-        return folder
+def everything_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 @pytest.fixture(scope="session")
-def world(moegeom, tmp_path_factory) -> World:
+def refused(moegeom) -> Callable[..., str]:
+    """Runs a command that must be refused with a sentence that holds each of the words.
+
+    Nothing is printed, nothing is written, and what is said has no traceback.
+    """
+
+    def refuse(folder: Path, arguments: Collection[str], *words: str, code: int = 3) -> str:
+        before = everything_below(folder)
+        ran = moegeom(folder, *arguments, code=code)
+        assert ran.out == "", arguments
+        error, *rest = ran.err.splitlines()
+        assert error.startswith("error: "), ran.err
+        assert error.endswith((".", "?", ")")), error
+        assert all(line.startswith(("  hint: ", "  note: ")) for line in rest), ran.err
+        assert [word for word in words if word not in ran.err] == [], ran.err
+        assert everything_below(folder) == before, arguments
+        return ran.err
+
+    return refuse
+
+
+#: A healthy sample, the names of its routers, and an order of its experts.
+HEALTHY = "sample_ckpts/olmoe-balanced/step_1500"
+GATES = [f"model.layers.{layer}.mlp.gate.weight" for layer in range(3)]
+ORDER = [1, 0, 3, 2, *range(4, 16)]
+
+Tensors = dict[str, np.ndarray]
+
+
+def changed(folder: Path, name: str, change: Callable[[Tensors], Tensors]) -> str:
+    """A copy of the healthy sample whose tensors were changed."""
+    shutil.copytree(SAMPLES.parent / HEALTHY, folder / name)
+    file = folder / name / "model.safetensors"
+    tensors = change(load_file(file))
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, file)
+    return name
+
+
+def permuted(tensors: Tensors, *, with_experts: bool) -> Tensors:
+    """The rows of its routers in another order, with their experts or without."""
+    after = {}
+    for tensor, values in tensors.items():
+        head, is_expert, rest = tensor.partition(".experts.")
+        if is_expert and with_experts:
+            number, _, leaf = rest.partition(".")
+            tensor = f"{head}.experts.{ORDER.index(int(number))}.{leaf}"
+        after[tensor] = values[ORDER] if tensor in GATES else values
+    return after
+
+
+@pytest.fixture(scope="session")
+def world(moegeom, tmp_path_factory) -> Path:
+    """A folder with ``model`` (three layers, one with duplicate rows), ``rec`` and ``results``."""
     from moegeom.checkpoint.open import open_checkpoint
     from moegeom.router.load import load_routers
     from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
@@ -139,11 +198,11 @@ def world(moegeom, tmp_path_factory) -> World:
     choices = np.argsort(np.random.default_rng(0).random((40, 3, 16)), axis=2)[:, :, :4]
     np.save(folder / "routes.npy", choices.astype(np.uint8))
     ran = run_cold(folder, "scan", "model", "--tokens", "rec", "--out", "results")
-    assert ran.code == 0, ran.err
-    assert ran.err == ""
-    part = moegeom(folder, "scan", "model", "--tokens", "rec", "--part", "1/1", "--out", "part")
-    assert (part.code, part.err) == (0, "")
-    return World(folder, ran.out)
+    assert (ran.code, ran.err) == (0, "")
+    assert "\x1b" not in ran.out, "colours are for terminals"
+    part = ("--layers", "1", "--part", "1/1", "--out", "part")
+    assert moegeom(folder, "scan", "model", "--tokens", "rec", *part, code=0).err == ""
+    return folder
 
 
 @pytest.fixture
@@ -155,5 +214,5 @@ def place(world, tmp_path) -> Path:
     """
     (tmp_path / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     for name in ("model", "rec", "results", "part", "routes.npy"):
-        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=name != "routes.npy")
+        (tmp_path / name).symlink_to(world / name, target_is_directory=name != "routes.npy")
     return tmp_path

@@ -11,40 +11,52 @@ import pytest
 from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.geometry.selection import route
 from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
+from tests.e2e.conftest import widest
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
 SAMPLE = Path("sample_ckpts/olmoe-balanced")
 CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
 
 
-def with_samples(folder: Path, samples: Path) -> Path:
-    (folder / "sample_ckpts").symlink_to(samples, target_is_directory=True)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with the samples, for results that several tests look at."""
+    folder = tmp_path_factory.mktemp("boundary")
+    (folder / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     return folder
 
 
 @pytest.fixture(scope="module")
-def report(moegeom, tmp_path_factory) -> Path:
-    """A folder with ``out``, the results of two arithmetics and noise on the sample."""
-    folder = with_samples(tmp_path_factory.mktemp("boundary"), SAMPLES)
+def report(moegeom, folder) -> Path:
+    """Results of two arithmetics and noise on all tokens of the sample: few of them flip."""
+    rec = str(SAMPLES.parent / REC)
     ran = moegeom(
-        *(folder, "boundary-report", CKPT, "--tokens", REC, "--out", "out", "--quiet"),
+        *(folder, "boundary-report", CKPT, "--tokens", rec, "--out", "report", "--quiet"),
         *("--arith", "bf16-logits", "--arith", "float32-blocks", "--noise", "0.02"),
+        code=0,
     )
-    assert (ran.code, ran.err) == (0, "")
-    return folder
+    assert ran.err == ""
+    return folder / "report"
 
 
-def test_the_screen_fits_and_says_what_flips(moegeom, report):
-    forms = json.loads(moegeom(report, "boundary-report", "out", forms=["json", "table", "md"]).out)
+def forms_of(moegeom, results: Path) -> dict[str, dict[str, str]]:
+    """The report of results in each form; no line but a command is longer than its screen."""
+    forms = moegeom(
+        *(results.parent, "boundary-report", results.name), forms=["json", "table", "md"], code=0
+    ).document
     for columns, screen in forms["table"].items():
-        assert max(map(len, screen.splitlines())) <= int(columns)
+        assert widest(re.sub(r"(?m)^   next: .*", "", screen)) <= int(columns)
+    return forms
+
+
+def test_the_screen_says_what_flips(moegeom, report):
+    forms = forms_of(moegeom, report)
     text = " ".join(forms["table"]["80"].split())
-    assert re.search(r"VERDICT bf16-logits flips most: 0\.\d\d % of the choices", text)
-    assert re.search(r"bf16-logits 0\.\d\d % 0\.\d\d % 0\.\d\d % L\d", text)
+    assert re.search(r"VERDICT bf16-logits flips most: 0\.\d+ % of the choices", text)
+    assert re.search(r"bf16-logits 0\.\d+ % 0\.\d+ % 0\.\d+ % L\d", text)
     assert re.search(r"float32-blocks 0 % 0 % - 0 % 0 % (100|99\.\d+) %", text)
     assert "as exact ties break" in text
     tie = r"Half of a sample \(64 tokens of a router\) are within (\S+) of a tie of three experts"
@@ -56,6 +68,15 @@ def test_the_screen_fits_and_says_what_flips(moegeom, report):
     lines = [line for line in forms["md"]["80"].splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in lines[2:]] == ["bf16-logits", "float32-blocks"]
     assert lines[0].endswith("| predicted |")
+    document = json.loads(
+        forms["json"]["80"], parse_constant=lambda name: pytest.fail(f"not strict: {name}")
+    )
+    assert document["rule_status"] == "verified"
+    assert [v["variant"] for v in document["variants"]] == ["bf16-logits", "float32-blocks"]
+    for variant in document["variants"]:
+        assert [row["router"] for row in variant["layers"]] == ["text/0", "text/1", "text/2"]
+        assert all(row["num_disproved"] == 0 for row in variant["layers"])
+        assert len(variant["random"]) == 3
 
 
 def test_tokens_that_the_order_of_experts_alone_keeps_are_not_said_to_stay(moegeom, tmp_path):
@@ -71,99 +92,78 @@ def test_tokens_that_the_order_of_experts_alone_keeps_are_not_said_to_stay(moege
     assert "unless an exact tie breaks otherwise; if it does, bf16 flips up to 100 %" in text
 
 
-def test_json_is_strict_and_holds_every_layer(moegeom, report):
-    ran = moegeom(report, "boundary-report", "out", "--format", "json")
-    document = json.loads(ran.out, parse_constant=lambda name: pytest.fail(f"not strict: {name}"))
-    assert [variant["variant"] for variant in document["variants"]] == [
-        "bf16-logits",
-        "float32-blocks",
-    ]
-    for variant in document["variants"]:
-        assert [row["router"] for row in variant["layers"]] == ["text/0", "text/1", "text/2"]
-        assert all(row["num_disproved"] == 0 for row in variant["layers"])
-        assert len(variant["random"]) == 3
-    assert document["rule_status"] == "verified"
-
-
 def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
-    assert moegeom(report, "report", "out").code == 0
-    results = open_results(report / "out")
+    moegeom(report.parent, "report", "report", code=0)
+    results = open_results(report)
     rows = {
         (row["router"], row["variant"], row["population"]): row for row in results.rows("layers")
     }
-    exact, other = (rows["text/1", name, "all"] for name in ("as_stored", "bf16-logits"))
-    assert exact["flipped_share"] is None
-    assert other["load_cv_ddof0"] is None
+    exact, others = (
+        [rows[f"text/{layer}", name, "all"] for layer in range(3)]
+        for name in ("as_stored", "bf16-logits")
+    )
+    assert {row["flipped_share"] for row in exact} == {row["load_cv_ddof0"] for row in others}
+    assert exact[0]["flipped_share"] is None
+    other = max(others, key=lambda row: row["flipped_share"])
     assert 0.0 < other["flipped_share_least"] < other["flipped_share"] < other["flipped_share_most"]
     variants = {row["variant"]: row for row in results.rows("variants")}
     some, seen = (
         variants["bf16-logits"][name] for name in ("num_flipped_any_layer", "num_tokens_all_layers")
     )
-    shares = [rows[f"text/{layer}", "bf16-logits", "all"]["flipped_share"] for layer in range(3)]
+    shares, predicted = (
+        [row[column] for row in others] for column in ("flipped_share", "predicted_flipped_share")
+    )
     assert seen == 4096
     assert max(shares) <= some / seen <= sum(shares)
     # the noise model without emulation
-    predicted = [
-        rows[f"text/{layer}", "bf16-logits", "all"]["predicted_flipped_share"] for layer in range(3)
-    ]
     assert np.mean(predicted) / np.mean(shares) == pytest.approx(1.0, abs=0.3)
 
 
 def test_the_reference_can_be_another_arithmetic(moegeom, place):
-    said = "boundary-report model --tokens rec --out {} --arith bf16 --reference {} --format json"
-    same = moegeom(place, *said.format("same", "bf16").split())
-    assert json.loads(same.out)["variants"][0]["flipped_share"] == 0.0
-    other = moegeom(place, *said.format("run-b", "bf16-logits").split())
-    assert json.loads(other.out)["variants"][0]["flipped_share"] > 0.0
+    said = "boundary-report model --tokens rec --layers 1 --arith bf16 --format json"
+    same = moegeom(place, *said.split(), "--reference", "bf16").document
+    assert same["variants"][0]["flipped_share"] == 0.0
+    other = moegeom(place, *said.split(), "--reference", "bf16-logits").document
+    assert other["variants"][0]["flipped_share"] > 0.0
 
 
-@pytest.mark.parametrize(
-    ("typed", "code", "said"),
-    [
-        ("model", 2, "boundary-report needs tokens"),
-        ("model --tokens rec --arith bf15", 2, "bf15"),
-        ("model --tokens rec --reference nothing", 2, "nothing"),
-        ("model --tokens rec --noise -1", 2, "expected a positive share"),
-        ("model --tokens rec --noise elsewhere", 3, "elsewhere"),
-        ("results", 3, "holds no variants"),
-        ("model --tokens rec --out results", 2, "another request: arithmetics differ"),
-        ("model --tokens rec --checkpoint-b elsewhere", 3, "elsewhere"),
-        (f"model --tokens rec --checkpoint-b {'x' * 300}", 3, "cannot be read"),
-        (
-            "model --tokens rec --checkpoint-b rec",
-            2,
-            "--run-b compares with what another run chose",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_told(moegeom, place, typed, code, said):
-    ran = moegeom(place, "boundary-report", *typed.split())
-    assert (ran.code, ran.out) == (code, "")
-    assert said in ran.err
+#: What cannot be meant or read, the exit code, and words of the refusal.
+REFUSED = [
+    ("model", 2, "boundary-report needs tokens"),
+    ("model --tokens rec --arith bf15", 2, "bf15"),
+    ("model --tokens rec --reference nothing", 2, "nothing"),
+    ("model --tokens rec --noise -1", 2, "expected a positive share"),
+    ("model --tokens rec --noise elsewhere", 3, "elsewhere"),
+    ("results", 3, "holds no variants"),
+    ("model --tokens rec --out results", 2, "another request: arithmetics differ"),
+    ("model --tokens rec --checkpoint-b elsewhere", 3, "elsewhere"),
+    (f"model --tokens rec --checkpoint-b {'x' * 300}", 3, "cannot be read"),
+    ("model --tokens rec --checkpoint-b rec", 2, "--run-b compares with what another run chose"),
+    ("model --tokens logits.npz --stage logits --arith bf16", 3, "needs recorded router inputs"),
+]
 
 
-def test_logits_cannot_be_rounded_again(moegeom, place):
+def test_what_cannot_be_meant_is_told(refused, place):
     routers = load_routers(open_checkpoint(place / "model")).routers
-    source = open_tokens(str(place / "rec"), None, None, ())
+    source = open_tokens(str(place / "rec"))
     logits = {r.name: source.read_values(r.name, 0, 512) @ r.weight.T for r in routers}
     np.savez(place / "logits.npz", **logits)
-    typed = "boundary-report model --tokens logits.npz --stage logits --arith bf16 --out o"
-    ran = moegeom(place, *typed.split())
-    assert ran.code == 3
-    assert "needs recorded router inputs" in ran.err
+    for typed, code, words in REFUSED:
+        refused(place, ("boundary-report", *typed.split()), words, code=code)
 
 
-def test_two_sides_are_compared_token_by_token(moegeom, place):
+def test_two_sides_are_compared_token_by_token(moegeom, folder):
     sides = [str(SAMPLE / f"rec/step_{step}") for step in (1500, 1000)]
-    ran = moegeom(
-        *(place, "boundary-report", CKPT, "--tokens", sides[0], "--run-b", sides[1]),
-        *("--arith", "bf16", "--out", "out", "--format", "json"),
+    moegeom(
+        *(folder, "boundary-report", CKPT, "--tokens", sides[0], "--run-b", sides[1]),
+        *("--arith", "bf16", "--out", "sides", "--quiet"),
+        code=0,
     )
-    assert ran.code == 0, ran.err
-    document = json.loads(ran.out)
+    forms = forms_of(moegeom, folder / "sides")
+    document = json.loads(forms["json"]["80"])
     other = document["variants"][0]
     assert other["variant"] == "run-b"
-    a, b = (open_tokens(place / side) for side in sides)
+    a, b = (open_tokens(folder / side) for side in sides)
     shares = []
     for row in other["layers"]:
         chosen = [np.sort(side.read_chosen(row["router"], 0, NUM_TOKENS)) for side in (a, b)]
@@ -176,58 +176,24 @@ def test_two_sides_are_compared_token_by_token(moegeom, place):
         # sets alone are known of the other run
         assert {"proved_share", "tied_share", "reordered_share"}.isdisjoint(row)
     assert f"A and B choose differently in {100 * np.mean(shares):.3g} %" in document["verdict"]
-    screen = moegeom(place, "boundary-report", "out", COLUMNS="80").out
-    assert max(map(len, without_commands(screen))) <= 80
+    screen = forms["table"]["80"]
     assert f"next: moegeom explain {CKPT} --tokens {sides[0]} --run-b {sides[1]}" in screen
     text = " ".join(screen.split())
     assert "not explained by near-ties" in text
     assert "aligned 1,024 of 1,024 tokens" in text
     assert "alignment proven by the choices" in text
-    assert moegeom(place, "boundary-report", "out", "--format", "md").code == 0
 
 
-def without_commands(screen: str) -> list[str]:
-    """Lines of a screen but for commands, which are never cut."""
-    return [line for line in screen.splitlines() if not line.startswith("   next: ")]
-
-
-@pytest.fixture(scope="module")
-def second(moegeom, tmp_path_factory) -> Path:
-    """A folder with ``out``: the sample against an earlier step of its training."""
-    folder = with_samples(tmp_path_factory.mktemp("against"), short_samples())
+def test_a_second_checkpoint_is_told_with_what_is_left_out(moegeom, folder):
     ran = moegeom(
-        *(folder, "boundary-report", CKPT, "--arith", "bf16"),
+        *(folder, "boundary-report", CKPT, "--arith", "bf16", "--out", "second", "--quiet"),
         *("--tokens", REC, "--checkpoint-b", str(SAMPLE / "step_1000")),
-        *("--out", "out", "--quiet"),
+        code=0,
     )
-    assert (ran.code, ran.err) == (0, "")
-    return folder
-
-
-def test_a_second_checkpoint_chooses_for_the_inputs_of_the_first(moegeom, second):
-    document = json.loads(moegeom(second, "boundary-report", "out", "--format", "json").out)
+    assert ran.err == ""
+    forms = forms_of(moegeom, folder / "second")
+    document = json.loads(forms["json"]["80"])
     assert [variant["variant"] for variant in document["variants"]] == ["checkpoint-b", "bf16"]
-    source = open_tokens(second / REC)
-    sides = [
-        load_routers(open_checkpoint(second / SAMPLE / step)).routers
-        for step in ("step_1500", "step_1000")
-    ]
-    for row, mine, its in zip(document["variants"][0]["layers"], *sides, strict=True):
-        assert row["router"] == mine.name == its.name
-        normed = source.read_values(mine.name, 0, NUM_TOKENS).astype(np.float64) / mine.gain
-        sets = [
-            np.sort(route(normed * r.gain @ r.weight.T.astype(np.float64), r.rule).chosen)
-            for r in (mine, its)
-        ]
-        differs = (sets[0] != sets[1]).any(axis=1).mean()
-        assert differs > 0.05
-        assert row["flipped_share"] == pytest.approx(differs, abs=2 / NUM_TOKENS)
-
-
-def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, second):
-    forms = json.loads(moegeom(second, "boundary-report", "out", forms=["json", "table", "md"]).out)
-    for columns, screen in forms["table"].items():
-        assert max(map(len, without_commands(screen))) <= int(columns)
     text = " ".join(forms["table"]["80"].split())
     assert "C step_1000: its routers on the inputs of A." in text
     assert "Its own hidden states would differ" in text
@@ -239,26 +205,19 @@ def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, 
     assert re.search(r"^\| checkpoint-b \|.*\| - \| - \|", forms["md"]["80"], re.MULTILINE)
 
 
-def test_a_side_that_is_the_same_says_why_nothing_flips(moegeom, place):
-    """A run beside itself, a checkpoint beside itself, and both."""
+def test_a_side_that_is_the_same_says_why_nothing_flips(moegeom, folder):
+    """A checkpoint beside itself, and a run as well."""
     run_b, checkpoint_b = ("--run-b", REC), ("--checkpoint-b", CKPT)
-    for sides, words in (
-        (run_b, ["A and B choose the same experts for every token."]),
-        (
-            checkpoint_b,
-            [
-                "C chooses the same experts as A for every token, because its routers are",
-                "All routers are those of A, bit for bit.",
-            ],
-        ),
-        (
-            (*run_b, *checkpoint_b),
-            [
-                "A and B choose the same experts for every token. C chooses the same",
-                f"next: moegeom explain {CKPT} --tokens {REC} --run-b {REC} --checkpoint-b {CKPT}",
-            ],
-        ),
-    ):
+    for sides, words in {
+        checkpoint_b: [
+            "C chooses the same experts as A for every token, because its routers are",
+            "All routers are those of A, bit for bit.",
+        ],
+        (*run_b, *checkpoint_b): [
+            "A and B choose the same experts for every token. C chooses the same",
+            f"next: moegeom explain {CKPT} --tokens {REC} --run-b {REC} --checkpoint-b {CKPT}",
+        ],
+    }.items():
         typed = (CKPT, "--tokens", REC, *sides, "--layers", "0")
-        text = " ".join(moegeom(place, "boundary-report", *typed).out.split())
+        text = moegeom(folder, "boundary-report", *typed).words
         assert [sentence for sentence in words if sentence not in text] == [], text

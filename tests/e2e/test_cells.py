@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from moegeom.studies.cells.study.request import CellsRequest, read_named
 from moegeom.studies.cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
+from tests.e2e.conftest import widest
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
 CKPT = str(SAMPLES / "olmoe-balanced/step_1500")
@@ -64,8 +64,8 @@ def of_sample(**asked) -> CellsRequest:
 
 
 def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matrix):
-    ran = moegeom(place, *BARE, "--out", "found", "--certify")
-    assert (ran.code, ran.err) == (0, ""), ran.err
+    ran = moegeom(place, *BARE, "--out", "found", "--certify", code=0)
+    assert ran.err == ""
     exact = exact_cells(*matrix, 3)
     cells = pq.read_table(place / "found/cells.parquet").to_pylist()
     assert [tuple(row["expert_set"]) for row in cells] == expert_sets(exact)
@@ -84,7 +84,7 @@ def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matri
         plane = abs(bias[out] - bias[into]) / np.linalg.norm(weight[out] - weight[into])
         assert row["distance_upper"] >= row["distance_lower"] >= plane * (1 - 1e-9)
     assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
-    assert f"certify {len(cells)} cells have a point inside" in " ".join(ran.out.split())
+    assert f"certify {len(cells)} cells have a point inside" in ran.words
 
 
 def test_certify_refuses_a_point_that_lies_in_another_cell(place, monkeypatch):
@@ -112,13 +112,13 @@ def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path
     np.savez(tmp_path / "router.npz", weight=weight)
     asked = ("cells", "--weights", "router.npz", "--top-k", "4", "--subspace", "random:2")
     strict, broken = (
-        json.loads(moegeom(tmp_path, *asked, *more, "--format", "json").out)["routers"][0]
+        moegeom(tmp_path, *asked, *more, "--format", "json").document["routers"][0]
         for more in ((), ("--tie-broken",))
     )
     more = broken["cells"]["num_cells"] - strict["cells"]["num_cells"]
     assert strict["cells"]["num_tied"] == more > 0
     assert (strict["num_equal"], broken["num_equal"]) == (4, 0)
-    said = " ".join(moegeom(tmp_path, *asked, COLUMNS="80").out.split())
+    said = moegeom(tmp_path, *asked, COLUMNS="80").words
     assert f"{more} regions of the slice are in no cell: 4 of its experts are equal" in said
 
 
@@ -145,18 +145,17 @@ def test_a_certificate_from_the_screen_passes_an_independent_check(moegeom, plac
     for expert_set in ((0, 1, 2), next(iter(sorted(cells)))):
         asked = ",".join(map(str, expert_set))
         ran = moegeom(place, *BARE, "--expert-set", asked, "--certify", "--format", "json")
-        (answer,) = json.loads(ran.out)["answers"]
+        (answer,) = ran.document["answers"]
         assert answer["is_cell"] == (expert_set in cells)
         assert answer["is_checked"]
         check_certificate(weight, bias, expert_set, from_json(answer["certificate"]))
 
 
 def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp_path):
-    ran = moegeom(tmp_path, "cells", CKPT, "--layer", "0")
-    assert ran.code == 0
-    assert "all C(16, 4) = 1,820 sets" in ran.out
+    whole = ("cells", CKPT, "--layer", "0")
+    assert "all C(16, 4) = 1,820 sets" in moegeom(tmp_path, *whole, code=0).out
     asked = ("--expert-set", "3,9,11,15", "--certify", "--format", "json")
-    (answer,) = json.loads(moegeom(tmp_path, "cells", CKPT, "--layer", "0", *asked).out)["answers"]
+    (answer,) = moegeom(tmp_path, *whole, *asked).document["answers"]
     router = load_routers(open_checkpoint(CKPT)).routers[0]
     point = np.array([float(x) for x in from_json(answer["certificate"]).point])
     assert sorted(np.argsort(-(router.weight.astype(np.float64) @ point))[:4]) == [3, 9, 11, 15]
@@ -165,8 +164,7 @@ def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp
 
 @pytest.mark.nightly
 def test_witnesses_of_a_slice_choose_their_expert_set_as_router_inputs(moegeom, place):
-    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found")
-    assert ran.code == 0, ran.err
+    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found", code=0)
     rows = pq.read_table(place / "found/cells.parquet").to_pylist()
     router = load_routers(open_checkpoint(CKPT)).routers[0]
     inputs = np.array([row["witness_input"] for row in rows])
@@ -181,10 +179,9 @@ def test_witnesses_of_a_slice_choose_their_expert_set_as_router_inputs(moegeom, 
 
 def test_a_slice_that_was_written_is_read_again(moegeom, place):
     random = ("--subspace", "random:2", "--seed", "5")
-    assert moegeom(place, *ON_SAMPLE, *random, "--out", "one").code == 0
+    moegeom(place, *ON_SAMPLE, *random, "--out", "one", code=0)
     slice_file = str(place / "one/slices/text.0.npz")
-    ran = moegeom(place, *ON_SAMPLE, "--subspace", slice_file, "--out", "two")
-    assert ran.code == 0, ran.err
+    moegeom(place, *ON_SAMPLE, "--subspace", slice_file, "--out", "two", code=0)
     one, two = (pq.read_table(place / name / "cells.parquet") for name in ("one", "two"))
     assert one.equals(two)
 
@@ -213,9 +210,9 @@ def test_a_radius_around_the_point_where_all_experts_tie_changes_nothing(moegeom
     np.savez(tmp_path / "router.npz", weight=weight)
     asked = ("cells", "--weights", "router.npz", "--top-k", "8", "--subspace", "random:3")
     for name, bound in (("whole", ()), ("near", ("--radius", "0.001"))):
-        ran = moegeom(tmp_path, *asked, *bound, "--out", name, "--certify")
-        assert (ran.code, ran.err) == (0, ""), ran.err
-    said = " ".join(ran.out.split())
+        ran = moegeom(tmp_path, *asked, *bound, "--out", name, "--certify", code=0)
+        assert ran.err == ""
+    said = ran.words
     assert "within 0.001 of its centre, where all experts tie at one point" in said
     assert "two affine charts" in said
     whole, near = (pq.read_table(tmp_path / n / "cells.parquet") for n in ("whole", "near"))
@@ -252,52 +249,42 @@ def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
         assert np.isclose(nearest, min(swaps))
 
 
-@pytest.mark.parametrize("ending", ["svg", "pdf", "png", "html"])
-def test_a_picture_comes_with_the_numbers_behind_it(moegeom, place, ending):
-    ran = moegeom(place, *ON_SAMPLE, "--plot", f"figure.{ending}", "--caption")
-    assert ran.code == 0, ran.err
+#: What is drawn, as which kind of file, and the numbers that lie beside it.
+PICTURES = [
+    (("--caption",), "pdf", "polygons"),
+    (("--view", "expert:3"), "svg", "cells"),
+    (("--view", "tropical"), "html", "cells"),
+    (("--subspace", "pca:3"), "svg", "nodes"),
+    (("--subspace", "plane:5,90,700"), "png", "polygons"),
+    (("--subspace", "circle:5,900"), "svg", "arcs"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "ending", "table"), PICTURES)
+def test_a_picture_comes_with_the_numbers_behind_it(moegeom, place, arguments, ending, table):
+    ran = moegeom(place, *ON_SAMPLE, *arguments, "--plot", f"figure.{ending}", code=0)
     assert (place / f"figure.{ending}").stat().st_size > 10_000
-    with (place / "figure.tokens.csv").open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) == NUM_TOKENS
-    assert "figure.polygons.csv" in ran.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "table"),
-    [
-        (("--view", "expert:3"), "cells"),
-        (("--view", "tropical"), "cells"),
-        (("--subspace", "pca:3"), "nodes"),
-        (("--subspace", "plane:5,90,700"), "polygons"),
-        (("--subspace", "circle:5,900"), "arcs"),
-    ],
-)
-def test_every_kind_of_picture_is_drawn(moegeom, place, arguments, table):
-    ran = moegeom(place, *ON_SAMPLE, *arguments, "--plot", "figure.svg")
-    assert ran.code == 0, ran.err
-    assert (place / "figure.svg").read_text("utf-8").startswith("<?xml")
     assert (place / f"figure.{table}.csv").exists()
+    if arguments == ("--caption",):
+        assert "figure.polygons.csv" in ran.out
+        with (place / "figure.tokens.csv").open(encoding="utf-8") as stream:
+            assert len(list(csv.DictReader(stream))) == NUM_TOKENS
 
 
-def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, place):
-    refused = moegeom(place, "cells", CURVED, "--layer", "1")
-    assert refused.code == 3
-    assert "they are no polyhedra" in refused.err
-    ran = moegeom(place, *ON_CURVED, "--plot", "figure.png")
-    assert ran.code == 0, ran.err
-    assert "pixels are undecided" in " ".join(ran.out.split())
+def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, refused, place):
+    refused(place, ("cells", CURVED, "--layer", "1"), "they are no polyhedra")
+    ran = moegeom(place, *ON_CURVED, "--plot", "figure.png", code=0)
+    assert "pixels are undecided" in ran.words
     assert (place / "figure.labels.csv").exists()
 
 
 @pytest.mark.nightly
 def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, place):
-    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
-    assert ran.code == 4
-    said = " ".join(ran.out.split())
+    on_four = (*ON_SAMPLE, "--subspace", "pca:4", "--vertices")
+    said = moegeom(place, *on_four, "50", "--out", "found", code=4).words
     assert "more than the 50 vertices that --vertices allows; a random router has about" in said
     enough = said.split("Try --vertices ")[1].split()[0]
-    assert moegeom(place, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", enough).code == 0
+    moegeom(place, *on_four, enough, code=0)
     assert pq.read_table(place / "found/cells.parquet").num_rows == 0
 
 
@@ -313,8 +300,8 @@ def test_the_limit_that_a_walk_cut_short_names_is_enough_for_it(place):
 
 def test_screens_keep_to_the_width_of_the_terminal(moegeom, place):
     ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:2", forms=["json", "table", "md"])
-    for columns, screen in json.loads(ran.out)["table"].items():
-        assert max(map(len, screen.splitlines())) <= int(columns)
+    for columns, screen in ran.document["table"].items():
+        assert widest(screen) <= int(columns)
 
 
 #: What cannot be meant, and words of the sentence that refuses it.
@@ -331,7 +318,7 @@ REFUSED = [
     ((*BARE, "--subspace", "pca:2"), "--tokens"),
     ((*BARE, "--subspace", "random:3"), "from 1 to 2"),
     ((*BARE, "--subspace", "sphere"), "expected full, pca:D"),
-    ((*BARE, "--plot", "x.bmp"), "x.bmp"),
+    ((*BARE, "--out", "found", "--plot", "x.bmp"), "x.bmp"),
     ((*BARE, "--plot", "x.svg", "--view", "expert:20"), "expert 20 of 9"),
     ((*BARE, "--plot", "x.svg", "--view", "expert:a"), "expected a number"),
     ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
@@ -357,84 +344,62 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place):
+def test_what_cannot_be_meant_is_refused_in_a_sentence(refused, place):
     for arguments, words in REFUSED:
-        ran = moegeom(place, *arguments)
-        assert (ran.code, ran.out) == (2, ""), arguments
-        assert words in " ".join(ran.err.split()), arguments
-        assert not (place / "x.svg").exists()
+        refused(place, arguments, words, code=2)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"radius": 1.0, "box": 2.0}, "--radius and box exclude each other"),
-        ({"box": -1.0}, "box -1: expected a positive number"),
-        ({"hops": 2}, "hops goes with at"),
-        ({"hops": 2, "at": (5,)}, "at names tokens of a recording: add --tokens"),
-        ({"hops": -1, "at": (5,)}, "hops -1: expected how many facets to cross, such as 1 or 2"),
-        ({"random_routers": 1001}, "random_routers 1001: expected 0 to 1,000"),
-        ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
-        ({"inradius": True}, "inradius goes with --out"),
-        ({"band": 0.1}, "band goes with --plot"),
-        (
-            {"expert_set": (0, 1, 2), "random_routers": 3},
-            "--expert-set goes without random_routers",
-        ),
-        ({"box": 1.0, "plot": Path("x.svg")}, "not what box leaves of it"),
-    ],
-)
-def test_a_request_names_its_parameters_as_they_are_given(place, asked, said):
-    with pytest.raises(UsageError, match=said):
-        cells_of(of_matrix(place, **asked))
+#: Parameters that a command does not have, and words of the sentence that refuses them.
+MEANT = [
+    ({"radius": 1.0, "box": 2.0}, "--radius and box exclude each other"),
+    ({"box": -1.0}, "box -1: expected a positive number"),
+    ({"hops": 2}, "hops goes with at"),
+    ({"hops": 2, "at": (5,)}, "at names tokens of a recording: add --tokens"),
+    ({"hops": -1, "at": (5,)}, "hops -1: expected how many facets to cross, such as 1 or 2"),
+    ({"random_routers": 1001}, "random_routers 1001: expected 0 to 1,000"),
+    ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
+    ({"inradius": True}, "inradius goes with --out"),
+    ({"band": 0.1}, "band goes with --plot"),
+    (
+        {"expert_set": (0, 1, 2), "random_routers": 3},
+        "--expert-set goes without random_routers",
+    ),
+    ({"box": 1.0, "plot": Path("x.svg")}, "not what box leaves of it"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"w": np.ones((3, 2))}, "expected weight"),
-        ({"weight": np.ones(3)}, "expected (experts, dims)"),
-        ({"weight": np.ones((3, 2)), "bias": np.ones(2)}, "expected (3,)"),
-        ({"weight": np.full((3, 2), np.nan)}, "not finite"),
-        ({"weight": np.array([["a"]])}, "expected numbers"),
-        ({"weight": np.full((3, 2), 2**53 + 1)}, "does not tell apart"),
-    ],
-)
-def test_matrices_that_are_none_are_refused(moegeom, tmp_path, arrays, said):
-    np.savez(tmp_path / "router.npz", **arrays)
-    ran = moegeom(tmp_path, *BARE)
-    assert ran.code == 3
-    assert said in " ".join(ran.err.split())
+def test_a_request_names_its_parameters_as_they_are_given(place):
+    for asked, words in MEANT:
+        with pytest.raises(UsageError, match=words):
+            cells_of(of_matrix(place, **asked))
 
 
-def test_a_file_that_is_no_archive_is_refused(moegeom, tmp_path):
+#: Arrays that are no matrix, and words of the sentence that refuses them.
+NO_MATRIX: list[tuple[dict[str, np.ndarray], str]] = [
+    ({"w": np.ones((3, 2))}, "expected weight"),
+    ({"weight": np.ones(3)}, "expected (experts, dims)"),
+    ({"weight": np.ones((3, 2)), "bias": np.ones(2)}, "expected (3,)"),
+    ({"weight": np.full((3, 2), np.nan)}, "not finite"),
+    ({"weight": np.array([["a"]])}, "expected numbers"),
+    ({"weight": np.full((3, 2), 2**53 + 1)}, "does not tell apart"),
+]
+
+
+def test_files_that_hold_no_matrix_are_refused(refused, tmp_path):
+    for arrays, words in NO_MATRIX:
+        np.savez(tmp_path / "router.npz", **arrays)
+        refused(tmp_path, BARE, words)
     (tmp_path / "router.npz").write_bytes(b"PK\x03\x04 and nothing else")
-    ran = moegeom(tmp_path, *BARE)
-    assert ran.code == 3
-    assert "router.npz: truncated" in ran.err
-
-
-def test_a_refused_run_leaves_no_folder(moegeom, place):
-    ran = moegeom(place, *BARE, "--out", "found", "--plot", "x.bmp")
-    assert ran.code == 2
-    assert not (place / "found").exists()
-    assert not (place / "found.partial").exists()
-
-
-@pytest.mark.parametrize("name", ["w.npy", "w.npz", "w"])
-def test_one_array_is_refused_by_its_bytes_with_what_to_write(moegeom, tmp_path, name):
-    with (tmp_path / name).open("wb") as stream:
-        np.save(stream, np.eye(4))
-    ran = moegeom(tmp_path, "cells", "--weights", name, "--top-k", "2")
-    assert ran.code == 3
-    said = " ".join(ran.err.split())
-    assert f"{name}: this is a .npy file, which holds one array without a name" in said
-    assert "torch" not in said
-    assert "numpy.savez writes one: weight=W" in said
+    refused(tmp_path, BARE, "router.npz: truncated")
+    for name in ("w.npy", "w.npz", "w"):
+        with (tmp_path / name).open("wb") as stream:
+            np.save(stream, np.eye(4))
+        alone = f"{name}: this is a .npy file, which holds one array without a name"
+        typed = ("cells", "--weights", name, "--top-k", "2")
+        refusal = refused(tmp_path, typed, alone, "numpy.savez writes one: weight=W")
+        assert "torch" not in refusal
     np.savez(tmp_path / "router.npz", weight=np.eye(4, 3))
-    if name == "w.npz":
-        ran = moegeom(tmp_path, *BARE, "--subspace", name)
-        assert "numpy.savez writes one: centre=c" in " ".join(ran.err.split())
+    refused(tmp_path, (*BARE, "--subspace", "w.npz"), "numpy.savez writes one: centre=c")
 
 
 def test_a_file_that_is_not_there_comes_without_advice_on_writing_one(tmp_path):

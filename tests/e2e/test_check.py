@@ -2,176 +2,116 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-import numpy as np
-import pytest
 import yaml
-from safetensors.numpy import load_file, save_file
 
+from tests.e2e.conftest import GATES, HEALTHY, changed, permuted, widest
 from tests.short_samples import short_samples
 
 ROOT = Path(__file__).resolve().parents[2]
-HEALTHY = "sample_ckpts/olmoe-balanced/step_1500"
 TOKENS = "sample_ckpts/olmoe-balanced/rec/step_1500"
 COLLAPSED = "sample_ckpts/olmoe-collapsed/step_1500"
 
 
-def changed(folder: Path, change) -> str:
-    """A copy of the healthy sample whose tensors were changed."""
-    copy = folder / f"changed-{len(list(folder.iterdir()))}"
-    shutil.copytree(ROOT / HEALTHY, copy)
-    tensors = load_file(copy / "model.safetensors")
-    change(tensors)
-    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, copy / "model.safetensors")
-    return copy.name
-
-
-GATES = [f"model.layers.{layer}.mlp.gate.weight" for layer in range(3)]
-ORDER = np.array([1, 0, 3, 2, *range(4, 16)])
-
-
-def permute_rows(tensors) -> None:
-    for name in GATES:
-        tensors[name] = tensors[name][ORDER]
-
-
-def permute_everything(tensors) -> None:
-    permute_rows(tensors)
-    for name in [name for name in tensors if ".experts." in name]:
-        head, _, rest = name.partition(".experts.")
-        number, _, leaf = rest.partition(".")
-        tensors[f"new:{head}.experts.{list(ORDER).index(int(number))}.{leaf}"] = tensors.pop(name)
-    for name in [name for name in tensors if name.startswith("new:")]:
-        tensors[name.removeprefix("new:")] = tensors.pop(name)
-
-
-def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, place) -> None:
-    ran = moegeom(place, "check", HEALTHY)
-    assert (ran.code, ran.err) == (0, "")
+def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, place):
+    ran = moegeom(place, "check", HEALTHY, code=0)
+    assert ran.err == ""
     assert "0 errors, 0 warnings" in ran.out
-    assert "Not checked: load, margins, dead experts (no tokens)" in " ".join(ran.out.split())
-    assert all(len(line) <= 100 for line in ran.out.splitlines())
+    assert "Not checked: load, margins, dead experts (no tokens)" in ran.words
+    assert widest(ran.out) <= 100
 
 
-def test_an_integrity_error_fails_and_names_the_cause(moegeom, place) -> None:
-    ran = moegeom(place, "check", "model")
-    assert ran.code == 1
-    assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in ran.out
-
-
-def test_warnings_fail_only_when_asked(moegeom, place) -> None:
-    rec = ROOT / COLLAPSED.replace("step", "rec/step")
-    arguments = ("check", COLLAPSED, "--tokens", str(rec), "--layers", "0")
-    assert moegeom(place, *arguments).code == 0
-    assert moegeom(place, *arguments, "--fail-on", "warning").code == 1
+def test_warnings_fail_only_when_asked(moegeom, place):
+    every_token = str(ROOT / COLLAPSED.replace("step", "rec/step"))
+    arguments = ("check", COLLAPSED, "--tokens", every_token, "--layers", "0")
+    moegeom(place, *arguments, code=0)
+    moegeom(place, *arguments, "--fail-on", "warning", code=1)
     assert sorted(p.name for p in place.iterdir() if p.suffix == ".moegeom") == []
 
 
-def test_what_a_profile_requires_and_lacks_is_inconclusive(moegeom, place) -> None:
-    (place / "moegeom.toml").write_text('require = ["MGB203"]\n')
-    ran = moegeom(place, "check", HEALTHY)
-    assert ran.code == 4
-    assert "MGB203" in ran.out
-    assert moegeom(place, "check", "model").code == 1  # a failure comes first
+def test_init_writes_a_profile_that_changes_nothing(moegeom, place):
+    judge = (place, "check", HEALTHY, "--format", "json")
+    before = moegeom(*judge).document["outcomes"]
+    moegeom(place, "check", "--init", code=0)
+    assert moegeom(*judge).document["outcomes"] == before
+    moegeom(place, "check", "--init", code=2)
 
 
-def test_a_profile_that_cannot_be_meant_is_a_usage_error(moegeom, place) -> None:
-    (place / "moegeom.toml").write_text('slect = ["MGI"]\n')
-    ran = moegeom(place, "check", HEALTHY)
-    assert (ran.code, ran.out) == (2, "")
-    assert "Did you mean select?" in ran.err
+#: What is typed, the exit code, and words of the refusal.
+REFUSED = [
+    (("--report", "junit"), 2, "needs a checkpoint"),
+    ((HEALTHY, "--report", "junti=x"), 2, "Did you mean junit?"),
+    ((HEALTHY, "--report", "junit", "--format", "json"), 2, "--report junit=FILE"),
+    ((HEALTHY, "--report", "junit=none/x.xml"), 2, "cannot be written"),
+    ((HEALTHY, "--select", "MGX"), 2, "no check has the code"),
+    ((HEALTHY, "--fail-on", "note"), 2, "expected error or warning"),
+    ((HEALTHY, "--profile", "none.toml"), 2, "--init"),
+    ((HEALTHY, "--profile", "wrong.toml"), 2, "Did you mean select?"),
+    (("--explain", "MGN113X"), 2, "Did you mean MGN113?"),
+    (("results", "--tokens", "rec"), 2, "holds results"),
+    (("nowhere",), 3, "nowhere"),
+    ((HEALTHY, "--baseline", "nowhere.json"), 3, "nowhere.json"),
+    ((HEALTHY, "--baseline", "b.json"), 3, "b.json"),
+]
 
 
-def test_init_writes_a_profile_that_changes_nothing(moegeom, place) -> None:
-    before = moegeom(place, "check", HEALTHY, "--format", "json").out
-    assert moegeom(place, "check", "--init").code == 0
-    after = moegeom(place, "check", HEALTHY, "--format", "json").out
-    found = [json.loads(text)["outcomes"] for text in (before, after)]
-    assert found[0] == found[1]
-    assert moegeom(place, "check", "--init").code == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "Usage"),
-        (("--report", "junit"), "needs a checkpoint"),
-        ((HEALTHY, "--report", "junti=x"), "Did you mean junit?"),
-        ((HEALTHY, "--report", "junit", "--format", "json"), "--report junit=FILE"),
-        ((HEALTHY, "--report", "junit=none/x.xml"), "cannot be written"),
-        ((HEALTHY, "--select", "MGX"), "no check has the code"),
-        ((HEALTHY, "--fail-on", "note"), "expected error or warning"),
-        ((HEALTHY, "--profile", "none.toml"), "--init"),
-        (("--explain", "MGN113X"), "Did you mean MGN113?"),
-        (("results", "--tokens", "rec"), "holds results"),
-    ],
-)
-def test_what_cannot_be_meant_is_a_usage_error(moegeom, place, arguments, said) -> None:
-    ran = moegeom(place, "check", *arguments)
-    assert ran.code in (2, 0) if not arguments else ran.code == 2
-    assert said in ran.err + ran.out
-
-
-def test_what_cannot_be_read_is_exit_3(moegeom, place) -> None:
-    assert moegeom(place, "check", "nowhere").code == 3
-    assert moegeom(place, "check", HEALTHY, "--baseline", "nowhere.json").code == 3
+def test_what_cannot_be_meant_or_read_is_told(moegeom, refused, place):
+    (place / "wrong.toml").write_text('slct = ["MGI"]\n')
     (place / "b.json").write_text("{}")
-    assert moegeom(place, "check", HEALTHY, "--baseline", "b.json").code == 3
+    for arguments, code, words in REFUSED:
+        refused(place, ("check", *arguments), words, code=code)
+    bare = moegeom(place, "check")
+    assert bare.code in (0, 2)
+    assert "Usage" in bare.err + bare.out
 
 
-def test_a_refused_router_is_a_finding_with_its_code(moegeom, place) -> None:
-    def halve(tensors) -> None:
-        tensors[GATES[1]] = tensors[GATES[1]][:8]
-
-    name = changed(place, halve)
-    ran = moegeom(place, "check", name)
-    assert ran.code == 1
-    assert "MGI105" in ran.out
-    assert moegeom(place, "routers", name).code == 3
-    drawn = moegeom(place, "check", name, "--plot", "checks.svg")
-    assert drawn.code == 1  # what was found outweighs a figure that there is not
+def test_a_refused_router_is_a_finding_with_its_code(moegeom, place):
+    name = changed(place, "half", lambda held: held | {GATES[1]: held[GATES[1]][:8]})
+    moegeom(place, "routers", name, code=3)
+    drawn = moegeom(place, "check", name, "--plot", "checks.svg", code=1)
+    assert "MGI105" in drawn.out
+    # what was found outweighs a figure that there is not
     assert "There is no figure" in drawn.err
     assert not (place / "checks.svg").exists()
 
 
 def test_the_map_of_checks_is_drawn_of_a_checkpoint_that_passes_and_of_one_that_does_not(
     moegeom, place
-) -> None:
-    def zero(tensors) -> None:
+):
+    def zero(tensors):
         tensors[GATES[1]][3] = 0.0
+        return tensors
 
-    for name, code in ((HEALTHY, 0), (changed(place, zero), 1)):
-        ran = moegeom(place, "check", name, "--plot", "checks.svg", "--figure", "checks")
-        assert ran.code == code, ran.err
+    for name, code in ((HEALTHY, 0), (changed(place, "zero", zero), 1)):
+        moegeom(place, "check", name, "--plot", "checks.svg", "--figure", "checks", code=code)
         assert (place / "checks.svg").read_text("utf-8").count("MGI103") == 1
-    assert moegeom(place, "check", HEALTHY, "--plot", "a.svg", "--figure", "no").code == 2
+    moegeom(place, "check", HEALTHY, "--plot", "a.svg", "--figure", "no", code=2)
 
 
-def test_results_are_judged_without_the_checkpoint(moegeom, place) -> None:
-    ran = moegeom(place, "check", "results")
-    assert ran.code == 1
-    assert "MGI104" in ran.out
-    again = moegeom(place, "check", "model", "--tokens", "rec")
-    for said in (ran.out, again.out):
-        assert "VERDICT  FAILED: 1 error, 0 warnings; " in said
-    found = [line for line in ran.out.splitlines() if "MGI104" in line]
-    assert found == [line for line in again.out.splitlines() if "MGI104" in line]
+def test_results_are_judged_without_the_checkpoint(moegeom, place):
+    findings = []
+    for typed in (("results",), ("model", "--tokens", "rec", "--layers", "1")):
+        ran = moegeom(place, "check", *typed, code=1)
+        assert "VERDICT  FAILED: 1 error, 0 warnings; " in ran.out
+        assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in ran.out
+        findings.append([line for line in ran.out.splitlines() if "MGI104" in line])
+    assert findings[0] == findings[1]
 
 
-def test_several_reports_come_from_one_verdict(moegeom, place) -> None:
+def test_several_reports_come_from_one_verdict(moegeom, place):
     files = {"junit": "j.xml", "md": "s.md", "github": "g.txt", "json": "v.json", "table": "t.txt"}
     files |= {"html": "v.html"}
     asked = [part for name, file in files.items() for part in ("--report", f"{name}={file}")]
-    ran = moegeom(place, "check", "model", "--quiet", *asked)
-    assert (ran.code, ran.err) == (1, "")
+    ran = moegeom(place, "check", "model", "--quiet", *asked, code=1)
+    assert ran.err == ""
     assert "VERDICT  FAILED" in ran.out
     assert ET.parse(place / "j.xml").getroot().get("failures") == "1"
     assert json.loads((place / "v.json").read_text())["exit_code"] == 1
@@ -181,48 +121,42 @@ def test_several_reports_come_from_one_verdict(moegeom, place) -> None:
     assert '<b class="error">ERROR MGI104</b>' in (place / "v.html").read_text()
 
 
-def test_a_checkpoint_passes_its_own_baseline(moegeom, place) -> None:
-    write = ("check", HEALTHY, "--tokens", TOKENS, "--update-baseline")
-    ran = moegeom(place, *write)
-    assert ran.code == 0
+def test_a_checkpoint_passes_its_own_baseline(moegeom, place):
+    measured = (place, "check", HEALTHY, "--tokens", TOKENS, "--layers", "1")
+    ran = moegeom(*measured, "--update-baseline", code=0)
     assert "baseline written: moegeom-baseline.json" in ran.err
-    ran = moegeom(
-        place, "check", HEALTHY, "--tokens", TOKENS, "--baseline", "moegeom-baseline.json"
-    )
-    assert ran.code == 0
+    ran = moegeom(*measured, "--baseline", "moegeom-baseline.json", code=0)
     assert "0 errors, 0 warnings" in ran.out
     assert "Detectable at 90 % power" in ran.out
 
 
-def test_rows_that_change_places_alone_fail_and_with_their_experts_pass(moegeom, place) -> None:
+def test_rows_that_change_places_alone_fail_and_with_their_experts_pass(moegeom, place):
     moegeom(place, "check", HEALTHY, "--update-baseline", "--baseline", "b.json")
-    alone = changed(place, permute_rows)
-    ran = moegeom(place, "check", alone, "--baseline", "b.json")
-    assert ran.code == 1
+    alone, together = (
+        changed(place, f"permuted-{moves}", functools.partial(permuted, with_experts=moves))
+        for moves in (False, True)
+    )
+    ran = moegeom(place, "check", alone, "--baseline", "b.json", code=1)
     assert "MGI121" in ran.out
-    assert "experts are where they were" in " ".join(ran.out.split())
+    assert "experts are where they were" in ran.words
     assert "bytes of headers and expert weights" in ran.err
-    together = changed(place, permute_everything)
-    ran = moegeom(place, "check", together, "--baseline", "b.json", "--fail-on", "warning")
-    assert ran.code == 0, ran.out
+    moegeom(place, "check", together, "--baseline", "b.json", "--fail-on", "warning", code=0)
 
 
-def test_a_baseline_that_the_profile_names_is_used(moegeom, place) -> None:
+def test_a_baseline_that_the_profile_names_is_used(moegeom, place):
     (place / "moegeom.toml").write_text('baseline = "b.json"\n')
-    assert moegeom(place, "check", HEALTHY, "--update-baseline").code == 0
+    moegeom(place, "check", HEALTHY, "--update-baseline", code=0)
     assert (place / "b.json").exists()
-    ran = moegeom(place, "check", "sample_ckpts/olmoe-balanced/step_300")
-    assert "MGG401" in ran.out
+    assert "MGG401" in moegeom(place, "check", "sample_ckpts/olmoe-balanced/step_300").out
 
 
-def test_explain_prints_the_page_of_a_check(moegeom, place) -> None:
-    ran = moegeom(place, "check", "--explain", "mgn112")
-    assert ran.code == 0
+def test_explain_prints_the_page_of_a_check(moegeom, place):
+    page = moegeom(place, "check", "--explain", "mgn112", code=0).out
     for words in ("Looked for:", "A finding means:", "What to do:", "step_over_spread"):
-        assert words in ran.out
+        assert words in page
 
 
-def test_the_action_passes_what_check_takes(moegeom, place) -> None:
+def test_the_action_passes_what_check_takes(moegeom, place):
     action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
     script = action["runs"]["steps"][1]["run"]
     options = moegeom(place, "check", "--help").out
@@ -234,24 +168,24 @@ def test_the_action_passes_what_check_takes(moegeom, place) -> None:
     assert hook["entry"] == "moegeom check"
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "tokens", "is_small"),
-    [("model", "", True), ("model", "rec", False), ("results", "", False)],
-)
-def test_the_action_installs_the_small_set_for_weights_alone(
-    place, checkpoint, tokens, is_small
-) -> None:
+def test_the_action_installs_the_small_set_for_weights_alone(place):
     step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
     (place / "python").write_text('#!/bin/sh\necho "$@" >> asked\n')
     (place / "python").chmod(0o755)
-    given = {"PYTHON": "./python", "ACTION": "A", "CHECKPOINT": checkpoint, "TOKENS": tokens}
-    assert given.keys() == step["env"].keys()
-    subprocess.run(
-        ["bash", "-eu", "-c", step["run"]], cwd=place, env=os.environ | given, check=True
-    )
     start = "-m pip install --quiet -c A/constraints.txt"
     small = [f"{start} -r A/requirements-check.txt", f"{start} --no-deps A"]
-    assert (place / "asked").read_text().splitlines() == (small if is_small else [f"{start} A"])
+    for checkpoint, tokens, calls in (
+        ("model", "", small),
+        ("model", "rec", [f"{start} A"]),
+        ("results", "", [f"{start} A"]),
+    ):
+        given = {"PYTHON": "./python", "ACTION": "A", "CHECKPOINT": checkpoint, "TOKENS": tokens}
+        assert given.keys() == step["env"].keys()
+        subprocess.run(
+            ["bash", "-eu", "-c", step["run"]], cwd=place, env=os.environ | given, check=True
+        )
+        assert (place / "asked").read_text().splitlines() == calls
+        (place / "asked").unlink()
 
 
 GATE_PAGE = (ROOT / "docs/gate.md").read_text("utf-8")
@@ -263,7 +197,7 @@ def blocks(language: str) -> list[str]:
     return [text for name, text in found if name == language]
 
 
-def test_the_documented_workflow_gives_the_action_what_it_takes() -> None:
+def test_the_documented_workflow_gives_the_action_what_it_takes():
     (workflow,) = (w for text in blocks("yaml") if "jobs" in (w := yaml.safe_load(text)))
     assert set(workflow[True]) == {"pull_request", "workflow_dispatch"}  # YAML reads "on" so
     steps = workflow["jobs"]["routers"]["steps"]
@@ -274,8 +208,8 @@ def test_the_documented_workflow_gives_the_action_what_it_takes() -> None:
     assert upload["with"]["path"] == inputs["junit"]["default"]
 
 
-def test_the_documented_release_passes_and_stops_as_the_page_says(moegeom, tmp_path) -> None:
-    def link(name: str, sample: str) -> None:
+def test_the_documented_release_passes_and_stops_as_the_page_says(moegeom, tmp_path):
+    def link(name: str, sample: str):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).unlink(missing_ok=True)
         (tmp_path / name).symlink_to(short_samples() / sample, target_is_directory=True)
@@ -291,23 +225,20 @@ def test_the_documented_release_passes_and_stops_as_the_page_says(moegeom, tmp_p
         if line.startswith("moegeom check checkpoints/latest ")
     ]
     update, judge = commands
-    assert moegeom(tmp_path, *judge).code == 3  # no baseline yet
-    written = moegeom(tmp_path, *update)
-    assert written.code == 4
+    moegeom(tmp_path, *judge, code=3)  # no baseline yet
+    written = moegeom(tmp_path, *update, code=4)
     assert re.findall(r"^INCONCLUSIVE (\w+)", written.out, re.MULTILINE) == ["MGP901"]
-    assert moegeom(tmp_path, *judge).code == 0
+    moegeom(tmp_path, *judge, code=0)
     assert (tmp_path / "moegeom-junit.xml").exists()
     without = [word for word in judge if word not in ("--tokens", "recordings/release")]
-    assert moegeom(tmp_path, *without).code == 4
+    moegeom(tmp_path, *without, code=4)
     link("checkpoints/latest", "olmoe-balanced/step_1000")
-    assert moegeom(tmp_path, *judge).code == 3  # the recording of another checkpoint
+    moegeom(tmp_path, *judge, code=3)  # the recording of another checkpoint
     link("recordings/release", "olmoe-balanced/rec/step_1000")
-    moved = moegeom(tmp_path, *judge)
-    assert moved.code == 1
-    assert "MGG401" in moved.out
+    assert "MGG401" in moegeom(tmp_path, *judge, code=1).out
 
 
-def test_the_fixture_fails_a_test_with_the_screen(moegeom, tmp_path) -> None:
+def test_the_fixture_fails_a_test_with_the_screen(moegeom, tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["moegeom.testing.gate_fixture"]\n')
     (tmp_path / "test_gate.py").write_text(
         f"""

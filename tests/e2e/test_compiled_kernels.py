@@ -35,19 +35,14 @@ for command in commands:
 """
 
 
-def needed(folder: Path, *commands: str) -> dict[str, list[str]]:
-    """By command the names of kernels that it needed beyond those of the commands before."""
-    arguments = [str(SAMPLES), str(folder), *commands]
+def test_commands_find_their_kernels_compiled(tmp_path):
+    commands = ("compile", "olmoe-balanced", "deepseek-tiny", "cells")
+    arguments = [str(SAMPLES), str(tmp_path / "out"), *commands]
     ran = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
-    return dict(json.loads(line) for line in ran.stdout.splitlines())
-
-
-def test_commands_find_their_kernels_compiled(tmp_path):
-    found = needed(tmp_path / "out", "compile", "olmoe-balanced", "deepseek-tiny", "cells")
-    assert len(found.pop("compile")) > 30
-    assert not any(found.values()), found
-
-
-def test_without_them_a_command_compiles(tmp_path):
-    assert "advance" in needed(tmp_path / "out", "cells")["cells"]
+    #: By command the names of kernels that it needed beyond those of the commands before.
+    needed = dict(json.loads(line) for line in ran.stdout.splitlines())
+    compiled = needed.pop("compile")
+    assert len(compiled) > 30
+    assert "advance" in compiled
+    assert not any(needed.values()), needed

@@ -5,7 +5,6 @@ first screen of the README is what its command prints.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -17,6 +16,7 @@ import pytest
 
 from moegeom.results.reader import open_results
 from tests.by_day import by_day
+from tests.e2e.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -32,10 +32,9 @@ def per_token(world, moegeom, tmp_path_factory) -> Path:
     """Results of a scan with --per-token."""
     folder = tmp_path_factory.mktemp("per_token")
     for name in ("model", "rec"):
-        (folder / name).symlink_to(world.folder / name, target_is_directory=True)
+        (folder / name).symlink_to(world / name, target_is_directory=True)
     arguments = ("--tokens", "rec", "--out", "results", "--per-token", "--quiet")
-    ran = moegeom(folder, "scan", "model", *arguments)
-    assert ran.code == 0, ran.err
+    moegeom(folder, "scan", "model", *arguments, code=0)
     return folder / "results"
 
 
@@ -44,34 +43,22 @@ def documented_place(world, per_token, tmp_path) -> Path:
     """``model``, ``rec``, the sample checkpoints and, made with --per-token, ``results``."""
     (tmp_path / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
     for name in ("model", "rec"):
-        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=True)
+        (tmp_path / name).symlink_to(world / name, target_is_directory=True)
     shutil.copytree(per_token, tmp_path / "results")
     return tmp_path
 
 
-def run_python(folder: Path, *arguments: str) -> str:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
-    finished = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
 #: Pages whose blocks scan or run a model for long: at night.
-LONG = ("docs/capture/own_loop.md", "docs/capture/training.md", "docs/series.md")
+LONG = {
+    *("docs/capture/own_loop.md", "docs/capture/training.md", "docs/series.md"),
+    *("docs/boundary.md", "docs/trainable.md", "docs/upcycling.md"),
+}
 
 
 @pytest.mark.parametrize("page", by_day(PAGES, [page for page in PAGES if page not in LONG]))
 def test_every_python_block_runs(moegeom, documented_place, page):
     code = "\n".join(BLOCK.findall((ROOT / page).read_text("utf-8")))
-    ran = moegeom(documented_place, script=code)
-    assert ran.code == 0, ran.err
+    moegeom(documented_place, script=code, code=0)
     if page == "docs/recordings.md":
         run = open_results(documented_place / "my_results").run
         assert run["tokens"]["num_tokens"] == 4096
@@ -97,18 +84,16 @@ def test_the_notebook_is_small_and_names_no_folder_of_the_machine_that_ran_it():
 @pytest.mark.nightly
 def test_the_notebook_shows_what_its_cells_do():
     stored = json.loads(NOTEBOOK.read_text("utf-8"))
-    again = json.loads(run_python(ROOT, str(ROOT / "docs/refresh_notebook.py"), "--print"))
+    refresh = [sys.executable, "docs/refresh_notebook.py", "--print"]
+    ran = subprocess.run(refresh, cwd=ROOT, env=environment(), capture_output=True, check=True)
+    again = json.loads(ran.stdout)
     assert told(again) == told(stored)
     assert [cell["source"] for cell in again["cells"]] == [c["source"] for c in stored["cells"]]
 
 
-def test_the_pages_with_code_are_those_that_promise_it():
-    assert {"docs/recordings.md", "docs/results.md"} <= set(PAGES)
-
-
 def test_every_table_is_documented(world):
     text = (ROOT / "docs/results.md").read_text("utf-8")
-    for table in (world.folder / "results").glob("*.parquet"):
+    for table in (world / "results").glob("*.parquet"):
         assert f"`{table.name}`" in text
 
 
@@ -120,8 +105,7 @@ def test_the_screen_of_the_readme_is_what_its_command_prints(moegeom, tmp_path):
     assert shown is not None
     (tmp_path / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
     arguments = (*shlex.split(shown[1]), "--out", "runs/demo.moegeom")
-    ran = moegeom(tmp_path, *arguments, COLUMNS="100")
-    assert ran.code == 0, ran.err
+    ran = moegeom(tmp_path, *arguments, COLUMNS="100", code=0)
     printed, expected = (
         re.sub(r"\b[\d.]+ m?s\b", "# s", text.rstrip("\n")) for text in (ran.out, shown[2])
     )

@@ -147,35 +147,24 @@ def write_recording(path: Path, tokens: Tokens, stage: str, documents: bool) -> 
     return path
 
 
-def write_npy(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
-    np.save(path.with_suffix(".npy"), tokens.values[stage]["text/1"])
-    return path.with_suffix(".npy")
+def written_as(ending: str, save: Callable[[Path, dict[str, np.ndarray]], object]):
+    """Writes the arrays of a stage as files of this kind hold them."""
+
+    def write(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+        file = path.with_suffix(ending)
+        save(file, tokens.arrays(stage, documents))
+        return file
+
+    return write
 
 
-def write_npz(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
-    np.savez(path.with_suffix(".npz"), **tokens.arrays(stage, documents))
-    return path.with_suffix(".npz")
+def save_columns(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    columns = {key: pa.array(list(a)) if a.ndim == 2 else pa.array(a) for key, a in arrays.items()}
+    pq.write_table(pa.table(columns), path)
 
 
-def write_safetensors(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
-    arrays = {key: np.ascontiguousarray(a) for key, a in tokens.arrays(stage, documents).items()}
-    save_file(arrays, path.with_suffix(".safetensors"))
-    return path.with_suffix(".safetensors")
-
-
-def write_parquet(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
-    columns = {
-        key: pa.array(list(a)) if a.ndim == 2 else pa.array(a)
-        for key, a in tokens.arrays(stage, documents).items()
-    }
-    pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
-    return path.with_suffix(".parquet")
-
-
-def write_pt(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
-    held = {key: torch.from_numpy(a.copy()) for key, a in tokens.arrays(stage, documents).items()}
-    torch.save(held, path.with_suffix(".pt"))
-    return path.with_suffix(".pt")
+def save_tensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    torch.save({key: torch.from_numpy(a.copy()) for key, a in arrays.items()}, path)
 
 
 def write_trace(path: Path, tokens: Tokens, dialect: str, documents: bool) -> Path:
@@ -203,11 +192,16 @@ COUNTS = {
 
 WRITE: dict[str, Callable[[Path, Tokens, str, bool], Path]] = {
     "recording": write_recording,
-    "npy": write_npy,
-    "npz": write_npz,
-    "safetensors": write_safetensors,
-    "parquet": write_parquet,
-    "pt": write_pt,
+    "npy": written_as(".npy", lambda path, arrays: np.save(path, arrays["text.1"])),
+    "npz": written_as(".npz", lambda path, arrays: np.savez(path, **arrays)),
+    "safetensors": written_as(
+        ".safetensors",
+        lambda path, arrays: save_file(
+            {k: np.ascontiguousarray(a) for k, a in arrays.items()}, path
+        ),
+    ),
+    "parquet": written_as(".parquet", save_columns),
+    "pt": written_as(".pt", save_tensors),
     "trace": write_trace,
 }
 
@@ -276,49 +270,52 @@ def two_sides(command: str, *more: str) -> Callable[[Path, list[str]], list[str]
     return arguments
 
 
+def always(way: Way) -> bool:
+    return True
+
+
+def never(way: Way) -> bool:
+    return False
+
+
+def of_inputs(way: Way) -> bool:
+    return way.holds("router_input", "pre_norm")
+
+
+def of_logits(way: Way) -> bool:
+    return way.holds("router_input", "pre_norm", "logits")
+
+
+LAYER = ("--layers", "1")
+
 #: What each command is given, and the files that it must read; others it must refuse in words.
 COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way], bool]]] = {
-    "scan": (one_side("scan"), lambda way: True),
-    "check": (one_side("check"), lambda way: True),
-    "track": (one_side("track", "--layers", "1"), lambda way: True),
-    "diff": (two_sides("diff", "--layers", "1"), lambda way: True),
-    "boundary-report": (
-        one_side("boundary-report", "--arith", "bf16", "--layers", "1"),
-        lambda way: way.holds("router_input", "pre_norm"),
-    ),
-    "cells": (
-        one_side("cells", "--layers", "1", "--subspace", "pca:2"),
-        lambda way: way.holds("router_input", "pre_norm"),
-    ),
-    "space": (
-        one_side("space", "--layers", "1"),
-        lambda way: way.holds("router_input", "pre_norm", "logits"),
-    ),
-    "perturb": (
-        one_side("perturb", "--layers", "1", "--at", "3"),
-        lambda way: way.holds("router_input", "pre_norm"),
-    ),
+    "scan": (one_side("scan"), always),
+    "check": (one_side("check", *LAYER), always),
+    "track": (one_side("track", *LAYER), always),
+    "diff": (two_sides("diff", *LAYER), always),
+    "boundary-report": (one_side("boundary-report", "--arith", "bf16", *LAYER), of_inputs),
+    "cells": (one_side("cells", *LAYER, "--subspace", "pca:2"), of_inputs),
+    "space": (one_side("space", *LAYER), of_logits),
+    "perturb": (one_side("perturb", *LAYER, "--at", "3"), of_inputs),
     "capacity": (
         lambda file, told: (
-            *("capacity", "--from", "model", "--tokens", str(file), *told),
-            *("--layers", "1", "--width", "64"),
+            *("capacity", "--from", "model", "--tokens", str(file), *told, *LAYER),
+            *("--width", "64"),
         ),
-        lambda way: way.holds("router_input", "pre_norm"),
+        of_inputs,
     ),
     # the model is routers alone
-    "regions": (one_side("regions", "--layers", "1"), lambda way: False),
-    "outputs": (one_side("outputs", "--layers", "1"), lambda way: False),
-    "continuity": (one_side("continuity", "--layers", "1"), lambda way: False),
+    "regions": (one_side("regions", *LAYER), never),
+    "outputs": (one_side("outputs", *LAYER), never),
+    "continuity": (one_side("continuity", *LAYER), never),
     "whatif": (
-        one_side("whatif", "--layers", "1", "--router", "topk:1", "--router", "sinkhorn"),
-        lambda way: way.holds("router_input", "pre_norm", "logits"),
+        one_side("whatif", *LAYER, "--router", "topk:1", "--router", "sinkhorn"),
+        of_logits,
     ),
-    "balance": (
-        one_side("balance", "--layers", "1"),
-        lambda way: way.holds("router_input", "pre_norm", "logits"),
-    ),
+    "balance": (one_side("balance", *LAYER), of_logits),
     "explain": (
-        one_side("explain", "--run-b", "run_b", "--layers", "1"),
+        one_side("explain", "--run-b", "run_b", *LAYER),
         lambda way: way.has_documents and way.kind != "trace",
     ),
     "signoff": (two_sides("signoff"), lambda way: way.has_documents and way.has_choices),
@@ -409,10 +406,11 @@ COPIED = re.compile(r"\s*(next|fix|record|then)?:?\s*(moegeom |results  )|\S+$")
 
 #: By day each file is read by one command, in turn, and each command reads one file that it must.
 IN_TURN = [(command, way) for command, way in zip(itertools.cycle(COMMAND), WAYS, strict=False)]
+READ = {command for command, way in IN_TURN if COMMAND[command][1](way)}
 AS_IT_MUST = [
     (command, next(way for way in WAYS if reads(way)))
     for command, (_, reads) in COMMAND.items()
-    if any(map(reads, WAYS))
+    if command not in READ and any(map(reads, WAYS))
 ]
 
 

@@ -1,7 +1,6 @@
 """Ctrl-C: what is kept is said, and the next run says that it goes on."""
 
 import json
-import os
 import shutil
 
 import numpy as np
@@ -146,14 +145,3 @@ def test_a_scan_that_goes_on_does_not_repeat_its_first_pass(dump, stopped_at_fil
     code, said = dump()
     assert (code, read) == (0, [])
     assert "going on in out.partial: 1 of 3 routers are done" in said
-
-
-def test_a_file_that_changed_since_is_refused_and_restart_reads_it(dump, stopped_at_file, place):
-    stopped_at_file("3.jsonl")
-    assert dump()[0] == 130
-    os.utime(place / "dump" / "1.jsonl", ns=(1, 1))
-    stopped_at_file("none")
-    code, said = dump()
-    assert code == 3
-    assert "1.jsonl: changed since the first pass over it" in said
-    assert dump("--restart")[0] == 0

@@ -21,31 +21,27 @@ def pages():
     return module
 
 
-@pytest.mark.parametrize("name", METRICS.names())
-def test_the_page_of_a_metric_says_what_its_code_says(pages, name):
-    text = (DOCS / "metrics" / f"{name}.md").read_text("utf-8")
-    before, mark, example = text.partition(pages.EXAMPLE)
-    assert mark, "no example"
-    assert before.split() == pages.reference(METRICS[name]).split()
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", example)
-    assert (
-        pictures
-        or "| `" in example
-        or METRICS[name].columns.keys() != {"layers"}
-        or name in ("affine_carrier", "expert_capacity", "output_overlap", "set_sizes")
-    )
-    for picture in pictures:
-        assert (DOCS / "metrics" / picture).stat().st_size > 1000
+def test_the_page_of_a_metric_says_what_its_code_says_and_explains_itself(pages):
+    """More than a sentence: what it is, how to read it."""
+    for name in METRICS.names():
+        text = (DOCS / "metrics" / f"{name}.md").read_text("utf-8")
+        before, mark, example = text.partition(pages.EXAMPLE)
+        assert mark, f"{name}: no example"
+        assert before.split() == pages.reference(METRICS[name]).split(), name
+        pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", example)
+        assert (
+            pictures
+            or "| `" in example
+            or METRICS[name].columns.keys() != {"layers"}
+            or name in ("affine_carrier", "expert_capacity", "output_overlap", "set_sizes")
+        ), name
+        for picture in pictures:
+            assert (DOCS / "metrics" / picture).stat().st_size > 1000
+        module = importlib.import_module(f"moegeom.metrics.{name}")
+        assert len(module.__doc__.split()) > 25, f"{name}: the docstring of the module is the page"
 
 
 def test_the_index_lists_every_page_and_no_page_is_left_over(pages):
     assert (DOCS / "metrics/README.md").read_text("utf-8") == pages.index()
     found = {path.stem for path in (DOCS / "metrics").glob("*.md")} - {"README"}
     assert found == set(METRICS.names())
-
-
-@pytest.mark.parametrize("name", METRICS.names())
-def test_a_page_begins_with_a_statement_and_explains_itself(pages, name):
-    """More than a sentence: what it is, how to read it."""
-    module = importlib.import_module(f"moegeom.metrics.{name}")
-    assert len(module.__doc__.split()) > 25, "the docstring of the module is the page"

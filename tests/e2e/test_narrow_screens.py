@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom_cli.streams import error_line, folded
+from tests.e2e.conftest import widest
 
 LONG = "gate " * 40
 PATTERN = r"model\.layers\.([0-9]+)\.mlp\.gate\.weight"
 OPTIONS = ("--router-pattern", PATTERN, "--top-k", "4", "--score", "softmax")
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize(
-    "command", ["families", "metrics", "checks", "arithmetics", "doctor", "routers"]
-)
-def test_a_listing_fits_the_screen(moegeom, place, command, columns):
-    arguments = (command, "model") if command == "routers" else (command,)
-    ran = moegeom(place, *arguments, COLUMNS=str(columns))
-    assert (ran.code, ran.err) == (0, "")
-    assert [line for line in ran.out.splitlines() if len(line) > columns] == []
+def test_a_listing_fits_the_screen(moegeom, place):
+    for command in ("families", "metrics", "checks", "arithmetics", "doctor", "routers model"):
+        for columns in (80, 120):
+            ran = moegeom(place, *command.split(), COLUMNS=str(columns), code=0)
+            assert (ran.err, widest(ran.out) <= columns) == ("", True), command
 
 
 def test_a_listing_says_the_same_at_every_width(moegeom, place):
-    asked = ("families", "transformers")
-    narrow, wide = (moegeom(place, *asked, COLUMNS=str(c)).out.split() for c in (80, 120))
-    rows = json.loads(moegeom(place, *asked, "--format", "json").out)
+    asked = (place, "families", "transformers")
+    narrow, wide = ({*moegeom(*asked, COLUMNS=str(c)).out.split()} for c in (80, 120))
+    rows = moegeom(*asked, "--format", "json").document
     assert len(rows) > 50
-    for row in rows:
-        for cell in row.values():
-            assert set(cell.split()) <= set(narrow)
-    assert set(narrow) == set(wide)
+    assert {word for row in rows for cell in row.values() for word in cell.split()} <= narrow
+    assert narrow == wide
 
 
 @pytest.fixture
@@ -72,44 +65,43 @@ def test_a_word_that_is_longer_than_the_screen_stays_whole():
     assert folded(LONG, None, "") == LONG
 
 
+#: Commands on a model, and how they are typed.
+ON_MODEL = (
+    "routers model",
+    "scan model --out some",
+    "check model",
+    "diff model model",
+    "space model --tokens rec",
+    "perturb model --tokens rec --at 0,5",
+    "balance model --tokens rec",
+    "capacity --from model --width 64",
+    "track model --out followed",
+)
+
+
 def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, place):
     said = "ayer 7 was asked for and has no router"
-    for arguments in (
-        ("routers", "model"),
-        ("scan", "model", "--out", "some"),
-        ("check", "model"),
-        ("diff", "model", "model"),
-        ("space", "model", "--tokens", "rec"),
-        ("perturb", "model", "--tokens", "rec", "--at", "0,5"),
-        ("balance", "model", "--tokens", "rec"),
-        ("capacity", "--from", "model", "--width", "64"),
-        ("track", "model", "--out", "followed"),
-    ):
-        shown = moegeom(place, *arguments, "--layers", "0,7").out
-        assert said in " ".join(shown.split()), arguments
-    notes = json.loads(
-        moegeom(place, "routers", "model", "--layers", "0,7", "--format", "json").out
-    )
+    for typed in ON_MODEL:
+        assert said in moegeom(place, *typed.split(), "--layers", "0,7").words, typed
+    notes = moegeom(place, "routers", "model", "--layers", "0,7", "--format", "json").document
     assert notes["notes"] == [f"l{said}"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "origin"), [((), "config"), (OPTIONS, "options")], ids=["config", "options"]
-)
-def test_every_output_says_that_the_rule_is_assumed_and_from_what(
-    moegeom, place, arguments, origin
-):
-    said = f"assumed from {origin}"
-    for command in (
-        ("routers", "model"),
-        ("check", "model"),
-        ("scan", "model", "--out", "weights"),
+def test_every_output_says_that_the_rule_is_assumed_and_from_what(moegeom, place):
+    said, as_json = "assumed from options", ("--format", "json")
+    check = (place, "check", "model", *OPTIONS)
+    routers = (place, "routers", "model", *OPTIONS)
+    report = (place, "report", "weights")
+    for screen in (
+        moegeom(*routers),
+        moegeom(*check),
+        moegeom(place, "scan", "model", *OPTIONS, "--out", "weights"),
+        moegeom(*report),
+        moegeom(*report, "--format", "md"),
     ):
-        assert said in " ".join(moegeom(place, *command, *arguments).out.split()), command
-    assert said in moegeom(place, "report", "weights").out
-    assert said in moegeom(place, "report", "weights", "--format", "md").out
-    for command in (("report", "weights"), ("check", "model", *arguments)):
-        document = json.loads(moegeom(place, *command, "--format", "json").out)
+        assert said in screen.words
+    for command in (report, check):
+        document = moegeom(*command, *as_json).document
         assert (document["rule_status"], document["rule_trust"]) == ("assumed", said)
-    routers = json.loads(moegeom(place, "routers", "model", *arguments, "--format", "json").out)
-    assert (routers["rule_status"], routers["rule_origin"]) == ("assumed", origin)
+    document = moegeom(*routers, *as_json).document
+    assert (document["rule_status"], document["rule_origin"]) == ("assumed", "options")

@@ -29,7 +29,7 @@ CALLS = {
 @pytest.fixture
 def site(world) -> Iterator[Site]:
     with serve() as running:
-        running.add_folder(world.folder / "model", "/model")
+        running.add_folder(world / "model", "/model")
         yield running
 
 

@@ -20,31 +20,25 @@ def place(tmp_path):
     return tmp_path
 
 
-def scanned(moegeom, place, tokens):
-    given = ("--tokens", tokens, "--stage", "router_input", "--non-finite", "skip", "--out", "out")
-    ran = moegeom(place, "scan", "m.safetensors", *ON, *given, COLUMNS="120")
-    assert ran.code == 0, ran.err
-    return " ".join(ran.out.split())
+def typed(command: str, tokens: str) -> tuple[str, ...]:
+    return (command, "m.safetensors", *ON, "--tokens", tokens, "--stage", "router_input")
 
 
 def test_what_was_left_out_is_counted_on_screen_and_in_the_verdict_of_the_gate(moegeom, place):
-    said = scanned(moegeom, place, "some.npy")
-    assert "Not finite, so left out: 2" in said
-    assert "load holds for these 198 tokens" in said
-    verdict = " ".join(moegeom(place, "check", "out", COLUMNS="120").out.split())
+    skip = ("--non-finite", "skip", "--out")
+    screen = moegeom(place, *typed("scan", "some.npy"), *skip, "some", COLUMNS="120", code=0).words
+    assert "Not finite, so left out: 2" in screen
+    assert "load holds for these 198 tokens" in screen
+    verdict = moegeom(place, "check", "some", COLUMNS="120").words
     assert "Not checked: 2 of 200 tokens (not finite)" in verdict
-
-
-def test_without_one_finite_token_nothing_is_said_to_hold(moegeom, place):
-    said = scanned(moegeom, place, "none.npy")
-    assert "Not one token is finite: nothing is known of load" in said
-    assert "holds for" not in said
-    assert "200 of 200 tokens (not finite)" in " ".join(moegeom(place, "check", "out").out.split())
+    screen = moegeom(place, *typed("scan", "none.npy"), *skip, "none", COLUMNS="120", code=0).words
+    assert "Not one token is finite: nothing is known of load" in screen
+    assert "holds for" not in screen
+    assert "200 of 200 tokens (not finite)" in moegeom(place, "check", "none").words
 
 
 def test_the_command_that_leaves_them_out_is_named_where_they_are_refused(moegeom, place):
-    given = ("--tokens", "some.npy", "--stage", "router_input")
     for command in ("scan", "check", "boundary-report"):
-        ran = moegeom(place, command, "m.safetensors", *ON, *given)
+        ran = moegeom(place, *typed(command, "some.npy"))
         assert ran.code not in (0, 1)
         assert "--non-finite skip of scan" in " ".join(ran.err.split()), command

@@ -66,10 +66,6 @@ def score_gap(checkpoint: Path, name: str, token: int) -> float:
     return float(np.delete(scores, chosen).max() - scores[chosen].min())
 
 
-def codes(results: Results) -> set[str]:
-    return {row["code"] for row in results.rows("findings") if row["severity"] != "note"}
-
-
 def test_at_least_seven_samples_are_there():
     assert len(CHECKPOINTS) >= 7, f"found {NAMES}: sample_ckpts/README.md says how to make them"
 
@@ -100,17 +96,3 @@ def test_every_recorded_choice_is_reproduced_or_near_a_tie(name):
         differing = [token for token, margin in listed if margin > NEAR_TIE]
         for token in differing:
             assert score_gap(checkpoint, router, int(token)) <= NEAR_TIE
-
-
-def test_the_collapsed_model_shows_it():
-    names = [name for name in NAMES if name.startswith("olmoe-collapsed/")]
-    assert names
-    assert any(code.startswith("MGB") for code in codes(scanned(names[-1])))
-
-
-def test_the_balanced_model_ends_sound():
-    names = [name for name in NAMES if name.startswith("olmoe-balanced/")]
-    assert names
-    found = codes(scanned(names[-1]))
-    assert "MGB203" not in found
-    assert not any(code.startswith("MGI") for code in found)

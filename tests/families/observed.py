@@ -30,14 +30,12 @@ class Observed:
     module: str
     stack: str
     layer: int
+    #: (tokens, hidden) float32; (tokens, k) int64 in the order of the library, and float32
     inputs: np.ndarray
-    """(tokens, hidden) float32: what the module received."""
     chosen: np.ndarray
-    """(tokens, k) int64, in the order of the library."""
     weights: np.ndarray
-    """(tokens, k) float32, in the order of ``chosen``."""
+    #: (tokens,) int64, where the choice is looked up by token
     token_ids: np.ndarray | None = None
-    """(tokens,) int64, where the choice is looked up by token."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,9 @@ FORWARD: dict[str, Callable[[Any, torch.Tensor], None] | None] = {
 
 def _call_alone(model: transformers.PreTrainedModel, router: Router) -> None:
     hidden = max(weight.shape[-1] for weight in router.module.parameters())
-    block = _block_of(model, router)
-    # Some blocks own the bias and hand it over.
-    extra = {
-        key: getattr(block, key)
-        for key in ("e_score_correction_bias",)
-        if hasattr(block, key) and not hasattr(router.module, key)
-    }
+    block, key, extra = _block_of(model, router), "e_score_correction_bias", {}
+    if hasattr(block, key) and not hasattr(router.module, key):
+        extra = {key: getattr(block, key)}  # some blocks own the bias and hand it over
     router.module(torch.randn(SEQUENCES * LENGTH, hidden), **extra)
 
 

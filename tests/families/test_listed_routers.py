@@ -126,13 +126,10 @@ def test_inputs_without_choices_do_not_measure_a_listed_router(tmp_path):
     assert "stage ids" in caught.value.hint
 
 
-def test_without_tokens_the_hint_leads_to_a_scan_of_choices(tmp_path):
+def test_without_tokens_a_hint_leads_to_choices_and_weights_tell_the_checkpoint(tmp_path):
     with pytest.raises(RouterError, match="cannot be measured") as caught:
         scan(ScanRequest(str(saved("zaya")), tmp_path / "out"))
     assert "moegeom scan CKPT --tokens REC" in caught.value.hint
-
-
-def test_weights_of_a_listed_router_tell_its_checkpoint():
     prints = set()
     for name in ("doge", "zaya"):
         listed = load_routers(open_checkpoint(saved(name)), with_listed=True)

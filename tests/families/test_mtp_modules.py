@@ -48,10 +48,7 @@ BY_PLACE = {
 
 
 def _with_module(name: str, folder: Path, **others: torch.Tensor | None) -> Router:
-    """A model one of whose layers is also there as a module; the router of that layer.
-
-    ``others`` are tensors of the module beside those of the layer, or None in the place of one.
-    """
+    """The router of a layer that is there as a module, too, with other tensors (None: without)."""
     shutil.copytree(saved(name), folder, dirs_exist_ok=True)
     router = [r for r in read(name).routers if r.stack == "text"][-1]
     head, layer, _ = router.provenance.tensors[0].rpartition(f"layers.{router.layer}.")
@@ -103,14 +100,11 @@ def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path):
     )
 
 
-def test_layers_chooses_modules_by_their_own_number(tmp_path):
+def test_layers_chooses_modules_by_their_number_and_a_dense_one_is_no_router(tmp_path):
     _with_module("qwen3_next", tmp_path)
     chosen = load_routers(open_checkpoint(tmp_path), layers="0")
     assert _names(chosen) == ["text/0", "mtp/0"]
     assert chosen.num_expected == 2
-
-
-def test_a_module_that_is_no_experts_layer_is_no_router(tmp_path):
     dense = {"mlp.gate.weight": None, "mlp.gate_proj.weight": torch.ones(4, 64)}
     _with_module("qwen3_next", tmp_path, **dense)
     loaded = load_routers(open_checkpoint(tmp_path))

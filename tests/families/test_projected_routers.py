@@ -182,13 +182,10 @@ def test_the_choice_of_the_gate_changes_at_the_distance_and_not_before(name, tmp
     assert (sets[0] != sets[2]).any(axis=1).all()
 
 
-def test_a_float32_engine_differs_by_less_than_the_bound(tmp_path):
+def test_a_float32_engine_errs_within_the_bound_and_the_temperature_is_clamped(tmp_path):
     gate, tensors, x, _, batch = _case("gmoe", tmp_path, size=30.0)
     error = (gate.logits(tensors, x).double() - _exact(gate, tensors, x)).abs().amax(dim=1)
     assert (error.numpy() < batch.float_bound).all()
-
-
-def test_the_temperature_is_clamped_at_a_hundred(tmp_path):
     gate, tensors, x, router, batch = _case("gmoe", tmp_path, temperature=7.0)
     np.testing.assert_allclose(router.projection.scale, 100.0)
     np.testing.assert_allclose(batch.selection, _exact(gate, tensors, x).numpy(), rtol=1e-6)
@@ -208,35 +205,25 @@ def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("spoilt", "sentence"),
-    [
-        ({"cosine_projector.weight": torch.ones(PROJECTED + 1, HIDDEN)}, "expected (5, hidden)"),
-        ({"cosine_projector.weight": torch.ones(PROJECTED)}, "has shape (5,)"),
+def test_a_projection_that_does_not_fit_the_gate_or_the_memory_is_refused(tmp_path):
+    gate, weight = GATES["gmoe"], "cosine_projector.weight"
+    for spoilt, sentence in (
+        ({weight: torch.ones(PROJECTED + 1, HIDDEN)}, "expected (5, hidden)"),
+        ({weight: torch.ones(PROJECTED)}, "has shape (5,)"),
         ({"cosine_projector.bias": torch.ones(3)}, "its router needs (5,)"),
         ({"temperature": torch.ones(2)}, "its router needs (1,)"),
         ({"temperature": None}, "gates.0.temperature' is missing"),
-        ({"cosine_projector.weight": torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
-    ],
-)
-def test_a_projection_that_does_not_fit_is_refused(spoilt, sentence, tmp_path):
-    tensors = _tensors(GATES["gmoe"]) | spoilt
-    with pytest.raises(RouterError) as caught:
-        _loaded(GATES["gmoe"], {k: v for k, v in tensors.items() if v is not None}, tmp_path)
-    assert "tensor 'model.blocks.8.mlp.gates.0." in caught.value.message
-    assert sentence in caught.value.message
-
-
-def test_rows_that_would_not_fit_into_memory_are_refused(tmp_path):
-    wide = 1 << 17
-    gate = replace(GATES["gmoe"], config={"model_type": "gmoe"})
-    tensors = _tensors(gate) | {
-        "cosine_projector.weight": torch.zeros(1, wide),
-        "cosine_projector.bias": torch.zeros(1),
-        "sim_matrix": torch.zeros(1, wide),
-    }
+        ({weight: torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
+    ):
+        tensors = _tensors(gate) | spoilt
+        with pytest.raises(RouterError) as caught:
+            _loaded(gate, {k: v for k, v in tensors.items() if v is not None}, tmp_path)
+        assert "tensor 'model.blocks.8.mlp.gates.0." in caught.value.message
+        assert sentence in caught.value.message
+    wide, bias = torch.zeros(1, 1 << 17), torch.zeros(1)
+    tensors = _tensors(gate) | {weight: wide, "cosine_projector.bias": bias, "sim_matrix": wide + 0}
     with pytest.raises(RouterError, match="too large for a router of 131072 experts"):
-        _loaded(gate, tensors, tmp_path)
+        _loaded(replace(gate, config={"model_type": "gmoe"}), tensors, tmp_path)
 
 
 @pytest.mark.parametrize("part", ["temperature", "cosine_projector.weight", "sim_matrix"])

@@ -54,21 +54,15 @@ def test_every_type_with_experts_has_a_family():
     assert unknown == NO_ROUTER.keys()
 
 
-def test_every_type_of_a_family_is_one_of_transformers():
+def test_types_sources_and_routers_of_families_are_there_in_transformers():
     types = {kind for name in OF_TRANSFORMERS for kind in load_family(name).model_types}
     assert types - CONFIG_MAPPING_NAMES.keys() == NOT_OF_TRANSFORMERS
-
-
-def test_the_source_of_a_family_is_there():
     for name in OF_TRANSFORMERS:
         version, *classes = re.split(r", | (?=modeling_)", load_family(name).source)
         assert version == f"transformers {transformers.__version__}"
         for file, kind in (part.split(" ") for part in classes):
             (path,) = LIBRARY.glob(f"models/*/{file}")
             assert f"class {kind}(" in path.read_text("utf-8"), name
-
-
-def test_the_source_names_the_routers_of_the_model():
     for name in (name for name in BY_DAY if not FAMILIES[name].language):
         model = model_of(name)
         family = family_of(model.config.model_type)
@@ -142,13 +136,17 @@ def test_the_type_of_the_language_model_says_the_rule(path, name, tmp_path):
     assert any("'never_seen' is not known: the rule is that of its " in n for n in inside.notes)
 
 
-def test_a_named_family_reads_the_table_of_the_language_model(tmp_path):
+def test_a_named_family_reads_the_table_and_two_models_are_not_guessed_between(tmp_path):
     store = _in_table("qwen3_moe", "text_config", tmp_path, model_type=None)
     del store.config["num_experts_per_tok"]
     with pytest.raises(RouterError, match="'never_seen' is not known"):
         load_routers(store)
     asked = RequestedFamily(file=Path("qwen3_moe"))
     assert load_routers(store, asked=asked).routers[0].rule.top_k == 3
+    store = _in_table("qwen3_moe", "text_config", tmp_path)
+    store.config["llm_config"] = {"model_type": "mixtral"}
+    with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):
+        load_routers(store)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +158,3 @@ def test_an_unknown_type_names_families_of_a_similar_name(kind, family, tmp_path
         load_routers(_in_table("qwen3_moe", "text_config", tmp_path, model_type=kind))
     assert f"(inside: {kind!r})" in caught.value.message
     assert f"--family {family}" in caught.value.hint
-
-
-def test_two_language_models_are_not_guessed_between(tmp_path):
-    store = _in_table("qwen3_moe", "text_config", tmp_path)
-    store.config["llm_config"] = {"model_type": "mixtral"}
-    with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):
-        load_routers(store)

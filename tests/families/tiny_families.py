@@ -43,6 +43,11 @@ def composite(router: str = "mlp.gate", /, parts: Settings | None = None, **conf
     return Family(routers, {"text_config": config, **(parts or {})})
 
 
+def stacks(config: Settings, model: str = "", **routers: str) -> Family:
+    """Routers of several stacks, or of one that lies elsewhere than those of most models."""
+    return Family(tuple(routers.items()), config, model)
+
+
 def around(model: str, language: str) -> Family:
     """A class for images and text around the language model of another family."""
     parts = FAMILIES[language].routers
@@ -106,29 +111,23 @@ FAMILIES: dict[str, Family] = {
     "axk2": text(mlp_layer_types=DENSE_FIRST, n_group=None, topk_group=None),
     "bailing_hybrid": text(moe_renormalize=True),
     "cohere2_moe": text(mlp_layer_types=EVERY, expert_selection_fn="softmax", num_shared_experts=0),
-    "dbrx": Family(
-        (("text", "transformer.blocks.{i}.ffn.router"),),
+    "dbrx": stacks(
         {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+        text="transformer.blocks.{i}.ffn.router",
     ),
     "deepseek_v2": text(topk_method="greedy"),
     "deepseek_v3__mtp": text(num_nextn_predict_layers=1),
     "deepseek_v4": text(
         mlp_layer_types=["hash_moe", "moe", "moe", "moe"], scoring_func="sqrtsoftplus"
     ),
-    "diffusion_gemma": Family(
-        (
-            ("encoder", "model.encoder.language_model.layers.{i}.router"),
-            ("decoder", "model.decoder.layers.{i}.router"),
-        ),
+    "diffusion_gemma": stacks(
         {"vision_config": {"position_embedding_size": 16}},
+        encoder="model.encoder.language_model.layers.{i}.router",
+        decoder="model.decoder.layers.{i}.router",
     ),
     "doge": text("mlp", is_moe=True, num_experts=36),
     "dots1": text(n_shared_experts=1),
-    "dots3_note": Family(
-        (
-            ("vision", "model.vision_tower.blocks.{i}.mlp.gate"),
-            ("text", "model.language_model.layers.{i}.mlp.gate"),
-        ),
+    "dots3_note": stacks(
         {
             "vision_config": TOWER,
             "audio_config": {"adapter_input_size": 64},
@@ -140,16 +139,16 @@ FAMILIES: dict[str, Family] = {
                 "swa_v_head_dim": 16,
             },
         },
+        vision="model.vision_tower.blocks.{i}.mlp.gate",
+        text="model.language_model.layers.{i}.mlp.gate",
     ),
-    "dots3_note_vision_encoder": Family(
-        (("vision", "blocks.{i}.mlp.gate"),), TOWER, "Dots3NoteVisionModel"
+    "dots3_note_vision_encoder": stacks(
+        TOWER, "Dots3NoteVisionModel", vision="blocks.{i}.mlp.gate"
     ),
-    "ernie4_5_vl_moe": Family(
-        (
-            ("text", "model.language_model.layers.{i}.mlp.text_moe.gate"),
-            ("vision", "model.language_model.layers.{i}.mlp.vision_moe.gate"),
-        ),
+    "ernie4_5_vl_moe": stacks(
         {"text_config": {"moe_intermediate_size": [24, 16], "rope_parameters": rope(2, 2, 4)}},
+        text="model.language_model.layers.{i}.mlp.text_moe.gate",
+        vision="model.language_model.layers.{i}.mlp.vision_moe.gate",
     ),
     "flint": text(mlp_only_layers=[0, 1]),
     "gemma4": composite("router", enable_moe_block=True),
@@ -175,18 +174,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "inkling2": composite(parts={"vision_config": {"projection_hidden_dim": 64}}),
     "jamba": text("feed_forward.router", expert_layer_offset=1, expert_layer_period=2),
-    "jetmoe": Family(
-        (
-            ("attention", "model.layers.{i}.self_attention.experts.router"),
-            ("text", "model.layers.{i}.mlp.router"),
-        )
+    "jetmoe": stacks(
+        {},
+        attention="model.layers.{i}.self_attention.experts.router",
+        text="model.layers.{i}.mlp.router",
     ),
     "laguna": text(mlp_layer_types=DENSE_FIRST, moe_router_logit_softcapping=3.0),
     "lfm2_moe": text(
         "feed_forward.gate", layer_types=["conv", "full_attention"] * 2, use_expert_bias=True
     ),
-    "llama4": Family(
-        (("text", "language_model.model.layers.{i}.feed_forward.router"),),
+    "llama4": stacks(
         {
             "text_config": {"interleave_moe_layer_step": 2},
             "vision_config": {
@@ -195,6 +192,7 @@ FAMILIES: dict[str, Family] = {
                 "projector_output_dim": 64,
             },
         },
+        text="language_model.model.layers.{i}.feed_forward.router",
     ),
     "llama4_text": text("feed_forward.router", interleave_moe_layer_step=1),
     "longcat_flash": text("mlp.router", num_layers=2, zero_expert_num=5, router_bias=True),
@@ -218,38 +216,30 @@ FAMILIES: dict[str, Family] = {
         model="Nemotron3_5TranscribeForConditionalGeneration",
     ),
     "nemotron_h": text("mixer.gate", **ALTERNATING),
-    "nemotron_h_omni": Family(
-        (("text", "language_model.model.layers.{i}.mixer.gate"),),
+    "nemotron_h_omni": stacks(
         {
             "text_config": ALTERNATING,
             "vision_config": {"video_temporal_patch_size": 2},
             **dict.fromkeys(("projector_hidden_size", "vision_hidden_size"), 64),
         },
+        text="language_model.model.layers.{i}.mixer.gate",
     ),
-    "nllb_moe": Family(
-        (
-            ("encoder", "model.encoder.layers.{i}.ffn.router"),
-            ("decoder", "model.decoder.layers.{i}.ffn.router"),
-        ),
+    "nllb_moe": stacks(
         {
             **dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 2),
             "router_bias": False,
             "moe_eval_capacity_token_fraction": 1.0,
         },
         "NllbMoeForConditionalGeneration",
+        encoder="model.encoder.layers.{i}.ffn.router",
+        decoder="model.decoder.layers.{i}.ffn.router",
     ),
     "olmoe": text(norm_topk_prob=False),
-    "openai_privacy_filter": Family(
-        (("text", "layers.{i}.mlp.router"),), model="OpenAIPrivacyFilterModel"
-    ),
+    "openai_privacy_filter": stacks({}, "OpenAIPrivacyFilterModel", text="layers.{i}.mlp.router"),
     "phimoe": text("mlp.router", num_experts_per_tok=2),
     "qwen2_moe": text(decoder_sparse_step=2),
     "qwen3_moe": text(mlp_only_layers=[1]),
-    "qwen3_omni_moe": Family(
-        (
-            ("thinker", "thinker.model.language_model.layers.{i}.mlp.gate"),
-            ("talker", "talker.model.layers.{i}.mlp.gate"),
-        ),
+    "qwen3_omni_moe": stacks(
         {
             "talker_config": {
                 "text_config": {"shared_expert_intermediate_size": 24},
@@ -257,6 +247,8 @@ FAMILIES: dict[str, Family] = {
             }
         },
         "Qwen3OmniMoeForConditionalGeneration",
+        thinker="thinker.model.language_model.layers.{i}.mlp.gate",
+        talker="talker.model.layers.{i}.mlp.gate",
     ),
     "qwen4_exp": composite(
         **dict.fromkeys(("indexer_n_heads", "indexer_compress_ratio"), 4),
@@ -269,17 +261,15 @@ FAMILIES: dict[str, Family] = {
         swiglu_limits=[None, 0.3, 0.0, 0.2],
         swiglu_limits_shared=[0.0, 0.1, 0.2, 0.1],
     ),
-    "switch_transformers": Family(
-        (
-            ("encoder", "encoder.block.{i}.layer.1.mlp.router"),
-            ("decoder", "decoder.block.{i}.layer.2.mlp.router"),
-        ),
+    "switch_transformers": stacks(
         {
             **dict.fromkeys(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), 2),
             "expert_capacity": 14,
             "router_bias": False,
         },
         "SwitchTransformersForConditionalGeneration",
+        encoder="encoder.block.{i}.layer.1.mlp.router",
+        decoder="decoder.block.{i}.layer.2.mlp.router",
     ),
     **dict.fromkeys(("zaya", "zaya__skip"), text(num_experts_per_tok=1, router_hidden_size=32)),
 }

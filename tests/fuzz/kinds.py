@@ -189,51 +189,28 @@ def _dcp(folder: Path) -> None:
 
 
 def _megatron(folder: Path) -> None:
-    import torch
-    import torch.distributed.checkpoint as dcp
+    from tests.unit.checkpoint.test_megatron import write_megatron
 
-    draw = torch.Generator().manual_seed(0)
-    named = {
-        "decoder.layers.mlp.router.weight": torch.randn(3, 6, 16, generator=draw),
-        "decoder.layers.mlp.router.expert_bias": torch.randn(3, 6, generator=draw),
-        "decoder.layers.pre_mlp_layernorm.weight": torch.rand(3, 16, generator=draw),
-    }
-    dcp.save(named, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    args = argparse.Namespace(
-        num_layers=3, hidden_size=16, num_experts=6, moe_router_topk=2, norm_epsilon=1e-5,
-        moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, nested={"a": [1]},
-        moe_router_num_groups=None, moe_router_group_topk=None, moe_router_topk_scaling_factor=2.5,
-        normalization="RMSNorm", params_dtype=torch.bfloat16, add_bias_linear=False,
-        moe_router_load_balancing_type="seq_aux_loss", apply_layernorm_1p=True,
-    )  # fmt: skip
-    torch.save({"args": args, "iteration": 7}, folder / "common.pt")
+    write_megatron(folder, is_stacked=True)
 
 
 def _gguf(folder: Path) -> None:
     import gguf
 
-    types = gguf.GGMLQuantizationType
-    writer = gguf.GGUFWriter(folder / "m.gguf", "olmoe", split_max_tensors=7)
-    writer.add_custom_alignment(32)
-    writer.add_expert_count(4)
-    writer.add_expert_used_count(2)
-    writer.add_block_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_head_count_kv([1, 2, 3])
-    writer.add_token_list([f"t{i}" for i in range(300)])
-    draw = np.random.default_rng(0)
+    from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
+
+    draw, tensors, types = np.random.default_rng(0), {}, {}
     for layer in range(2):
         rows = draw.standard_normal((4, 32), np.float32)
-        writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", rows)
-        writer.add_tensor(f"blk.{layer}.ffn_norm.weight", np.ones(32, np.float32))
+        tensors[f"blk.{layer}.ffn_gate_inp.weight"] = rows
+        tensors[f"blk.{layer}.ffn_norm.weight"] = np.ones(32, np.float32)
     for dtype in ("Q8_0", "Q4_K", "MXFP4", "IQ2_S", "TQ1_0", "BF16"):
-        block_bytes = gguf.GGML_QUANT_SIZES[types[dtype]][1]
-        blocks = draw.integers(0, 256, (4, 2 * block_bytes), np.uint8)
-        writer.add_tensor(f"blk.0.{dtype}.weight", blocks, raw_dtype=types[dtype])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        types[name := f"blk.0.{dtype}.weight"] = kind = gguf.GGMLQuantizationType[dtype]
+        block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+        tensors[name] = draw.integers(0, 256, (4, 2 * block_bytes), np.uint8)
+    more = {"custom_alignment": 32, "head_count_kv": [1, 2, 3], "token_list": ["t"] * 300}
+    keys = moe_keys(4, 32, layers=2) | more
+    write_gguf(folder / "m.gguf", "olmoe", tensors, types, keys=keys, split_max_tensors=7)
 
 
 def read_everything(folder: Path, draw: random.Random) -> None:
@@ -358,24 +335,28 @@ def _npy(folder: Path) -> None:
     np.save(folder / "text.0.npy", _arrays()["text/0"])
 
 
+def _dotted() -> dict[str, np.ndarray]:
+    return {name.replace("/", "."): values for name, values in _arrays().items()}
+
+
 def _npz(folder: Path) -> None:
-    named = {name.replace("/", "."): values for name, values in _arrays().items()}
-    np.savez(folder / "a.npz", **named, document=np.arange(40) // 10, position=np.arange(40) % 10)
+    token = np.arange(40)
+    np.savez(folder / "a.npz", **_dotted(), document=token // 10, position=token % 10)
 
 
 def _pt(folder: Path) -> None:
     import torch
 
-    named = {n.replace("/", "."): torch.from_numpy(v.copy()) for n, v in _arrays().items()}
+    named = {name: torch.from_numpy(values) for name, values in _dotted().items()}
     torch.save(named | {"document": torch.arange(40) // 10}, folder / "a.pt")
 
 
 def _npz_deflated(folder: Path) -> None:
-    np.savez_compressed(folder / "a.npz", **{n.replace("/", "."): v for n, v in _arrays().items()})
+    np.savez_compressed(folder / "a.npz", **_dotted())
 
 
 def _tokens_safetensors(folder: Path) -> None:
-    save_file({n.replace("/", "."): v for n, v in _arrays().items()}, folder / "a.safetensors")
+    save_file(_dotted(), folder / "a.safetensors")
 
 
 def _tokens_parquet(folder: Path) -> None:

@@ -7,30 +7,21 @@ but a value or one of our errors. The same inputs are tried in every run; at nig
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickletools
-import random
 import subprocess
 import sys
 import threading
-import tomllib
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from moegeom.checkpoint.open import FORMATS
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.traces.dialect import DIALECTS
-from tests.by_day import by_day
-from tests.fuzz import mutations
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.worker import FAULTS
 from tests.unit.tokens.dialects import test_counts
@@ -199,48 +190,3 @@ def test_the_worker_sees_every_fault() -> None:
     command = [sys.executable, "-m", "tests.fuzz.worker", json.dumps("faults")]
     ends = json.loads(subprocess.check_output(command, env=_environment(), cwd=ROOT))
     assert ends == {fault: fault for fault in FAULTS}
-
-
-_PARSERS: dict[str, Callable[[bytes], object]] = {
-    "json": json.loads,
-    "pickle": lambda raw: list(pickletools.genops(raw)),
-    "zip": lambda raw: zipfile.ZipFile(io.BytesIO(raw)).namelist(),
-    "toml": lambda raw: tomllib.loads(raw.decode()),
-    "parquet": lambda raw: pq.read_table(io.BytesIO(raw)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize(
-    "kind",
-    by_day(
-        [kind for kind in KINDS if not KINDS[kind].is_refused],
-        {
-            "json": "safetensors index",
-            "pickle": "dcp metadata",
-            "zip": "npz",
-            "toml": "profile",
-            "parquet": "tokens in parquet",
-        },
-    ),
-)
-def test_a_third_of_the_edits_of_a_language_stay_readable_by_its_parser(
-    kind: str, tmp_path: Path
-) -> None:
-    KINDS[kind].build(tmp_path)
-    for glob, language in KINDS[kind].targets.items():
-        if language not in _PARSERS:
-            continue
-        raw = next(p for p in sorted(tmp_path.glob(glob)) if p.is_file()).read_bytes()
-        draw = random.Random(kind)
-        edits = [mutations.mutated(raw, language, draw) for _ in range(90)]
-        assert len(set(edits)) > 30
-        assert sum(_is_readable(edit, _PARSERS[language]) for edit in edits) > 30
-
-
-def _is_readable(raw: bytes, parse: Callable[[bytes], object]) -> bool:
-    try:
-        parse(raw)
-    except (*mutations.UNREADABLE, pa.ArrowException):
-        return False
-    return True

@@ -43,7 +43,7 @@ class _Stuck(BaseException):
     """An input that waits, or that computes for too long."""
 
 
-def _odd_files() -> dict[str, Callable[[Path], None]]:
+def odd_files() -> dict[str, Callable[[Path], None]]:
     """What else may stand where a file is expected."""
     return {
         "folder": lambda path: path.mkdir(),
@@ -58,7 +58,7 @@ def _odd_files() -> dict[str, Callable[[Path], None]]:
 
 def _mutate(path: Path, language: str, draw: random.Random) -> str:
     if draw.random() < 0.02:
-        what, make = draw.choice(sorted(_odd_files().items()))
+        what, make = draw.choice(sorted(odd_files().items()))
         path.unlink()
         make(path)
         return what

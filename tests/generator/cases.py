@@ -42,11 +42,7 @@ _DISTRACTED_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Effect:
-    """What a fault alone changes against the healthy twin, in tokens.
-
-    ``sets`` and ``weights`` differ at the lowest of the fault's layers; ``later_sets`` counts
-    (token, layer) pairs above it.
-    """
+    """Tokens that a fault alone changes at its lowest layer, and (token, layer) pairs above it."""
 
     sets: int
     weights: int
@@ -55,8 +51,6 @@ class Effect:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is wrong: the operator, where it acts, and what it did."""
-
     operator: str
     scope: str
     effect: Effect
@@ -64,10 +58,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A case with its runs; ``truths`` has one entry, or two where faults are composed.
-
-    ``named_checkpoint`` is what the command gets as checkpoint of B, if anything.
-    """
+    """Its runs, one truth or two that are composed, and what is named as checkpoint of B."""
 
     seed: int
     size: Size
@@ -83,8 +74,6 @@ class Case:
 
 
 class Written(NamedTuple):
-    """Where the files of a case are."""
-
     checkpoint: Path
     other_checkpoint: Path | None
     a: Path
@@ -94,13 +83,7 @@ class Written(NamedTuple):
 
 # ---------------------------------------------------------------------------------------- drawing
 def draw(seed: int, size: Size) -> Case:
-    """The case of a seed: the operator is the seed modulo their number, all else is drawn.
-
-    Raises
-    ------
-    RuntimeError
-        When no draw of the operator has an effect.
-    """
+    """The case of a seed: the operator is the seed modulo their number, all else is drawn."""
     operator = OPERATORS[seed % len(OPERATORS)]
     for attempt in range(_ATTEMPTS):
         rng = np.random.default_rng([seed, SIZES.index(size), attempt])
@@ -152,7 +135,6 @@ def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
 
 
 def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Case | None:
-    """A case, or None where its fault has no effect."""
     kind = KINDS[operator]
     shape = BENT[kind.bend](SHAPES[size])
     family = str(rng.choice(kind.families))
@@ -198,7 +180,6 @@ def _named_checkpoint(rng: np.random.Generator, operators: Sequence[str]) -> Nam
 
 # ------------------------------------------------------------------------------------------ truth
 def _by_expert(run: Run, layer: int, experts: int) -> np.ndarray:
-    """The weight of every expert, nan where it is not chosen."""
     weights = np.full((len(run.chosen[layer]), experts), np.nan, np.float32)
     np.put_along_axis(weights, run.chosen[layer], run.weights[layer], axis=1)
     return weights
@@ -225,7 +206,6 @@ def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
 
 
 def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:
-    """Whether a reader of this form has anything to see, rounding aside."""
     seen = effect.sets + effect.later_sets + (0 if form == "replies" else effect.weights)
     return seen >= max(_LEAST_TOKENS, _LEAST_SHARE * num_tokens)
 

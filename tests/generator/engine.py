@@ -25,10 +25,7 @@ _BLOCK = 24
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How products are added: operands in bfloat16 or float32, and the order of the sums.
-
-    Routers keep their rows as loaded, as a gate in float32 does; what they read is rounded.
-    """
+    """In bfloat16 or float32, and the order of sums; routers keep their rows as loaded."""
 
     is_bf16: bool = False
     is_reversed: bool = False
@@ -40,7 +37,6 @@ class Arithmetic:
     def dot(
         self, x: Float[np.ndarray, "*rows inner"], w: Float[np.ndarray, "inner outer"]
     ) -> Float[np.ndarray, "*rows outer"]:
-        """X @ w, written in the dtype of the arithmetic."""
         return self.kept(_in_blocks(x, w) if self.is_reversed else x @ w)
 
     def logits(
@@ -61,11 +57,7 @@ def _in_blocks(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Which documents are served together, one slot each, and in what steps.
-
-    Positions before ``decode_from`` are prefilled in chunks, the others one at a time. Documents of
-    the next batch take over the slots of the one before.
-    """
+    """Which documents are served together, and the steps: chunks of a prefill, then one by one."""
 
     batches: tuple[Int[np.ndarray, "slots"], ...]
     chunk: int
@@ -107,11 +99,7 @@ class Fault:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the router of a layer is about to read, and the buffers that lie beside it.
-
-    ``history`` are the inputs of this layer from position 0 to the end of the step, ``below`` those
-    of the layers before in this step; ``gain`` is that of the norm in front.
-    """
+    """What a router is about to read, and buffers beside it; ``below`` are of lower layers."""
 
     layer: int
     start: int
@@ -124,11 +112,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Handover:
-    """The cache of a layer when a step begins, and what is near it in memory.
-
-    ``before_last`` is the state without the last token, ``last`` what that token put in, ``decay``
-    what is kept of a state at each token, ``left`` what the last occupants left in the slots.
-    """
+    """The cache when a step begins, and what is near it; ``left`` is of the last occupants."""
 
     layer: int
     start: int
@@ -141,8 +125,6 @@ class Handover:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The buffers of the writer, padding included."""
-
     chosen: Int[np.ndarray, "layers documents length k"]
     weights: Float[np.ndarray, "layers documents length k"]
     text: Text
@@ -160,7 +142,6 @@ class Run:
 
 
 def unit(x: Float[np.ndarray, "*rows hidden"]) -> Float[np.ndarray, "*rows hidden"]:
-    """X / rms(x), in float32."""
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(NORM_EPS))
 
 
@@ -172,21 +153,19 @@ def serve(
     schedule: Schedule,
     faults: Sequence[Fault] = (),
 ) -> Run:
-    return _Server(model, text, arithmetic, schedule, tuple(faults)).run()
+    return _Server(model, text, arithmetic, schedule, faults).run()
 
 
+@dataclass(eq=False)
 class _Server:
-    def __init__(
-        self,
-        model: Model,
-        text: Text,
-        arithmetic: Arithmetic,
-        schedule: Schedule,
-        faults: tuple[Fault, ...],
-    ) -> None:
-        self.model, self.text, self.schedule = model, text, schedule
-        self.arithmetic, self.faults = arithmetic, faults
-        size = (model.shape.layers, *text.token_id.shape)
+    model: Model
+    text: Text
+    arithmetic: Arithmetic
+    schedule: Schedule
+    faults: Sequence[Fault]
+
+    def __post_init__(self) -> None:
+        model, size = self.model, (self.model.shape.layers, *self.text.token_id.shape)
         self.read = np.zeros((*size, model.shape.hidden), np.float32)
         self.logits = np.zeros((*size, model.shape.experts), np.float32)
         self.chosen = np.zeros((*size, model.rule.top_k), np.int32)
@@ -214,7 +193,6 @@ class _Server:
         return [fault for fault in self.faults if fault.stage == stage]
 
     def _run_batch(self, batch: np.ndarray, left: list[np.ndarray]) -> list[np.ndarray]:
-        """Serve the documents of a batch; the states in which they leave the cache."""
         states = [np.zeros_like(state) for state in left]
         before = [np.zeros_like(state) for state in left]
         last = [np.zeros_like(state) for state in left]
@@ -300,7 +278,6 @@ class _Server:
         return marks
 
     def _tensors(self, at: int, mark: int) -> RouterTensors:
-        """The router as it was loaded where the faults of ``mark`` act."""
         if (at, mark) not in self.loaded:
             tensors = self.model.routers[at]
             for bit, fault in enumerate(self._of("load")):

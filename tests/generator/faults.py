@@ -80,10 +80,7 @@ def acts_on(fault: Fault, text: Text) -> Bool[np.ndarray, "documents length"]:
 def may_differ(
     fault: Fault, text: Text, layers: int
 ) -> Bool[np.ndarray, "layers documents length"]:
-    """Where a fault can show: where it acts, and in higher layers at later tokens of a document.
-
-    What a writer does goes nowhere.
-    """
+    """Where it acts, and in higher layers at later tokens; what a writer does goes nowhere."""
     acting = acts_on(fault, text)
     behind = np.logical_or.accumulate(acting, axis=1)
     possible = np.zeros((layers, *acting.shape), bool)

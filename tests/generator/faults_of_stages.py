@@ -35,22 +35,10 @@ def _stale(draw: Draw) -> Made:
     return lambda reading: _before(reading, reading.inputs.shape[1])
 
 
-def _of_lower_layer(draw: Draw) -> Made:
-    return lambda reading: reading.below[-1]
-
-
 def _normalised_twice(draw: Draw) -> Made:
     with_gain = bool(draw.rng.integers(2))
 
-    def change(reading: Reading) -> np.ndarray:
-        again = unit(reading.inputs)
-        return again * reading.gain if with_gain else again
-
-    return change
-
-
-def _bf16(draw: Draw) -> Made:
-    return lambda reading: rounded(reading.inputs)
+    return lambda reading: unit(reading.inputs) * (reading.gain if with_gain else 1.0)
 
 
 def _fp8(draw: Draw) -> Made:
@@ -128,21 +116,9 @@ def _more(draw: Draw) -> Made:
     return _of_rule(num_run=draw.model.rule.top_k + 1, written_by_index=by_index)
 
 
-def _fewer(draw: Draw) -> Made:
-    return _of_rule(num_run=draw.model.rule.top_k - 1)
-
-
-def _renormalisation(draw: Draw) -> Made:
-    return _of_rule(renormalise=not draw.model.rule.renormalise)
-
-
 def _scale(draw: Draw) -> Made:
     scale = draw.model.rule.scale
     return _of_rule(scale=draw.choice(1.0, scale * scale, scale * 0.8) if scale != 1.0 else 2.5)
-
-
-def _soft_cap(draw: Draw) -> Made:
-    return _of_rule(soft_cap=float(draw.choice(2.0, 5.0, 15.0)))
 
 
 # ----------------------------------------------------------------------------------------- dispatch
@@ -233,10 +209,6 @@ def _replicas(draw: Draw) -> Made:
     return _of_ids(change)
 
 
-def _sorted(draw: Draw) -> Made:
-    return _of_ids(lambda chosen: np.sort(chosen, axis=-1))
-
-
 def _padding(draw: Draw) -> Made:
     """Documents of a batch are padded behind, and the writer cuts what stands in front."""
 
@@ -255,8 +227,6 @@ def _padding(draw: Draw) -> Made:
 
 
 def _rows(index: Callable[[np.ndarray], np.ndarray]) -> Made:
-    """Rows of other positions of the same document."""
-
     def change(trace: Trace) -> Trace:
         at = index(np.arange(trace.chosen.shape[2]))
         return replace(trace, chosen=trace.chosen[:, :, at], weights=trace.weights[:, :, at])
@@ -299,12 +269,16 @@ KINDS: Mapping[str, Kind] = {
         _another_token, "tokens shifted", "inputs differ", "not the router"
     ),
     "input_stale": _input(_stale, "tokens shifted", "inputs differ", "not the router"),
-    "input_of_another_layer": _input(_of_lower_layer, "inputs differ", "not the router", lowest=1),
+    "input_of_another_layer": _input(
+        lambda draw: lambda reading: reading.below[-1], "inputs differ", "not the router", lowest=1
+    ),
     "input_normalised_twice": _input(
         _normalised_twice, "inputs differ", "gain not folded", "not the router"
     ),
     "input_bf16": _input(
-        _bf16, "inputs rounded", "logits rounded", "not the router", is_exact=True
+        lambda draw: lambda reading: rounded(reading.inputs),
+        *("inputs rounded", "logits rounded", "not the router"),
+        is_exact=True,
     ),
     "input_fp8": _input(_fp8, "inputs rounded", "not the router"),
     "input_noise": _input(_noise, "arithmetic noise only", "not the router"),
@@ -323,13 +297,11 @@ KINDS: Mapping[str, Kind] = {
     "cache_fp8": _cache(
         _SERVED,
         lambda handover: to_fp8(handover.state, "e4m3", "row"),
-        "not the router",
-        "arithmetic noise only",
+        *("not the router", "arithmetic noise only"),
     ),
     "other_score": _rule(
         _other_score,
-        "rule differs",
-        "routing weights differ",
+        *("rule differs", "routing weights differ"),
         families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
     ),
     "softmax_moved": _rule(
@@ -342,7 +314,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     "group_fill": _rule_of_groups(lambda draw: _of_rule(fill=0.0), "rule differs", bias_level=-0.6),
     "top_k_more": _rule(_more, "rule differs", "routing weights differ"),
-    "top_k_fewer": _rule(_fewer, "rule differs", "routing weights differ"),
+    "top_k_fewer": _rule(
+        lambda draw: _of_rule(num_run=draw.model.rule.top_k - 1),
+        *("rule differs", "routing weights differ"),
+    ),
     "bias_in_weights": _rule(
         lambda draw: _of_rule(bias_in_weights=True),
         "bias in routing weights",
@@ -352,12 +327,15 @@ KINDS: Mapping[str, Kind] = {
         lambda draw: _of_rule(bias_selects=False), "bias missing", families=WITH_SELECTION_BIAS
     ),
     "renormalisation_flipped": _rule(
-        _renormalisation,
+        lambda draw: _of_rule(renormalise=not draw.model.rule.renormalise),
         "routing weights differ",
         families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
     ),
     "other_scale": _rule(_scale, "routing weights differ"),
-    "soft_cap": _rule(_soft_cap, "rule differs", "routing weights differ"),
+    "soft_cap": _rule(
+        lambda draw: _of_rule(soft_cap=float(draw.choice(2.0, 5.0, 15.0))),
+        *("rule differs", "routing weights differ"),
+    ),
     "ties_to_high_index": _rule(
         lambda draw: _of_rule(ties_to_high_index=True),
         "ties broken by number",
@@ -385,10 +363,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "ids_sorted": _write(
         _WRITTEN,
-        _sorted,
-        "no disagreement",
-        "routing weights differ",
-        "arithmetic noise only",
+        lambda draw: _of_ids(lambda chosen: np.sort(chosen, axis=-1)),
+        *("no disagreement", "routing weights differ", "arithmetic noise only"),
         visible_in="weights",
     ),
     "padding_rows": _write(("all", "documents"), _padding, "padding counted", "tokens shifted"),

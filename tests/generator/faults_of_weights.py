@@ -98,7 +98,6 @@ def _of(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
 
 
 def _each(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Draw], Made]:
-    """The same change in every layer, of which nothing is drawn."""
     return lambda draw: _of(part, lambda layer, values: change(values))
 
 
@@ -115,10 +114,7 @@ def _of_another_layer(draw: Draw) -> Made:
 
 
 def _of_other_files(draw: Draw, tensors: Sequence[RouterTensors]) -> Made:
-    """Routers of other files: whole, or their rows alone, as where only one tensor is renewed.
-
-    Experts that are loaded one by one share the gain of all.
-    """
+    """Routers of other files: whole (but one gain for all experts), or their rows alone."""
     is_whole = bool(draw.rng.integers(2))
     with_gain = is_whole and draw.reach.experts is None
 
@@ -250,8 +246,7 @@ KINDS: Mapping[str, Kind] = {
     "weights_of_another_training": _load(
         _ANY,
         lambda draw: _of_other_files(draw, draw.model.other),
-        "router stale",
-        "unrelated",
+        *("router stale", "unrelated"),
         loaded="other",
     ),
     "weights_at_initialisation": _load(_ANY, _at_initialisation, "unrelated", "rows damaged"),
@@ -273,14 +268,12 @@ KINDS: Mapping[str, Kind] = {
     "bias_of_another_layer": _load_bias(
         _ANY,
         lambda draw: _bias_of(draw.model.routers, draw.another_layer()),
-        "bias stale",
-        "bias differs",
+        *("bias stale", "bias differs"),
     ),
     "bias_of_older_checkpoint": _load_bias(
         _ANY,
         lambda draw: _bias_of(draw.model.older, lambda layer: layer),
-        "bias stale",
-        "bias differs",
+        *("bias stale", "bias differs"),
         loaded="older",
     ),
     "bias_misread": _load_bias(_ANY, _bias_misread, "bias differs"),

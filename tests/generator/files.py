@@ -53,7 +53,6 @@ def columns_of(text: Text) -> TokenColumns:
 
 
 def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Path) -> None:
-    """A recording of moegeom: choices, their weights, and inputs or logits."""
     found = load_routers(open_checkpoint(checkpoint))
     names = tuple(router.name for router in found.routers)
 

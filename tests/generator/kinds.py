@@ -26,8 +26,6 @@ WITH_GROUPS = ("deepseek_v3",)
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What a fault is drawn from: the model and text that it will meet, and where it acts."""
-
     ground: Ground
     reach: Reach
     seed: int
@@ -61,27 +59,13 @@ class Draw:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault.
+    """A kind of fault, ``named`` by some verdicts, in a model with what it needs (``draw_model``).
 
-    Parameters
-    ----------
-    named
-        The verdicts that name it.
-    families, bend, stored, equal_rows, bias_level
-        The model that it needs; see ``model.FAMILIES``, ``model.BENT`` and ``draw_model``.
-    lowest
-        The lowest layer in which it can act.
-    starts
-        Of caches: whether it acts where requests begin, or where later steps of the prefill do.
-    visible_in
-        What must be recorded of B: ``ids`` are enough, ``weights`` beside them, or ids and nothing
-        else, since the writer alone is wrong (``ids_only``).
-    is_exact
-        Whether all arithmetics must be float32 and sums in one order, so that it shows at all.
-    loaded
-        The other checkpoint that the faulty engine loaded from.
-    may_be_refused
-        Whether a reader may well refuse the trace: its ids cannot be choices.
+    It acts from the ``lowest`` layer on, and in caches where requests start or later steps of the
+    prefill do. Of B ids must be recorded, weights beside them, or (``ids_only``) nothing else, since
+    the writer alone is wrong. Some show only where all arithmetics are float32 (``is_exact``).
+    ``loaded`` is the other checkpoint that the faulty engine loaded from; a trace whose ids cannot
+    be choices ``may_be_refused``.
     """
 
     stage: Stage

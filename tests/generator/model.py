@@ -157,10 +157,7 @@ class RouterTensors:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The tensors of a layer without those of its router.
-
-    ``into``, ``decay`` and ``out`` make the mixer: a running decayed average of a projection.
-    """
+    """Its tensors but the router; ``into``, ``decay``, ``out``: a running decayed average."""
 
     into: Float[np.ndarray, "hidden rank"]
     decay: Float[np.ndarray, "rank"]
@@ -173,8 +170,6 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model, and the routers of two others: an older checkpoint of it and another training."""
-
     family: Family
     shape: Shape
     stored: Stored
@@ -187,7 +182,6 @@ class Model:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 numbers, as float32."""
     return x.astype(np.float32).astype(bfloat16).astype(np.float32)
 
 
@@ -203,10 +197,7 @@ def _embedding(rng: np.random.Generator, shape: Shape, topics: np.ndarray) -> np
 def _rows(
     rng: np.random.Generator, shape: Shape, topics: np.ndarray, unit: np.ndarray, gain: np.ndarray
 ) -> np.ndarray:
-    """Rows of a trained router: each prefers a few topics, lengths differ, logits spread by 1.5.
-
-    What all tokens have in common hardly moves them, as a loss for balance teaches.
-    """
+    """Each prefers a few topics; what all tokens have in common hardly moves trained rows."""
     taste = rng.standard_normal((shape.experts, len(topics)))
     taste *= rng.random(taste.shape) < 0.35
     rows = taste @ topics + 0.25 * rng.standard_normal((shape.experts, shape.hidden)) / np.sqrt(
@@ -279,12 +270,7 @@ def draw_model(
     equal_rows: bool = False,
     bias_level: float | None = None,
 ) -> Model:
-    """A model of a family; with ``equal_rows`` a quarter of the experts is a copy of another.
-
-    Copies are what upcycling leaves: they tie exactly wherever both compete for the last place.
-    ``bias_level`` is what all biases that select have in common; None draws it, since some
-    trainings let all of them rise.
-    """
+    """With ``equal_rows`` a quarter of the experts are copies; ``bias_level`` None is drawn."""
     family = FAMILIES[name]
     rule = family.rule(shape)
     topics = rng.standard_normal((max(6, min(shape.experts, shape.hidden) // 2), shape.hidden))

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from moegeom.studies.explain.record import CauseVerdict, ExplainRequest
 from moegeom.studies.explain.study import explain
 from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.files import Form, write_checkpoint, write_recording
-from tests.generator.model import FAMILIES, SHAPES, Shape, draw_model
+from tests.generator.model import FAMILIES, Shape, draw_model
 from tests.generator.scoring import twin_outcome
 from tests.generator.text import draw_text
 
@@ -31,13 +31,12 @@ ARITHMETICS = {
     "both": (Arithmetic(), Arithmetic(True, is_reversed=True)),
 }
 
-#: Layers, width, experts, chosen ones, documents and their length.
-_SIZES = (
-    (2, 32, 8, 2, 24, 52),
-    (3, 64, 16, 2, 24, 80),
-    (2, 128, 32, 4, 48, 106),
-    (3, 64, 64, 8, 40, 80),
-    (4, 96, 16, 1, 40, 64),
+_SHAPES = (
+    Shape(2, 32, 8, 2, 16, 256, 24, 52),
+    Shape(3, 64, 16, 2, 16, 256, 24, 80),
+    Shape(2, 128, 32, 4, 16, 256, 48, 106),
+    Shape(3, 64, 64, 8, 16, 256, 40, 80),
+    Shape(4, 96, 16, 1, 16, 256, 40, 64),
 )
 
 _FORMS: tuple[Form, ...] = ("ids", "router_input", "logits")
@@ -57,19 +56,10 @@ class NoisePair:
 
 
 def noise_pair(seed: int, folder: Path) -> NoisePair:
-    """The pair of a seed, explained: arithmetics in turn, all else drawn."""
     rng = np.random.default_rng([seed, 7])
     arithmetic = tuple(ARITHMETICS)[seed % len(ARITHMETICS)]
-    layers, hidden, experts, top_k, documents, length = _SIZES[int(rng.integers(len(_SIZES)))]
-    shape = replace(
-        SHAPES["small"],
-        layers=layers,
-        hidden=hidden,
-        experts=experts,
-        top_k=top_k,
-        documents=documents,
-        length=length,
-    )
+    shape = _SHAPES[int(rng.integers(len(_SHAPES)))]
+    documents, length = shape.documents, shape.length
     stored = "bfloat16" if rng.random() < 0.8 else "float32"
     model = draw_model(rng, str(rng.choice(tuple(FAMILIES))), shape, stored)
     text = draw_text(rng, documents, length, shape.vocabulary)

@@ -26,17 +26,9 @@ class Reliability:
     number: int
     right: int
 
-    @property
-    def share(self) -> float:
-        """Share that was right; 1 where there were none."""
-        return self.right / self.number if self.number else 1.0
-
 
 def named(found: Iterable[Scored]) -> Iterator[tuple[float, bool]]:
-    """Margin of every verdict that names a fault by bits, and whether it is right.
-
-    What is said of a twin is right where it is rounding, by which twins differ.
-    """
+    """Margins of verdicts that name a fault, and whether it is there; a twin may be rounded."""
     for one in found:
         for verdict, is_right in (
             (one.verdict, one.outcome == "named"),
@@ -58,13 +50,9 @@ def reliability(verdicts: Iterable[tuple[float, bool]]) -> list[Reliability]:
 def table(found: Iterable[Reliability]) -> str:
     lines = ["| margin, bits | verdicts | right |", "|---|---|---|"]
     for one in found:
-        words = (
-            f"{one.least:g} to {one.most:g}"
-            if one.most < float("inf")
-            else f"{one.least:g} and more"
-        )
-        share = f"{100 * one.share:.1f} %" if one.number else ""
-        lines.append(f"| {words} | {one.number} | {share} |")
+        end = "and more" if one.most == float("inf") else f"to {one.most:g}"
+        share = f"{100 * one.right / one.number:.1f} %" if one.number else ""
+        lines.append(f"| {one.least:g} {end} | {one.number} | {share} |")
     return "\n".join(lines)
 
 

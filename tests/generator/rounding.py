@@ -21,10 +21,7 @@ _DTYPE = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 @dataclass(frozen=True)
 class Integers:
-    """Integers of some bits: signed with the scale amax / ``divisor``, or unsigned from the least.
-
-    Unsigned ones have the scale (largest - least) / (2^bits - 1) and a zero point.
-    """
+    """Signed with the scale amax / ``divisor``, or unsigned from the least with a zero point."""
 
     bits: int
     granularity: Granularity
@@ -45,7 +42,6 @@ def _blocks(w: np.ndarray, granularity: Granularity) -> tuple[np.ndarray, tuple[
 
 
 def to_integers(w: Float[np.ndarray, "rows columns"], form: Integers) -> np.ndarray:
-    """scale * round(w / scale), within the range of the integers."""
     parts, axes = _blocks(w, form.granularity)
     if form.is_signed:
         scale = np.abs(parts).max(axis=axes, keepdims=True) / form.divisor

@@ -40,8 +40,6 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The experts that run with their weights, best first, and the scores they were chosen by."""
-
     chosen: Int[np.ndarray, "tokens run"]
     weights: Float[np.ndarray, "tokens run"]
     selection: Float[np.ndarray, "tokens experts"]
@@ -81,10 +79,7 @@ def choose(
     bias: Float[np.ndarray, "experts"] | None,
     rule: Rule,
 ) -> Choice:
-    """S = top-k of mask(score(cap(z)) + b), w_i = scale s_i / sum s: what a router does.
-
-    A logit bias is expected to stand in the logits already.
-    """
+    """S = top-k of mask(score(cap(z)) + b), w_i = scale s_i / sum s; z holds a logit bias."""
     z = logits.astype(np.float64)
     if np.isfinite(rule.soft_cap):
         z = rule.soft_cap * np.tanh(z / rule.soft_cap)

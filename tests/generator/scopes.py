@@ -113,10 +113,7 @@ SCOPES = ("all", *LAYERS, *EXPERTS, *TOKENS)
 
 
 def draw_scope(scope: str, ground: Ground, lowest: int = 0) -> tuple[str, Reach]:
-    """Layers (from ``lowest`` on), tokens and experts in which a fault of this scope acts.
-
-    With the plainest name of the scope.
-    """
+    """Where a fault of this scope acts (from ``lowest`` on), with the plainest name of it."""
     layers = np.arange(lowest, ground.model.shape.layers)
     shape = ground.text.token_id.shape
     tokens, experts = np.ones(shape, bool), None

@@ -52,11 +52,8 @@ def outcome(case: Case, verdict: CauseVerdict) -> str:
     if verdict.cause in right:
         return "named"
     if verdict.detail.startswith("refused:"):
-        return (
-            "named"
-            if any(KINDS[truth.operator].may_be_refused for truth in case.truths)
-            else "refused"
-        )
+        is_right = any(KINDS[truth.operator].may_be_refused for truth in case.truths)
+        return "named" if is_right else "refused"
     if verdict.cause in OPEN:
         return "open"
     return "missed" if verdict.cause in HEALTHY else "wrong"
@@ -88,16 +85,8 @@ def scored(seed: int, size: str, folder: Path) -> Scored:
         except MoeGeomError as refusal:
             found.append(CauseVerdict("inconclusive", f"refused: {refusal.message}"))
     b, twin = found
-    return Scored(
-        seed,
-        tuple(truth.operator for truth in case.truths),
-        tuple(truth.scope for truth in case.truths),
-        case.form,
-        b,
-        outcome(case, b),
-        twin,
-        twin_outcome(twin),
-    )
+    what = [tuple(getattr(truth, part) for truth in case.truths) for part in ("operator", "scope")]
+    return Scored(seed, *what, case.form, b, outcome(case, b), twin, twin_outcome(twin))
 
 
 def all_scored(size: str, seeds: Sequence[int]) -> Iterator[Scored]:

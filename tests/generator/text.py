@@ -46,11 +46,7 @@ class Text:
 
 
 def draw_text(rng: np.random.Generator, documents: int, length: int, vocabulary: int) -> Text:
-    """Documents of 0.6 to 1 times ``length`` tokens.
-
-    Each domain has a Zipf law over an order of the vocabulary of its own, and a map from a token to
-    the one that often follows; token 0 is kept for padding.
-    """
+    """Documents of 0.6 to 1 times ``length``; domains have Zipf laws and followers of their own."""
     domain = rng.integers(len(DOMAINS), size=documents)
     ranks = np.arange(1, vocabulary)
     cumulated = np.cumsum(1.0 / ranks**1.1)

@@ -33,8 +33,6 @@ Change = Callable[[np.ndarray, int], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A config and tensors by name; changing one gives another."""
-
     config: Mapping[str, Any]
     tensors: Mapping[str, np.ndarray]
 
@@ -59,10 +57,7 @@ class Checkpoint:
         layers: Iterable[int] | None = None,
         dtype: np.dtype | None = None,
     ) -> Checkpoint:
-        """With one part of every router (or of those in ``layers``) changed.
-
-        The dtype stays what it was unless another is given: numbers are rounded to it.
-        """
+        """With one part of every router, or of some, changed and rounded to its dtype."""
         new = {}
         for layer in self.layers if layers is None else layers:
             old = self.tensors[name_of(part, layer)]
@@ -87,7 +82,6 @@ def edited(
     layers: Iterable[int] | None = None,
     dtype: np.dtype | None = None,
 ) -> Build:
-    """Builds a model with one part changed, as ``Checkpoint.edited`` does."""
     return lambda: model().edited(part, change, layers, dtype)
 
 

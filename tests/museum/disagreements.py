@@ -25,7 +25,6 @@ def model() -> Checkpoint:
 
 
 def noisy(noise: float = 0.002, growth: float = 1.5) -> TwoRuns:
-    """Nothing but noise on the inputs, growing with depth."""
     return TwoRuns(model(), noise=noise, growth=growth)
 
 
@@ -41,7 +40,6 @@ def _sent_in_bf16(layers: Sequence[int], noise: float = 0.0, tokens: int = 2048)
 
 CAST_IN_TRANSFER = Disagreement(
     "router_cast_in_transfer",
-    ("PrimeIntellect-ai/prime-rl#3524",),
     "The transfer from the trainer to the engine rounded the routers to bfloat16; sent in float32, "
     "no token differed.",
     (
@@ -55,11 +53,10 @@ CAST_IN_TRANSFER = Disagreement(
         Pair(
             "the second layer only", partial(_sent_in_bf16, [1], tokens=8192), "weights rounded", 1
         ),
-    ),
-    (
         Pair("sent in float32", _equal, "no disagreement"),
         Pair("noise of 0.2 % on the inputs instead", noisy),
     ),
+    threads=("PrimeIntellect-ai/prime-rl#3524",),
 )
 
 
@@ -81,7 +78,6 @@ def _int8_by_127() -> TwoRuns:
 
 QUANTISED = Disagreement(
     "router_quantised",
-    ("huggingface/transformers#48801",),
     "A quantiser took the router for one more linear layer. Where the scheme is on the list the "
     "choices tell; else the quantised checkpoint is named with --checkpoint-b.",
     (
@@ -90,8 +86,9 @@ QUANTISED = Disagreement(
         Pair("int4, named", partial(_quantised, 4, True), "weights rounded", 0),
         Pair("int2, named", partial(_quantised, 2, True), "router stale", 0),
         Pair("int2, not named", partial(_quantised, 2, False), "inconclusive"),
+        Pair("the original named", lambda: TwoRuns(model(), against=model(), noise=0.002)),
     ),
-    (Pair("the original named", lambda: TwoRuns(model(), against=model(), noise=0.002)),),
+    threads=("huggingface/transformers#48801",),
 )
 
 
@@ -114,14 +111,14 @@ def _followed() -> TwoRuns:
 
 SMOOTHED = Disagreement(
     "gain_smoothed_alone",
-    ("vllm-project/llm-compressor#2451", "vllm-project/llm-compressor#1455"),
     "AWQ and SmoothQuant divided the gain of the norm in front by a scale that the router did not "
     "follow; the exported checkpoint is named with --checkpoint-b.",
     (
         Pair("scales between 1/1.2 and 1.2", partial(_smoothed, 1.2), "gain not folded", 0),
         Pair("scales between 1/3 and 3", partial(_smoothed, 3.0), "gain not folded", 0),
+        Pair("the router followed", _followed, "no disagreement"),
     ),
-    (Pair("the router followed", _followed, "no disagreement"),),
+    threads=("vllm-project/llm-compressor#2451", "vllm-project/llm-compressor#1455"),
 )
 
 
@@ -134,10 +131,11 @@ def _without_gain() -> TwoRuns:
 
 GAIN_LEFT_OUT = Disagreement(
     "gain_left_out",
-    (),
     "An engine folds the gain of the norm into the experts and forgets the router.",
-    (Pair("gains between 0.5 and 1.5", _without_gain, "gain not folded", 0),),
-    (Pair("folded into the router too", _equal, "no disagreement"),),
+    (
+        Pair("gains between 0.5 and 1.5", _without_gain, "gain not folded", 0),
+        Pair("folded into the router too", _equal, "no disagreement"),
+    ),
 )
 
 
@@ -163,15 +161,12 @@ def _merged() -> TwoRuns:
 
 ANOTHER_REVISION = Disagreement(
     "router_of_another_revision",
-    (),
     "The engine kept the routers of an earlier step, or of another revision; that checkpoint is "
     "named with --checkpoint-b.",
     (
         Pair("rows moved by 2 % of their length", partial(_stale, 0.02), "router stale", 0),
         Pair("rows moved by 20 %", partial(_stale, 0.2), "router stale", 0),
         Pair("a merge gave two experts of the second layer one row", _merged, "router stale", 1),
-    ),
-    (
         Pair(
             "the earlier step named, the right one loaded",
             lambda: TwoRuns(model(), against=moved(0.2), noise=0.002),
@@ -186,7 +181,6 @@ def _rounding(engine: Engine) -> Runs:
 
 ROUNDED_ON_THE_WAY = Disagreement(
     "rounded_on_the_way",
-    (),
     "The engine computes the router in bfloat16: its inputs, or the logits it compares.",
     (
         Pair("logits rounded", _rounding(Engine(logits=bf16)), "logits rounded", 0),
@@ -197,8 +191,8 @@ ROUNDED_ON_THE_WAY = Disagreement(
             "inputs rounded",
             0,
         ),
+        Pair("noise of 0.2 % on the inputs instead", noisy),
     ),
-    (Pair("noise of 0.2 % on the inputs instead", noisy),),
 )
 
 
@@ -217,30 +211,28 @@ _SUM = Engine(bias=bf16, selection=bf16)
 
 BIAS_CAST = Disagreement(
     "bias_collapses_in_bfloat16",
-    ("sgl-project/sglang#37133",),
     "The engine cast the selection bias to bfloat16: values that spread 0.25 around 7 became a "
     "dozen.",
     (
         Pair("biases around 1", _glm(1.0, _CAST), "bias rounded", 0),
         Pair("biases around 7", _glm(7.0, _CAST, tokens=512), "bias rounded", 0),
         Pair("around 7, with noise of 0.1 %", _glm(7.0, _CAST, 0.001), "bias rounded", 0),
-    ),
-    (
         Pair("bias kept in float32", _glm(7.0, Engine(), 0.001, 2048)),
         Pair("bias kept in float32, no noise", _glm(7.0, Engine()), "no disagreement"),
     ),
+    threads=("sgl-project/sglang#37133",),
 )
 
 SUM_ROUNDED = Disagreement(
     "bias_swallows_scores",
-    ("sgl-project/sglang#31001",),
     "Score and bias were added up in bfloat16, where a step at the bias is larger than what scores "
     "differ by.",
     (
         Pair("biases around 7", _glm(7.0, _SUM), "bias rounded", 0),
         Pair("biases around 30", _glm(30.0, _SUM), "bias rounded", 0),
+        Pair("added up in float32", _glm(30.0, Engine(), 0.0005, 4096)),
     ),
-    (Pair("added up in float32", _glm(30.0, Engine(), 0.0005, 4096)),),
+    threads=("sgl-project/sglang#31001",),
 )
 
 
@@ -262,7 +254,6 @@ def _old_rows() -> Checkpoint:
 
 
 def _frozen(scale: float) -> TwoRuns:
-    """A's biases moved on, B's did not."""
     return TwoRuns(biases(scale, 1), plain_model(), against=_old_rows(), noise=0.0005, tokens=512)
 
 
@@ -272,14 +263,14 @@ def _both_sent() -> TwoRuns:
 
 BIAS_FROZEN = Disagreement(
     "bias_frozen",
-    ("PrimeIntellect-ai/prime-rl#2953",),
     "The rows were sent after every step and the biases only once; the first checkpoint is named "
     "with --checkpoint-b.",
     (
         Pair("biases moved by 0.01", partial(_frozen, 0.01), "bias stale", 0),
         Pair("biases moved by 0.1", partial(_frozen, 0.1), "bias stale", 0),
+        Pair("both sent", _both_sent),
     ),
-    (Pair("both sent", _both_sent),),
+    threads=("PrimeIntellect-ai/prime-rl#2953",),
 )
 
 
@@ -289,11 +280,13 @@ def _zeros() -> TwoRuns:
 
 BIAS_LEFT_OUT = Disagreement(
     "bias_never_reached_the_engine",
-    ("AI-Hypercomputer/maxtext#2494",),
     "The bias that balances the load was zeros on one side: never updated, never converted, or not "
     "loaded.",
-    (Pair("biases that spread 0.05", _zeros, "bias missing", 0),),
-    (Pair("loaded", lambda: TwoRuns(biases(0.05, 2)), "no disagreement"),),
+    (
+        Pair("biases that spread 0.05", _zeros, "bias missing", 0),
+        Pair("loaded", lambda: TwoRuns(biases(0.05, 2)), "no disagreement"),
+    ),
+    threads=("AI-Hypercomputer/maxtext#2494",),
 )
 
 
@@ -305,15 +298,15 @@ _leaking = partial(_weighed, Engine(leaks_bias=True))
 
 BIAS_LEAKS = Disagreement(
     "bias_leaks_into_routing_weights",
-    ("vllm-project/vllm#12002",),
     "The bias that should only select was left in the scores that weights are made of: the same "
     "experts, with other weights.",
     (
         Pair("biases that spread 0.1", partial(_leaking, 0.1), "bias in routing weights", 0),
         Pair("biases that spread 0.5", partial(_leaking, 0.5), "bias in routing weights", 0),
+        Pair("weights of the scores alone", partial(_weighed, Engine(), 0.5), "no disagreement"),
     ),
-    (Pair("weights of the scores alone", partial(_weighed, Engine(), 0.5), "no disagreement"),),
     "choices and routing weights of both runs",
+    threads=("vllm-project/vllm#12002",),
 )
 
 
@@ -325,10 +318,11 @@ _UNGROUPED = Engine(ignores_groups=True)
 
 GROUPS_IGNORED = Disagreement(
     "groups_ignored",
-    (),
     "The engine chooses from all groups of experts.",
-    (Pair("1 of 2 groups", _groups(_UNGROUPED, 0.0005, 1024), "rule differs", 0),),
-    (Pair("groups kept", _groups(Engine(), 0.002, 2048)),),
+    (
+        Pair("1 of 2 groups", _groups(_UNGROUPED, 0.0005, 1024), "rule differs", 0),
+        Pair("groups kept", _groups(Engine(), 0.002, 2048)),
+    ),
 )
 
 
@@ -348,14 +342,14 @@ def _one_row_short(ids: Array, columns: TokenColumns) -> Array:
 
 ROWS_SHIFTED = Disagreement(
     "ids_one_row_short",
-    ("PrimeIntellect-ai/prime-rl#1807",),
     "An engine never routes the last token it samples, so that its ids are one row short; filled "
     "up at the wrong end, every row is that of another token.",
     (
         Pair("every document", _changed(_one_row_short, 0.0), "tokens shifted"),
         Pair("with noise of 0.3 %", _changed(_one_row_short, 0.003), "tokens shifted"),
+        Pair("filled up at the right end", noisy),
     ),
-    (Pair("filled up at the right end", noisy),),
+    threads=("PrimeIntellect-ai/prime-rl#1807",),
 )
 
 
@@ -365,10 +359,11 @@ def _one_layer_down(ids: Array, _: TokenColumns) -> Array:
 
 LAYERS_SHIFTED = Disagreement(
     "dense_layer_counted",
-    (),
     "One side counts a dense layer in front and the other does not.",
-    (Pair("by one layer", _changed(_one_layer_down, 0.001), "layers shifted"),),
-    (Pair("counted alike", noisy),),
+    (
+        Pair("by one layer", _changed(_one_layer_down, 0.001), "layers shifted"),
+        Pair("counted alike", noisy),
+    ),
 )
 
 
@@ -383,13 +378,13 @@ def _padded(share: float) -> After:
 
 PADDING = Disagreement(
     "padding_as_experts",
-    ("radixark/miles#645", "THUDM/slime#1052"),
     "Sequences were padded to one length, and the padding holds valid numbers of experts.",
     (
         Pair("2 % of each document", _changed(_padded(0.02), 0.001), "padding counted"),
         Pair("half of each document", _changed(_padded(0.5), 0.001), "padding counted"),
+        Pair("no padding", noisy),
     ),
-    (Pair("no padding", noisy),),
+    threads=("radixark/miles#645", "THUDM/slime#1052"),
 )
 
 
@@ -405,13 +400,12 @@ def _renamed(count: int) -> After:
 
 RENAMED = Disagreement(
     "physical_ids",
-    (),
     "Expert load balancing moves experts to other places, and the ids are those of the places.",
     (
         Pair("two experts", _changed(_renamed(2), 0.001), "experts renamed", 0),
         Pair("all experts", _changed(_renamed(32), 0.001), "experts renamed", 0),
+        Pair("logical ids", noisy),
     ),
-    (Pair("logical ids", noisy),),
 )
 
 
@@ -431,18 +425,16 @@ def _at_random(share: float) -> After:
 
 RACE = Disagreement(
     "some_tokens_at_random",
-    (),
     "A race, or a buffer read too early: some tokens get experts that have nothing to do with them.",
     (
         Pair("1 % of the tokens", _changed(_at_random(0.01), 0.001), "beyond noise", 1),
         Pair("10 % of the tokens", _changed(_at_random(0.1), 0.001), "beyond noise", 1),
+        Pair("noise of 2 %", partial(noisy, 0.02, 1.0)),
     ),
-    (Pair("noise of 2 %", partial(noisy, 0.02, 1.0)),),
 )
 
 
 def normal_nats(size: float) -> LogProbs:
-    """Differences of log-probabilities that have nothing to do with choices."""
     return lambda generator, tokens: size * generator.standard_normal(tokens)
 
 
@@ -456,19 +448,17 @@ def _moved_inputs(noise: float) -> TwoRuns:
 
 NOT_THE_ROUTER = Disagreement(
     "not_the_router",
-    ("NVIDIA-NeMo/RL#4243", "sgl-project/sglang#18213", "PrimeIntellect-ai/prime-rl#3583"),
     "Log-probabilities of trainer and engine drifted apart; routers in float64 did not help, "
     "because the router was not the cause.",
     (
         Pair("0.1 nats, routing alike", _scored(0.15, 0.001), "not the router"),
         Pair("1 nat, routing equal", _scored(1.3, 0.0), "not the router"),
         Pair("inputs that moved by 10 %, recorded", partial(_moved_inputs, 0.1), "not the router"),
-    ),
-    (
         Pair("0.01 nats", _scored(0.01, 0.002)),
         Pair("inputs that moved by 0.3 %, recorded", partial(_moved_inputs, 0.003)),
     ),
     "choices and log-probabilities of both runs",
+    threads=("NVIDIA-NeMo/RL#4243", "sgl-project/sglang#18213", "PrimeIntellect-ai/prime-rl#3583"),
 )
 
 
@@ -490,11 +480,10 @@ def _other_model() -> TwoRuns:
 
 NOT_OF_THIS_MODEL = Disagreement(
     "not_of_this_model",
-    (),
     "The file of the other run was of another model, or no choices at all.",
     (
         Pair("a recording that names another checkpoint", _other_model, "another checkpoint"),
         Pair("any experts for every token", _changed(_drawn, 0.0), "unrelated"),
+        Pair("recorded from this model", noisy),
     ),
-    (Pair("recorded from this model", noisy),),
 )

@@ -42,19 +42,17 @@ def _quantised_router(
     as_float32 = edited(model, "weight", lambda w, _: w, dtype=F32)
     return Incident(
         name,
-        ("huggingface/transformers#48801", "intel/auto-round#1776"),
         "A quantiser took the router for one more linear layer; with 4 bits one token in seven, "
         f"with 2 bits nearly half met other experts. {words}",
         "MGN118",
-        (
-            Case("int8", _quantised(model, 8, group), layers),
-            Case("int4", _quantised(model, 4, group), layers),
-            Case("int2", _quantised(model, 2, group), layers),
-        ),
+        Case("int8", _quantised(model, 8, group), layers),
+        Case("int4", _quantised(model, 4, group), layers),
+        Case("int2", _quantised(model, 2, group), layers),
         (
             Case("the bfloat16 original", model),
             Case("the original written as float32: nothing was lost", as_float32),
         ),
+        threads=("huggingface/transformers#48801", "intel/auto-round#1776"),
     )
 
 
@@ -82,16 +80,14 @@ _FAILS = (1, 1)
 
 QUANTISED_AGAINST_BASELINE = Incident(
     "quantised_against_baseline",
-    ("huggingface/transformers#48801",),
     "The same, compared with the baseline of the original: how far the rows moved.",
     "MGG401",
-    (
-        Case("int8", _quantised(wide_model, 8), (), ("MGN118", "MGN125"), _FAILS, is_missed=True),
-        Case("int4", _quantised(wide_model, 4), _ALL, ("MGN118", "MGN125"), _FAILS),
-        Case("int2", _quantised(wide_model, 2), _ALL, ("MGN118", "MGN125"), _FAILS),
-    ),
+    Case("int8", _quantised(wide_model, 8), (), ("MGN118", "MGN125"), _FAILS, is_missed=True),
+    Case("int4", _quantised(wide_model, 4), _ALL, ("MGN118", "MGN125"), _FAILS),
+    Case("int2", _quantised(wide_model, 2), _ALL, ("MGN118", "MGN125"), _FAILS),
     (Case("the bfloat16 original", wide_model),),
     wide_model,
+    threads=("huggingface/transformers#48801",),
 )
 
 
@@ -101,17 +97,15 @@ def _cast(*layers: int) -> Build:
 
 CAST_IN_TRANSFER = Incident(
     "router_cast_in_transfer",
-    ("PrimeIntellect-ai/prime-rl#3524",),
     "The trainer kept its routers in float32 and the transfer to the engine rounded them to "
     "bfloat16: 3,866 of 6,396 tokens differed, none once they were sent in float32.",
     "MGN125",
-    (
-        Case("one layer of four", _cast(1), (1,)),
-        Case("two layers", _cast(1, 3), (1, 3)),
-        Case("all layers", _cast(*_ALL), _ALL),
-    ),
+    Case("one layer of four", _cast(1), (1,)),
+    Case("two layers", _cast(1, 3), (1, 3)),
+    Case("all layers", _cast(*_ALL), _ALL),
     (Case("sent in float32", float32_model),),
     float32_model,
+    threads=("PrimeIntellect-ai/prime-rl#3524",),
 )
 
 
@@ -132,14 +126,11 @@ _E4M3, _E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 STORED_AS_FP8 = Incident(
     "router_stored_as_fp8",
-    (),
     "An export wrote the routers as 8-bit floats with scales, in a family that keeps them in "
     "bfloat16.",
     "MGN117",
-    (
-        Case("one layer of four, e4m3", partial(_in_fp8, _E4M3, (2,)), (2,)),
-        Case("all layers, e4m3", partial(_in_fp8, _E4M3, _ALL), _ALL),
-        Case("all layers, e5m2", partial(_in_fp8, _E5M2, _ALL), _ALL),
-    ),
+    Case("one layer of four, e4m3", partial(_in_fp8, _E4M3, (2,)), (2,)),
+    Case("all layers, e4m3", partial(_in_fp8, _E4M3, _ALL), _ALL),
+    Case("all layers, e5m2", partial(_in_fp8, _E5M2, _ALL), _ALL),
     (Case("the bfloat16 original", softmax_model),),
 )

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from tests.museum.checkpoint import F32, Build, Checkpoint, edited, name_of
+from tests.museum.exhibit_rounding import float32_model
 from tests.museum.gallery import Case, Incident
 from tests.museum.healthy import (
     deep_model,
-    in_float32,
     olmoe,
     sigmoid_model,
     softmax_model,
@@ -37,42 +37,33 @@ def _copied(pairs: int, noise: float = 0.0, model: Build = softmax_model) -> Bui
 
 COPIED_EXPERTS = Incident(
     "experts_copied",
-    (),
     "A merge or a conversion wrote experts twice: equal rows, so that no token tells the two "
     "apart.",
     "MGI104",
-    (
-        Case("one pair of 32", _copied(1), (1,)),
-        Case("four pairs", _copied(4), (1,)),
-        Case("half of the experts are copies", _copied(16), (1,)),
-    ),
+    Case("one pair of 32", _copied(1), (1,)),
+    Case("four pairs", _copied(4), (1,)),
+    Case("half of the experts are copies", _copied(16), (1,)),
     (Case("every row its own", softmax_model),),
 )
 
 NEARLY_COPIED = Incident(
     "experts_nearly_copied",
-    (),
     "A copied expert that was trained on for a while, or that noise was added to.",
     "MGG201",
-    (
-        Case("a copy with noise of 10 % of its length", _copied(1, 0.1), (1,)),
-        Case("with noise of 1 %", _copied(1, 0.01), (1,)),
-        Case("with noise of 0.1 %", _copied(1, 0.001), (1,)),
-    ),
+    Case("a copy with noise of 10 % of its length", _copied(1, 0.1), (1,)),
+    Case("with noise of 1 %", _copied(1, 0.01), (1,)),
+    Case("with noise of 0.1 %", _copied(1, 0.001), (1,)),
     (Case("every row its own", softmax_model),),
 )
 
 COPIED_BUT_BIAS = Incident(
     "experts_copied_but_their_bias",
-    (),
     "Copied rows whose selection biases moved apart afterwards: the rows are equal, the experts "
     "are told apart by the bias alone.",
     "MGG201",
-    (
-        Case("one pair of 64", _copied(1, model=sigmoid_model), (1,)),
-        Case("four pairs", _copied(4, model=sigmoid_model), (1,)),
-        Case("half of the experts", _copied(32, model=sigmoid_model), (1,)),
-    ),
+    Case("one pair of 64", _copied(1, model=sigmoid_model), (1,)),
+    Case("four pairs", _copied(4, model=sigmoid_model), (1,)),
+    Case("half of the experts", _copied(32, model=sigmoid_model), (1,)),
     (Case("every row its own", sigmoid_model),),
 )
 
@@ -90,21 +81,16 @@ def _over(layers: Sequence[int], factor: float = 1.0, model: Build = softmax_mod
 
 COPIED_ROUTER = Incident(
     "router_copied_to_other_layers",
-    (),
     "A loop over layers wrote one router to several of them; every one is sound by itself.",
     "MGI112",
-    (
-        Case("two layers of four", _over([1]), (0, 1)),
-        Case("three layers", _over([1, 2]), (0, 1, 2)),
-        Case("all four", _over([1, 2, 3]), range(4)),
-    ),
+    Case("two layers of four", _over([1]), (0, 1)),
+    Case("three layers", _over([1, 2]), (0, 1, 2)),
+    Case("all four", _over([1, 2, 3]), range(4)),
     (Case("every router its own", softmax_model),),
 )
 
 
 def _block(rows: int) -> Build:
-    """The first rows of layer 0 over those of layer 2."""
-
     def copied(weight: np.ndarray, _: int) -> np.ndarray:
         weight[:rows] = softmax_model().tensors[name_of("weight", 0)][:rows].astype(np.float64)
         return weight
@@ -114,33 +100,22 @@ def _block(rows: int) -> Build:
 
 COPIED_BLOCK = Incident(
     "rows_copied_to_another_layer",
-    (),
     "A merge of slices wrote the rows of one rank of a layer into another layer too.",
     "MGI112",
-    (
-        Case("two rows of 32", _block(2), (0, 2)),
-        Case("half of the rows", _block(16), (0, 2)),
-        Case("all but one", _block(31), (0, 2)),
-    ),
+    Case("two rows of 32", _block(2), (0, 2)),
+    Case("half of the rows", _block(16), (0, 2)),
+    Case("all but one", _block(31), (0, 2)),
     (Case("every row its own", softmax_model),),
 )
 
 
-def float32_model() -> Checkpoint:
-    """Routers whose copies differ once they went through bfloat16."""
-    return in_float32(softmax_model())
-
-
 COPIED_CAST = Incident(
     "router_copied_and_changed",
-    (),
     "One router in several layers again, after a cast or a factor: no byte is equal any more.",
     "MGI112",
-    (
-        Case("times 1.5", _over([2], 1.5, float32_model), (0, 2)),
-        Case("as it was in two of four layers", _over([1, 2], 1.0, float32_model), (0, 1, 2)),
-        Case("times 0.9 in all four", _over([1, 2, 3], 0.9, float32_model), range(4)),
-    ),
+    Case("times 1.5", _over([2], 1.5, float32_model), (0, 2)),
+    Case("as it was in two of four layers", _over([1, 2], 1.0, float32_model), (0, 1, 2)),
+    Case("times 0.9 in all four", _over([1, 2, 3], 0.9, float32_model), range(4)),
     (Case("every router its own", float32_model),),
 )
 
@@ -168,16 +143,14 @@ def _one_row(weight: np.ndarray) -> np.ndarray:
 
 COPIES_DIFFER = Incident(
     "replicas_drifted_apart",
-    ("pytorch/torchtitan#2387", "NVIDIA/Megatron-LM#599"),
     "The gradient of the router was not summed over tensor-parallel ranks: after one step every "
     "rank had a router of its own.",
     "MGI114",
-    (
-        Case("one row of 32 by a hundredth", _twice(_one_row)),
-        Case("every row by a hundredth", _twice(lambda w: w * w.dtype.type(1.01))),
-        Case("another router altogether", _twice(lambda w: w[::-1].copy())),
-    ),
+    Case("one row of 32 by a hundredth", _twice(_one_row)),
+    Case("every row by a hundredth", _twice(lambda w: w * w.dtype.type(1.01))),
+    Case("another router altogether", _twice(lambda w: w[::-1].copy())),
     (Case("stored twice, and equal", _twice(lambda w: w)),),
+    threads=("pytorch/torchtitan#2387", "NVIDIA/Megatron-LM#599"),
 )
 
 # ----------------------------------------------------------------------------------------- places
@@ -193,15 +166,12 @@ def _moved(
 
 ROWS_SORTED_AS_TEXT = Incident(
     "rows_sorted_as_text",
-    ("pytorch/torchtitan#1918",),
     "A conversion sorted the names of experts as text, 10 before 2, and moved one of rows and "
     "experts without the other.",
     "MGI121",
-    (
-        Case("two rows of one layer swapped", _moved(olmoe, swapped(16), _ROWS, layers=[1]), (1,)),
-        Case("one layer sorted as text", _moved(olmoe, text_order(16), _ROWS, layers=[1]), (1,)),
-        Case("all layers sorted as text", _moved(olmoe, text_order(16), _ROWS), range(3)),
-    ),
+    Case("two rows of one layer swapped", _moved(olmoe, swapped(16), _ROWS, layers=[1]), (1,)),
+    Case("one layer sorted as text", _moved(olmoe, text_order(16), _ROWS, layers=[1]), (1,)),
+    Case("all layers sorted as text", _moved(olmoe, text_order(16), _ROWS), range(3)),
     (
         Case("two rows and their experts swapped", _moved(olmoe, swapped(16), _ROWS, _EXPERTS)),
         Case(
@@ -210,24 +180,22 @@ ROWS_SORTED_AS_TEXT = Incident(
         ),
     ),
     olmoe,
+    threads=("pytorch/torchtitan#1918",),
 )
 
 
 def _left_behind(name: str, story: str, parts: tuple[str, str], twin: str) -> Incident:
-    """Two parts of experts were moved without the third."""
     moved = partial(_moved, trained_sigmoid)
     return Incident(
         name,
-        ("pytorch/torchtitan#1918",),
         story,
         "MGI121",
-        (
-            Case("two experts swapped in one layer", moved(swapped(32), *parts, layers=[1]), (1,)),
-            Case("all experts of one layer", moved(_ORDER, *parts, layers=[1]), (1,)),
-            Case("all experts of all layers", moved(_ORDER, *parts), (1, 2, 3)),
-        ),
+        Case("two experts swapped in one layer", moved(swapped(32), *parts, layers=[1]), (1,)),
+        Case("all experts of one layer", moved(_ORDER, *parts, layers=[1]), (1,)),
+        Case("all experts of all layers", moved(_ORDER, *parts), (1, 2, 3)),
         (Case(twin, moved(_ORDER, _ROWS, _BIASES, _EXPERTS)),),
         trained_sigmoid,
+        threads=("pytorch/torchtitan#1918",),
     )
 
 
@@ -249,27 +217,20 @@ _across = partial(_moved, trained_sigmoid)
 
 GROUPS_MIXED = Incident(
     "groups_mixed",
-    (),
     "Everything that belongs to an expert was moved along, but across the borders of groups: a "
     "rule that keeps whole groups now keeps other experts together.",
     "MGI121",
-    (
-        Case(
-            "one expert of each of two groups exchanged",
-            _across([8, *range(1, 8), 0, *range(9, 32)], _ROWS, _BIASES, _EXPERTS, layers=[1]),
-            (1,),
-        ),
-        Case(
-            "one layer sorted as text",
-            _across(text_order(32), _ROWS, _BIASES, _EXPERTS, layers=[1]),
-            (1,),
-        ),
-        Case(
-            "all layers sorted as text",
-            _across(text_order(32), _ROWS, _BIASES, _EXPERTS),
-            (1, 2, 3),
-        ),
+    Case(
+        "one expert of each of two groups exchanged",
+        _across([8, *range(1, 8), 0, *range(9, 32)], _ROWS, _BIASES, _EXPERTS, layers=[1]),
+        (1,),
     ),
+    Case(
+        "one layer sorted as text",
+        _across(text_order(32), _ROWS, _BIASES, _EXPERTS, layers=[1]),
+        (1,),
+    ),
+    Case("all layers sorted as text", _across(text_order(32), _ROWS, _BIASES, _EXPERTS), (1, 2, 3)),
     (Case("groups and what is in them renumbered", _across(_ORDER, _ROWS, _BIASES, _EXPERTS)),),
     trained_sigmoid,
 )
@@ -277,8 +238,6 @@ GROUPS_MIXED = Incident(
 
 # -------------------------------------------------------------------------------- rows of one layer
 def _row(change: Callable[[np.ndarray], np.ndarray], hidden: int = 256) -> Build:
-    """Row 6 of layer 1, changed."""
-
     def patched(weight: np.ndarray, _: int) -> np.ndarray:
         weight[6] = change(weight[6])
         return weight
@@ -288,14 +247,11 @@ def _row(change: Callable[[np.ndarray], np.ndarray], hidden: int = 256) -> Build
 
 ROW_TOO_LONG = Incident(
     "row_too_long",
-    (),
     "The row of one expert was patched in from elsewhere and is longer than those beside it.",
     "MGG203",
-    (
-        Case("twice as long", _row(lambda row: 2.0 * row), (), ("MGG205",), is_missed=True),
-        Case("four times", _row(lambda row: 4.0 * row), (1,)),
-        Case("ten times", _row(lambda row: 10.0 * row), (1,)),
-    ),
+    Case("twice as long", _row(lambda row: 2.0 * row), (), ("MGG205",), is_missed=True),
+    Case("four times", _row(lambda row: 4.0 * row), (1,)),
+    Case("ten times", _row(lambda row: 10.0 * row), (1,)),
     (Case("as trained", softmax_model),),
 )
 
@@ -306,14 +262,11 @@ def _partly_zero(share: float) -> Build:
 
 ROW_PARTLY_ZERO = Incident(
     "row_partly_zero",
-    (),
     "A part of one row was never written and is zero.",
     "MGG205",
-    (
-        Case("a quarter of the row", _partly_zero(0.25), (1,)),
-        Case("half of it", _partly_zero(0.5), (1,)),
-        Case("nine tenths of it", _partly_zero(0.9), (1,)),
-    ),
+    Case("a quarter of the row", _partly_zero(0.25), (1,)),
+    Case("half of it", _partly_zero(0.5), (1,)),
+    Case("nine tenths of it", _partly_zero(0.9), (1,)),
     (Case("as trained", partial(softmax_model, hidden=512)),),
 )
 
@@ -328,14 +281,11 @@ def _low_rank(rank: int) -> Build:
 
 LOW_RANK = Incident(
     "router_of_low_rank",
-    (),
     "A low-rank update was merged as if it were the whole router, or training collapsed.",
     "MGG202",
-    (
-        Case("rank 16 of 31", _low_rank(16), (1,)),
-        Case("rank 8", _low_rank(8), (1,), ("MGG205",)),
-        Case("rank 2", _low_rank(2), (1,), ("MGG201", "MGG204", "MGG205")),
-    ),
+    Case("rank 16 of 31", _low_rank(16), (1,)),
+    Case("rank 8", _low_rank(8), (1,), ("MGG205",)),
+    Case("rank 2", _low_rank(2), (1,), ("MGG201", "MGG204", "MGG205")),
     (Case("as trained", softmax_model),),
 )
 
@@ -353,35 +303,28 @@ def _crowded(share: float) -> Build:
 
 ROWS_CROWD = Incident(
     "rows_crowd",
-    (),
     "Experts of one device share most of their direction: few of them are told apart.",
     "MGG204",
-    (
-        Case("cosine 0.3 within four groups", _crowded(0.3), is_missed=True),
-        Case("cosine 0.7", _crowded(0.7), (1,), ("MGG205",)),
-        Case("cosine 0.95", _crowded(0.95), (1,), ("MGG205",)),
-    ),
+    Case("cosine 0.3 within four groups", _crowded(0.3), is_missed=True),
+    Case("cosine 0.7", _crowded(0.7), (1,), ("MGG205",)),
+    Case("cosine 0.95", _crowded(0.95), (1,), ("MGG205",)),
     (Case("as trained", softmax_model),),
 )
 
 
 # -------------------------------------------------------------------- routers of another checkpoint
 def _earlier(step: int) -> Build:
-    """Layer 1 with the router of an earlier step of the same training."""
     name = name_of("weight", 1)
     return lambda: olmoe().changed({name: trained(f"olmoe-balanced/step_{step}").tensors[name]})
 
 
 ROUTER_OF_ANOTHER_STEP = Incident(
     "router_of_another_step",
-    (),
     "The router of one layer was taken from an earlier checkpoint of the same training.",
     "MGG401",
-    (
-        Case("layer 1 of step 1000 in step 1500", _earlier(1000), (1,)),
-        Case("of step 300", _earlier(300), (1,)),
-        Case("of step 100", _earlier(100), (1,)),
-    ),
+    Case("layer 1 of step 1000 in step 1500", _earlier(1000), (1,)),
+    Case("of step 300", _earlier(300), (1,)),
+    Case("of step 100", _earlier(100), (1,)),
     (Case("step 1500 itself", olmoe),),
     olmoe,
 )
@@ -393,14 +336,11 @@ def _scaled_layer(factor: float) -> Build:
 
 ROUTER_OF_ANOTHER_REVISION = Incident(
     "router_of_another_revision",
-    (),
     "The same without a baseline: a router of another revision, with rows of another length, among "
     "twelve layers that change smoothly with depth.",
     "MGG206",
-    (
-        Case("rows 1.2 times as long", _scaled_layer(1.2), is_missed=True),
-        Case("1.6 times", _scaled_layer(1.6), (5,)),
-        Case("3 times", _scaled_layer(3.0), (5,)),
-    ),
+    Case("rows 1.2 times as long", _scaled_layer(1.2), is_missed=True),
+    Case("1.6 times", _scaled_layer(1.6), (5,)),
+    Case("3 times", _scaled_layer(3.0), (5,)),
     (Case("all layers of one revision", deep_model),),
 )

@@ -31,30 +31,26 @@ def _sliced(*parts: tuple[Part, int]) -> Build:
 
 SLICE_AS_WHOLE = Incident(
     "slice_as_whole",
-    ("pytorch/pytorch#154742", "ByteDance-Seed/VeOmni#461"),
     "A sharded save writes a slice of each tensor in each file, under the same name; read without "
     "the offsets in the header, a slice is taken for the tensor.",
     "MGI105",
-    (
-        Case("half of the selection bias", _sliced(("bias", 0))),
-        Case("half of the columns of the router", _sliced(("weight", 1))),
-        Case("half of the rows of the router", _sliced(("weight", 0))),
-    ),
+    Case("half of the selection bias", _sliced(("bias", 0))),
+    Case("half of the columns of the router", _sliced(("weight", 1))),
+    Case("half of the rows of the router", _sliced(("weight", 0))),
     (Case("the slices joined", sigmoid_model),),
+    threads=("pytorch/pytorch#154742", "ByteDance-Seed/VeOmni#461"),
 )
 
 EVERY_PART_SLICED = Incident(
     "every_part_sliced",
-    ("pytorch/pytorch#154742",),
     "The same when all parts were cut alike, so that they agree with each other and only the "
     "config knows better.",
     "MGI105",
-    (
-        Case("half of the columns and of the gain", _sliced(("weight", 1), ("gain", 0))),
-        Case("half of the rows and of the biases", _sliced(("weight", 0), ("bias", 0))),
-        Case("half of everything", _sliced(("weight", 0), ("weight", 1), ("bias", 0), ("gain", 0))),
-    ),
+    Case("half of the columns and of the gain", _sliced(("weight", 1), ("gain", 0))),
+    Case("half of the rows and of the biases", _sliced(("weight", 0), ("bias", 0))),
+    Case("half of everything", _sliced(("weight", 0), ("weight", 1), ("bias", 0), ("gain", 0))),
     (Case("the slices joined", sigmoid_model),),
+    threads=("pytorch/pytorch#154742",),
 )
 
 
@@ -64,14 +60,11 @@ def _saying(model: Build, **config: Any) -> Build:
 
 CONFIG_OF_ANOTHER = Incident(
     "config_of_another_revision",
-    (),
     "The config beside the weights is that of another revision of the model.",
     "MGI105",
-    (
-        Case("one more layer than there are routers", _saying(softmax_model, num_hidden_layers=5)),
-        Case("twice the experts", _saying(softmax_model, num_experts=64)),
-        Case("more experts chosen than there are", _saying(softmax_model, num_experts_per_tok=64)),
-    ),
+    Case("one more layer than there are routers", _saying(softmax_model, num_hidden_layers=5)),
+    Case("twice the experts", _saying(softmax_model, num_experts=64)),
+    Case("more experts chosen than there are", _saying(softmax_model, num_experts_per_tok=64)),
     (Case("its own config", softmax_model),),
 )
 
@@ -82,14 +75,11 @@ def _lost(rows: int, layers: Sequence[int]) -> Build:
 
 FEWER_EXPERTS = Incident(
     "gate_of_fewer_experts",
-    (),
     "A pruning or a merge left gates of fewer experts than the config says there are.",
     "MGI105",
-    (
-        Case("one row less in one layer", _lost(1, [2])),
-        Case("eight rows less in two layers", _lost(8, [1, 2])),
-        Case("half of the rows in all layers", _lost(16, _ALL)),
-    ),
+    Case("one row less in one layer", _lost(1, [2])),
+    Case("eight rows less in two layers", _lost(8, [1, 2])),
+    Case("half of the rows in all layers", _lost(16, _ALL)),
     (Case("half of the rows, and the config says so", _saying(_lost(16, _ALL), num_experts=16)),),
 )
 
@@ -101,15 +91,12 @@ def _without_bias(*layers: int) -> Build:
 
 PART_MISSING = Incident(
     "selection_bias_missing",
-    (),
     "A conversion kept parameters and dropped buffers: the selection bias is gone, and loaders "
     "put zeros in its place.",
     "MGI107",
-    (
-        Case("in one layer of four", _without_bias(2)),
-        Case("in two layers", _without_bias(1, 2)),
-        Case("in all layers", _without_bias(*_ALL)),
-    ),
+    Case("in one layer of four", _without_bias(2)),
+    Case("in two layers", _without_bias(1, 2)),
+    Case("in all layers", _without_bias(*_ALL)),
     (Case("all parts there", sigmoid_model),),
 )
 
@@ -135,25 +122,21 @@ def _gptq() -> Checkpoint:
 
 STORAGE_UNKNOWN = Incident(
     "storage_unknown",
-    ("intel/auto-round#1776",),
     "Routers in the storage of a quantiser, or with a tensor beside them that may be a scale: "
     "without it the numbers in the file are not the weights.",
     "MGI106",
-    (
-        Case(
-            "an unknown scale beside the router of one layer",
-            partial(_beside, "channel_scale", (32, 1), [1]),
-        ),
-        Case("an unknown scale beside every router", partial(_beside, "input_scale", (1,), _ALL)),
-        Case("GPTQ: qweight, qzeros, scales and g_idx, no weight", _gptq),
+    Case(
+        "an unknown scale beside the router of one layer",
+        partial(_beside, "channel_scale", (32, 1), [1]),
     ),
+    Case("an unknown scale beside every router", partial(_beside, "input_scale", (1,), _ALL)),
+    Case("GPTQ: qweight, qzeros, scales and g_idx, no weight", _gptq),
     (Case("plain weights", softmax_model),),
+    threads=("intel/auto-round#1776",),
 )
 
 
 def _overwritten(part: Part, value: float, *sizes: int) -> Build:
-    """The first entries of one part of layer 2."""
-
     def overwritten(values: np.ndarray, _: int) -> np.ndarray:
         values[tuple(slice(size) for size in sizes)] = value
         return values
@@ -163,45 +146,31 @@ def _overwritten(part: Part, value: float, *sizes: int) -> Build:
 
 ZERO_ROWS = Incident(
     "zero_rows",
-    (),
     "Rows that were never written: an expert added, or a slice lost, and zeros left.",
     "MGI103",
-    (
-        Case("one row of 32", _overwritten("weight", 0.0, 1), (2,)),
-        Case("four rows", _overwritten("weight", 0.0, 4), (2,), ("MGI104",)),
-        Case(
-            "half of the rows",
-            _overwritten("weight", 0.0, 16),
-            (2,),
-            ("MGG204", "MGG205", "MGI104"),
-        ),
-    ),
+    Case("one row of 32", _overwritten("weight", 0.0, 1), (2,)),
+    Case("four rows", _overwritten("weight", 0.0, 4), (2,), ("MGI104",)),
+    Case("half of the rows", _overwritten("weight", 0.0, 16), (2,), ("MGG204", "MGG205", "MGI104")),
     (Case("every row written", softmax_model),),
 )
 
 NON_FINITE_ROWS = Incident(
     "non_finite_rows",
-    (),
     "Training diverged, or bytes were damaged: rows with nan or infinity.",
     "MGI101",
-    (
-        Case("one nan in one row", _overwritten("weight", np.nan, 1, 1), (2,)),
-        Case("one row infinite", _overwritten("weight", np.inf, 1), (2,)),
-        Case("every row nan", _overwritten("weight", np.nan, 32), (2,)),
-    ),
+    Case("one nan in one row", _overwritten("weight", np.nan, 1, 1), (2,)),
+    Case("one row infinite", _overwritten("weight", np.inf, 1), (2,)),
+    Case("every row nan", _overwritten("weight", np.nan, 32), (2,)),
     (Case("every row finite", softmax_model),),
 )
 
 NON_FINITE_GAIN = Incident(
     "non_finite_gain",
-    (),
     "The gain of the norm in front holds nan or infinity, and with it every router input.",
     "MGI102",
-    (
-        Case("one entry infinite", _overwritten("gain", np.inf, 1), (2,)),
-        Case("one entry nan", _overwritten("gain", np.nan, 1), (2,)),
-        Case("every entry nan", _overwritten("gain", np.nan, 256), (2,)),
-    ),
+    Case("one entry infinite", _overwritten("gain", np.inf, 1), (2,)),
+    Case("one entry nan", _overwritten("gain", np.nan, 1), (2,)),
+    Case("every entry nan", _overwritten("gain", np.nan, 256), (2,)),
     (Case("every entry finite", softmax_model),),
 )
 
@@ -221,16 +190,14 @@ _WARNED = (0, 1)
 
 GATING_UNSAID = Incident(
     "gating_function_unsaid",
-    ("ikawrakow/ik_llama.cpp#1174", "ggml-org/llama.cpp#18980"),
     "A conversion left out the key that names the gating function; engines took their default, "
     "softmax for sigmoid, and importance matrices were measured of that model.",
     "MGI113",
-    (
-        Case("no topk_method", _without("topk_method"), exits=_WARNED),
-        Case("no scoring_func", _without("scoring_func"), exits=_WARNED),
-        Case("neither", _without("topk_method", "scoring_func"), exits=_WARNED),
-    ),
+    Case("no topk_method", _without("topk_method"), exits=_WARNED),
+    Case("no scoring_func", _without("scoring_func"), exits=_WARNED),
+    Case("neither", _without("topk_method", "scoring_func"), exits=_WARNED),
     (Case("both keys there", sigmoid_model),),
+    threads=("ikawrakow/ik_llama.cpp#1174", "ggml-org/llama.cpp#18980"),
 )
 
 
@@ -240,16 +207,14 @@ def _groups(count: int, kept: int, k: int = 4) -> Build:
 
 GROUPS_IMPOSSIBLE = Incident(
     "groups_impossible",
-    ("huggingface/transformers#48647", "huggingface/transformers#48649"),
     "Groups of experts that cannot be: the sum of the two largest scores of groups of one expert "
     "crosses into the scores of another token.",
     "MGI105",
-    (
-        Case("9 of 8 groups are kept", _groups(8, 9)),
-        Case("the groups that are kept hold 8 experts, of which 12 are chosen", _groups(8, 1, 12)),
-        Case("64 groups of one expert", _groups(64, 8)),
-    ),
+    Case("9 of 8 groups are kept", _groups(8, 9)),
+    Case("the groups that are kept hold 8 experts, of which 12 are chosen", _groups(8, 1, 12)),
+    Case("64 groups of one expert", _groups(64, 8)),
     (Case("4 of 8 groups", _groups(8, 4)),),
+    threads=("huggingface/transformers#48647", "huggingface/transformers#48649"),
 )
 
 
@@ -266,23 +231,20 @@ _OTHERS = ["lm_head", "re:.*self_attn.*", "gate_proj"]
 
 ROUTERS_NOT_EXCLUDED = Incident(
     "routers_not_excluded",
-    ("vllm-project/vllm#23031", "vllm-project/vllm#22881"),
     "The routers are stored plain, and the quantization_config says that every linear module is "
     "quantised: the engine made a quantised router and looked for scales.",
     "MGN119",
-    (
-        Case(
-            "the list of exceptions lacks one layer of four",
-            _quantised(ignore=["lm_head", *(f"model.layers.{n}.mlp.gate" for n in (0, 1, 3))]),
-            (2,),
-        ),
-        Case(
-            "it names other modules, gate_proj among them",
-            _quantised(config_groups=_targets("Linear"), ignore=_OTHERS),
-            _ALL,
-        ),
-        Case("there is no list", _quantised(), _ALL),
+    Case(
+        "the list of exceptions lacks one layer of four",
+        _quantised(ignore=["lm_head", *(f"model.layers.{n}.mlp.gate" for n in (0, 1, 3))]),
+        (2,),
     ),
+    Case(
+        "it names other modules, gate_proj among them",
+        _quantised(config_groups=_targets("Linear"), ignore=_OTHERS),
+        _ALL,
+    ),
+    Case("there is no list", _quantised(), _ALL),
     (
         Case("a regular expression", _quantised(ignore=["lm_head", "re:.*mlp.gate$"])),
         Case("a glob", _quantised(exclude_modules=["*mlp.gate*"])),
@@ -292,6 +254,7 @@ ROUTERS_NOT_EXCLUDED = Incident(
         ),
         Case("no quantisation", softmax_model),
     ),
+    threads=("vllm-project/vllm#23031", "vllm-project/vllm#22881"),
 )
 
 
@@ -307,30 +270,30 @@ def _negative(count: int) -> Build:
 
 DROPPED_GROUPS_WIN = Incident(
     "dropped_groups_win",
-    ("deepseek-ai/DeepSeek-V3#741", "sgl-project/sglang#3705", "huggingface/transformers#45440"),
     "Scores of dropped groups were filled with 0.0 instead of -inf: kept experts whose score and "
     "bias sum up to less than 0 lose against them.",
     "MGN120",
-    (
-        Case("29 of 32 biases of a group are below 0", _negative(29), _ALL),
-        Case("31 of 32", _negative(31), _ALL),
-        Case("all of them", _negative(32), _ALL),
-    ),
+    Case("29 of 32 biases of a group are below 0", _negative(29), _ALL),
+    Case("31 of 32", _negative(31), _ALL),
+    Case("all of them", _negative(32), _ALL),
     (Case("28 of 32: four are sure to beat 0.0", _negative(28)), Case("as trained", sigmoid_model)),
+    threads=(
+        "deepseek-ai/DeepSeek-V3#741",
+        "sgl-project/sglang#3705",
+        "huggingface/transformers#45440",
+    ),
 )
 
 SCORE_FROM_SUM = Incident(
     "score_taken_back_from_the_sum",
-    ("flashinfer-ai/flashinfer#3875",),
     "A kernel kept the sum of score and bias and took the score back as the difference: beside a "
     "bias of 12 a small score is rounded away, and every weight is 0.",
     "MGN114",
-    (
-        Case("biases around 8.5", partial(glm_model, 8.5), (0,), ("MGN112", "MGN115")),
-        Case("around 12", partial(glm_model, 12.0), (0,), ("MGN112", "MGN115")),
-        Case("around 34.5", partial(glm_model, 34.5), (0,), ("MGN112", "MGN115")),
-    ),
+    Case("biases around 8.5", partial(glm_model, 8.5), (0,), ("MGN112", "MGN115")),
+    Case("around 12", partial(glm_model, 12.0), (0,), ("MGN112", "MGN115")),
+    Case("around 34.5", partial(glm_model, 34.5), (0,), ("MGN112", "MGN115")),
     (Case("around 0", partial(glm_model, 0.0)),),
+    threads=("flashinfer-ai/flashinfer#3875",),
 )
 
 # ----------------------------------------------------------------------------------------- tables
@@ -367,15 +330,12 @@ _LEFT_OUT = (0, 4)
 
 TABLE_CAST = Incident(
     "token_table_cast",
-    ("ISEEKYAN/mbridge#159", "verl-project/verl-ascend-recipe#126"),
     "A cast of the whole checkpoint to bfloat16 took the table of experts by token id with it: "
     "above 256 the odd ids became even ones, and the largest became an expert that does not exist.",
     "MGI111",
-    (
-        Case("three of 2,000 rows name an expert twice", _repeated, (1,)),
-        Case("320 experts, through bfloat16", partial(_cast, 320), (1,)),
-        Case("384 experts, through bfloat16", partial(_cast, 384), (1,)),
-    ),
+    Case("three of 2,000 rows name an expert twice", _repeated, (1,)),
+    Case("320 experts, through bfloat16", partial(_cast, 320), (1,)),
+    Case("384 experts, through bfloat16", partial(_cast, 384), (1,)),
     (
         Case("the table as it was", partial(hashed_model, 384), exits=_LEFT_OUT),
         Case(
@@ -384,4 +344,5 @@ TABLE_CAST = Incident(
             exits=_LEFT_OUT,
         ),
     ),
+    threads=("ISEEKYAN/mbridge#159", "verl-project/verl-ascend-recipe#126"),
 )

@@ -39,22 +39,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went wrong in public, rebuilt in the small in three sizes.
-
-    ``code`` is what the gate should say. ``baseline`` is compared with, where there is one.
-    ``twins`` were treated alike, but rightly.
-    """
+    """Something that went wrong, rebuilt in three sizes; ``twins`` were treated rightly."""
 
     name: str
-    threads: tuple[str, ...]
     story: str
     code: str
-    sizes: tuple[Case, Case, Case]
+    small: Case
+    medium: Case
+    large: Case
     twins: tuple[Case, ...]
     baseline: Build | None = None
+    threads: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[Case, Case, Case]:
+        return self.small, self.medium, self.large
 
     def says(self, case: Case) -> tuple[str, ...]:
-        """Every code that the gate says of a size or a twin."""
         is_named = case in self.sizes and not case.is_missed
         return tuple(sorted((*case.beside, *[self.code] * is_named)))
 
@@ -98,7 +99,6 @@ class Museum:
         self.baseline_of = functools.cache(self._baseline_of)
 
     def _show(self, checkpoint: Checkpoint, baseline: Checkpoint | None = None) -> Seen:
-        """The gate on a checkpoint, with the baseline of another where one is given."""
         file = None if baseline is None else self.baseline_of(baseline)
         request = GateRequest(str(self._write(checkpoint)), profile=self._profile, baseline=file)
         judged = gate(request)

@@ -37,10 +37,7 @@ def sigmoid_model(layers: int = 4, experts: int = 64, hidden: int = 256) -> Chec
 
 @functools.cache
 def glm_model(offset: float) -> Checkpoint:
-    """256 experts, keep 8 and no groups; biases that spread 0.246 around an offset, as in GLM-5.2.
-
-    One expert is below the others, which are evenly spread, and 238 of the 256 values differ.
-    """
+    """256 experts, keep 8, no groups; 238 different biases spread 0.246, as in GLM-5.2."""
     shape = SyntheticModel("deepseek_v3", hidden=512, experts=256, top_k=8, layers=1)
     plain = _synthetic(shape).changed(config={"n_group": 1, "topk_group": 1, **SAID})
 
@@ -62,8 +59,6 @@ def deep_model() -> Checkpoint:
 
 @functools.cache
 def in_float32(model: Checkpoint) -> Checkpoint:
-    """The same with routers that were trained and stored in float32."""
-
     def refined(weight: np.ndarray, layer: int) -> np.ndarray:
         return weight * (1.0 + 1e-3 * np.random.default_rng(layer).standard_normal(weight.shape))
 
@@ -77,7 +72,6 @@ def trained(name: str) -> Checkpoint:
 
 @functools.cache
 def trained_sigmoid() -> Checkpoint:
-    """The trained deepseek_v3, with a config that leaves nothing to engines."""
     return trained("deepseek-tiny/step_1500").changed(config=SAID)
 
 

@@ -17,11 +17,7 @@ _SHARED, _LENGTHS, _GAIN, _OUTLIERS = 0.7, 0.4, 0.5, 4.0
 
 
 def drawn_shape(number: int) -> Checkpoint:
-    """The healthy model of that number.
-
-    Rows share directions and differ in length, as trained ones do, gains differ by column, biases
-    balance loads around 0; weights are in bfloat16 or float32, and biases in float32.
-    """
+    """The healthy model of that number, as different from others as trained ones are."""
     random = np.random.default_rng([400, number])
     has_bias = bool(random.integers(2))
     experts = int(random.choice([e for e in _EXPERTS if not has_bias or e % 32 == 0]))

@@ -40,10 +40,7 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True)
 class Neutral:
-    """A change; ``for_softmax_only`` where a sigmoid is not invariant under it.
-
-    ``says`` are the codes of the gate where routing weights change and choices do not.
-    """
+    """A change, and what the gate ``says`` where routing weights change and choices do not."""
 
     text: str
     change: Callable[[Checkpoint, Model], Checkpoint]
@@ -75,7 +72,6 @@ def _renumbered(checkpoint: Checkpoint, model: Model) -> Checkpoint:
 
 
 def _folded(checkpoint: Checkpoint, _: Model) -> Checkpoint:
-    """The gain moved into the columns of the router; the gain becomes 1."""
     gains = {
         layer: checkpoint.tensors[name_of("gain", layer)].astype(np.float64)
         for layer in checkpoint.layers

@@ -105,7 +105,7 @@ def _code(code: str) -> str:
 
 
 def _of_explain(disagreement: Disagreement) -> Iterator[str]:
-    for pair in (*disagreement.pairs, *disagreement.twins):
+    for pair in disagreement.built:
         twin = "twin: " if pair in disagreement.twins else ""
         where = "" if pair.begins is None else f", from layer {pair.begins} on"
         said = pair.cause if pair.cause in HEALTHY else f"**{pair.cause}**{where}"

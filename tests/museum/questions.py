@@ -74,8 +74,6 @@ class Checked:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """`moegeom explain`."""
-
     runs: TwoRuns
 
     def asked(self, folder: Path) -> Said:
@@ -91,8 +89,6 @@ class Explained:
 
 @dataclass(frozen=True, eq=False)
 class OfTwo(ABC):
-    """A command that reads two checkpoints."""
-
     a: Checkpoint
     b: Checkpoint
 
@@ -117,8 +113,6 @@ class SignedOff(OfTwo):
 
 
 class Compared(OfTwo):
-    """`moegeom diff A B`."""
-
     def _answer(self, a: str, b: str) -> Said:
         found = difference(DifferenceRequest(a, b))
         changes = [change for router in found.routers for change in router.changes]

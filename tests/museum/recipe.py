@@ -59,11 +59,7 @@ class Question(Protocol):
 
 @dataclass(frozen=True)
 class Planted:
-    """One size, or one twin.
-
-    ``right`` are the words of which one must be said; where it is empty, only ``told``, a pattern
-    that the sentences must hold, decides.
-    """
+    """A size or a twin: a word of ``right`` must be said, if any, and the pattern ``told``."""
 
     text: str
     build: Callable[[], Question]
@@ -71,7 +67,6 @@ class Planted:
     told: str = ""
 
     def is_answered(self, said: Said) -> bool:
-        """True when the answer is the right one, and tells what it has to."""
         is_right = not self.right or bool(set(said.words) & set(self.right))
         return is_right and re.search(self.told, said.text, re.IGNORECASE) is not None
 

@@ -238,8 +238,6 @@ GROUP_BY_BEST = of_runs(
 
 # ------------------------------------------------------------------------------------------- scores
 def live_biases(spread: float) -> Checkpoint:
-    """A model of sigmoid scores whose biases spread around 0."""
-
     def drawn(bias: Array, layer: int) -> Array:
         return spread * np.random.default_rng([1226, layer]).standard_normal(bias.size)
 

@@ -136,8 +136,6 @@ REQUESTS_STALE = of_runs(
 
 
 def _in_fp8(layers: tuple[int, ...], noise: float = 0.0) -> Runs:
-    """Rows through float8, with one scale for the tensor."""
-
     def cast(weight: Array, _: int) -> Array:
         scale = np.abs(weight).max() / float(ml_dtypes.finfo(F8).max)
         return rounded(weight / scale, F8) * scale

@@ -20,6 +20,7 @@ from moegeom.router.load import load_routers
 from moegeom.studies.explain.record import Cause, Explanation
 from moegeom.studies.explain.study import ExplainRequest, explain
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.generator.scoring import HEALTHY
 from tests.museum.checkpoint import Checkpoint, name_of
 from tests.museum.recipe import Needs
 
@@ -53,7 +54,6 @@ class Engine:
     scales: bool = True
 
     def route(self, model: Checkpoint, layer: int, inputs: Array) -> tuple[Array, Array]:
-        """Experts, in descending order, and their routing weights."""
         config = model.config
         weight = model.tensors[name_of("weight", layer)].astype(np.float32)
         z = torch.nn.functional.linear(
@@ -104,10 +104,7 @@ LogProbs = Callable[[np.random.Generator, int], Array]
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """What each side read and chose, by router: experts [tokens, k] in descending order.
-
-    ``log_probs`` are differences of log-probabilities, in nats.
-    """
+    """What each side read and chose, by router, and differences of log-probabilities in nats."""
 
     columns: TokenColumns
     a_inputs: Mapping[str, Array]
@@ -222,15 +219,22 @@ class Disagreement:
     """Something that made two runs disagree in public, rebuilt, and twins that merely look alike."""
 
     name: str
-    threads: tuple[str, ...]
     story: str
-    pairs: tuple[Pair, ...]
-    twins: tuple[Pair, ...]
+    built: tuple[Pair, ...]
     needs: Needs = "choices of both runs"
+    threads: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.built if pair.cause not in HEALTHY)
+
+    @property
+    def twins(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.built if pair.cause in HEALTHY)
 
 
 def all_pairs(disagreements: Sequence[Disagreement]) -> list[tuple[Disagreement, Pair]]:
-    return [(d, pair) for d in disagreements for pair in (*d.pairs, *d.twins)]
+    return [(d, pair) for d in disagreements for pair in d.built]
 
 
 def _units(generator: np.random.Generator, tokens: int, hidden: int) -> Array:

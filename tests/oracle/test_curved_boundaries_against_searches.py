@@ -125,22 +125,22 @@ SCORE = Weights("scores")
 
 #: Rule, number of experts, spread of selection biases, tokens.
 SEPARABLE = [
-    (Rule(1, "sigmoid", SCORE, True), 3, 0.2, 20),
-    (Rule(2, "sigmoid", SCORE, True, logit_map=LogitMap(1.0, 3.0)), 3, 0.2, 20),
-    (Rule(1, "sqrt_softplus", SCORE, True), 3, 0.3, 20),
-    (Rule(1, "sqrt_softplus", SCORE, True, logit_map=LogitMap(0.5, 2.0)), 3, 0.3, 20),
-    (Rule(1, "identity", SCORE, True, logit_map=LogitMap(1.0, 2.0)), 3, 0.5, 20),
+    (Rule(1, "sigmoid", SCORE, True), 3, 0.2, 10),
+    (Rule(2, "sigmoid", SCORE, True, logit_map=LogitMap(1.0, 3.0)), 3, 0.2, 10),
+    (Rule(1, "sqrt_softplus", SCORE, True), 3, 0.3, 10),
+    (Rule(1, "sqrt_softplus", SCORE, True, logit_map=LogitMap(0.5, 2.0)), 3, 0.3, 10),
+    (Rule(1, "identity", SCORE, True, logit_map=LogitMap(1.0, 2.0)), 3, 0.5, 10),
 ]
 SPREADS = {"sigmoid": 0.2, "softmax": 0.02, "identity": 0.2}
 
 
 def grouped(score, kind, fill):
     rule = Rule(2, score, SCORE, True, groups=GroupMask(3, 2, kind, fill))
-    return rule, 6, SPREADS[score], 20
+    return rule, 6, SPREADS[score], 10
 
 
 BOUNDED = [
-    (Rule(1, "softmax", SCORE, True), 3, 0.05, 40),
+    (Rule(1, "softmax", SCORE, True), 3, 0.05, 30),
     *(grouped(*case) for case in product(SPREADS, ("max", "top2_sum"), (-np.inf, 0.0))),
 ]
 BOUNDED_BY_DAY = {
@@ -183,14 +183,14 @@ def nearest_on_boundary(weight, bias, rule, y, pair, starts):
 def compare(rule, experts, spread, tokens):
     """Bounds, and for each token the points of its boundaries that were found, behind them by a hair."""
     random = np.random.default_rng([experts, tokens, rule.top_k])
-    for _ in range(tokens // 20):
+    for _ in range(tokens // 10):
         weight = random.standard_normal((experts, HIDDEN))
         bias = spread * random.standard_normal(experts)
-        y = random.standard_normal((20, HIDDEN))
+        y = random.standard_normal((10, HIDDEN))
         logits = y @ weight.T
         chosen = route(logits, rule, bias).chosen
         lower, upper, _ = curved_distance(logits, chosen, curved_rows(weight, rule, None, bias))
-        for token in range(20):
+        for token in range(10):
             others = sorted(set(range(experts)) - set(chosen[token].tolist()))
             starts = y[token] + 0.5 * random.standard_normal((STARTS, HIDDEN))
             points = [
@@ -219,32 +219,26 @@ def test_the_distance_is_that_of_the_nearest_point_of_any_boundary(rule, experts
 @pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), by_day(BOUNDED, BOUNDED_BY_DAY))
 def test_no_point_behind_a_boundary_is_nearer_than_the_lower_bound(rule, experts, spread, tokens):
     """Of the points found, those count where a step beyond the boundary changes the choice."""
-    seen = 0
+    seen, nearest = 0, []
     for weight, bias, y, chosen, points, lower, upper in compare(rule, experts, spread, tokens):
         assert lower <= upper
         if points:
-            steps = (np.array(points) - y) * (1.0 + 1e-6)
+            steps = np.array(points) - y
+            nearest.append((lower, np.linalg.norm(steps, axis=1).min(), upper))
+            steps *= 1.0 + 1e-6
             sets = np.sort(route((y + steps) @ weight.T, rule, bias).chosen, axis=1)
             changed = (sets != np.sort(chosen)).any(axis=1)
             seen += changed.any()
             assert_array_less(lower, np.linalg.norm(steps[changed], axis=1))
     assert seen > 0.7 * tokens
-
-
-@pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), BOUNDED[:1])
-def test_softmax_without_groups_is_bracketed(rule, experts, spread, tokens):
-    """There the nearest boundary is the distance, and the upper bound is no nearer than that."""
-    found = [
-        (lower, min(np.linalg.norm(point - y) for point in points), upper)
-        for _, _, y, _, points, lower, upper in compare(rule, experts, spread, tokens)
-        if points
-    ]
-    lower, nearest, upper = np.array(found).T
-    assert_array_less(lower, nearest * (1.0 + 1e-7) + 1e-12)
-    # from a few starts a minimum may be missed
-    assert np.mean(nearest < upper * (1.0 + 1e-6)) > 0.97
-    assert_array_less(0.6, np.median(lower / nearest))
-    assert_array_less(np.median(upper / nearest), 1.1)
+    if rule.groups is None:
+        # the nearest boundary is the distance, and the upper bound is no nearer than that
+        lower, nearest, upper = np.array(nearest).T
+        assert_array_less(lower, nearest * (1.0 + 1e-7) + 1e-12)
+        # from a few starts a minimum may be missed
+        assert np.mean(nearest < upper * (1.0 + 1e-6)) > 0.97
+        assert_array_less(0.6, np.median(lower / nearest))
+        assert_array_less(np.median(upper / nearest), 1.1)
 
 
 # ------------------------------------------------------------------------------------ large routers
@@ -326,7 +320,7 @@ def test_the_distance_is_the_least_over_all_boundaries(score, cap, experts, k, s
 
 # --------------------------------------------------------------------------- upper bounds of groups
 #: Random routers; most have one token near which the steepest descent finds nothing good.
-NUM_ROUTERS = 30
+NUM_ROUTERS = 15
 
 
 def drawn(seed: int):

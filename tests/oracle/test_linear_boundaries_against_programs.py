@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
+from numpy.testing import assert_allclose, assert_array_less
 from scipy.optimize import linprog, minimize
 from scipy.special import expit
 
@@ -107,26 +107,21 @@ def by_programs(weight, z, k, order):
 
 @pytest.mark.parametrize(
     ("experts", "hidden", "k", "order"),
-    [(4, 2, 1, 2), (5, 3, 2, 1), (5, 3, 2, 3), (6, 2, 3, 2), (6, 4, 2, 2)],
+    [
+        *((4, 2, 1, 2), (5, 3, 2, 1), (5, 3, 2, 3), (6, 2, 3, 2), (6, 4, 2, 2)),
+        *((5, 7, 2, order) for order in (1, 2, 3)),
+    ],
 )
-def test_dependent_rows_need_the_programs(experts, hidden, k, order):
+def test_dependent_rows_alone_need_the_programs(experts, hidden, k, order):
     random = np.random.default_rng([experts, hidden, k, order])
     weight = random.standard_normal((experts, hidden))
     z = weight @ random.standard_normal(hidden) + 0.5 * random.standard_normal(experts)
-    found = logit_distance(z, weight, k, order)
-    assert found.is_exact
-    assert_allclose(found.upper, by_programs(weight, z, k, order), rtol=1e-5)
-    # and half the spread is a bound below, here not reached
-    assert free_logit_distance(z[None], k, order)[0] <= found.upper * (1.0 + 1e-6)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_independent_rows_need_none(order):
-    random = np.random.default_rng(order)
-    weight, z = random.standard_normal((5, 7)), random.standard_normal(5)
-    found = logit_distance(z, weight, 2, order)
-    assert_allclose(found.upper, by_programs(weight, z, 2, order), rtol=1e-6)
-    assert_array_equal(found.upper, free_logit_distance(z[None], 2, order)[0])
+    distance = logit_distance(z, weight, k, order)
+    assert distance.is_exact
+    assert_allclose(distance.upper, by_programs(weight, z, k, order), rtol=1e-5)
+    # half the spread is a bound below, which independent rows reach
+    free = free_logit_distance(z[None], k, order)[0]
+    assert free == distance.upper if hidden > experts else free <= distance.upper * (1.0 + 1e-6)
 
 
 def test_rows_that_depend_on_one_are_searched_and_least_distances_are_slsqps():
@@ -221,13 +216,12 @@ def nearest_by_minimisation(scores, x, k):
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("biased", [False, True])
-def test_the_sine_of_the_angle_is_the_distance_over_the_length(seed, biased):
-    random = np.random.default_rng(seed)
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_the_sine_of_the_angle_is_the_distance_over_the_length(spread):
+    random = np.random.default_rng(1)
     experts, dimension, k = 5, 4, 2
     rows = random.standard_normal((experts, dimension))
-    bias = random.standard_normal(experts) * (0.5 if biased else 0.0)
+    bias = spread * random.standard_normal(experts)
     x = random.standard_normal(dimension)
     logits = logits_of(rows, bias, x)[None]
     chosen = top_k(logits, k)
@@ -245,9 +239,6 @@ def test_the_worked_cone_and_degenerate_points_have_their_angles():
     logits, length = logits_of(rows, bias, x)[None], np.array([np.sqrt(2.0)])
     (angle,) = linear.boundary_angle(logits, top_k(logits, 1), linear.cones_of(rows, bias), length)
     assert_allclose(angle, np.arctan2(1, 3) - np.deg2rad(15), rtol=1e-12)
-    distance = np.linalg.norm(x) * np.sin(angle)
-    expected = nearest_by_minimisation(lambda z: logits_of(rows, bias, z), x, 1)
-    assert_allclose(distance, expected, rtol=1e-6)
     rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 
     def angle(logits, chosen, bias):
@@ -264,7 +255,7 @@ def test_the_worked_cone_and_degenerate_points_have_their_angles():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_direction_nearer_than_the_bound_has_another_choice_behind_curved_boundaries(seed):
+def test_the_bound_behind_curved_boundaries_is_below_the_least_angle_and_near_it(seed):
     random = np.random.default_rng(seed)
     experts, dimension, k = 5, 12, 2
     rows = random.standard_normal((experts, dimension)) / np.sqrt(dimension)
@@ -283,9 +274,3 @@ def test_no_direction_nearer_than_the_bound_has_another_choice_behind_curved_bou
     best = np.arcsin(nearest_by_minimisation(selection, x, k) / np.linalg.norm(x))
     assert bound <= best * (1.0 + 1e-6)
     assert bound > 0.7 * best  # it is no trivial bound
-    for _ in range(500):
-        across = random.standard_normal(dimension)
-        across -= across @ x / (x @ x) * x
-        across /= np.linalg.norm(across)
-        turned = np.cos(0.999 * bound) * x / np.linalg.norm(x) + np.sin(0.999 * bound) * across
-        assert set(top_k(selection(turned)[None], k)[0]) == set(chosen[0])

@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,9 +21,11 @@ from numpy.testing import assert_allclose
 from sklearn.metrics import mutual_info_score
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestNeighbors
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.engine.run_facts import router_facts
+from moegeom.kernels.reductions.samples import sample_size, token_hash
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.results.derived import with_derived
@@ -109,7 +112,7 @@ def test_load_variants_capacity_and_ranks(sample):
         load = np.array([part.sum() for part in np.split(counts, row["num_ranks"])])
         close(row["rank_imbalance"], load.max() / load.mean())
         close(row["balancedness"], load.mean() / load.max())
-    load = member(sample).sum(axis=0) / (sample.k * sample.tokens / sample.experts)
+    load = counts / (sample.k * sample.tokens / sample.experts)
     q = load / sample.experts
     layer = sample.layer
     close(layer["avg_vio_global"], np.abs(load - 1).mean())
@@ -141,21 +144,10 @@ def test_entropy_of_scores_and_losses(sample):
     lse = scipy.special.logsumexp(sample.z, axis=1)
     close(sample.layer["z_loss"], (lse**2).mean(), 1e-4)
     close(sample.layer["log_sum_exp_mean"], lse.mean(), 1e-4, 1e-5)
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-
     loss = sample.layer["load_balancing_loss_hf"]
     share = member(sample).mean(axis=0)
     close(loss, sample.experts * (share * sample.p.mean(axis=0)).sum(), 1e-5)
     close(sample.layer["load_balancing_loss_megatron"], loss / sample.k)
-    close(
-        sample.layer["load_balancing_loss_hf"],
-        sample.experts * (share * sample.p.mean(axis=0)).sum(),
-        1e-5,
-    )
-    close(
-        sample.layer["load_balancing_loss_megatron"],
-        sample.layer["load_balancing_loss_hf"] / sample.k,
-    )
     if sample.router.rule.score == "softmax":
         logits = torch.from_numpy(sample.z)
         theirs = load_balancing_loss_func((logits,), sample.experts, sample.k)
@@ -242,7 +234,7 @@ def test_token_identity_and_rarefaction(sample):
     for row in table(sample, "rarefaction"):
         size = row["num_tokens_drawn"]
         if size in (64, 1024, sample.tokens):
-            drawn = [len(set(random.choice(sets, size, replace=False))) for _ in range(40)]
+            drawn = [len(set(random.choice(sets, size, replace=False))) for _ in range(20)]
             close(row["expected_expert_sets"], np.mean(drawn), 0.02)
     assert table(sample, "rarefaction")[-1]["expected_expert_sets"] == pytest.approx(len(set(sets)))
 
@@ -297,7 +289,6 @@ def test_distances_in_sigmas_and_rounding_noise(sample):
     for row in table(sample, "margins"):
         if row["quantity"] == "noise_sigmas":
             close(row["share_below"], (sigmas < row["threshold"]).mean(), 0.01, 1e-3)
-    needs_linear_boundaries(sample)
 
     def sigma(t, inside):
         difference = (w[inside][:, None] - w[~inside][None, :]) * sample.y[t]
@@ -307,9 +298,6 @@ def test_distances_in_sigmas_and_rounding_noise(sample):
     close(sample.layer["rounding_sigmas_p50"], np.median(found), 0.06)
     close(sample.layer["bf16_flip_share"], scipy.stats.norm.sf(found).mean(), 5e-3)
     # Inputs really rounded to bfloat16: the share that flips is near the prediction.
-    needs_linear_boundaries(sample)
-    import ml_dtypes
-
     rounded = sample.y.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
     z = rounded @ sample.router.weight.astype(np.float64).T
     order = np.sort(np.argsort(-z, axis=1, kind="stable")[:, : sample.k], axis=1)
@@ -317,7 +305,6 @@ def test_distances_in_sigmas_and_rounding_noise(sample):
     predicted = sample.layer["bf16_flip_share"]
     assert abs(flipped - predicted) < 4 * np.sqrt(predicted / sample.tokens) + 1e-3
     # Without biases boundaries are planes through 0 of the rows times the gain.
-    needs_linear_boundaries(sample)
     effective = sample.router.weight.astype(np.float64) * sample.router.gain
     apart = np.linalg.norm(effective[:, None] - effective[None, :], axis=2)
     length = np.linalg.norm(sample.y / sample.router.gain, axis=1)
@@ -335,8 +322,6 @@ def usual(sample) -> np.ndarray:
 
 def sampled_inputs(sample) -> np.ndarray:
     """The sample of inputs that the metrics take, in the order of the hashes of the tokens."""
-    from moegeom.kernels.reductions.samples import sample_size, token_hash
-
     hashed = token_hash(np.arange(sample.tokens))
     share = sample_size(sample.y.shape[1]) / sample.tokens
     order = np.argsort(hashed)

@@ -54,27 +54,21 @@ def quantised(rows, bits, group, is_symmetric):
 
 
 @pytest.mark.parametrize("is_symmetric", [False, True])
-@pytest.mark.parametrize("group", [32, 64, 128, 512])
-@pytest.mark.parametrize(("bits", "most"), [(4, 16), (2, 4)])
-def test_few_bit_integers_hold_no_more_than_their_levels(bits, most, group, is_symmetric, rows):
-    found = window_levels(quantised(rows, bits, group, is_symmetric))
-    assert_array_less(found, most + 1e-12)
-    # so that bfloat16 storage of such rows shows half the values that it should
+def test_few_bit_integers_hold_no_more_than_their_levels_and_eight_bits_28_to_30(
+    is_symmetric, rows
+):
     expected = expected_window_levels(1.0, 7)
-    assert_array_less(found.mean() / expected, 0.51)
+    for group in (32, 128, 512):
+        for bits, most in ((4, 16), (2, 4)):
+            levels = window_levels(quantised(rows, bits, group, is_symmetric))
+            assert_array_less(levels, most + 1e-12)
+            # so that bfloat16 storage of such rows shows half the values that it should
+            assert_array_less(levels.mean() / expected, 0.51)
+        levels = window_levels(quantised(rows, 8, group, is_symmetric)).mean()
+        assert_array_less([28.0, levels], [levels, 30.0])
 
 
-@pytest.mark.parametrize("is_symmetric", [False, True])
-@pytest.mark.parametrize("group", [32, 128, 512])
-def test_eight_bit_integers_hold_28_to_30_values(group, is_symmetric, rows):
-    found = window_levels(quantised(rows, 8, group, is_symmetric)).mean()
-    assert_array_less([28.0, found], [found, 30.0])
-
-
-def test_rows_hold_the_stated_values_and_a_finer_dtype_does_not_hide_few_levels(rows):
-    for dtype, stated in ((ml_dtypes.bfloat16, 31.6), (ml_dtypes.float8_e4m3fn, 26.0)):
-        found = window_levels(rows.astype(dtype).astype(np.float64)).mean()
-        assert_allclose(found, stated, atol=0.1)
+def test_a_finer_dtype_does_not_hide_few_levels(rows):
     coarse = quantised(rows, 4, 128, True).astype(ml_dtypes.bfloat16).astype(np.float32)
     assert_array_less(window_levels(coarse), 16.5)
     assert_array_equal(expected_window_levels(1.0, 23), WINDOW)
@@ -223,7 +217,7 @@ def test_the_noise_scale_is_the_measured_error_of_rounding_to_bfloat16(scale):
     assert_allclose(found.mean(), measured.mean(), rtol=0.05)
 
 
-def test_the_flip_probability_is_the_simulated_one_of_one_boundary_and_below_that_of_many():
+def test_the_flip_probability_is_the_simulated_one_of_one_boundary():
     random = np.random.default_rng(10)
     weight = random.standard_normal((2, 6))
     y = random.standard_normal((8, 6)) * 0.3
@@ -235,18 +229,6 @@ def test_the_flip_probability_is_the_simulated_one_of_one_boundary_and_below_tha
     flipped = ((y + steps) @ weight.T).argmax(axis=2) != chosen[:, 0]
     expected = flipped.mean(axis=0)
     assert_allclose(flip_probability(distance, noise), expected, atol=4 * 0.5 / np.sqrt(20000))
-    random = np.random.default_rng(11)
-    weight = random.standard_normal((12, 8))
-    y = random.standard_normal((6, 8))
-    logits = y @ weight.T
-    chosen = np.sort(top_k(logits, 3), axis=1)
-    distance = boundary_distance(logits, top_k(logits, 3), row_distances(weight)).distance
-    steps = random.standard_normal((8000, 8)) * 0.3
-    for token in range(6):
-        moved = np.sort(top_k((y[token] + steps) @ weight.T, 3), axis=1)
-        expected = (moved != chosen[token]).any(axis=1).mean()
-        found = flip_probability(distance[token : token + 1], np.array([0.3]))
-        assert_array_less(found, expected + 4 * 0.5 / np.sqrt(8000))
     found = flip_probability(np.array([0.0, 0.0, np.inf, 1.0]), np.array([1.0, 0.0, 1.0, 0.0]))
     assert_array_equal(found, [0.5, 0.5, 0.0, 0.0])
     assert_array_equal(logit_error_bound(np.zeros(2), 3, 1.0), [0.0, 0.0])

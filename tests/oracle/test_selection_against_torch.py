@@ -91,11 +91,14 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 700.0, 1e4])
 @pytest.mark.parametrize("name", SCORES)
-def test_scores_are_the_oracles(name, scale):
-    z = logits(scale)
-    assert_allclose(SCORES[name](z), ORACLES[name](z), rtol=1e-12, atol=1e-300)
+def test_scores_are_the_oracles_and_of_float32_logits_too(name):
+    for scale in (1e-3, 1.0, 30.0, 700.0, 1e4):
+        z = logits(scale)
+        assert_allclose(SCORES[name](z), ORACLES[name](z), rtol=1e-12, atol=1e-300)
+    z = logits(3.0).astype(np.float32)
+    assert SCORES[name](z).dtype == np.float64
+    assert_allclose(SCORES[name](z), ORACLES[name](z.astype(np.float64)), rtol=1e-13)
 
 
 THEIRS = {
@@ -112,23 +115,14 @@ def logits(scale, seed=0, tokens=200, experts=17):
     return np.random.default_rng(seed).standard_normal((tokens, experts)) * scale
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("score", THEIRS)
-def test_normalised_scores_are_torchs(score, scale):
-    z = logits(scale)
-    found = normalised_scores(z, score)
-    expected = THEIRS[score](torch.from_numpy(z)).numpy()
-    assert_allclose(found, expected, rtol=1e-11, atol=1e-300)
-    assert_allclose(found.sum(axis=1), 1.0, rtol=1e-13)
-
-
-@pytest.mark.parametrize("score", THEIRS)
-def test_float32_logits_are_scored_in_float64(score):
-    z = logits(3.0).astype(np.float32)
-    wide = z.astype(np.float64)
-    assert SCORES[score](z).dtype == np.float64
-    assert_allclose(SCORES[score](z), ORACLES[score](wide), rtol=1e-13)
-    assert_array_equal(normalised_scores(z, score), normalised_scores(wide, score))
+def test_normalised_scores_are_torchs(score):
+    for scale in (1e-3, 1.0, 30.0):
+        z = logits(scale)
+        shares = normalised_scores(z, score)
+        expected = THEIRS[score](torch.from_numpy(z)).numpy()
+        assert_allclose(shares, expected, rtol=1e-11, atol=1e-300)
+        assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-13)
 
 
 @pytest.mark.parametrize("score", ["sigmoid", "sqrt_softplus"])
@@ -156,14 +150,6 @@ def test_entropies_and_logarithms_of_sums_are_scipys_and_torchs(scale):
     assert 0.0 <= entropy.min() <= entropy.max() <= np.log(17) * (1 + 1e-15)
     assert_allclose(log_sum_exp(z), scipy.special.logsumexp(z, axis=1), rtol=1e-14)
     assert_allclose(log_sum_exp(z), torch.logsumexp(torch.from_numpy(z), 1).numpy(), rtol=1e-14)
-
-
-@pytest.mark.parametrize("score", ["identity", "softmax"])
-def test_a_common_shift_of_the_logits_changes_no_entropy(score):
-    z = logits(3.0)
-    moved = entropy_nats(normalised_scores(z + 7.0, score))
-    assert_allclose(moved, entropy_nats(normalised_scores(z, score)), rtol=1e-12)
-    assert_allclose(log_sum_exp(z + 7.0), log_sum_exp(z) + 7.0, rtol=1e-14)
 
 
 IN_FLOAT32 = {"softmax": lambda z: torch.softmax(z, dim=1), "sigmoid": torch.sigmoid}

@@ -26,13 +26,7 @@ def test_p_values_are_the_tails_of_students_t(freedom):
     assert_allclose(both, 2.0 * stats.t.sf(abs(t), freedom), rtol=1e-10)
 
 
-def test_tests_and_errors_of_samples_are_scipys_and_at_the_corners_exact():
-    values = np.random.default_rng(0).normal(0.4, 1.0, 16)
-    error = float(values.std(ddof=1) / 4.0)
-    above = stats.ttest_1samp(values, 0.1, alternative="greater")
-    assert_allclose(statistics.p_above(float(values.mean()), 0.1, error, 15), above.pvalue)
-    differs = stats.ttest_1samp(values, 0.0)
-    assert_allclose(statistics.p_differs(float(values.mean()), error, 15), differs.pvalue)
+def test_errors_of_samples_are_scipys_and_tests_are_exact_at_the_corners():
     assert [statistics.p_above(v, 1.0, 0.0, 5) for v in (0.9, 1.0, 1.1)] == [1.0, 1.0, 0.0]
     assert [statistics.p_differs(v, 0.0, 5) for v in (-1.0, 0.0, 1e-300)] == [0.0, 1.0, 0.0]
     assert [statistics.p_above(v, 1.0, 0.1, 5) for v in (np.inf, -np.inf)] == [0.0, 1.0]
@@ -132,9 +126,6 @@ def test_the_detectable_shift_is_found_with_the_stated_power(freedom, num_tests)
         for value, se in zip(figure, error, strict=True)
     ]
     assert_allclose(np.mean(found), statistics.POWER, atol=0.02)
-
-
-# ---------------------------------------------------------------------------------- standard errors
 
 
 # -------------------------------------------------------------------------------- trends and onsets

@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
+from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import cones_of, row_distances
 from moegeom.geometry.histogram import NUM_BINS, bin_edges
 from moegeom.geometry.rounding import row_spreads
@@ -24,7 +24,7 @@ from moegeom.geometry.selection import margin, route
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reductions.scores import LADDER
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
-from tests.by_day import by_day
+from tests.by_day import IS_NIGHT, by_day
 from tests.emulator.emulated_device import EmulatedDevice
 
 #: (tokens, experts, k)
@@ -131,9 +131,10 @@ def distance_bracket(case: Case) -> list[tuple]:
         for _, chosen, gap, rows, _ in boundary_distance(case)[:-1]:
             order = np.argsort(-case.logits(), axis=1, kind="stable")[:, :m].astype(np.int32)
             order = case.random.permuted(order, axis=1)  # known in any order
-            logits = np.take_along_axis(case.logits(), order, axis=1)
-            brackets += [(logits, order, chosen, gap, rows)]
-            brackets += [(np.asfortranarray(logits), np.asfortranarray(order), chosen, gap, rows)]
+            some = np.take_along_axis(case.logits(), order, axis=1), order
+            if case.values == "fortran":
+                some = map(np.asfortranarray, some)
+            brackets += [(*some, chosen, gap, rows)]
     return brackets
 
 
@@ -233,18 +234,15 @@ def add_scores(case: Case) -> list[tuple]:
 def rounding_sigmas(case: Case) -> list[tuple]:
     if not np.isfinite(case.logits().astype(np.float64) ** 2).all():
         return []
-    hidden = 6
-    weight = case.random.standard_normal((case.experts, hidden)).astype(np.float32)
+    logits, chosen, hidden = case.logits(), case.chosen(), 6
+    weight = case.random.standard_normal((case.experts, hidden)).astype(logits.dtype)
     values = case.random.standard_normal((case.tokens, hidden)).astype(np.float32)
     sink = values.copy()
     sink[0, 1] = 1000.0
     duplicates = weight.copy()
     duplicates[-1] = duplicates[0]
-    logits, chosen = case.logits(), case.chosen()
-    return [
-        (inputs, logits, chosen, row_spreads(rows))
-        for inputs, rows in ((values, weight), (values, duplicates), (0 * values, weight))
-    ] + [(sink, logits, chosen, row_spreads(weight.astype(np.float64)))]
+    drawn = ((values, weight), (values, duplicates), (0 * values, weight), (sink, weight))
+    return [(inputs, logits, chosen, row_spreads(rows)) for inputs, rows in drawn]
 
 
 def boundary_angle(case: Case) -> list[tuple]:
@@ -317,17 +315,15 @@ ARGUMENTS = {
 CASES = by_day(
     [Case(*shape, values) for values in KINDS for shape in SHAPES],
     {
-        "one token": Case(1, 2, 1, "float32"),
+        "one token, of which one expert is chosen": Case(1, 2, 1, "float32"),
         "all experts are chosen": Case(5, 5, 5, "float32"),
-        "one expert is chosen": Case(6, 64, 1, "float32"),
         "more experts than threads": Case(8, 256, 8, "float32"),
-        "float64": Case(16, 64, 8, "float64"),
+        "float64": Case(12, 5, 2, "float64"),
         "ties": Case(12, 5, 2, "ties"),
         "zeros of both signs": Case(6, 16, 15, "zeros"),
         "equal rows": Case(12, 5, 2, "equal_rows"),
         "huge": Case(12, 5, 2, "huge"),
         "denormal": Case(6, 16, 15, "denormal"),
-        "strided": Case(12, 5, 2, "strided"),
         "columns side by side": Case(6, 16, 15, "fortran"),
     },
 )
@@ -390,6 +386,8 @@ def test_every_kernel_has_arguments():
 @pytest.mark.parametrize(("backend", "kernel"), kernel_cases())
 def test_the_backend_agrees_with_the_reference(backend, kernel):
     for case in CASES:
+        if case.values == "fortran" and backend == "cpu" and not IS_NIGHT:
+            continue  # Numba compiles each layout anew
         for arguments in ARGUMENTS[kernel.name](case):
             ours = run(backend, kernel.name, arguments)
             theirs = run("reference", kernel.name, arguments)
@@ -403,40 +401,10 @@ def test_the_backend_agrees_with_the_reference(backend, kernel):
                 raise
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_step_within_a_curved_distance_changes_the_choice(case):
-    """That kernel has no reference: its bounds are held against the rule, on random steps."""
-    for logits, chosen, rows in curved_distance(case):
-        lower, upper, pair = run("cpu", "curved_distance", (logits, chosen, rows))
-        assert (lower >= 0.0).all()
-        assert (lower <= upper).all()
-        assert (pair[upper == INF] == -1).all()
-        if case.values in ("huge", "denormal"):  # whose scores differ by less than their rounding
-            continue
-        steps = unit_steps(case.random, rows) / rows.multiplier
-        there = logits[:, None] + 0.999 * np.minimum(lower, 1e40)[:, None, None] * steps
-        moved = route(there.reshape(-1, case.experts), rows.rule, rows.bias).chosen
-        moved = np.sort(moved.reshape(len(logits), len(steps), case.k), axis=2)
-        assert (moved == np.sort(chosen)[:, None]).all()
-
-
-def unit_steps(random: np.random.Generator, rows: CurvedRows) -> np.ndarray:
-    """What steps of length 1 add to multiplied logits: towards one expert less another, and any."""
-    mixed = np.concatenate(
-        [
-            random.permuted(np.eye(1, rows.num_experts).repeat(40, 0), axis=1)
-            - random.permuted(np.eye(1, rows.num_experts).repeat(40, 0), axis=1),
-            random.standard_normal((20, rows.num_experts)),
-        ]
-    )
-    length = np.sqrt(np.maximum(((mixed @ rows.gram) * mixed).sum(axis=1), 0.0))
-    return (mixed @ rows.gram)[length > 1e-6] / length[length > 1e-6, None]
-
-
 @pytest.mark.parametrize(("backend", "kernel"), kernel_cases(with_reference=False))
 def test_a_batch_cut_anywhere_gives_the_same_bits(backend, kernel):
     """Token by token equals all at once: nothing leaks from one token to the next."""
-    case, cuts = Case(13, 16, 4, "ties"), [(0, 1), (1, 6), (6, 13)]
+    case, cuts = Case(13, 5, 2, "ties"), [(0, 1), (1, 6), (6, 13)]
     for arguments in ARGUMENTS[kernel.name](case):
         whole = run(backend, kernel.name, arguments)
         if kernel.name.startswith(("count_", "add_")):

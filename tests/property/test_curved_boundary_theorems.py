@@ -133,18 +133,23 @@ class Case:
 
 
 @every_rule
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(SEEDS)
-def test_no_direction_flips_within_the_lower_bound(setting, seed):
-    """4 tokens, 500 directions, 8 routers of each rule."""
+def test_no_direction_flips_within_the_lower_bound_and_the_pair_is_one_that_swaps(setting, seed):
+    """4 tokens, 500 directions, 5 routers of each rule."""
     case = Case(setting, seed)
+    assert (case.lower <= case.upper).all()
+    row = np.flatnonzero(case.pair[:, 0] >= 0)
+    (out, entering), chosen = case.pair[row].T, case.chosen(case.y)[row]
+    assert (chosen == out[:, None]).any(axis=1).all()
+    assert not (chosen == entering[:, None]).any()
     reach = np.minimum(case.lower, 1e6)
     for token in range(len(case.y)):
         assert not case.flips(token, 0.999 * reach[token] * case.directions(500)).any()
 
 
 @separable
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(SEEDS)
 def test_in_the_plane_of_the_pair_the_set_flips_at_the_distance_and_not_before(setting, seed):
     case = Case(setting, seed)
@@ -161,7 +166,7 @@ def test_in_the_plane_of_the_pair_the_set_flips_at_the_distance_and_not_before(s
 
 
 @bounded
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(SEEDS)
 def test_in_the_plane_the_first_flip_is_between_the_bounds(setting, seed):
     """Two coordinates: a disc holds all inputs that are so near."""
@@ -176,20 +181,6 @@ def test_in_the_plane_the_first_flip_is_between_the_bounds(setting, seed):
             assert any(case.flips(token, h * case.upper[token] * AROUND).any() for h in hairs)
 
 
-@bounded
-@settings(max_examples=8)
-@given(SEEDS)
-def test_the_bounds_are_in_order_and_the_pair_is_one_that_swaps(setting, seed):
-    case = Case(setting, seed)
-    assert (case.lower <= case.upper).all()
-    row = np.flatnonzero(case.pair[:, 0] >= 0)
-    is_chosen = np.zeros((len(case.y), case.experts), dtype=bool)
-    np.put_along_axis(is_chosen, case.chosen(case.y), True, axis=1)
-    out, entering = case.pair[row].T
-    assert is_chosen[row, out].all()
-    assert not is_chosen[row, entering].any()
-
-
 @separable
 @settings(max_examples=10)
 @given(SEEDS)
@@ -199,16 +190,3 @@ def test_equal_selection_biases_leave_the_linear_boundaries_of_the_logits(settin
     straight = boundary_distance(logits, case.chosen(case.y), row_distances(case.weight))
     for bound in (case.lower, case.upper):
         assert_allclose(bound, straight.distance, rtol=1e-12)
-
-
-@separable
-@settings(max_examples=10)
-@given(SEEDS)
-def test_the_distance_is_one_lipschitz(setting, seed):
-    case = Case(setting, seed, tokens=1)
-    step = case.random.exponential(0.3) * case.directions(1)
-    before, (_, after, _) = case.upper, case.bounds(case.y + step)
-    both = np.isfinite(before) & np.isfinite(after)
-    change = np.abs(after[both] - before[both])
-    slack = 1e-9 + 2e-6 * (before[both] + after[both])
-    assert (change < np.linalg.norm(step) + slack).all()

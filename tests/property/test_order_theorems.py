@@ -53,15 +53,6 @@ def test_the_order_is_the_largest_whose_spread_fits_and_ascends_with_eps(drawn, 
     assert order_eps(z[:, renamed], k, eps)[0] == order
 
 
-@given(SCORES)
-def test_the_exact_order_counts_ties_at_the_border_only(drawn):
-    scores, k = drawn
-    ordered = sorted(scores, reverse=True)
-    tied = ordered.count(ordered[k - 1]) - 1
-    expected = tied if k < len(scores) and ordered[k] == ordered[k - 1] else 0
-    assert order_eps(np.array([scores]), k, 0.0)[0] == expected
-
-
 @given(SCORES, EPS)
 def test_there_are_no_more_extra_experts_than_the_order(drawn, eps):
     scores, k = drawn
@@ -89,10 +80,9 @@ class Case:
     def z(self):
         return self.weight @ self.y + self.bias
 
-    def nearest(self, order=None, y=None, most_nodes=20_000):
-        z = self.weight @ (self.y if y is None else y) + self.bias
+    def nearest(self, order=None, most_nodes=20_000):
         order = self.order if order is None else order
-        return order_distance(z, row_coordinates(self.weight), self.k, order, most_nodes)
+        return order_distance(self.z, row_coordinates(self.weight), self.k, order, most_nodes)
 
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -110,31 +100,6 @@ def test_order_1_is_the_boundary_and_no_higher_order_is_nearer(seed):
     assert_allclose(ties[0].upper, expected, rtol=1e-8)
     for nearer, farther in pairwise(ties):
         assert nearer.upper <= farther.upper * (1.0 + 1e-8)
-
-
-@short
-@given(SEEDS)
-def test_the_distance_is_one_lipschitz(seed):
-    case = Case(seed)
-    other = case.y + case.random.standard_normal(len(case.y)) * 0.3
-    before, after = case.nearest().upper, case.nearest(y=other).upper
-    step = np.linalg.norm(other - case.y)
-    assert np.isinf([before, after]).all() or abs(before - after) <= step * (1.0 + 1e-7)
-
-
-@short
-@given(SEEDS)
-def test_relabelling_experts_relabels_the_ties_and_nothing_else(seed):
-    case = Case(seed)
-    before = case.nearest()
-    order = case.random.permutation(len(case.weight))
-    case.weight, case.bias = case.weight[order], case.bias[order]
-    after = case.nearest()
-    assert_allclose(after.upper, before.upper, rtol=1e-8)
-    # the tie need not be the only one at its distance: it must be as near
-    if after.tied:
-        flat = flat_distance(case.z, row_coordinates(case.weight), after.tied)
-        assert flat <= before.upper * (1.0 + 1e-8)
 
 
 @short

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
@@ -124,6 +124,7 @@ SIZES = st.one_of(
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=SEEDS,
     size=SIZES,
@@ -143,6 +144,7 @@ def test_a_proved_token_never_flips(rule, seed, size, bias, name, logit_map, out
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=SEEDS,
     size=st.integers(-6, 3),
@@ -188,6 +190,7 @@ def test_nothing_is_proved_of_the_smallest_logits_those_beyond_the_range_and_at_
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=settings().max_examples // 2)
 @given(seed=SEEDS, size=SIZES, logit_map=st.sampled_from((None, *MAPS)))
 def test_a_margin_beyond_the_float_bound_is_kept_by_every_float32_engine(
     rule, seed, size, logit_map

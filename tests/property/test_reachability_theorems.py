@@ -97,15 +97,17 @@ def test_behind_a_map_the_certificate_of_two_opposite_rows_is_sharp(score, seed)
     row, radius = random.standard_normal(4), random.uniform(0.1, 2.0)
     weight = np.stack([row, -random.uniform(0.3, 3.0) * row])
     logit_map = LogitMap(random.uniform(0.1, 5.0), random.choice([np.inf, 3.0]))
-    rule = Rule(1, score, Weights("scores"), True, logit_map=logit_map)
-    end = radius * row / np.linalg.norm(row)
-    mapped = logit_map.multiplier * (end @ weight.T)
+    rule = Rule(1, score, Weights("scores"), True, True, logit_map=logit_map)
+    end, offset = radius * row / np.linalg.norm(row), random.standard_normal(2)
+    mapped = logit_map.multiplier * (end @ weight.T + offset)
     if np.isfinite(logit_map.soft_cap):
         mapped = logit_map.soft_cap * np.tanh(mapped / logit_map.soft_cap)
     lead = -np.diff(SCORES[score](mapped[None]))[0, 0]
     for more, expected in ((-1e-6, Proof.point), (1e-6, Proof.beaten)):
         bias = np.array([0.0, lead + more])
-        certificates = reachability(effective_rows(weight, None), rule, radius, None, bias)
+        chosen = route((end @ weight.T + offset)[None], rule, bias).chosen
+        assert (chosen[0, 0] == 0) == (expected is Proof.point)
+        certificates = reachability(effective_rows(weight, None), rule, radius, offset, bias)
         assert certificates.proofs[0] is expected
 
 

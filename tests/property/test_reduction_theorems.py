@@ -185,7 +185,7 @@ def test_merging_is_associative_and_commutative_and_equals_folding(name):
     assert_equal(merge(empty, whole), whole)
     assert_equal(merge(whole, empty), whole)
 
-    @settings(max_examples=settings().max_examples // 5)
+    @settings(max_examples=settings().max_examples // 10)
     @given(PARTS)
     def holds(parts):
         a, b, c = (folded(name, part) for part in parts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,40 +91,3 @@ def test_a_finer_picture_never_contradicts_a_coarser_one(router, width, height, 
     labels = label[coarse.state == PixelState.CROSSED]
     is_same = (labels == labels[:, :1, :1, :]).all(axis=(1, 2, 3))
     assert not ((crossed == PixelState.CONSTANT).all(axis=(1, 2)) & is_same).any()
-
-
-@given(routers())
-@settings(max_examples=15)
-def test_more_halvings_keep_what_is_proved(router):
-    shallow = plane_raster(router, frame(5, 4), depth=0)
-    deep = plane_raster(router, frame(5, 4), depth=2)
-    is_proved = shallow.state != PixelState.OPEN
-    assert_array_equal(deep.state[is_proved], shallow.state[is_proved])
-    assert deep.count(PixelState.OPEN) <= shallow.count(PixelState.OPEN)
-    claims = [np.array(made.expert_sets)[made.label] for made in (shallow, deep)]
-    assert_array_equal(claims[0][is_proved], claims[1][is_proved])
-
-
-@given(routers(), st.permutations(range(4)))
-@settings(max_examples=15)
-def test_the_order_of_the_experts_changes_no_proof(router, order):
-    """Ties apart, which are not proved; behind a mask only the order of groups is free."""
-    size = len(router.offset) // 4
-    if router.rule.groups is not None:
-        if router.rule.groups.num_groups != 4:
-            return
-        if router.rule.groups.fill == 0.0 or size * router.rule.groups.num_kept < router.rule.top_k:
-            return  # masked experts are chosen by their numbers
-    place = np.concatenate([np.arange(size) + size * block for block in order])
-    moved = dataclasses.replace(
-        router,
-        slope=router.slope[place],
-        offset=router.offset[place],
-        selection_bias=None if router.selection_bias is None else router.selection_bias[place],
-    )
-    made, other = (plane_raster(r, frame(7, 6), depth=1) for r in (router, moved))
-    both = (made.state == PixelState.CONSTANT) & (other.state == PixelState.CONSTANT)
-    assert not (((made.state == PixelState.CONSTANT) & (other.state == PixelState.CROSSED)).any())
-    claimed = np.array(made.expert_sets)[made.label][both]
-    renamed = place[np.array(other.expert_sets)[other.label][both]]
-    assert_array_equal(claimed, np.sort(renamed, axis=1))

@@ -97,17 +97,6 @@ def test_it_is_a_metric_of_mixtures_from_0_to_1(a, b, c):
     assert (distance(a, b) > 1.0 - 1e-9) == (not (a * b).any() and (a.any() or b.any()))
 
 
-@given(SOME, st.data())
-def test_it_is_that_weight_where_the_others_keep_theirs_and_what_comes_takes_it(first, data):
-    """An expert that leaves hands its weight to one that had none."""
-    chosen, free = np.flatnonzero(first).tolist(), np.flatnonzero(first == 0.0).tolist()
-    if free:
-        out, new = data.draw(st.sampled_from(chosen)), data.draw(st.sampled_from(free))
-        second = first.copy()
-        second[new], second[out] = second[out], 0.0
-        assert_allclose(distance(first, second), first[out] / first.sum(), atol=1e-15)
-
-
 @given(st.permutations(range(EXPERTS)), st.integers(0, EXPERTS), st.data())
 def test_dense_weights_and_sets_know_no_order_and_no_empty_slots(order, size, data):
     weights = np.array(data.draw(st.lists(st.floats(0.1, 1.0), min_size=size, max_size=size)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import moegeom as mg
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
@@ -18,31 +19,32 @@ from moegeom.recorder.text import parse_text_file
 from moegeom.tokens.attention_record import FACTS_FILE, SUMS_FILE, LayerSums, read_attention_record
 from moegeom.tokens.open import open_tokens
 from tests.families.attention_models import attention_model
+from tests.records import new_folder
+from tests.unit.capture.conftest import sample_of
 
-GATED, SUNK = "qwen3_next", "gpt_oss"
+GATED = "qwen3_next"
 
 #: Token ids of three texts of unlike lengths.
 TEXTS = [np.random.default_rng(n).integers(10, 60, 12 + 5 * n).tolist() for n in range(3)]
 
 
-@pytest.fixture(scope="module")
-def gated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    return _saved(GATED, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def sunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    return _saved(SUNK, tmp_path_factory)
-
-
-def _saved(name: str, factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    model, folder = attention_model(name), factory.mktemp(name)
+def _saved(name: str) -> tuple[Any, Path]:
+    model, folder = attention_model(name), new_folder()
     model.save_pretrained(folder)
     return model, folder
 
 
+@pytest.fixture(scope="module")
+def gated() -> tuple[Any, Path]:
+    return _saved(GATED)
+
+
+@pytest.fixture(scope="module")
+def sunk() -> tuple[Any, Path]:
+    return _saved("gpt_oss")
+
+
 def _record(model: Any, out: Path, *batches: list[list[int]], **given: Any) -> list[LayerSums]:
-    """Sums over batches, each padded on the left to its longest text."""
     with AttentionRecorder(model, out, **given) as recorder:
         for batch in batches:
             longest = max(map(len, batch))
@@ -133,7 +135,7 @@ def test_random_rows_are_as_long_as_those_of_the_gate(gated, tmp_path):
     assert sums.histogram.sum(axis=2).tolist() == [[sums.rows.shape[3] * sums.tokens.sum()] * 4] * 2
 
 
-def test_another_checkpoint_is_refused(gated, tmp_path):
+def test_another_checkpoint_is_refused_and_a_rounded_one_is_the_same(gated, tmp_path):
     model, _ = gated
     other = attention_model(GATED)
     for path, parameter in other.named_parameters():
@@ -142,9 +144,6 @@ def test_another_checkpoint_is_refused(gated, tmp_path):
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(RecordingError, match="are not those of the checkpoint"):
         AttentionRecorder(model, tmp_path / "rec", checkpoint=tmp_path / "other")
-
-
-def test_a_checkpoint_that_was_rounded_for_the_run_is_the_same(gated, tmp_path):
     _, folder = gated
     half = attention_model(GATED).to(torch.bfloat16)
     (sums,) = _record(half, tmp_path / "rec", TEXTS, checkpoint=folder)
@@ -153,8 +152,6 @@ def test_a_checkpoint_that_was_rounded_for_the_run_is_the_same(gated, tmp_path):
 
 
 def test_a_model_without_known_gates_and_a_block_without_tokens_are_errors(gated, tmp_path):
-    from tests.unit.capture.conftest import sample_of
-
     model, _ = gated
     with pytest.raises(RecordingError, match="no gate and no learned sink of model_type 'olmoe'"):
         AttentionRecorder(sample_of("olmoe-balanced").model, tmp_path / "a")
@@ -179,20 +176,12 @@ def test_a_pass_with_a_cache_knows_no_first_token(sunk, tmp_path):
     assert not any(one.has_places for one in read_attention_record(tmp_path / "rec").layers)
 
 
-# ------------------------------------------------------------------------------------ the command
 def _request(folder: Path, tmp_path: Path, **given: Any) -> CaptureRequest:
     text = tmp_path / "texts.jsonl"
     text.write_text("\n".join(json.dumps({"token_ids": one}) for one in TEXTS))
-    return CaptureRequest(
-        **{
-            "model": folder,
-            "texts": (parse_text_file(str(text)),),
-            "out": tmp_path / "rec",
-            "keep": "attention",
-            "tokenizer": "bytes",
-            **given,
-        }
-    )
+    usual = {"keep": "attention", "tokenizer": "bytes"}
+    usual |= {"texts": (parse_text_file(str(text)),), "out": tmp_path / "rec"}
+    return CaptureRequest(folder, **usual | given)
 
 
 def test_the_command_records_what_the_recorder_does(sunk, tmp_path):
@@ -207,12 +196,9 @@ def test_the_command_records_what_the_recorder_does(sunk, tmp_path):
         np.testing.assert_allclose(one.sums, two.sums, rtol=1e-5, atol=1e-6)
     said = " ".join(mg.attention(folder, tokens=tmp_path / "rec").text().split())
     assert "2 layers not in the recording, by weights alone." in said
-
-
-@pytest.mark.parametrize("given", [{"fold": True}, {"restart": True}])
-def test_what_does_not_apply_is_refused(given, sunk, tmp_path):
-    with pytest.raises(UsageError, match="does not apply to --keep attention"):
-        plan_capture(_request(sunk[1], tmp_path, **given))
+    for option in ({"fold": True}, {"restart": True}):
+        with pytest.raises(UsageError, match="does not apply to --keep attention"):
+            plan_capture(_request(folder, tmp_path, out=tmp_path / "none", **option))
 
 
 def test_a_recording_for_scans_is_none_of_attention_and_the_other_way_round(sunk, tmp_path):
@@ -225,22 +211,18 @@ def test_a_recording_for_scans_is_none_of_attention_and_the_other_way_round(sunk
     assert "moegeom attention CKPT --tokens" in raised.value.hint
 
 
-@pytest.mark.parametrize("spoil", ["facts", "sums", "negative", "schema"])
-def test_a_damaged_record_is_refused(spoil, gated, tmp_path):
-    from safetensors.numpy import load_file, save_file
-
+def test_a_damaged_record_is_refused(gated, tmp_path):
     _record(gated[0], tmp_path / "rec", TEXTS)
-    facts, sums = tmp_path / "rec" / FACTS_FILE, tmp_path / "rec" / SUMS_FILE
-    told, arrays = json.loads(facts.read_text()), load_file(sums)
-    if spoil == "facts":
-        told["layers"][0]["heads"] += 1
-    elif spoil == "schema":
-        told["schema"] += 1
-    elif spoil == "sums":
-        del arrays["text/3.rows"]
-    else:
-        arrays["text/3.tokens"][0] = -1
-    facts.write_text(json.dumps(told))
-    save_file(arrays, sums)
-    with pytest.raises(RecordingError):
-        read_attention_record(tmp_path / "rec")
+    file, sums = tmp_path / "rec" / FACTS_FILE, tmp_path / "rec" / SUMS_FILE
+    facts, arrays = json.loads(file.read_text()), load_file(sums)
+    (layer,) = facts["layers"]
+    for other_facts, other_arrays in (
+        ({"schema": facts["schema"] + 1}, {}),
+        ({"layers": [layer | {"heads": layer["heads"] + 1}]}, {}),
+        ({}, {"text/3.rows": arrays["text/3.rows"][:, :1].copy()}),
+        ({}, {"text/3.tokens": -arrays["text/3.tokens"]}),
+    ):
+        file.write_text(json.dumps(facts | other_facts))
+        save_file(arrays | other_arrays, sums)
+        with pytest.raises(RecordingError):
+            read_attention_record(tmp_path / "rec")

@@ -99,13 +99,10 @@ def test_the_trainer_logs_the_worst_router_of_a_group(run):
     assert len(losses(trainer)) == 3
 
 
-def test_without_a_mask_padding_is_what_bears_no_label(run):
+def test_without_a_mask_padding_is_what_bears_no_label_and_a_series_reads_the_steps(run, tmp_path):
     """The padding token inside a text has a label."""
     num_tokens = sum(label != -100 for text in DATA[:4] for label in text["labels"])
     assert open_results(run[1] / "step_0").run["tokens"]["num_tokens"] == num_tokens
-
-
-def test_a_series_reads_what_the_steps_have_left(run, tmp_path):
     series = track(TrackRequest((f"{run[1]}/step_*",), tmp_path / "series"))
     assert [step.step for step in series.steps] == [0, 2]
     assert {curve.router for curve in series.of_column("max_vio_global")} == {"text/0", "text/1"}
@@ -131,7 +128,9 @@ class _Breaks(RouterRecorder):
         super().tokens(*arguments, **named)
 
 
-def test_a_measurement_that_fails_later_ends_no_training(tmp_path, monkeypatch):
+def test_a_measurement_that_fails_later_ends_no_training_and_no_step_is_refused(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("moegeom.recorder.callback.RouterRecorder", _Breaks)
     monkeypatch.setattr(_Breaks, "steps", ("step_1",))
     trainer = trainer_of(tiny_model(), tmp_path, DATA, max_steps=3)
@@ -145,9 +144,6 @@ def test_a_measurement_that_fails_later_ends_no_training(tmp_path, monkeypatch):
     trainer.add_callback(FoldCallback(trainer, tmp_path / "other", every=1))
     with pytest.raises(RecordingError, match="broken"):
         trainer.train()
-
-
-def test_options_that_mean_nothing_are_refused(tmp_path):
     trainer = trainer_of(tiny_model(), tmp_path, DATA)
     with pytest.raises(UsageError, match="every=0"):
         FoldCallback(trainer, tmp_path, every=0)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import random
-import re
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.document.model import Document, View
-from moegeom.document.render import RENDERERS, render
+from moegeom.document.render import render
+from moegeom.recorder import recorder
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
 from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
@@ -56,9 +51,7 @@ def test_the_command_makes_the_recording_of_the_sample(balanced, text, tmp_path)
 
 
 @pytest.mark.parametrize("keep", ["hidden", "logits", "top-logits:6", "ids", None])
-def test_a_plan_says_the_size_that_is_written_and_once_what_other_commands_need(
-    balanced, text, tmp_path, keep
-):
+def test_a_plan_says_the_size_and_what_other_commands_need(balanced, text, tmp_path, keep):
     request = request_of(balanced, text, tmp_path / "rec", keep=keep, num_tokens=256)
     plan = plan_capture(request)
     written = sum(file.stat().st_size for file in run(request).glob("*.safetensors"))
@@ -66,15 +59,14 @@ def test_a_plan_says_the_size_that_is_written_and_once_what_other_commands_need(
     screen = words_of(plan_document(plan, request, View()))
     for words in ("boundary-report and explain need", "--keep hidden"):
         assert screen.count(words) == (keep != "hidden")
+    assert ("expert numbers only" in screen) == (keep == "ids")
 
 
 def words_of(document: Document) -> str:
     return " ".join(render(document, "table", View(80)).split())
 
 
-def test_few_documents_are_said_before_the_model_runs_or_where_lines_are_counted(
-    balanced, text, tmp_path
-):
+def test_few_documents_are_said_as_soon_as_they_are_counted(balanced, text, tmp_path):
     """One file of text is one document, and leaves every test on tokens open."""
     (tmp_path / "one.txt").write_text("A single text. " * 4)
     lines = text.read_text("utf-8").splitlines(keepends=True)
@@ -89,34 +81,11 @@ def test_few_documents_are_said_before_the_model_runs_or_where_lines_are_counted
         assert words_of(captured_document(recorded, request, View())).count(few) == after, name
 
 
-def test_a_capture_is_told_in_every_format(balanced, text, tmp_path):
-    request = request_of(balanced, text, tmp_path / "rec_1", keep="ids", num_tokens=256)
-    plan, view = plan_capture(request), View()
-    recorded = capture(request, plan)
-    forms = [one.name for one in RENDERERS.all() if not one.of_verdicts]
-    before = {name: render(plan_document(plan, request, view), name) for name in forms}
-    after = {name: render(captured_document(recorded, request, view), name) for name in forms}
-    assert json.loads(before["json"])["num_bytes"] == plan.num_bytes
-    assert json.loads(after["json"])["num_tokens"] == 256
-    for name in ("table", "md", "html"):
-        assert "expert numbers only" in before[name]
-        # a page sets each word of a command apart, so that it folds between them
-        plain = re.sub(r"</?span>", " ", after[name])
-        command = f"moegeom scan {request.model} --tokens {request.out}"
-        assert command in " ".join(plain.split())
-
-
-def test_tokens_of_text_are_those_of_its_pieces(balanced, tmp_path):
+def test_tokens_of_text_are_those_of_its_pieces_up_to_a_number(balanced, text, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "yy"}\n\n{"text": "z", "domain": "d"}\n', "utf-8")
-    request = CaptureRequest(
-        balanced.path,
-        (TextFile(tmp_path / "a.txt", "long"), TextFile(tmp_path / "b.jsonl")),
-        tmp_path / "rec",
-        keep="ids",
-        length=40,
-        tokenizer="bytes",
-    )
+    both = (TextFile(tmp_path / "a.txt", "long"), TextFile(tmp_path / "b.jsonl"))
+    request = request_of(balanced, text, tmp_path / "rec", keep="ids", length=40, texts=both)
     found = open_tokens(run(request))
     columns = found.read_columns(0, 103)
     assert columns.document.tolist() == [0] * 100 + [1, 1, 2]
@@ -124,13 +93,12 @@ def test_tokens_of_text_are_those_of_its_pieces(balanced, tmp_path):
     assert columns.token_id.tolist() == [120] * 100 + [121, 121, 122]
     named = [found.facts.domains[d] if d >= 0 else None for d in columns.domain]
     assert named == ["long"] * 100 + [None, None, "d"]
-
-
-def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path):
-    (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     documents = read_documents((TextFile(tmp_path / "a.txt"),), lambda text: list(text.encode()))
     pieces = list(cut(documents, 40, 55))
     assert [(p.position, len(p.token_ids)) for p in pieces] == [(0, 40), (40, 15)]
+    (tmp_path / "a=b").write_text("", "utf-8")
+    assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
+    assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
 
 
 @pytest.mark.parametrize(
@@ -152,10 +120,7 @@ def test_text_that_is_none_is_refused_with_its_place(tmp_path, name, content, me
     assert message in found.value.message
 
 
-def test_a_domain_stands_before_the_file(tmp_path):
-    (tmp_path / "a=b").write_text("", "utf-8")
-    assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
-    assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
+NOWHERE = (TextFile(Path("nowhere.txt")),)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +132,7 @@ def test_a_domain_stands_before_the_file(tmp_path):
         ({"model": Path("nowhere")}, CheckpointError, "no such file or folder"),
         ({"texts": ()}, UsageError, "no text to read"),
         ({"num_tokens": 10**15}, UsageError, "GB are to be written; the disk has"),
-        (
-            {"texts": (TextFile(Path("nowhere.txt")),)},
-            RecordingError,
-            "nowhere.txt: cannot be read",
-        ),
+        ({"texts": NOWHERE}, RecordingError, "nowhere.txt: cannot be read"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, error, message):
@@ -181,78 +142,38 @@ def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, e
     assert not list(tmp_path.glob("rec*"))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kills", [1, 3])
-def test_killed_captures_lose_at_most_the_last_shard_and_go_on(balanced, text, tmp_path, kills):
-    """Killed at random moments until it is through; then the bytes are those of one run."""
-    root = Path(__file__).parents[3]
-    options = (
-        "--tokenizer",
-        "bytes",
-        "--dtype",
-        "float32",
-        "--eager",
-        "--keep",
-        "hidden",
-        "--quiet",
-    )
+class Ends:
+    def __init__(self, num_texts: int) -> None:
+        self.left = num_texts
 
-    def start(out: Path) -> subprocess.Popen:
-        arguments = ("capture", balanced.path, "--text", text, *options, "--out", out)
-        return subprocess.Popen(
-            [sys.executable, "-c", _SMALL_SHARDS, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'cli'}"},
-            stderr=subprocess.DEVNULL,
-        )
+    def start(self, num_tokens: int) -> None: ...
 
-    assert start(tmp_path / "whole").wait(timeout=300) == 0
-    generator = random.Random(0)
-    cut_off, complete = tmp_path / "cut", 0
-    journal = tmp_path / "cut.partial" / "journal.jsonl"
-    for _ in range(kills):
-        process = start(cut_off)
-        wanted = complete + generator.randint(1, 3)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
-            if lines > wanted:
-                time.sleep(generator.random() * 0.02)
-                break
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if cut_off.exists():
-            break
-        kept = journal.read_bytes().count(b"\n") - 1
-        assert kept >= wanted
-        complete = kept
-    last = start(cut_off)
-    if last.wait(timeout=300) != 0:
-        assert cut_off.exists()  # it was through before
-    for path in sorted((tmp_path / "whole").iterdir()):
-        assert (cut_off / path.name).read_bytes() == path.read_bytes(), path.name
-    assert len(list(cut_off.iterdir())) == len(list((tmp_path / "whole").iterdir()))
+    def begin(self, what: str) -> None: ...
+
+    def advance(self, num_tokens: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
 
 
-#: The command with shards of 256 tokens: as many moments as possible at which to kill it.
-_SMALL_SHARDS = """
-import moegeom.recorder.recorder as recorder
-recorder._SHARD_BYTES, recorder._LEAST_TOKENS = 1, 256
-from moegeom_cli.app import main
-main()
-"""
-
-
-@pytest.mark.nightly
-def test_a_capture_of_other_text_does_not_go_on(balanced, text, tmp_path):
-    request = request_of(balanced, text, tmp_path / "rec", keep="ids")
-    partial = tmp_path / "rec.partial"
-    partial.mkdir()
-    (partial / "journal.jsonl").write_text('{"texts": "of another run"}\n', "utf-8")
-    with pytest.raises(UsageError, match=r"holds an unfinished recording of something else"):
-        run(request)
-    again = dataclasses.replace(request, restart=True)
-    assert open_tokens(run(again)).facts.num_tokens == 4096
+def test_a_capture_that_was_ended_goes_on_to_the_same_bytes(balanced, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(recorder, "_LEAST_TOKENS", 128)
+    whole = request_of(balanced, text, tmp_path / "whole", keep="hidden", num_tokens=512)
+    assert open_tokens(run(whole)).facts.num_tokens == 512
+    for name in ("resumed", "restarted"):
+        request = dataclasses.replace(whole, out=tmp_path / name)
+        with pytest.raises(KeyboardInterrupt):
+            capture(request, plan_capture(request), Ends(5))
+        other = dataclasses.replace(request, keep="ids")
+        with pytest.raises(UsageError, match="holds an unfinished recording of something else"):
+            run(other)
+        if name == "restarted":
+            assert open_tokens(run(dataclasses.replace(other, restart=True))).facts.stage == "ids"
+            continue
+        assert capture(request, plan_capture(request)).num_resumed >= 128
+        for path in whole.out.iterdir():
+            assert (request.out / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_the_screen_says_what_was_written_and_what_to_do(balanced, text, monkeypatch, capsys):

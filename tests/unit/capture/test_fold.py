@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -37,13 +36,7 @@ def assert_same_results(mine: Path, theirs: Path) -> None:
 TOKENS = 5 * TILE + 100
 
 
-def fold_pieces(
-    model: Any,
-    out: Path,
-    pieces: Iterable[tuple[int, int]],
-    num_tokens: int | None,
-    group: Any = None,
-) -> None:
+def fold_pieces(model, out, pieces: Iterable[tuple[int, int]], num_tokens, group=None) -> None:
     layers = model.model.layers
     inputs = torch.randn(TOKENS, 64, generator=torch.Generator().manual_seed(0))
     folding = RouterRecorder(model, out, fold=True, num_tokens=num_tokens, group=group)
@@ -86,9 +79,7 @@ def test_folded_results_are_those_of_a_scan_of_the_recording(name, tmp_path, num
     assert run["tokens"]["num_documents"] == num_documents
 
 
-def test_how_the_passes_are_cut_changes_nothing_nor_whether_their_tokens_are_counted_before(
-    balanced, tmp_path
-):
+def test_neither_cuts_of_the_passes_nor_counts_before_change_a_fold(balanced, tmp_path):
     """What the routers read depends on the batch; so the same inputs are fed in other pieces. Up to
     the size of the samples it need not be said how many tokens come.
     """
@@ -100,19 +91,15 @@ def test_how_the_passes_are_cut_changes_nothing_nor_whether_their_tokens_are_cou
     assert_same_results(tmp_path / "whole", tmp_path / "pieces")
 
 
-def test_fewer_tokens_than_announced_are_counted(balanced, tmp_path):
+def test_fewer_tokens_than_announced_are_counted_and_more_refused(balanced, tmp_path):
     domains = balanced.recording.facts.domains
-    record(balanced, tmp_path / "folded", range(2), fold=True, num_tokens=4096, domains=domains)
-    assert open_results(tmp_path / "folded").run["tokens"]["num_tokens"] == 2 * 64
-
-
-def test_more_tokens_than_announced_are_refused(balanced, tmp_path):
-    domains = balanced.recording.facts.domains
-    with pytest.raises(RecordingError, match="1,280 tokens have come; num_tokens said 1000"):
-        record(balanced, tmp_path / "out", range(20), fold=True, num_tokens=1000, domains=domains)
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(RecordingError, match="128 tokens have come; num_tokens said 100"):
+        record(balanced, tmp_path / "out", range(2), fold=True, num_tokens=100, domains=domains)
     with pytest.raises(UsageError, match="domain 'code' was not announced"):
         record(balanced, tmp_path / "out", range(1), fold=True)
+    assert not list(tmp_path.iterdir())
+    record(balanced, tmp_path / "folded", range(2), fold=True, num_tokens=4096, domains=domains)
+    assert open_results(tmp_path / "folded").run["tokens"]["num_tokens"] == 2 * 64
 
 
 def test_a_token_that_is_not_finite_stops_the_fold(balanced, tmp_path):

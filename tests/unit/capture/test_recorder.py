@@ -14,18 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.geometry.selection import route
 from moegeom.recorder import RouterRecorder, merge_parts
+from moegeom.recorder.model_store import ModelStore
+from moegeom.router.expert_functions import open_expert_functions
 from moegeom.router.load import load_routers
+from moegeom.router.shared_experts import open_shared_experts
 from moegeom.tokens.open import open_tokens
+from moegeom.tokens.recording.reader import open_recording
 from tests.by_day import by_day
+from tests.families.test_families_against_transformers import routed
+from tests.families.tiny_models import build
 from tests.records import new_folder
 from tests.unit.capture.conftest import NAMES, Sample, sample_of
 
@@ -38,7 +46,6 @@ ROUNDING = 128 * 2.0**-24
 
 
 def record(sample: Sample, out: Path, documents: Iterable[int], **options: Any) -> RouterRecorder:
-    """Documents of the sample one at a time, as its own recording was made."""
     wanted = set(documents)
     with RouterRecorder(sample.model, out, checkpoint=sample.path, **options) as recorder:
         for number, domain, ids in sample.documents():
@@ -77,11 +84,8 @@ def watched(sample: Sample) -> Iterator[dict[str, Watched]]:
 def assert_same_columns(mine: TokenSource, theirs: TokenSource) -> None:
     """What is known about each token, and of which routers: no arithmetic has a part in it."""
     total = theirs.facts.num_tokens
-    assert mine.facts.num_tokens == total
-    assert mine.facts.routers == theirs.facts.routers
-    assert mine.facts.stage == theirs.facts.stage
-    assert mine.facts.fingerprint == theirs.facts.fingerprint
-    assert mine.facts.domains == theirs.facts.domains
+    for fact in ("num_tokens", "routers", "stage", "fingerprint", "domains"):
+        assert getattr(mine.facts, fact) == getattr(theirs.facts, fact), fact
     a, b = mine.read_columns(0, total), theirs.read_columns(0, total)
     for column in ("document", "position", "token_id", "domain"):
         np.testing.assert_array_equal(getattr(a, column), getattr(b, column), strict=True)
@@ -291,22 +295,16 @@ def test_no_step_waits_for_the_device(balanced, tmp_path, keep):
             balanced.model(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
-@pytest.mark.parametrize(
-    ("announced", "message"),
-    [(16, "saw 32 tokens; 16 were announced"), (0, "no router saw a token")],
-)
-def test_other_tokens_than_announced_are_refused(balanced, tmp_path, announced, message):
-    with (
-        pytest.raises(RecordingError, match=message),
-        RouterRecorder(balanced.model, tmp_path / "rec") as recorder,
-    ):
-        if announced:
-            recorder.tokens(torch.arange(announced)[None])
-        balanced.model(input_ids=torch.arange(32)[None], use_cache=False)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_router_that_learns_meanwhile_is_refused(balanced, tmp_path):
+def test_other_tokens_than_announced_and_a_router_that_learns_are_refused(balanced, tmp_path):
+    for announced, message in ((16, "saw 32 tokens; 16 were announced"), (0, "no router saw a")):
+        with (
+            pytest.raises(RecordingError, match=message),
+            RouterRecorder(balanced.model, tmp_path / "rec") as recorder,
+        ):
+            if announced:
+                recorder.tokens(torch.arange(announced)[None])
+            balanced.model(input_ids=torch.arange(32)[None], use_cache=False)
+        assert not list(tmp_path.iterdir())
     weight = balanced.model.model.layers[1].mlp.gate.weight
     before = weight.clone()
     try:
@@ -339,3 +337,78 @@ def test_what_cannot_be_recorded_is_refused(balanced, tmp_path, error, options, 
     folder = balanced.path.parent / options.get("checkpoint", "step_1500")
     with pytest.raises(error, match=message):
         RouterRecorder(balanced.model, tmp_path / "rec", **options | {"checkpoint": folder})
+
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+KINDS = ("shared_output", "routed_output", "expert_output")
+
+
+def recorded(model: Any, out: Path, keep: str, checkpoint: Path | None = None) -> Any:
+    ids = torch.randint(3, 160, (2, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), RouterRecorder(model, out, keep=keep, checkpoint=checkpoint) as recorder:
+        model(input_ids=ids)  # not announced: neither recorded nor mixed into what is
+        recorder.tokens(ids.flip(1))
+        model(input_ids=ids.flip(1))
+    return open_recording(out)
+
+
+def near(mine: np.ndarray | None, theirs: np.ndarray, tolerance: float = 1e-5) -> None:
+    scale = max(float(np.abs(theirs).max()), 1e-30)
+    assert mine is not None
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", ["olmoe-balanced", "deepseek-tiny"])
+def test_outputs_of_a_running_sample_are_those_computed_from_its_file(name, tmp_path):
+    ckpt = SAMPLES / name / "step_1500"
+    model = transformers.AutoModelForCausalLM.from_pretrained(ckpt, dtype=torch.float32).eval()
+    source = recorded(model, tmp_path / "rec", "outputs:every-expert", ckpt)
+    assert source.facts.outputs == KINDS
+    assert source.facts.num_tokens == 48
+    mg.outputs(ckpt, tmp_path / "rec", every_expert=True, out=tmp_path / "computed")
+    computed = open_recording(tmp_path / "computed")
+    for router in source.facts.routers:
+        for kind in KINDS:
+            theirs = computed.read_output(router, kind, 0, 48)
+            assert theirs is not None
+            near(source.read_output(router, kind, 0, 48), theirs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2_moe",  # a number gates the shared expert
+        "granitemoeshared",  # shared experts outside the block
+        "llama4_text",  # adds to what the shared expert gave, in place
+        "minimax_m3_vl_text",  # multiplies the sum of the routed experts
+        "nemotron_h__latent",
+        "longcat_flash",
+    ],
+)
+def test_outputs_of_a_block_are_told_apart(name, tmp_path):
+    model = build(name)
+    source, store = recorded(model, tmp_path / "rec", "outputs"), ModelStore(model)
+    for router in load_routers(store).routers:
+        inputs = source.read_values(router.name, 0, 48)
+        choice, weights = routed(router, inputs, False)
+        experts = open_expert_functions(store, router)
+        expected = experts.mixed(inputs.astype(np.float64), choice.chosen, weights)
+        near(source.read_output(router.name, "routed_output", 0, 48), expected)
+        shared = open_shared_experts(store, router)
+        theirs = np.zeros_like(inputs) if shared is None else shared.apply(inputs)
+        near(source.read_output(router.name, "shared_output", 0, 48), theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "why"),
+    [
+        ("axk1", "outputs", "a norm stands behind it"),
+        ("jetmoe", "outputs", "mixes tokens between them"),
+        ("cohere2_moe__sigmoid", "outputs", "mean of shared and routed"),
+        ("muse_spark", "outputs:every-expert", "cannot be asked one by one"),
+        ("switch_transformers", "outputs:every-expert", "cannot be asked one by one"),
+    ],
+)
+def test_blocks_that_give_another_sum_are_refused(name, keep, why, tmp_path):
+    with pytest.raises(RecordingError, match=why):
+        RouterRecorder(build(name), tmp_path / "rec", keep=keep)

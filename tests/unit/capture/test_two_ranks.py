@@ -80,9 +80,7 @@ class InTurn:
 
 
 @pytest.mark.parametrize("name", by_day(FOLDED, {"samples are halved": "open"}))
-def test_two_threads_fold_what_one_process_does_that_takes_their_tiles_in_turn(
-    name, balanced, tmp_path, monkeypatch
-):
+def test_two_threads_fold_what_one_process_does(name, balanced, tmp_path, monkeypatch):
     """More tokens than the samples hold: what is drawn, or halved, is the same as well."""
     ranks, models = InTurn(), [balanced.model, copy.deepcopy(balanced.model)]
     fold_pieces(balanced.model, tmp_path / "alone", [(0, TOKENS)], FOLDED[name])
@@ -111,7 +109,7 @@ def on_two_ranks() -> Path:
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": "2",
         # gloo looks up the name of the host else, which need not lead back to it
-        "GLOO_SOCKET_IFNAME": _loopback(),
+        "GLOO_SOCKET_IFNAME": next(n for _, n in socket.if_nameindex() if n.startswith("lo")),
     }
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, str(folder)],
@@ -121,11 +119,6 @@ def on_two_ranks() -> Path:
     )
     assert ran.returncode == 0, ran.stdout[-16000:].decode()
     return folder
-
-
-def _loopback() -> str:
-    """The name of the interface that leads nowhere else."""
-    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
 def _run_ranks(folder: Path) -> None:
@@ -164,9 +157,7 @@ def _run_rank(rank: int, folder: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FOLDED)
-def test_two_ranks_fold_what_one_process_does_that_takes_their_tiles_in_turn(
-    name, balanced, tmp_path
-):
+def test_two_ranks_fold_what_one_process_does(name, balanced, tmp_path):
     """More tokens than the samples hold: what is drawn, or halved, is the same as well."""
     fold_pieces(balanced.model, tmp_path / "alone", [(0, TOKENS)], FOLDED[name])
     assert_same_results(on_two_ranks() / name, tmp_path / "alone")

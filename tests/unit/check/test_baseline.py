@@ -85,20 +85,16 @@ def test_a_damaged_baseline_is_an_error(written, tmp_path):
             pytest.fail(f"{what}: {read_baseline(tmp_path / 'damaged.json')}")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[1]", b"\xff", b"[" * 200_000, b'{"moegeom_baseline": 1']
-)
-def test_a_file_that_is_no_baseline_is_an_error(tmp_path, content):
-    (tmp_path / "b.json").write_bytes(content)
-    with pytest.raises(ResultsError):
-        read_baseline(tmp_path / "b.json")
-
-
-def test_of_a_file_without_one_no_version_is_told(tmp_path):
+def test_a_file_that_is_no_baseline_is_an_error_and_no_version_is_told_of_it(tmp_path):
+    file = tmp_path / "b.json"
+    for content in (b"", b"[1]", b"\xff", b"[" * 200_000, b'{"moegeom_baseline": 1'):
+        file.write_bytes(content)
+        with pytest.raises(ResultsError):
+            read_baseline(file)
     for content in ("{}", "[1]", '{"moegeom_baseline": null}'):
-        (tmp_path / "b.json").write_text(content)
+        file.write_text(content)
         with pytest.raises(ResultsError, match="no baseline of moegeom") as refused:
-            read_baseline(tmp_path / "b.json")
+            read_baseline(file)
         assert "None" not in str(refused.value)
     with pytest.raises(ResultsError, match="--update-baseline --baseline"):
         read_baseline(tmp_path / "none.json")

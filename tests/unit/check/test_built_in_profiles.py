@@ -123,9 +123,7 @@ def test_a_built_in_profile_leaves_the_file_of_the_folder_aside(judged, tmp_path
     (tmp_path / "moegeom.toml").write_text('select = ["MGG"]\n')
     report = judged(profile=RELEASE)
     assert "MGI101" in {outcome.code for outcome in report.verdict.outcomes}
-
-
-def test_a_missing_gate_is_not_a_passed_release(judged):
+    # and a missing gate is not a passed release
     assert judged(spoil=tensor(GATE, lambda gate: None), profile=RELEASE).exit_code == 1
 
 

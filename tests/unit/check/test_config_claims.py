@@ -66,19 +66,15 @@ def test_a_gating_function_that_is_not_given_has_a_refusal_of_its_own():
     assert not caught.value.code
 
 
-IMPOSSIBLE = {
-    "more kept than there are": {"n_group": 4, "topk_group": 5},
-    "of one expert": {"n_group": 16, "topk_group": 8},
-    "too few experts kept": {"n_group": 8, "topk_group": 1},
-    "that do not divide": {"n_group": 3, "topk_group": 1},
-}
+#: More kept than there are, groups of one expert, too few experts kept, groups that do not divide.
+IMPOSSIBLE = ((4, 5), (16, 8), (8, 1), (3, 1))
 
 
-@pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_impossible_groups_are_a_finding_with_tokens_too(judged, tmp_path, what):
+@pytest.mark.parametrize(("num_groups", "num_kept"), IMPOSSIBLE)
+def test_impossible_groups_are_a_finding_with_tokens_too(judged, tmp_path, num_groups, num_kept):
     np.savez(tmp_path / "rec.npz", x=np.zeros((4, 64), np.float32))
     for options in ({}, {"tokens": "rec.npz"}):
-        report = judged(SPOKEN, setting(**IMPOSSIBLE[what]), **options)
+        report = judged(SPOKEN, setting(n_group=num_groups, topk_group=num_kept), **options)
         assert report.exit_code == 1
         assert [(f.code, f.severity) for f in report.verdict.findings] == [("MGI105", "error")]
 
@@ -90,14 +86,14 @@ def signs(positive_of_each: int, offset: float = 0.0):
     return together(setting(n_group=4, topk_group=2), *same)
 
 
-@pytest.mark.parametrize(
-    ("positive", "offset", "state"),
-    [(0, 0.0, "failed"), (1, 0.0, "failed"), (2, 0.0, "passed"), (0, 0.2, "passed")],
-)
-def test_a_dropped_expert_may_win_where_groups_hold_fewer_than_k_biases_above_0(
-    judge, positive, offset, state
-):
-    assert judge("MGN120", signs(positive, offset)).state == state
+def test_a_dropped_expert_may_win_where_groups_hold_fewer_than_k_biases_above_0(judge):
+    for positive, offset, state in (
+        (0, 0.0, "failed"),
+        (1, 0.0, "failed"),
+        (2, 0.0, "passed"),
+        (0, 0.2, "passed"),
+    ):
+        assert judge("MGN120", signs(positive, offset)).state == state
 
 
 def test_the_statement_holds_for_drawn_scores():
@@ -148,11 +144,11 @@ def test_which_modules_a_config_quantises():
     assert Quantisation.of({"text_config": {"quantization_config": {"quant_method": "fp8"}}})
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(.*.*.*.*.*.*)x", ".*" * 90 + "x", "(a|a)*b"])
-def test_a_hostile_expression_comes_to_an_end(pattern):
-    asked = Quantisation.of({"quantization_config": {"ignore": [f"re:{pattern}"]}})
-    with work_ends():
-        asked.covers("model.layers.3." + "a" * 60)
+def test_a_hostile_expression_comes_to_an_end():
+    for pattern in ("(a+)+$", "(.*.*.*.*.*.*)x", ".*" * 90 + "x", "(a|a)*b"):
+        asked = Quantisation.of({"quantization_config": {"ignore": [f"re:{pattern}"]}})
+        with work_ends():
+            asked.covers("model.layers.3." + "a" * 60)
 
 
 def test_the_finding_names_key_routers_and_module(judge):

@@ -80,15 +80,13 @@ def test_a_permuted_bias_is_seen_beside_renumbered_rows(outcomes):
     assert "bias did not move along" in outcome.findings[0].detail
 
 
-@pytest.mark.parametrize(
-    ("factor", "words"),
-    [(4.0, "scaled by 4.0"), (3.0, "scaled by 3.0"), (0.0, "set to zero"), (1.2, "scaled by 1.2")],
-)
-def test_the_factor_of_one_row_is_told_from_its_projections(outcomes, factor, words):
-    of_each = outcomes(Case(row(5, lambda w: factor * w), before=keep))
-    (finding,) = of_each["MGI128"].findings
-    assert finding.title == f"the rows: expert 5 {words}."
-    assert of_each["MGG401"].findings == ()  # one long row does not make all rows long
+def test_the_factor_of_one_row_is_told_from_its_projections(outcomes):
+    factors = {4.0: "scaled by 4.0", 3.0: "scaled by 3.0", 0.0: "set to zero", 1.2: "scaled by 1.2"}
+    for factor, words in factors.items():
+        of_each = outcomes(Case(row(5, lambda w, by=factor: by * w), before=keep))
+        (finding,) = of_each["MGI128"].findings
+        assert finding.title == f"the rows: expert 5 {words}."
+        assert of_each["MGG401"].findings == ()  # one long row does not make all rows long
 
 
 def test_a_column_that_older_results_lack_is_inconclusive(model):
@@ -132,29 +130,18 @@ def test_accepted_layers_are_not_inconclusive(outcomes, tmp_path):
     assert states & {"inconclusive", "failed"} == set()
 
 
-def test_what_is_required_must_be_selected(under):
+def test_what_is_required_must_be_selected_and_a_refusal_that_only_warns_is_no_pass(under):
     judged = under('select = ["MGI"]\nrequire = ["MGN117"]\n')
     assert judged.exit_code == EXIT_INCONCLUSIVE
     assert [o.reason for o in judged.verdict.open] == ["required, and not selected"]
-
-
-def test_a_refusal_that_is_only_a_warning_is_no_pass(under):
     judged = under('[severity]\nMGI105 = "warning"\n', Case(setting(num_experts=99)))
     assert judged.exit_code == EXIT_INCONCLUSIVE
 
 
-def test_thresholds_name_figures_of_the_layers(under):
+def test_thresholds_name_figures_of_the_layers_and_are_told_apart(under):
     for column in ("load_csv", "router", "weight_digest"):
         with pytest.raises(UsageError, match="column of layers"):
             under(f'[[threshold]]\ncolumn = "{column}"\nat_most = 1\n')
-
-
-def test_a_checkpoint_is_within_1_times_its_own_baseline(under, baseline):
-    words = '[[threshold]]\ncolumn = "effective_rank"\nat_most = { times_baseline = 1.0 }\n'
-    assert outcome_of(under(words, baseline=baseline), "MGP901").state == "passed"
-
-
-def test_two_thresholds_are_told_apart(under):
     verdict = under(
         '[[threshold]]\ncolumn = "effective_rank"\nat_most = 1\nseverity = "warning"\n'
         '[[threshold]]\ncolumn = "row_rank"\nat_most = 3\n'
@@ -162,6 +149,11 @@ def test_two_thresholds_are_told_apart(under):
     assert verdict.exit_code == 1
     assert [f.severity for f in verdict.findings] == ["error", "warning"]
     assert "row_rank" in verdict.findings[0].title
+
+
+def test_a_checkpoint_is_within_1_times_its_own_baseline(under, baseline):
+    words = '[[threshold]]\ncolumn = "effective_rank"\nat_most = { times_baseline = 1.0 }\n'
+    assert outcome_of(under(words, baseline=baseline), "MGP901").state == "passed"
 
 
 def test_exact_thresholds_do_not_cost_power(outcomes, tmp_path):
@@ -179,10 +171,10 @@ def test_results_refuse_options_that_say_how_to_measure(judged, tmp_path):
             gate(GateRequest("results", **option))
 
 
-@pytest.mark.parametrize("limit", [0, -1, 10**400])
-def test_a_limit_is_a_size(limit):
-    with pytest.raises(UsageError):
-        parse_profile({"limits": {"MGG206": {"factor": limit}}}, "moegeom.toml")
+def test_a_limit_is_a_size():
+    for limit in (0, -1, 10**400):
+        with pytest.raises(UsageError):
+            parse_profile({"limits": {"MGG206": {"factor": limit}}}, "moegeom.toml")
 
 
 def test_commands_can_be_pasted(tmp_path):
@@ -196,3 +188,31 @@ def test_commands_can_be_pasted(tmp_path):
     commands = [shlex.split(f.next_command) for f in verdict.findings if "scan" in f.next_command]
     assert commands
     assert all(words[2:5] == [str(model), "--tokens", str(tokens)] for words in commands)
+
+
+# ------------------------------------------------------------- rows and tokens without direction
+def _one_row_left(weight: np.ndarray) -> np.ndarray:
+    """All rows but the first are zero: no two raw rows have a cosine."""
+    return weight * (np.arange(len(weight)) == 0)[:, None]
+
+
+def test_rows_of_zeros_have_no_score_as_stored_and_the_finding_says_so(outcomes):
+    found = outcomes(Case(rows(_one_row_left)))["MGG204"]
+    assert found.state == "failed"
+    assert "no score, for rows of zeros have no direction" in found.findings[0].detail
+
+
+def test_rows_of_any_size_have_a_score_as_stored(outcomes):
+    for exponent in (-100, 100):
+        sized = rows(lambda w, e=exponent: np.ldexp(w + w[:1] * 4.0, e).astype(np.float32))
+        found = outcomes(Case(sized))
+        assert all("no score" not in f.detail for f in found["MGG204"].findings)
+        assert found["MGI103"].state == "passed"
+
+
+def test_tokens_that_are_equal_are_named(outcomes):
+    """300 equal tokens: shares of them are those of one."""
+    found = outcomes(Case(tokens=300, layers=1, lean=1e4))["MGI127"]
+    assert found.state == "failed"
+    assert found.findings[0].title == "all 300 tokens choose the same 4 of 16 experts."
+    assert outcomes(Case(tokens=300, layers=1))["MGI127"].state == "passed"

@@ -52,12 +52,11 @@ def test_checks_pass_on_the_healthy_duplicate(outcomes, duplicate):
     assert states == dict.fromkeys(DUPLICATES[duplicate], "passed")
 
 
-@pytest.mark.parametrize("refusal", ["MGI105", "MGI106", "MGI107"])
-def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes, refusal):
-    of_each = outcomes(WEIGHTS[refusal])
-    for code in WEIGHTS.keys() - {refusal}:
-        assert of_each[code].state == "does not apply"
-        assert of_each[code].reason == "the routers cannot be read"
+def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes):
+    for refusal in ("MGI105", "MGI106", "MGI107"):
+        of_each = outcomes(WEIGHTS[refusal])
+        others = {(of_each[c].state, of_each[c].reason) for c in WEIGHTS.keys() - {refusal}}
+        assert others == {("does not apply", "the routers cannot be read")}
 
 
 def test_what_is_lacking_is_named(outcomes):

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -148,17 +149,23 @@ def status(code: int, **headers: str) -> Fault:
     return fault
 
 
-def truncated(num_bytes: int) -> Fault:
-    """The right headers, and only the first bytes of the body."""
+def _by(send: Callable[[Handler, int, dict[str, str], bytes], None]) -> Fault:
+    """The right answer, sent in this way."""
 
     def fault(handler: Handler) -> bool:
-        def short(code: int, headers: dict[str, str], body: bytes) -> None:
-            Handler.send(handler, code, headers, body[:num_bytes], claimed=len(body))
-
-        handler.send = short  # pyright: ignore[reportAttributeAccessIssue]
+        handler.send = partial(send, handler)  # pyright: ignore[reportAttributeAccessIssue]
         return False
 
     return fault
+
+
+def truncated(num_bytes: int) -> Fault:
+    """The right headers, and only the first bytes of the body."""
+    return _by(
+        lambda handler, code, headers, body: Handler.send(
+            handler, code, headers, body[:num_bytes], claimed=len(body)
+        )
+    )
 
 
 def together(num_requests: int) -> Fault:
@@ -175,42 +182,30 @@ def together(num_requests: int) -> Fault:
     return fault
 
 
-def chunked(handler: Handler) -> bool:
+@_by
+def chunked(handler: Handler, code: int, headers: dict[str, str], body: bytes) -> None:
     """The whole file, without saying how long it is."""
-
-    def unmeasured(code: int, headers: dict[str, str], body: bytes) -> None:
-        del code, headers
-        whole = handler.site.files.get(unquote(urlsplit(handler.path).path), body)
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        for start in range(0, len(whole), 1000):
-            part = whole[start : start + 1000]
-            handler.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-        handler.wfile.write(b"0\r\n\r\n")
-
-    handler.send = unmeasured  # pyright: ignore[reportAttributeAccessIssue]
-    return False
+    del code, headers
+    whole = handler.site.files.get(unquote(urlsplit(handler.path).path), body)
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for start in range(0, len(whole), 1000):
+        part = whole[start : start + 1000]
+        handler.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+    handler.wfile.write(b"0\r\n\r\n")
 
 
 def dripping(pause_s: float) -> Fault:
     """The right headers, and one byte of the body after each pause."""
 
-    def fault(handler: Handler) -> bool:
-        def drip(code: int, headers: dict[str, str], body: bytes) -> None:
-            handler.send_response(code)
-            for name, value in headers.items():
-                handler.send_header(name, value)
-            handler.send_header("Content-Length", str(len(body)))
-            handler.end_headers()
-            for byte in body:
-                handler.wfile.write(bytes([byte]))
-                handler.site.stopped.wait(pause_s)
+    def drip(handler: Handler, code: int, headers: dict[str, str], body: bytes) -> None:
+        Handler.send(handler, code, headers, b"", claimed=len(body))
+        for byte in body:
+            handler.wfile.write(bytes([byte]))
+            handler.site.stopped.wait(pause_s)
 
-        handler.send = drip  # pyright: ignore[reportAttributeAccessIssue]
-        return False
-
-    return fault
+    return _by(drip)
 
 
 def stalled(handler: Handler) -> bool:

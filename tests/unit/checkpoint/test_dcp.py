@@ -73,7 +73,9 @@ def _assert_read_as_torch_reads_it(folder: Path) -> None:
             np.testing.assert_array_equal(upcast(found), value.to(wide).numpy(), strict=True)
 
 
-def test_what_two_ranks_saved_is_read_as_torch_reads_it(of_two_ranks):
+def test_what_two_ranks_saved_and_one_file_per_tensor_are_read_as_torch_does(
+    of_two_ranks, tmp_path
+):
     folder = of_two_ranks / "dcp"
     _assert_read_as_torch_reads_it(folder)
     store = open_checkpoint(folder)
@@ -82,30 +84,25 @@ def test_what_two_ranks_saved_is_read_as_torch_reads_it(of_two_ranks):
     assert store.info(_GATE).dtype == "BF16"
     assert "optim.state.gate.weight.exp_avg" in store.names()
     assert "step" not in store.names()
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float16", "uint8", "bool"])
-def test_every_dtype_is_read_as_torch_reads_it(dtype, tmp_path):
-    every = torch.arange(240, dtype=torch.int32).to(torch.uint8).view(6, 40)
-    kind = getattr(torch, dtype)
-    values = every.bool() if dtype == "bool" else every.view(kind)
-    _assert_read_as_torch_reads_it(_save(tmp_path / "c", {"a": {"t": values, "u": values.t()}}))
-
-
-def test_parameters_views_shared_storages_and_any_shape_are_read_as_torch_reads_them(tmp_path):
-    values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
-    state = {"p": torch.nn.Parameter(values), "v": values[2:5, 1:4], "s": values, "t": values.t()}
-    for shape in ((), (0,), (0, 3), (1,), (2, 3, 4)):
-        state[str(shape)] = torch.arange(int(np.prod(shape))).reshape(shape)
-    _assert_read_as_torch_reads_it(_save(tmp_path / "c", state))
-
-
-def test_one_file_per_tensor_is_read_too(tmp_path):
     folder = tmp_path / "c"
     writer = FileSystemWriter(folder, single_file_per_rank=False, thread_count=2)
     save_distributed(weights(), storage_writer=writer, no_dist=True)
     assert len(list(folder.glob("*.distcp"))) == len(weights())
     _assert_read_as_torch_reads_it(folder)
+
+
+def test_dtypes_parameters_views_shared_storages_and_any_shape_are_read_as_torch_reads_them(
+    tmp_path,
+):
+    values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    state = {"p": torch.nn.Parameter(values), "v": values[2:5, 1:4], "s": values, "t": values.t()}
+    for shape in ((), (0,), (0, 3), (1,), (2, 3, 4)):
+        state[str(shape)] = torch.arange(int(np.prod(shape))).reshape(shape)
+    every = torch.arange(240, dtype=torch.int32).to(torch.uint8).view(6, 40)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.uint8):
+        state[str(dtype)] = {"t": every.view(dtype), "u": every.view(dtype).t()}
+    state["bool"] = {"t": every.bool(), "u": every.bool().t()}
+    _assert_read_as_torch_reads_it(_save(tmp_path / "c", state))
 
 
 def test_only_metadata_and_the_pieces_asked_for_are_read(of_two_ranks):
@@ -144,13 +141,20 @@ def _lengthen(metadata: Any, folder: Path) -> None:
         place.length = (folder / "__0_0.distcp").stat().st_size
 
 
-def test_a_config_beside_it_is_read_and_none_is_empty(saved):
+def test_a_config_beside_it_is_read_and_chunks_in_any_order_are_put_in_place(saved):
     assert open_checkpoint(saved).config == {}
     (saved / "config.json").write_text('{"num_experts": 12}')
     assert open_checkpoint(saved).config == {"num_experts": 12}
     for path in (saved, saved / ".metadata"):
         assert open_checkpoint(path).label == "step-100"
         assert open_checkpoint(path).read(_GATE).shape == (12, 64)
+
+    def turn_and_repeat(metadata: Any) -> None:
+        metadata.state_dict_metadata[_GATE].chunks *= 2
+        metadata.state_dict_metadata[_GATE].chunks.reverse()
+        metadata.storage_data = dict(reversed(metadata.storage_data.items()))
+
+    _assert_read_as_torch_reads_it(_edit(saved, turn_and_repeat))
 
 
 def test_a_folder_of_olmo_core_is_its_config_and_the_weights_in_it(tmp_path):
@@ -181,36 +185,24 @@ def test_a_save_that_was_interrupted_is_refused(saved):
         )
         (saved / ".metadata.tmp").unlink(missing_ok=True)
     (saved / ".metadata").touch()
-    assert why(saved) == (
-        ".metadata: is empty: the save was interrupted before its metadata was written."
-    )
-
-
-def test_truncated_metadata_is_refused(saved):
-    raw = (saved / ".metadata").read_bytes()
-    for size in (1, 100, len(raw) - 1):
-        (saved / ".metadata").write_bytes(raw[:size])
-        assert why(saved).startswith(".metadata: ")
+    assert "is empty: the save was interrupted before its metadata was written." in why(saved)
 
 
 def test_a_short_or_missing_file_is_named(saved):
     size = (saved / _FILES[1]).stat().st_size
     for shorter in (20_000, 0):
         os.truncate(saved / _FILES[1], shorter)
-        assert why(saved, _GATE) == (
-            f"{_FILES[1]}: truncated, has {shorter} bytes and .metadata promises {size}."
-        )
+        sentence = f"{_FILES[1]}: truncated, has {shorter} bytes and .metadata promises {size}."
+        assert why(saved, _GATE) == sentence
     (saved / _FILES[0]).unlink()
-    assert why(saved, _GATE) == (
-        f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files is missing)."
-    )
+    sentence = f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files is missing)."
+    assert why(saved, _GATE) == sentence
 
 
 def test_neither_a_file_of_a_rank_nor_two_checkpoints_in_a_folder_are_one(saved):
     error = refusal(saved / _FILES[0])
-    assert error.message == (
-        f"{_FILES[0]}: holds pieces of tensors, and .metadata beside it says which."
-    )
+    sentence = f"{_FILES[0]}: holds pieces of tensors, and .metadata beside it says which."
+    assert error.message == sentence
     assert error.hint == "Pass the folder."
     (saved / "model.safetensors").touch()
     assert "two checkpoints" in why(saved)
@@ -244,15 +236,6 @@ _NOT_WHOLE: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_chunks_that_do_not_make_a_whole_are_refused(case, saved):
     change, sentence = _NOT_WHOLE[case]
     assert sentence in why(_edit(saved, change), _GATE)
-
-
-def test_chunks_in_any_order_and_described_by_every_rank_are_put_in_place(saved):
-    def turn_and_repeat(metadata: Any) -> None:
-        metadata.state_dict_metadata[_GATE].chunks *= 2
-        metadata.state_dict_metadata[_GATE].chunks.reverse()
-        metadata.storage_data = dict(reversed(metadata.storage_data.items()))
-
-    _assert_read_as_torch_reads_it(_edit(saved, turn_and_repeat))
 
 
 _WRONG_PLACES = {
@@ -310,7 +293,7 @@ def test_a_list_of_chunks_that_all_tensors_share_is_counted_for_each(saved, monk
 
 #: A pickle that calls OrderedDict with one pair; its key takes 2^64 steps to hash, or as deep a
 #: recursion as it is long.
-_KEYS = {"laughs": b")" + b"2\x86" * 64, "depth": b")" + b"\x85" * 1_000_000}
+_KEYS = {"laughs": b")" + b"2\x86" * 64, "depth": b")" + b"\x85" * 100_000}
 
 
 @pytest.mark.parametrize("key", _KEYS)
@@ -371,7 +354,11 @@ def test_metadata_as_torch_wrote_it_before_2_3_is_read(saved):
     _assert_read_as_torch_reads_it(_edit(saved, age))
 
 
-def test_a_pickle_of_anything_else_is_refused(saved):
+def test_truncated_metadata_and_a_pickle_of_anything_else_are_refused(saved):
+    raw = (saved / ".metadata").read_bytes()
+    for size in (1, 100, len(raw) - 1):
+        (saved / ".metadata").write_bytes(raw[:size])
+        assert why(saved).startswith(".metadata: ")
     for value in (3, {"a": 1}, torch.Size([1]), None):
         (saved / ".metadata").write_bytes(pickle.dumps(value))
         assert "expected a Metadata of torch" in why(saved)
@@ -387,7 +374,7 @@ class _Touch:
         return Path.touch, (self.path,)
 
 
-def test_nothing_that_metadata_names_is_executed(saved, tmp_path):
+def test_nothing_that_metadata_or_a_piece_names_is_executed(saved, tmp_path):
     canary = tmp_path / "canary"
     raw = pickle.dumps(_Touch(canary))
     pickle.loads(raw)
@@ -396,9 +383,6 @@ def test_nothing_that_metadata_names_is_executed(saved, tmp_path):
     _edit(saved, lambda m: setattr(m, "planner_data", _Touch(canary)))
     assert "which is not among what a checkpoint holds" in why(saved, _GATE)
     assert not canary.exists()
-
-
-def test_nothing_that_a_piece_names_is_executed(tmp_path):
     canary = tmp_path / "canary"
     folder = _save(tmp_path / "c", {"t": torch.zeros(4, 300)})
     torch.save({"t": torch.zeros(4, 300), "trap": _Touch(canary)}, folder / "__0_0.distcp")

@@ -1,60 +1,29 @@
-"""The same weights give the same tables, whatever format they are stored in."""
+"""Routers of GGUF files are those of safetensors, and blocks are decoded by the store.
+
+Routers of PyTorch files and of distributed checkpoints: ``tests/families``.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
-import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.pipeline import ScanRequest, scan
-from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 _STEP = Path(__file__).parents[3] / "sample_ckpts/olmoe-balanced/step_1500"
-_RECORDING = _STEP.parent / "rec/step_1500"
-
-Tensors = dict[str, torch.Tensor]
-
-
-def _tensors() -> Tensors:
-    return load_file(_STEP / "model.safetensors")
-
-
-def _pytorch(tensors: Tensors, folder: Path) -> None:
-    torch.save(tensors, folder / "pytorch_model.bin")
-
-
-def _pytorch_shards(tensors: Tensors, folder: Path) -> None:
-    names = sorted(tensors)
-    shard_of = {name: f"pytorch_model-{1 + i % 3:05}-of-00003.bin" for i, name in enumerate(names)}
-    for shard in set(shard_of.values()):
-        torch.save({n: tensors[n] for n in names if shard_of[n] == shard}, folder / shard)
-    index = {"weight_map": shard_of}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-
-
-def _dcp(tensors: Any, folder: Path) -> None:
-    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-
 
 #: Names in GGUF files of what a router needs.
-_GGUF_NAMES = {"mlp.gate.weight": "ffn_gate_inp", "post_attention_layernorm.weight": "ffn_norm"}
+_NAMES = {"mlp.gate.weight": "ffn_gate_inp", "post_attention_layernorm.weight": "ffn_norm"}
 
 
-def _gguf(tensors: Tensors, folder: Path) -> None:
+def test_routers_in_gguf_are_those_in_safetensors(tmp_path):
+    tensors = load_file(_STEP / "model.safetensors")
     config = json.loads((_STEP / "config.json").read_text())
     layers, eps = config["num_hidden_layers"], config["rms_norm_eps"]
     keys = moe_keys(config["num_experts"], config["hidden_size"], layers, eps)
@@ -62,77 +31,20 @@ def _gguf(tensors: Tensors, folder: Path) -> None:
     of_routers = {
         f"blk.{layer}.{name}.weight": tensors[f"model.layers.{layer}.{tail}"].float().numpy()
         for layer in range(layers)
-        for tail, name in _GGUF_NAMES.items()
+        for tail, name in _NAMES.items()
     }
-    write_gguf(folder / "model.gguf", "olmoe", of_routers, keys=keys)
-
-
-FORMATS: dict[str, Callable[[Tensors, Path], None]] = {
-    "bin": _pytorch,
-    "bin, sharded": _pytorch_shards,
-    "dcp": _dcp,
-    "dcp, nested": lambda tensors, folder: _dcp({"model": tensors, "step": 7}, folder),
-    "gguf": _gguf,
-}
-
-
-def _tables(checkpoint: Path, out: Path) -> dict[str, Any]:
-    scan(ScanRequest(str(checkpoint), out, tokens=str(_RECORDING), stale_inputs=True, layers="1"))
-    results = open_results(out)
-    return {table: results.rows(table) for table in ("layers", "experts", "margins", "pairs")}
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return _tables(_STEP, tmp_path_factory.mktemp("safetensors") / "out")
-
-
-#: What names a dtype or a file; GGUF converters write routers in float32.
-_OF_STORAGE = {"weight_bits", "weight_bits_kept", "levels_share", "row_levels_share"}
-
-
-def _stored(name: str, folder: Path) -> Path:
-    folder.mkdir()
-    shutil.copy(_STEP / "config.json", folder)
-    FORMATS[name](_tensors(), folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_routers_are_equal(name, tmp_path):
-    mine, theirs = (
-        load_routers(open_checkpoint(folder)) for folder in (_stored(name, tmp_path / "m"), _STEP)
-    )
+    write_gguf(tmp_path / "model.gguf", "olmoe", of_routers, keys=keys)
+    mine, theirs = (load_routers(open_checkpoint(folder)) for folder in (tmp_path, _STEP))
     for one, other in zip(mine.routers, theirs.routers, strict=True):
         assert (one.name, one.rule) == (other.name, other.rule)
         np.testing.assert_array_equal(one.weight, other.weight, strict=True)
         np.testing.assert_array_equal(one.gain, other.gain, strict=True)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_tables_are_equal(name, expected, tmp_path):
-    tables = _tables(_stored(name, tmp_path / "model"), tmp_path / "out")
-    for table, rows in expected.items():
-        assert len(tables[table]) == len(rows)
-        for mine, theirs in zip(tables[table], rows, strict=True):
-            differing = {
-                key
-                for key in theirs
-                if key not in _OF_STORAGE and not _same(mine[key], theirs[key])
-            }
-            assert differing == set(), f"{table}: {sorted(differing)}"
-
-
-def _same(mine: Any, theirs: Any) -> bool:
-    return mine == theirs or (mine != mine and theirs != theirs)
-
-
 def test_a_block_quantised_router_is_decoded(tmp_path):
     weight = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
-    packed = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q8_0)
-    kind = gguf.GGMLQuantizationType.Q8_0
-    gate = "blk.0.ffn_gate_inp.weight"
+    kind, gate = gguf.GGMLQuantizationType.Q8_0, "blk.0.ffn_gate_inp.weight"
+    packed = gguf.quants.quantize(weight, kind)
     tensors = {gate: packed, "blk.0.ffn_norm.weight": np.ones(64, np.float32)}
     write_gguf(tmp_path / "model.gguf", "olmoe", tensors, {gate: kind}, keys=moe_keys(8, 64))
     (router,) = load_routers(open_checkpoint(tmp_path)).routers

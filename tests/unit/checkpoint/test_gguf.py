@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -50,12 +49,9 @@ def _gates(num_layers: int = 5) -> dict[str, np.ndarray]:
     }
 
 
-def test_the_table_of_types_is_that_of_the_package():
+def test_the_table_of_types_is_that_of_the_package_blocks_and_stored_dtypes():
     expected = {t.value: (t.name, *GGML_QUANT_SIZES[t]) for t in _T}
     assert {code: tuple(row) for code, row in GGML_TYPES.items()} == expected
-
-
-def test_a_type_is_either_a_block_type_or_a_stored_dtype_of_the_same_size():
     plain = {row.name: row.block_bytes for row in GGML_TYPES.values() if row.block_size == 1}
     assert plain.keys() | BLOCK_DTYPES == {row.name for row in GGML_TYPES.values()}
     assert {name: DTYPES[name].bits for name in plain} == {n: 8 * b for n, b in plain.items()}
@@ -75,37 +71,22 @@ def test_any_blocks_are_the_numbers_that_the_package_decodes(dtype, tmp_path):
     np.testing.assert_array_equal(store.read("t"), expected, strict=True)
 
 
-@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q5_1", "MXFP4", "TQ2_0"])
-def test_a_quantised_router_is_near_what_was_quantised(dtype, tmp_path):
-    values = np.random.default_rng(2).choice([-1.0, 0.0, 1.0], (8, 512)).astype(np.float32)
-    quantised = gguf.quants.quantize(values, _T[dtype])
-    path = _write(tmp_path / "m.gguf", {"t": quantised}, {"t": _T[dtype]})
-    np.testing.assert_allclose(open_checkpoint(path).read("t"), values, atol=1 / 8)
-
-
-def test_plain_numbers_are_those_of_the_package_in_their_own_dtype(tmp_path):
-    draw = np.random.default_rng(3)
+def test_plain_numbers_of_any_shape_are_those_of_the_package_in_their_dtype(tmp_path):
+    draw, patterns = np.random.default_rng(3), np.arange(2**16, dtype=np.uint16).reshape(4, -1)
     tensors = {
         dtype: draw.integers(-100, 100, (4, 7)).astype(DTYPES[dtype].numpy)
         for dtype in ("F32", "F16", "F64", "I8", "I16", "I32", "I64")
     }
-    path = _write(tmp_path / "m.gguf", tensors)
+    whole = tensors | {"BF16": patterns.view(np.uint8)}
+    path = _write(tmp_path / "m.gguf", whole, {"BF16": _T.BF16})
     store = open_checkpoint(path)
     for read in gguf.GGUFReader(path).tensors:
         assert store.info(read.name).dtype == read.name
-        np.testing.assert_array_equal(store.read(read.name), tensors[read.name], strict=True)
-        np.testing.assert_array_equal(store.read(read.name), read.data)
-
-
-def test_bfloat16_is_given_as_stored(tmp_path):
-    patterns = np.arange(2**16, dtype=np.uint16).reshape(4, -1)
-    path = _write(tmp_path / "m.gguf", {"t": patterns.view(np.uint8)}, {"t": _T.BF16})
-    values = open_checkpoint(path).read("t")
-    assert values.dtype == DTYPES["BF16"].numpy
-    np.testing.assert_array_equal(values.view(np.uint16), patterns)
-
-
-def test_shapes_are_in_the_order_of_numpy(tmp_path):
+        if read.name in tensors:
+            np.testing.assert_array_equal(store.read(read.name), tensors[read.name], strict=True)
+            np.testing.assert_array_equal(store.read(read.name), read.data)
+    assert store.read("BF16").dtype == DTYPES["BF16"].numpy
+    np.testing.assert_array_equal(store.read("BF16").view(np.uint16), patterns)
     shapes = {str(shape): shape for shape in ((), (1,), (2, 3, 4), (2, 1, 3, 4))}
     tensors = {
         name: np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
@@ -119,55 +100,43 @@ def test_shapes_are_in_the_order_of_numpy(tmp_path):
         np.testing.assert_array_equal(store.read(read.name), tensors[read.name], strict=True)
 
 
-@pytest.mark.parametrize("alignment", [8, 32, 64, 4096])
-def test_tensors_lie_where_the_package_says(alignment, tmp_path):
-    tensors = _gates() | {"odd": np.ones(3, np.int8), "z": np.full(5, 7.0)}
+@pytest.mark.parametrize(("alignment", "version"), [(8, 3), (32, 2), (64, 3), (4096, 3)])
+def test_tensors_lie_where_the_package_says_in_versions_2_and_3(alignment, version, tmp_path):
+    tensors = _gates() | {"odd": np.arange(3, dtype=np.int8), "z": np.full(5, 7.0)}
     path = _write(
         tmp_path / "m.gguf", tensors, settings=lambda w: w.add_custom_alignment(alignment)
     )
+    raw = path.read_bytes()
+    path.write_bytes(raw[:4] + struct.pack("<I", version) + raw[8:])
     store = open_checkpoint(path)
     expected = [(t.name, t.data_offset, t.n_bytes) for t in gguf.GGUFReader(path).tensors]
     infos = [store.info(name) for name in store.names()]
     assert [(i.name, i.offset, i.size_bytes) for i in infos] == expected
     for name, values in tensors.items():
         np.testing.assert_array_equal(store.read(name), values, strict=True)
+    # a slice of bytes stays inside its tensor
+    slices = [store.read_bytes("odd", *part) for part in ((1, 1), (1, 100), (100, 1))]
+    assert slices == [bytes([1]), bytes([1, 2]), b""]
 
 
-def test_version_2_is_read_like_version_3(tmp_path):
-    path = _write(tmp_path / "m.gguf", _gates())
-    raw = path.read_bytes()
-    path.write_bytes(raw[:4] + struct.pack("<I", 2) + raw[8:])
-    np.testing.assert_array_equal(
-        open_checkpoint(path).read(_GATE.format(3)), _gates()[_GATE.format(3)]
-    )
-
-
-def test_a_slice_of_bytes_stays_inside_its_tensor(tmp_path):
-    values = np.arange(8, dtype=np.int8)
-    store = open_checkpoint(_write(tmp_path / "m.gguf", {"t": values, "u": values}))
-    assert store.read_bytes("t", 2, 3) == bytes([2, 3, 4])
-    assert store.read_bytes("t", 6, 100) == bytes([6, 7])
-    assert store.read_bytes("t", 100, 1) == b""
-
-
-def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(tmp_path, monkeypatch):
+def test_blocks_without_a_decoder_or_the_package_or_too_large_are_refused(tmp_path, monkeypatch):
+    for dtype in _UNDECODED:
+        raw = np.zeros((2, GGML_QUANT_SIZES[_T[dtype]][1]), np.uint8)
+        sentence = f"m.gguf: tensor 't' is {dtype}, which the installed gguf package cannot decode."
+        assert why(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T[dtype]})) == sentence
+    monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
+    kinds = {"t": _T["Q8_0"]}
+    two, three = (np.zeros((rows, 34), np.uint8) for rows in (2, 3))
+    assert open_checkpoint(_write(tmp_path / "m.gguf", {"t": two}, kinds)).read("t").size == 64
+    sentence = "n.gguf: tensor 't' has 96 numbers in blocks of Q8_0, more than the 64 that are decoded at once."
+    assert why(_write(tmp_path / "n.gguf", {"t": three}, kinds)) == sentence
     tensors = {"a": np.ones(3, np.float32), "t": np.zeros((2, 34), np.uint8)}
     path = _write(tmp_path / "m.gguf", tensors, {"t": _T.Q8_0})
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert open_checkpoint(path).read("a").tolist() == [1.0, 1.0, 1.0]
     error = refusal(path)
-    assert error.message == (
-        "m.gguf: tensor 't' is Q8_0, stored in blocks, which needs the gguf package."
-    )
+    assert "tensor 't' is Q8_0, stored in blocks, which needs the gguf package." in error.message
     assert error.hint == install_command("gguf")
-
-
-def test_blocks_without_a_decoder_are_refused(tmp_path):
-    for dtype in _UNDECODED:
-        raw = np.zeros((2, GGML_QUANT_SIZES[_T[dtype]][1]), np.uint8)
-        assert why(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T[dtype]})) == (
-            f"m.gguf: tensor 't' is {dtype}, which the installed gguf package cannot decode."
-        )
 
 
 def test_the_config_is_that_of_the_architecture_with_nested_keys(tmp_path):
@@ -226,25 +195,26 @@ def test_a_value_of_each_type_is_read_alone_and_in_arrays(kind, tmp_path):
     ]
 
 
-def test_a_file_without_an_architecture_has_no_config(tmp_path):
-    store = open_checkpoint(_raw(tmp_path))
-    with pytest.raises(
-        CheckpointError, match=re.escape("m.gguf: general.architecture is not given")
+def test_a_config_without_architecture_or_whose_key_is_a_value_and_a_table_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"m\.gguf: general\.architecture is not given"):
+        assert open_checkpoint(_raw(tmp_path)).config
+    for key in (
+        "a",
+        "a.b.c",
+        "general",
+        "general.name",
+        "model_type",
+        "architecture.x",
+        "attention",
     ):
-        assert store.config
 
+        def settings(writer: gguf.GGUFWriter, key: str = key) -> None:
+            writer.add_uint32("qwen3moe.a.b", 1)
+            writer.add_uint32(f"qwen3moe.{key}", 2)
 
-@pytest.mark.parametrize(
-    "key", ["a", "a.b.c", "general", "general.name", "model_type", "architecture.x", "attention"]
-)
-def test_a_key_that_is_both_a_value_and_a_table_is_refused(key, tmp_path):
-    def settings(writer: gguf.GGUFWriter) -> None:
-        writer.add_uint32("qwen3moe.a.b", 1)
-        writer.add_uint32(f"qwen3moe.{key}", 2)
-
-    store = open_checkpoint(_write(tmp_path / "m.gguf", {"t": np.ones(1)}, settings=settings))
-    with pytest.raises(CheckpointError, match=f"'qwen3moe.{key}' contradicts another key"):
-        assert store.config
+        store = open_checkpoint(_write(tmp_path / "m.gguf", {"t": np.ones(1)}, settings=settings))
+        with pytest.raises(CheckpointError, match=f"'qwen3moe.{key}' contradicts another key"):
+            assert store.config
 
 
 def _vocabulary(writer: gguf.GGUFWriter) -> None:
@@ -267,29 +237,6 @@ def test_only_the_header_and_the_tensor_that_is_asked_for_are_read(tmp_path):
     ]
     assert store.bytes_total == path.stat().st_size > 8 * 2**20
 
-
-def test_a_vocabulary_is_passed_over_in_pieces_that_grow(tmp_path):
-    path = _write(tmp_path / "m.gguf", {"t": np.ones((4, 2**20), np.float32)}, settings=_vocabulary)
-    store: Any = open_checkpoint(path)
-    assert store.config["expert_used_count"] == 8
-    ranges = store.log.ranges
-    assert ranges[0].size == 2**16
-    assert 4 <= len(ranges) <= 8
-    assert store.info("t").offset == gguf.GGUFReader(path).tensors[0].data_offset
-    assert sum(r.size for r in ranges) <= 2 * store.info("t").offset
-
-
-def test_no_byte_of_the_header_is_read_twice_or_beyond_the_file(tmp_path):
-    path = _write(tmp_path / "m.gguf", {"t": np.ones(2)}, settings=_vocabulary)
-    store: Any = open_checkpoint(path)
-    ends = [r.offset + r.size for r in store.log.ranges]
-    assert len(ends) >= 3
-    assert all(r.offset >= end for r, end in zip(store.log.ranges[1:], ends, strict=False))
-    assert ends[-1] == path.stat().st_size
-    assert store.read("t").tolist() == [1.0, 1.0]
-
-
-def test_a_long_array_of_numbers_is_not_even_read(tmp_path):
     def settings(writer: gguf.GGUFWriter) -> None:
         writer.add_key_value("a", [0.5] * 400_000, _V.ARRAY, _V.FLOAT64)
 
@@ -297,6 +244,22 @@ def test_a_long_array_of_numbers_is_not_even_read(tmp_path):
     store: Any = open_checkpoint(path)
     assert store.read("t")[-1] == 1.0
     assert store.bytes_read < 2**20 < path.stat().st_size
+
+
+def test_a_vocabulary_is_passed_over_in_pieces_that_grow_none_of_them_twice(tmp_path):
+    for count in (2**22, 2):
+        tensors = {"t": np.ones(count, np.float32)}
+        path = _write(tmp_path / "m.gguf", tensors, settings=_vocabulary)
+        store: Any = open_checkpoint(path)
+        assert store.config["expert_used_count"] == 8
+        ranges = list(store.log.ranges)
+        assert ranges[0].size == 2**16
+        assert 4 <= len(ranges) <= 8
+        ends = [r.offset + r.size for r in ranges]
+        assert all(r.offset >= end for r, end in zip(ranges[1:], ends, strict=False))
+        assert store.info("t").offset == gguf.GGUFReader(path).tensors[0].data_offset
+        assert ends[-1] <= min(2 * store.info("t").offset, path.stat().st_size)
+        assert store.read("t").sum() == count
 
 
 @pytest.fixture(params=[False, True], ids=["full first part", "empty first part"])
@@ -325,28 +288,24 @@ def test_a_split_model_is_read_from_its_folder_and_from_any_part(parts):
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_missing_part_is_named(lost, parts):
     parts[lost].unlink()
-    kept = next(part for part in parts if part.exists())
-    for path in (kept.parent, kept):
+    other = parts[1 if lost == 0 else 0]
+    for path in (other.parent, other):
         assert why(path) == (
-            f"{kept.name}: is one of {len(parts)} parts, and '{parts[lost].name}' does not exist."
+            f"{other.name}: is one of {len(parts)} parts, and '{parts[lost].name}' does not exist."
         )
 
 
 def test_a_part_under_another_name_is_refused(parts):
     count = f"{len(parts):05d}"
     alone = parts[1].rename(parts[1].with_name("part.gguf"))
-    assert why(alone) == (
-        f"part.gguf: is part 2 of {len(parts)}, expected a name that ends in -00002-of-{count}.gguf."
-    )
+    sentence = f"part.gguf: is part 2 of {len(parts)}, expected a name that ends in -00002-of-{count}.gguf."
+    assert why(alone) == sentence
     alone.rename(parts[1])
     parts[2].write_bytes(parts[1].read_bytes())
-    assert why(parts[0]) == (
-        f"{parts[2].name}: says split.no 1 and split.count {len(parts)}, expected 2 and {len(parts)}."
-    )
+    sentence = f"{parts[2].name}: says split.no 1 and split.count {len(parts)}, expected 2 and {len(parts)}."
+    assert why(parts[0]) == sentence
     assert f"{parts[2].name}: is part 2 of {len(parts)}, expected" in why(parts[2])
 
-
-def test_a_part_that_is_no_part_is_refused(parts):
     _write(parts[1], {"t": np.ones(1)})
     assert why(parts[0]) == f"{parts[1].name}: split.no is not given, expected a count."
 
@@ -359,22 +318,18 @@ def _patch(path: Path, key: str, value: bytes) -> None:
     path.write_bytes(raw)
 
 
-def test_a_tensor_that_no_part_holds_is_missed_and_too_many_parts_are_refused(parts):
-    _patch(parts[0], "split.tensors.count", struct.pack("<I", 6))
-    assert why(parts[-1]) == (
-        f"{parts[0].name}: says split.tensors.count 6, and the {len(parts)} parts hold 5."
-    )
-    _patch(parts[0], "split.count", struct.pack("<H", 2**16 - 1))
-    assert why(parts[0]) == (
-        f"{parts[0].name}: says that there are 65535 parts, more than the 1000 allowed."
-    )
-
-
-def test_a_tensor_in_two_parts_is_refused(parts):
-    name = gguf.GGUFReader(parts[-1]).tensors[0].name
-    other = gguf.GGUFReader(parts[-2]).tensors[0].name
-    parts[-1].write_bytes(parts[-1].read_bytes().replace(name.encode(), other.encode()))
+def test_a_tensor_in_two_parts_or_in_none_and_too_many_parts_are_refused(parts):
+    name, other = (gguf.GGUFReader(parts[place]).tensors[0].name for place in (-1, -2))
+    whole = parts[-1].read_bytes()
+    parts[-1].write_bytes(whole.replace(name.encode(), other.encode()))
     assert why(parts[0]) == (f"{parts[-1].name}: tensor '{other}' is also in {parts[-2].name}.")
+    parts[-1].write_bytes(whole)
+    _patch(parts[0], "split.tensors.count", struct.pack("<I", 6))
+    sentence = f"{parts[0].name}: says split.tensors.count 6, and the {len(parts)} parts hold 5."
+    assert why(parts[-1]) == sentence
+    _patch(parts[0], "split.count", struct.pack("<H", 2**16 - 1))
+    sentence = f"{parts[0].name}: says that there are 65535 parts, more than the 1000 allowed."
+    assert why(parts[0]) == sentence
 
 
 def test_an_alignment_that_only_the_first_part_gives_is_refused_where_it_matters(tmp_path):
@@ -399,20 +354,14 @@ def test_a_folder_of_several_models_asks_for_one_file(tmp_path):
     assert open_checkpoint(tmp_path / "m-Q8_0.gguf").read("t").tolist() == [1.0]
 
 
-def test_a_projector_beside_a_model_is_ignored(tmp_path):
+def test_a_projector_beside_a_model_and_a_model_beside_safetensors_are_ignored(tmp_path, write_raw):
     _write(tmp_path / "mmproj-F16.gguf", {"v": np.ones(1)})
-    assert why(tmp_path) == (
-        f"{tmp_path.name}: holds mmproj-F16.gguf alone, an encoder without its model."
-    )
+    assert "holds mmproj-F16.gguf alone, an encoder without its model." in why(tmp_path)
     _write(tmp_path / "z.gguf", {"t": np.ones(1)})
     assert list(open_checkpoint(tmp_path).names()) == ["t"]
-
-
-def test_a_folder_that_holds_safetensors_too_is_not_gguf(tmp_path, write_raw):
-    _write(tmp_path / "m.gguf", {"t": np.ones(1)})
-    write_raw({})
+    write_raw({})  # a folder that holds safetensors, too, is not GGUF
     assert list(open_checkpoint(tmp_path).names()) == []
-    assert list(open_checkpoint(tmp_path / "m.gguf").names()) == ["t"]
+    assert list(open_checkpoint(tmp_path / "z.gguf").names()) == ["t"]
 
 
 def _text(value: str | bytes) -> bytes:
@@ -462,14 +411,16 @@ def _k(kind: int, value: bytes) -> bytes:
 #: Sentences about headers.
 _HEADERS: list[tuple[str, dict[str, Any]]] = [
     ("begins with b'<htm', expected b'GGUF'", {"start": b"<html><b"}),
-    ("begins with b'tjgg', expected b'GGUF'", {"start": b"tjgg\3\0\0\0"}),
-    ("is big-endian, expected little-endian", {"start": b"GGUF\0\0\0\0"}),
     ("is of version 1 of GGUF, expected 2 or 3", {"start": b"GGUF\1\0\0\0"}),
     ("is of version 4 of GGUF, expected 2 or 3", {"start": b"GGUF\4\0\0\0"}),
     ("is big-endian, expected little-endian", {"start": b"GGUF\0\0\0\3"}),
     (f"claims {2**60} tensors, more than the 30000 allowed", {"counts": (2**60, 0)}),
     (f"claims {2**60} settings, more than the 1024 allowed", {"counts": (0, 2**60)}),
     ("truncated, has 64 bytes", {"counts": (2, 0), "tensors": [_tensor()]}),
+    (
+        f"truncated, has 96 bytes and its header promises {2**62 + 8}",
+        {"settings": [_alignment(10, "<Q", 2**62)], "tensors": [_tensor()]},
+    ),
 ]
 
 #: Sentences about settings.
@@ -520,18 +471,14 @@ _TENSORS: list[tuple[str, list[bytes], int]] = [
 ]
 
 
-_MALFORMED: list[tuple[str, dict[str, Any]]] = [
-    *_HEADERS,
-    *((sentence, {"settings": settings}) for sentence, settings in _SETTINGS),
-    *((sentence, {"tensors": of, "num_data": size}) for sentence, of, size in _TENSORS),
-    (
-        f"truncated, has 96 bytes and its header promises {2**62 + 8}",
-        {"settings": [_alignment(10, "<Q", 2**62)], "tensors": [_tensor()]},
-    ),
-]
-
-
-@pytest.mark.parametrize(("sentence", "fields"), _MALFORMED)
+@pytest.mark.parametrize(
+    ("sentence", "fields"),
+    [
+        *_HEADERS,
+        *((sentence, {"settings": settings}) for sentence, settings in _SETTINGS),
+        *((sentence, {"tensors": of, "num_data": size}) for sentence, of, size in _TENSORS),
+    ],
+)
 def test_a_malformed_header_is_refused_in_a_sentence(sentence, fields, tmp_path):
     message = why(_raw(tmp_path, **fields))
     assert sentence in message
@@ -546,26 +493,11 @@ def test_a_truncated_file_is_refused_with_its_length(tmp_path):
         assert why(path).startswith(f"m.gguf: truncated, has {size} bytes")
 
 
-def test_a_type_of_a_later_version_does_not_hide_the_other_tensors(tmp_path):
+def test_unknown_types_and_tensors_without_elements_hide_no_others(tmp_path):
     path = _raw(tmp_path, [_tensor("new", kind=99, offset=32), _tensor()], num_data=64)
     assert open_checkpoint(path).read("t").tolist() == [0.0, 0.0]
     assert why(path, "new") == ("m.gguf: tensor 'new' has the type 99, which is not known.")
-
-
-@pytest.mark.parametrize("kind", [0, 8, 30])
-def test_a_tensor_without_elements_is_empty(kind, tmp_path):
-    empty = _tensor("e", (0, 32), kind)
-    other = _tensor("f", (3, 0), kind)
-    store = open_checkpoint(_raw(tmp_path, [_tensor(), other, empty], num_data=32))
-    assert store.read("e").shape == (0, 32)
-    assert store.read("f").shape == (3, 0)
-
-
-def test_blocks_that_are_more_numbers_than_any_router_are_not_decoded(tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
-    kinds = {"t": _T["Q8_0"]}
-    two, three = (np.zeros((rows, 34), np.uint8) for rows in (2, 3))
-    assert open_checkpoint(_write(tmp_path / "m.gguf", {"t": two}, kinds)).read("t").size == 64
-    assert why(_write(tmp_path / "n.gguf", {"t": three}, kinds)) == (
-        "n.gguf: tensor 't' has 96 numbers in blocks of Q8_0, more than the 64 that are decoded at once."
-    )
+    for kind in (0, 8, 30):
+        tensors = [_tensor(), _tensor("f", (3, 0), kind), _tensor("e", (0, 32), kind)]
+        store = open_checkpoint(_raw(tmp_path, tensors, num_data=32))
+        assert (store.read("e").shape, store.read("f").shape) == ((0, 32), (3, 0))

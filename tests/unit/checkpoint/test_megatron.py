@@ -60,7 +60,7 @@ def _tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def _save(folder: Path, is_stacked: bool, **arguments: Any) -> Path:
+def write_megatron(folder: Path, is_stacked: bool, **arguments: Any) -> Path:
     named = {
         f"decoder.layers.{tail}" if is_stacked else f"decoder.layers.{layer}.{tail}": (
             stacked if is_stacked else stacked[layer].clone()
@@ -77,7 +77,7 @@ def _save(folder: Path, is_stacked: bool, **arguments: Any) -> Path:
 
 @pytest.mark.parametrize("is_stacked", [True, False])
 def test_every_layer_is_a_router_in_both_layouts(is_stacked, tmp_path):
-    found = load_routers(open_checkpoint(_save(tmp_path, is_stacked)))
+    found = load_routers(open_checkpoint(write_megatron(tmp_path, is_stacked)))
     assert [router.name for router in found.routers] == ["text/0", "text/1", "text/2"]
     stored = _tensors()
     for layer, router in enumerate(found.routers):
@@ -93,20 +93,12 @@ def test_every_layer_is_a_router_in_both_layouts(is_stacked, tmp_path):
             np.testing.assert_array_equal(values, stored[tail][layer].numpy() + np.float32(offset))
 
 
-def test_a_part_of_a_stacked_layer_is_read_from_its_place(tmp_path):
-    store = open_checkpoint(_save(tmp_path, is_stacked=True))
+def test_the_arguments_decide_the_rule_and_layers_are_read_from_their_places(tmp_path):
+    store = open_checkpoint(write_megatron(tmp_path, is_stacked=True))
     name = "decoder.layers.2.mlp.router.weight"
     expected = _tensors()["mlp.router.weight"][2].numpy().tobytes()
     assert store.read_bytes(name, 8, 40) == expected[8:48]
     assert store.info(name).shape == (EXPERTS, HIDDEN)
-
-
-def _routers(folder: Path, **arguments: Any) -> Sequence[Router]:
-    new = folder / f"{len(list(folder.iterdir()))}"
-    return load_routers(open_checkpoint(_save(new, True, **arguments))).routers
-
-
-def test_the_arguments_decide_the_rule(tmp_path):
     softmax = {"moe_router_score_function": "softmax"}
     for arguments, expected in (
         (softmax, ("identity", "softmax_of_selected_logits")),
@@ -117,7 +109,12 @@ def test_the_arguments_decide_the_rule(tmp_path):
         assert (rule.score, rule.weights.source) == expected
 
 
-def test_arguments_of_another_rule_are_refused(tmp_path):
+def _routers(folder: Path, **arguments: Any) -> Sequence[Router]:
+    new = folder / f"{len(list(folder.iterdir()))}"
+    return load_routers(open_checkpoint(write_megatron(new, True, **arguments))).routers
+
+
+def test_arguments_of_another_rule_and_none_are_refused(tmp_path):
     groups = {"moe_router_topk": 6, "moe_router_num_groups": 3, "moe_router_group_topk": 2}
     for arguments, sentence in (
         ({"normalization": "LayerNorm"}, "normalization"),
@@ -126,17 +123,14 @@ def test_arguments_of_another_rule_are_refused(tmp_path):
     ):
         with pytest.raises(RouterError, match=sentence):
             _routers(tmp_path, **arguments)
-
-
-def test_a_common_file_without_arguments_is_refused(tmp_path):
-    folder = _save(tmp_path, True)
+    folder = write_megatron(tmp_path, True)
     torch.save({"iteration": 7}, folder / "common.pt")
     with pytest.raises(CheckpointError, match="holds no arguments of the run"):
         load_routers(open_checkpoint(folder))
 
 
 def test_nothing_that_the_arguments_name_is_called(tmp_path):
-    folder = _save(tmp_path, True)
+    folder = write_megatron(tmp_path, True)
     canary = tmp_path / "canary"
 
     class Trap:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _rebuild_tensor_v2
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from moegeom.checkpoint.folder import Location, local
 from moegeom.checkpoint.formats import _pytorch_archive, pytorch
@@ -109,30 +110,6 @@ def test_views_have_the_numbers_that_torch_reads(tmp_path):
             assert store.read_bytes(name, begin, length) == raw[begin : begin + length], name
 
 
-def test_a_contiguous_tensor_lies_where_its_info_says(tmp_path):
-    info = open_checkpoint(_saved({"first": torch.ones(3), "t": _MATRIX[2:4]}, tmp_path)).info("t")
-    raw = (tmp_path / _SINGLE).read_bytes()[info.offset : info.offset + info.size_bytes]
-    assert (info.file, raw) == (_SINGLE, _bytes(_MATRIX[2:4]))
-
-
-class _Gate(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(4, 8))
-        self.bias = torch.nn.Buffer(torch.arange(4.0))
-        self.tied = self.weight
-
-
-def test_the_state_dict_of_a_module_is_read(tmp_path):
-    module = torch.nn.ModuleDict({"gate": _Gate(), "norm": torch.nn.LayerNorm(8)})
-    expected = module.state_dict()
-    store = open_checkpoint(_saved(expected, tmp_path))
-    assert list(store.names()) == list(expected)
-    for name, tensor in expected.items():
-        np.testing.assert_array_equal(store.read(name), tensor.numpy(), strict=True)
-    assert store.info("gate.tied").offset == store.info("gate.weight").offset
-
-
 def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path):
     marked: Any = torch.nn.Parameter(torch.ones(2))
     marked.tensor_model_parallel = True  # as Megatron marks its own
@@ -145,13 +122,13 @@ def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path):
         assert store.read(name).tobytes() == _bytes(tensor), name
 
 
-def test_a_nested_state_dict_is_named_by_its_keys(tmp_path):
+def test_a_nested_state_dict_is_named_by_its_keys_as_torch_flattens_it(tmp_path):
     module = torch.nn.Linear(2, 3)
     module(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.AdamW(module.parameters())
     optimizer.step()
     checkpoint = {
-        "model": {"a.b": torch.ones(1), "c": {"d": torch.ones(2)}},
+        "model": {"a.b": torch.ones(1), "c": module.state_dict()},
         "optimizer": optimizer.state_dict(),
         "list": [torch.ones(3), {"x": torch.ones(4)}],
         "step": 7, "lr": 0.1, "name": "text", "flags": {1, 2}, "none": None, "raw": b"bytes",
@@ -160,20 +137,12 @@ def test_a_nested_state_dict_is_named_by_its_keys(tmp_path):
         ("odd", "key"): torch.ones(5),
     }  # fmt: skip
     store = open_checkpoint(_saved(checkpoint, tmp_path))
-    state = [f"optimizer.state.{i}.{n}" for i in (0, 1) for n in ("step", "exp_avg", "exp_avg_sq")]
-    assert list(store.names()) == ["model.a.b", "model.c.d", *state, "list.0", "list.1.x"]
-    assert store.read("model.c.d").tolist() == [1.0, 1.0]
-    expected = optimizer.state_dict()["state"][0]["exp_avg"].numpy()
-    np.testing.assert_array_equal(store.read("optimizer.state.0.exp_avg"), expected)
-
-
-def test_names_are_those_of_a_distributed_checkpoint(tmp_path):
-    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-
-    tensor = torch.ones(1)
-    nested = {"a": {"b.c": tensor, "d": [{"e": tensor}, {"f": tensor}]}, "g": tensor}
-    expected, _ = flatten_state_dict(nested)
-    assert set(open_checkpoint(_saved(nested, tmp_path)).names()) == set(expected)
+    del checkpoint["odd", "key"]  # torch names by texts alone
+    flat, _ = flatten_state_dict(checkpoint)
+    expected = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    assert list(store.names()) == list(expected)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(store.read(name), tensor.numpy(), name, strict=True)
 
 
 def _csr() -> torch.Tensor:
@@ -223,26 +192,9 @@ def test_shards_read_like_one_file(tmp_path):
         assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
     (tmp_path / _INDEX).unlink()
     assert set(open_checkpoint(tmp_path).names()) == {"a", "b", "c"}
-
-
-def test_a_folder_of_more_than_one_checkpoint_is_not_guessed(tmp_path):
     for name in ("a.bin.index.json", "b.bin.index.json"):
         (tmp_path / name).write_text("{}")
-    assert why(tmp_path) == (
-        f"{tmp_path.name}: holds 2 indexes (a.bin.index.json, b.bin.index.json)."
-    )
-    for name in ("a.bin.index.json", "b.bin.index.json"):
-        (tmp_path / name).unlink()
-    _saved({"t": torch.ones(1)}, _sharded(tmp_path))
-    assert why(tmp_path) == (
-        f"{tmp_path.name}: holds both {_SINGLE} and {_INDEX}, which does not name it."
-    )
-    (tmp_path / _SINGLE).unlink()
-    (tmp_path / _INDEX).write_text('{"weight_map": {"t": "m-1.bin"}}')
-    assert why(tmp_path) == "m-1.bin: tensor 't' is missing; the index says that it is here."
-    (tmp_path / _INDEX).unlink()
-    _saved({"a": torch.ones(1)}, tmp_path, "n.bin")
-    assert why(tmp_path) == "n.bin: tensor 'a' is also in m-1.bin, and there is no index."
+    assert "holds 2 indexes (a.bin.index.json, b.bin.index.json)." in why(tmp_path)
 
 
 def test_what_a_trainer_writes_beside_the_weights_is_not_read(tmp_path):
@@ -253,7 +205,11 @@ def test_what_a_trainer_writes_beside_the_weights_is_not_read(tmp_path):
         (tmp_path / name).write_bytes(b"anything")
         assert not FORMAT.recognises(local(tmp_path)), name
     _saved({"t": torch.ones(1)}, tmp_path, "weights.pt")
-    assert open_checkpoint(tmp_path).info("t").file == "weights.pt"
+    for suffix in (".pt", ".bin", ".pth", ".ckpt"):
+        path = next(tmp_path.glob("weights*"))
+        path = path.rename(path.with_suffix(suffix))
+        for passed in (tmp_path, path):
+            assert open_checkpoint(passed).info("t").file == path.name
     # the usual name is preferred to its neighbours
     assert open_checkpoint(_saved({"t": torch.ones(1)}, tmp_path)).info("t").file == _SINGLE
 
@@ -269,13 +225,7 @@ def test_folders_and_files_of_other_formats_are_left_to_them(tmp_path):
         assert not FORMAT.recognises(Location(local(tmp_path).folder, name)), name
 
 
-@pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "ckpt"])
-def test_one_file_may_be_passed_itself(suffix, tmp_path):
-    _saved({"t": torch.ones(1)}, tmp_path, f"m.{suffix}")
-    assert open_checkpoint(tmp_path / f"m.{suffix}").read("t").tolist() == [1.0]
-
-
-def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path):
+def test_only_directory_pickle_and_the_bytes_asked_for_are_read(tmp_path):
     tensors = {f"expert.{i}": torch.ones(256, 256) for i in range(8)}
     _saved({**tensors, "gate": _MATRIX, "last": torch.ones(256, 256)}, tmp_path)
     store: Any = open_checkpoint(tmp_path)
@@ -285,17 +235,13 @@ def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path):
         directory = (tmp_path / _SINGLE).stat().st_size - archive.start_dir
         local_header = 30 + len("pytorch_model/data.pkl")
         byteorder = 30 + len("pytorch_model/byteorder") + len("little")
-    magic, end_records = 32, 98  # the directory's own end is read a second time to find it
+    magic = 32
     assert opened == magic + data + directory + local_header + byteorder
-    assert end_records < directory
     store.read("gate")
     header = 30 + len("pytorch_model/data/8")
     assert store.bytes_read - opened == header + _MATRIX.nbytes
     info = store.info("gate")
     assert store.log.ranges[-1] == ByteRange(_SINGLE, info.offset, _MATRIX.nbytes)
-
-
-def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path):
     whole = torch.ones(1000, 64)
     views = {"t": whole[10:12], "u": whole[:4, :2], "v": whole[7:8].T}
     store = open_checkpoint(_saved(views, tmp_path))
@@ -325,11 +271,6 @@ def _set(name: str, raw: bytes) -> Callable[[dict[str, bytes]], object]:
 _ROOT = "pytorch_model"
 
 
-def test_an_archive_that_another_program_wrote_is_read(tmp_path):
-    store = open_checkpoint(_rezipped(tmp_path, lambda entries: None))
-    assert store.read("t").tolist() == list(range(6))
-
-
 _ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "big-endian": (_set(f"{_ROOT}/byteorder", b"big"), "is not little-endian."),
     "TorchScript": (_set(f"{_ROOT}/constants.pkl", b""), "is a TorchScript archive."),
@@ -357,9 +298,7 @@ def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(case, tmp_pat
 def test_files_that_torch_reads_in_other_ways_are_refused_with_the_way_out(tmp_path):
     _saved({"t": torch.ones(1)}, tmp_path, _use_new_zipfile_serialization=False)
     error = refusal(tmp_path)
-    assert error.message == (
-        f"{_SINGLE}: was written by a torch before 1.6, whose files are no archives."
-    )
+    assert "was written by a torch before 1.6, whose files are no archives." in error.message
     assert "torch.save(torch.load(file), new_file)" in error.hint
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / _SINGLE)
     error = refusal(tmp_path)
@@ -428,9 +367,7 @@ def _crossed_lists() -> list[Any]:
 @pytest.mark.parametrize("make", [_endless_dict, _doubled_dict, _crossed_lists])
 def test_names_without_end_are_refused(make, tmp_path, monkeypatch):
     monkeypatch.setattr(pytorch, "_WORK", 300_000)
-    assert why(_saved(make(), tmp_path)) == (
-        f"{_SINGLE}: holds too many tensors, or dicts inside themselves."
-    )
+    assert "holds too many tensors, or dicts inside themselves." in why(_saved(make(), tmp_path))
 
 
 def test_a_truncated_or_another_file_is_refused(tmp_path):
@@ -438,9 +375,7 @@ def test_a_truncated_or_another_file_is_refused(tmp_path):
     raw = path.read_bytes()
     for size in (21, 41, 300, len(raw) - 1, len(raw) - 22):
         path.write_bytes(raw[:size])
-        assert why(tmp_path) == (
-            f"{_SINGLE}: truncated, has {size} bytes and no zip directory at their end."
-        )
+        assert f"truncated, has {size} bytes and no zip directory at their end." in why(tmp_path)
     for other in (b"", raw[:3], b"version https://git-lfs.github.com/spec/v1\n" * 3):
         path.write_bytes(other)
         assert why(tmp_path) == f"{_SINGLE}: is no zip archive, as torch.save writes it."
@@ -472,16 +407,10 @@ def _forge(value: Any) -> Callable[[dict[str, bytes]], object]:
     return _set(f"{_ROOT}/data.pkl", raw.getvalue())
 
 
-def test_a_forged_description_without_a_fault_is_read(tmp_path):
-    store = open_checkpoint(_rezipped(tmp_path, _forge({"t": _Forged()})))
-    assert store.read("t").tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
 _STORAGE = ("storage", torch.FloatStorage, "0", "cpu")
 _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a row too many": ({"size": (3, 3)}, "needs element 8 of a storage that has 6."),
     "an offset too far": ({"offset": 1}, "needs element 6 of a storage that has 6."),
-    "a stride too far": ({"stride": (4, 1)}, "needs element 6 of a storage that has 6."),
     "a negative offset": ({"offset": -1}, "has storage offset -1, expected a non-negative"),
     "a negative stride": ({"stride": (-3, 1)}, "has stride -3, expected a non-negative"),
     "a negative size": ({"size": (-2, 3)}, "has shape -2, expected a non-negative"),
@@ -489,7 +418,6 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a size of 2^62": ({"size": (2**62, 3)}, "of a storage that has 6."),
     "sizes that overflow": ({"size": (2**32, 2**32), "stride": (0, 0)}, "it repeats them."),
     "a size that is a truth": ({"size": (True, 3)}, "has shape a bool, expected"),
-    "a size that is a fraction": ({"size": (2.0, 3)}, "has shape a float, expected"),
     "a shape that is a list": ({"size": [2, 3]}, "has shape a list, expected at most 16 integers."),
     "17 axes": ({"size": (1,) * 17, "stride": (1,) * 17}, "has shape a tuple, expected at most 16"),
     "a stride too few": ({"stride": (1,)}, "has shape (2, 3) and stride (1,)."),
@@ -520,38 +448,22 @@ def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path
     changes, sentence = _FAULTS[fault]
     forged = {"good": _Forged(), "t": _Forged(**changes)}
     _rezipped(tmp_path, _forge(forged))
-    assert open_checkpoint(tmp_path).read("good").shape == (2, 3)
+    assert open_checkpoint(tmp_path).read("good").tolist() == [[0, 1, 2], [3, 4, 5]]
     message = why(tmp_path)
     assert message.startswith(f"{_SINGLE}: tensor 't' ")
     assert sentence in message
 
 
-def test_a_persistent_id_of_another_kind_is_refused(tmp_path):
-    assert why(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))}))) == (
-        f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
-    )
-
-
-def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path):
-    class Subclass:
-        def __reduce__(self) -> tuple[Any, ...]:
-            make = _rebuild_from_type_v2
-            return make, (make, torch.Tensor, (make, torch.Tensor, (), {}), {})
-
-    message = why(_rezipped(tmp_path, _forge({"t": Subclass()})))
-    assert "calls torch._tensor._rebuild_from_type_v2 with 4 arguments that it does" in message
-
-
-def test_a_view_that_is_spread_over_too_much_is_refused(tmp_path, monkeypatch):
+def test_other_persistent_ids_and_views_spread_over_too_much_are_refused(tmp_path, monkeypatch):
+    sentence = f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
+    assert why(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))}))) == sentence
     monkeypatch.setattr(_pytorch_archive, "SPAN_BYTES", 19)
     _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
-    assert why(tmp_path) == (
-        f"{_SINGLE}: tensor 't' is spread over 36 bytes, more than the 19 allowed."
-    )
+    assert "tensor 't' is spread over 36 bytes, more than the 19 allowed." in why(tmp_path)
     assert open_checkpoint(tmp_path).read("whole").shape == (12,)
 
 
-def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path):
+def test_tensors_of_one_storage_are_read_alone_and_are_no_routers_of_layers(tmp_path):
     whole = torch.arange(48.0).reshape(6, 8)
     tied = {"a": whole, "b": whole, "part": whole[2:4], "rest": whole[4:], "empty": whole[:0]}
     store = open_checkpoint(_saved(tied, tmp_path))
@@ -569,9 +481,6 @@ def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path):
             f"{begin + size}."
         )
         assert "tensor.clone()" in caught.value.hint
-
-
-def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path):
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     named = {}
     for layer in range(3):
@@ -588,12 +497,16 @@ def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path):
     assert len(load_routers(open_checkpoint(_saved(apart, tmp_path))).routers) == 3
 
 
-@pytest.mark.parametrize("size", [1, 255, 1_000_000])
-def test_the_arguments_of_a_tensor_with_attributes_are_a_tuple(size, tmp_path):
-    program = (
+def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_of_a_tuple_only(tmp_path):
+    class Subclass:
+        def __reduce__(self) -> tuple[Any, ...]:
+            make = _rebuild_from_type_v2
+            return make, (make, torch.Tensor, (make, torch.Tensor, (), {}), {})
+
+    of_bytes = (
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_sparse_tensor\n"
-        b"NB" + struct.pack("<I", size) + bytes(size) + b"NtR."
+        b"NB" + struct.pack("<I", 255) + bytes(255) + b"NtR."
     )
-    with zipfile.ZipFile(tmp_path / _SINGLE, "w") as archive:
-        archive.writestr("archive/data.pkl", program)
-    assert "_rebuild_from_type_v2 with 4 arguments that it does not take" in why(tmp_path)
+    for change in (_forge({"t": Subclass()}), _set(f"{_ROOT}/data.pkl", of_bytes)):
+        message = why(_rezipped(tmp_path, change))
+        assert "calls torch._tensor._rebuild_from_type_v2 with 4 arguments that it does" in message

@@ -1,12 +1,18 @@
+"""Headers by hand; oracle: the safetensors library writes, torch says what the numbers are."""
+
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 from moegeom.checkpoint import limits
+from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
 from tests.unit.checkpoint.conftest import why
@@ -78,9 +84,7 @@ _DUPLICATES = {
 @pytest.mark.parametrize("case", _DUPLICATES)
 def test_no_key_may_stand_twice(case, write_raw):
     key, raw = _DUPLICATES[case]
-    assert why(write_raw(raw.encode(), num_data=8)) == (
-        f"{_FILE}: the header: holds the key '{key}' twice."
-    )
+    assert f"the header: holds the key '{key}' twice." in why(write_raw(raw.encode(), num_data=8))
 
 
 @pytest.mark.parametrize(
@@ -97,9 +101,15 @@ def test_a_name_that_confuses_the_count_of_quotes_is_read_all_the_same(name, wri
     assert store.info(name).size_bytes == 8
 
 
-def test_keys_and_dtypes_of_a_later_version_do_not_hide_the_other_tensors(write_raw, entry):
+def test_later_dtypes_and_tensors_side_by_side_hide_no_others(write_raw, entry):
     header = {"new": entry(dtype="F2", data_offsets=[8, 16]), "t": entry(stride=[1])}
     assert open_checkpoint(write_raw(header, num_data=16)).read("t").shape == (2,)
+    spans = {"b": [8, 16], "in b": [12, 12], "a": [0, 8], "first": [0, 0], "last": [16, 16]}
+    header = {n: entry(data_offsets=at, shape=[(at[1] - at[0]) // 4]) for n, at in spans.items()}
+    store = open_checkpoint(write_raw(header, num_data=16))
+    assert {name: store.read(name).size for name in store.names()} == {
+        "b": 2, "in b": 0, "a": 2, "first": 0, "last": 0
+    }  # fmt: skip
 
 
 _OVERLAPS = {
@@ -127,39 +137,31 @@ def test_two_tensors_in_the_same_bytes_are_refused_by_name_and_range(
     )
 
 
-def test_tensors_side_by_side_and_empty_ones_anywhere_are_no_overlap(write_raw, entry):
-    spans = {"b": [8, 16], "in b": [12, 12], "a": [0, 8], "first": [0, 0], "last": [16, 16]}
-    header = {n: entry(data_offsets=at, shape=[(at[1] - at[0]) // 4]) for n, at in spans.items()}
-    store = open_checkpoint(write_raw(header, num_data=16))
-    assert {name: store.read(name).size for name in store.names()} == {
-        "b": 2, "in b": 0, "a": 2, "first": 0, "last": 0
-    }  # fmt: skip
-
-
-def test_a_shape_that_no_array_can_have_is_refused_also_when_it_is_empty(write_raw, entry):
+def test_impossible_shapes_and_files_of_another_length_are_refused(write_raw, entry):
     path = write_raw({"t": entry(shape=[2**62, 2**62, 0], data_offsets=[0, 0])}, num_data=0)
     assert why(path) == (
         f"{_FILE}: tensor 't' has shape ({2**62}, {2**62}, 0), which is more than memory can "
         "address."
     )
-
-
-def test_a_file_shorter_than_its_header_promises_is_truncated(write_raw, entry):
     path = write_raw({"t": entry(), "later": entry(data_offsets=[8, 16])}, num_data=16)
     raw = path.read_bytes()
     for size in (0, 7, 8, 20, len(raw) - 4):
         path.write_bytes(raw[:size])
         assert why(path).startswith(f"{_FILE}: truncated, has {size} bytes")
     assert why(path).endswith(f" and its header promises {len(raw)}.")
-
-
-def test_a_header_longer_than_the_limit_is_not_read(write_raw):
-    assert why(write_raw(b"{}", length=limits.HEADER_BYTES + 1)) == (
-        f"{_FILE}: the header claims 40000001 bytes, more than the 40000000 allowed."
+    path = write_raw({"t": entry()}, num_data=9)
+    with pytest.raises(SafetensorError, match="file not fully covered"):
+        load_file(path)
+    size = path.stat().st_size
+    assert why(path) == (
+        f"{_FILE}: has {size} bytes, and its last tensor ends at {size - 1}: the header may be that "
+        "of another file."
     )
 
 
-def test_a_header_of_brackets_is_refused_before_it_is_parsed(write_raw, monkeypatch):
+def test_a_header_beyond_the_limits_is_refused_before_it_is_read_or_parsed(write_raw, monkeypatch):
+    sentence = f"{_FILE}: the header claims 40000001 bytes, more than the 40000000 allowed."
+    assert why(write_raw(b"{}", length=limits.HEADER_BYTES + 1)) == sentence
     monkeypatch.setattr(limits, "JSON_MEMORY", 10_000)
     raw = json.dumps({"t": [[]] * 100}).encode()
     monkeypatch.setattr(json, "loads", None)
@@ -172,22 +174,41 @@ def test_a_header_of_brackets_is_refused_before_it_is_parsed(write_raw, monkeypa
 def test_a_header_of_more_tensors_or_characters_than_the_limit_is_refused(
     write_raw, entry, monkeypatch
 ):
-    assert why(write_raw({"n" * 1025: entry()}, num_data=8)) == (
-        f"{_FILE}: the header has a name of 1025 characters, more than the 1024 allowed."
-    )
+    sentence = f"{_FILE}: the header has a name of 1025 characters, more than the 1024 allowed."
+    assert why(write_raw({"n" * 1025: entry()}, num_data=8)) == sentence
     assert open_checkpoint(write_raw({"n" * 1024: entry()}, num_data=8)).read("n" * 1024).size == 2
     monkeypatch.setattr(limits, "TENSORS", 2)
-    assert why(write_raw({name: entry() for name in "abc"}, num_data=8)) == (
-        f"{_FILE}: the header describes 3 tensors, more than the 2 allowed."
-    )
+    sentence = f"{_FILE}: the header describes 3 tensors, more than the 2 allowed."
+    assert why(write_raw({name: entry() for name in "abc"}, num_data=8)) == sentence
 
 
-def test_bytes_behind_the_last_tensor_are_refused_as_the_library_does(write_raw, entry):
-    path = write_raw({"t": entry()}, num_data=9)
-    with pytest.raises(SafetensorError, match="file not fully covered"):
-        load_file(path)
-    size = path.stat().st_size
-    assert why(path) == (
-        f"{_FILE}: has {size} bytes, and its last tensor ends at {size - 1}: the header may be that "
-        "of another file."
-    )
+# -------------------------------------------------------------------------------------- round trips
+_EVERY_16_BITS = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+_EVERY_8_BITS = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+
+_TENSORS = {
+    "BF16": _EVERY_16_BITS.view(torch.bfloat16),
+    "F16": _EVERY_16_BITS.view(torch.float16),
+    "F8_E4M3": _EVERY_8_BITS.view(torch.float8_e4m3fn),
+    "F8_E5M2": _EVERY_8_BITS.view(torch.float8_e5m2),
+    "F32": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+    "F64": torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+}
+
+
+def test_every_float_and_shape_is_what_torch_reads_and_metadata_is_no_tensor(tmp_path):
+    own = {dtype: tensor.clone() for dtype, tensor in _TENSORS.items()}
+    save_file(own, tmp_path / "model.safetensors", {"format": "pt", "F32": "u"})
+    store = open_checkpoint(tmp_path)
+    assert set(store.names()) == _TENSORS.keys()
+    for dtype, tensor in _TENSORS.items():
+        assert store.info(dtype).dtype == dtype
+        wide = tensor.to(torch.float64 if dtype == "F64" else torch.float32)
+        np.testing.assert_array_equal(upcast(store.read(dtype)), wide.numpy(), dtype, strict=True)
+    shapes = {str(shape): shape for shape in ((), (0,), (0, 3), (1,), (2, 3, 4))}
+    tensors = {n: torch.arange(int(np.prod(s))).reshape(s) for n, s in shapes.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    store = open_checkpoint(tmp_path)
+    for name, tensor in tensors.items():
+        assert store.info(name).shape == shapes[name]
+        np.testing.assert_array_equal(store.read(name), tensor.numpy(), strict=True)

@@ -46,19 +46,17 @@ def test_shards_read_like_one_file_whose_bytes_are_counted(tmp_path):
     assert set(open_checkpoint(tmp_path).names()) == {"a", "b", "c"}
 
 
-def test_what_is_read_of_everything_is_all_there_is(tmp_path):
+def test_all_there_is_is_read_and_a_truncated_shard_is_named(tmp_path):
     (_sharded(tmp_path) / "config.json").write_text('{"a": 1}')
     store = open_checkpoint(tmp_path)
     assert store.config == {"a": 1}
     assert [name for name, _ in store.read_many("abc")] == ["a", "b", "c"]
     assert store.bytes_read == store.bytes_total
-
-
-def test_an_index_that_names_a_missing_file_says_which_and_how_many(tmp_path):
-    folder = _sharded(tmp_path, {"d": "m-3.safetensors", "e": "m-4.safetensors"})
-    assert why(folder, "e") == (
-        f"{_INDEX}: names 'm-4.safetensors', which does not exist (2 of 4 files are missing)."
-    )
+    path = _sharded(tmp_path) / "m-2.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 3)
+    sentence = f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
+    assert why(tmp_path, "c") == sentence
 
 
 def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
@@ -73,77 +71,49 @@ def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
         assert caught.value.message == (
             f"{_INDEX}: names 'm-2.safetensors', which does not exist (1 of 2 files is missing)."
         )
-
-
-def test_an_index_without_any_of_its_files_is_refused_at_once(tmp_path):
-    folder = _sharded(tmp_path)
-    for file in folder.glob("*.safetensors"):
-        file.unlink()
-    assert why(folder) == (
-        f"{_INDEX}: names 'm-1.safetensors', which does not exist (2 of 2 files are missing)."
-    )
+    (folder / "m-1.safetensors").unlink()
+    assert why(folder).endswith("(2 of 2 files are missing).")  # at once
 
 
 def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, monkeypatch):
-    assert why(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"})) == (
-        f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
-    )
+    sentence = f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
+    assert why(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"})) == sentence
     monkeypatch.setattr(limits, "TENSORS", 2)
     assert why(_sharded(tmp_path)) == (f"{_INDEX}: describes 3 tensors, more than the 2 allowed.")
     (tmp_path / _INDEX).unlink()
-    assert why(tmp_path) == (
-        "m-2.safetensors: with this file there are 3 tensors, more than the 2 allowed."
-    )
+    sentence = "m-2.safetensors: with this file there are 3 tensors, more than the 2 allowed."
+    assert why(tmp_path) == sentence
     monkeypatch.undo()
     monkeypatch.setattr(limits, "FILES", 1)
     assert why(_sharded(tmp_path)) == f"{_INDEX}: names 2 files, more than the 1 allowed."
 
 
-def test_a_tensor_that_its_shard_lacks_is_named(tmp_path):
+def test_a_tensor_that_its_shard_lacks_or_no_file_holds_is_named(tmp_path):
     folder = _sharded(tmp_path, {"d": "m-2.safetensors"})
-    assert why(folder, "d") == (
-        "m-2.safetensors: tensor 'd' is missing; the index says that it is here."
-    )
+    sentence = "m-2.safetensors: tensor 'd' is missing; the index says that it is here."
+    assert why(folder, "d") == sentence
+    assert why(folder, "z") == f"{tmp_path.name}: there is no tensor 'z'."
 
 
-def test_a_name_that_is_nowhere_is_an_error(tmp_path):
-    assert why(_sharded(tmp_path), "z") == f"{tmp_path.name}: there is no tensor 'z'."
+def test_an_index_names_files_of_its_folder_and_maps_names_to_them(tmp_path):
+    for file in ("../x", "/etc/passwd", "a/../../x", "..\\x", "C:x", "", ".", "a\0b", ".."):
+        sentence = f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
+        assert why(_sharded(tmp_path, {"d": file})) == sentence
+    twice = '{"weight_map": {"a": "m-1", "a": "m-2"}}'
+    for sentence, texts in {
+        "has no 'weight_map' from tensor to file.": ("{}", *map(_map_of, ("[]", "{}"))),
+        "holds the key 'a' twice.": (twice,),
+        "'weight_map' holds a value that is no file name.": (
+            _map_of(f'{{"d": {value}}}') for value in ("3", "null", "[]", "{}")
+        ),
+    }.items():
+        for text in texts:
+            (_sharded(tmp_path) / _INDEX).write_text(text)
+            assert why(tmp_path) == f"{_INDEX}: {sentence}", text
 
 
-@pytest.mark.parametrize(
-    "file", ["../x", "/etc/passwd", "a/../../x", "..\\x", "C:x", "", ".", "a\0b", ".."]
-)
-def test_an_index_cannot_name_a_file_outside_its_folder(file, tmp_path):
-    assert why(_sharded(tmp_path, {"d": file})) == (
-        f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
-    )
-
-
-_MAPS = {
-    "{}": "has no 'weight_map' from tensor to file.",
-    '{"weight_map": []}': "has no 'weight_map' from tensor to file.",
-    '{"weight_map": {}}': "has no 'weight_map' from tensor to file.",
-    '{"weight_map": {"a": "m-1", "a": "m-2"}}': "holds the key 'a' twice.",
-    **{
-        f'{{"weight_map": {{"d": {value}}}}}': "'weight_map' holds a value that is no file name."
-        for value in ("3", "null", "[]", "{}")
-    },
-}
-
-
-@pytest.mark.parametrize("text", _MAPS)
-def test_an_index_without_a_map_from_names_to_files_is_refused(text, tmp_path):
-    (_sharded(tmp_path) / _INDEX).write_text(text)
-    assert why(tmp_path) == f"{_INDEX}: {_MAPS[text]}"
-
-
-def test_a_truncated_shard_is_named(tmp_path):
-    path = _sharded(tmp_path) / "m-2.safetensors"
-    size = path.stat().st_size
-    os.truncate(path, size - 3)
-    assert why(tmp_path, "c") == (
-        f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
-    )
+def _map_of(names: str) -> str:
+    return f'{{"weight_map": {names}}}'
 
 
 def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
@@ -151,13 +121,10 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
     save_file({"a": np.ones(1)}, tmp_path / "n.safetensors")
     error = refusal(tmp_path)
     assert "ow slices" in error.hint
-    assert error.message == (
-        "n.safetensors: tensor 'a' is also in m-1.safetensors, and there is no index."
-    )
+    sentence = "n.safetensors: tensor 'a' is also in m-1.safetensors, and there is no index."
+    assert error.message == sentence
 
 
 def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path):
     save_file({"a": np.ones(1)}, _sharded(tmp_path) / "model.safetensors")
-    assert why(tmp_path) == (
-        f"{tmp_path.name}: holds both model.safetensors and {_INDEX}, which does not name it."
-    )
+    assert f"holds both model.safetensors and {_INDEX}, which does not name it." in why(tmp_path)

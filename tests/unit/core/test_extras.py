@@ -38,19 +38,14 @@ def refused(error: UsageError) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def test_exports_need_packages_that_their_extra_brings():
+def test_an_export_without_its_package_is_refused_with_the_extra_that_brings_it(bare):
     assert NEEDY == ["tensorboard", "wandb"]
     for name in NEEDY:
         export = SERIES_EXPORTS[name]
         assert any(export.package in entry for entry in EXTRAS[export.extra])
-
-
-@pytest.mark.parametrize("name", NEEDY)
-def test_an_export_without_its_package_is_refused(bare, name):
-    export = SERIES_EXPORTS[name]
-    with pytest.raises(UsageError) as caught:
-        export.refuse_absent()
-    assert refused(caught.value) == (export.package, export.extra)
+        with pytest.raises(UsageError) as caught:
+            export.refuse_absent()
+        assert refused(caught.value) == (export.package, export.extra)
 
 
 @pytest.mark.parametrize("ending", RENDERERS)

@@ -30,23 +30,19 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [("é\n", "é\n".encode()), (b"\0\xff", b"\0\xff"), (lambda file: file.write(b"own"), b"own")],
-)
-def test_texts_bytes_and_writers_are_written_alone(tmp_path, content, expected):
-    write_whole(tmp_path / "x", content)
-    write_whole(tmp_path / "x", content)
-    assert (tmp_path / "x").read_bytes() == expected
-    assert names(tmp_path) == ["x"]
-
-
-def test_a_new_file_has_the_rights_that_open_gives(tmp_path):
+def test_texts_bytes_and_writers_are_written_alone_with_the_rights_that_open_gives(tmp_path):
     (tmp_path / "opened").write_text("")
-    write_whole(tmp_path / "x", "")
-    write_whole(tmp_path / "own", "", mode=0o600)
+    for content, expected in (
+        ("é\n", "é\n".encode()),
+        (b"\0\xff", b"\0\xff"),
+        (lambda file: file.write(b"own"), b"own"),
+    ):
+        write_whole(tmp_path / "x", content)
+        assert (tmp_path / "x").read_bytes() == expected
     assert (tmp_path / "x").stat().st_mode == (tmp_path / "opened").stat().st_mode
+    write_whole(tmp_path / "own", "", mode=0o600)
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
+    assert names(tmp_path) == ["opened", "own", "x"]
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):

@@ -204,9 +204,8 @@ def test_every_mark_is_drawn_with_its_gaps():
     for kind, panel in PANELS.items():
         text = panel_svg(panel, "alt")
         assert text == panel_svg(panel, "alt"), kind
-        assert "nan" not in text, kind
-        assert "inf" not in text, kind
         assert 'aria-label="alt"' in text, kind
+        assert not re.search("nan|inf", text), kind
 
 
 @pytest.mark.parametrize(

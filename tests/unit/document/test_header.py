@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from moegeom.document.header import (
     gate_rule_line,
     routers_line,
@@ -86,7 +84,7 @@ def test_failed_tests_and_skipped_tensors_are_counted_in_english(run_on_tokens):
         assert skipped(facts) == [tensors]
 
 
-def test_layers_that_were_asked_for_in_vain_are_named():
+def test_layers_that_were_asked_for_in_vain_are_named(run):
     for layers, sentence in {
         None: "",
         "1": "",
@@ -95,9 +93,6 @@ def test_layers_that_were_asked_for_in_vain_are_named():
         "0-9": "layers 0,2,4-9 were asked for and have no router",
     }.items():
         assert layers_without_router(layers, ["text/1", "vision/3/second"]) == sentence
-
-
-def test_the_header_names_layers_that_were_asked_for_in_vain(run):
     line = routers_line(summary({**run, "layers_requested": "3-61"}))
     assert line.endswith(" Layer 61 was asked for and has no router.")
     assert "asked" not in routers_line(summary(run))
@@ -120,7 +115,7 @@ STEPS = {
 }
 
 
-def test_routers_that_choose_alike_share_a_sentence_and_others_are_counted():
+def test_routers_that_choose_alike_share_a_sentence_and_others_are_counted(run):
     assert rule_brief(SENTENCE, []) == rule_brief(SENTENCE, [router(2)] * 3) == SENTENCE
     several = [router(2), router(3), router(4), router(3)]
     counted = "softmax, top 3 of 12 (2 of 4 routers), 2 of 12 (1), 4 of 12 (1)"
@@ -128,9 +123,6 @@ def test_routers_that_choose_alike_share_a_sentence_and_others_are_counted():
     for step, facts in STEPS.items():
         told_apart = f"softmax, top 2 of 12 (2 of 3 routers); {step}, top 2 of 12 (1)"
         assert rule_brief(SENTENCE, [router(2), router(2), router(2, **facts)]) == told_apart
-
-
-def test_the_header_does_not_say_of_all_routers_what_the_first_does(run):
     odd = {**run["routers"][1], "top_k": 4}
     changed = {**run, "routers": [*run["routers"][:-1], odd]}
     assert run["checkpoint"]["rule"] in rule_line(summary(run))
@@ -146,37 +138,35 @@ def run_of(share: float | None, overridden=()) -> dict:
     }
 
 
-@pytest.mark.parametrize(
-    ("run", "is_verified"),
-    [
-        (run_of(1.0), True),
-        (run_of(LEAST_SHARE), True),
-        (run_of(LEAST_SHARE - 1e-9), False),
-        (run_of(0.5), False),
-        (run_of(1.0, ["rec: recorded from another checkpoint."]), False),
-        (run_of(None), False),
-        ({"checkpoint": {"name": "model"}, "tokens": None, "trust": None}, False),
-    ],
-)
-def test_a_rule_is_verified_by_the_choices_of_the_run_or_assumed(run, is_verified):
-    trust = "verified by recorded choices" if is_verified else assumed()
-    assert rule_trust(run) == trust
-    assert is_verified_here(run) == is_verified
-    assert rule_status(run) == ("verified" if is_verified else "assumed")
-    if run["trust"] and run["trust"]["share_reproduced"] is not None:
-        assert ("NOT verified" in gate_rule_line(run)) != is_verified
-    elif run["trust"]:
-        for line in (gate_rule_line(run), trust_line(summary(run))):
-            assert trust in line
+#: Runs, and whether their choices verify the rule.
+VERIFIED = [
+    (run_of(1.0), True),
+    (run_of(LEAST_SHARE), True),
+    (run_of(LEAST_SHARE - 1e-9), False),
+    (run_of(0.5), False),
+    (run_of(1.0, ["rec: recorded from another checkpoint."]), False),
+    (run_of(None), False),
+    ({"checkpoint": {"name": "model"}, "tokens": None, "trust": None}, False),
+]
 
 
-def test_an_assumed_rule_says_what_it_was_taken_from():
+def test_a_rule_is_verified_by_the_choices_of_the_run_or_assumed():
+    for run, is_verified in VERIFIED:
+        trust = "verified by recorded choices" if is_verified else assumed()
+        assert rule_trust(run) == trust
+        assert is_verified_here(run) == is_verified
+        assert rule_status(run) == ("verified" if is_verified else "assumed")
+        if run["trust"] and run["trust"]["share_reproduced"] is not None:
+            assert ("NOT verified" in gate_rule_line(run)) != is_verified
+        elif run["trust"]:
+            assert trust in gate_rule_line(run)
+            assert trust in trust_line(summary(run))
+
+
+def test_an_assumed_rule_says_what_it_was_taken_from(refused_run):
     described = {"checkpoint": {"family": "described"}, "tokens": None, "trust": None}
     assert rule_trust(described) == "assumed from options"
-    assert "rule_origin" not in described["checkpoint"]
     of_a_file = {**described, "checkpoint": {"family": "mine", "rule_origin": "the family file"}}
     assert rule_trust(of_a_file) == "assumed from the family file"
-
-
-def test_routers_that_could_not_be_read_have_no_rule(refused_run):
+    # routers that could not be read have none
     assert rule_facts(refused_run) == {"rule_status": None, "rule_trust": None}

@@ -56,7 +56,7 @@ def test_with_detail_and_in_markdown_every_finding_is_whole():
     assert "--detail" not in text
 
 
-def test_the_longest_part_is_cut_first():
+def test_the_longest_part_is_cut_first_but_what_stands_aside_before_it():
     short = in_part([Note(f"short {n}") for n in range(6)], "note", detail=False)
     long = in_part([Note(f"long {n}") for n in range(60)], "line", detail=False)
     screen = page_of([short], [long])
@@ -65,9 +65,6 @@ def test_the_longest_part_is_cut_first():
     assert screen[-1] == "Not shown: 48 more lines: --detail"
     # a command that a terminal folds counts as its lines
     assert len(page_of([in_part([Note("x" * 160)] * 30, "note", detail=False)])) == 13
-
-
-def test_what_stands_aside_is_cut_before_what_is_longer():
     aside = in_part([Note(f"aside {n}") for n in range(6)], "note", detail=False, is_aside=True)
     long = in_part([Note(f"long {n}") for n in range(36)], "line", detail=False)
     screen = page_of([aside], [long])
@@ -99,20 +96,16 @@ def test_layers_that_follow_each_other_and_print_alike_are_one_line():
     assert [line[0] for line in every[:48]] == [str(n) for n in range(48)]
 
 
-def test_a_long_table_shows_the_worst_and_says_how_many_it_does_not():
+def test_a_long_table_shows_the_worst_layers_and_those_of_findings_and_counts_the_others():
     loads = [1.0 + 0.1 * ((7 * n) % 48) for n in range(48)]
     excerpt = layer_excerpt(summary(loads), detail=False)
     shown = [int(line[0]) for line in lines_of(excerpt)[:-2]]
     worst = sorted(range(48), key=lambda n: -loads[n])[: len(shown)]
     assert shown == sorted(worst)
     assert table_of(excerpt).rest == f"and {48 - len(shown)} more layers: --detail"
-
-
-def test_the_worst_layer_of_every_finding_is_among_those_shown():
-    one = finding(0)
     every = tuple(f"text/{n}" for n in range(40))
-    many = dataclasses.replace(one, severity="error", routers=every)
-    late = dataclasses.replace(one, routers=("text/47",))
+    many = dataclasses.replace(finding(0), severity="error", routers=every)
+    late = dataclasses.replace(finding(0), routers=("text/47",))
     loads = [2.0 + 0.1 * n for n in range(46)] + [1.1, 1.2]
     lines = lines_of(layer_excerpt(summary(loads, [many, late]), detail=False))
     assert {"0", "47"} <= {line[0] for line in lines}
@@ -137,17 +130,12 @@ def test_a_bar_ends_at_the_limit_and_marks_the_fair_share():
         0.0: "   │      ",
     }
     assert {value: bar(value, 3.0) for value in drawn} == drawn
-
-
-def test_bars_of_a_balanced_and_of_a_collapsed_model_differ():
     balanced, collapsed = (
         lines_of(layer_excerpt(summary([load] * 3), detail=False))[0][1] for load in (1.2, 3.5)
     )
     assert balanced.count("▇") < collapsed.count("▇")
     assert f"{MOST_FAIR_SHARES:g}x" in layer_excerpt(summary([1.2]), detail=False).screen[1].text
-
-
-def test_without_block_characters_bars_are_plain():
+    # without block characters
     screen = page_of([layer_excerpt(summary([1.2]), False)], is_ascii=True)
     (line,) = (line for line in screen if "#" in line)
     assert "###|#" in line

@@ -56,16 +56,16 @@ def test_every_report_is_whole_and_names_what_nobody_looked_at(
         assert "scale of another kind" in rendered(name, unread, refused_run), name
 
 
-@pytest.mark.parametrize("name", ["table", "md"])
-def test_a_refusal_is_told_once_and_also_when_its_check_was_not_selected(name, refused_run):
+def test_a_refusal_is_told_once_and_also_when_its_check_was_not_selected(refused_run):
     selected = Verdict((Outcome("MGI106", "storage", "error", "failed", "", (UNREADABLE,)),))
-    for verdict, where in (
-        (selected, "MGI106 says why"),
-        (Verdict(()), "none could be read. model:"),
-    ):
-        text = rendered(name, verdict, refused_run)
-        assert where in text
-        assert text.count("scale of another kind") == 1
+    for name in ("table", "md"):
+        for verdict, where in (
+            (selected, "MGI106 says why"),
+            (Verdict(()), "none could be read. model:"),
+        ):
+            text = rendered(name, verdict, refused_run)
+            assert where in text
+            assert text.count("scale of another kind") == 1
 
 
 def test_the_sentence_counts_every_check_once_and_says_when_warnings_fail(failed, strict):
@@ -74,16 +74,12 @@ def test_the_sentence_counts_every_check_once_and_says_when_warnings_fail(failed
         "1 needs a baseline, 1 does not apply, 1 ignored."
     )
     assert verdict_sentence(strict).endswith(" Warnings fail.")
-
-
-def test_what_lacks_in_a_baseline_that_was_given_is_counted_as_that():
     lacking = [
         Outcome(code, "load", "warning", "needs tokens in the baseline", "made without tokens")
         for code in ("MGB401", "MGB402")
     ]
-    assert "; 0 checks passed, 2 need a baseline made with tokens." in verdict_sentence(
-        Verdict(tuple(lacking))
-    )
+    two = verdict_sentence(Verdict(tuple(lacking)))
+    assert "; 0 checks passed, 2 need a baseline made with tokens." in two
     assert "1 needs a baseline made with tokens." in verdict_sentence(Verdict((lacking[0],)))
 
 
@@ -192,7 +188,9 @@ def test_colours_appear_only_when_asked_for_and_a_gate_that_judged_nothing_is_no
     assert colour_of_the_verdict() == ["33"]
 
 
-def test_json_is_strict_and_holds_every_check(failed, run):
+def test_json_is_strict_holds_every_check_and_gives_the_text_of_others_back(
+    failed, run, of_others, hostile
+):
     facts = {**run, "seconds": float("nan"), "largest": float("inf")}
     text = rendered("json", failed, facts)
     document = json.loads(text, parse_constant=lambda name: pytest.fail(f"not strict: {name}"))
@@ -204,11 +202,8 @@ def test_json_is_strict_and_holds_every_check(failed, run):
     assert failing == ["MGI104"]
     assert (document["run"]["seconds"], document["run"]["largest"]) == (None, "inf")
     assert document["outcomes"][4]["findings"][0]["routers"] == ["text/44"]
-
-
-def test_json_gives_the_text_of_others_back_unchanged(of_others, hostile):
-    document = json.loads(rendered("json", *of_others(hostile)))
-    assert document["outcomes"][0]["findings"][0]["title"] == hostile
+    of_names = json.loads(rendered("json", *of_others(hostile)))
+    assert of_names["outcomes"][0]["findings"][0]["title"] == hostile
 
 
 def page(verdict, run) -> Page:
@@ -217,16 +212,15 @@ def page(verdict, run) -> Page:
     return Page(MarkdownIt("commonmark").enable("table").render(text))
 
 
-def test_markdown_folds_a_table_of_all_checks_away(failed, run):
+def test_markdown_says_the_verdict_first_and_folds_a_table_of_all_checks_away(
+    failed, strict, warned, run
+):
     read = page(failed, run)
     assert [read.tags.count(tag) for tag in ("details", "summary", "table")] == [1, 1, 1]
     states = {code.strip(): state.strip() for code, _, state in read.rows}
     assert len(states) == len(failed.outcomes) + 1
     assert states["MGI104"] == "failed (error)"
     assert states["MGI121"] == "needs a baseline: no baseline"
-
-
-def test_markdown_says_the_verdict_first(failed, strict, warned, run):
     undecided = Verdict(failed.in_state("inconclusive"))
     words = {"FAILED": (failed, strict), "PASSED": (warned,), "INCONCLUSIVE": (undecided,)}
     for word, verdicts in words.items():
@@ -396,14 +390,12 @@ def test_a_warning_passes_with_its_text_until_warnings_fail(warned, strict, run)
     assert (type(failure), failure.type) == (Failure, "warning")
 
 
-def test_several_findings_make_one_failure(run, of_others):
-    verdict, _ = of_others("x")
-    (failure,) = cases_of(verdict, run)["MGI105"].result
+def test_several_findings_make_one_failure_and_text_that_xml_forbids_breaks_nothing(
+    run, of_others, hostile
+):
+    (failure,) = cases_of(of_others("x")[0], run)["MGI105"].result
     assert failure.message == "layer 1: x (and 1 more)"
     assert failure.text.count("layer 1: x") == 2
-
-
-def test_text_that_xml_forbids_does_not_break_the_document(of_others, hostile):
     text = junit(*of_others(hostile))
     assert "<script" not in text
     assert "\\x1b[31m" in text

@@ -66,7 +66,7 @@ def test_a_permanent_tie_is_at_distance_zero_wherever_it_decides():
 
 
 # ------------------------------------------------------------------------- ties of several experts
-def test_three_experts_of_the_fan_tie_in_the_origin_alone_and_no_others_anywhere():
+def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     nearest = ties.order_distance(FAN @ [2.0, 0.5], FAN, 1, 2)
     assert_allclose(nearest.upper, np.hypot(2.0, 0.5), rtol=1e-12)
     assert (nearest.is_exact, nearest.tied) == (True, (0, 1, 2))
@@ -78,10 +78,7 @@ def test_three_experts_of_the_fan_tie_in_the_origin_alone_and_no_others_anywhere
         nowhere = ties.order_distance(FAN @ np.ones(2), FAN, k, order)
         assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
         assert logit_distance(FAN @ np.ones(2), FAN, k, order).upper == INF
-
-
-def test_a_permanent_tie_of_three_experts_is_everywhere():
-    """Equal rows and biases; the chosen set holds one of them wherever the input is."""
+    # equal rows and biases; the chosen set holds one of them wherever the input is
     weight = np.vstack([np.tile([[1.0, 2.0]], (3, 1)), [[-1.0, 0.0]]])
     z = weight @ np.array([0.7, 0.1])
     assert ties.order_distance(z, weight, 1, 2).upper == 0.0
@@ -91,9 +88,6 @@ def test_a_permanent_tie_of_three_experts_is_everywhere():
     assert ties.order_distance(np.zeros(4), zeros, 2, 3).upper == 0.0
     assert ties.order_distance(np.arange(4.0), zeros, 2, 2).upper == INF
     assert logit_distance(np.arange(4.0), zeros, 2, 2).upper == INF
-
-
-def test_parallel_boundaries_never_meet_or_are_one():
     weight, bias = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 0.0, -1.0])
     z = weight @ np.array([0.2, 5.0])
     nowhere = ties.order_distance(z + bias, weight, 1, 2)
@@ -103,13 +97,20 @@ def test_parallel_boundaries_never_meet_or_are_one():
     assert_allclose(ties.order_distance(z, weight, 1, 2).upper, 0.2, rtol=1e-12)
 
 
-def test_coordinates_keep_the_distances_between_rows():
+def test_coordinates_keep_distances_and_a_real_shape_is_solved_within_few_steps():
     weight = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32) + 7.0
     rows = ties.row_coordinates(weight)
     assert rows.shape == (5, 5)
     for i, j in [(0, 1), (2, 4)]:
         expected = np.linalg.norm(weight[i].astype(float) - weight[j])
         assert_allclose(np.linalg.norm(rows[i] - rows[j]), expected, rtol=1e-12)
+    # 128 experts, 8 chosen: crossing costs prune ties far from the border
+    random = np.random.default_rng(1)
+    weight = random.uniform(0.5, 1.5, (128, 1)) * random.standard_normal((128, 256))
+    rows, z = ties.row_coordinates(weight), weight @ random.standard_normal(256)
+    nearest = [ties.order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
+    assert all(tie.is_exact for tie in nearest)
+    assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
 
 
 def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
@@ -129,16 +130,6 @@ def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
     bracket = ties.order_distance(z, weight, k, order)
     assert not bracket.is_exact
     assert 0.0 < bracket.lower < exact.upper <= bracket.upper
-
-
-def test_a_real_shape_is_solved_within_few_steps():
-    """128 experts, 8 chosen: crossing costs prune ties far from the border."""
-    random = np.random.default_rng(1)
-    weight = random.uniform(0.5, 1.5, (128, 1)) * random.standard_normal((128, 256))
-    rows, z = ties.row_coordinates(weight), weight @ random.standard_normal(256)
-    nearest = [ties.order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
-    assert all(tie.is_exact for tie in nearest)
-    assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
 
 
 @pytest.mark.parametrize("slope", [1e-3, 1e-5, 1e-7, 1e-8, 1e-9])
@@ -176,16 +167,13 @@ def random():
     return np.random.default_rng(6)
 
 
-def test_a_bias_beyond_the_radius_times_the_distance_beats():
+def test_as_many_experts_as_are_chosen_have_to_beat_one_by_more_than_the_radius():
     """|w_0 - w_1| = 5: on the ball of radius 2 a bias of 10 decides, one of 9.9 does not."""
     weight = [[3.0, 0.0], [0.0, 4.0]]
     certificates = proofs(weight, 1, 2.0, [10.001, 0.0])
     assert certificates.proofs == (POINT, BEATEN)
     assert beaten_by(certificates) == [[], [0]]
     assert BEATEN not in proofs(weight, 1, 2.0, [9.999, 0.0]).proofs
-
-
-def test_as_many_experts_have_to_beat_one_as_are_chosen():
     biases = [50.0, 40.0, 0.0, 0.0]
     assert proofs(np.eye(4), 2, 1.0, biases).proofs[2:] == (BEATEN, BEATEN)
     certificates = proofs(np.eye(4), 3, 1.0, biases)
@@ -208,7 +196,7 @@ def test_independent_rows_without_bias_are_reached_and_one_between_others_only_o
     assert proofs(line, 1, 3.0).proofs == (POINT, OPEN, POINT)
 
 
-def test_equal_rows_stay_open_as_the_tie_is_everywhere_or_are_ordered_for_ever(random):
+def test_equal_rows_stay_open_or_ordered_and_nearly_equal_ones_are_not_equal(random):
     assert proofs(np.full((3, 2), 0.1), 1, 5.0).proofs == (OPEN,) * 3
     assert proofs(np.zeros((3, 2)), 1, INF).proofs == (OPEN,) * 3
     weight = np.tile(random.standard_normal(4), (3, 1))
@@ -220,10 +208,7 @@ def test_equal_rows_stay_open_as_the_tie_is_everywhere_or_are_ordered_for_ever(r
         certificates = proofs(np.zeros((3, 4)), 2, INF, None, [9.0, 1.0, 5.0], score)
         assert certificates.proofs[1] == BEATEN, score
         assert beaten_by(certificates)[1] == [0, 2]
-
-
-def test_nearly_equal_rows_are_not_taken_for_equal():
-    """A Gram matrix in float64 does not tell them apart; far out, or with a small bias, they do."""
+    # a Gram matrix in float64 does not tell them apart; far out, or with a small bias, they do
     weight = np.zeros((4, 64), np.float32)
     weight[:, 0] = [1.0, 1.0, 1.0, -1.0]
     weight[1, 1], weight[2, 1] = 1e-9, -1e-9
@@ -257,15 +242,12 @@ def test_a_bias_beyond_the_range_of_a_bounded_score_beats_at_any_radius():
     assert proofs(np.eye(2), 1, 0.1, None, less, "sigmoid").proofs[0] != BEATEN
 
 
-def test_a_bias_on_raw_logits_is_a_logit_bias(random):
+def test_a_bias_on_raw_logits_is_one_of_logits_and_only_the_own_group_counts(random):
     weight, bias = random.standard_normal((6, 3)), 3.0 * random.standard_normal(6)
     one = proofs(weight, 2, 0.7, bias, score="identity")
     other = proofs(weight, 2, 0.7, None, bias, score="identity")
     assert one.proofs == other.proofs
     assert BEATEN in one.proofs
-
-
-def test_only_experts_of_the_own_group_count_against_an_expert():
     groups = GroupMask(2, 1, "max", -INF)
     certificates = proofs(np.eye(4), 1, 1.0, None, [0.0, 5.0, 0.0, 9.0], "sigmoid", groups)
     # the group of 1 is never chosen: true, and not something that is proved
@@ -273,7 +255,7 @@ def test_only_experts_of_the_own_group_count_against_an_expert():
     assert beaten_by(certificates)[:3:2] == [[1], [3]]
 
 
-def test_a_fill_that_overtakes_negative_scores_reaches_masked_experts():
+def test_fills_that_overtake_and_ties_between_groups_prove_nothing():
     """With fill 0 the masked group is chosen from: its lower expert, although it is beaten."""
     groups, bias = GroupMask(2, 1, "max", 0.0), np.array([-9.0, -7.0, -4.0, -4.0])
     chosen = route(np.zeros((1, 4)), rule(1, "sigmoid", True, groups), bias).chosen
@@ -281,9 +263,6 @@ def test_a_fill_that_overtakes_negative_scores_reaches_masked_experts():
     assert BEATEN not in proofs(np.eye(4), 1, 1.0, None, bias, "sigmoid", groups).proofs
     # nobody falls below 0: the fill is last, as -inf would be
     assert proofs(np.eye(4), 1, 1.0, None, bias + 9.0, "sigmoid", groups).proofs[0] == BEATEN
-
-
-def test_ties_between_groups_and_rows_that_cancel_give_no_point():
     groups = GroupMask(2, 1, "top2_sum", -INF)
     tied = proofs(np.zeros((4, 3)), 2, INF, None, np.zeros(4), "sigmoid", groups)
     assert tied.proofs == (OPEN,) * 4

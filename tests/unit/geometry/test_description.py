@@ -35,7 +35,7 @@ def test_bits_are_those_of_independent_logistic_choices_or_of_any_set(temperatur
         assert_allclose(bits[row], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_predicted_costs_nothing_and_nan_and_the_worst_no_more_than_a_name():
+def test_what_is_predicted_costs_nothing_as_do_ties_once_their_way_is_said():
     scores, chosen = drawn(0, noise=0.0)
     distances = set_distances(scores, chosen)
     assert distances.is_met.all()
@@ -49,9 +49,6 @@ def test_what_is_predicted_costs_nothing_and_nan_and_the_worst_no_more_than_a_na
     assert_allclose(bits[:2], 10.0 + log2_sets(7, 3), rtol=1e-3)
     whole = set_distances(scores, np.tile(np.arange(7), (40, 1)))
     assert whole.bits(0.1).max() < 1e-9
-
-
-def test_ties_cost_nothing_once_the_way_to_break_them_is_said():
     scores = np.round(drawn(1, experts=12, k=4)[0])
     first = np.argsort(-scores, axis=1, kind="stable")[:, :4]
     last = 11 - np.argsort(-scores[:, ::-1], axis=1, kind="stable")[:, :4]
@@ -75,22 +72,12 @@ def test_the_boundary_lies_between_the_last_chosen_score_and_the_next():
 
 
 # --------------------------------------------------------------------------------------- contrasts
-def test_a_number_that_is_common_to_a_token_says_nothing():
+def test_what_is_common_or_not_finite_costs_nothing_and_scales_of_noise_least():
     random = np.random.default_rng(0)
     recorded, predicted = random.standard_normal((2, 50, 4))
     moved = contrasts(recorded + random.standard_normal((50, 1)), predicted)
     assert_allclose(moved, contrasts(recorded, predicted), atol=1e-12)
     assert_allclose(moved.sum(axis=1), 0.0, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [FINEST, 0.25])
-def test_bits_of_a_pair_one_scale_apart_are_those_of_the_formula(scale):
-    apart = np.array([[scale, -scale], [0.0, 0.0]])
-    wide = np.log2(scale / FINEST)
-    assert_allclose(contrast_bits(apart, scale), [wide + 1.0, wide])
-
-
-def test_numbers_that_are_not_finite_cost_nothing_and_scales_of_noise_the_fewest_bits():
     recorded = np.array([[0.0, np.nan, 1.0], [np.inf, 0.0, 0.0], [1.0, 2.0, 4.0]])
     bits = contrast_bits(contrasts(recorded, np.zeros((3, 3))), 0.5)
     assert_array_equal(bits[:2], 0.0)
@@ -101,8 +88,15 @@ def test_numbers_that_are_not_finite_cost_nothing_and_scales_of_noise_the_fewest
     assert abs(int(np.argmin(sums)) - 3) <= 1
 
 
+@pytest.mark.parametrize("scale", [FINEST, 0.25])
+def test_bits_of_a_pair_one_scale_apart_are_those_of_the_formula(scale):
+    apart = np.array([[scale, -scale], [0.0, 0.0]])
+    wide = np.log2(scale / FINEST)
+    assert_allclose(contrast_bits(apart, scale), [wide + 1.0, wide])
+
+
 # ---------------------------------------------------------------------------------------- patterns
-def test_halving_a_row_saves_a_bit_for_each_of_its_numbers_and_rounding_nothing():
+def test_halving_a_row_saves_its_bits_and_the_best_rows_and_columns_are_named():
     saved = patterns.row_bits(
         np.array([2.0, 2.0, 1.0]), np.array([1.0, 0.1, 1.0]), np.array([0.5] * 3), 8
     )
@@ -111,6 +105,17 @@ def test_halving_a_row_saves_a_bit_for_each_of_its_numbers_and_rounding_nothing(
     assert_array_equal(patterns.row_bits(tiny, 0.0 * tiny, np.ones(3), 8), 0.0)
     # a number that explains more costs more
     assert_allclose([patterns.number_bits(3, 256, size, 1.0) for size in (4.0, 1.0)], [18.0, 12.0])
+    saved = np.where(np.arange(32) < 5, 100.0, -10.0)
+    region, worth = patterns.best_rows(saved, 8)
+    assert_array_equal(np.flatnonzero(region.rows), np.arange(5))
+    assert 0.0 < region.bits < 100.0
+    assert_allclose(worth, 500.0 - region.bits)
+    every, total = patterns.best_rows(np.ones(32), 8)
+    assert (every.is_whole, total) == (True, 32.0)
+    saved = np.random.default_rng(2).standard_normal(40)
+    region, worth = patterns.best_run(saved, 4)
+    sums = [saved[i:j].sum() for i in range(40) for j in range(i, 41)]
+    assert_allclose([worth + region.bits, saved[region.columns].sum()], max(sums))
 
 
 def test_a_common_vector_is_seen_beside_rows_that_moved_by_themselves_and_not_in_noise():
@@ -125,20 +130,6 @@ def test_a_common_vector_is_seen_beside_rows_that_moved_by_themselves_and_not_in
     change = random.standard_normal((16, 128)) + 0.2
     change[[2, 9]] = 0.0
     assert not patterns.common_vector(change, np.full(16, 1e-9)).any()
-
-
-def test_rows_and_the_run_of_columns_that_save_most_are_named():
-    saved = np.where(np.arange(32) < 5, 100.0, -10.0)
-    region, worth = patterns.best_rows(saved, 8)
-    assert_array_equal(np.flatnonzero(region.rows), np.arange(5))
-    assert 0.0 < region.bits < 100.0
-    assert_allclose(worth, 500.0 - region.bits)
-    every, total = patterns.best_rows(np.ones(32), 8)
-    assert (every.is_whole, total) == (True, 32.0)
-    saved = np.random.default_rng(2).standard_normal(40)
-    region, worth = patterns.best_run(saved, 4)
-    sums = [saved[i:j].sum() for i in range(40) for j in range(i, 41)]
-    assert_allclose([worth + region.bits, saved[region.columns].sum()], max(sums))
 
 
 @pytest.mark.parametrize("rank", [1, 3, 7])

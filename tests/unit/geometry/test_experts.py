@@ -107,7 +107,7 @@ def test_a_mixture_is_the_weighted_sum_of_the_chosen_experts() -> None:
 OUTPUTS = np.random.default_rng(0).standard_normal((7, 4, 5))
 
 
-def test_the_mean_cosine_of_pairs_is_that_of_their_table_and_zeros_have_no_direction() -> None:
+def test_cosines_are_those_of_pairs_and_outputs_add_up_as_their_directions_say() -> None:
     above = np.triu_indices(4, 1)
     expected = [cosine_similarity(rows)[above].mean() for rows in OUTPUTS]
     assert_allclose(mean_pair_cosine(OUTPUTS), expected, rtol=1e-12)
@@ -117,6 +117,9 @@ def test_the_mean_cosine_of_pairs_is_that_of_their_table_and_zeros_have_no_direc
     assert_allclose(mean_pair_cosine(outputs), rest, rtol=1e-12)
     outputs[0, 2:] = 0.0
     assert_array_equal(np.isnan(mean_pair_cosine(outputs)), [True] + 6 * [False])
+    opposite = np.array([[1.0, 2.0], [-1.0, -2.0]])
+    outputs = (np.ones((4, 3)), np.eye(4), opposite, np.zeros((2, 2)))
+    assert_allclose([adding_up(o[None])[0] for o in outputs], [1.0, 0.5, 0.0, np.nan])
 
 
 def test_each_expert_is_centred_over_its_own_tokens() -> None:
@@ -132,14 +135,8 @@ def test_each_expert_is_centred_over_its_own_tokens() -> None:
     assert_array_equal(centred[0, 0], 0.0)
 
 
-def test_outputs_add_up_as_their_directions_say() -> None:
-    opposite = np.array([[1.0, 2.0], [-1.0, -2.0]])
-    outputs = (np.ones((4, 3)), np.eye(4), opposite, np.zeros((2, 2)))
-    assert_allclose([adding_up(o[None])[0] for o in outputs], [1.0, 0.5, 0.0, np.nan])
-
-
 # ------------------------------------------------------------------------------------ ranks on data
-def test_directions_hold_as_much_of_the_variance_as_they_have_to():
+def test_directions_hold_the_variance_and_ranks_are_those_of_diagonal_matrices():
     random = np.random.default_rng(0)
     sizes = np.array([4.0, 2.0, 1.0, 0.1])
     rows = random.standard_normal((20_000, 4)) * sizes
@@ -151,9 +148,6 @@ def test_directions_hold_as_much_of_the_variance_as_they_have_to():
         assert_allclose(directions.axes.T @ directions.axes, np.eye(expected), atol=1e-12)
     assert len(data_directions(rows, 1.0, 2).deviations) == 2
     assert data_directions(np.ones((9, 4))).axes.shape == (4, 0)
-
-
-def test_ranks_are_those_of_diagonal_matrices_and_bounded_by_neurons():
     data = DataDirections(np.eye(5)[:, :3], np.array([2.0, 1.0, 0.5]))
     flat = DataDirections(np.eye(5)[:, 3:], np.ones(2))
     weight = np.zeros((6, 5))
@@ -198,7 +192,7 @@ def test_spectra_are_those_of_the_explicit_product(hidden, inputs):
         assert_allclose(spectrum, explicit, atol=1e-12 * singular[0])
 
 
-def test_rank_is_that_of_the_explicit_product_and_effective_rank_the_exponential_of_an_entropy():
+def test_ranks_are_those_of_explicit_products_and_a_small_head_is_dead():
     values, outputs = heads(2, 3, 3, 8, 40, 40)
     values[1, 5:] = values[1, :3]
     outputs[2, :, 1:] = outputs[2, :, :1]
@@ -210,9 +204,6 @@ def test_rank_is_that_of_the_explicit_product_and_effective_rank_the_exponential
     spectra = ([3.0, 3.0, 3.0, 0.0], [4.0, 2.0, 1.0], [0.0] * 4)
     both = [spectrum_rank(np.array(spectrum)) for spectrum in spectra]
     assert_allclose(both, [(3, 3.0), (3, math.exp(entropy)), (0, 0.0)], rtol=1e-6)
-
-
-def test_a_head_is_dead_below_a_hundredth_of_the_median_and_at_zero():
     norms = np.array([1.0, 1.0, 1.0, 0.0099, 0.0101])
     assert dead_heads(norms).tolist() == [False, False, False, True, False]
     assert dead_heads(np.array([0.0, 0.0, 0.0, 5.0])).tolist() == [True, True, True, False]
@@ -286,7 +277,7 @@ def copies(seed: int, shape: tuple[int, int, int], noise: float, size: float = 0
     return size * random.standard_normal(shape[1:]) + noise * random.standard_normal(shape)
 
 
-def test_shares_and_the_edge_are_their_definitions():
+def test_shares_and_the_edge_are_their_definitions_and_copies_have_no_deviation():
     experts = copies(1, (5, 6, 7), 0.02)
     flat = experts.reshape(5, -1)
     unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
@@ -304,9 +295,6 @@ def test_shares_and_the_edge_are_their_definitions():
     assert_allclose(spread.edge_ratio, top / (math.sqrt(40 - 1) + math.sqrt(8)), rtol=1e-2)
     kurtosis = stats.kurtosis((experts - experts.mean(axis=0)).ravel())
     assert_allclose(spread.kurtosis, kurtosis, atol=2e-2)
-
-
-def test_copies_have_no_deviation_zeros_no_share_and_one_expert_no_spread():
     same = expert_spread(np.repeat(copies(4, (1, 8, 8), 0.0), 3, axis=0), BF16)
     assert_allclose((same.upcycled_share, same.correlation), 1.0)
     assert (same.is_resolved, same.deviation, same.errors, same.farthest) == (False, 0.0, {}, 0)
@@ -333,12 +321,19 @@ def test_figures_of_noise_are_standard_normal_also_after_rounding(shape, noise):
     assert np.mean([spread.farthest <= 4.0 for spread in spreads]) > 0.97
 
 
-def test_noise_below_the_spacing_of_storage_is_not_resolved():
+def test_noise_below_the_spacing_is_not_resolved_and_less_variation_is_no_growth():
     for noise in (1e-5, 2e-6):
         experts = copies(6, (8, 8, 512), noise).astype(ml_dtypes.bfloat16).astype(np.float64)
         spread = expert_spread(experts, BF16)
         assert not spread.is_resolved
         assert spread.deviation < spread.step
+    # energies that are too even come from rounding and masks, not from training
+    random = np.random.default_rng(9)
+    noise = random.standard_normal((8, 16, 128))
+    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
+    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
+    assert spread.errors["rows"] < -2.0
+    assert spread.farthest < 4.0
 
 
 def every_other(number: int, one: float, other: float) -> np.ndarray:
@@ -367,13 +362,3 @@ def test_each_departure_from_noise_is_seen_by_its_figure(name):
     spread = expert_spread(start + DEPARTURES[name](noise, random, start))
     assert abs(spread.errors[name]) > 4.0, spread.errors
     assert spread.farthest > 4.0
-
-
-def test_less_variation_than_noise_has_is_no_growth():
-    """Energies that are too even come from rounding and masks, not from training."""
-    random = np.random.default_rng(9)
-    noise = random.standard_normal((8, 16, 128))
-    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
-    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
-    assert spread.errors["rows"] < -2.0
-    assert spread.farthest < 4.0

@@ -26,15 +26,12 @@ def weight(random):
 
 
 # ---------------------------------------------------------------------------------- effective rows
-def test_the_worked_pair():
+def test_the_worked_pair_and_a_common_shift_that_moves_the_mean_alone(weight, random):
     rows = gram.effective_rows(np.array([[1.0, 2.0], [3.0, 2.0]]), np.array([2.0, 1.0]))
     assert_array_equal(rows.centred, [[-2.0, 0.0], [2.0, 0.0]])
     assert_array_equal(rows.mean, [4.0, 2.0])
     assert_array_equal(rows.gram, [[4.0, -4.0], [-4.0, 4.0]])
     assert_array_equal(rows.squared_norms, [4.0, 4.0])
-
-
-def test_a_common_shift_moves_the_mean_alone_and_names_of_experts_rows_alone(weight, random):
     plain = gram.effective_rows(weight.astype(np.float64), None)
     shift, order = 30.0 * random.standard_normal(9), random.permutation(6)
     moved = gram.effective_rows((weight + shift)[order], None)
@@ -43,7 +40,7 @@ def test_a_common_shift_moves_the_mean_alone_and_names_of_experts_rows_alone(wei
     assert_allclose(moved.mean, plain.mean + shift, atol=1e-13)
 
 
-def test_a_gain_may_stand_in_front_or_in_the_weight_which_rows_and_mean_give_back(weight, random):
+def test_a_gain_may_stand_in_the_weight_and_powers_that_overflow_are_not_finite(weight, random):
     gain = np.exp2(np.arange(9) - 4.0).astype(np.float32)  # powers of two: no rounding
     beside, folded = gram.effective_rows(weight, gain), gram.effective_rows(weight * gain, None)
     assert_array_equal(beside.centred, folded.centred)
@@ -53,6 +50,10 @@ def test_a_gain_may_stand_in_front_or_in_the_weight_which_rows_and_mean_give_bac
     assert_allclose(rows.centred + rows.mean, weight * gain, atol=1e-15)
     assert_allclose(rows.centred.sum(axis=0), np.zeros(9), atol=1e-14)
     assert_array_equal(router, weight)  # not written to
+    long = weight.astype(np.float64)
+    long[2] *= 1e200
+    assert not gram.effective_rows(long, np.full(9, 1e200)).finite.any()
+    assert_array_equal(gram.effective_rows(long, None).finite, np.arange(6) != 2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -79,13 +80,6 @@ def test_a_row_that_is_not_finite_is_left_out_and_such_a_gain_leaves_no_row(bad,
     assert_array_equal(none.mean, np.zeros(9))
 
 
-def test_a_row_whose_powers_overflow_counts_as_not_finite(weight):
-    long = weight.astype(np.float64)
-    long[2] *= 1e200
-    assert not gram.effective_rows(long, np.full(9, 1e200)).finite.any()
-    assert_array_equal(gram.effective_rows(long, None).finite, np.arange(6) != 2)
-
-
 # ------------------------------------------------------------------------------------------- score
 def cosines_of(rows):
     rows = np.asarray(rows, np.float64)
@@ -96,7 +90,7 @@ def score(rows):
     return gram.gram_score(cosines_of(rows))
 
 
-def test_scores_by_hand(random):
+def test_scores_by_hand_leave_zero_rows_out_and_need_two_rows(random):
     rows = [[1, 0], [1, 1], [0, 2]]
     assert_allclose(score(rows), 1 - 1 / np.sqrt(3), atol=1e-12)
     assert_allclose(gram.mean_absolute_cosine(cosines_of(rows)), np.sqrt(2) / 3, rtol=1e-15)
@@ -104,6 +98,16 @@ def test_scores_by_hand(random):
     assert_allclose(score(rotation), 1.0, atol=1e-15)
     # on one line, whatever their sense
     assert_allclose(score([[1, 2], [2, 4], [-3, -6]]), 0.0, atol=1e-15)
+    rows = random.standard_normal((4, 3))
+    with_zeros = np.vstack([rows[:2], np.zeros((1, 3)), rows[2:]])
+    assert_allclose(score(with_zeros), score(rows), rtol=1e-15)
+    is_nan = np.isnan(cosines_of(with_zeros))
+    assert_array_equal(is_nan[2], True)
+    assert_array_equal(is_nan[0], [False, False, True, False, False])
+    for few in (np.empty((0, 3)), np.ones((1, 3)), np.zeros((4, 3)), [[1], [0]]):
+        assert_equal([score(few), gram.mean_absolute_cosine(cosines_of(few))], [np.nan] * 2)
+    for figure in (gram.random_gram_score, gram.random_gram_score_sd, gram.best_gram_score):
+        assert_equal([figure(n, 8, c) for n in (0, 1) for c in (False, True)], [np.nan] * 4)
 
 
 def test_lengths_and_rotations_change_no_cosine_and_a_shift_the_raw_score_alone(random):
@@ -117,19 +121,6 @@ def test_lengths_and_rotations_change_no_cosine_and_a_shift_the_raw_score_alone(
     assert score(moved) < score(rows) - 0.5
     rows = np.repeat(random.standard_normal((20, 7)), 2, axis=0) * random.uniform(0, 1, (40, 1))
     assert np.abs(cosines_of(rows)).max() == 1.0
-
-
-def test_zero_rows_are_left_out_and_fewer_than_two_rows_have_no_score(random):
-    rows = random.standard_normal((4, 3))
-    with_zeros = np.vstack([rows[:2], np.zeros((1, 3)), rows[2:]])
-    assert_allclose(score(with_zeros), score(rows), rtol=1e-15)
-    is_nan = np.isnan(cosines_of(with_zeros))
-    assert_array_equal(is_nan[2], True)
-    assert_array_equal(is_nan[0], [False, False, True, False, False])
-    for few in (np.empty((0, 3)), np.ones((1, 3)), np.zeros((4, 3)), [[1], [0]]):
-        assert_equal([score(few), gram.mean_absolute_cosine(cosines_of(few))], [np.nan] * 2)
-    for figure in (gram.random_gram_score, gram.random_gram_score_sd, gram.best_gram_score):
-        assert_equal([figure(n, 8, c) for n in (0, 1) for c in (False, True)], [np.nan] * 4)
 
 
 def test_the_best_score_is_reached_by_tetrahedron_and_simplex_and_by_no_rows_passed(random):
@@ -163,7 +154,7 @@ def figures(of_rows):
     return [of_rows.rank, of_rows.largest_possible_rank, of_rows.condition, of_rows.effective_rank]
 
 
-def test_spectra_by_hand():
+def test_spectra_by_hand_and_no_gauge_changes_a_centred_figure(random):
     entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     for rows, expected in (
         ([[3, 0, 0], [0, 1, 0]], [2, 2, 3.0, np.exp(entropy)]),
@@ -171,9 +162,6 @@ def test_spectra_by_hand():
         ([[1, 2, 3], [2, 4, 6]], [1, 2, np.inf, 1.0]),
     ):
         assert_allclose(figures(spectrum(rows)), expected, rtol=1e-6)
-
-
-def test_shift_scale_rotation_and_order_change_no_centred_figure(random):
     weight = random.standard_normal((6, 20))
     turned = 7.0 * weight[[4, 2, 0, 1, 3, 5]] @ np.linalg.qr(random.standard_normal((20, 20)))[0]
     plain = figures(centred_spectrum(weight))
@@ -195,14 +183,11 @@ def test_centring_costs_a_rank_only_where_there_are_dimensions_enough(
     assert np.isfinite(centred_spectrum(weight).condition)
 
 
-def test_each_duplicate_row_costs_a_rank(random):
+def test_each_duplicate_row_costs_a_rank_and_equal_rows_have_no_spectrum(random):
     for duplicates in (1, 3):
         weight = random.standard_normal((8, 40)).astype(np.float32)
         weight[-duplicates:] = weight[0]
         assert figures(centred_spectrum(weight))[:3] == [7 - duplicates, 7, np.inf]
-
-
-def test_zero_rows_equal_rows_one_row_and_no_row_have_no_spectrum():
     for nothing, possible in (
         (spectrum(np.zeros((3, 5))), 3),
         (centred_spectrum(np.full((3, 5), 0.1)), 2),

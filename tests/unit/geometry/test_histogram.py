@@ -42,15 +42,12 @@ def test_edges_ascend_by_sixteenths_of_an_octave_and_the_last_bins_take_all_beyo
     assert_array_equal(bin_index(np.array([*small, 2.0**-40, *large])), [0] * 4 + [1] + [last] * 3)
 
 
-def test_shares_are_strictly_below_a_threshold_which_is_an_edge():
+def test_shares_are_below_an_edge_quantiles_the_lower_of_two_and_cut_bins_in_part():
     counts = histogram([0.5, 1.0, 1.0, 2.0])
     assert_array_equal(share_below(counts, np.array([0.5, 1.0, 2.0, 4.0])), [0, 0.25, 0.75, 1])
     for threshold in (0.3, 2.0**25, -1.0, np.nan):
         with pytest.raises(ValueError, match="bin edges"):
             share_below(counts, np.array([threshold]))
-
-
-def test_quantiles_take_the_lower_of_two_values_are_open_at_the_ends_and_go_by_leading_axes():
     middle = np.array([0.5])
     assert_array_equal(quantile(histogram([np.inf, np.inf]), middle), [np.inf])
     assert_array_equal(quantile(histogram([0.0, 1e-20]), middle), [0.0])
@@ -64,6 +61,10 @@ def test_quantiles_take_the_lower_of_two_values_are_open_at_the_ends_and_go_by_l
     ladder, middle = np.array([0.5, 2.0]), np.array([0.25, 0.75])
     assert_array_equal(share_below(both, ladder)[0, 0], share_below(one, ladder))
     assert_array_equal(quantile(both, middle)[1, 0], quantile(two, middle))
+    whole, some = np.array([5, 10, 85]), np.array([1, 4, 5])
+    shares = [share_among_least(some, whole, share) for share in (0.05, 0.10, 0.15)]
+    assert_allclose(shares, [0.1, 0.3, 0.5])
+    assert mean_rank(some, whole) == pytest.approx((2.5 + 4 * 10 + 5 * 57.5) / 1000)
 
 
 FLOATS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=True)
@@ -110,10 +111,3 @@ def test_the_mean_rank_is_that_of_scipy_and_shares_among_the_least_are_bounded(c
     assert 0.0 <= among_least <= min(1.0, share * whole.sum() / some.sum()) + 1e-12
     assert_allclose(share_among_least(some, whole, 1.0), 1.0)
     assert_allclose(share_among_least(whole, whole, share), share, atol=1e-12)
-
-
-def test_a_bin_that_is_cut_counts_in_proportion():
-    whole, some = np.array([5, 10, 85]), np.array([1, 4, 5])
-    shares = [share_among_least(some, whole, share) for share in (0.05, 0.10, 0.15)]
-    assert_allclose(shares, [0.1, 0.3, 0.5])
-    assert mean_rank(some, whole) == pytest.approx((2.5 + 4 * 10 + 5 * 57.5) / 1000)

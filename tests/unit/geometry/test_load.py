@@ -39,40 +39,12 @@ def test_a_figure_runs_from_balance_to_one_that_takes_all_and_is_nan_of_nothing(
     assert_array_equal(figure(counts), each)
 
 
-def test_shares_and_the_floor_are_in_units_of_the_fair_share():
+def test_shares_are_in_units_of_the_fair_one_and_full_experts_drop_slots():
     assert_array_equal(load.load_share(COUNTS), [2.0, 1.0, 0.5, 0.5])
     assert_array_equal(load.load_share(NOTHING), np.full(4, np.nan))
     # fair is 10: 1 is exactly a tenth
     assert_array_equal(load.underused_share(np.array([1, 0, 19, 20])), 0.25)
     assert_equal([load.load_cv_floor(0, 8, 2), load.load_cv_floor(100, 8, 8)], [np.nan, 0.0])
-
-
-# ---------------------------------------------------------------------------------------- capacity
-@pytest.mark.parametrize(
-    ("sizes", "factor", "expected"),
-    [
-        ((2048, 64, 2), 1.25, 80),  # docs/theory.md D3
-        ((100, 10, 1), 1.1, 11),  # the float 1.1 is a little more than 11/10
-        ((100, 10, 1), 1.0, 10),
-        ((101, 10, 1), 1.0, 11),
-        ((1, 8, 1), 1.0, 1),
-        ((0, 8, 2), 1.5, 0),
-        ((10**15 + 1, 1, 1), 1.0, 10**15 + 1),  # beyond what a product of floats would keep
-    ],
-)
-def test_capacity_is_the_fair_load_times_the_factor_rounded_up(sizes, factor, expected):
-    assert load.expert_capacity(*sizes, factor) == expected
-
-
-def test_capacity_takes_the_factor_as_it_is_written():
-    for factor in (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.7, 2.3, 1e-3):
-        for tokens in (10, 700, 1000, 4096, 12_345):
-            exact = Decimal(str(factor)) * tokens * 4 / 64  # 64 is a power of two: no rounding
-            expected = int(exact.to_integral_value(ROUND_CEILING))
-            assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
-
-
-def test_dropped_slots_are_those_that_find_their_expert_full():
     random = np.random.default_rng(0)
     for capacity in (0, 1, 7, 20, 1000):
         slots = random.choice(8, 200, p=random.dirichlet(np.ones(8)))
@@ -87,15 +59,21 @@ def test_dropped_slots_are_those_that_find_their_expert_full():
     assert_equal([*shares, load.dropped_slot_share(0 * COUNTS, 3)], [0.25, np.nan])
 
 
-def test_ranks_by_hand():
+# ---------------------------------------------------------------------------------------- capacity
+def test_capacity_is_the_fair_load_times_the_factor_as_it_is_written_rounded_up():
+    for factor in (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.7, 2.3, 1e-3):
+        for tokens in (0, 1, 10, 160, 700, 1000, 4096, 12_345, 10**15 + 1):
+            exact = Decimal(str(factor)) * tokens * 4 / 64  # 64 is a power of two: no rounding
+            expected = int(exact.to_integral_value(ROUND_CEILING))
+            assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
+
+
+def test_imbalance_by_hand_lies_between_even_and_one_busy_rank_and_grows_with_them():
     """Ranks (8, 4) and (2, 2): 12 and 4 of a mean of 8; the order between ranks matters."""
     imbalances = [load.rank_imbalance(COUNTS, ranks) for ranks in (2, 4, 1, 3, 8)]
     assert_equal(imbalances, [1.5, 2.0, 1.0, np.nan, np.nan])
     orders = ([4, 8, 2, 2], [8, 2, 2, 4], [0, 0, 0, 0])
     assert_equal([load.rank_imbalance(np.array(o), 2) for o in orders], [1.5, 1.25, np.nan])
-
-
-def test_imbalance_lies_between_even_and_one_busy_rank_and_grows_with_their_number():
     random = np.random.default_rng(0)
     ranks = (1, 2, 4, 8, 16)
     for _ in range(50):
@@ -155,7 +133,7 @@ def test_chance_is_the_overlap_of_sets_drawn_evenly_and_when_each_occurs_once(ex
         assert_allclose(upper, 1.0, rtol=1e-14)
 
 
-def test_pairs_at_their_corners():
+def test_pairs_and_expert_sets_at_their_corners():
     """Experts 0 and 1 always together, 2 and 3 dead: one pair of 1, four of 0."""
     counts = np.zeros((4, 4), dtype=np.int64)
     assert_equal([load.jaccard_mean(counts), load.num_pairs_seen(counts)], [np.nan, 0])
@@ -168,9 +146,6 @@ def test_pairs_at_their_corners():
     assert np.isnan(load.coactivation_over_chance(alone, 12, 1)).all()
     assert_equal([load.jaccard_mean(one), load.jaccard_chance(1, 1)], [np.nan] * 2)
     assert load.num_pairs_seen(one) == 0
-
-
-def test_expert_sets_at_their_corners():
     none, singles, seen_twice = (np.array(n, dtype=np.int64) for n in ([], [1, 1, 1], [2, 9]))
     coverage = [load.good_turing_coverage(sets) for sets in (none, singles, seen_twice)]
     assert_equal(coverage, [np.nan, 0.0, 1.0])

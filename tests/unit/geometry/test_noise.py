@@ -34,7 +34,7 @@ def bounds(z, k, scale, rows=ROWS):
     return np.stack([flip.lower, flip.estimate, flip.upper])
 
 
-def test_without_noise_nothing_flips_but_on_a_boundary_every_other_time():
+def test_bounds_are_in_order_grow_with_the_noise_and_vanish_without():
     assert_array_equal(bounds(LOGITS, 6, 1.0), np.zeros((3, 30)))
     assert_array_equal(bounds(LOGITS, 2, 0.0), np.zeros((3, 30)))
     drawn = noise.simulate_flip(INPUTS, WEIGHT, RULE, np.zeros((1, 1)), 3, draw())
@@ -42,15 +42,20 @@ def test_without_noise_nothing_flips_but_on_a_boundary_every_other_time():
     for scale in (0.0, 1e-9):
         on_it = bounds(np.array([[1.0, 1.0, -5.0]]), 1, scale, row_distances(np.eye(3)))
         assert_allclose(on_it, np.full((3, 1), 0.5), rtol=1e-3)
-
-
-def test_bounds_are_in_order_and_grow_with_the_noise():
     table = np.array([bounds(LOGITS, 2, scale) for scale in np.geomspace(1e-3, 10.0, 30)])
     assert (np.diff(table, axis=1) >= 0.0).all()
     assert (np.diff(table, axis=0)[:, [0, 2]] >= 0.0).all()
 
 
-def test_one_draw_counts_tokens_and_no_token_has_no_share():
+def test_tiles_change_nothing_noise_has_sizes_and_no_token_has_no_share(monkeypatch):
+    whole = bounds(LOGITS, 2, 0.3)
+    monkeypatch.setattr(noise, "_AT_ONCE", 1)
+    assert_allclose(bounds(LOGITS, 2, 0.3), whole, rtol=1e-13)
+    scale = np.where(np.arange(30) < 15, 0.0, 5.0)[:, None]
+    parts = noise.simulate_flip(INPUTS, WEIGHT, RULE, scale, 20, draw())
+    assert (parts.flipped[:15] == 0).all()
+    assert (parts.flipped[15:] > 0).all()
+    assert 0.0 < parts.share < 1.0
     one = noise.SimulatedFlip(np.array([0, 1, 1, 0]), 1)
     assert (one.share, one.standard_error) == (0.5, 0.25)
     none = noise.SimulatedFlip(np.zeros(0, dtype=np.int64), 3)
@@ -61,27 +66,13 @@ def test_one_draw_counts_tokens_and_no_token_has_no_share():
     assert noise.boundary_sigmas(*nothing, row_distances(np.eye(6, 3))).shape == (0, 2 * 4)
 
 
-def test_tiles_change_nothing_and_noise_may_have_a_size_for_each_token(monkeypatch):
-    whole = bounds(LOGITS, 2, 0.3)
-    monkeypatch.setattr(noise, "_AT_ONCE", 1)
-    assert_allclose(bounds(LOGITS, 2, 0.3), whole, rtol=1e-13)
-    scale = np.where(np.arange(30) < 15, 0.0, 5.0)[:, None]
-    parts = noise.simulate_flip(INPUTS, WEIGHT, RULE, scale, 20, draw())
-    assert (parts.flipped[:15] == 0).all()
-    assert (parts.flipped[15:] > 0).all()
-    assert 0.0 < parts.share < 1.0
-
-
-def test_deviations_of_equal_rows_and_of_two_experts():
+def test_equal_rows_and_runs_are_without_noise_and_a_constant_difference_is_none():
     for rows, expected in (
         (np.ones((4, 2)), [0.0] * 4),
         (np.ones((1, 2)), [0.0]),
         (np.array([[2.0], [0.0]]), [np.sqrt(2.0)] * 2),
     ):
         assert_allclose(noise.logit_deviations(row_distances(rows)), expected)
-
-
-def test_equal_runs_are_without_noise_and_a_constant_difference_is_none():
     equal = noise_between(INPUTS, INPUTS)
     assert (equal.scale, equal.kappa, equal.systematic_share) == (0.0, 0.0, 0.0)
     assert_array_equal(equal.scales, np.zeros(4))
@@ -233,7 +224,7 @@ def test_a_cell_without_boundaries_is_never_left_and_on_a_boundary_at_once():
     assert_array_equal([curve.lower, curve.upper], [[1.0], [1.0]])
 
 
-def test_at_time_0_and_at_infinity_nothing_is_crossed_and_bounds_do_not_underflow():
+def test_at_0_and_infinity_nothing_is_crossed_and_chances_grow_with_time():
     assert_array_equal(paths.log_crossing_probability(np.array([1.0, np.inf]), 0.0), [-np.inf] * 2)
     assert paths.log_crossing_probability(np.array([np.inf]), 5.0)[0] == -np.inf
     assert paths.exit_probability(np.array([[np.inf, np.inf]]), 5.0).upper[0] == 0.0
@@ -241,9 +232,6 @@ def test_at_time_0_and_at_infinity_nothing_is_crossed_and_bounds_do_not_underflo
     far = paths.exit_probability(np.array([[50.0, 60.0]]), 1.0, np.array([True]))
     assert -1300.0 < far.log_lower[0] <= far.log_upper[0] < -1200.0
     assert far.lower[0] == 0.0
-
-
-def test_the_probability_increases_with_time_and_slepian_is_used_only_where_it_holds():
     sigmas = noise.boundary_sigmas(LOGITS, top_k(LOGITS, 2), ROWS)
     exits = [paths.exit_probability(sigmas, time) for time in np.geomspace(1e-4, 1e4, 60)]
     assert (np.diff([e.log_lower for e in exits], axis=0) >= 0.0).all()

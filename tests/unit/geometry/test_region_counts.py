@@ -40,7 +40,7 @@ def test_regions_are_the_sign_patterns_of_linear_programs_and_of_a_fine_grid(see
     assert seen <= regions.regions_in_polygon(SQUARE, lines) <= seen + 3
 
 
-def test_lines_in_general_position_have_the_most_regions_and_parallel_and_concurrent_ones_fewer():
+def test_general_positions_have_the_most_regions_and_parts_add_up_by_euler():
     draw = np.random.default_rng(0)
     lines = np.column_stack([draw.normal(size=(30, 2)), 1e-3 * draw.normal(size=30)])
     large = [(1000 * x, 1000 * y) for x, y in SQUARE]
@@ -57,10 +57,7 @@ def test_lines_in_general_position_have_the_most_regions_and_parallel_and_concur
         ([[1.0, 1.0, 2.0], [1.0, 0.0, 3.0]], 1),
     ):
         assert regions.regions_in_polygon(SQUARE, np.array(lines, float)) == expected
-
-
-def test_regions_of_the_parts_of_a_polygon_add_up_by_euler() -> None:
-    """Cut along one line, the regions that it crosses count twice."""
+    # cut along one line, the regions that it crosses count twice
     lines = np.random.default_rng(3).normal(size=(12, 3)) * [1.0, 1.0, 0.4]
     cut = np.array([[0.3, 1.0, 0.1]])
     a, b, c = map(Fraction, cut[0].tolist())

@@ -25,22 +25,7 @@ def test_experts_come_in_descending_order_and_ties_by_their_numbers(dtype):
     assert_array_equal(choice.top_k(z, 5), expected)
 
 
-@pytest.mark.parametrize(
-    ("z", "k", "expected"),
-    [
-        ([3.0, 1.0, 2.0], 1, 1.0),
-        ([3.0, 1.0, 2.0], 3, INF),
-        ([1.0, 1.0, 0.0], 2, 1.0),  # a tie inside the chosen set is no tie
-        ([1.0, 1.0, 0.0], 1, 0.0),
-        ([1.0, 0.5, -INF], 2, INF),  # the only one left out was not allowed
-        ([1.0, -INF, -INF], 2, INF),  # two masked scores do not compete
-    ],
-)
-def test_the_margin_is_the_gap_across_the_border_of_the_chosen_set(z, k, expected):
-    assert_array_equal(choice.margin(np.array([z]), k), [expected])
-
-
-def test_groups_by_hand():
+def test_groups_and_margins_by_hand():
     q = np.array([[0.9, 0.1, 0.2, 0.5, 0.6, 0.55]])
     for score, expected in (("max", [[0.9, 0.5, 0.6]]), ("top2_sum", [[1.0, 0.7, 1.15]])):
         assert_allclose(choice.group_scores(q, GroupMask(3, 2, score, -INF)), expected, rtol=1e-15)
@@ -55,9 +40,18 @@ def test_groups_by_hand():
     scores = np.array([[0.1, 0.4, 0.3, 0.2]])
     masked = choice.group_mask(scores, GroupMask(2, 1, "max", -INF))
     assert_array_equal(masked, [[0.1, 0.4, -INF, -INF]])
+    for z, k, expected in (
+        ([3.0, 1.0, 2.0], 1, 1.0),
+        ([3.0, 1.0, 2.0], 3, INF),
+        ([1.0, 1.0, 0.0], 2, 1.0),  # a tie inside the chosen set is no tie
+        ([1.0, 1.0, 0.0], 1, 0.0),
+        ([1.0, 0.5, -INF], 2, INF),  # the only one left out was not allowed
+        ([1.0, -INF, -INF], 2, INF),  # two masked scores do not compete
+    ):
+        assert_array_equal(choice.margin(np.array([z]), k), [expected], f"{z}, {k}")
 
 
-def test_a_bias_changes_the_choice_alone_and_an_affine_rule_compares_logits():
+def test_a_bias_changes_the_choice_alone_and_weights_are_renormalised_and_scaled():
     rule = Rule(1, "sigmoid", PLAIN, has_selection_bias=True)
     routed = choice.route(np.array([[2.0, 1.0, 0.0]]), rule, np.array([0.0, 0.0, 0.9]))
     assert_array_equal(routed.chosen, [[2]])
@@ -67,9 +61,6 @@ def test_a_bias_changes_the_choice_alone_and_an_affine_rule_compares_logits():
     assert_array_equal(choice.route(logits, rule).chosen, [[0, 1]])
     assert_array_equal(choice.route(logits, rule).margin, [1.0])
     assert_array_equal(choice.selection_scores(logits, rule), logits)
-
-
-def test_weights_are_renormalised_and_scaled():
     logits = np.log(np.array([[4.0, 2.0, 1.0, 1.0]]))
     full = Weights("scores", renormalise=True, epsilon=0.25, scale=3.0)
     for weights, expected in ((PLAIN, [[0.5, 0.25]]), (full, [[1.5, 0.75]])):

@@ -33,7 +33,7 @@ def test_no_series_is_less_likely_than_one_that_alternates_throughout():
         assert_allclose(least, series.least_alternation_p_value(steps), rtol=1e-12)
 
 
-def test_main_scores_follow_the_steps_wherever_they_stand():
+def test_main_scores_follow_the_steps_and_changes_are_relative():
     generator = np.random.default_rng(0)
     states = generator.standard_normal((9, 5))
     order = generator.permutation(9)
@@ -41,6 +41,11 @@ def test_main_scores_follow_the_steps_wherever_they_stand():
     assert_allclose(np.abs(other), np.abs(one[order]), atol=1e-12)
     assert_allclose(np.linalg.norm(one), np.linalg.norm(states - states.mean(0), 2), rtol=1e-12)
     assert_allclose(series.main_scores(np.ones((4, 3))), 0.0)
+    rows = np.array([[3.0, 4.0]])
+    assert_allclose(
+        series.changes([rows, rows * 1.1, rows], ["a", "b", "b"]), [0.1, 0.0], rtol=1e-12
+    )
+    assert_allclose(series.changes([0 * rows, rows, rows], ["", "", ""]), [np.inf, 0.0])
 
 
 def grams(states: np.ndarray) -> np.ndarray:
@@ -65,14 +70,6 @@ def test_a_walk_undoes_nothing_scatter_a_half_and_a_return_all():
     assert_equal([still.share, series.undone(grams(alone), 0, 1, 2).error], [np.nan, np.nan])
 
 
-def test_changes_are_relative_and_nothing_where_no_bit_changed():
-    rows = np.array([[3.0, 4.0]])
-    assert_allclose(
-        series.changes([rows, rows * 1.1, rows], ["a", "b", "b"]), [0.1, 0.0], rtol=1e-12
-    )
-    assert_allclose(series.changes([0 * rows, rows, rows], ["", "", ""]), [np.inf, 0.0])
-
-
 def test_the_agreement_of_one_step_is_spearmans_and_ties_bound_its_p_value():
     generator = np.random.default_rng(2)
     one, other = generator.standard_normal((2, 1, 12))
@@ -88,7 +85,7 @@ def test_the_agreement_of_one_step_is_spearmans_and_ties_bound_its_p_value():
     assert_allclose(series.rank_agreement(halves, rising).p_value, 1 / 70, rtol=1e-9)
 
 
-@pytest.mark.parametrize("experts", [5, 6, 7])
+@pytest.mark.parametrize("experts", [5, 6])
 def test_its_p_value_is_that_of_all_numberings(experts):
     generator = np.random.default_rng(0)
     one, other = generator.standard_normal((2, 3, experts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from math import comb, exp, log, sqrt
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from moegeom.geometry.selection import margin, route, selection_scores, top_k
 from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
 from moegeom.geometry.thickening import log_slab_share, tube_share
 from moegeom.kernels.cpu.curved_distance import curved_distance
+from tests.unit.geometry.test_region_counts import SQUARE
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -105,10 +105,10 @@ def split_loss():
 
 
 def square_cut_by_lines():
-    square = [(Fraction(x), Fraction(y)) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+
     grid = [(1, 0, 0.5), (1, 0, 0), (1, 0, -0.5), (0, 1, 0.5), (0, 1, -0.5)]
     star = [(1, 0, 0), (0, 1, 0), (1, 1, 0), (1, -1, 0), (1, 3, 0)]
-    return [regions_in_polygon(square, np.array(lines, float)) for lines in (grid, star)]
+    return [regions_in_polygon(SQUARE, np.array(lines, float)) for lines in (grid, star)]
 
 
 def orders_of_orthonormal_rows():
@@ -125,8 +125,7 @@ WORKED = {
     "A1": (
         "0.731059 0.268941",
         lambda: route(
-            np.array([[2.0, 1.0, 0.0]]),
-            Rule(2, "softmax", Weights("scores", renormalise=True)),
+            np.array([[2.0, 1.0, 0.0]]), Rule(2, "softmax", Weights("scores", renormalise=True))
         ).weights[0],
     ),
     "A2": (
@@ -292,11 +291,7 @@ def test_the_participation_ratio_is_corrected_by_as_much_as_section_b12_says():
     assert_allclose([np.mean(ratios), np.mean(corrected)], [33.1, 40.0], rtol=0.01)
 
 
-def test_what_rounding_leaves_of_a_step_is_the_constant_of_section_e4():
-    assert f"{ROUNDING_RMS:.5f} u" in SECTIONS["E4"]
-
-
-def test_typical_errors_of_sums_are_of_the_size_that_section_e4_says():
+def test_errors_of_sums_and_of_a_rounded_step_are_those_of_section_e4():
     """In float32, one after the other 0.3 u sqrt(D) |w * y|, in pairs a tenth of that."""
     draws, width = 400, 4096
     generator = np.random.default_rng(5)
@@ -311,6 +306,7 @@ def test_typical_errors_of_sums_are_of_the_size_that_section_e4_says():
     size = [np.sqrt(np.mean(((s - exact) / unit) ** 2)) for s in (sequential, pairs[:, 0])]
     assert_allclose(size[0], 0.3, rtol=0.15)
     assert 0.02 < size[1] < 0.06
+    assert f"{ROUNDING_RMS:.5f} u" in SECTIONS["E4"]
 
 
 def test_the_nearest_boundary_is_often_not_that_of_ranks_k_and_the_next():

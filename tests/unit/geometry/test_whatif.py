@@ -71,7 +71,7 @@ def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
 
 
 # --------------------------------------------------------------------------------------- thresholds
-def test_the_threshold_gives_the_mean_exactly_where_logits_differ():
+def test_the_threshold_gives_the_mean_and_is_crossed_at_its_distance():
     logits = scores_of(500)
     for experts in (0.0, 0.002, 1.0, 2.5, 5.998, 6.0):
         gate = relu_gate(logits, threshold_for(logits, experts))
@@ -80,9 +80,6 @@ def test_the_threshold_gives_the_mean_exactly_where_logits_differ():
     for experts in (-0.1, 6.1):
         with pytest.raises(ValueError, match="of 6 experts"):
             threshold_for(logits, experts)
-
-
-def test_the_nearest_threshold_is_crossed_at_its_distance_and_not_before():
     random = np.random.default_rng(1)
     rows, bias = random.standard_normal((5, 7)), random.standard_normal(5)
     inputs, theta = random.standard_normal((40, 7)), 0.3
@@ -181,7 +178,7 @@ def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
         smooth.set_weights(logits, logits, full, Weights("sparsemixer"))
 
 
-def test_the_budget_is_met_exactly_where_gaps_differ_and_otherwise_not_passed():
+def test_slots_are_filled_in_descending_score_and_the_budget_is_not_passed():
     logits = some_logits(400)
     for k, extra in ((3, 0.5), (3, 1.0), (1, 2.25), (11, 0.125), (4, 8.0)):
         budget = smooth.smoothing_budget(smooth.gaps(logits, k), extra)
@@ -198,9 +195,6 @@ def test_the_budget_is_met_exactly_where_gaps_differ_and_otherwise_not_passed():
     ):
         with pytest.raises(ValueError, match=message):
             smooth.smoothing_budget(pool, extra)
-
-
-def test_slots_are_filled_from_the_left_in_descending_score():
     mask = np.array([[True, False, True, True], [False, False, False, False], [True] * 4])
     scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
     assert_array_equal(smooth.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
@@ -234,25 +228,7 @@ def test_rows_are_exact_and_three_steps_leave_columns_far_off(cost, in_logarithm
     assert_allclose(share[0], softmax(-cost / 0.05), atol=1e-6)
 
 
-def test_the_two_forms_agree_within_the_guard(cost):
-    forms = [sinkhorn(cost, 0.05, 3, in_logarithms=form).share for form in (True, False)]
-    seven_sums = 7 * 1e-8
-    assert_allclose(*forms, rtol=0, atol=seven_sums)
-
-
-def test_one_token_has_equal_shares_and_equal_experts_stay_equal():
-    costs = np.random.default_rng(0).uniform(-1, 1, (1, 7))
-    assert_allclose(sinkhorn(costs, 0.05, 3).share, 1 / 7, rtol=1e-12)
-    rows = np.random.default_rng(2).standard_normal((6, 8))
-    rows[4] = rows[1]
-    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
-    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
-    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
-    share = sinkhorn(costs, 0.05, 3).share
-    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
-
-
-def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(cost):
+def test_a_constant_of_a_token_changes_nothing_one_of_an_expert_little(cost):
     """By the columns in the limit; three steps, which begin with rows, still see a part of it."""
     random, small = np.random.default_rng(1), cost[:256]
     of_token, of_expert = random.standard_normal((256, 1)), random.standard_normal(64)
@@ -265,14 +241,9 @@ def test_a_constant_of_a_token_changes_nothing_and_one_of_an_expert_is_absorbed(
         assert_allclose(one, plain, rtol=1e-11)
         far[steps] = np.abs(other - plain).max()
     assert far[300] < 1e-12 < far[3] < 0.3 * far[0]
-
-
-def test_clipped_costs_are_counted_and_lose_their_order():
-    costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
-    plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
-    assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
-    assert plan.share[0, 0] == plan.share[0, 1]
-    assert unclipped.share[0, 0] > unclipped.share[0, 1]
+    forms = [sinkhorn(cost, 0.05, 3, in_logarithms=form).share for form in (True, False)]
+    seven_sums = 7 * 1e-8
+    assert_allclose(*forms, rtol=0, atol=seven_sums)
 
 
 @pytest.mark.parametrize("in_logarithms", [True, False])
@@ -285,7 +256,7 @@ def test_an_infinite_cost_is_never_chosen(in_logarithms):
     assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
 
 
-def test_column_error_and_overlaps_by_hand():
+def test_column_errors_and_overlaps_by_hand_and_clipped_costs_lose_their_order():
     """The square of the matrix would put the sum over a third expert in place of an overlap."""
     assert column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
     assert np.isnan(column_error(np.empty((0, 3))))
@@ -297,3 +268,17 @@ def test_column_error_and_overlaps_by_hand():
     rows, similarity = random.standard_normal((5, 3)), random.uniform(-1, 1, (7, 5))
     scaled = rows * random.uniform(0.5, 2.0, (5, 1))
     assert_allclose(osr_cost(similarity, scaled), osr_cost(similarity, rows), rtol=1e-12)
+    costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
+    plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
+    assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
+    assert plan.share[0, 0] == plan.share[0, 1]
+    assert unclipped.share[0, 0] > unclipped.share[0, 1]
+    costs = np.random.default_rng(0).uniform(-1, 1, (1, 7))
+    assert_allclose(sinkhorn(costs, 0.05, 3).share, 1 / 7, rtol=1e-12)
+    rows = np.random.default_rng(2).standard_normal((6, 8))
+    rows[4] = rows[1]
+    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
+    costs = osr_cost(inputs @ unit_rows(rows).T, rows)
+    assert_allclose(costs[:, 4], costs[:, 1], rtol=0, atol=1e-15)
+    share = sinkhorn(costs, 0.05, 3).share
+    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)

@@ -19,7 +19,6 @@ from tests.unit.scan.routers import SOFTMAX as SCORES
 
 
 def measured(weight, y, rule, bias, logit_bias=None):
-    """Lower and upper bound, the pair, and the experts that were chosen."""
     weight = np.array(weight, dtype=np.float64)
     logits = np.array(y) @ weight.T + (0.0 if logit_bias is None else logit_bias)
     bias = np.array(bias, dtype=np.float64)
@@ -69,16 +68,13 @@ def test_distances_to_one_boundary_are_those_by_hand(logits, rows, delta, distan
     np.testing.assert_allclose(boundary("sigmoid", logits, rows, delta), distance, rtol=2e-6)
 
 
-def test_an_unbounded_score_makes_up_for_any_bias():
+def test_scores_without_a_bound_saturated_or_capped_have_a_distance():
     """sqrt softplus(u) + 3 = sqrt softplus(v): the nearest point by its u, on a fine grid."""
     u = np.linspace(-12.0, 3.0, 200001)
     v = np.log(np.expm1((np.sqrt(np.logaddexp(0.0, u)) + 3.0) ** 2))
     bounds = boundary("sqrt_softplus", (0.0, 0.0), UNIT, 3.0)
     np.testing.assert_allclose(bounds, np.hypot(u, v).min(), rtol=1.1e-6)
-
-
-def test_saturated_scores_still_have_a_distance_and_a_soft_cap_bounds_a_bias():
-    """Logits capped at 2: the scores lie between 0.1192 and 0.8808, 0.7616 apart."""
+    # Logits capped at 2: the scores lie between 0.1192 and 0.8808, 0.7616 apart.
     for score, cap in (("sigmoid", math.inf), ("sigmoid", 5.0), ("sqrt_softplus", math.inf)):
         lower, upper = boundary(score, (30.0, -30.0), UNIT, 0.05, cap)
         assert 0.0 < lower <= upper < 100.0
@@ -90,13 +86,7 @@ def sigmoid_rule(k, groups=None):
     return Rule(k, "sigmoid", SCORES, True, groups=groups)
 
 
-def test_choosing_every_expert_leaves_no_boundary():
-    lower, upper, pair, _ = measured(np.eye(3), [[1.0, 0.0, 2.0]], sigmoid_rule(3), [0.1, 0.0, 0.2])
-    np.testing.assert_array_equal([lower, upper], np.inf)
-    np.testing.assert_array_equal(pair, [[-1, -1]])
-
-
-def test_equal_rows_tie_permanently_unless_a_bias_tells_them_apart():
+def test_equal_rows_tie_permanently_and_choosing_all_leaves_no_boundary():
     """A selection bias or a logit bias: then there is no boundary."""
     weight, y = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0]]
     lower, upper, pair, _ = measured(weight, y, sigmoid_rule(1), [0.1, 0.1, 0.0])
@@ -105,15 +95,15 @@ def test_equal_rows_tie_permanently_unless_a_bias_tells_them_apart():
     for bias, logit_bias in (([0.1, 0.0], None), ([0.1, 0.1], np.array([0.5, 0.0]))):
         lower, upper, _, _ = measured(weight[:2], y, sigmoid_rule(1), bias, logit_bias)
         np.testing.assert_array_equal([lower, upper], np.inf)
+    lower, upper, pair, _ = measured(np.eye(3), [[1.0, 0.0, 2.0]], sigmoid_rule(3), [0.1, 0.0, 0.2])
+    np.testing.assert_array_equal([lower, upper], np.inf)
+    np.testing.assert_array_equal(pair, [[-1, -1]])
 
 
-def test_a_multiplier_is_a_factor_of_the_rows():
+def test_a_multiplier_is_a_factor_of_the_rows_and_softmax_of_capped_logits_is_refused():
     rule = Rule(1, "sigmoid", SCORES, True, logit_map=LogitMap(4.0))
     _, scaled, _, _ = measured(np.eye(2), [[0.25, 0.0]], rule, [0.1, 0.0])
     np.testing.assert_allclose(scaled, [1.0076719 / 4.0], rtol=1e-6)
-
-
-def test_softmax_of_capped_logits_with_a_bias_is_refused():
     rule = Rule(1, "softmax", SCORES, True, logit_map=LogitMap(1.0, 30.0))
     with pytest.raises(RouterRuleError, match=r"soft-capped logits"):
         curved_rows(np.eye(2), rule, None, np.array([0.1, 0.0]))
@@ -167,14 +157,11 @@ def test_behind_a_soft_cap_a_score_rises_to_zero_where_its_logit_says_so():
     np.testing.assert_allclose([lower, upper], 1.0, rtol=1e-8)
 
 
-def test_a_choice_that_the_rule_does_not_make_is_a_tie():
+def test_a_choice_that_the_rule_does_not_make_is_a_tie_and_no_token_has_a_distance():
     rows = curved_rows(np.eye(4), sigmoid_rule(1, GroupMask(2, 1, "max", -np.inf)))
     wrong = np.array([[3]], dtype=np.int32)
     lower, upper, _ = curved_distance(np.array([[3.0, 1.0, 2.0, 0.0]]), wrong, rows)
     np.testing.assert_array_equal([lower, upper], 0.0)
-
-
-def test_no_token_gives_no_distance():
     for rule in (sigmoid_rule(1), sigmoid_rule(1, GroupMask(2, 1, "max", 0.0))):
         lower, upper, pair, _ = measured(np.eye(4), np.empty((0, 4)), rule, np.zeros(4))
         assert lower.shape == upper.shape == (0,)

@@ -21,7 +21,6 @@ ROUTER = router_with(np.eye(4, dtype=np.float32), Rule(1, "softmax", SOFTMAX))
 
 
 def folded(direction, block):
-    """The state after one batch."""
     accumulator = REDUCTION.start(Extent(2, 4, 1, direction.shape[1]))
     batch = batch_of(len(block), block=np.asarray(block, np.int32), direction=direction)
     accumulator.fold(batch, {})
@@ -38,20 +37,17 @@ def stream(random):
     return unit_rows(random.standard_normal((500, 12))), random.integers(0, NUM_BLOCKS, 500)
 
 
-def test_directions_are_torchs_unit_rows(random):
+def test_directions_are_torchs_unit_rows_but_of_a_zero_row_and_a_bad_one(random):
     values = (random.standard_normal((40, 7)) * random.uniform(1e-30, 1e30, (40, 1))).astype("f4")
     expected = torch.nn.functional.normalize(torch.from_numpy(values).double(), eps=0.0)
     np.testing.assert_allclose(unit_rows(values), expected.numpy(), rtol=1e-14)
-
-
-def test_a_zero_row_has_no_direction_and_a_bad_row_no_length():
     found = unit_rows(np.array([[0.0, 0.0], [3.0, -4.0], [np.nan, 1.0], [np.inf, 1.0]]))
     np.testing.assert_allclose(found[:2], [[0.0, 0.0], [0.6, -0.8]], rtol=1e-15)
     assert np.isnan(found[2]).all()
     np.testing.assert_array_equal(np.isnan(found[3]) | (found[3] == 0.0), [True, True])
 
 
-def test_the_sum_of_every_block_is_that_of_its_tokens(stream):
+def test_the_sum_of_every_block_is_that_of_its_tokens_and_exact_for_the_largest_batch(stream):
     direction, block = stream
     state = folded(*stream)
     np.testing.assert_array_equal(state["tokens"], np.bincount(block, minlength=NUM_BLOCKS))
@@ -59,10 +55,7 @@ def test_the_sum_of_every_block_is_that_of_its_tokens(stream):
         own = direction[block == number]
         total = state["sums"][number] / FIXED_POINT
         np.testing.assert_allclose(total, own.sum(axis=0), atol=len(own) / FIXED_POINT)
-
-
-def test_the_largest_batch_is_summed_exactly():
-    """2^14 tokens that all point one way: every partial sum is a whole number below 2^53."""
+    # 2^14 tokens that all point one way: every partial sum is a whole number below 2^53.
     tokens = 2**14
     one_way = np.tile([[1.0, -(2.0**-36)]], (tokens, 1))
     state = folded(one_way, np.full(tokens, 5))
@@ -72,7 +65,6 @@ def test_the_largest_batch_is_summed_exactly():
 
 
 def resultant(direction, block):
-    """mean_resultant_length and its error as the metric gives them."""
     state = folded(direction, block)
     counts = np.zeros((2, NUM_BLOCKS, 2), np.int64)
     counts[0, :, 0] = np.bincount(block, minlength=NUM_BLOCKS)

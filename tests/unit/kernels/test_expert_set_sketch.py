@@ -34,7 +34,7 @@ def distinct(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
 
 
-def test_under_the_capacity_every_expert_set_is_counted():
+def test_under_the_capacity_every_set_is_counted_whatever_the_order_of_its_experts():
     chosen = drawn(3000, 0)[np.random.default_rng(1).integers(0, 3000, 9000)]
     state = folded(chosen)
     found = REDUCTION.select(state, None, None)
@@ -43,6 +43,11 @@ def test_under_the_capacity_every_expert_set_is_counted():
     np.testing.assert_array_equal(found["members"][found["row"]][order], members)
     np.testing.assert_array_equal(found["count"][order], counts)
     np.testing.assert_array_equal(found["rate"], 1.0)
+    chosen = drawn(200, 9)
+    keys = KERNELS["expert_set_key"](chosen, EXPERTS)
+    other = KERNELS["expert_set_key"](np.random.default_rng(0).permuted(chosen, axis=1), EXPERTS)
+    np.testing.assert_array_equal(other, keys)
+    np.testing.assert_array_equal(len(np.unique(keys)), len(distinct(chosen)[0]))
 
 
 def test_the_state_never_exceeds_the_capacity(monkeypatch):
@@ -74,7 +79,7 @@ def test_over_the_capacity_the_number_of_expert_sets_is_estimated_without_bias(m
     np.testing.assert_array_less(np.std(errors), 1.5)
 
 
-def test_no_more_is_dropped_than_the_capacity_asks_for(monkeypatch):
+def test_over_the_capacity_no_more_is_dropped_than_it_asks_for_and_counts_stay_exact(monkeypatch):
     """Of all keys, those below the threshold are kept; twice the threshold would be too many."""
     chosen = drawn(3000, 11)
     every = folded(chosen)["key"]
@@ -83,9 +88,6 @@ def test_no_more_is_dropped_than_the_capacity_asks_for(monkeypatch):
     rate = 2.0 ** -float(found["halvings"][0])
     np.testing.assert_array_equal(found["key"], every[every < rate * 2.0**64])
     np.testing.assert_array_less(400, (every < 2 * rate * 2.0**64).sum())
-
-
-def test_kept_expert_sets_keep_their_exact_counts(monkeypatch):
     monkeypatch.setattr(sketch, "CAPACITY", 300)
     base = drawn(2000, 5)
     chosen = base[np.random.default_rng(6).integers(0, 2000, 8000)]
@@ -93,11 +95,3 @@ def test_kept_expert_sets_keep_their_exact_counts(monkeypatch):
     true = {tuple(m.tolist()): int(c) for m, c in zip(*distinct(chosen), strict=True)}
     expected = [true[tuple(m.tolist())] for m in found["members"][found["row"]]]
     np.testing.assert_array_equal(found["count"], expected)
-
-
-def test_keys_of_the_expert_set_do_not_depend_on_the_order_of_its_experts():
-    chosen = drawn(200, 9)
-    keys = KERNELS["expert_set_key"](chosen, EXPERTS)
-    other = KERNELS["expert_set_key"](np.random.default_rng(0).permuted(chosen, axis=1), EXPERTS)
-    np.testing.assert_array_equal(other, keys)
-    np.testing.assert_array_equal(len(np.unique(keys)), len(distinct(chosen)[0]))

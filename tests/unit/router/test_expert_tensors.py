@@ -1,22 +1,32 @@
-"""Experts of files that are written here: what is read, and what is refused."""
+"""Experts of a layer: what is read, what is refused, and what they are as functions.
+
+Families are held against their library in tests/families.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
+from moegeom.router import expert_functions
+from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 from tests.unit.router.conftest import CONFIG, write_arrays
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+SAMPLE = Path(__file__).resolve().parents[3] / "sample_ckpts/olmoe-balanced/step_1500"
 EXPERTS, HIDDEN, WIDTH = 4, 64, 32
 
 
@@ -24,7 +34,7 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32)
 
 
-def opened(folder: Path, tensors: dict[str, np.ndarray]) -> ExpertTensors:
+def written(folder: Path, tensors: dict[str, np.ndarray]) -> ExpertTensors:
     at = "model.layers.0."
     stored = {f"{at}mlp.{name}": values for name, values in tensors.items()}
     stored[f"{at}mlp.gate.weight"] = drawn(EXPERTS, HIDDEN)
@@ -39,14 +49,13 @@ def each(leaf: str, *shape: int, experts: int = EXPERTS) -> dict[str, np.ndarray
 
 
 def test_an_expert_of_a_sample_is_what_its_file_holds():
-    folder = SAMPLES / "olmoe-balanced" / "step_1500"
-    store = open_checkpoint(folder)
+    store = open_checkpoint(SAMPLE)
     tensors = open_experts(store, load_routers(store).routers[1])
     assert (tensors.num_experts, tensors.width, tensors.hidden) == (16, 32, 64)
     assert (tensors.is_gated, tensors.activation) == (True, "silu")
     assert tensors.bytes_of() == 16 * 3 * 32 * 64 * 2
     assert tensors.bytes_of([3], gate_alone=True) == 32 * 64 * 2
-    stored = load_file(folder / "model.safetensors")
+    stored = load_file(SAMPLE / "model.safetensors")
     found = tensors.read(3)
     for part in ("gate", "up", "down"):
         expected = stored[f"model.layers.1.mlp.experts.3.{part}_proj.weight"].astype(np.float32)
@@ -64,7 +73,7 @@ def test_four_bit_experts_of_gpt_oss_are_decoded_one_by_one(tmp_path):
         tensors[f"experts.{leaf}_blocks"] = draw.integers(0, 256, (*shape, 16), np.uint8)
         tensors[f"experts.{leaf}_scales"] = draw.integers(120, 130, shape, np.uint8)
         tensors[f"experts.{leaf}_bias"] = drawn(EXPERTS, rows)
-    found = opened(tmp_path, tensors)
+    found = written(tmp_path, tensors)
     value = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
     packed = tensors["experts.down_proj_blocks"][2].reshape(HIDDEN, WIDTH // 2)
     scale = 2.0 ** (tensors["experts.down_proj_scales"][2].astype(np.float32) - 127.0)
@@ -97,43 +106,117 @@ def test_experts_of_gguf_are_those_that_its_package_reads(tmp_path, kind):
         np.testing.assert_array_equal(getattr(expert, part), expected)
 
 
-def test_matrices_of_all_experts_may_lie_on_their_side(tmp_path):
+def test_matrices_may_lie_on_their_side_and_values_must_be_finite(tmp_path):
     tensors = {"experts.gate_up_proj": drawn(EXPERTS, HIDDEN, 2 * WIDTH),
                "experts.down_proj": drawn(EXPERTS, WIDTH, HIDDEN)}  # fmt: skip
-    expert = opened(tmp_path, tensors).read(3)
+    expert = written(tmp_path, tensors).read(3)
     np.testing.assert_array_equal(expert.gate, tensors["experts.gate_up_proj"][3].T[:WIDTH])
     np.testing.assert_array_equal(expert.down, tensors["experts.down_proj"][3].T)
+    tensors = each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH)
+    tensors["experts.1.up_proj.weight"][0, 0] = np.inf
+    found = written(tmp_path, tensors)
+    found.read(0)
+    with pytest.raises(RouterError, match="not finite"):
+        found.read(1)
+
+
+FUSED = ("experts.up_proj", "experts.down_proj")
+PACKED = [
+    f"experts.{e}.{leaf}.qweight" for e in range(EXPERTS) for leaf in ("up_proj", "down_proj")
+]
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said"),
+    ("tensors", "words"),
     [
         ({}, "no tensors of experts"),
         (each("up_proj", WIDTH, HIDDEN), "no tensors of experts"),
         (each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH, experts=3), "3 experts"),
         (each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, 48), "contradict"),
         (each("up_proj", WIDTH, 48) | each("down_proj", HIDDEN, WIDTH), "reads inputs of 64"),
-        (
-            {"experts.up_proj": drawn(EXPERTS, HIDDEN, HIDDEN),
-             "experts.down_proj": drawn(EXPERTS, HIDDEN, HIDDEN)},
-            "square",
-        ),
-        (
-            {f"experts.{e}.{leaf}.qweight": np.zeros((8, HIDDEN), np.int32)
-             for e in range(EXPERTS) for leaf in ("up_proj", "down_proj")},
-            "no storage known",
-        ),
+        (dict.fromkeys(FUSED, drawn(EXPERTS, HIDDEN, HIDDEN)), "square"),
+        (dict.fromkeys(PACKED, np.zeros((8, HIDDEN), np.int32)), "no storage known"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_refused(tmp_path, tensors, said):
-    with pytest.raises(RouterError, match=said):
-        opened(tmp_path, tensors)
+)
+def test_what_cannot_be_read_is_refused(tmp_path, tensors, words):
+    with pytest.raises(RouterError, match=words):
+        written(tmp_path, tensors)
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path):
-    tensors = each("up_proj", WIDTH, HIDDEN) | each("down_proj", HIDDEN, WIDTH)
-    tensors["experts.1.up_proj.weight"][0, 0] = np.inf
-    found = opened(tmp_path, tensors)
-    found.read(0)
-    with pytest.raises(RouterError, match="not finite"):
-        found.read(1)
+def opened(folder: Path = SAMPLE, layer: int = 1) -> ExpertFunctions:
+    store = open_checkpoint(folder)
+    return open_expert_functions(store, load_routers(store).routers[layer])
+
+
+def test_a_mixture_is_made_of_weighted_experts_and_reads_each_once():
+    experts, inputs = opened(), drawn(12, 64).astype(np.float64)
+    chosen = np.stack([np.random.default_rng(t).permutation(16)[:4] for t in range(12)])
+    chosen[0, 2:] = -1
+    weights = np.abs(drawn(12, 4))
+    store = experts.tensors.store
+    before = store.bytes_read
+    found = experts.mixed(inputs, chosen, weights)
+    assert store.bytes_read - before == experts.bytes_of(set(chosen[chosen >= 0].tolist()))
+    expected = [
+        sum(
+            g * experts.apply(int(e), inputs[[t]])[0]
+            for e, g in zip(chosen[t], weights[t], strict=True)
+            if e >= 0
+        )
+        for t in range(12)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_what_is_applied_is_near_in_single_precision_and_few_experts_stay_in_memory(monkeypatch):
+    experts, inputs = opened(), drawn(12, 64).astype(np.float64)
+    found = experts.apply(3, inputs.astype(np.float32))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, experts.apply(3, inputs), rtol=1e-4, atol=1e-6)
+    experts = opened()
+    monkeypatch.setattr(expert_functions, "_MOST_HELD", 2 * 3 * 32 * 64 * 4)
+    for expert in (0, 1, 0, 2):
+        experts.apply(expert, drawn(1, 64))
+    assert list(experts._held) == [0, 2]
+
+
+def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(SAMPLE, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "mish"}))
+    with pytest.raises(RouterError, match="is 'mish'; known are .*silu"):
+        opened(folder)
+
+
+def test_experts_of_gpt_oss_in_gguf_give_what_the_library_gives(tmp_path):
+    experts, hidden, width = 4, 64, 32
+    draw = torch.Generator().manual_seed(0)
+    config = GptOssConfig(
+        num_local_experts=experts, hidden_size=hidden, intermediate_size=width, hidden_act="silu"
+    )
+    module = GptOssExperts(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=draw)
+        both, bias = module.gate_up_proj.transpose(1, 2), module.gate_up_proj_bias
+        tensors = {
+            "ffn_gate_inp.weight": torch.randn(experts, hidden, generator=draw),
+            "ffn_gate_inp.bias": torch.zeros(experts),
+            "post_attention_norm.weight": torch.ones(hidden),
+            "ffn_gate_exps.weight": both[:, ::2],
+            "ffn_gate_exps.bias": bias[:, ::2],
+            "ffn_up_exps.weight": both[:, 1::2],
+            "ffn_up_exps.bias": bias[:, 1::2],
+            "ffn_down_exps.weight": module.down_proj.transpose(1, 2),
+            "ffn_down_exps.bias": module.down_proj_bias,
+        }
+    stored = {f"blk.0.{n}": t.detach().contiguous().numpy() for n, t in tensors.items()}
+    write_gguf(tmp_path / "m.gguf", "gpt-oss", stored, keys=moe_keys(experts, hidden))
+    read = opened(tmp_path / "m.gguf", 0)
+    inputs = torch.randn(20, hidden, generator=draw)
+    for expert in range(experts):
+        with torch.no_grad():
+            expected = module(inputs, torch.full((20, 1), expert), torch.ones(20, 1)).numpy()
+        mine = read.apply(expert, inputs.double().numpy())
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -162,14 +162,7 @@ def _write(
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., RouterSet]:
-    """The routers of a file in which every tensor of the architecture has random values."""
-
-    def make(
-        architecture: str,
-        layers: tuple[int, ...] = (1,),
-        tensors: Mapping[str, np.ndarray | None] | None = None,
-        **changes: Any,
-    ) -> RouterSet:
+    def make(architecture: str, layers=(1,), tensors=None, **changes: Any) -> RouterSet:
         every: dict[str, Any] = {}
         for layer in layers:
             every |= _tensors(architecture, layer)
@@ -196,15 +189,7 @@ _PROBS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _build_moe_ffn(
-    architecture: str,
-    logits: np.ndarray,
-    bias: np.ndarray | None,
-    gate: int,
-    is_normed: bool,
-    scale: float,
-    groups: tuple[int, int] = (0, 0),
-) -> np.ndarray:
+def _build_moe_ffn(architecture, logits, bias, gate, is_normed, scale, groups) -> np.ndarray:
     """The weight of every expert, 0 where it is not chosen."""
     probs = _PROBS[gate](logits)
     compared = probs if bias is None else probs + bias
@@ -242,9 +227,7 @@ def _logits(low: float = 0.0) -> np.ndarray:
 def compared(load: Callable[..., RouterSet]) -> Callable[..., Router]:
     """The one router of a file, which chooses and weighs as llama.cpp does with its keys."""
 
-    def compare(
-        architecture: str, tensors: Any = None, lows: tuple[float, ...] = (0.0,), **changes: Any
-    ) -> Router:
+    def compare(architecture: str, tensors=None, lows=(0.0,), **changes: Any) -> Router:
         (router,) = load(architecture, tensors=tensors, **changes).routers
         call, keys = CALLS[architecture], _keys(architecture, **changes)
         gate = keys.get("expert_gating_func") or call.unset
@@ -275,14 +258,11 @@ def _those(applies: Callable[[Call], bool] = lambda call: True) -> list[str]:
     return one_of_each(every, lambda name: (CALLS[name], name == "grovemoe"))
 
 
-def test_the_files_hold_the_architectures_that_are_written_down_here():
+def test_the_files_hold_every_architecture_with_a_router_but_those_left_out():
     names = [name for name in families() if name.startswith("gguf_")]
     held = [t for name in names for t in load_family(name).model_types]
     assert sorted(held) == sorted(f"gguf-{architecture}" for architecture in CALLS)
     assert all(load_family(name).source.startswith("llama.cpp 0c1e57098 ") for name in names)
-
-
-def test_every_architecture_that_gguf_knows_with_a_router_is_held_or_left_out():
     assert _HAVE_A_ROUTER.keys() - CALLS.keys() == LEFT_OUT
     assert all(family_of(f"gguf-{architecture}") is None for architecture in LEFT_OUT)
 
@@ -359,18 +339,15 @@ def test_a_gate_that_llama_cpp_cannot_do_without_is_named(architecture, load):
         assert caught.value.code == GATING_UNSAID
 
 
-def test_one_group_is_no_mask(load):
+def test_one_group_is_no_mask_and_a_sum_too_small_to_divide_by_is_clamped(load, compared):
     (router,) = load("deepseek2", expert_group_count=1, expert_group_used_count=1).routers
     assert router.rule.groups is None
-
-
-def test_a_sum_too_small_to_divide_by_is_clamped(compared):
     router = compared("deepseek2", lows=(-20.0,))
     routing = route(_logits(low=-20.0), router.rule, router.selection_bias)
     assert routing.weights.sum(axis=1).max() < 0.1
 
 
-def test_the_logit_bias_of_gpt_oss_and_the_scales_of_gemma4_are_read(load):
+def test_tensors_of_single_architectures_are_read(load):
     (router,) = load("gpt-oss").routers
     assert router.rule.has_logit_bias
     bias = _tensors("gpt-oss", 1)["blk.1.ffn_gate_inp.bias"]
@@ -378,9 +355,6 @@ def test_the_logit_bias_of_gpt_oss_and_the_scales_of_gemma4_are_read(load):
     (router,) = load("gemma4").routers
     scale = _tensors("gemma4", 1)["blk.1.ffn_down_exps.scale"]
     np.testing.assert_array_equal(router.expert_scale, scale)
-
-
-def test_layers_of_nemotron_h_choose_their_own_number_behind_their_second_norm(load):
     second = np.full(HIDDEN, 3.0, np.float32)
     norms = {f"blk.{layer}.post_attention_norm.weight": second for layer in (1, 3)}
     routers = load("nemotron_h_moe", (1, 3), norms, expert_used_count=[0, 6, 0, 2]).routers
@@ -388,14 +362,11 @@ def test_layers_of_nemotron_h_choose_their_own_number_behind_their_second_norm(l
     np.testing.assert_array_equal(routers[0].gain, second)
 
 
-def test_layers_that_look_experts_up_by_token_are_listed(load):
+def test_layers_that_look_experts_up_are_listed_and_a_missing_bias_of_some_is_an_error(load):
     table: dict[str, Any] = {"blk.0.ffn_gate_tid2eid.weight": np.zeros((40, TOP_K), np.int32)}
     routers = load("deepseek4", (0, 1), table | {"blk.0.exp_probs_b.bias": None})
     assert [router.name for router in routers.routers] == ["text/1"]
     assert [skipped.tensor for skipped in routers.skipped] == ["blk.0.ffn_gate_inp.weight"]
-
-
-def test_a_missing_selection_bias_of_some_layers_is_an_error(load):
     with pytest.raises(RouterError, match=r"tensor 'blk\.2\.exp_probs_b\.bias' is missing"):
         load("deepseek2", (1, 2), {"blk.2.exp_probs_b.bias": None})
 

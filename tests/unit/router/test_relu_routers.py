@@ -62,6 +62,14 @@ def test_relu_routing_takes_every_expert_with_a_positive_logit(rule, tmp_path):
     assert {router.rule.pick for router in found.routers} == {"threshold"}
     assert {router.rule.num_chosen for router in found.routers} == {None}
     assert found.family_text == "ReLU of logits, those above 0 of 6 (training aims at 1)"
+    # without the flag the rule is that of the family
+    for flag in (False, None):
+        routers = _loaded(tmp_path, model_type=rule, moe_relu_routing=flag)
+        assert [router.name for router in routers.routers] == ["text/0", "text/1"]
+        assert {router.rule.pick for router in routers.routers} == {"top_k"}
+        assert routers.skipped == ()
+    with pytest.raises(RouterError, match="'moe_relu_routing' is 'yes' .*expected true or false"):
+        _loaded(tmp_path, model_type=rule, moe_relu_routing="yes")
 
 
 def test_the_choice_the_weights_and_the_distance_are_those_of_torch_relu(relu):
@@ -135,17 +143,6 @@ def test_commands_about_the_k_best_refuse_it_by_name(command, relu, tmp_path):
     tokens = {router.name: inputs for router in relu.routers}
     with pytest.raises(RouterRuleError, match="takes every expert above a threshold"):
         getattr(mg, command)(str(tmp_path), tokens, stage="router_input")
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_without_the_flag_the_rule_is_that_of_the_family(rule, tmp_path):
-    for flag in (False, None):
-        routers = _loaded(tmp_path, model_type=rule, moe_relu_routing=flag)
-        assert [router.name for router in routers.routers] == ["text/0", "text/1"]
-        assert {router.rule.pick for router in routers.routers} == {"top_k"}
-        assert routers.skipped == ()
-    with pytest.raises(RouterError, match="'moe_relu_routing' is 'yes' .*expected true or false"):
-        _loaded(tmp_path, model_type=rule, moe_relu_routing="yes")
 
 
 def test_relu_is_a_score_that_options_may_name(relu, tmp_path):

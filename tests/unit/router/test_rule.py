@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moegeom.core.errors import RouterError
-from moegeom.core.router import Rule
+from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
+from moegeom.router.describe import describe_routers, rule_in_words, rule_origin
 from moegeom.router.family_file import load_family
 from moegeom.router.rule import build_rule, check_required, expected_layers, rule_text
 from moegeom.router.settings import Settings
@@ -30,16 +33,13 @@ def _rule(**changes: Any) -> Rule:
     return build_rule(_STACK, _settings(**changes), 16, "r")
 
 
-def test_one_group_and_all_groups_are_no_mask():
+def test_groups_of_all_are_no_mask_and_a_nested_config_has_the_same_rule():
     for num_groups in (0, 1):
         rule = _rule(n_group=num_groups, topk_group=1)
         assert rule.groups is None
         text = rule_text(_DEEPSEEK, rule, 16, _STACK)
         assert text == "sigmoid + selection bias, top 4 of 16"
     assert _rule(topk_group=4).groups is None
-
-
-def test_equal_layers_and_a_nested_config_have_the_same_rule():
     nested = Settings({"text_config": _CONFIG}, _DEEPSEEK.config_roots)
     assert build_rule(_STACK, nested, 16, "s") == _rule()
 
@@ -77,14 +77,11 @@ def test_a_config_that_makes_no_rule_is_refused_by_key(case):
     with pytest.raises(RouterError) as caught:
         _rule(**changes)
     assert caught.value.message == sentence
-
-
-def test_a_huge_integer_is_no_number():
     with pytest.raises(RouterError, match="expected a finite number"):
         _rule(routed_scaling_factor=10**400)
 
 
-def test_aliases_may_agree_and_must_not_disagree():
+def test_aliases_may_agree_and_must_not_disagree_and_expected_layers_follow_their_keys():
     num_experts = _STACK.num_experts
     assert Settings({"num_local_experts": 8}).integer(num_experts) == 8
     assert Settings({"num_local_experts": 8, "n_routed_experts": 8}).integer(num_experts) == 8
@@ -93,6 +90,13 @@ def test_aliases_may_agree_and_must_not_disagree():
     assert caught.value.message == (
         "config.json: 'n_routed_experts' is 9 and 'num_local_experts' is 8, but they mean the same."
     )
+    layers = load_family("qwen3_moe").stacks[0].layers
+    config = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    assert expected_layers(layers, Settings(config)) == {1, 5}
+    assert expected_layers(layers, Settings(config | {"mlp_only_layers": None})) == {1, 3, 5}
+    assert expected_layers(layers, Settings({"decoder_sparse_step": 1})) is None
+    first = {"num_hidden_layers": 5, "first_k_dense_replace": 3}
+    assert expected_layers(_STACK.layers, Settings(first)) == {3, 4}
 
 
 def test_another_rule_under_the_same_model_type_is_refused():
@@ -103,9 +107,6 @@ def test_another_rule_under_the_same_model_type_is_refused():
         "config.json: 'scoring_func' is 'softmax'; the rule of family deepseek_v3 is known for "
         "'sigmoid'."
     )
-
-
-def test_a_way_to_choose_that_transformers_does_not_have_is_refused():
     for family in ("deepseek_v2", "deepseek_ocr2", "unlimited_ocr"):
         for known in ("greedy", "group_limited_greedy"):
             check_required(load_family(family), Settings({"topk_method": known}))
@@ -115,16 +116,6 @@ def test_a_way_to_choose_that_transformers_does_not_have_is_refused():
             f"config.json: 'topk_method' is 'noaux_tc'; the rule of family {family} is known for "
             "'greedy' or 'group_limited_greedy'."
         )
-
-
-def test_expected_layers_follow_first_step_and_dense():
-    layers = load_family("qwen3_moe").stacks[0].layers
-    config = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
-    assert expected_layers(layers, Settings(config)) == {1, 5}
-    assert expected_layers(layers, Settings(config | {"mlp_only_layers": None})) == {1, 3, 5}
-    assert expected_layers(layers, Settings({"decoder_sparse_step": 1})) is None
-    first = {"num_hidden_layers": 5, "first_k_dense_replace": 3}
-    assert expected_layers(_STACK.layers, Settings(first)) == {3, 4}
 
 
 @pytest.mark.parametrize(
@@ -151,3 +142,37 @@ def test_a_fork_that_names_another_score_is_refused(key):
     check_required(family, Settings({key: "never heard of"}))
     with pytest.raises(RouterError, match="the rule of family glm4_moe scores by sigmoid"):
         check_required(family, Settings({key: "softmax"}))
+
+
+ROUTER = Router(
+    name="text/0",
+    stack="text",
+    layer=0,
+    weight=np.eye(4, 8, dtype=np.float32),
+    rule=Rule(2, "softmax", Weights("scores")),
+    provenance=Provenance("mixtral", ("gate.weight",), "model.safetensors", "F32"),
+)
+ROUTERS = RouterSet((ROUTER,), "model", "mixtral", "softmax, top 2 of 4", "sha256:0")
+
+IN_WORDS = {
+    "softmax, top 2": Weights("scores"),
+    "softmax, top 2, weights sum to 1": Weights("scores", renormalise=True),
+    "softmax, top 2, softmax over the chosen": Weights(
+        "softmax_of_selected_logits", renormalise=True
+    ),
+    "softmax, top 2, sigmoid of each chosen": Weights("sigmoid_of_selected_logits"),
+    "softmax, top 2, sigmoid of each chosen, weights sum to 1, x 2": Weights(
+        "sigmoid_of_selected_logits", renormalise=True, scale=2.0
+    ),
+}
+
+
+def test_words_of_a_rule_are_those_of_its_weights_and_of_where_it_comes_from():
+    for words, weights in IN_WORDS.items():
+        assert rule_in_words(replace(ROUTER, rule=replace(ROUTER.rule, weights=weights))) == words
+    assert rule_in_words(replace(ROUTER, rule=replace(ROUTER.rule, top_k=4))) == "softmax, all 4"
+    origins = {"mixtral": "config", "described": "options", "my_own": "the family file"}
+    for family, origin in origins.items():
+        assert rule_origin(family) == origin
+        described = describe_routers(replace(ROUTERS, family=family))
+        assert (described["rule_origin"], described["rule_status"]) == (origin, "assumed")

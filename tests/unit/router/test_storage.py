@@ -49,23 +49,15 @@ def test_plain_floats_keep_every_digit(stored, loaded, make_olmoe):
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_fp8_blocks_are_multiplied_by_their_scale(dtype, make_olmoe):
-    weight, scale = _fp8(dtype), torch.rand(2, 4) + 0.5
-    stored = {f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale}
-    folder = make_olmoe(stored, _blocks_of([4, 5]))
-    expected = weight.float().numpy().copy()
-    for row in range(6):
-        for column in range(16):
-            expected[row, column] *= scale[row // 4, column // 5].numpy()
-    router = _router(folder)
-    np.testing.assert_array_equal(router.weight, expected, strict=True)
-    assert f"{_GATE}.weight_scale_inv" in router.provenance.tensors
-
-
-def test_fp8_blocks_are_128_by_128_unless_the_config_says_otherwise(make_olmoe):
-    weight, scale = _fp8(), torch.tensor([[0.5]])
-    folder = make_olmoe({f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale})
-    np.testing.assert_array_equal(_router(folder).weight, weight.float().numpy() * 0.5)
+def test_fp8_blocks_are_128_by_128_unless_the_config_says_otherwise(dtype, make_olmoe):
+    weight = _fp8(dtype)
+    for scale, config in ((torch.rand(2, 4) + 0.5, _blocks_of([4, 5])), (torch.rand(1, 1), {})):
+        rows, columns = config["quantization_config"]["weight_block_size"] if config else (6, 16)
+        stored = {f"{_GATE}.weight": weight, f"{_GATE}.weight_scale_inv": scale}
+        router = _router(make_olmoe(stored, config))
+        each = np.kron(scale.numpy(), np.ones((rows, columns), np.float32))[:6, :16]
+        np.testing.assert_array_equal(router.weight, weight.float().numpy() * each, strict=True)
+        assert f"{_GATE}.weight_scale_inv" in router.provenance.tensors
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6, 1)])
@@ -121,12 +113,6 @@ def test_storage_that_is_not_understood_is_refused(case, make_olmoe):
     tensors, config, end = _REFUSED[case]
     named: dict[str, Any] = {f"{_GATE}.{leaf}": values for leaf, values in tensors.items()}
     assert refusal(make_olmoe(named, config)).message.endswith(end)
-
-
-def test_a_gain_in_fp8_is_refused(make_olmoe):
-    name = "model.layers.1.post_attention_layernorm.weight"
-    message = refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)})).message
-    assert message.startswith(f"model.safetensors: tensor '{name}' (gain of the norm in front)")
 
 
 _NAMES = {row.numpy: name for name, row in DTYPES.items() if row.numpy is not None}
@@ -255,17 +241,13 @@ def test_exactly_one_scheme_recognises_a_router_and_says_its_shape(example):
     assert (stored.scheme, stored.shape, weight.dtype) == (scheme, (16, 64), np.float32)
     assert weight.shape == stored.shape
     assert {info.name for info in stored.tensors} == {f"gate.{leaf}" for leaf in tensors}
-
-
-@pytest.mark.parametrize("example", _EXAMPLES)
-def test_a_router_may_be_called_otherwise_than_weight(example):
-    _, tensors, config = _EXAMPLES[example]
+    # it may be called otherwise
     renamed = {
         f"proj.{name}" if not name.startswith("weight") else name.replace("weight", "proj.w", 1):
         values for name, values in tensors.items()
     }  # fmt: skip
-    weight = _find(renamed, config, leaf="proj.w").decode(renamed)
-    np.testing.assert_array_equal(weight, _decode(tensors, config))
+    again = _find(renamed, config, leaf="proj.w").decode(renamed)
+    np.testing.assert_array_equal(again, weight)
 
 
 @pytest.mark.parametrize("example", [e for e in _EXAMPLES if e != "plain"])
@@ -290,7 +272,6 @@ def test_a_packed_router_needs_each_of_its_parts_as_it_should_be(example):
 
 
 def _changed(example: str, part: str, values: Any, at: Any = ...) -> Tensors:
-    """An example with other values in a part of it, or in one place."""
     tensors = _EXAMPLES[example][1]
     changed = tensors.get(part, values).copy()
     changed[at] = values
@@ -349,13 +330,16 @@ def test_a_packed_router_that_contradicts_itself_or_its_config_is_refused(router
     assert why in _why_refused(tensors, None if change is None else config | change)
 
 
-def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread():
+def test_routers_of_gigabytes_are_refused_unread_and_a_gain_in_fp8_too(make_olmoe):
     infos = {
         "weight": TensorInfo("gate.weight", "I8", (1 << 15, 1 << 14), "a", 0, 1 << 29),
         "SCB": TensorInfo("gate.SCB", "F32", (1 << 15,), "a", 0, 1 << 17),
     }
     with pytest.raises(RouterError, match="too many values for a router"):
         find_storage(infos, Settings({}), "router text/1")
+    name = "model.layers.1.post_attention_layernorm.weight"
+    message = refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)})).message
+    assert message.startswith(f"model.safetensors: tensor '{name}' (gain of the norm in front)")
 
 
 def _string_of_bits(words: np.ndarray, bits: int) -> list[int]:
@@ -365,7 +349,6 @@ def _string_of_bits(words: np.ndarray, bits: int) -> list[int]:
 
 
 def _pack_bits(rows: np.ndarray, bits: int) -> np.ndarray:
-    """The inverse for rows of integers."""
     numbers = [sum(int(v) << (bits * i) for i, v in enumerate(row)) for row in rows]
     num_words = -(-rows.shape[1] * bits // 32)
     words = [[number >> (32 * i) & 0xFFFFFFFF for i in range(num_words)] for number in numbers]
@@ -427,36 +410,17 @@ def test_gptq_by_its_definition(bits, convention, group, is_permuted):
         np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
 
 
-def test_gptq_is_the_first_version_unless_the_config_says_otherwise():
+def test_gptq_is_the_first_version_unless_said_and_zero_points_may_be_in_either():
     tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.zeros((2, 2), np.int32)}
     config = {"quant_method": "gptq", "bits": 4}
     first = _decode(tensors, config)
     np.testing.assert_array_equal(first, _decode(tensors, {**config, "checkpoint_format": "gptq"}))
     one = {**tensors, "qzeros": np.full((2, 2), 0x11111111, np.int32)}
     np.testing.assert_array_equal(first, _decode(one, _GPTQ_V2))
-
-
-def test_zero_points_may_be_stored_in_either_convention():
     assert np.isfinite(_decode(_changed("gptq", "qzeros", -1), _GPTQ_V2)).all()
     seven, first = _changed("gptq", "qzeros", 0x77777777), {**_GPTQ_V2, "checkpoint_format": "gptq"}
     right, unstated = _decode(seven, {**first, "sym": True}), _decode(seven, first)
     np.testing.assert_array_equal(right, unstated)
-
-
-def test_awq_by_its_definition():
-    """AutoAWQ 0.2.9, WQLinear_GEMM.from_linear: output order[i] of eight lies in half byte i."""
-    _, tensors, config = _EXAMPLES["awq"]
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    expected = np.empty((16, 64), np.float32)
-    for column in range(64):
-        for word in range(2):
-            integers = _string_of_bits(tensors["qweight"][column, word : word + 1].copy(), 4)
-            zeros = _string_of_bits(tensors["qzeros"][column // 32, word : word + 1].copy(), 4)
-            for place in range(8):
-                expert = 8 * word + order[place]
-                scale = float(tensors["scales"][column // 32, expert])
-                expected[expert, column] = scale * (integers[place] - zeros[place])
-    np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -488,49 +452,32 @@ def test_a_group_of_minus_one_is_a_whole_row(size):
     np.testing.assert_array_equal(found, expected.astype(np.float32) * scale, strict=True)
 
 
-def test_an_exponent_beside_fp8_belongs_to_32_columns():
-    weight, exponents = _fp8_values(3, 96), _RNG.integers(100, 140, (3, 3)).astype(np.uint8)
-    expected = weight.astype(np.float32).copy()
-    for row in range(3):
-        for column in range(96):
-            expected[row, column] *= np.float32(2.0 ** (int(exponents[row, column // 32]) - 127))
-    found = _decode({"weight": weight, "weight_scale": exponents})
-    np.testing.assert_array_equal(found, expected, strict=True)
-
-
-@pytest.mark.parametrize("structure", [[8, 16], "8x16"])
-def test_compressed_tensors_names_its_blocks_in_the_recipe(structure):
+def test_compressed_tensors_names_its_blocks_in_the_recipe():
     weight, scale = _fp8_values(16, 64), _floats(2, 4)
-    config = _recipe(num_bits=8, type="float", strategy="block", block_structure=structure)
+    config = _recipe(num_bits=8, type="float", strategy="block", block_structure="8x16")
     found = _decode({"weight": weight, "weight_scale": scale}, config)
     expected = weight.astype(np.float32) * np.kron(scale, np.ones((8, 16), np.float32))
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_an_early_zero_point_in_int8_has_no_offset():
+def test_packed_integers_in_other_ways_of_their_format_are_the_same():
     _, tensors, config = _EXAMPLES["pack-quantized"]
     packed = tensors["weight_zero_point"]
     zeros = np.array([_string_of_bits(packed[:, g].copy(), 4) for g in range(4)]).T - 8
     early = {**tensors, "weight_zero_point": zeros.astype(np.int8)}
     np.testing.assert_array_equal(_decode(early, config), _decode(tensors, config))
-
-
-def test_a_recipe_is_found_by_the_shapes_that_it_makes():
-    _, tensors, config = _EXAMPLES["pack-quantized"]
     groups = {"group_0": _OF_8_BITS, "group_1": config["config_groups"]["group_0"]}
     both = _decode(tensors, {"config_groups": groups})
     np.testing.assert_array_equal(both, _decode(tensors, config))
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 127, 254, 255])
-def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent):
-    tensors = {
-        "weight_packed": np.full((1, 16), 0x21, np.uint8),
-        "weight_scale": np.array([[exponent]], np.uint8),
-    }
-    power = np.float32(np.nan) if exponent == 255 else np.float32(2.0 ** (exponent - 127))
-    expected = np.tile([np.float32(0.5), np.float32(1.0)], 16)[np.newaxis] * power
-    np.testing.assert_array_equal(_decode(tensors), expected, strict=True)
+def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number():
+    exponents = np.array([[0], [1], [127], [254], [255]], np.uint8)
+    packed = np.full((5, 16), 0x21, np.uint8)
+    powers = np.array([2.0**-127, 2.0**-126, 1.0, 2.0**127, np.nan], np.float32)
+    expected = np.tile([np.float32(0.5), np.float32(1.0)], 16) * powers[:, None]
+    found = _decode({"weight_packed": packed, "weight_scale": exponents})
+    np.testing.assert_array_equal(found, expected, strict=True)
 
 
 _LEAVES = sorted({leaf for _, tensors, _ in _EXAMPLES.values() for leaf in tensors} | {"scale"})

@@ -20,6 +20,10 @@ TOKENS = 4 * TILE + 100
 NAME = "text/0"
 
 
+class Interrupted(Exception):
+    """What a test raises in the middle of a scan."""
+
+
 def columns(tokens: int, domain: np.ndarray | None = None) -> TokenColumns:
     """Documents of 97 tokens, three in four of them with a domain."""
     token = np.arange(tokens)
@@ -103,10 +107,7 @@ def recording(tokens: int = TOKENS) -> Recorded:
 
 
 def router(kind: str = "softmax", norm: bool = False) -> Router:
-    """An affine router, or with ``sigmoid`` one with selection bias and groups.
-
-    Rows 2 and 7 are duplicate rows.
-    """
+    """Affine, or with ``sigmoid`` with selection bias and groups; rows 2 and 7 are duplicates."""
     random = np.random.default_rng(0)
     weight = random.standard_normal((EXPERTS, HIDDEN)).astype(np.float32)
     weight[7] = weight[2]

@@ -61,9 +61,9 @@ def differs(one: Routing, other: Routing) -> np.ndarray:
     return (np.sort(one.chosen) != np.sort(other.chosen)).any(axis=1)
 
 
-def is_share(value: float, tokens: np.ndarray, count: float = 2.0) -> bool:
-    """Is it the mean, but for some tokens whose float32 logits decide otherwise?"""
-    return value == pytest.approx(tokens.mean(), abs=count / len(VALUES))
+def is_share(value: float, tokens: np.ndarray) -> bool:
+    """Is it the mean, but for two tokens whose float32 logits decide otherwise?"""
+    return value == pytest.approx(tokens.mean(), abs=2.0 / len(VALUES))
 
 
 @pytest.fixture(params=["softmax", "sigmoid"])
@@ -71,13 +71,16 @@ def kind(request):
     return request.param
 
 
-def test_a_router_against_itself_flips_nothing(kind):
+def test_a_router_against_itself_flips_nothing_and_its_rule_is_its_own(kind):
     router = made.router(kind, norm=True)
     row = row_of(router, router)
     assert (row["flipped_share"], row["weight_moved_mean"], row["reordered_share"]) == (0, 0, 0)
     for mine in (router, changed(router, **LAYER_NORM)):
         assert beside(mine, mine).equal == (router.name,)
     assert (row["flipped_near_share"], row["flipped_margin_rank"]) == (None, None)
+    mine, its = made.router(kind), made.router("sigmoid" if kind == "softmax" else "softmax")
+    assert is_share(row_of(mine, its)["flipped_share"], differs(routed(mine), routed(its)))
+    assert not beside(mine, its).has_same_rule
 
 
 def test_rows_that_changed_places_flip_what_numpy_says(kind):
@@ -94,12 +97,6 @@ def test_rows_that_changed_places_flip_what_numpy_says(kind):
     assert row["proved_share"] is row["predicted_flipped_share"] is None
 
 
-def test_its_rule_is_its_own(kind):
-    mine, its = made.router(kind), made.router("sigmoid" if kind == "softmax" else "softmax")
-    assert is_share(row_of(mine, its)["flipped_share"], differs(routed(mine), routed(its)))
-    assert not beside(mine, its).has_same_rule
-
-
 def test_a_gain_folded_into_the_rows_flips_nothing_but_ties(kind):
     mine = without_duplicates(made.router(kind, norm=True))
     factor = np.random.default_rng(5).uniform(0.5, 2.0, mine.hidden_size).astype(np.float32)
@@ -110,23 +107,12 @@ def test_a_gain_folded_into_the_rows_flips_nothing_but_ties(kind):
     assert row_of(mine, its)["flipped_share"] == 0.0
 
 
-def test_a_gain_that_is_not_followed_flips_tokens():
-    its = changed(NORMED, gain=NORMED.gain[::-1].copy())
-    effective = NORMED.weight.astype(np.float64) * (NORMED.gain[::-1] / NORMED.gain)
-    flips = differs(routed(NORMED), routed(NORMED, effective))
-    assert flips.mean() > 0.1
-    assert is_share(row_of(NORMED, its)["flipped_share"], flips, 4.0)
-
-
-def test_a_gain_that_is_0_in_both_changes_nothing():
+def test_a_gain_that_is_0_in_both_changes_nothing_and_one_of_one_checkpoint_is_named():
     gain = NORMED.gain.copy()
     gain[3] = 0.0
     mine, its = changed(NORMED, gain=gain), changed(NORMED, gain=2.0 * gain)
     rows, twice = beside(mine, its).routers[mine.name].weight, 2.0 * mine.weight
     np.testing.assert_array_equal(np.delete(rows, 3, axis=1), np.delete(twice, 3, axis=1))
-
-
-def test_a_gain_that_only_one_checkpoint_knows_is_named():
     its = made.router()
     pair = beside(NORMED, its)
     assert (pair.unknown_gain, pair.regained) == ((NORMED.name,), ())
@@ -191,7 +177,6 @@ def test_cuts_and_threads_change_nothing(kind):
     mine = made.router(kind, norm=True)
     rows = [
         row_of(mine, turned(mine), exclude_first=3, batch_tokens=tokens, num_workers=workers)
-        for tokens, workers in ((TILE, 1), (2 * TILE, 1), (10**9, 2), (1, 3))
+        for tokens, workers in ((2 * TILE, 1), (1, 3))
     ]
-    for row in rows[1:]:
-        np.testing.assert_equal(row, rows[0])
+    np.testing.assert_equal(*rows)

@@ -179,15 +179,12 @@ def test_shares_are_those_of_the_tokens_whatever_the_pace() -> None:
         assert all(row["flipped_share"] is not None for row in own)
 
 
-def test_arithmetics_need_router_inputs() -> None:
+def test_arithmetics_need_router_inputs_and_without_them_nothing_is_compared() -> None:
     logits = made.Recorded(made.inputs(300) @ made.router().weight.T, "logits")
     metrics = [METRICS["tokens"], *COMPARING]
     measured = measure_router(made.run(logits, arithmetics=("int8",), metrics=metrics))
     assert measured.facts["reasons"]["flips"].startswith("needs recorded router inputs")
     assert not [row for row in measured.rows["layers"] if row["variant"] == "int8"]
-
-
-def test_metrics_that_compare_are_no_part_of_a_scan_without_variants() -> None:
     measured = measure_router(made.run(made.recording(300)))
     assert not {m.name for m in COMPARING} & set(measured.facts["reasons"])
     assert {row["variant"] for row in measured.rows["layers"]} == {"as_stored", "random"}

@@ -110,17 +110,9 @@ def test_a_trace_is_read_once_and_each_router_measured_as_if_alone(
         assert len(pieces_read) >= MODEL.layers * FILES
 
 
-def test_there_are_as_many_in_step_as_their_sums_have_room_for(world, monkeypatch):
-    request = ScanRequest(str(world / "model"), tokens=str(world / "dump"), dialect="vllm")
-    opened = with_tokens(request, Session.of(request.checkpoint, request))
-    assert opened.source is not None
-    needed = in_step._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
-    monkeypatch.setattr(in_step, "_MOST_BYTES", 2 * needed)
-    groups = in_step.in_step(opened.chosen, [opened.source])
-    assert [[router.layer for router in group] for group in groups] == [[0, 1], [2]]
-
-
-def test_parts_are_folded_in_step_too(world, tmp_path, pieces_read):
+def test_parts_are_folded_in_step_and_as_many_as_their_sums_have_room_for(
+    world, tmp_path, pieces_read, monkeypatch
+):
     whole = scanned(world, tmp_path / "whole")
     pieces_read.clear()
     for number in (1, 2):
@@ -129,6 +121,13 @@ def test_parts_are_folded_in_step_too(world, tmp_path, pieces_read):
     merged = merge([tmp_path / "1", tmp_path / "2"], tmp_path / "merged")
     assert isinstance(merged, Path)
     assert tables(merged) == whole
+    request = ScanRequest(str(world / "model"), tokens=str(world / "dump"), dialect="vllm")
+    opened = with_tokens(request, Session.of(request.checkpoint, request))
+    assert opened.source is not None
+    needed = in_step._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
+    monkeypatch.setattr(in_step, "_MOST_BYTES", 2 * needed)
+    groups = in_step.in_step(opened.chosen, [opened.source])
+    assert [[router.layer for router in group] for group in groups] == [[0, 1], [2]]
 
 
 def test_lanes_go_on_from_where_each_of_them_was():

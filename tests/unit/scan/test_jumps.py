@@ -93,7 +93,7 @@ def test_columns_are_those_of_the_definition_token_by_token(scanned):
         np.testing.assert_allclose(row[column], expected, rtol=1e-3, err_msg=column)
 
 
-def test_a_pair_has_the_mean_jump_of_its_tokens(scanned):
+def test_a_pair_has_the_mean_jump_of_its_tokens_and_flips_cost_their_share_of_it(scanned):
     rows, (height, _, _, pairs) = scanned
     listed = made.rows_of(rows["pairs"])
     assert listed
@@ -101,9 +101,6 @@ def test_a_pair_has_the_mean_jump_of_its_tokens(scanned):
         pair = one["expert_out"], one["expert_in"]
         own = [h for h, p in zip(height, pairs, strict=True) if p == pair]
         np.testing.assert_allclose(one["jump_mean"], np.mean(own), rtol=1e-3)
-
-
-def test_flips_cost_the_share_that_flips_times_their_jump(scanned):
     rows, (height, _, _, _) = scanned
     row = made.row_of(rows["layers"], FLIPPING[0])
     share = row["flipped_share"]
@@ -114,7 +111,7 @@ def test_flips_cost_the_share_that_flips_times_their_jump(scanned):
     assert height.min() <= row["flip_jump_mean"] <= height.max()
 
 
-def test_without_experts_or_inputs_no_jump_is_known_and_the_reason_is_said():
+def test_without_experts_inputs_or_straight_boundaries_jumps_are_unknown():
     _, without = run_of(made.recording(300), experts=None, arithmetics=FLIPPING)
     assert without.facts["reasons"]["jump"] == "no experts were read (--experts)"
     assert without.facts["reasons"]["flip_jump"] == "no experts were read (--experts)"
@@ -122,9 +119,6 @@ def test_without_experts_or_inputs_no_jump_is_known_and_the_reason_is_said():
     logits = (made.inputs(300) @ made.router().weight.T).astype(np.float32)
     _, of_logits = run_of(made.Recorded(logits, "logits"))
     assert "needs recorded router inputs" in of_logits.facts["reasons"]["jump"]
-
-
-def test_groups_leave_boundary_points_unknown_and_they_are_counted():
     _, measured = run_of(made.recording(300), made.router("sigmoid"))
     row = made.row_of(made.tables(measured)["layers"])
     assert row["num_jump_tokens"] == 300

@@ -45,21 +45,16 @@ def test_left_out_they_are_counted_and_change_nothing_else(damaged):
     np.testing.assert_array_equal(slots, np.bincount(chosen.reshape(-1), minlength=12))
 
 
-def test_more_bad_tokens_than_are_listed_are_all_counted():
-    source = made.recording(TOKENS)
-    source.values[:20, 3] = np.nan
-    run = made.run(source, skip_non_finite=True, metrics=[METRICS["tokens"]])
-    facts = measure_router(run).facts
-    assert facts["num_non_finite"] == 20
-    np.testing.assert_array_equal(facts["first_non_finite"], np.arange(8))
-
-
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_without_any_good_token_everything_measured_is_null(kind):
     source = made.recording(300)
     source.values[:] = np.nan
-    row = made.layer(source, made.router(kind), skip_non_finite=True)
-    measured = ("load_cv_ddof0", "max_vio_global", "margin_p50", "expert_set_coverage", "gini")
-    assert {row[name] for column in measured for name in (column, f"{column}_se")} == {None}
+    measured = measure_router(made.run(source, made.router(kind), skip_non_finite=True))
+    # more bad tokens than are listed are all counted
+    assert measured.facts["num_non_finite"] == 300
+    np.testing.assert_array_equal(measured.facts["first_non_finite"], np.arange(8))
+    row = made.row_of(made.tables(measured)["layers"])
+    columns = ("load_cv_ddof0", "max_vio_global", "margin_p50", "expert_set_coverage", "gini")
+    assert {row[name] for column in columns for name in (column, f"{column}_se")} == {None}
     # what needs no tokens is still there
     assert row["num_tokens"] == row["num_zero_rows"] == 0

@@ -65,12 +65,16 @@ def test_brackets_are_those_of_the_tokens_that_were_drawn_from_every_tile(whole)
             np.testing.assert_allclose(lower[column], expected.lower, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("experts", "tokens", "expected"),
-    [(12, 4 * TILE, 16), (64, 10**9, 16), (256, 10**9, 4), (4096, 10**9, 2), (64, 5, 64)],
-)
-def test_a_sample_is_the_smaller_the_more_experts(experts, tokens, expected):
-    np.testing.assert_array_equal(tokens_of_tile(experts, tokens), expected)
+def test_a_sample_shrinks_with_experts_and_without_ties_distances_are_infinite():
+    shapes = {(12, 4 * TILE): 16, (64, 10**9): 16, (256, 10**9): 4, (4096, 10**9): 2, (64, 5): 64}
+    assert {shape: tokens_of_tile(*shape) for shape in shapes} == shapes
+    source = made.recording(200)
+    every = made.layer(source, of_few_experts(6, 6), **ONLY)
+    np.testing.assert_array_equal([every[name] for name in COLUMNS[:2]], np.inf)
+    three = made.layer(source, of_few_experts(3, 1), **ONLY)
+    assert three["order_2_distance_rms_p50_upper"] < np.inf
+    assert three["order_3_distance_rms_p50_lower"] == np.inf
+    assert three["order_3_distance_exact_share"] == 1.0
 
 
 def test_any_batch_and_pace_give_the_same_brackets(whole):
@@ -142,25 +146,12 @@ def test_dependent_rows_move_logits_further_than_half_the_margin():
     assert made.layer(source, of_few_experts(6, 2), **ONLY)["logit_stretch_p50"] is None
 
 
-def test_where_no_tie_is_possible_the_distance_is_infinite():
-    source = made.recording(200)
-    every = made.layer(source, of_few_experts(6, 6), **ONLY)
-    np.testing.assert_array_equal([every[name] for name in COLUMNS[:2]], np.inf)
-    three = made.layer(source, of_few_experts(3, 1), **ONLY)
-    assert three["order_2_distance_rms_p50_upper"] < np.inf
-    assert three["order_3_distance_rms_p50_lower"] == np.inf
-    assert three["order_3_distance_exact_share"] == 1.0
-
-
-def test_logits_that_were_recorded_serve_as_well_as_inputs():
+def test_logits_serve_as_well_as_inputs_and_without_them_or_in_groups_it_is_null():
     inputs = made.recording(TILE)
     logits = made.Recorded(inputs.values @ ROUTER.weight.T, "logits")
     ours, theirs = (made.layer(source, ROUTER, **ONLY) for source in (inputs, logits))
     figures = [[of[name] for name in COLUMNS] for of in (ours, theirs)]
     np.testing.assert_allclose(*figures, rtol=1e-4)
-
-
-def test_it_is_null_with_a_reason_where_boundaries_are_grouped_or_logits_are_lacking():
     source, grouped = made.recording(TILE), made.router("sigmoid")
     assert "straight" in unavailable(grouped, source.facts)["order_distance"]
     layer = made.layer(source, grouped, **ONLY)
@@ -172,9 +163,6 @@ def test_it_is_null_with_a_reason_where_boundaries_are_grouped_or_logits_are_lac
     ):
         facts = made.source(stage, source.columns, values).facts
         assert reason in unavailable(ROUTER, facts)["order_distance"]
-
-
-def test_it_is_measured_where_something_is_compared_and_nowhere_else():
     for compares in (False, True):
         names = {metric.name for metric in metrics_of_scan(compares=compares)}
         assert ("order_distance" in names) == compares

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.engine.labels import MAX_DOMAINS, Populations, block_of
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
-from moegeom.engine.plan import MAX_TILES, batch_tokens, sample_tiles
+from moegeom.engine.plan import MAX_TILES, batch_tokens, on_all_cores, sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.products import tile_logits
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
@@ -61,32 +64,23 @@ def batches_of(tokens, tiles, pace) -> list[np.ndarray]:
     return batches
 
 
-def test_batches_arrive_in_order_and_never_exceed_the_largest():
+def test_batches_of_the_tiles_asked_for_arrive_in_order_and_never_exceed_the_largest():
     tokens = (MAX_TILES + 3) * TILE + 5
     batches = batches_of(tokens, range(MAX_TILES + 4), Pace(10**9, 3))
     np.testing.assert_array_equal(np.concatenate(batches), np.arange(tokens))
     assert max(map(len, batches)) <= MAX_TILES * TILE
+    some = batches_of(made.TOKENS, [0, 2, 3], Pace(10 * TILE, 1))
+    np.testing.assert_array_equal(np.unique(np.concatenate(some) // TILE), [0, 2, 3])
 
 
-def test_only_the_tiles_asked_for_are_scanned():
-    batches = batches_of(made.TOKENS, [0, 2, 3], Pace(10 * TILE, 1))
-    np.testing.assert_array_equal(np.unique(np.concatenate(batches) // TILE), [0, 2, 3])
-
-
-@pytest.mark.parametrize("tokens", [20_001, 20_480, 10**6 + 7])
-def test_a_sample_is_whole_tiles_ascending_and_no_longer_than_wished(tokens):
-    tiles = sample_tiles(tokens, 3)
-    assert len(tiles) * TILE <= 20_000
-    assert (np.diff(tiles) > 0).all() and (tiles[-1] + 1) * TILE <= tokens
-    assert sample_tiles(tokens, 3) == tiles
-
-
-def test_samples_differ_by_seed_and_a_short_stream_is_its_own():
+def test_samples_and_batches_are_whole_tiles_and_no_longer_than_wished():
+    for tokens in (20_001, 20_480, 10**6 + 7):
+        tiles = sample_tiles(tokens, 3)
+        assert len(tiles) * TILE <= 20_000
+        assert (np.diff(tiles) > 0).all() and (tiles[-1] + 1) * TILE <= tokens
+        assert sample_tiles(tokens, 3) == tiles
     assert sample_tiles(10**6, 1) != sample_tiles(10**6, 2)
     assert sample_tiles(5 * TILE + 1, 0, wanted=6 * TILE) == [0, 1, 2, 3, 4, 5]
-
-
-def test_batches_are_whole_tiles():
     for width in (1, 16, 2048, 7168, 10**6):
         tokens = batch_tokens(width)
         assert tokens % TILE == 0 and TILE <= tokens <= MAX_TILES * TILE
@@ -94,35 +88,23 @@ def test_batches_are_whole_tiles():
 
 def columns(document, domain=0) -> TokenColumns:
     tokens = len(document)
-    return TokenColumns(
-        document=np.asarray(document, np.int64),
-        position=np.zeros(tokens, np.int32),
-        token_id=np.full(tokens, -1, np.int32),
-        domain=np.broadcast_to(np.int16(domain), tokens),
-    )
+    zeros = np.zeros(tokens, np.int32)
+    domains = np.broadcast_to(np.int16(domain), tokens)
+    return TokenColumns(np.asarray(document, np.int64), zeros, zeros - 1, domains)
 
 
-def test_a_document_is_never_split_between_blocks():
+def test_blocks_follow_documents_or_tokens_and_domains_beyond_the_limit_share_one():
     document = np.repeat(np.arange(100), 13)
     expected = (document + document // NUM_BLOCKS) % NUM_BLOCKS
     np.testing.assert_array_equal(block_of(columns(document), 5 * TILE), expected)
-
-
-@pytest.mark.parametrize("period", [1, 2, 4, 8, 16])
-def test_domains_that_take_turns_are_in_every_block(period):
-    document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
-    counts = np.bincount(block_of(columns(document), 0), minlength=NUM_BLOCKS)
-    np.testing.assert_array_equal(counts, NUM_BLOCKS // period)
-
-
-def test_without_documents_a_block_follows_from_the_absolute_token():
+    for period in (1, 2, 4, 8, 16):
+        document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
+        counts = np.bincount(block_of(columns(document), 0), minlength=NUM_BLOCKS)
+        np.testing.assert_array_equal(counts, NUM_BLOCKS // period)
     whole = block_of(columns(np.full(4 * TILE, -1)), 0)
     part = block_of(columns(np.full(TILE, -1)), 2 * TILE)
     np.testing.assert_array_equal(part, whole[2 * TILE : 3 * TILE])
     np.testing.assert_array_less(1, len(np.unique(whole)))
-
-
-def test_domains_beyond_the_limit_share_a_population():
     domains = tuple(f"d{i}" for i in range(MAX_DOMAINS + 5))
     populations = Populations(domains)
     labels = populations.label(columns(np.zeros(4), [-1, 0, MAX_DOMAINS - 1, MAX_DOMAINS + 3]))
@@ -148,3 +130,42 @@ def test_logits_are_the_product_whatever_tokens_come_with_them(dtype, atol):
     values[11] = np.nan
     others = np.delete(np.arange(len(values)), 11)
     np.testing.assert_array_equal(tile_logits(values, rows, bias)[others], whole[others])
+
+
+# -------------------------------------------------------------------------------- work on all cores
+def _blas_threads() -> list[int]:
+    return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+
+
+def test_results_come_in_the_order_of_the_items_whichever_is_done_first() -> None:
+    second_is_done = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert second_is_done.wait(60)
+        else:
+            second_is_done.set()
+        return number
+
+    assert list(on_all_cores(work, range(8), 2)) == list(range(8))
+
+
+def test_each_piece_of_work_has_one_thread_of_blas() -> None:
+    with threadpool_limits(2, user_api="blas"):
+        found = list(on_all_cores(lambda _: _blas_threads(), range(2), 2))
+    assert found[0]
+    assert all(threads == 1 for one in found for threads in one)
+
+
+def test_an_error_is_told_and_what_has_not_begun_is_left_out() -> None:
+    begun, never = [], threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            raise ValueError("the first")
+        never.wait(0.05)  # time for the error to arrive
+
+    with pytest.raises(ValueError, match="the first"):
+        list(on_all_cores(work, range(100), 1))
+    assert len(begun) < 100

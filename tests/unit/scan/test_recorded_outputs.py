@@ -50,7 +50,7 @@ def measured():
     )
 
 
-def test_energy_and_mean_shares_are_those_of_the_arrays(measured):
+def test_energy_overlap_and_affine_parts_are_those_of_the_arrays(measured):
     _, kinds, row = measured
     shared, routed = kinds["shared_output"], kinds["routed_output"]
     energy = ((shared + routed) ** 2).sum()
@@ -59,9 +59,11 @@ def test_energy_and_mean_shares_are_those_of_the_arrays(measured):
     mean = (shared.mean(axis=0) ** 2).sum() / (shared**2).sum(axis=1).mean()
     np.testing.assert_allclose(row["shared_mean_energy_share"], mean, 1e-6)
     assert row["shared_mean_cosine"] > 0.99
-
-
-def test_an_affine_output_is_predicted_and_one_that_is_not_is_not(measured):
+    _, kinds, row = measured
+    i, j = np.triu_indices(EXPERTS, 1)
+    expected = np.mean([cosine_similarity(token)[i, j] for token in kinds["expert_output"]])
+    np.testing.assert_allclose(row["overlap_output"], expected, rtol=1e-6)
+    np.testing.assert_allclose(row["max_output_cosine"], 1.0, rtol=1e-6)
     inputs, kinds, row = measured
     assert row["shared_affine_r2"] > 0.999
     train = np.arange(TOKENS) % 512 < 384  # any split will do
@@ -73,30 +75,15 @@ def test_an_affine_output_is_predicted_and_one_that_is_not_is_not(measured):
     assert row["routed_residual_r2"] > 0.999
 
 
-def test_equal_experts_show_as_a_pair(measured):
-    _, kinds, row = measured
-    i, j = np.triu_indices(EXPERTS, 1)
-    expected = np.mean([cosine_similarity(token)[i, j] for token in kinds["expert_output"]])
-    np.testing.assert_allclose(row["overlap_output"], expected, rtol=1e-6)
-    np.testing.assert_allclose(row["max_output_cosine"], 1.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shared_output": np.zeros((TOKENS, HIDDEN + 1), np.float32)}, "9 columns.* has 8"),
-        ({"expert_output": np.zeros((TOKENS, 5, HIDDEN), np.float32)}, "5 experts.* has 6"),
-        ({}, "GiB"),
-    ],
-    ids=["columns", "experts", "too large"],
-)
-def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(
-    change, message, monkeypatch
-):
-    if not change:
-        monkeypatch.setattr(recorded, "LARGEST_OUTPUTS", 2**16)
-    with pytest.raises(RecordingError, match=message):
-        layer(*outputs(**change))
+def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(monkeypatch):
+    wide, few = (np.zeros((TOKENS, *shape), np.float32) for shape in ((HIDDEN + 1,), (5, HIDDEN)))
+    with pytest.raises(RecordingError, match="9 columns.* has 8"):
+        layer(*outputs(shared_output=wide))
+    with pytest.raises(RecordingError, match="5 experts.* has 6"):
+        layer(*outputs(expert_output=few))
+    monkeypatch.setattr(recorded, "LARGEST_OUTPUTS", 2**16)
+    with pytest.raises(RecordingError, match="GiB"):
+        layer(*outputs())
 
 
 def test_without_outputs_the_reason_is_said():

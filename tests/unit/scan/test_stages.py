@@ -75,13 +75,19 @@ def test_logits_give_the_same_choices_margins_and_expert_sets(router):
     np.testing.assert_equal(figures(of_logits(router), router, same), figures(INPUTS, router, same))
 
 
-def test_the_inputs_of_the_norm_give_what_its_outputs_give():
+def test_inputs_of_the_norm_and_the_largest_logits_tell_what_inputs_tell():
     router = made.router(norm=True)
     after = made.Recorded(normed(VALUES, "rms", 1e-6, router.gain))
     expected = made.measured(after, router)
     np.testing.assert_equal(
         made.measured(made.source("pre_norm", COLUMNS, VALUES), router), expected
     )
+    router = made.router()
+    top = largest(logits_of(router))
+    np.testing.assert_equal(figures(top, router, CHOICES), figures(INPUTS, router, CHOICES))
+    reasons = reasons_of(top, router)
+    assert "the largest ones" in reasons["routing_entropy"]
+    assert {"boundary_distance", "boundaries", "distance_bracket"}.isdisjoint(reasons)
 
 
 def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(router):
@@ -96,15 +102,6 @@ def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(router
     reasons = measured.facts["reasons"]
     assert set(absent[:4]) <= set(reasons)
     assert "expert ids only" in reasons["margins"]
-
-
-def test_the_largest_logits_give_the_same_load_and_margins():
-    router = made.router()
-    top = largest(logits_of(router))
-    np.testing.assert_equal(figures(top, router, CHOICES), figures(INPUTS, router, CHOICES))
-    reasons = reasons_of(top, router)
-    assert "the largest ones" in reasons["routing_entropy"]
-    assert {"boundary_distance", "boundaries", "distance_bracket"}.isdisjoint(reasons)
 
 
 def file_of_tokens(folder, source, router, **options):

@@ -59,7 +59,6 @@ def rotated(model: Checkpoint) -> Checkpoint:
 
 
 def not_finite(value: float) -> Callable[[Checkpoint], Checkpoint]:
-    """The largest number of each router is ``value``."""
     return lambda m: m.edited("weight", lambda w, _: np.where(w == w.max(), value, w))
 
 

@@ -6,18 +6,13 @@ import dataclasses
 
 import numpy as np
 
-from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.testing.array_source import ArraySource
 
 EXPERTS, TOP_K, HIDDEN, LENGTH = 16, 2, 24, 32
 
 
-def router_of(
-    selection_bias: np.ndarray | None = None,
-    groups: GroupMask | None = None,
-    experts: int = EXPERTS,
-    **changes,
-) -> Router:
+def router_of(selection_bias=None, groups=None, experts: int = EXPERTS, **changes) -> Router:
     """Isotropic tokens load all experts alike in expectation.
 
     A sigmoid rule, or softmax without a bias.

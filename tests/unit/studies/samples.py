@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,31 @@ GROUPED = SAMPLES / "deepseek-tiny"
 
 
 def sides(sample: Path, step: int = 1500) -> tuple[Path, Path]:
-    """A checkpoint and its recording."""
     return sample / f"step_{step}", sample / f"rec/step_{step}"
 
 
 def worded(
     document: Callable[[Any, View], Document], record: Any, form: str = "table", **view: Any
 ) -> str:
-    """A record as a format shows it."""
     return render(document(record, View(**view)), form, View(**view))
 
 
+def assert_cut(
+    document: Callable[[Any, View], Document], record: Any, start: str, rest: str
+) -> list[int]:
+    """A screen shows some of 14 routers, which are returned; details and pages show all."""
+    screens = [worded(document, record, width=100, detail=detail) for detail in (False, True)]
+    some, every = (re.findall(f"^{start}(\\d+) ", text, re.MULTILINE) for text in screens)
+    assert every == [str(n) for n in range(14)]
+    assert f"and {14 - len(some)} {rest}: --detail" in screens[0]
+    for page in ("md", "html"):
+        text = worded(document, record, page)
+        assert all(f"text/{n}" in text for n in range(14))
+        assert "--detail" not in text
+    return [*map(int, some)]
+
+
 def unwrapped(text: str) -> str:
-    """A screen in one line."""
     return " ".join(text.split())
 
 
@@ -42,7 +55,6 @@ def widest(text: str) -> int:
 
 @shared
 def balance_of_balanced() -> mg.Report[Balance]:
-    """Two layers of the balanced sample."""
     return mg.balance(*sides(BALANCED), layers=[0, 2])
 
 

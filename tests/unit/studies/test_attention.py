@@ -47,8 +47,6 @@ def write(folder: Path, *layers: dict[str, np.ndarray], **config: object) -> str
 
 @pytest.fixture
 def looked_at(tmp_path):
-    """The record of layers that are written in a folder of their own."""
-
     def look(*layers: dict[str, np.ndarray], config: dict | None = None, **options) -> Any:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         return mg.attention(write(folder, *layers, **(config or {})), **options).value
@@ -66,9 +64,10 @@ def test_dead_and_doubled_heads_are_those_that_were_planted(looked_at):
     assert spoilt.dead == [3]
     assert [pair[:2] for pair in spoilt.alike] == [(0, 1)]
     assert [head.value_head for head in spoilt.heads] == [0, 0, 1, 1]
+    assert looked_at(first, second, layers="1").layers == (spoilt,)
 
 
-def test_the_gram_score_of_a_gate_is_that_of_the_rows_of_each_head(looked_at):
+def test_the_gram_score_of_a_gate_is_that_of_the_rows_of_each_head_also_in_eight_bits(looked_at):
     (layer,) = looked_at(tensors_of(0)).layers
     rows = tensors_of(0)[GATE].reshape(HEADS, WIDTH, HIDDEN)
     expected = [gram_score(cosines(one @ one.T)) for one in rows]
@@ -77,6 +76,14 @@ def test_the_gram_score_of_a_gate_is_that_of_the_rows_of_each_head(looked_at):
     assert layer.gram_random == pytest.approx(1.0 - HIDDEN**-0.5)
     lengths = np.sqrt((rows**2).sum(axis=2).mean(axis=1))
     assert [head.gate_norm for head in layer.heads] == pytest.approx(lengths)
+    tensors = tensors_of(0)
+    whole = tensors[GATE].astype(ml_dtypes.float8_e4m3fn)
+    tensors[GATE] = (2.0 * whole.astype(np.float64)).astype(np.float32)
+    (plain,) = looked_at(tensors).layers
+    packed = {GATE: whole, f"{GATE}_scale_inv": np.full((1, 1), 2.0, np.float32)}
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (decoded,) = looked_at(tensors | packed, config={"quantization_config": how}).layers
+    assert decoded.heads == plain.heads
 
 
 def test_the_file_has_a_row_for_each_head_as_the_record_has(looked_at, tmp_path):
@@ -88,28 +95,16 @@ def test_the_file_has_a_row_for_each_head_as_the_record_has(looked_at, tmp_path)
         assert row["layer"] == layer
 
 
-def test_a_gate_that_is_stored_in_eight_bits_is_decoded(looked_at):
-    tensors = tensors_of(0)
-    whole = tensors[GATE].astype(ml_dtypes.float8_e4m3fn)
-    tensors[GATE] = (2.0 * whole.astype(np.float64)).astype(np.float32)
-    (plain,) = looked_at(tensors).layers
-    packed = {GATE: whole, f"{GATE}_scale_inv": np.full((1, 1), 2.0, np.float32)}
-    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (decoded,) = looked_at(tensors | packed, config={"quantization_config": how}).layers
-    assert decoded.heads == plain.heads
-
-
-def test_much_is_read_only_when_asked_for(looked_at, monkeypatch):
+def test_what_is_too_much_or_not_there_is_an_error(looked_at, monkeypatch, tmp_path):
     monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
     with pytest.raises(UsageError, match="of attention are to be read"):
         looked_at(tensors_of(0))
     (layer,) = looked_at(tensors_of(0), yes=True).layers
     assert layer.num_bytes == 8 * HIDDEN * WIDTH * (2 * HEADS + SHARED)  # gate, outputs, values
-
-
-def test_layers_asked_for_are_looked_at_and_no_others(looked_at):
-    record = looked_at(tensors_of(0), tensors_of(1), layers="1")
-    assert [layer.layer for layer in record.layers] == ["text/1"]
+    with pytest.raises(RouterError, match="no attention layer of family afmoe"):
+        looked_at({"model.layers.0.mlp.router.gate.weight": np.zeros((4, 8))})
+    with pytest.raises(UsageError, match="parquet"):  # before anything is read
+        mg.attention(str(tmp_path / "nowhere"), out=tmp_path / "heads.csv")
 
 
 def test_a_gate_of_another_shape_or_not_finite_leaves_its_layer_out_and_says_why(looked_at):
@@ -126,23 +121,13 @@ def test_a_gate_of_another_shape_or_not_finite_leaves_its_layer_out_and_says_why
     assert "not finite" in broken.left_out[0][1]
 
 
-def test_a_sink_of_minus_infinity_is_none(looked_at):
+def test_a_sink_of_minus_infinity_is_none_and_no_gate_is_guessed_from_names(looked_at):
     sinks = {"model.layers.0.self_attn.sinks": np.array([1.0, -np.inf, 0.0, -2.0])}
     (layer,) = looked_at(tensors_of(0), sinks, config={"model_type": "gpt_oss"}).layers
     assert [head.sink for head in layer.heads] == [1.0, None, 0.0, -2.0]
-
-
-def test_no_gate_is_guessed_from_names(looked_at):
     record = looked_at(tensors_of(0), config={"model_type": "olmoe"})
     assert (record.family, record.layers) == ("", ())
     assert "No gate found: model_type 'olmoe'" in text_of(record)
-
-
-def test_a_file_without_attention_and_another_ending_of_the_table_are_errors(looked_at, tmp_path):
-    with pytest.raises(RouterError, match="no attention layer of family afmoe"):
-        looked_at({"model.layers.0.mlp.router.gate.weight": np.zeros((4, 8))})
-    with pytest.raises(UsageError, match="parquet"):  # before anything is read
-        mg.attention(str(tmp_path / "nowhere"), out=tmp_path / "heads.csv")
 
 
 def test_every_file_of_a_family_says_where_it_was_read():

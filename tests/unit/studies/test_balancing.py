@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +35,9 @@ from tests.unit.studies.samples import (
     BALANCED,
     COLLAPSED,
     GROUPED,
+    assert_cut,
     balance_of_balanced,
     sides,
-    unwrapped,
     widest,
     worded,
 )
@@ -74,6 +72,10 @@ def test_a_bad_update_of_the_bias_is_told_from_a_bad_router(uneven):
     right = balanced(router_of(NO_BIAS), inputs_of(128))
     undone = np.array(uneven.change) - right.change + WRONG_BIAS - WRONG_BIAS.mean()
     assert np.abs(undone).max() < 0.01 * np.abs(WRONG_BIAS).max()
+    assert [half.num_units for half in uneven.held_out] == [64, 64]
+    assert sum(half.num_tokens for half in uneven.held_out) == uneven.num_tokens
+    # held out is worse than in sample, and no worse than the limit
+    assert all(uneven.after.max_vio < half.after.max_vio < half.limit for half in uneven.held_out)
 
 
 def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
@@ -90,33 +92,12 @@ def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
     np.testing.assert_allclose(np.mean(uneven.change), 0.0, atol=1e-15)
 
 
-def test_every_half_is_tried_with_the_bias_of_the_other(uneven):
-    assert [half.num_units for half in uneven.held_out] == [64, 64]
-    assert sum(half.num_tokens for half in uneven.held_out) == uneven.num_tokens
-    # held out is worse than in sample, and no worse than the limit
-    assert all(uneven.after.max_vio < half.after.max_vio < half.limit for half in uneven.held_out)
-
-
-def test_an_even_router_is_left_alone():
+def test_an_even_router_is_left_alone_and_one_without_a_bias_told_so():
     lean = 0.6 * np.random.default_rng(4).standard_normal((64, HIDDEN))
     one = balanced(router_of(NO_BIAS), inputs_of(64, lean))
     assert one.meaning == "balanced"
     assert one.before.cv > 1.1 * one.cv_floor  # documents differ, tokens are not independent
     assert one.limit > one.max_vio_floor
-
-
-@pytest.mark.nightly
-def test_even_routers_are_called_uneven_as_rarely_as_the_level_says():
-    """Forty even routers on documents that differ, at 10 %: now, and with the other half's bias."""
-    above = np.zeros(2)
-    for seed in range(40):
-        lean = 0.4 * np.random.default_rng([4, seed]).standard_normal((64, HIDDEN))
-        one = balanced(router_of(NO_BIAS), inputs_of(64, lean, seed), level=0.1)
-        above += one.before.max_vio > one.limit, not all(h.is_within for h in one.held_out)
-    assert (above <= 10).all()
-
-
-def test_a_router_without_bias_is_told_so():
     lean = np.broadcast_to(0.6 * ROWS[3], (64, HIDDEN))
     one = balanced(router_of(), inputs_of(64, lean))
     assert (one.meaning, one.score_unit) == ("holds, no bias now", "logit")
@@ -147,13 +128,10 @@ def test_equal_rows_are_named_and_equal_scores_too_unless_groups_tell_them_apart
         assert balanced(router, inputs_of(16)).duplicates == duplicates
 
 
-def test_tokens_that_are_all_alike_cannot_be_balanced():
+def test_tokens_that_are_all_alike_cannot_be_balanced_and_few_documents_tell_nothing():
     one = balanced(router_of(), np.tile(inputs_of(1)[:1], (64 * LENGTH, 1)))
     assert (one.meaning, one.num_tied) == ("none", 64 * LENGTH)
     assert len(one.duplicates[0][0]) == EXPERTS
-
-
-def test_one_or_two_documents_tell_nothing_and_all_experts_are_chosen_evenly():
     lean = np.broadcast_to(2.0 * ROWS[3], (2, HIDDEN))
     assert balanced(router_of(), inputs_of(1, lean[:1])).meaning == "unknown"
     assert balanced(router_of(), inputs_of(2, lean)).meaning in ("unknown", "few")
@@ -181,16 +159,8 @@ def test_groups_without_bias_are_balanced_in_the_unit_of_their_score():
     assert one.after.max_vio < 0.1
 
 
-def test_a_token_that_is_not_finite_is_refused():
-    inputs = inputs_of(4)
-    inputs[5, 0] = np.nan
-    with pytest.raises(NonFiniteError, match="token 5"):
-        balanced(router_of(), inputs)
-
-
-@pytest.mark.parametrize(
-    ("changes", "of_halves", "meaning"),
-    [
+def test_each_meaning_has_its_condition(uneven):
+    for changes, of_halves, meaning in (
         ({}, {}, "holds"),
         ({"has_selection_bias": False}, {}, "holds, no bias now"),
         ({"limit": 9.0}, {}, "unknown"),
@@ -202,16 +172,13 @@ def test_a_token_that_is_not_finite_is_refused():
         ({}, {"reduction_p": 0.2}, "few"),
         ({}, {"reduction": -0.1}, "documents"),
         ({}, {"after": Loads(9.0, 1.0)}, "partly"),
-    ],
-)
-def test_each_meaning_has_its_condition(uneven, changes, of_halves, meaning):
-    halves = tuple(dataclasses.replace(half, **of_halves) for half in uneven.held_out)
-    one = dataclasses.replace(uneven, **({"held_out": halves} | changes))
-    assert meaning_of(one, 0.05) == meaning
-    assert meaning in SENTENCES
+    ):
+        halves = tuple(dataclasses.replace(half, **of_halves) for half in uneven.held_out)
+        one = dataclasses.replace(uneven, **({"held_out": halves} | changes))
+        assert meaning_of(one, 0.05) == meaning
+        assert meaning in SENTENCES
 
 
-# ------------------------------------------------------------------------------------------ command
 def request(sample: Path, **changes) -> BalanceRequest:
     checkpoint, tokens = map(str, sides(sample))
     return BalanceRequest(checkpoint, **({"tokens": tokens} | changes))
@@ -232,43 +199,20 @@ def test_the_collapsed_sample_can_be_balanced_and_the_balanced_one_is_even(colla
     assert meanings == ["balanced"] * 2
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_the_screen_fits_and_says_each_sentence(collapsed, width):
-    text = shown(collapsed, width=width)
-    assert widest(text) <= width
-    assert SENTENCES["holds, no bias now"] in unwrapped(text)
-    heading = next(line for line in text.splitlines() if line.strip().startswith("MaxVio"))
-    assert ("CV" in heading) == (width > 80)
-
-
-def test_json_holds_every_figure_and_markdown_a_row_for_every_router(collapsed):
-    parsed = json.loads(shown(collapsed, "json"))
-    first = parsed["routers"][0]
-    assert first["sentence"] == SENTENCES["holds, no bias now"]
-    assert (len(first["change"]), len(first["held_out"])) == (16, 2)
-    assert parsed["run"]["tokens"]["num_tokens"] == 4096
-    assert all(f"| text/{n} |" in shown(collapsed, "md") for n in range(2))
-
-
-def test_a_screen_shows_the_least_even_routers_and_a_page_all(collapsed):
+def test_a_screen_shows_the_least_even_routers_and_a_page_all_a_wide_one_the_cv(collapsed):
     first, *_ = collapsed.routers
     routers = tuple(
         dataclasses.replace(first, router=f"text/{n}", before=Loads(2.0 + n, 1.0))
         for n in range(14)
     )
     record = dataclasses.replace(collapsed, routers=routers)
-    some, every = (
-        re.findall(r"^(\d+) ", shown(record, width=100, detail=detail), re.M)
-        for detail in (False, True)
-    )
-    rest = 14 - len(some)
-    assert some == [str(n) for n in range(rest, 14)]
-    assert every == [str(n) for n in range(14)]
-    assert f"and {rest} more that were more even: --detail" in shown(record, width=100)
-    for page in ("md", "html"):
-        text = shown(record, page)
-        assert all(f"text/{n}" in text for n in range(14))
-        assert "--detail" not in text
+    some = assert_cut(document, record, "", "more that were more even")
+    assert some == [*range(14)][-len(some) :]
+    for width in (80, 100):
+        text = shown(collapsed, width=width)
+        assert widest(text) <= width
+        heading = next(line for line in text.splitlines() if line.strip().startswith("MaxVio"))
+        assert ("CV" in heading) == (width > 80)
 
 
 def test_the_file_holds_the_bias_in_both_precisions(tmp_path):
@@ -308,15 +252,16 @@ OF_ANOTHER = ArraySource({"text/9": np.zeros((64, 64), np.float32)})
 UNANSWERED = "cannot say which bias balances router text/0: needs"
 
 
-def test_what_cannot_be_answered_is_refused():
+def test_what_cannot_be_answered_is_refused_and_what_was_not_recorded_told():
     with pytest.raises(RecordingError, match="none of the routers"):
         balance(request(BALANCED, tokens=OF_ANOTHER))
     for stage in ("ids", "top_logits"):
         with pytest.raises(RecordingError, match=UNANSWERED):
             balance(request(BALANCED, tokens=Partial(stage), layers="0"))
-
-
-def test_layers_that_were_not_recorded_are_told():
+    inputs = inputs_of(4)
+    inputs[5, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="token 5"):
+        balanced(router_of(), inputs)
     inputs = np.random.default_rng(5).standard_normal((1024, 64)).astype(np.float32)
     source = ArraySource({"text/1": inputs}, document_tokens=64)
     record = balance(request(BALANCED, tokens=source, unverified=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.router import Norm
-from moegeom.core.tokens import SourceFacts, TokenColumns
+from moegeom.core.tokens import TokenColumns
 from moegeom.document.summary import Summary
 from moegeom.pipeline import refuse_disproved
 from moegeom.results.reader import Results
 from moegeom.studies.boundary.document import document, near_ties
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 from moegeom.studies.boundary.recorded_noise import recorded_noise
+from moegeom.testing.array_source import ArraySource
 from tests.unit.document.records import sample_run
 from tests.unit.studies.orthonormal import HIDDEN, router_of
 from tests.unit.studies.samples import widest, worded
@@ -54,15 +56,12 @@ def test_tokens_that_flipped_against_a_proof_end_a_scan_and_not_a_report(form):
     assert "bf16: 9 tokens flipped that were proved to stay: a mistake of moegeom" in text
 
 
-def test_a_screen_has_details_of_the_worst_variant_and_a_page_of_all():
+def test_a_screen_says_less_than_a_page_has_room_for():
     report = exposure(variant("bf16", 0.1), variant("int4", 0.2), variant("tf32", 0.0))
     texts = shown(report), shown(report, detail=True), shown(report, "md")
     screen, every, page = (re.findall(r"swaps\W+(\w+)", text) for text in texts)
     assert screen == ["int4"]
     assert every == page == ["bf16", "int4"]
-
-
-def test_a_screen_says_in_fewer_words_what_a_page_has_room_for():
     report = exposure(variant("bf16", 0.1))
     assert "77.0 %" in shown(report, "md")  # what noise predicts
     assert "77.0 %" not in shown(report, width=200)
@@ -72,70 +71,44 @@ def test_a_screen_says_in_fewer_words_what_a_page_has_room_for():
     assert widest(narrow) <= 60
 
 
-@pytest.mark.parametrize(
-    ("flips", "words"),
-    [
+def test_few_flips_tell_nothing_of_where_they_lie():
+    for flips, words in (
         (1, "2 flips are too few to tell whether near-ties explain them"),
-        (9, "18 flips are too few to tell whether near-ties explain them"),
+        (9, "18 flips are too few"),
         (10, "only 0 % of the flips are among the 10 % of tokens with the least margin"),
-    ],
-)
-def test_few_flips_tell_nothing_of_where_they_lie(flips, words):
-    one = variant("run-b", flips / 1000, layers=2, flipped_near_share=0.0)
-    assert near_ties(one).startswith(words)
+    ):
+        one = variant("run-b", flips / 1000, layers=2, flipped_near_share=0.0)
+        assert near_ties(one).startswith(words)
 
 
-# -------------------------------------------------------------------------- noise of two recordings
 TOKENS, WIDTH = 4000, 32
 
 
-class Arrays:
-    """A recording in memory."""
+class Arrays(ArraySource):
+    """A recording in memory of which token 7 is known."""
 
-    def __init__(self, stage: str, columns: TokenColumns, values: dict[str, np.ndarray]):
-        self._columns, self._values = columns, values
-        self.facts = SourceFacts(
-            name="arrays",
-            stage=stage,
-            num_tokens=len(columns.document),
-            routers=tuple(values),
-            domains=(),
-            has_documents=True,
-            has_chosen=False,
-        )
+    def __init__(self, values: dict[str, np.ndarray], stage="router_input", seventh=5):
+        super().__init__({n: v.astype(np.float32) for n, v in values.items()}, document_tokens=50)
+        self._facts = dataclasses.replace(self.facts, stage=stage)
+        self._seventh = seventh
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
-        return self._columns.at(slice(start, stop))
-
-    def read_values(self, router: str, start: int, stop: int) -> np.ndarray:
-        return self._values[router][start:stop]
-
-
-def source(noise: float, seed: int) -> Arrays:
-    """One run of the same 4000 tokens at two routers; the second has twice the noise."""
-    truth, random = np.random.default_rng(0), np.random.default_rng(seed)
-    values = {}
-    for factor, router in ((1.0, "text/0"), (2.0, "text/1")):
-        exact = 3.0 * truth.standard_normal((TOKENS, WIDTH))
-        values[router] = exact + factor * noise * random.standard_normal(exact.shape)
-    return made(values)
-
-
-def made(values: dict[str, np.ndarray], stage: str = "router_input", first_id: int = 5) -> Arrays:
-    count = len(next(iter(values.values())))
-    token = np.arange(count)
-    columns = TokenColumns(
-        document=token // 50,
-        position=(token % 50).astype(np.int32),
-        token_id=np.where(token == 7, first_id, 1).astype(np.int32),
-        domain=np.full(count, -1, np.int16),
-    )
-    return Arrays(stage, columns, {name: v.astype(np.float32) for name, v in values.items()})
+        columns = super().read_columns(start, stop)
+        columns.token_id[np.arange(start, stop) == 7] = self._seventh
+        return columns
 
 
 def test_planted_noise_comes_back_at_every_router():
     planted = {"text/0": 0.03, "text/1": 0.06}
-    measured = recorded_noise(source(0.03, 1), source(0.03, 2))
+    random = np.random.default_rng(0)
+    exact = 3.0 * random.standard_normal((TOKENS, WIDTH))
+    runs = (
+        Arrays(
+            {n: exact + size * random.standard_normal(exact.shape) for n, size in planted.items()}
+        )
+        for _ in range(2)
+    )
+    measured = recorded_noise(*runs)
     assert measured.keys() == planted.keys()
     for router, noise in measured.items():
         assert not noise.is_relative
@@ -150,9 +123,10 @@ def test_noise_recorded_before_the_norm_is_that_of_what_the_router_reads():
     random = np.random.default_rng(3)
     exact = 7.0 * random.standard_normal((TOKENS, HIDDEN))
     runs = [exact + 0.2 * random.standard_normal(exact.shape) for _ in range(2)]
-    before = [made({"text/0": run}, "pre_norm") for run in runs]
+    before = [Arrays({"text/0": run}, "pre_norm") for run in runs]
     after = [
-        made({"text/0": run / np.sqrt((run**2).mean(axis=1, keepdims=True)) * gain}) for run in runs
+        Arrays({"text/0": run / np.sqrt((run**2).mean(axis=1, keepdims=True)) * gain})
+        for run in runs
     ]
     (one,), (expected,) = (recorded_noise(*pair, (router,)).values() for pair in (before, after))
     np.testing.assert_allclose(one.scale, expected.scale, rtol=1e-4)
@@ -160,14 +134,14 @@ def test_noise_recorded_before_the_norm_is_that_of_what_the_router_reads():
 
 
 def ones(tokens: int = 100, width: int = 8, router: str = "text/0", **changes) -> Arrays:
-    return made({router: np.ones((tokens, width))}, **changes)
+    return Arrays({router: np.ones((tokens, width))}, **changes)
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         ({"stage": "logits"}, "holds logits"),
-        ({"first_id": 6}, "token 7 has another token id"),
+        ({"seventh": 6}, "token 7 has another token id"),
         ({"stage": "pre_norm"}, "expected the same stage"),
         ({"tokens": 90}, "100 tokens, .* 90"),
         ({"width": 9}, "8 values a token"),

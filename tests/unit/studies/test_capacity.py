@@ -35,12 +35,11 @@ def rows(layer, quantity, **where):
 
 
 def size_of(model: Path, pattern: str) -> int:
-    """Numbers in the tensors of these names."""
     tensors = load_file(model / "model.safetensors")
     return sum(t.size for name, t in tensors.items() if re.search(pattern, name))
 
 
-def test_sizes_give_the_counts_of_the_formulas():
+def test_sizes_give_the_counts_of_the_formulas_the_whole_input_last():
     layer = layer_of(**SIZES, data_dims=(1, 2), splits=(1, 2))
     assert [at.most_cells for at in layer.at] == [107, 653]
     assert layer.num_sets == 1820
@@ -50,16 +49,10 @@ def test_sizes_give_the_counts_of_the_formulas():
     assert plane.expected_cells == expected_diagram(16, 4, 2, is_central=False).cells
     assert [(split.split, split.width) for split in layer.splits] == [(1, 20), (2, 10)]
     assert [gain.cells for gain in layer.splits[0].gains] == [0.0, 0.0]
-
-
-def test_the_whole_input_comes_last_and_splits_divide_the_width():
     layer = layer_of(**SIZES)
     assert [at.dims for at in layer.at] == [1, 2, 5, 10, 20, 50, 64]
     assert [split.split for split in layer.splits] == [1, 2, 4]
     assert layer.at[-1].expected_cells == math.comb(16, 4)
-
-
-def test_no_published_count_of_one_expert_a_token_is_called_impossible():
     report = mg.capacity(**SIZES | {"top_k": 1})
     (layer,) = report.value.layers
     assert not any(at.exceeds for at in layer.at)
@@ -78,9 +71,6 @@ def test_a_checkpoint_says_its_sizes_and_no_byte_of_an_expert_is_read():
     assert "down_proj" in layer.width_origin
     assert record.run["checkpoint"]["bytes_read"] == opened.found.bytes_read
     assert layer.parameters.total == size_of(CKPT, r"layers\.1\.mlp\.(exp|gate)")
-
-
-def test_shared_experts_and_another_rule_are_told():
     report = mg.capacity(GROUPED / "step_1500")
     (layer,) = report.value.layers
     assert (layer.sizes.width, layer.sizes.shared_width, layer.is_linear) == (16, 16, False)
@@ -92,7 +82,7 @@ def test_shared_experts_and_another_rule_are_told():
 
 
 def test_tokens_say_on_how_many_dimensions_they_lie():
-    tokens = few_tokens(BALANCED.name, num_tokens=2048)
+    tokens = few_tokens(BALANCED.name)
     layer = layer_of(CKPT, tokens, layers=0)
     scanned = mg.scan(CKPT, tokens, layers=0).layers()
     ends = [scanned[f"intrinsic_dimension_{end}"][0].as_py() for end in ("low", "high")]
@@ -122,14 +112,15 @@ def test_the_file_holds_every_digit_and_its_kinds_are_the_four(tmp_path):
     assert report.value.written == "capacity.parquet"
 
 
-@pytest.mark.parametrize("digits", [1, 4299, 4300, 4301, 12_345])
-def test_whole_numbers_of_any_length_are_written(digits):
-    count = 10 ** (digits - 1) + 7
-    assert integer_text(count) == "1" + "0" * (digits - 2) + "7" if digits > 1 else "8"
-    assert integer_text(-count) == f"-{integer_text(count)}"
+def test_whole_numbers_of_any_length_are_written():
+    assert integer_text(8) == "8"
+    for digits in (4299, 4300, 4301, 12_345):
+        count = 10 ** (digits - 1) + 7
+        assert integer_text(count) == "1" + "0" * (digits - 2) + "7"
+        assert integer_text(-count) == f"-{integer_text(count)}"
 
 
-def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
+def test_a_file_is_replaced_only_when_asked_and_tokens_without_inputs_are_refused(tmp_path):
     out = tmp_path / "counts.parquet"
     out.write_text("mine")
     with pytest.raises(mg.MoeGeomError, match="exists already"):
@@ -137,6 +128,10 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
     assert out.read_text() == "mine"
     mg.capacity(**SIZES, out=out, overwrite=True)
     assert pq.read_table(out).num_rows > 50
+    logits = np.random.default_rng(0).standard_normal((3, 200, 16))
+    with pytest.raises(mg.MoeGeomError, match="that takes router inputs") as caught:
+        mg.capacity(CKPT, mg.recording(logits, stage="logits"))
+    assert caught.value.exit_code == 3
 
 
 @pytest.fixture
@@ -150,7 +145,7 @@ def rewrite(model: Path, **settings) -> None:
     (model / "config.json").write_text(json.dumps(left), "utf-8")
 
 
-def test_a_config_that_the_shapes_contradict_is_an_error_that_names_both(copied):
+def test_the_width_is_that_of_config_and_shapes_and_must_be_typed_without_both(copied):
     rewrite(copied, intermediate_size=48)
     with pytest.raises(mg.MoeGeomError) as caught:
         mg.capacity(copied)
@@ -160,9 +155,6 @@ def test_a_config_that_the_shapes_contradict_is_an_error_that_names_both(copied)
     assert layer_of(copied, width=32).sizes.width == 32
     with pytest.raises(mg.MoeGeomError, match="width says experts of 48"):
         mg.capacity(copied, width=48)
-
-
-def test_without_a_key_the_shape_says_it_and_without_both_it_must_be_typed(copied):
     rewrite(copied, intermediate_size=None)
     assert layer_of(copied).width_origin.startswith("shape of model.layers.0.mlp.experts.0.down")
     tensors = load_file(copied / "model.safetensors")
@@ -186,7 +178,6 @@ FUSED = {
 @pytest.mark.parametrize("names", FUSED)
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_experts_in_one_tensor_are_as_wide(copied, names, is_transposed):
-    """All experts of a layer in two tensors, gate and up one below the other."""
     tensors = load_file(copied / "model.safetensors")
     rest = {name: t for name, t in tensors.items() if ".experts." not in name}
     for layer in range(3):
@@ -202,13 +193,6 @@ def test_experts_in_one_tensor_are_as_wide(copied, names, is_transposed):
     save_file(rest, copied / "model.safetensors")
     layer = layer_of(copied)
     assert (layer.sizes.width, layer.sizes.is_gated) == (32, True)
-
-
-def test_tokens_without_router_inputs_are_refused():
-    logits = np.random.default_rng(0).standard_normal((3, 200, 16))
-    with pytest.raises(mg.MoeGeomError, match="that takes router inputs") as caught:
-        mg.capacity(CKPT, mg.recording(logits, stage="logits"))
-    assert caught.value.exit_code == 3
 
 
 def test_layers_of_other_sizes_are_told_apart(copied):

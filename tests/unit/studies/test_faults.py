@@ -68,14 +68,11 @@ def test_a_region_is_found_from_what_each_token_would_save(name):
     assert region.bits > 0.0
 
 
-def test_what_all_tokens_save_is_of_all_tokens():
+def test_what_all_tokens_save_is_of_all_and_no_region_costs_less_than_its_name():
     for seed in range(5):
         random = np.random.default_rng(seed)
         saved = random.exponential(1.0, TOKENS) * (random.random(TOKENS) < 0.1)
         assert best_region(saved, where()).text == ""
-
-
-def test_no_region_costs_less_than_naming_one_of_its_kind():
     saved = np.where(REGIONS["documents"], 5.0, -1.0)
     regions = [region for scope in SCOPES.all() for region in scope.find(saved, where())]
     assert min(region.bits for region in regions) >= 1.0
@@ -145,11 +142,17 @@ def best_of(one: Site) -> Fault:
     return best
 
 
-def test_operators_have_names_of_their_own_and_offer_what_fits_the_site(router):
+def test_operators_have_names_of_their_own_and_are_no_faults_behind_the_logits_of_b(router):
     one = site(router, noise=0.02)
     names = [c.name for operator in OPERATORS.all() for c in operator.candidates(one)]
     assert len(names) == len(set(names))
     assert emulate(router, AS_STORED).router.weight.shape == router.weight.shape
+    one = site(router, 1.3 * router.weight + 0.2 * router.weight[::-1], tells="logits")
+    assert one.is_of_logits
+    causes = {fault.cause for fault in faults_of(one)}
+    assert not causes & {"bias missing", "bias differs", "rule differs", "ties broken by number"}
+    renamed = np.random.default_rng(0).permutation(EXPERTS)[one.mine].astype(np.int32)
+    assert not site(router, theirs=renamed, tells="logits").is_of_logits
 
 
 @pytest.mark.parametrize("tells", by_day(["logits", "weights"], ["weights"]))
@@ -161,15 +164,6 @@ def test_a_few_flips_suffice_where_b_tells_how_it_chose(router, tells):
     best = best_of(telling)
     assert "int8 by row, scale amax/127" in best.text
     assert best.bits > 100.0 * max(one.bits for one in faults_of(silent))
-
-
-def test_what_b_chose_by_its_own_logits_is_no_fault_behind_them(router):
-    one = site(router, 1.3 * router.weight + 0.2 * router.weight[::-1], tells="logits")
-    assert one.is_of_logits
-    causes = {fault.cause for fault in faults_of(one)}
-    assert not causes & {"bias missing", "bias differs", "rule differs", "ties broken by number"}
-    renamed = np.random.default_rng(0).permutation(EXPERTS)[one.mine].astype(np.int32)
-    assert not site(router, theirs=renamed, tells="logits").is_of_logits
 
 
 #: Rows that are damaged, how much noise there is, what B tells, and the fault that is believed.
@@ -217,15 +211,12 @@ def test_a_shift_of_any_length_and_one_of_each_document_is_one_fault(router, nam
     assert (best.cause, best.name) == ("tokens shifted", f"tokens{name}")
 
 
-def test_sets_that_do_not_depend_on_the_token_are_unrelated(router):
+def test_sets_that_do_not_depend_on_the_token_and_ties_of_equal_rows_are_told(router):
     load = np.random.default_rng(2).dirichlet(np.full(EXPERTS, 0.1))
     drawn = np.log(load + 1e-9) + np.random.default_rng(5).gumbel(size=(TOKENS, EXPERTS))
     theirs = np.argsort(-drawn, axis=1)[:, : router.rule.top_k].astype(np.int32)
     best = faults_of(site(router, theirs=theirs))[0]
     assert (best.cause, best.name) == ("unrelated", "loads")
-
-
-def test_equal_rows_tie_whatever_a_product_makes_of_them(router):
     weight = router.weight.copy()
     weight[1::3], weight[2::3] = weight[::3], weight[:-2:3]
     twins = dataclasses.replace(router, weight=weight)
@@ -236,8 +227,12 @@ def test_equal_rows_tie_whatever_a_product_makes_of_them(router):
     assert (best.cause, best.name) == ("ties broken by number", "ties_highest")
 
 
-def test_small_noise_is_no_fault(router):
+def test_small_noise_and_another_training_are_no_faults_of_low_rank(router):
     assert believed(faults_of(site(router, noise=0.01))) is None
+    random = np.random.default_rng(5)
+    rows = router.weight + random.standard_normal(router.weight.shape).astype(np.float32)
+    best = believed(faults_of(site(router, rows)))
+    assert best is None or not best.name.startswith("low_rank")
 
 
 def test_a_bias_is_fitted_up_to_a_common_number(router):
@@ -286,13 +281,6 @@ def test_an_update_of_low_rank_is_found(router, rank, tells):
     assert best.name == f"low_rank_{rank}"
     assert best.cause == "rows damaged"
     assert best.repaired > 0.4
-
-
-def test_a_router_of_another_training_is_no_update_of_low_rank(router):
-    random = np.random.default_rng(5)
-    rows = router.weight + random.standard_normal(router.weight.shape).astype(np.float32)
-    best = believed(faults_of(site(router, rows)))
-    assert best is None or not best.name.startswith("low_rank")
 
 
 BATCHES = [(size, order) for size in (TOKENS, 256) for order in ("later", "weaker")]
@@ -380,7 +368,6 @@ def test_too_few_flips_tell_nothing(router):
     assert spread([one, one]).is_tested
 
 
-# --------------------------------------------------------------------------------- bits and logits
 #: Share of sets that have nothing to do with their scores.
 EPSILON = 2.0**-10
 
@@ -415,7 +402,6 @@ SHARED, HIDDEN = 24, 200
 
 @pytest.fixture
 def pair():
-    """The router as it is and one with other rows, with biases of logits."""
     random = np.random.default_rng(0)
     weight = random.standard_normal((2, SHARED, HIDDEN))
     bias = random.standard_normal((2, SHARED))
@@ -431,7 +417,7 @@ def mixed(pair, is_some):
     return dataclasses.replace(plain, weight=weight, logit_bias=bias)
 
 
-def test_logits_of_shared_rows_are_those_of_the_product_bit_by_bit(pair):
+def test_logits_of_shared_rows_are_those_of_the_product_and_others_are_not_shared(pair):
     is_some = np.arange(SHARED) % 5 == 1
     inputs = np.random.default_rng(1).standard_normal((1500, HIDDEN)).astype(np.float32)
     both = [emulate(one, AS_STORED) for one in pair]
@@ -440,9 +426,6 @@ def test_logits_of_shared_rows_are_those_of_the_product_bit_by_bit(pair):
     np.testing.assert_array_equal(source, is_some.astype(int))
     logits = composed(source, [engine_logits(one, inputs) for one in both])
     np.testing.assert_array_equal(logits, engine_logits(mixture, inputs))
-
-
-def test_a_row_a_bias_or_inputs_of_its_own_are_not_shared(pair):
     both = [emulate(one, AS_STORED) for one in pair]
     own = mixed(pair, np.zeros(SHARED, bool))
     weight, bias = own.weight.copy(), own.logit_bias.copy()

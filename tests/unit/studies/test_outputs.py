@@ -31,7 +31,6 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple:
 
 
 def of_model(block: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Shared and routed output, and each expert with weight 1."""
     with torch.no_grad():
         total = block(inputs[None])[0]
         has_shared = hasattr(block, "shared_experts")
@@ -98,16 +97,13 @@ def test_a_scan_of_it_has_the_same_figures(written):
         assert row["shared_energy_share"] == 0.0
 
 
-def test_experts_share_the_tokens_and_the_energy(written):
+def test_experts_share_the_tokens_and_the_energy_and_the_chosen_alone_give_the_output(written):
     _, record, _, _ = written
     for router in record.routers:
         assert sum(one.num_tokens for one in router.experts) == record.num_tokens * router.top_k
         assert sum(one.energy_share for one in router.experts) == pytest.approx(1.0)
         assert 0.0 < router.adds_up <= 1.0
         assert router.num_read == router.num_experts == len(router.experts)
-
-
-def test_chosen_experts_alone_give_the_same_routed_output(written):
     path, record, _, _ = written
     few = sample_of(*sides(path))
     for one, both in zip(few.routers, record.routers, strict=True):
@@ -117,12 +113,16 @@ def test_chosen_experts_alone_give_the_same_routed_output(written):
         assert one.num_read <= both.num_read
 
 
-def test_a_table_has_a_row_for_each_expert(tmp_path):
+def test_a_table_has_a_row_for_each_expert_and_the_figure_their_shares(tmp_path):
     file = tmp_path / "experts.parquet"
-    record = mg.outputs(*sides(BALANCED), layers=1, sample=50, out=file).value
-    rows = pq.read_table(file).to_pylist()
-    assert [row["expert"] for row in rows] == [*range(16)]
-    assert rows[3]["contribution_norm"] == record.routers[0].experts[3].contribution_norm
+    record = mg.outputs(*sides(BALANCED), layers=[0, 1], sample=50, out=file).value
+    experts = [one for router in record.routers for one in router.experts]
+    rows, (figure,) = pq.read_table(file).to_pylist(), outputs_figures(record)
+    assert [row["expert"] for row in rows] == 2 * [*range(16)]
+    assert [r["contribution_norm"] for r in rows] == [one.contribution_norm for one in experts]
+    columns = {name: list(values) for name, values in figure.columns}
+    assert columns["energy_share"] == [one.energy_share for one in experts]
+    assert sum(columns["num_tokens"]) == 2 * 50 * 4
 
 
 def test_tokens_that_are_not_finite_somewhere_are_left_out_everywhere():
@@ -135,24 +135,12 @@ def test_tokens_that_are_not_finite_somewhere_are_left_out_everywhere():
     assert [router.num_tokens for router in record.routers] == [59, 59, 59]
 
 
-def test_the_figure_holds_the_shares_of_all_experts():
-    record = mg.outputs(*sides(BALANCED), sample=50).value
-    (figure,) = outputs_figures(record)
-    columns = {name: list(values) for name, values in figure.columns}
-    expected = [one.energy_share for router in record.routers for one in router.experts]
-    assert columns["energy_share"] == expected
-    assert sum(columns["num_tokens"]) == 3 * 50 * 4
-
-
-def test_logits_alone_are_refused():
+def test_logits_alone_and_a_file_of_routers_alone_are_refused(tmp_path):
     ckpt, _ = sides(BALANCED)
     logits = np.random.default_rng(0).standard_normal((64, 16))
     held = mg.recording({"text/0": logits}, stage="logits")
     with pytest.raises(RecordingError, match="computed on router inputs"):
         mg.outputs(ckpt, held)
-
-
-def test_a_file_of_routers_alone_has_no_experts(tmp_path):
     ckpt, rec = sides(BALANCED)
     stored = load_file(ckpt / "model.safetensors")
     save_file(

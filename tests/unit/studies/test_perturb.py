@@ -38,7 +38,6 @@ def one_of_two():
     return dataclasses.replace(router, rule=dataclasses.replace(router.rule, top_k=1))
 
 
-# ------------------------------------------------------------------------------------------- router
 def test_of_two_experts_everything_is_known():
     router, inputs = one_of_two(), inputs_of(1)[:6]
     found = looked_at(router, inputs, Moved.by(InputNoise(0.3, False)), time=2.0, eps=0.2)
@@ -65,16 +64,7 @@ def test_of_two_experts_everything_is_known():
     assert (found.elsewhere, found.unfinished) == (0.0, 0.0)
 
 
-def test_noise_in_shares_of_the_rms_does_not_see_how_long_inputs_are():
-    inputs, moved = inputs_of(1)[:4], Moved.by(InputNoise(0.1))
-    found = looked_at(router_of(), inputs, moved)
-    longer = looked_at(router_of(), 8.0 * inputs, moved)
-    assert longer == found
-    zeros = looked_at(router_of(), np.zeros_like(inputs[:1]), moved)
-    assert zeros.half.simulated == 0.0  # all logits are 0: it is on every boundary
-
-
-def test_one_size_a_diagonal_and_a_factor_are_the_same_noise():
+def test_noise_is_the_same_in_any_shape_and_in_shares_of_the_rms_at_any_length():
     router, inputs = router_of(), inputs_of(1)[:3]
     size = np.full(router.hidden_size, 0.2)
     found = looked_at(router, inputs, Moved(0.2, False, None))
@@ -90,6 +80,12 @@ def test_one_size_a_diagonal_and_a_factor_are_the_same_noise():
     still = looked_at(router_of(weight=rows), inputs, Moved(last, False, None))
     assert np.isinf(still.half.simulated)
     assert (still.exits, still.elsewhere, still.unfinished) == ((), None, 1.0)
+    inputs, moved = inputs_of(1)[:4], Moved.by(InputNoise(0.1))
+    found = looked_at(router_of(), inputs, moved)
+    longer = looked_at(router_of(), 8.0 * inputs, moved)
+    assert longer == found
+    zeros = looked_at(router_of(), np.zeros_like(inputs[:1]), moved)
+    assert zeros.half.simulated == 0.0  # all logits are 0: it is on every boundary
 
 
 def test_a_drift_towards_a_boundary_arrives_when_it_must():
@@ -128,7 +124,6 @@ def test_bounds_hold_the_simulation_and_exits_add_up():
     assert of_nearest == seen
 
 
-# ------------------------------------------------------------------------------------------ command
 @pytest.mark.parametrize("layer", by_day(range(3), [1]))
 def test_the_page_has_the_figures_of_the_balanced_sample(layer):
     page = (SAMPLES.parent / "docs/perturb.md").read_text("utf-8")
@@ -154,6 +149,7 @@ def test_files_hold_curves_ties_and_exits(tmp_path):
     out = tmp_path / "paths.parquet"
     found = sample(layers="0", at=(900, 5), orders=(1, 2, 3), out=out)
     (router,) = found.routers
+    assert widest(worded(document, found, width=140)) <= 140
     assert [token.token for token in router.tokens] == [5, 900]
     rows = pq.read_table(out).to_pylist()
     curves = [row for row in rows if row["what"] == "curve"]
@@ -189,13 +185,18 @@ def test_two_recordings_give_noise_and_drift(tmp_path):
     assert still.routers[0].half != moving.routers[0].half
 
 
-def test_equal_recordings_move_nothing_and_curved_rules_are_left_out():
+def test_equal_recordings_move_nothing_curved_rules_are_left_out_and_logits_refused(tmp_path):
     assert {reason for _, reason in sample(noise=REC).left_out} == {
         "both recordings hold the same inputs: nothing moves them"
     }
     model, tokens = map(str, sides(GROUPED))
     text = unwrapped(worded(document, perturb(PerturbRequest(model, tokens=tokens)), width=80))
     assert text.startswith("RESULT all layers: not looked at: boundaries of this rule are curved")
+    logits = tmp_path / "logits.npz"
+    made = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float32)
+    np.savez(logits, **{f"text/{layer}": made for layer in range(3)})
+    with pytest.raises(RecordingError, match="takes router inputs"):
+        sample(tokens=str(logits), stage="logits")
 
 
 def test_a_covariance_is_read_for_all_routers_or_for_each(tmp_path):
@@ -215,19 +216,3 @@ def test_a_covariance_is_read_for_all_routers_or_for_each(tmp_path):
         np.savez(one, **arrays)
         with pytest.raises(UsageError, match=message):
             sample(cov=one, **options)
-
-
-def test_logits_alone_are_refused(tmp_path):
-    logits = tmp_path / "logits.npz"
-    made = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float32)
-    np.savez(logits, **{f"text/{layer}": made for layer in range(3)})
-    with pytest.raises(RecordingError, match="takes router inputs"):
-        sample(tokens=str(logits), stage="logits")
-
-
-def test_a_screen_has_its_width():
-    record = sample(at=(5, 77), noise=str(sides(BALANCED, 1000)[1]))
-    for width in (80, 140):
-        text = worded(document, record, width=width)
-        assert widest(text) <= width
-        assert text.startswith("RESULT")

@@ -126,7 +126,7 @@ def test_layers_slots_and_largest_ids_are_those_of_the_choices(tmp_path):
     ]
 
 
-def test_what_says_too_little_is_not_judged_and_counts_are_sound(tmp_path):
+def test_what_says_too_little_is_not_judged_and_what_is_damaged_has_a_defect(tmp_path):
     write_sglang(tmp_path / "flat.jsonl", truth().written)
     found = mg.routes(tmp_path / "flat.jsonl").value
     assert found.exit_code == 4
@@ -135,9 +135,6 @@ def test_what_says_too_little_is_not_judged_and_counts_are_sound(tmp_path):
         write(tmp_path / file, test_counts.some_counts(steps))
         (counted,) = mg.routes(tmp_path / file).value.files
         assert (counted.state, counted.num_rows, len(counted.layers)) == ("sound", 0, 3)
-
-
-def test_what_is_damaged_has_a_defect_and_what_is_no_trace_is_an_error(tmp_path):
     write_vllm(tmp_path / "r.jsonl", truth().written)
     text = (tmp_path / "r.jsonl").read_text()
     (tmp_path / "r.jsonl").write_text(text[: len(text) - 40])

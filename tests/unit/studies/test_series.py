@@ -34,7 +34,6 @@ FORMATS = [one.name for one in RENDERERS.all() if not one.of_verdicts]
 
 
 def follow(folder: Path, **changes) -> Series:
-    """Layer 0 of the steps in a folder."""
     request = TrackRequest(
         (str(folder / "step_*"),), folder / "out", str(folder / "rec/step_{step}"), layers="0"
     )
@@ -43,7 +42,6 @@ def follow(folder: Path, **changes) -> Series:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> tuple[Path, Series]:
-    """The collapsed series, followed once."""
     folder = tmp_path_factory.mktemp("series") / "run"
     shutil.copytree(COLLAPSED, folder)
     return folder, follow(folder)
@@ -79,14 +77,13 @@ def column(series: Series, name: str) -> Curve:
 def test_the_header_says_at_which_steps_the_rule_is_verified(run, tmp_path):
     """Results of three steps: verified at all of them, at two, at none."""
     pattern = str(run / "out" / "step_*.moegeom")
-    trust = {
-        (): "verified by recorded choices at every step",
-        (
-            100,
-        ): "verified by recorded choices at 2 of 3 steps, assumed from config at step_100.moegeom",
-        (600, 1500): "assumed from config",
-    }
-    for number, (steps, words) in enumerate(trust.items()):
+    at_two = "at 2 of 3 steps, assumed from config at step_100.moegeom"
+    trust = [
+        ((), "verified by recorded choices at every step"),
+        ((100,), f"verified by recorded choices {at_two}"),
+        ((600, 1500), "assumed from config"),
+    ]
+    for number, (steps, words) in enumerate(trust):
         for step in steps:
             forget_choices(run / f"out/step_{step}.moegeom")
         record = track(TrackRequest((pattern,), tmp_path / f"out_{number}"))
@@ -94,7 +91,6 @@ def test_the_header_says_at_which_steps_the_rule_is_verified(run, tmp_path):
     assert all("assumed from config" in shown(record, name, width=80) for name in FORMATS)
 
 
-# ------------------------------------------------------------------------------------------- steps
 def checkpoints(folder: Path, *names: str) -> str:
     for name in names:
         (folder / name).mkdir()
@@ -114,20 +110,17 @@ def test_steps_are_in_natural_order_and_stand_for_what_the_star_matched(tmp_path
     assert [step.name for step in several] == ["step_2-b", "step_10-a"]
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ((), "no checkpoint"),
-        (("step_x", "step_y"), "no step number"),
-        (("step_1", "step_01"), "same step"),
-    ],
-)
-def test_what_is_no_series_is_told(tmp_path, names, message):
-    with pytest.raises(UsageError, match=message):
-        find_checkpoints([checkpoints(tmp_path, *names)])
-
-
-def test_a_url_is_no_step_and_is_shown_without_its_key():
+def test_what_is_no_series_is_told_a_url_without_its_key(tmp_path):
+    for number, (names, message) in enumerate(
+        (
+            ((), "no checkpoint"),
+            (("step_x", "step_y"), "no step number"),
+            (("step_1", "step_01"), "same step"),
+        )
+    ):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(UsageError, match=message):
+            find_checkpoints([checkpoints(tmp_path / str(number), *names)])
     with pytest.raises(UsageError, match="s3://bucket/step_1: is a URL") as refusal:
         find_checkpoints(["s3://user:secret@bucket/step_1?key=secret"])
     assert "secret" not in str(refusal.value)
@@ -156,16 +149,13 @@ def test_unfinished_directories_are_known_by_what_they_lack(tmp_path, files, rea
     assert bool(lacking) == bool(reason)
 
 
-def test_a_file_that_is_cut_short_is_skipped_with_its_reason(run):
+def test_a_file_that_is_cut_short_is_skipped_and_one_that_makes_no_sense_an_error(run):
     file = run / "step_1500/model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
     record = follow(run)
     assert [step.name for step in record.steps] == ["step_100", "step_600"]
     assert record.skipped[0][0] == "step_1500"
     assert record.skipped[0][1]
-
-
-def test_a_finished_checkpoint_that_cannot_be_interpreted_is_an_error(run):
     config = run / "step_600/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_experts": 17}))
     with pytest.raises(MoeGeomError) as refusal:
@@ -173,11 +163,13 @@ def test_a_finished_checkpoint_that_cannot_be_interpreted_is_an_error(run):
     assert "step step_600" in refusal.value.__notes__
 
 
-# ------------------------------------------------------------------------------- what is measured
-def test_a_second_run_measures_nothing_and_says_the_same(run):
+def test_a_second_run_measures_what_is_new_alone_and_says_the_same(run):
     first = json.loads((run / "out/series.json").read_text())
     assert reused(follow(run)) == [True] * 3
     assert json.loads((run / "out/series.json").read_text())["curves"] == first["curves"]
+    file = run / "rec/step_600/recording.json"
+    file.write_bytes(file.read_bytes())
+    assert reused(follow(run)) == [True, False, True]
 
 
 OPTIONS = [{"layers": "1"}, {"tokens": None}, {"seed": 1}, {"exclude_first": 2}]
@@ -194,12 +186,6 @@ def test_other_options_are_measured_again(run, changes):
         assert {"row_drift_median", "gram_score_centred"} <= columns
         assert not columns & {"max_vio_global", "overlap_with_last"}
         assert not any("Overlap" in note for note in record.notes)
-
-
-def test_another_recording_is_noticed_though_its_size_is_the_same(run):
-    file = run / "rec/step_600/recording.json"
-    file.write_bytes(file.read_bytes())
-    assert reused(follow(run)) == [True, False, True]
 
 
 def test_kept_results_need_no_recording_and_say_so(run, series):
@@ -241,7 +227,7 @@ def test_results_directories_give_the_same_figures_and_an_approximate_drift(run,
     assert any("results directories keep none" in note for note in record.notes)
 
 
-def test_drift_is_the_change_of_the_centred_effective_rows(series):
+def test_drift_is_that_of_centred_effective_rows_and_overlap_that_of_recorded_choices(series):
     rows = []
     for step in (100, 600, 1500):
         router = load_routers(open_checkpoint(COLLAPSED / f"step_{step}")).routers[0]
@@ -252,9 +238,6 @@ def test_drift_is_the_change_of_the_centred_effective_rows(series):
         for name, expected in (("median", np.median(change)), ("max", change.max())):
             values = column(series, f"row_drift_{name}").values
             assert_allclose(values[number], expected, rtol=1e-9)
-
-
-def test_overlap_is_that_of_the_recorded_choices(series):
     name = "chosen-text.0-00000.safetensors"
     chosen = [
         np.concatenate([*load_file(COLLAPSED / f"rec/step_{step}" / name).values()])
@@ -274,7 +257,7 @@ def test_overlap_is_that_of_the_recorded_choices(series):
     assert column(series, "overlap_by_chance").values == (0.25,) * 3
 
 
-def test_sets_of_tokens_that_nobody_identified_are_not_compared():
+def test_sets_of_unknown_tokens_are_not_compared_and_onsets_are_those_of_routers_that_jump():
     block = np.arange(6, dtype=np.int16)
     sets = {"text/0": np.tile(np.arange(2, dtype=np.int16), (6, 1))}
     first, other, nameless = (Choices(name, block, sets) for name in ("a", "b", ""))
@@ -283,9 +266,17 @@ def test_sets_of_tokens_that_nobody_identified_are_not_compared():
     assert_allclose([equal.overlap, equal.changed, equal.overlap_error], [1.0, 0.0, 0.0])
     assert agreement(first, other, "text/0") is None
     assert agreement(nameless, nameless, "text/0") is None
+    onsets = [curve.onset for curve in with_trends(curves(2, 10), STEPS)]
+    assert onsets == [400.0, 400.0, *[None] * 10]
+    assert [curve.onset for curve in with_trends(curves(2, 0), STEPS)] == [400.0, 400.0]
+    # A jump of p = 0.006 over 5 looks: enough for one router, not among ten that stand still.
+    still = [Curve(f"text/{r}", "x", (1.0,) * 6, (0.01,) * 6) for r in range(1, 10)]
+    height = 0.01 * np.sqrt(2.0) * stats.t.isf(0.003, 15)
+    jump = Curve("text/0", "x", (1.0,) * 3 + (1.0 + height,) * 3, (0.01,) * 6)
+    assert with_trends([jump], STEPS)[0].onset == 400.0
+    assert with_trends([jump, *still], STEPS)[0].onset is None
 
 
-# ------------------------------------------------------------------------------------------ trends
 STEPS = [100, 200, 300, 400, 500, 600]
 
 
@@ -299,23 +290,7 @@ def curves(jumping: int, still: int) -> list[Curve]:
     return every
 
 
-def test_onsets_are_those_of_the_routers_that_jump():
-    onsets = [curve.onset for curve in with_trends(curves(2, 10), STEPS)]
-    assert onsets == [400.0, 400.0, *[None] * 10]
-    assert [curve.onset for curve in with_trends(curves(2, 0), STEPS)] == [400.0, 400.0]
-
-
-def test_more_routers_ask_for_a_clearer_jump():
-    """A jump of p = 0.006 over 5 looks: enough for one router, not among ten that stand still."""
-    still = [Curve(f"text/{r}", "x", (1.0,) * 6, (0.01,) * 6) for r in range(1, 10)]
-    height = 0.01 * np.sqrt(2.0) * stats.t.isf(0.003, 15)
-    jump = Curve("text/0", "x", (1.0,) * 3 + (1.0 + height,) * 3, (0.01,) * 6)
-    assert with_trends([jump], STEPS)[0].onset == 400.0
-    assert with_trends([jump, *still], STEPS)[0].onset is None
-
-
-# ----------------------------------------------------------------------------------------- screens
-def long_series(number: int, routers: int, name: str = "a\x1b[2Jname") -> Series:
+def long_series(number: int, routers: int) -> Series:
     steps = tuple(SeriesStep(f"step_{i}", i, f"out/{i}", 4096) for i in range(1, number + 1))
     values = tuple(float(i) for i in range(number))
     every = [
@@ -323,23 +298,18 @@ def long_series(number: int, routers: int, name: str = "a\x1b[2Jname") -> Series
         for r in range(routers)
         for figure in ("max_vio_global", "overlap_with_previous", "overlap_by_chance")
     ]
-    return Series(name, steps, tuple(every))
+    return Series("plain", steps, tuple(every))
 
 
-@pytest.mark.parametrize("number", [1, 2, 12, 13, 200])
-def test_no_line_is_wider_than_the_screen_and_names_cannot_command_it(number):
-    record = long_series(number, 30)
-    for width in (76, 80, 120):
-        text = shown(record, width=width, is_ascii=True)
-        assert widest(text) <= width
-        assert "\x1b" not in text
-        assert text.isascii()
-        assert "and 18 more: --detail" in text
-    assert "more: --detail" not in shown(record, detail=True)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_where_no_block_can_be_shown_no_format_holds_one(name):
-    record = long_series(12, 2, "plain")
-    assert not shown(record, name).isascii() or name == "json"
-    assert shown(record, name, is_ascii=True).isascii()
+def test_no_line_is_wider_than_the_screen_and_no_format_needs_blocks():
+    for number in (1, 2, 12, 13, 200):
+        record = long_series(number, 30)
+        for width in (76, 120):
+            text = shown(record, width=width, is_ascii=True)
+            assert widest(text) <= width
+            assert "and 18 more: --detail" in text
+        assert "more: --detail" not in shown(record, detail=True)
+    record = long_series(12, 2)
+    for name in FORMATS:
+        assert not shown(record, name).isascii() or name == "json"
+        assert shown(record, name, is_ascii=True).isascii()

@@ -35,11 +35,16 @@ class Run:
         return judge_series(History(steps, tuple(routers), self.has_tokens, self.other_text))
 
     def titles(self) -> dict[str, list[str]]:
-        """Titles of findings by code."""
         told: dict[str, list[str]] = {}
         for finding in self.judged().findings:
             told.setdefault(finding.code, []).append(finding.title)
         return told
+
+    def title(self, code: str) -> str:
+        """Of the first finding, all being of this code."""
+        titles = self.titles()
+        assert list(titles) == [code]
+        return titles[code][0]
 
     def _router(self, place: int) -> RouterHistory:
         errors = np.broadcast_to(np.array(self.error), len(self.rows))
@@ -109,18 +114,12 @@ def test_healthy_runs_raise_no_alarm(kind):
     assert [alarms for run in runs if (alarms := run.titles())] == []
 
 
-# --------------------------------------------------------------------------------------- one by one
-def test_a_state_that_is_there_again_is_told_with_the_step_it_is_of():
+def test_rows_or_a_bias_that_are_there_again_are_told_with_the_step_they_are_of():
     run = healthy("walk", 0)
     run.rows[10:, 1] += run.rows[4, 1] - run.rows[10, 1]
     run.rows[10, 1] = run.rows[4, 1]  # to the bit
-    titles = run.titles()
-    assert list(titles) == ["MGT101"]
-    assert titles["MGT101"] == ["step 1100 holds the rows of step 500 again, bit for bit."]
+    assert run.title("MGT101") == "step 1100 holds the rows of step 500 again, bit for bit."
     assert run.judged().exit_code == 1
-
-
-def test_a_bias_that_is_there_again_while_rows_go_on_is_told():
     run = healthy("walk", 1)
     run.rows, run.bias, run.loads = (
         np.concatenate([one, one], axis=2) for one in (run.rows, run.bias, run.loads)
@@ -129,10 +128,7 @@ def test_a_bias_that_is_there_again_while_rows_go_on_is_told():
     assert run.titles()["MGT101"] == [
         "step 1300 holds the selection bias of step 400 again, bit for bit."
     ]
-
-
-def test_few_numbers_may_come_back_by_chance():
-    """Late in training a handful of numbers steps to and fro: 8 of them are no evidence."""
+    # Late in training a handful of numbers steps to and fro: 8 of them are no evidence.
     run = healthy("walk", 2)
     run.rows[-3:] = run.rows[-3]
     run.rows[-2, :, :8, 0] += 0.001
@@ -141,7 +137,7 @@ def test_few_numbers_may_come_back_by_chance():
     assert "MGT101" in run.titles()
 
 
-def test_a_bias_that_begins_again_at_zero_is_told_and_one_that_never_began_is_not():
+def test_a_bias_that_begins_again_at_zero_is_told_and_one_that_never_began_or_swings_is_not():
     run = healthy("walk", 3)
     assert (run.bias[0] != 0.0).any()
     run.bias[:3] = 0.0
@@ -151,29 +147,22 @@ def test_a_bias_that_begins_again_at_zero_is_told_and_one_that_never_began_is_no
     assert len(titles["MGT102"]) == 1  # three routers, told as one
     assert "at step 1600 every selection bias is 0 again" in titles["MGT102"][0]
     assert run.judged().exit_code == 1
-
-
-def test_a_bias_that_swings_through_one_number_was_not_reset():
     run = healthy("walk", 24)
     run.bias[:, 0] = (np.arange(24) % 2)[:, None] * np.sign(run.bias[-1, 0])
     assert "MGT102" not in run.titles()
 
 
-def test_a_run_that_goes_on_from_an_earlier_step_is_told():
+def test_a_run_that_goes_on_from_an_earlier_step_is_told_and_one_that_swings_is_not():
     run = healthy("walk", 4)
     run.rows[14:, 2] += run.rows[9, 2] - run.rows[13, 2]
-    titles = run.titles()
-    assert list(titles) == ["MGT103"]
-    assert titles["MGT103"][0].startswith("step 1500 takes back ")
-    assert titles["MGT103"][0].endswith("of the way from step 1000 to step 1400.")
+    title = run.title("MGT103")
+    assert title.startswith("step 1500 takes back ")
+    assert title.endswith("of the way from step 1000 to step 1400.")
     assert run.judged().exit_code == 0  # a warning
     # one interval alone
     run = healthy("walk", 5)
     run.rows[14:, 0] += run.rows[12, 0] - run.rows[13, 0]
     assert list(run.titles()) == ["MGT103"]
-
-
-def test_rows_that_swing_and_a_common_factor_that_comes_and_goes_are_no_return():
     run = healthy("walk", 6)
     run.rows[::2] += 3.0 * run.rows[0]
     run.rows[::2] += 2.0 * np.random.default_rng(0).standard_normal(run.rows.shape[1:])
@@ -187,10 +176,9 @@ def test_rows_that_swing_and_a_common_factor_that_comes_and_goes_are_no_return()
 def test_a_router_that_stands_still_is_told_with_its_step(onset):
     run = healthy("walk", 8)
     run.rows[onset:, 1] = run.rows[onset, 1]
-    titles = run.titles()
-    assert list(titles) == ["MGT104"]
-    assert f"from step {100 * (onset + 1)} on its rows stand still" in titles["MGT104"][0]
-    assert "2 other routers move on" in titles["MGT104"][0]
+    title = run.title("MGT104")
+    assert f"from step {100 * (onset + 1)} on its rows stand still" in title
+    assert "2 other routers move on" in title
 
 
 def test_routers_that_all_stop_and_one_that_lags_a_little_are_no_finding():
@@ -210,15 +198,12 @@ def test_routers_that_all_stop_and_one_that_lags_a_little_are_no_finding():
 def test_a_bias_that_stands_still_alone_is_told_and_all_of_them_together_are_not():
     run = healthy("walk", 12)
     run.bias[10:, 2] = run.bias[10, 2]
-    titles = run.titles()
-    assert list(titles) == ["MGT105"]
-    assert titles["MGT105"][0].startswith("from step 1100 on its selection bias stands still")
+    assert run.title("MGT105").startswith("from step 1100 on its selection bias stands still")
     run.bias[10:] = run.bias[10]
     assert run.titles() == {}
 
 
 def swings(steps: int, size: float, decay: float = 1.0) -> np.ndarray:
-    """(steps, experts) to and fro between two patterns."""
     pattern = np.random.default_rng(99).standard_normal(EXPERTS)
     return (size * (-decay) ** np.arange(steps))[:, None] * (pattern - pattern.mean())
 
@@ -256,26 +241,19 @@ def runaway(run: Run, onset: int) -> Run:
 
 def test_a_bias_that_runs_the_wrong_way_is_told_and_one_that_balances_is_not():
     run = runaway(healthy("settling", 15), 12)
-    titles = run.titles()
-    assert list(titles) == ["MGT203"]  # nor do the others, which have settled, look still
-    assert 1000 <= int(titles["MGT203"][0].split()[2]) <= 1300
+    title = run.title("MGT203")  # nor do the others, which have settled, look still
+    assert 1000 <= int(title.split()[2]) <= 1300
     detail = run.judged().findings[0].detail
     assert "Correlation of ranks +" in detail
     assert "by chance within" in detail
     assert healthy("settling", 15).titles() == {}
-
-
-def test_a_bias_that_goes_with_a_load_that_evens_out_is_no_wrong_way():
     pattern = np.random.default_rng(4).standard_normal(EXPERTS)
     for growth in (0.9, 1.1):
         run = healthy("walk", 23)
         run.loads[:, 0] = 1.0 + 0.1 * growth ** np.arange(24)[:, None] * pattern
         run.bias[:, 0] = 0.02 * np.arange(24)[:, None] * pattern
         assert ("MGT203" in run.titles()) == (growth > 1.0)
-
-
-def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way():
-    """Loads on strange text differ from those that the bias balances, at every step alike."""
+    # Loads on strange text differ from those that the bias balances, at every step alike.
     for seed in SEEDS:
         run = healthy("walk", seed)
         strange = np.random.default_rng(1000 + seed).standard_normal(run.loads.shape[1:])
@@ -283,12 +261,10 @@ def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way():
         assert "MGT203" not in run.titles()
 
 
-def test_a_domain_that_concentrates_alone_is_told():
+def test_a_domain_that_concentrates_alone_is_told_and_all_together_are_not():
     run = healthy("walk", 16)
     run.effective["domain=maths"][9:, 1] = 4.2
-    titles = run.titles()
-    assert list(titles) == ["MGT204"]
-    assert titles["MGT204"][0] == "from step 1000 on the load of domain maths lies on few experts."
+    assert run.title("MGT204") == "from step 1000 on the load of domain maths lies on few experts."
     # without any error, too
     run = healthy("walk", 17)
     run.effective["domain=code"][9:, 0] = 4.0
@@ -296,9 +272,6 @@ def test_a_domain_that_concentrates_alone_is_told():
     assert run.titles() == {}  # no error anywhere: nothing is known of chance
     until = np.where(np.arange(24) < 9, 0.2, 0.0)
     assert list(dataclasses.replace(run, error=until).titles()) == ["MGT204"]
-
-
-def test_specialisation_of_all_domains_and_a_collapse_of_the_whole_are_told_elsewhere():
     run = healthy("walk", 18)
     for name in DOMAINS:
         run.effective[name][9:] *= 0.45
@@ -309,7 +282,6 @@ def test_specialisation_of_all_domains_and_a_collapse_of_the_whole_are_told_else
     assert run.titles() == {}
 
 
-# ----------------------------------------------------------------------------------- what is unseen
 def states(run: Run) -> dict[str, str]:
     return {outcome.code: outcome.state for outcome in run.judged().outcomes}
 
@@ -327,6 +299,17 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     del run.effective["domain=code"], run.effective["domain=web"]
     assert any("do not name two domains" in one for one in run.judged().unseen)
     assert all("each step by itself" in " ".join(r.judged().unseen) for r in (run,))
+    verdict = healthy("walk", 21, steps=1).judged()
+    assert {outcome.state for outcome in verdict.outcomes} <= {"does not apply"}
+    assert verdict.exit_code == 4
+    run = healthy("walk", 22)
+    routers = tuple(
+        dataclasses.replace(run._router(place), bias=None, bias_digests=("",) * 24)
+        for place in range(3)
+    )
+    verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
+    assert not any("MGT202" in one for one in verdict.unseen)
+    assert verdict.exit_code == 0
 
 
 @pytest.mark.parametrize("routers", by_day([1, 3, 40], [1, 3]))
@@ -340,23 +323,6 @@ def test_the_least_number_of_steps_is_enough_to_find_something(routers):
             break
     else:
         pytest.fail(f"{routers} routers: never judged")
-
-
-def test_a_single_step_is_inconclusive():
-    verdict = healthy("walk", 21, steps=1).judged()
-    assert {outcome.state for outcome in verdict.outcomes} <= {"does not apply"}
-    assert verdict.exit_code == 4
-
-
-def test_routers_without_a_bias_are_no_part_of_what_was_not_looked_at():
-    run = healthy("walk", 22)
-    routers = tuple(
-        dataclasses.replace(run._router(place), bias=None, bias_digests=("",) * 24)
-        for place in range(3)
-    )
-    verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
-    assert not any("MGT202" in one for one in verdict.unseen)
-    assert verdict.exit_code == 0
 
 
 def test_every_check_of_a_series_has_a_page_and_says_what_to_do():

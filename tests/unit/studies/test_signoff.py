@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import re
-import shlex
 from pathlib import Path
 
 import ml_dtypes
@@ -58,12 +55,10 @@ shown = functools.partial(worded, document)
 
 
 def all_single() -> Checkpoint:
-    """Gains in float32 as well."""
     return single().edited("gain", noisy(1e-3), dtype=F32)
 
 
 def without(part: str, *layers: int):
-    """Routers of some layers lack a tensor."""
     return lambda m: m.changed({name_of(part, layer): None for layer in layers})
 
 
@@ -103,13 +98,20 @@ def unlike(**config: object):
     return lambda m: m.changed(config=config)
 
 
-def renumbered(order: list[int], *parts: str):
-    return lambda m: permuted(m, order, parts)
+def whole(model: Checkpoint) -> Checkpoint:
+    return softmax()
+
+
+def other_shape(model: Checkpoint) -> Checkpoint:
+    return softmax_model(layers=2, experts=16)
+
+
+def moved(order: list[int], *parts: str):
+    return lambda m: permuted(m, order, parts or ("weight", "bias"))
 
 
 @pytest.fixture
 def sign(tmp_path, monkeypatch):
-    """A sign-off of two checkpoints in memory."""
     monkeypatch.chdir(tmp_path)
 
     def compare(a: Checkpoint, b: Checkpoint, **options) -> SignOff:
@@ -129,73 +131,36 @@ def text_of(record: SignOff, line: int) -> str:
     return " ".join([record.lines[line].sentence, *record.lines[line].details])
 
 
-# --------------------------------------------------------------------------------------- weights
-
 PASSED, FAILED = "passed passed passed", "passed failed failed"
 OF_STORAGE, OF_BIAS = "failed passed passed", "passed failed passed"
-UNSURE = "passed inconclusive passed"
+UNSURE, NOTHING = "passed inconclusive passed", "failed inconclusive inconclusive"
 
 #: Name, A, what was done to it, states of the first three lines, words of one of them.
 EXPORTS = {
     "untouched": (softmax, edits("weight", same), PASSED, "same numbers"),
-    "the same numbers in float32": (softmax, edits("weight", same, F32), PASSED, "same numbers"),
-    "smoothed, router scaled inversely": (
-        *(softmax, folds(3.0), PASSED),
-        "gain folded: gain and columns changed inversely, W diag(g) is the same up to",
-    ),
-    "smoothed in float32": (all_single, folds(1.2), PASSED, "gain folded"),
+    "smoothed, router scaled inversely": (softmax, folds(3.0), PASSED, "gain folded: gain and"),
     "smoothed and cast": (all_single, lambda m: cast(folds(1.2)(m)), FAILED, "digits were lost"),
     "router forgotten": (softmax, folds(1.2, False), FAILED, "weight the same, gain changed"),
-    "gain forgotten": (
-        softmax,
-        lambda m: folds(1.2)(m).changed(gains(m)),
-        FAILED,
-        "columns scaled",
-    ),
+    "gain forgotten": (softmax, lambda m: folds(1.2)(m).changed(gains(m)), FAILED, "columns scal"),
     "rotated": (softmax, rotated, PASSED, "rotated"),
-    "rotated and quantised": (softmax, lambda m: rotated(int4(m)), FAILED, "digits were lost"),
     "cast to bf16": (single, cast, FAILED, "rounded to bf16"),
     "dequantised int4": (softmax, int4, FAILED, "rounded to int4"),
-    "stored as fp8": (softmax, coarse_fp8, FAILED, "f8_e4m3 with scales in B"),
     "folded, as fp8": (softmax, lambda m: coarse_fp8(folds(1.2)(m)), FAILED, "with scales in B"),
     "trained on": (softmax, edits("weight", noisy(0.02)), FAILED, "changed by 2 %, no pattern"),
-    "renumbered": (softmax, renumbered(ORDER, "weight"), UNSURE, "permuted (30 of 32 rows)"),
+    "renumbered": (softmax, moved(ORDER, "weight"), UNSURE, "permuted (30 of 32 rows)"),
     "shifted in front of a softmax": (softmax, edits("weight", common), PASSED, "common shift"),
     "bias cast": (glm, edits("bias", same, BF16), OF_BIAS, "selection bias rounded to bf16"),
     "bias shifted": (glm, edits("bias", lambda b, _: b + 0.25), PASSED, "selection bias shifted"),
     "bias of others": (glm, edits("bias", noisy(0.1)), OF_BIAS, "selection bias changed"),
-    "a router missing": (
-        softmax,
-        without("weight", 1),
-        OF_STORAGE,
-        "1 of 2 routers missing in B: t",
-    ),
-    "another number of chosen experts": (
-        *(softmax, unlike(num_experts_per_tok=8), OF_STORAGE),
-        "another rule in layers 0-1: experts chosen 4 in A, 8 in B",
-    ),
-    "another epsilon": (
-        *(softmax, unlike(rms_norm_eps=1e-3), OF_STORAGE),
-        "another norm in layers 0-1: rms norm with epsilon 1e-06 in A",
-    ),
-    "another shape": (
-        *(softmax, lambda m: softmax_model(layers=2, experts=16), "failed failed failed"),
-        "another shape in layers 0-1: 32 x 256 in A, 16 x 256 in B",
-    ),
-    "a selection bias dropped": (
-        *(sigmoid, without("bias", 1), "failed inconclusive inconclusive"),
-        "e_score_correction_bias",
-    ),
-    "an order that mixes groups": (
-        sigmoid,
-        *(renumbered([*range(1, 64), 0], "weight", "bias"), FAILED, "mixes groups"),
-    ),
-    "an order within groups": (
-        sigmoid,
-        *(renumbered(within_groups(64, 2), "weight", "bias"), UNSURE, "permuted (64 of 64 rows)"),
-    ),
+    "a router missing": (softmax, without("weight", 1), OF_STORAGE, "1 of 2 routers missing in B"),
+    "a router more": (lambda: without("weight", 1)(softmax()), whole, PASSED, "Only in B and not"),
+    "another rule": (softmax, unlike(num_experts_per_tok=8), OF_STORAGE, "experts chosen 4 in A"),
+    "another epsilon": (softmax, unlike(rms_norm_eps=1e-3), OF_STORAGE, "another norm in layers 0"),
+    "another shape": (softmax, other_shape, 3 * "failed ", "another shape in layers 0-1: 32 x 256"),
+    "a selection bias dropped": (sigmoid, without("bias", 1), NOTHING, "e_score_correction_bias"),
+    "an order that mixes groups": (sigmoid, moved([*range(1, 64), 0]), FAILED, "mixes groups"),
+    "an order within groups": (sigmoid, moved(within_groups(64, 2)), UNSURE, "permuted (64 of 64"),
     "no number": (softmax, not_finite(np.nan), FAILED, "not finite"),
-    "an infinity": (softmax, not_finite(np.inf), FAILED, "not finite"),
     "a cast beside it": (lambda: not_finite(np.inf)(single()), cast, FAILED, "rounded to bf16"),
 }
 
@@ -212,7 +177,7 @@ def test_an_export_is_judged_by_what_was_done_to_it(sign, name):
     assert states(record) == [*expected.split(), "inconclusive"], [*map(str, record.lines)]
     assert words in " ".join(text_of(record, line) for line in range(3))
     assert record.exit_code == (1 if "failed" in expected else 4)
-    for width in (76, 80, 100, 120):
+    for width in (76, 120):
         text = shown(record, width=width)
         assert [
             line
@@ -222,14 +187,6 @@ def test_an_export_is_judged_by_what_was_done_to_it(sign, name):
         assert [name for name in LINE_NAMES if f"{name}: " not in text] == []
         assert f"exit {record.exit_code}" in text
         assert "Not checked: expert weights" in unwrapped(text)
-
-
-def test_a_right_fold_changes_every_weight_and_a_wrong_one_none():
-    right, wrong = smoothed(softmax(), 3.0, True), smoothed(softmax(), 3.0, False)
-    for layer in softmax().layers:
-        name = name_of("weight", layer)
-        assert (right.tensors[name] != softmax().tensors[name]).mean() > 0.99
-        np.testing.assert_array_equal(wrong.tensors[name], softmax().tensors[name])
 
 
 def test_the_rounding_of_a_fold_is_the_distance_of_the_effective_rows(sign):
@@ -251,12 +208,6 @@ def test_a_rotation_passes_line_two_through_line_three(sign):
     assert "rotated: judged in the next line." in record.lines[1].details
     assert "hidden states were rotated alike" in text_of(record, 2)
     assert 0.0 < record.lines[2].evidence["gram_noise"]["text/0"] < 2.0**-8
-
-
-def test_a_router_that_only_the_export_has_is_told_and_not_compared(sign):
-    record = sign(without("weight", 1)(softmax()), softmax())
-    assert states(record)[:3] == ["passed"] * 3
-    assert "Only in B and not compared: text/1" in text_of(record, 0)
 
 
 @pytest.mark.parametrize("case", STORAGE_UNKNOWN.sizes[:2], ids=lambda case: case.text)
@@ -362,9 +313,6 @@ def test_what_stands_beside_the_rows_is_looked_at(parts, state):
     assert judge(of_layer_norm(), of_layer_norm(**parts)).state == state
 
 
-# --------------------------------------------------------------------------------- routing on text
-
-
 def token_columns(seed: int = 1) -> TokenColumns:
     token = np.arange(TOKENS)
     return TokenColumns(
@@ -437,7 +385,6 @@ RECORDINGS = {
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """The folder of a checkpoint, of recordings of it, and what they chose."""
     folder = tmp_path_factory.mktemp("texts")
     softmax().write(folder / "model")
     chosen = {
@@ -457,19 +404,7 @@ def on_text(texts):
 
 
 def flips(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> np.ndarray:
-    """[routers, tokens]: where sets differ."""
     return np.array([[set(x) != set(y) for x, y in zip(a[r], b[r], strict=True)] for r in a])
-
-
-def test_without_recordings_the_commands_that_make_them_are_told(sign):
-    line = sign(softmax(), softmax()).lines[3]
-    assert line.state == "inconclusive"
-    *captures, again = [shlex.split(text) for text in line.commands]
-    assert [words[:3] for words in captures] == [["moegeom", "capture", side] for side in "aba"]
-    assert all(words[5:7] == ["--keep", "ids"] for words in captures)
-    outs = [words[words.index("--out") + 1] for words in captures]
-    assert again[:4] == ["moegeom", "signoff", "a", "b"]
-    assert [again[n + 1] for n, word in enumerate(again) if word in ("--tokens", "--rerun")] == outs
 
 
 @pytest.mark.parametrize("side", ["a", "inputs"])
@@ -517,11 +452,17 @@ def test_b_may_differ_twice_as_often_as_a_from_itself(on_text, name, code):
     np.testing.assert_allclose(swapped.lines[3].evidence["times_rerun"], 1.0 / ratio)
 
 
-def test_a_rerun_that_never_differs_is_nothing_to_divide_by_and_no_limit(on_text):
+def test_what_leaves_the_line_open_is_told(on_text):
     result = on_text("a", "b", rerun="a_same")
     assert result.lines[3].evidence["times_rerun"] is None
     assert "nothing to hold B against" in text_of(result, 3)
     assert (result.exit_code, states(result)[3]) == (4, "not judged")
+    result = on_text("a", "b_of_one_router", max_flipped=0.9)
+    assert (result.lines[3].state, result.exit_code) == ("inconclusive", 4)
+    assert "layer 1 not recorded on both sides" in text_of(result, 3)
+    notes = " ".join(on_text("a", "b_other_engine").notes)
+    assert "A was recorded by 'test', B by 'other 2.0'" in notes
+    assert rotation_line([], ["text/0"]).state == "inconclusive"
 
 
 def test_renumbered_experts_are_compared_under_their_old_names(sign, tmp_path):
@@ -543,9 +484,7 @@ def test_renumbered_experts_are_compared_under_their_old_names(sign, tmp_path):
         (("a", "counts.jsonl"), "holds counts and not what was chosen", ""),
     ],
 )
-def test_recordings_of_other_texts_or_without_choices_are_refused(
-    texts, on_text, tokens, message, hint
-):
+def test_other_texts_and_no_choices_are_refused(texts, on_text, tokens, message, hint):
     write_megatron(texts[0] / "counts.jsonl", np.full((4, 2, 32), 32))
     with pytest.raises(RecordingError, match=message) as refusal:
         on_text(*tokens)
@@ -562,14 +501,7 @@ def test_a_recording_of_the_other_side_is_refused_unless_that_is_allowed(sign, t
     assert "RECORDED FROM ANOTHER CHECKPOINT" in result.sides[0].tokens
 
 
-def test_a_router_that_was_not_recorded_leaves_the_line_inconclusive(on_text):
-    result = on_text("a", "b_of_one_router", max_flipped=0.9)
-    assert (result.lines[3].state, result.exit_code) == ("inconclusive", 4)
-    assert "layer 1 not recorded on both sides" in text_of(result, 3)
-
-
 def written(chosen: dict[str, np.ndarray]) -> list[Written]:
-    """The choices as vLLM keeps them: requests that are one row short."""
     ids, columns = np.stack(list(chosen.values()), axis=1), token_columns()
     requests = []
     for number in range(TOKENS // DOCUMENT):
@@ -590,31 +522,6 @@ def test_the_trace_of_an_engine_serves_as_a_recording(texts, on_text, first):
     assert between["num_tokens"] == rows.sum()
 
 
-def test_engines_that_differ_are_told(on_text):
-    notes = " ".join(on_text("a", "b_other_engine").notes)
-    assert "A was recorded by 'test', B by 'other 2.0'" in notes
-
-
-# ----------------------------------------------------------------------------------------- reports
-
-
-def test_markdown_has_a_row_for_each_line_and_json_its_numbers(sign):
-    result = sign(softmax(), smoothed(softmax(), 1.2, False))
-    rows = re.findall(r"^- \*\*([a-z ]+)\*\* [a-z ]+:", shown(result, "md"), re.MULTILINE)
-    assert rows == states(result)
-    parsed = json.loads(shown(result, "json"))
-    assert parsed["exit_code"] == 1
-    assert [line["state"] for line in parsed["lines"]] == states(result)
-    routers = parsed["lines"][1]["evidence"]["routers"]
-    assert routers["text/0"]["changes"][0]["word"] == "gain not followed"
-
-
-def test_names_of_others_cannot_write_on_the_terminal(tmp_path):
-    sides = (str(softmax().write(tmp_path / name)) for name in ("a\x1b[31m", "plain"))
-    result = sign_off(SignOffRequest(*sides))
-    assert not any("\x1b" in shown(result, form) for form in ("table", "md"))
-
-
 @pytest.mark.parametrize("state", ["failed", "inconclusive", "not judged"])
 def test_only_four_passed_lines_exit_with_zero(sign, state):
     result = sign(softmax(), softmax())
@@ -626,7 +533,3 @@ def test_only_four_passed_lines_exit_with_zero(sign, state):
         open_one = dataclasses.replace(result, lines=lines)
         assert open_one.exit_code == (1 if state == "failed" else 4)
         assert "not signed off" in shown(open_one)
-
-
-def test_routers_without_anything_in_common_are_not_told_to_stay_where_they_were():
-    assert rotation_line([], ["text/0"]).state == "inconclusive"

@@ -32,7 +32,7 @@ def drawn(*outcomes: Outcome) -> list[Chart]:
     return [*gate_figures(Gate(Verdict(outcomes), ROUTERS))]
 
 
-def test_a_map_of_checks_says_for_each_layer_how_each_check_ended():
+def test_a_map_of_checks_says_for_each_layer_how_each_check_ended_if_one_was_looked_at():
     (figure,) = drawn(
         outcome("A1", "passed"),
         outcome("A2", "failed", finding("text/1")),
@@ -57,9 +57,6 @@ def test_a_map_of_checks_says_for_each_layer_how_each_check_ended():
     assert isinstance(heat, Heat)
     assert heat.values[1][1] > heat.values[1][0] == 0.0 > heat.values[3][0]
     assert "A2 (bad): 1; A3 (bad): 0, 1." in figure.alt
-
-
-def test_a_check_that_looked_at_nothing_has_no_map():
     assert drawn(outcome("A7", "needs a baseline")) == []
     assert [*gate_figures(Gate(Verdict((outcome("A1", "passed"),)), {"routers": []}))] == []
 
@@ -76,6 +73,7 @@ def signed(**evidence) -> list[Chart]:
 
 
 def test_routing_on_text_is_drawn_against_its_limit_and_a_run_again():
+    assert signed() == []  # nothing in common
     (figure,) = signed(between=flips(0.2, 0.01), rerun=flips(0.02, None), limit=0.04)
     b, again, limit = figure.panels[0].marks
     assert isinstance(b, Bars)
@@ -88,10 +86,6 @@ def test_routing_on_text_is_drawn_against_its_limit_and_a_run_again():
     assert b.low[0] == pytest.approx(0.2 - 1.998 * 0.01, abs=1e-5)
     assert not again.low
     assert "the limit is 4 %; A run again differs in 2 %; the most in layer 1, 30 %" in figure.alt
-
-
-def test_a_sign_off_of_nothing_in_common_has_no_figure():
-    assert signed() == []
 
 
 def test_what_changed_in_each_router_is_red_where_it_failed():
@@ -110,7 +104,7 @@ def test_what_changed_in_each_router_is_red_where_it_failed():
     assert "2 routers compared, 1 failed; the largest change is 10 %, in layer 0." in figure.alt
 
 
-def test_figures_of_a_balance_hold_its_loads_and_its_bias():
+def test_figures_of_studies_hold_the_numbers_of_their_records():
     report = balance_of_balanced()
     loads, bias = report.document.figures()
     routers = report.value.routers
@@ -119,9 +113,6 @@ def test_figures_of_a_balance_hold_its_loads_and_its_bias():
         router.worst.after.max_vio for router in routers if router.worst is not None
     ]
     assert column(bias, "change") == [change for router in routers for change in router.change]
-
-
-def test_a_boundary_report_draws_what_flips_in_every_layer():
     ckpt, tokens = BALANCED / "step_1500", few_tokens(BALANCED.name)
     report = mg.boundary_report(ckpt, tokens, arithmetics="bf16", layers=[0, 2])
     assert set(report.figures()) == {"near_boundary", "flips"}

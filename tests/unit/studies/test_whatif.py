@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import moegeom as mg
@@ -21,6 +21,7 @@ from moegeom.studies.whatif.record import Tried, WhatIfReport
 from moegeom.studies.whatif.study import MOST, read_grid
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.variants.what_if import WHAT_IFS, Parameter, parse_what_ifs, spelled
+from tests.by_day import IS_NIGHT
 from tests.unit.studies.samples import COLLAPSED, sides, worded
 
 CKPT, REC = sides(COLLAPSED)
@@ -32,9 +33,7 @@ KINDS = {kind.name: kind for kind in WHAT_IFS.all()}
 ASKED = ("topk:2", "smooth:extra=0.5", "without:5", "sinkhorn", "topk:99", "without:16")
 
 
-# ------------------------------------------------------------------------------------------ parser
 def numbers_of(parameter: Parameter) -> st.SearchStrategy[str]:
-    """Texts of values that a parameter allows."""
     if parameter.words:
         return st.sampled_from(parameter.words)
     least, most = max(parameter.least, -1e12), min(parameter.most, 1e12)
@@ -45,7 +44,6 @@ def numbers_of(parameter: Parameter) -> st.SearchStrategy[str]:
 
 @st.composite
 def specs(draw: Any) -> str:
-    """A text that asks for what-ifs, written in one of the ways that are allowed."""
     kind = KINDS[draw(st.sampled_from(sorted(KINDS)))]
     names = {p.name for p in kind.parameters if p.name not in kind.one_of and draw(st.booleans())}
     if kind.one_of:
@@ -79,6 +77,7 @@ def test_what_is_asked_is_named_so_that_the_name_asks_for_it_again(text):
     assert len(distinct) == len(asked), "one name for two"
 
 
+@settings(max_examples=1000 if IS_NIGHT else 30)
 @given(st.text(max_size=30), st.sampled_from(WHAT_IFS.names()))
 def test_any_text_is_a_what_if_or_one_sentence_with_a_hint(text, kind):
     for one in (text, f"{kind}:{text}"):
@@ -121,14 +120,13 @@ def test_an_error_repeats_little_of_what_was_typed():
         assert len(str(caught.value.message)) < 250
 
 
-# -------------------------------------------------------------------------------------------- grids
 def grid(tmp_path: Path, text: str | bytes) -> Path:
     path = tmp_path / "sweep.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-def test_a_grid_multiplies_its_lists_out_table_by_table(tmp_path):
+def test_a_grid_multiplies_its_lists_out_table_by_table_if_it_is_a_file(tmp_path):
     found = read_grid(
         grid(
             tmp_path,
@@ -148,6 +146,11 @@ def test_a_grid_multiplies_its_lists_out_table_by_table(tmp_path):
         "sinkhorn:log",
         "sinkhorn",
     ]
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UsageError, match="cannot be read") as caught:
+            read_grid(path)
+        assert str(path) in caught.value.message
+        assert "Errno" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -176,15 +179,6 @@ def test_what_is_no_grid_is_refused_in_a_sentence_with_a_hint(tmp_path, text, sa
     assert caught.value.hint
 
 
-def test_a_grid_that_is_no_file_is_refused(tmp_path):
-    for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(UsageError, match="cannot be read") as caught:
-            read_grid(path)
-        assert str(path) in caught.value.message
-        assert "Errno" not in caught.value.message
-
-
-# ------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -214,10 +208,8 @@ def test_recordings_without_scores_of_all_experts_or_without_inputs_are_refused(
         mg.whatif(CKPT, logits, stage="logits", what_ifs="topk:2", arithmetics="bf16-logits")
 
 
-# ------------------------------------------------------------------------------------------- record
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What was tried on a few tokens of two routers, and the folder that holds it."""
     source, out = open_recording(REC), tmp_path_factory.mktemp("whatif") / "results"
     values = {f"text/{n}": source.read_values(f"text/{n}", 0, 400) for n in (0, 2)}
     options = {"layers": "0,2", "stage": "router_input", "out": out}
@@ -232,7 +224,7 @@ def record(results):
 shown = functools.partial(worded, document, width=120, detail=True)
 
 
-def test_results_read_again_say_the_same(results):
+def test_results_read_again_say_the_same_and_those_of_a_scan_hold_none(results, tmp_path):
     record, out = results
     again = mg.whatif(out).value
     assert [
@@ -240,15 +232,12 @@ def test_results_read_again_say_the_same(results):
     ] == []
     with pytest.raises(UsageError, match="without further what-ifs"):
         mg.whatif(out, what_ifs="topk:3")
-
-
-def test_results_of_a_scan_hold_no_what_ifs(tmp_path):
     mg.scan(CKPT, out=tmp_path / "scan")
     with pytest.raises(ResultsError, match="holds no what-ifs"):
         mg.whatif(tmp_path / "scan")
 
 
-def test_the_sentence_counts_what_was_tried_and_refusals_stand_below_it(record):
+def test_what_was_tried_is_counted_and_refusals_and_reasons_stand_below(record):
     text = shown(record)
     assert "4 of 6 what-ifs tried. Least MaxVio: sinkhorn" in text
     assert "topk:99, all layers: a token can have 16 experts at most, not 99." in text
@@ -257,9 +246,13 @@ def test_the_sentence_counts_what_was_tried_and_refusals_stand_below_it(record):
     assert [one.name for one in record.tried] == list(ASKED[:4])
     entries = json.loads(shown(record, "json"))["what_ifs"]
     assert {one["name"] for one in entries if one["refused"]} == {"topk:99", "without:16"}
+    smooth = next(one for one in record.tried if one.name.startswith("smooth"))
+    assert smooth.reasons["margins"] == "a smoothed gate has no boundary where its output jumps"
+    assert "set_sizes: every token chooses as many experts" in shown(record)
+    assert all(all(one.reasons.values()) for one in record.tried)
 
 
-def test_experts_of_a_token_are_those_of_the_what_if(record):
+def test_figures_of_what_was_tried_are_those_of_the_what_if_and_a_table(record):
     means = {one.name: one.experts_mean for one in (record.stored, *record.tried)}
     assert means == pytest.approx(
         {"as stored": 4, "topk:2": 2, "smooth:extra=0.5": 4.5, "without:5": 4, "sinkhorn": 4},
@@ -268,16 +261,6 @@ def test_experts_of_a_token_are_those_of_the_what_if(record):
     rows = {line.split()[0]: line.split() for line in shown(record).splitlines() if "x  " in line}
     assert rows["topk:2"][1:3] == ["2", "0.5x"]
     assert "4.5" in rows["smooth:extra=0.5"]
-
-
-def test_what_a_what_if_lacks_is_listed_with_the_reason(record):
-    smooth = next(one for one in record.tried if one.name.startswith("smooth"))
-    assert smooth.reasons["margins"] == "a smoothed gate has no boundary where its output jumps"
-    assert "set_sizes: every token chooses as many experts" in shown(record)
-    assert all(all(one.reasons.values()) for one in record.tried)
-
-
-def test_figures_of_the_fit_are_a_table_of_the_results(record):
     table = {
         (row["router"], row["variant"], row["quantity"]): row["value"]
         for row in record.results.rows("whatif")
@@ -292,7 +275,6 @@ def test_figures_of_the_fit_are_a_table_of_the_results(record):
     assert ("text/2", "smooth:extra=0.5", "eps") in table
 
 
-# -------------------------------------------------------------------------------------------- front
 def report_of(points: list[tuple[float, float]], missing: int, now: float) -> WhatIfReport:
     """What-ifs at two routers with these weights moved and MaxVios; the last ones at one only."""
 

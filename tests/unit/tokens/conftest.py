@@ -27,8 +27,6 @@ ROW_SHAPES = {
 
 
 class Content:
-    """What is written: columns, values, choices and outputs of ``num_tokens`` tokens."""
-
     def __init__(self, num_tokens: int, width: int = 12, top_k: int = 3) -> None:
         random = np.random.default_rng(0)
         token = np.arange(num_tokens)
@@ -47,15 +45,7 @@ class Content:
         }
         self.outputs = {kind: rows(*ROW_SHAPES[kind]) for kind in OUTPUT_KINDS}
 
-    def part(
-        self,
-        start: int,
-        stop: int,
-        stage="router_input",
-        has_chosen=True,
-        dtype="float32",
-        kinds=(),
-    ) -> dict[str, Any]:
+    def part(self, start, stop, stage="router_input", has_chosen=True, dtype="float32", kinds=()):
         """Arguments of ``append`` for one shard."""
         cut = lambda arrays: {name: array[start:stop] for name, array in arrays.items()}
         values = {r: v.astype(FLOAT_DTYPES[dtype]) for r, v in cut(self.values).items()}
@@ -72,17 +62,9 @@ class Content:
 
 
 def record(path: Path, content: Content, sizes=SIZES, stage="router_input", **what: Any) -> Path:
-    """Write ``content`` in shards of the given sizes and return the directory."""
-    with RecordingWriter(
-        path,
-        stage,
-        ROUTERS,
-        checkpoint_name="tiny",
-        fingerprint="sha256:1",
-        engine="test 1.0",
-        domains=DOMAINS,
-        dtype=what.get("dtype", "float32"),
-    ) as writer:
+    facts = {"checkpoint_name": "tiny", "fingerprint": "sha256:1", "engine": "test 1.0"}
+    facts |= {"domains": DOMAINS, "dtype": what.get("dtype", "float32")}
+    with RecordingWriter(path, stage, ROUTERS, **facts) as writer:
         for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
             writer.append(**content.part(stop - size, stop, stage, **what))
     return path
@@ -90,7 +72,6 @@ def record(path: Path, content: Content, sizes=SIZES, stage="router_input", **wh
 
 @pytest.fixture
 def recording(tmp_path) -> tuple[Path, Content]:
-    """A recording of 100 tokens and all outputs in three shards, and what is in it."""
     content = Content(100)
     return record(tmp_path / "rec", content, kinds=OUTPUT_KINDS), content
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.tokens import SourceFacts, TokenColumns
+from moegeom.core.tokens import TokenColumns
+from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.alignment import (
     LAYER_SHIFTS,
@@ -41,7 +42,6 @@ def trace_of(held: Truth, order=(0, 1, 2), has_tokens: bool = True, starts=(0, 0
 
 
 def aligned(*arguments, **more) -> Alignment:
-    """Rows of a trace, each at a token whose choices are its own."""
     trace, reference = trace_of(TRUTH, *arguments, **more), TRUTH.reference
     placed = align(reference, trace)
     rows = trace.chosen[np.arange(len(trace.request))]
@@ -68,11 +68,17 @@ def test_a_prefix_that_is_left_out_moves_no_row(starts, order):
     aligned(tuple(order), starts=starts)
 
 
-def test_without_token_ids_requests_are_documents_in_order_and_nothing_else():
+def test_without_token_ids_requests_are_documents_in_order_and_may_continue_shorter_ones():
     aligned(has_tokens=False)
     refuse("expected as many or one less", trace_of(TRUTH, (1, 0, 2), has_tokens=False))
     few = trace_of(TRUTH, (0, 1), has_tokens=False)
     refuse("3 documents and the trace 2 requests", few)
+    reference = TRUTH.reference
+    first = reference.columns.position < 16
+    short = Reference("rec", reference.columns.at(first), reference.chosen[first])
+    placed = align(short, trace_of(TRUTH))
+    assert int((placed.token >= 0).sum()) == 48
+    np.testing.assert_array_equal(placed.token[:19], [*range(16), -1, -1, -1])
 
 
 @given(
@@ -99,23 +105,11 @@ def test_choices_or_tokens_of_another_text_are_refused_with_their_place():
     refuse(r"1 of 65 .* request 1 at position 22", trace_of(Truth(TRUTH.ids, tokens)))
 
 
-def test_choices_that_never_change_prove_nothing_and_are_said_to():
+def test_choices_that_never_change_or_are_not_there_prove_nothing():
     always = np.array([3, 14, 15, 9])
     constant = Truth([np.broadcast_to(always, ids.shape) for ids in TRUTH.ids], TRUTH.tokens)
     placed = align(constant.reference, trace_of(constant))
     assert placed.notes[1].startswith("choices hardly change from token to token")
-
-
-def test_a_longer_request_continues_a_shorter_document():
-    reference = TRUTH.reference
-    first = reference.columns.position < 16
-    short = Reference("rec", reference.columns.at(first), reference.chosen[first])
-    placed = align(short, trace_of(TRUTH))
-    assert int((placed.token >= 0).sum()) == 48
-    np.testing.assert_array_equal(placed.token[:19], [*range(16), -1, -1, -1])
-
-
-def test_a_reference_without_choices_gives_places_and_no_proof_and_needs_documents():
     placed = align(replace(TRUTH.reference, chosen=None), trace_of(TRUTH))
     assert (placed.fits, len(placed.notes)) == ((), 1)
     columns = replace(TRUTH.reference.columns, document=np.full(68, -1))
@@ -127,29 +121,15 @@ ROUTERS = tuple(KnownRouter(f"text/{layer}", "text", layer, 16, 4) for layer in 
 LENGTHS = (40, 25, 60)
 
 
-class Choices:
-    """A recording of choices in memory."""
-
+class Choices(ArraySource):
     def __init__(self, columns: TokenColumns, chosen: dict[str, np.ndarray], **facts):
-        self._columns, self._chosen = columns, chosen
-        self.facts = SourceFacts(
-            **{
-                "name": "side",
-                "stage": "ids",
-                "num_tokens": len(columns.document),
-                "routers": tuple(chosen),
-                "domains": (),
-                "has_documents": True,
-                "has_chosen": True,
-                **facts,
-            }
-        )
+        unread = np.zeros((len(columns.document), 1), np.float32)
+        super().__init__(dict.fromkeys(chosen, unread), chosen=chosen)
+        self._columns = columns
+        self._facts = replace(self.facts, **{"stage": "ids", **facts})
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
         return self._columns.at(slice(start, stop))
-
-    def read_chosen(self, router: str, start: int, stop: int) -> np.ndarray:
-        return self._chosen[router][start:stop]
 
 
 def columns() -> TokenColumns:
@@ -181,7 +161,7 @@ def refuse_run_b(words: str, chosen: dict[str, np.ndarray], **facts) -> str:
     return str(caught.value)
 
 
-def test_documents_in_another_order_find_their_tokens():
+def test_documents_in_another_order_find_their_tokens_and_others_are_not_matched():
     document = columns().document
     rows = np.concatenate([np.flatnonzero(document == d) for d in (2, 0, 1)])
     order = np.repeat(np.arange(3), [LENGTHS[d] for d in (2, 0, 1)])
@@ -194,10 +174,7 @@ def test_documents_in_another_order_find_their_tokens():
         np.testing.assert_array_equal(matched.read_chosen(name, np.arange(125)), chosen)
     assert matched.is_matched(0, 125).all()
     assert "alignment proven by the choices" in matched.notes[-1]
-
-
-def test_tokens_that_the_other_run_lacks_are_not_matched():
-    rows = np.flatnonzero((columns().document != 1) & (columns().position < 30))
+    rows = np.flatnonzero((document != 1) & (columns().position < 30))
     chosen = {name: chosen[rows] for name, chosen in choices().items()}
     matched = match_run_b(MINE, Choices(columns().at(rows), chosen), ROUTERS)
     np.testing.assert_array_equal(np.flatnonzero(matched.is_matched(0, 125)), rows)
@@ -205,20 +182,14 @@ def test_tokens_that_the_other_run_lacks_are_not_matched():
     np.testing.assert_array_equal(matched.read_chosen("text/1", some), choices()["text/1"][some])
 
 
-def test_choices_at_other_tokens_or_layers_are_refused_with_the_shift():
+def test_sides_of_other_tokens_layers_or_kinds_are_refused_and_some_prove_nothing():
     shifted = {name: np.roll(chosen, 1, axis=0) for name, chosen in choices().items()}
     assert "shifted by -1 token" in refuse_run_b("misaligned", shifted)
     refuse_run_b("layer", dict(zip(choices(), reversed(choices().values()), strict=True)))
-
-
-def test_without_own_choices_nothing_proves_the_match_and_that_is_said():
+    refuse_run_b("does not say what was chosen", choices(), has_chosen=False, stage="logits")
+    refuse_run_b("no router in common", choices(), routers=("text/7",))
+    refuse_run_b("3 experts a token", {name: chosen[:, :3] for name, chosen in choices().items()})
     mine = Choices(columns(), choices(), stage="router_input", has_chosen=False)
     matched = match_run_b(mine, Choices(columns(), choices(5)), ROUTERS)
     assert matched.fits == ()
     assert "no choices to prove it by" in matched.notes[-1]
-
-
-def test_sides_that_cannot_be_compared_are_refused():
-    refuse_run_b("does not say what was chosen", choices(), has_chosen=False, stage="logits")
-    refuse_run_b("no router in common", choices(), routers=("text/7",))
-    refuse_run_b("3 experts a token", {name: chosen[:, :3] for name, chosen in choices().items()})

@@ -33,16 +33,7 @@ def edit_facts(path, **changes):
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_a_killed_writer_leaves_nothing_that_opens(tmp_path):
-    writer = RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, domains=("a", "b"))
-    writer.__enter__()
-    writer.append(**Content(10).part(0, 10))
-    assert "no complete recording" in refusal_to_open(tmp_path / "rec")
-    assert "never finished" in refusal_to_open(tmp_path / "rec")
-    assert "never finished" in refusal_to_open(tmp_path / "rec.partial")
-
-
-def test_a_writer_that_fails_or_writes_nothing_leaves_nothing(tmp_path):
+def test_a_writer_that_is_killed_fails_or_writes_nothing_leaves_nothing_that_opens(tmp_path):
     with (
         pytest.raises(ZeroDivisionError),
         RecordingWriter(tmp_path / "rec", "ids", ("a",)) as writer,
@@ -55,6 +46,12 @@ def test_a_writer_that_fails_or_writes_nothing_leaves_nothing(tmp_path):
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+    writer = RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, domains=("a", "b"))
+    writer.__enter__()
+    writer.append(**Content(10).part(0, 10))
+    assert "no complete recording" in refusal_to_open(tmp_path / "rec")
+    assert "never finished" in refusal_to_open(tmp_path / "rec")
+    assert "never finished" in refusal_to_open(tmp_path / "rec.partial")
 
 
 def test_what_is_there_is_a_usage_error_and_left_alone(tmp_path, recording):
@@ -137,7 +134,7 @@ def test_a_shard_in_the_place_of_another_is_refused(tmp_path):
     assert "does not count from 50" in refusal(lambda: source.read_columns(60, 61))
 
 
-def test_columns_that_do_not_fit_are_refused(recording):
+def test_columns_that_do_not_fit_or_outputs_that_cannot_be_added_are_refused(recording):
     file = recording[0] / "tokens-00002.parquet"
     table = pq.read_table(file)
     pq.write_table(table.slice(0, 58), file)
@@ -148,6 +145,12 @@ def test_columns_that_do_not_fit_are_refused(recording):
     edit_facts(recording[0], domains=["code"])
     source = open_recording(recording[0])
     assert "'prose' is not listed" in refusal(lambda: source.read_columns(0, 9))
+    for shard, size in enumerate(SIZES):
+        name = f"routed_output-text.1-0000{shard}.safetensors"
+        save_file({"routed_output": np.zeros((size, 8), np.float32)}, recording[0] / name)
+    message = refusal_to_open(recording[0])
+    assert "text/1" in message
+    assert "10 columns, routed_output 8" in message
 
 
 @pytest.mark.parametrize(
@@ -188,20 +191,14 @@ def test_facts_that_do_not_fit_are_refused(recording, changes, words):
     assert words in refusal_to_open(recording[0])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, '{"schema": NaN}'])
-def test_text_that_is_no_facts_is_refused(text):
-    assert "rec" in refusal(lambda: parse_facts(text.encode(), "rec"))
-
-
-def test_facts_survive_writing_and_parsing():
+def test_facts_survive_writing_and_parsing_and_other_text_is_refused(tmp_path):
+    for text in ("", "[]", "null", "{", "[" * 100_000, '{"schema": NaN}'):
+        assert "rec" in refusal(lambda text=text: parse_facts(text.encode(), "rec"))
     texts = {"checkpoint_name": "n", "fingerprint": "f", "engine": "e", "created_by": "m"}
     facts = RecordingFacts(
         "ids", None, 5, (RecordingShard(0, 5),), ("a/0",), True, False, ("ü",), None, **texts
     )
     assert parse_facts(render_facts(facts).encode(), "rec") == facts
-
-
-def test_ids_have_a_dtype_when_outputs_are_beside_them_and_only_then(tmp_path):
     bare = record(tmp_path / "bare", Content(100), stage="ids")
     assert read_facts(bare).dtype is None
     edit_facts(bare, dtype="float32")
@@ -209,34 +206,29 @@ def test_ids_have_a_dtype_when_outputs_are_beside_them_and_only_then(tmp_path):
 
 
 def changed(name, change):
-    """A shard with other arrays under one of its names."""
-
     def spoil(part):
-        if name in part:
-            return part | {name: {router: change(a) for router, a in part[name].items()}}
-        outputs = part["outputs"]
-        spoilt = {router: change(a) for router, a in outputs[name].items()}
-        return part | {"outputs": outputs | {name: spoilt}}
+        place = part if name in part else part["outputs"]
+        spoilt = place | {name: {router: change(a) for router, a in place[name].items()}}
+        return spoilt if place is part else part | {"outputs": spoilt}
 
     return spoil
 
 
 def without(*kinds):
-    def spoil(part):
-        left = {kind: by for kind, by in part["outputs"].items() if kind not in kinds}
-        return part | {"outputs": left}
-
-    return spoil
+    return lambda part: (
+        part | {"outputs": {kind: by for kind, by in part["outputs"].items() if kind not in kinds}}
+    )
 
 
 def of_router(*routers):
     """A shard with the outputs of one router under these names."""
-
-    def spoil(part):
-        by_router = dict.fromkeys(routers, part["outputs"]["shared_output"]["text/0"])
-        return part | {"outputs": part["outputs"] | {"shared_output": by_router}}
-
-    return spoil
+    return lambda part: (
+        part
+        | {
+            "outputs": part["outputs"]
+            | {"shared_output": dict.fromkeys(routers, part["outputs"]["shared_output"]["text/0"])}
+        }
+    )
 
 
 #: Wrong in any shard; the first of a recording included.
@@ -305,23 +297,14 @@ def test_a_refused_first_shard_does_not_decide_what_is_recorded(tmp_path):
     assert read_facts(tmp_path / "rec").dtype == "float16"
 
 
-def test_outputs_that_cannot_be_added_are_refused(recording):
-    for shard, size in enumerate(SIZES):
-        name = f"routed_output-text.1-0000{shard}.safetensors"
-        save_file({"routed_output": np.zeros((size, 8), np.float32)}, recording[0] / name)
-    message = refusal_to_open(recording[0])
-    assert "text/1" in message
-    assert "10 columns, routed_output 8" in message
-
-
-@pytest.mark.parametrize("name", ["values", "shared_output"])
-def test_numbers_too_large_for_float16_are_refused_not_recorded_as_infinite(tmp_path, name):
+def test_numbers_too_large_for_float16_are_refused_not_recorded_as_infinite(tmp_path):
     part = Content(20).part(0, 20, kinds=OUTPUT_KINDS)
-    spoil = changed(name, lambda a: 1e6 * a)
     options = {"domains": ("a", "b"), "dtype": "float16"}
-    with (
-        pytest.raises(UsageError, match="bfloat16"),
-        RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, **options) as writer,
-    ):
-        writer.append(**spoil(part))
-    assert list(tmp_path.iterdir()) == []
+    for name in ("values", "shared_output"):
+        spoil = changed(name, lambda a: 1e6 * a)
+        with (
+            pytest.raises(UsageError, match="bfloat16"),
+            RecordingWriter(tmp_path / "rec", "router_input", ROUTERS, **options) as writer,
+        ):
+            writer.append(**spoil(part))
+        assert list(tmp_path.iterdir()) == []

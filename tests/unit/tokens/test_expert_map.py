@@ -83,7 +83,6 @@ FORMS = {"list": listed, "vllm-ascend": of_ascend, "initial mapping": of_initial
 
 
 def opened(path: Path | str, folder: Path):
-    """A trace read by the map in a folder."""
     return written.opened(path, expert_map=str(folder / "map.json"))
 
 
@@ -92,7 +91,6 @@ def refuse(words: str, path: Path, folder: Path) -> None:
 
 
 def placed_requests(layers: np.ndarray) -> list[Written]:
-    """What an engine writes that names places."""
     return [replace(r, ids=placed(r.ids, layers)) for r in truth().written]
 
 
@@ -125,18 +123,9 @@ def test_many_files_and_pieces_of_them_are_mapped_as_one_file_is(name, tmp_path,
     assert [note for note in trace.facts.notes if "map.json" in note] == [said]
 
 
-def test_ids_too_narrow_for_the_places_of_a_map_are_refused(tmp_path):
-    layers = np.concatenate([np.arange(EXPERTS)] * 5)
-    write_vllm(tmp_path / "r.jsonl", truth().written)
-    (tmp_path / "map.json").write_text(listed(layers))
-    refuse("ids are uint8, which cannot name 320 places", tmp_path / "r.jsonl", tmp_path)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("of_routers", [False, True])
-def test_every_form_of_a_map_is_read_for_layers_of_the_model_or_of_routers(
-    form, of_routers, tmp_path
-):
+def test_every_form_of_a_map_is_read_for_all_layers_or_routers(form, of_routers, tmp_path):
     held, layers = truth(), plan(3)
     write_vllm(tmp_path / "r.jsonl", placed_requests(layers))
     (tmp_path / "map.json").write_text(FORMS[form](layers[FIRST:] if of_routers else layers))
@@ -144,7 +133,7 @@ def test_every_form_of_a_map_is_read_for_layers_of_the_model_or_of_routers(
     np.testing.assert_array_equal(chosen(source), held.routed)
 
 
-def test_one_permutation_may_stand_for_all_layers_and_padding_stays_padding(tmp_path):
+def test_one_permutation_may_stand_for_all_layers_and_rows_that_count_up_name_places(tmp_path):
     held, layers = truth(), np.tile(plan(4, EXPERTS)[:1], (NUM_LAYERS, 1))
     behind = [np.zeros((2, 4, 4), int), np.arange(4) + np.zeros((3, 4, 1), int)]
     requests = [replace(r, ids=np.concatenate([r.ids, *behind])) for r in placed_requests(layers)]
@@ -155,9 +144,6 @@ def test_one_permutation_may_stand_for_all_layers_and_padding_stays_padding(tmp_
     source = opened(tmp_path / "r.jsonl", tmp_path)
     np.testing.assert_array_equal(chosen(source), held.routed)
     assert "padding rows cut behind the last routed token: 15" in source.facts.notes
-
-
-def test_a_row_between_others_that_counts_up_names_places_like_any_other(tmp_path):
     layers = np.tile(np.arange(EXPERTS)[::-1], (NUM_LAYERS, 1))
     request = truth().written[0]
     request.ids[7, FIRST:] = np.arange(4)
@@ -191,6 +177,7 @@ DAMAGED = [
     (lambda m: listed(m[:2]), "maps 2 layers; the checkpoint has 3 routers in layers 1 to 3"),
     (lambda m: listed(m[:, :9]), "9 places for 64 experts, of which 5[5-9] stand nowhere"),
     (lambda m: listed(m - 1), "expert -1 at place"),
+    (lambda m: listed(np.tile(np.arange(EXPERTS), 5)), "ids are uint8, which cannot name 320 places"),
     (lambda m: "[]", "no map of experts"),
     (lambda m: "{}", "no map of experts"),
     (lambda m: "[[0, 1.5]]", "layer 0 holds"),

@@ -10,6 +10,7 @@ import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 import zlib
 
@@ -21,15 +22,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.errors import MoeGeomError, RecordingError
+from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.foreign.npy_arrays import iter_npz, npz_shapes
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces import source
 from moegeom.tokens.traces.dialect import DIALECTS
+from moegeom.tokens.traces.dialects import vllm
 from moegeom.tokens.traces.dialects._encodings import nested_ids
 from tests.ends import work_ends
 from tests.unit.tokens.conftest import Content, record, refusal
-from tests.unit.tokens.dialects.written import npy
+from tests.unit.tokens.dialects.written import known, npy
 
 ROUTERS = ("text/0",)
 KNOWN = (KnownRouter("text/0", "text", 0, 8, 2),)
@@ -47,25 +52,27 @@ _ODD = {
 }
 
 
+NAMES = [f"a.{end}" for end in "npy npz pt safetensors parquet jsonl json log gguf".split()]
+NAMES += ["rec/recording.json", "trace/router_trace_rank0.jsonl", "run/moe_rank0.jsonl"]
+
+#: Stages and dialects.
+READ_AS = [
+    *((stage, None) for stage in (None, "logits", "ids")),
+    *((None, n) for n in DIALECTS.names()),
+]
+
+
 @pytest.mark.parametrize("odd", _ODD)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"a.{end}" for end in "npy npz pt safetensors parquet jsonl json log gguf".split()),
-        *("rec/recording.json", "trace/router_trace_rank0.jsonl", "run/moe_rank0.jsonl"),
-    ],
-)
-def test_what_is_no_file_is_refused_by_every_reader(name, odd, tmp_path):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    _ODD[odd](path)
-    for dialect in (None, *DIALECTS.names()):
-        stages = ("logits", "ids") if dialect is None else (None,)
-        for stage in (None, *stages):
-            for given_path in {path, tmp_path / name.split("/")[0]}:
+def test_what_is_no_file_is_refused_by_every_reader(odd, tmp_path):
+    for name in NAMES:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        _ODD[odd](path)
+        for one in {path, tmp_path / name.split("/")[0]}:
+            for stage, dialect in READ_AS:
                 with pytest.raises(MoeGeomError) as caught:
-                    open_tokens(given_path, stage, routers=ROUTERS, known=KNOWN, dialect=dialect)
-                assert len(str(caught.value)) < 1000
+                    open_tokens(one, stage, routers=ROUTERS, known=KNOWN, dialect=dialect)
+                assert len(str(caught.value)) < 1000, (name, dialect)
 
 
 def many_names_for_one_stream(path, method: int, content: bytes, size: int, count: int):
@@ -100,14 +107,11 @@ def test_members_are_read_as_numpy_writes_them_and_in_no_other_way(tmp_path):
             )
 
 
-def test_a_thousand_names_of_one_bzip2_stream_cost_nothing(tmp_path):
+def test_archives_that_promise_much_cost_nothing(tmp_path):
     raw = bytes(900_000 * 95)
     many_names_for_one_stream(tmp_path / "a.npz", 12, bz2.compress(raw, 9), len(raw), 1000)
     with work_ends():
         assert npz_shapes(tmp_path / "a.npz") == {}
-
-
-def test_a_member_that_promises_more_than_deflate_can_hold_is_refused(tmp_path):
     content = zlib.compress(b"")[2:-4]
     many_names_for_one_stream(tmp_path / "a.npz", 8, content, 1 << 31, 1)
     with pytest.raises(RecordingError, match="cannot hold"):
@@ -194,8 +198,8 @@ def long_text(size):
 
 
 def test_what_inflates_is_refused_before_it_is_spelled_out(tmp_path, recorded):
-    """A kilobyte of Parquet, 200 MB of zeros in one list; and one long text in every row."""
-    number, path = 50_000_000, tmp_path / "a.parquet"
+    """A kilobyte of Parquet, 80 MB of zeros in one list; and one long text in every row."""
+    number, path = 20_000_000, tmp_path / "a.parquet"
     indices = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(number, np.int8)), pa.array(np.zeros(1, np.float32))
     )
@@ -204,10 +208,10 @@ def test_what_inflates_is_refused_before_it_is_spelled_out(tmp_path, recorded):
     pq.write_table(table.replace_schema_metadata({}), path, store_schema=False)
     assert pq.read_schema(path).field(0).type.value_type == pa.float32()
     assert path.stat().st_size < 10_000
-    with_column(recorded, "domain", long_text(200_000_000))
+    with_column(recorded, "domain", long_text(100_000_000))
     first, second = limited(OPEN, str(path), str(recorded)).splitlines()
-    assert "lists of 50,000,000 numbers" in first
-    assert "repeats a text of 200,000,000 characters" in second
+    assert "lists of 20,000,000 numbers" in first
+    assert "repeats a text of 100,000,000 characters" in second
 
 
 def test_columns_of_a_recording_are_of_their_kind_once_and_others_are_not_read(recorded):
@@ -226,3 +230,112 @@ def test_columns_of_a_recording_are_of_their_kind_once_and_others_are_not_read(r
     for kind in (pa.binary(), pa.struct([("a", pa.int64())]), pa.date32()):
         with_column(recorded, "domain", lambda rows, kind=kind: pa.nulls(rows, kind))
         assert "column 'domain' is" in refusal(lambda: open_recording(recorded))
+
+
+WIDTH = 256
+STEP = 256
+
+
+def scan(source, num_tokens, router="a"):
+    for start in range(0, num_tokens, STEP):
+        source.read_values(router, start, start + STEP)
+        source.read_columns(start, start + STEP)
+
+
+def peak_of(action) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reading_a_recording_does_not_grow_with_its_tokens(tmp_path, dtype):
+    values = {"a": np.ones((8192, WIDTH), np.float32)}
+
+    def write(path, num_shards):
+        with RecordingWriter(path, "router_input", ("a",), dtype=dtype) as writer:
+            for shard in range(num_shards):
+                columns = ArraySource(values).read_columns(shard * 8192, (shard + 1) * 8192)
+                writer.append(columns, values)
+
+    write(tmp_path / "short", 1)
+    write(tmp_path / "long", 8)
+    short, long = open_recording(tmp_path / "short"), open_recording(tmp_path / "long")
+    scan(short, 8192)
+    whole = 8 * 8192 * WIDTH * 4
+    peak = peak_of(lambda: scan(long, 8 * 8192))
+    # Four cached row groups, a batch and the scratch.
+    assert peak < 4 * 8192 * 18 + 3 * STEP * WIDTH * 4 + (3 << 20) < whole / 8
+    assert peak < peak_of(lambda: scan(short, 8192)) + 4 * 8192 * 18 + (1 << 20)
+
+
+def test_a_large_npy_or_npz_is_not_loaded(tmp_path):
+    values = np.ones((40_000, WIDTH), np.float32)
+    np.save(tmp_path / "a.npy", values)
+    np.savez(tmp_path / "a.npz", values)
+    for path in tmp_path.iterdir():
+        source = open_tokens(path, "logits", routers=("a",))
+        peak = peak_of(lambda source=source: scan(source, 39_000))
+        assert peak < 2 << 20 < values.nbytes / 10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reading_outputs_of_experts_does_not_load_the_shard(tmp_path, dtype):
+    shape = (2048, 16, WIDTH)
+    with RecordingWriter(tmp_path / "rec", "router_input", ("a",), dtype=dtype) as writer:
+        writer.append(
+            ArraySource({"a": np.ones((2048, 1), np.float32)}).read_columns(0, 2048),
+            {"a": np.ones((2048, WIDTH), np.float32)},
+            outputs={"expert_output": {"a": np.ones(shape, np.float32)}},
+        )
+    source = open_recording(tmp_path / "rec")
+
+    def read():
+        for start in range(0, 2048, 64):
+            source.read_output("a", "expert_output", start, start + 64)
+
+    batch = 64 * 16 * WIDTH * 4
+    # Two batches, the one before still being held, and the scratch.
+    assert peak_of(read) < 2 * batch + (2 << 20) < np.prod(shape) * 4 / 6
+
+
+@pytest.mark.parametrize(("step", "most"), [(1, 2**20), (-1, 2**18)])
+def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_path, step, most):
+    """As many documents as tokens: in order next to nothing is held, else a number of each."""
+
+    def peak(num_tokens):
+        document = np.arange(num_tokens)[::step]
+        path = tmp_path / f"{num_tokens}.npz"
+        np.savez(path, a=np.zeros((num_tokens, 1), np.int32), document=document)
+        opened = []
+        peak = peak_of(lambda: opened.append(open_tokens(path, "ids", routers=("a",))))
+        assert opened[0].facts.num_documents == num_tokens
+        np.testing.assert_array_equal(opened[0].read_columns(70, 90).document, document[70:90])
+        return peak
+
+    peak(2**10)  # what a first opening imports stays
+    growth = peak(most) - peak(most // 4)
+    assert growth < 0.75 * most * (0.01 if step == 1 else 40)
+
+
+def test_traces_do_not_grow_with_their_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "CACHE_BYTES", 1 << 17)
+    monkeypatch.setattr(vllm, "PIECE_BYTES", 1 << 17)
+    order = np.argsort(np.random.default_rng(0).random((2**15, 4, 16)), axis=2)
+    ids = order[:, :, :4].astype(np.uint8)
+    ids[:, 0] = 0
+    for number in range(9):
+        np.save(tmp_path / f"{number}.npy", np.roll(ids, number + 1, axis=0))
+
+    def read(pattern):
+        opened = open_tokens(str(tmp_path / pattern), routers=("text/1",), known=known(64))
+        for start in range(0, opened.facts.num_tokens, 2**15):
+            opened.read_chosen("text/1", start, start + 1024)
+
+    read("0.npy")  # what is imported when it is first used
+    few = peak_of(lambda: read("[01].npy"))
+    assert peak_of(lambda: read("*.npy")) < few + (1 << 16)
+    assert few < 6 * ids.nbytes

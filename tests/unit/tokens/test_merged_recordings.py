@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,10 +42,10 @@ class Run:
         random = np.random.default_rng(0)
         num_tokens = len(self.document)
         float_dtype = np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
-        place = pd.Series(self.document).groupby(self.document).cumcount().to_numpy()
+        places = [list(self.document[:n]).count(one) for n, one in enumerate(self.document)]
         self.columns = TokenColumns(
             document=self.document.astype(np.int64) * 10**12,
-            position=place.astype(np.int32),
+            position=np.array(places, np.int32),
             token_id=random.integers(0, 9, num_tokens).astype(np.int32),
             domain=(self.document % (self.num_domains + 1) - 1).astype(np.int16),
         )
@@ -81,11 +80,10 @@ class Run:
                     writer.append_tensors(*self.shard(piece))
         return path
 
-    def whole(self, tmp_path, shard_tokens=65_536):
-        """What one rank would have written, merged alone."""
-        part = self.write(tmp_path / "alone", np.arange(len(self.document)))
-        merge_recordings([part], tmp_path / "whole", shard_tokens)
-        return files(tmp_path / "whole")
+    def whole(self, path, shard_tokens):
+        """What one process writes in order."""
+        sizes = [shard_tokens] * (len(self.document) // shard_tokens)
+        return self.write(path, np.arange(len(self.document)), sizes)
 
 
 RUNS = {
@@ -125,19 +123,7 @@ def test_no_cut_of_a_run_changes_a_byte_of_it(tmp_path_factory, name, data):
     assert merged.path == tmp_path / "merged"
     assert merged.num_tokens == len(run.document)
     assert merged.num_duplicates == sum(map(len, parts)) - len(run.document)
-    assert files(tmp_path / "merged") == run.whole(tmp_path, shard_tokens)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_in_order_merges_to_the_recording_of_one_process(tmp_path, name):
-    """Written by one rank in one go, the files are the same as merged from three."""
-    run = RUNS[name]
-    used = ("prose", "code", "maths")
-    one = run.write(tmp_path / "one", np.arange(60), (25, 25), domains=used)
-    ranks = [np.flatnonzero(run.document % 3 == rank) for rank in range(3)]
-    parts = [run.write(tmp_path / f"{n}", rank, (4,)) for n, rank in enumerate(ranks)]
-    merge_recordings(parts, tmp_path / "merged", 25)
-    assert files(tmp_path / "merged") == files(one)
+    assert files(tmp_path / "merged") == files(run.whole(tmp_path / "whole", shard_tokens))
 
 
 def merged(folder, parts, *options):
@@ -145,21 +131,6 @@ def merged(folder, parts, *options):
     path = folder / f"merged{len(list(folder.iterdir()))}"
     merge_recordings(parts, path, *options)
     return path
-
-
-def test_the_order_is_that_of_pandas(tmp_path):
-    run = RUNS["router_input"]
-    halves = np.split(np.random.default_rng(1).permutation(60), 2)
-    parts = [run.write(tmp_path / f"{n}", half, (7,)) for n, half in enumerate(halves)]
-    source = open_recording(merged(tmp_path, parts, 9))
-    frame = pd.DataFrame(vars(run.columns) | {"row": np.arange(60)})
-    order = frame.sort_values(["document", "position"])["row"].to_numpy()
-    for router, rows in run.rows.items():
-        values, chosen = source.read_values(router, 0, 60), source.read_chosen(router, 0, 60)
-        np.testing.assert_array_equal(values, rows["router_input"][order])
-        np.testing.assert_array_equal(chosen, rows["chosen"][order])
-    token_id = source.read_columns(0, 60).token_id
-    np.testing.assert_array_equal(token_id, run.columns.token_id[order])
 
 
 def test_domains_are_numbered_by_their_first_token_and_only_where_used(tmp_path):
@@ -214,29 +185,26 @@ def test_a_shard_of_wide_rows_holds_fewer_tokens(tmp_path):
     assert [size // (2 * width) for size in sizes] == [2048, 952]
 
 
-@pytest.mark.parametrize(
-    ("what", "change"),
-    [
-        ("stage", {"run": Run("pre_norm")}),
-        ("dtype", {"run": Run(dtype="bfloat16")}),
-        ("has_chosen", {"run": Run(has_chosen=False)}),
-        ("outputs", {"run": Run(outputs=("shared_output",))}),
-        ("fingerprint", {"fingerprint": "g"}),
-        ("engine", {"engine": "other"}),
-        ("checkpoint_name", {"checkpoint_name": "other"}),
-        ("created_by", {"created_by": "other"}),
-    ],
-)
-def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(
-    tmp_path, what, change
-):
-    run = RUNS["router_input"]
-    one = run.write(tmp_path / "one", np.arange(30))
-    other = change.pop("run", run).write(tmp_path / "other", np.arange(30, 60), **change)
-    message = refusal(lambda: merged(tmp_path, [one, other]))
-    assert f"other: {what} is " in message
-    assert "that of one is " in message
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+#: What differs between a run and another one: the run itself, or what is said of it.
+OTHERS = {
+    "stage": Run("pre_norm"),
+    "dtype": Run(dtype="bfloat16"),
+    "has_chosen": Run(has_chosen=False),
+    "outputs": Run(outputs=("shared_output",)),
+    **dict.fromkeys(("fingerprint", "engine", "checkpoint_name", "created_by")),
+}
+
+
+def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(tmp_path):
+    one = RUNS["router_input"].write(tmp_path / "one", np.arange(30))
+    for what, run in OTHERS.items():
+        facts = {} if run else {what: "other"}
+        run = run or RUNS["router_input"]
+        other = run.write(tmp_path / f"of {what}", np.arange(30, 60), **facts)
+        message = refusal(lambda other=other: merged(tmp_path, [one, other]))
+        assert f"of {what}: {what} is " in message
+        assert "that of one is " in message
+    assert len(list(tmp_path.iterdir())) == 1 + len(OTHERS)
 
 
 def test_parts_with_other_routers_or_widths_are_refused(tmp_path):
@@ -255,13 +223,13 @@ def test_parts_with_other_routers_or_widths_are_refused(tmp_path):
     assert "w/logits-a-00000.safetensors: rows of shape (5,); those of one have (4,)" in message
 
 
-@pytest.mark.parametrize("column", ["document", "position"])
-def test_tokens_without_a_place_are_refused(tmp_path, column):
-    run = replace(RUNS["ids"])
-    getattr(run.columns, column)[17] = -1
-    part = run.write(tmp_path / "part", np.arange(60))
-    message = refusal(lambda: merged(tmp_path, [part]))
-    assert "part: tokens without document or position" in message
+def test_tokens_without_a_place_are_refused(tmp_path):
+    for column in ("document", "position"):
+        run = replace(RUNS["ids"])
+        getattr(run.columns, column)[17] = -1
+        part = run.write(tmp_path / column, np.arange(60))
+        message = refusal(lambda part=part: merged(tmp_path, [part]))
+        assert f"{column}: tokens without document or position" in message
 
 
 @pytest.mark.parametrize(
@@ -284,17 +252,13 @@ def test_two_rows_or_values_for_one_token_are_refused_with_the_token_and_the_par
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
 
 
-def test_no_parts_and_no_tokens_a_shard_are_usage_errors(tmp_path):
+def test_no_parts_and_damaged_ones_are_refused(tmp_path):
     part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
     for parts, shard_tokens in (([], 9), ([part], 0)):
         with pytest.raises(UsageError, match="expected 1 or more"):
             merge_recordings(parts, tmp_path / "merged", shard_tokens)
     with pytest.raises(UsageError, match="exists already"):
         merge_recordings([part], part)
-
-
-def test_an_unfinished_or_damaged_part_is_refused_by_its_name(tmp_path):
-    part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
     assert "absent" in refusal(lambda: merge_recordings([tmp_path / "absent"], tmp_path / "m"))
     (part / "chosen-text.1-00000.safetensors").write_bytes(b"")
     with pytest.raises(RecordingError, match="chosen-text.1-00000"):

@@ -128,24 +128,21 @@ def test_equal_input_gives_equal_bytes_and_outputs_change_no_other_file(tmp_path
             assert file.read_bytes() == (path / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors", "parquet", "prior", "", "before"])
-def test_where_no_outputs_were_recorded_there_are_none(tmp_path, suffix):
-    values, path = np.ones((9, 4), np.float32), tmp_path / f"a.{suffix}"
-    sources = {
-        "npy": lambda: np.save(path, values),
-        "npz": lambda: np.savez(path, a=values),
-        "safetensors": lambda: save_file({"a": values}, path),
-        "parquet": lambda: pq.write_table(pa.table({"a": list(values)}), path),
-        "prior": lambda: IsotropicRmsPrior((("text/0", None, 8),), 50, 0),
-        "": lambda: open_recording(record(path, Content(100))),
-        "before": lambda: open_recording(SAMPLE / "rec/step_1500"),
-    }
-    source = sources[suffix]()
-    if path.is_file():
-        source = open_tokens(path, "router_input", routers=("text/0",))
-    assert source.facts.outputs == ()
-    router = source.facts.routers[0]
-    assert [source.read_output(router, kind, 0, 5) for kind in OUTPUT_KINDS] == [None] * 4
+def test_where_no_outputs_were_recorded_there_are_none(tmp_path):
+    values = np.ones((9, 4), np.float32)
+    np.save(tmp_path / "a.npy", values)
+    np.savez(tmp_path / "a.npz", a=values)
+    save_file({"a": values}, tmp_path / "a.safetensors")
+    pq.write_table(pa.table({"a": list(values)}), tmp_path / "a.parquet")
+    for source in (
+        *(open_tokens(p, "router_input", routers=("text/0",)) for p in tmp_path.glob("a.*")),
+        IsotropicRmsPrior((("text/0", None, 8),), 50, 0),
+        open_recording(record(tmp_path / "rec", Content(100))),
+        open_recording(SAMPLE / "rec/step_1500"),  # of before there were any
+    ):
+        assert source.facts.outputs == ()
+        router = source.facts.routers[0]
+        assert [source.read_output(router, kind, 0, 5) for kind in OUTPUT_KINDS] == [None] * 4
 
 
 def test_arrays_in_memory_answer_as_their_recording_does(recording):
@@ -188,31 +185,19 @@ def test_what_is_not_there_is_a_clear_error_or_a_bug_of_the_caller(tmp_path, rec
     assert RecordingError.exit_code == 3
 
 
-def test_float64_is_rounded_to_float32(tmp_path):
-    third = np.full((8, 4), 1 / 3)
-    with RecordingWriter(tmp_path / "rec", "logits", ("a",), domains=("x", "y")) as writer:
-        writer.append(Content(8).columns, {"a": third})
-    values = open_recording(tmp_path / "rec").read_values("a", 0, 8)
-    np.testing.assert_array_equal(values, third.astype(np.float32), strict=True)
-
-
-def test_unknown_columns_stay_unknown(tmp_path):
-    dtypes = (np.int64, np.int32, np.int32, np.int16)
+def test_numbers_of_other_dtypes_become_float32_and_int32_and_unknown_ones_stay_so(tmp_path):
+    third, dtypes = np.full((5, 4), 1 / 3), (np.int64, np.int32, np.int32, np.int16)
     unknown = TokenColumns(*(np.full(5, -1, dtype) for dtype in dtypes))
-    with RecordingWriter(tmp_path / "rec", "ids", ("a",)) as writer:
-        writer.append(unknown, chosen={"a": np.zeros((5, 2), np.uint8)})
-    source = open_recording(tmp_path / "rec")
-    assert_columns_equal(source.read_columns(0, 5), unknown)
-    assert (source.facts.has_documents, source.facts.num_documents) == (False, None)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "int64"])
-def test_expert_numbers_of_any_integer_dtype_become_int32(tmp_path, dtype):
-    ids = np.array([[3, 200]] * 6, dtype)
-    with RecordingWriter(tmp_path / "rec", "ids", ("a",), domains=("x", "y")) as writer:
-        writer.append(Content(6).columns, chosen={"a": ids})
-    chosen = open_recording(tmp_path / "rec").read_chosen("a", 0, 6)
-    np.testing.assert_array_equal(chosen, ids.astype(np.int32), strict=True)
+    for dtype in ("uint8", "int16", "uint16", "int32", "int64"):
+        ids = np.array([[3, 200]] * 5, dtype)
+        with RecordingWriter(tmp_path / dtype, "logits", ("a",)) as writer:
+            writer.append(unknown, {"a": third}, {"a": ids})
+        source = open_recording(tmp_path / dtype)
+        values, chosen = source.read_values("a", 0, 5), source.read_chosen("a", 0, 5)
+        np.testing.assert_array_equal(values, third.astype(np.float32), strict=True)
+        np.testing.assert_array_equal(chosen, ids.astype(np.int32), strict=True)
+        assert_columns_equal(source.read_columns(0, 5), unknown)
+        assert (source.facts.has_documents, source.facts.num_documents) == (False, None)
 
 
 def test_threads_read_what_one_reads(recording):

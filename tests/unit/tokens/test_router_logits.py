@@ -102,25 +102,11 @@ def test_padding_of_a_batch_is_left_out_by_its_mask(tmp_path, saved, side):
     np.testing.assert_array_equal(columns.token_id, np.arange(90)[is_token])
 
 
-def test_a_mask_of_another_batch_is_refused(tmp_path):
-    for name, beside in {"attention_mask": torch.ones(3, 29), "input_ids": torch.ones(90)}.items():
-        torch.save({"router_logits": tensors(), name: beside.long()}, tmp_path / "a.pt")
-        refuse(f"90 rows.*{name}|{name} has shape .*90 rows", tmp_path / "a.pt")
-    torch.save({"router_logits": ()}, tmp_path / "a.pt")
-    refuse("holds an empty tuple", tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("suffix", ["npz", "pt"])
-def test_one_pattern_maps_every_layer(tmp_path, suffix):
-    path = tmp_path / f"a.{suffix}"
-    if suffix == "npz":
-        np.savez(path, **BY_LAYER)
-    else:
-        torch.save({k: torch.from_numpy(v.copy()) for k, v in BY_LAYER.items()}, path)
-    assert_logits(opened(path, router_map={"layer{i}": "text/{i}"}))
-
-
-def test_a_pattern_matches_whole_keys_and_drops_leading_zeros():
+def test_a_pattern_maps_every_layer_by_whole_keys_and_drops_leading_zeros(tmp_path):
+    np.savez(tmp_path / "a.npz", **BY_LAYER)
+    torch.save({k: torch.from_numpy(v.copy()) for k, v in BY_LAYER.items()}, tmp_path / "a.pt")
+    for path in tmp_path.iterdir():
+        assert_logits(opened(path, router_map={"layer{i}": "text/{i}"}))
     keys = ("h.07.x", "h.12.x", "h.x", "xh.07.x", "h.1.x.2")
     assert expanded({"h.{i}.x": "text/{i}", "h.x": "text/0"}, keys) == {
         "h.07.x": "text/7",
@@ -130,22 +116,15 @@ def test_a_pattern_matches_whole_keys_and_drops_leading_zeros():
     assert expanded({"g{i}": "text/{i}"}, keys) == {"g{i}": "text/{i}"}
 
 
-@pytest.mark.parametrize(
-    ("keys", "hint"),
-    [
+def test_the_error_proposes_the_map_that_would_do_and_that_is_accepted(tmp_path):
+    for keys, hint in (
         ((1, 2, 3, 4), "Add --map 'layer{i}=text/{i}'."),
         ((0, 1, 2, 3), "If they are in this order, add --map layer0=text/1 --map layer1=text/2 "),
         ((1, 2), "one --map 'layer{i}=text/{i}'"),
-    ],
-)
-def test_the_error_proposes_the_map_that_would_do(tmp_path, keys, hint):
-    np.savez(tmp_path / "a.npz", **{f"layer{key}": LOGITS[0] for key in keys})
-    error = refuse("cannot tell which array is which router", tmp_path / "a.npz")
-    assert hint in error.hint
-
-
-def test_the_proposed_map_is_accepted(tmp_path):
-    """Also of ten layers and more, whose keys sort otherwise as text."""
+    ):
+        np.savez(tmp_path / "a.npz", **{f"layer{key}": LOGITS[0] for key in keys})
+        assert hint in refuse("cannot tell which array is which router", tmp_path / "a.npz").hint
+    # ten layers and more sort otherwise as text
     routers = tuple(f"text/{layer}" for layer in range(12))
     arrays = {f"L{layer}": np.full((5, 3), layer, np.float32) for layer in reversed(range(12))}
     np.savez(tmp_path / "a.npz", **arrays)
@@ -156,12 +135,17 @@ def test_the_proposed_map_is_accepted(tmp_path):
     assert [source.read_values(r, 0, 1)[0, 0] for r in routers] == list(range(12))
 
 
-@pytest.mark.parametrize("suffix", ["npy", "npz", "pt"])
-def test_a_stack_of_another_number_of_layers_is_refused_with_its_shape(tmp_path, suffix):
-    path = tmp_path / f"a.{suffix}"
-    saved = {"npy": np.save, "npz": np.savez, "pt": lambda p, a: torch.save(torch.tensor(a), p)}
-    saved[suffix](path, LOGITS[:3])
-    assert "--layers" in refuse(r"\(3, 90, 16\), 3 layers", path).hint
+def test_a_mask_of_another_batch_or_a_stack_of_other_layers_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", LOGITS[:3])
+    np.savez(tmp_path / "a.npz", LOGITS[:3])
+    torch.save(torch.tensor(LOGITS[:3]), tmp_path / "a.pt")
+    for path in tmp_path.iterdir():
+        assert "--layers" in refuse(r"\(3, 90, 16\), 3 layers", path).hint
+    for name, beside in {"attention_mask": torch.ones(3, 29), "input_ids": torch.ones(90)}.items():
+        torch.save({"router_logits": tensors(), name: beside.long()}, tmp_path / "a.pt")
+        refuse(f"90 rows.*{name}|{name} has shape .*90 rows", tmp_path / "a.pt")
+    torch.save({"router_logits": ()}, tmp_path / "a.pt")
+    refuse("holds an empty tuple", tmp_path / "a.pt")
 
 
 class Outputs:

@@ -178,15 +178,7 @@ def test_what_no_row_decides_is_listed_with_the_reason_and_counted(kind, reason,
     assert code == 3 and f"cannot be measured: {reason}" in screen
 
 
-def test_the_file_of_relu_routers_names_the_score_and_how_many_are_meant(tmp_path):
-    router = ReLURouter(EXPERTS, K, HIDDEN, has_bias=True)
-    file = export_checkpoint(router, tmp_path / "m") / "family.toml"
-    (stack,) = tomllib.loads(file.read_text())["stacks"]
-    assert (stack["score"], stack["top_k"], stack["num_experts"]) == ("relu", K, EXPERTS)
-    assert stack["logit_bias"] == ["layers.{layer}.router.bias"]
-
-
-def test_all_tensors_are_written_once_and_a_module_takes_them_back(tmp_path):
+def test_all_tensors_are_written_once_and_files_name_score_and_number(tmp_path):
     model = Model(KINDS["exact"])
     model.tied = model.layers[0].experts[0]
     state = load_file(export_checkpoint(model, tmp_path / "model") / "model.safetensors")
@@ -198,11 +190,14 @@ def test_all_tensors_are_written_once_and_a_module_takes_them_back(tmp_path):
     assert_array_equal(fresh.weight.detach(), model.layers[1].router.weight.detach())
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert config["routers"] == {"layers.{layer}.router": "SmoothTopKRouter"}
+    router = ReLURouter(EXPERTS, K, HIDDEN, has_bias=True)
+    file = export_checkpoint(router, tmp_path / "m") / "family.toml"
+    (stack,) = tomllib.loads(file.read_text())["stacks"]
+    assert (stack["score"], stack["top_k"], stack["num_experts"]) == ("relu", K, EXPERTS)
+    assert stack["logit_bias"] == ["layers.{layer}.router.bias"]
 
 
-def test_a_router_alone_is_layer_0_and_kinds_of_other_names_are_stacks_of_their_own(
-    moegeom, tmp_path
-):
+def test_a_router_alone_is_layer_0_and_other_names_are_other_stacks(moegeom, tmp_path):
     code, screen = moegeom(
         "routers", export_checkpoint(TopKRouter(EXPERTS, K, HIDDEN), tmp_path / "alone")
     )

@@ -34,21 +34,20 @@ def test_costs_and_plans_are_those_of_numpy(steps):
     assert_allclose(plan, numpy_plan(cost, 0.05, steps).share, atol=1e-6)
 
 
-@pytest.mark.parametrize("weigh", [lambda c: c, lambda c: c * sinkhorn(-c / 0.05, 3)])
-def test_identical_experts_have_identical_gradients_from_the_cost(weigh):
+def test_identical_experts_have_identical_gradients_from_the_cost():
     """docs/theory.md F-30: what is equal stays equal, so that no theorem of separation holds."""
-    y = torch.randn(40, R, dtype=torch.float64)
-    rows = torch.randn(4, R, dtype=torch.float64)
-    rows[1] = rows[0]
-    rows.requires_grad_()
-    unit = torch.nn.functional.normalize
-    cost = repulsive_cost(unit(y, dim=1) @ unit(rows, dim=1).T, rows, 0.5, 0.5, 0.7)
-    weigh(cost).sum().backward()
-    assert_allclose(rows.grad[0], rows.grad[1], rtol=1e-9, atol=1e-12)
-    assert (rows.grad[0] - rows.grad[2]).abs().max() > 1e-3
+    y, unit = torch.randn(40, R, dtype=torch.float64), torch.nn.functional.normalize
+    for weigh in (torch.ones_like, lambda cost: sinkhorn(-cost / 0.05, 3)):
+        rows = torch.randn(4, R, dtype=torch.float64)
+        rows[1] = rows[0]
+        rows.requires_grad_()
+        cost = repulsive_cost(unit(y, dim=1) @ unit(rows, dim=1).T, rows, 0.5, 0.5, 0.7)
+        (cost * weigh(cost)).sum().backward()
+        assert_allclose(rows.grad[0], rows.grad[1], rtol=1e-9, atol=1e-12)
+        assert (rows.grad[0] - rows.grad[2]).abs().max() > 1e-3
 
 
-def test_in_training_tokens_share_the_experts_and_see_each_other():
+def test_in_training_tokens_see_each_other_and_in_evaluation_later_ones_change_nothing():
     module = router()
     x = torch.randn(120, HIDDEN) + 2.0 * torch.randn(HIDDEN)
     assert not module.token_local
@@ -60,10 +59,6 @@ def test_in_training_tokens_share_the_experts_and_see_each_other():
     module.train()
     before, after = module.choose(logits).weights, module.choose(changed).weights
     assert (before[:20] - after[:20]).abs().max() > 1e-3
-
-
-def test_in_evaluation_later_tokens_change_nothing():
-    module = router()
     module(torch.randn(64, HIDDEN))
     module.eval()
     x = torch.randn(20, HIDDEN)
@@ -99,7 +94,6 @@ def test_losses_are_those_of_projector_and_plan():
     assert 0.0 < losses["entropy"].item() <= 0.5 * torch.tensor(float(EXPERTS)).log().item()
 
 
-# --------------------------------------------------------------------------------- orthonormal rows
 def test_ten_steps_make_eight_rows_of_32_orthonormal_and_end_at_the_nearest_such_matrix():
     """Five do not."""
     matrix = torch.randn(8, 32, dtype=torch.float64)
@@ -122,7 +116,7 @@ def test_rows_of_any_start_are_orthonormal_even_square_ones(rows):
     assert_allclose(again @ again.T, torch.eye(rows), atol=1e-14)
 
 
-def test_rows_that_are_always_orthonormal_stay_so_and_have_a_gradient():
+def test_rows_that_are_always_orthonormal_and_the_loss_of_the_others_have_their_gradient():
     projector = ExpressionProjector(16, 6, keep="always")
     x = torch.randn(10, 16)
     projector(x).square().mul(torch.arange(6.0)).sum().backward()
@@ -131,9 +125,6 @@ def test_rows_that_are_always_orthonormal_stay_so_and_have_a_gradient():
     rows = projector.rows().detach()
     assert_allclose(rows @ rows.T, torch.eye(6), atol=1e-5)
     assert (projector.weight @ projector.weight.T - torch.eye(6)).abs().max() > 0.01
-
-
-def test_the_gradient_of_the_loss_of_the_rows_is_that_of_the_gram_matrix():
     projector = ExpressionProjector(7, 4).double()
     torch.nn.init.normal_(projector.weight)
     projector.loss().backward()

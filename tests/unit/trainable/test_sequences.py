@@ -21,7 +21,6 @@ def changed_behind(x: torch.Tensor, place: int) -> torch.Tensor:
     return torch.cat([x[..., :place, :], torch.randn_like(x[..., place:, :])], dim=-2)
 
 
-# ---------------------------------------------------------------------------------------- recurrent
 def gru(**options) -> GRURouter:
     return GRURouter(EXPERTS, K, HIDDEN, router_dim=R, **options).double()
 
@@ -42,9 +41,7 @@ def test_logits_are_cosines_of_a_gru_cell_run_over_the_tokens():
         expected.append(torch.cosine_similarity(vectors, router.weight[None], dim=2) / 0.5)
     found = router(x).logits.reshape(2, LENGTH, EXPERTS)
     assert_allclose(found.detach(), torch.stack(expected, dim=1).detach(), atol=1e-12)
-
-
-def test_the_state_starts_orthogonal_and_gates_read_by_xavier():
+    # the state starts orthogonal, and gates read by Xavier
     router = GRURouter(EXPERTS, K, 16, router_dim=R)
     for part in router.gru.weight_hh_l0.detach().chunk(3):
         assert_allclose(part @ part.T, torch.eye(EXPERTS * R), atol=1e-5)
@@ -62,9 +59,7 @@ def test_decoding_with_the_state_gives_what_the_whole_sequence_gives():
         routed, state = router.continued(x[:, [t]], state)
         parts.append(routed.logits)
     assert_allclose(torch.stack(parts, dim=1).detach(), whole.detach(), atol=1e-12)
-
-
-def test_a_narrow_model_reads_its_state_in_float32():
+    # a narrow model reads its state in float32
     router = gru().bfloat16()
     x = sequences(2).bfloat16()
     logits = router(x).logits
@@ -72,7 +67,6 @@ def test_a_narrow_model_reads_its_state_in_float32():
     assert_allclose(logits.detach(), router.float()(x.float()).logits.detach(), atol=1e-6)
 
 
-# ----------------------------------------------------------------------------------- soft mixtures
 def experts(count: int = EXPERTS) -> list[nn.Module]:
     return [
         nn.Sequential(nn.Linear(HIDDEN, 5), nn.GELU(), nn.Linear(5, HIDDEN)).double()
@@ -96,7 +90,6 @@ def test_a_soft_mixture_is_its_definition(slots):
     assert_allclose(layer(x[0]).detach(), expected[0].detach(), atol=1e-12)
 
 
-# ----------------------------------------------------------------------------------- merged experts
 def merged_by_hand(layer: SMEAR, share: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A two-layer expert with parameters added up in a loop."""
     first, bias, second, last = (
@@ -134,7 +127,6 @@ def test_mixtures_run_in_bfloat16_and_under_autocast():
         assert_allclose(narrow.float().detach(), exact.detach(), atol=0.05)
 
 
-# ------------------------------------------------------------------------------------------ centring
 def test_the_bias_is_minus_the_running_mean_of_the_logits():
     router = CentredRouter(TopKRouter(EXPERTS, K, HIDDEN), decay=0.8).double()
     mean = torch.zeros(EXPERTS, dtype=torch.float64)

@@ -75,16 +75,13 @@ def test_without_width_and_at_hard_inference_the_choice_is_top_k():
         assert_array_equal(routed.weights, hard.weights)
 
 
-def test_a_detached_gate_gives_the_width_no_gradient_but_that_of_the_budget():
+def test_the_width_has_the_gradient_of_the_budget_alone_where_the_gate_is_detached():
     for detach in (True, False):
         module = router(eps=1.5, detach_gate=detach, boundary_coef=0.0)
         z = logits().requires_grad_()
         module.choose(z).dense().square().sum().backward()
         assert z.grad.abs().max() > 0.0
         assert (module.theta.grad is None) == detach
-
-
-def test_the_boundary_loss_pulls_by_the_distance_from_the_budget():
     module = router(eps=0.3, boundary_coef=0.02)
     routed = module.choose(logits())
     over = routed.num_chosen.double().mean().item() - module.budget
@@ -142,16 +139,13 @@ def test_the_exact_controller_takes_its_mean_over_every_few_batches_and_rests_in
     assert {name for name, _ in module.named_parameters()} == {"weight"}
 
 
-def test_the_budget_is_annealed_to_top_k():
+def test_the_budget_is_annealed_to_top_k_and_widths_have_a_group_of_their_own_without_decay():
     module = router()
     found = []
     for epoch in (0, 40, 50, 55, 60, 79):
         module.anneal(epoch)
         found.append(module.budget)
     assert_allclose(found, [2.5, 2.5, 2.25, 2.125, 2.0, 2.0])
-
-
-def test_the_widths_have_a_group_of_their_own_without_decay():
     model = torch.nn.ModuleList([router(), torch.nn.Linear(3, 3), router(controller="exact")])
     rest, widths = parameter_groups(model, 0.01, lr=0.1, weight_decay=0.2)
     assert widths["params"] == [model[0].theta] and widths["weight_decay"] == 0.0
@@ -164,7 +158,7 @@ def test_the_widths_have_a_group_of_their_own_without_decay():
     assert model[0].theta.item() == before
 
 
-def test_weights_are_the_positive_logits_and_a_token_may_have_none():
+def test_weights_are_the_positive_logits_and_the_loss_their_sum_over_tokens_and_experts():
     z = torch.tensor([[0.5, -1.0, 2.0], [-1.0, -2.0, 0.0], [1.0, 1.0, 1.0]])
     routed = ReLURouter(3, 1, HIDDEN).choose(z)
     assert_array_equal(routed.chosen, [[2, 0, -1], [-1, -1, -1], [0, 1, 2]])
@@ -173,9 +167,6 @@ def test_weights_are_the_positive_logits_and_a_token_may_have_none():
     z = torch.randn(300, EXPERTS, dtype=torch.float64)
     ours = ReLURouter(EXPERTS, K, HIDDEN).choose(z).dense()
     assert_allclose(ours, relu_gate(z.numpy(), 0.0), atol=1e-15)  # of NumPy
-
-
-def test_the_loss_is_the_sum_over_tokens_and_experts():
     router = ReLURouter(EXPERTS, K, HIDDEN, num_layers=3, strength=0.5)
     z = torch.randn(20, EXPERTS, requires_grad=True)
     total = torch.zeros(())
@@ -190,7 +181,7 @@ def test_the_loss_is_the_sum_over_tokens_and_experts():
     assert_allclose(*slopes, rtol=1e-5, atol=1e-9)
 
 
-def test_the_strength_grows_while_too_few_weights_are_zero_and_falls_after():
+def test_the_strength_grows_while_too_few_weights_are_zero_and_never_sticks_at_zero():
     first, second = (ReLURouter(4, 1, HIDDEN, strength=1e-3) for _ in range(2))
     first.choose(torch.tensor([[1.0, 1.0, -1.0, -1.0]]))
     second.choose(torch.tensor([[1.0, -1.0, -1.0, -1.0]]))
@@ -203,6 +194,10 @@ def test_the_strength_grows_while_too_few_weights_are_zero_and_falls_after():
     second.choose(torch.tensor([[-1.0, -1.0, -1.0, -1.0]]))
     assert update_strength([first, second]) == 0.75
     assert_allclose(first.strength, 1e-3, rtol=1e-6)
+    dense = ReLURouter(4, 1, HIDDEN, strength=1e-30)
+    dense.choose(-torch.ones(3, 4))
+    update_strength([dense])
+    assert_allclose(dense.strength, 1e-30, rtol=1e-6)
 
 
 def test_training_ends_with_k_experts_on_average():
@@ -221,10 +216,3 @@ def test_training_ends_with_k_experts_on_average():
         counts.append(routed.num_chosen.float().mean().item())
     assert counts[0] > 3.0
     assert_allclose(sum(counts[-50:]) / 50, K, atol=0.5)
-
-
-def test_a_strength_never_sticks_at_zero():
-    dense = ReLURouter(4, 1, HIDDEN, strength=1e-30)
-    dense.choose(-torch.ones(3, 4))
-    update_strength([dense])
-    assert_allclose(dense.strength, 1e-30, rtol=1e-6)

@@ -29,16 +29,13 @@ from moegeom.trainable.losses import entropy_loss
 
 EXPERTS, K, HIDDEN, TOKENS = 8, 3, 16, 50
 
-CONFIG = SimpleNamespace(
-    num_experts=EXPERTS,
-    num_local_experts=EXPERTS,
-    num_experts_per_tok=K,
-    hidden_size=HIDDEN,
-    norm_topk_prob=True,
-    routed_scaling_factor=2.5,
-    n_group=1,
-    topk_group=1,
-)
+CONFIG = {
+    **dict.fromkeys(("num_experts", "num_local_experts"), EXPERTS),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    "num_experts_per_tok": K,
+    "hidden_size": HIDDEN,
+    "routed_scaling_factor": 2.5,
+}
 
 
 def inputs(*batch: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -50,18 +47,17 @@ def dense_of(scores: torch.Tensor, chosen: torch.Tensor) -> np.ndarray:
 
 
 OF_TRANSFORMERS = {
-    "olmoe": (OlmoeTopKRouter, {}, {"renormalise": False}),
-    "olmoe renormalised": (OlmoeTopKRouter, {}, {}),
-    "mixtral": (MixtralTopKRouter, {}, {}),
-    "deepseek_v3": (DeepseekV3TopkRouter, {}, {"score": "sigmoid", "scale": 2.5, "bias_rate": 1.0}),
+    "olmoe": (OlmoeTopKRouter, {"renormalise": False}),
+    "olmoe renormalised": (OlmoeTopKRouter, {}),
+    "mixtral": (MixtralTopKRouter, {}),
+    "deepseek_v3": (DeepseekV3TopkRouter, {"score": "sigmoid", "scale": 2.5, "bias_rate": 1.0}),
 }
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_sets_and_weights_are_those_of_transformers(name):
-    kind, _, options = OF_TRANSFORMERS[name]
-    config = SimpleNamespace(**vars(CONFIG))
-    config.norm_topk_prob = options.get("renormalise", True)
+    kind, options = OF_TRANSFORMERS[name]
+    config = SimpleNamespace(**CONFIG, norm_topk_prob=options.get("renormalise", True))
     theirs, ours = kind(config), TopKRouter(EXPERTS, K, HIDDEN, **options)
     with torch.no_grad():
         theirs.weight.copy_(ours.weight)
@@ -88,18 +84,20 @@ def test_in_float64_choice_and_weights_are_those_of_the_rule(score, renormalise)
     assert_allclose(routed.weights.detach(), truth.weights, rtol=1e-12)
 
 
-def test_equal_logits_choose_the_lower_number():
-    routed = TopKRouter(EXPERTS, K, HIDDEN).choose(torch.zeros(4, EXPERTS))
-    assert_array_equal(routed.chosen, [[0, 1, 2]] * 4)
-
-
-def test_leading_axes_are_tokens_in_order():
+def test_equal_logits_choose_the_lower_number_and_the_record_adds_up_in_order():
     router = TopKRouter(EXPERTS, K, HIDDEN)
+    assert_array_equal(router.choose(torch.zeros(4, EXPERTS)).chosen, [[0, 1, 2]] * 4)
     x = inputs(2, 5)
     assert_array_equal(router(x).chosen, router(x.reshape(10, HIDDEN)).chosen)
+    chosen = torch.tensor([[2, 0], [1, -1], [-1, -1]])
+    routed = Routed(chosen, torch.tensor([[0.7, 0.3], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 4))
+    assert_array_equal(routed.num_chosen, [2, 1, 0])
+    assert_array_equal(routed.load, [1, 1, 1, 0])
+    assert_allclose(routed.dense(), [[0.3, 0, 0.7, 0], [0, 1, 0, 0], [0, 0, 0, 0]], rtol=1e-6)
+    assert routed.loss.item() == 0.0
 
 
-def test_the_balance_loss_is_that_of_transformers():
+def test_the_balance_loss_is_that_of_transformers_and_others_those_of_scipy():
     router = TopKRouter(EXPERTS, K, HIDDEN, balance_coef=1.0)
     routed = router(inputs())
     theirs = load_balancing_loss_func((routed.logits,), EXPERTS, K)
@@ -109,16 +107,10 @@ def test_the_balance_loss_is_that_of_transformers():
         for loss in (routed.loss, theirs)
     )
     assert_allclose(ours, other, atol=1e-7)
-
-
-def test_the_z_loss_is_the_mean_square_of_log_sum_exp():
     routed = TopKRouter(EXPERTS, K, HIDDEN, balance_coef=0.0, z_coef=0.5)(inputs())
     expected = 0.5 * np.mean(logsumexp(routed.logits.detach().numpy(), axis=1) ** 2)
     assert list(routed.losses) == ["z"]
     assert_allclose(routed.loss.item(), expected, rtol=1e-6)
-
-
-def test_the_entropy_loss_is_the_mean_entropy_and_has_a_gradient_at_zeros():
     p = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
     loss = entropy_loss(p)
     loss.backward()
@@ -126,22 +118,10 @@ def test_the_entropy_loss_is_the_mean_entropy_and_has_a_gradient_at_zeros():
     assert torch.isfinite(p.grad).all()
 
 
-def test_the_record_adds_up_without_empty_slots():
-    chosen = torch.tensor([[2, 0], [1, -1], [-1, -1]])
-    routed = Routed(chosen, torch.tensor([[0.7, 0.3], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 4))
-    assert_array_equal(routed.num_chosen, [2, 1, 0])
-    assert_array_equal(routed.load, [1, 1, 1, 0])
-    assert_allclose(routed.dense(), [[0.3, 0, 0.7, 0], [0, 1, 0, 0], [0, 0, 0, 0]], rtol=1e-6)
-    assert routed.loss.item() == 0.0
-
-
-def test_the_bias_moves_against_the_load_and_rests_at_the_mean():
+def test_the_bias_moves_against_the_load_until_it_is_even():
     router = TopKRouter(4, 2, HIDDEN, score="sigmoid", bias_rate=0.25)
     router.update_bias(torch.tensor([9, 5, 1, 5]))
     assert_array_equal(router.selection_bias, [-0.25, 0.0, 0.25, 0.0])
-
-
-def test_the_bias_evens_loads_that_a_mean_input_makes_uneven():
     router = TopKRouter(EXPERTS, 2, HIDDEN, score="sigmoid", bias_rate=0.003)
     x = inputs(600) + 2.0 * torch.randn(HIDDEN)
     before = router(x).load.float()

@@ -92,15 +92,12 @@ def test_logits_drift_in_proportion_to_the_noise(name):
     assert 0.0 < drifts[0] < 1e-4
 
 
-def test_noise_has_the_deviation_that_is_asked_for():
+def test_noise_has_the_deviation_that_is_asked_for_and_is_that_of_the_seed():
     block = dense("llama").model.layers[0].mlp
     for relative, expected in ((False, 0.01), (True, 0.01 * block.up_proj.weight.std().item())):
         for expert in small("llama", relative=relative).model.layers[0].mlp.experts:
             moved = (expert.up_proj.weight - block.up_proj.weight).detach()
             np.testing.assert_allclose(moved.std().item(), expected, rtol=0.1)
-
-
-def test_the_same_seed_gives_the_same_experts_and_more_of_them_leave_the_first():
     first, again, more = small("qwen2"), small("qwen2"), small("qwen2", num_experts=6)
     state = first.state_dict()
     for name, value in again.state_dict().items():
@@ -170,17 +167,12 @@ def test_a_router_of_ones_own_chooses():
         assert np.array_equal(logits(made), moved) != is_used
     with pytest.raises(UsageError, match="its routers are Own"):
         export_upcycled(made, "nowhere")
-
-
-def test_a_token_without_weights_gets_nothing():
-    block = small("llama", router=Own((0,), 0.0)).model.layers[0].mlp
+    block = small("llama", router=Own((0,), 0.0)).model.layers[0].mlp  # no weight, no output
     assert torch.equal(block(torch.ones(2, 3, 32)), torch.zeros(2, 3, 32))
 
 
 @pytest.mark.parametrize(("name", "asked", "architecture"), EXPORTS)
-def test_the_export_loads_as_what_others_know_and_gives_the_same_logits(
-    tmp_path, name, asked, architecture
-):
+def test_the_export_gives_the_same_logits_elsewhere(tmp_path, name, asked, architecture):
     model = small(name, **asked)
     folder = export_upcycled(model, tmp_path / "out")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -230,9 +222,8 @@ def test_experts_that_were_trained_are_no_longer_a_finding(tmp_path, monkeypatch
     assert found("after") == "passed"
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_what_cannot_be_meant_is_refused():
+    for options, message in (
         ({"num_experts": 0}, "num_experts=0"),
         ({"top_k": 5}, "top_k=5: expected 1 to num_experts=4"),
         ({"router": "best"}, "router='best'"),
@@ -241,14 +232,9 @@ def test_experts_that_were_trained_are_no_longer_a_finding(tmp_path, monkeypatch
         ({"shared": 2}, "shared=2"),
         ({"drop": 1.5}, "drop=1.5"),
         ({"layers": [1, 7]}, "no feed-forward block in layer 7"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(asked, message):
-    with pytest.raises(UsageError, match=message):
-        small("llama", **asked)
-
-
-def test_models_without_a_block_of_their_own_and_with_two_are_refused():
+    ):
+        with pytest.raises(UsageError, match=message):
+            small("llama", **options)
     with pytest.raises(UsageError, match="no feed-forward block in any layer"):
         upcycle(torch.nn.Linear(3, 3))
     two = torch.nn.ModuleDict({"a": dense("llama"), "b": dense("llama")})
@@ -268,9 +254,7 @@ def test_models_without_a_block_of_their_own_and_with_two_are_refused():
         (lambda: upcycle(small("llama", layers="0"), "1", 8, 2), {}, "different numbers of exp"),
     ],
 )
-def test_no_other_architecture_is_written_for_what_computes_something_else(
-    make, asked, message, tmp_path
-):
+def test_no_architecture_is_written_that_computes_something_else(make, asked, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         export_upcycled(make(), tmp_path / "out", **asked)
     assert not (tmp_path / "out").exists()

@@ -109,25 +109,12 @@ def test_what_olmoe_has_not_is_not_exported():
         as_olmoe(build(METHODS["top-k"], TINY, 0), dataclasses.replace(TINY, shared=1))
 
 
-def test_a_dense_block_is_as_wide_as_the_experts_it_stands_for(text):
+def test_widths_count_shared_experts_dense_layers_and_the_experts_that_a_block_stands_for(text):
     widths = {
         name: evaluate(build(METHODS[name], TINY, 0), text, METHODS[name], TINY)["active_width"]
         for name in ("dense-active", "dense-total", "top-k", "smear")
     }
     assert widths == {"dense-active": 16.0, "dense-total": 32.0, "top-k": 16.0, "smear": 16.0}
-
-
-def test_the_cost_of_a_router_is_its_products_with_a_token():
-    macs = {n: build(METHODS[n], TINY, 0).layers[0].mlp.router_macs(24) for n in METHODS}
-    assert macs["dense-active"] == 0
-    assert macs["top-k"] == macs["smooth"] == macs["relu"] == macs["centred"] == 4 * 16
-    # a projection to 4 numbers, and 4 rows there
-    assert macs["cosine"] == 4 * 16 + 4 * 4
-    # 2 merged experts of width 16, 3 matrices each, and 2 rows of logits
-    assert macs["smear"] == 2 * 3 * 16 * 16 + 2 * 16
-
-
-def test_a_shared_expert_and_dense_layers_count_in_the_width(text):
     method = METHODS["top-k"]
     shared = dataclasses.replace(TINY, shared=1)
     assert evaluate(build(method, shared, 0), text, method, shared)["active_width"] == 24.0
@@ -137,7 +124,14 @@ def test_a_shared_expert_and_dense_layers_count_in_the_width(text):
     assert "max_vio" not in figures
 
 
-def test_a_temperature_divides_the_logits():
+def test_costs_and_temperatures_are_those_of_the_settings():
+    macs = {n: build(METHODS[n], TINY, 0).layers[0].mlp.router_macs(24) for n in METHODS}
+    assert macs["dense-active"] == 0
+    assert macs["top-k"] == macs["smooth"] == macs["relu"] == macs["centred"] == 4 * 16
+    # a projection to 4 numbers, and 4 rows there
+    assert macs["cosine"] == 4 * 16 + 4 * 4
+    # 2 merged experts of width 16, 3 matrices each, and 2 rows of logits
+    assert macs["smear"] == 2 * 3 * 16 * 16 + 2 * 16
     hot = dataclasses.replace(TINY, temperature=4.0)
     plain, heated = stirred("top-k"), stirred("top-k", hot)
     inputs = torch.randn(5, 3, TINY.hidden, generator=torch.Generator().manual_seed(1))
@@ -147,7 +141,6 @@ def test_a_temperature_divides_the_logits():
     assert_allclose(second, first / 4.0, rtol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------ figures
 def test_figures_of_choices_are_those_of_counting():
     chosen = np.array([[0, 1], [1, 0], [2, -1], [0, 1]])
     found = choice_figures(chosen, 4)

@@ -26,8 +26,7 @@ from benchmarks.trained.studies import STUDIES
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-# --------------------------------------------------------------------------------------------- text
-def test_an_attack_replaces_whole_words_and_nothing_else():
+def test_an_attack_replaces_whole_words_at_its_rate_but_for_chance():
     data = b"if (x_1 == 0x7f) return caf\xc3\xa9;\n" * 400
     attacked, words = text.attack(data, random.Random(1))
     source = random.Random(1)
@@ -40,9 +39,6 @@ def test_an_attack_replaces_whole_words_and_nothing_else():
         hit for _, hit in words
     )
     assert re.split(rb"[0-9A-Za-z]+", attacked) == re.split(rb"[0-9A-Za-z]+", data)
-
-
-def test_the_share_of_attacked_words_is_the_rate_but_for_chance():
     found = text.held_out(48, 8)
     assert found.tokens.shape == found.attacked.shape == (32, 48)
     hits = round(found.attacked_share * found.num_words)
@@ -60,7 +56,6 @@ def test_batches_are_the_same_for_a_seed_and_have_as_much_of_each_domain():
             assert bytes(row.numpy().astype(np.uint8)) in domain.training
 
 
-# -------------------------------------------------------------------------------------------- pairs
 def test_paired_differences_are_those_of_scipy():
     values, base = [1.2, 1.9, 1.4, 1.7], [1.0, 1.8, 1.5, 1.1]
     found, ours = ttest_rel(values, base).confidence_interval(0.95), paired(values, base)
@@ -68,34 +63,24 @@ def test_paired_differences_are_those_of_scipy():
     assert ours.is_seen == (found.low > 0 or found.high < 0)
 
 
-def test_an_interval_that_holds_0_says_that_nothing_was_seen():
+def test_a_verdict_and_an_interval_say_what_was_seen():
     assert difference_text(Difference(-0.02, 0.021, 3), 3) == f"{NOT_SEEN} (-0.020 +- 0.021)"
     assert difference_text(Difference(-0.02, 0.019, 3), 3) == "-0.020 +- 0.019"
     assert not paired([1.0], [2.0]).is_seen
     assert "one" not in difference_text(paired([1.0, 2.0], [1.0, 2.1]), 2)
-
-
-@pytest.mark.parametrize(
-    ("mean", "sign", "said"),
-    [
+    assert spread_text([1.0, 2.0, 3.0], 2) == "2.00 +- 1.00"
+    assert spread_text([1.0], 1) == "1.0"
+    for mean, sign, words in (
         (-0.02, -1, "seen: "),
         (-0.02, 1, "the opposite is seen: "),
         (-0.02, 0, "a difference is seen: "),
         (0.005, -1, NOT_SEEN),
         (0.005, 0, f"a difference is {NOT_SEEN}"),
-    ],
-)
-def test_a_verdict_needs_an_interval_without_0_and_the_sign_of_the_claim(mean, sign, said):
-    assert verdict(Difference(mean, 0.01, 3), sign).startswith(said)
-    assert verdict(Difference(math.nan, math.nan, 0), sign) == "has not run"
+    ):
+        assert verdict(Difference(mean, 0.01, 3), sign).startswith(words)
+        assert verdict(Difference(math.nan, math.nan, 0), sign) == "has not run"
 
 
-def test_a_spread_is_that_of_the_sample():
-    assert spread_text([1.0, 2.0, 3.0], 2) == "2.00 +- 1.00"
-    assert spread_text([1.0], 1) == "1.0"
-
-
-# ------------------------------------------------------------------------------------- result files
 FACTS = {"claim": "c", "settings": {"steps": 3}, "core": "x", "versions": {}, "text": {}}
 
 
@@ -129,8 +114,7 @@ def test_runs_that_are_there_are_not_made_again(tmp_path):
     assert compare.said(held.runs[-1], held, suite).endswith("accuracy 3.0000, over top-k 1.0000")
 
 
-# ----------------------------------------------------------------------------------------- suites
-def test_studies_change_settings_that_there_are_and_hold_their_base():
+def test_studies_change_settings_that_there_are_and_name_runs_by_their_values():
     names = {field.name for field in dataclasses.fields(Settings)}
     for study in STUDIES.values():
         assert study.method in METHODS
@@ -138,9 +122,6 @@ def test_studies_change_settings_that_there_are_and_hold_their_base():
         for changes in study.values.values():
             assert set(changes) <= names
         assert dataclasses.replace(QUICK, **study.values[study.base]) == QUICK or study.base == "1"
-
-
-def test_a_study_names_its_runs_by_their_values():
     tiny = dataclasses.replace(
         QUICK, hidden=16, heads=2, experts=4, width=8, length=24, steps=2, held_out_per_domain=1
     )
@@ -149,7 +130,7 @@ def test_a_study_names_its_runs_by_their_values():
     assert run["figures"]["active_width"] == (2 + 2) * 8
 
 
-def test_images_are_tested_at_the_angle_and_in_the_copies_that_no_training_saw():
+def test_images_are_tested_where_no_training_saw_them_with_an_accuracy_for_every_angle():
     domains = digits.angles()
     assert len({len(d.training) + len(d.test) for d in domains.values()}) == 1
     upright = domains[0]
@@ -160,16 +141,12 @@ def test_images_are_tested_at_the_angle_and_in_the_copies_that_no_training_saw()
     assert len(images) == len(classes) == 3 * digits.DIGITS.sequences_per_domain
     left_out = {row.tobytes() for row in domains[30].training.numpy()}
     assert not left_out & {row.tobytes() for row in images.numpy()}
-
-
-def test_digits_have_an_accuracy_for_every_angle():
     settings = dataclasses.replace(digits.DIGITS, steps=2, hidden=16, experts=4, width=8)
     (run,) = digits.train(METHODS["cosine"], settings, 0)
     angles = [run["figures"][f"accuracy_{angle}"] for angle in digits.ANGLES]
     assert_allclose(run["figures"]["accuracy"], np.mean(angles), rtol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------ the page
 def made_up(methods: dict[str, float]) -> ResultFile:
     """Results in which every method is apart from top-k by a number, or by nothing but noise."""
     runs = [
@@ -195,30 +172,8 @@ def made_up(methods: dict[str, float]) -> ResultFile:
     return ResultFile(Path("x"), facts, runs)
 
 
-def test_the_page_says_what_was_seen_what_was_not_and_what_has_not_run():
-    held = made_up({"top-k": 0.0, "smooth": -0.1, "relu": 0.0})
-    for run in held.runs:
-        if run["method"] == "relu":
-            run["figures"]["bits"] += (-1) ** run["seed"] * 0.05
-    said = page.page({"quick": held})
-    (smooth,) = [
-        li for li in said.splitlines() if li.startswith("| smooth top-k |") and "-0.1" in li
-    ]
-    assert "-0.100 +- 0.000" in smooth
-    (relu,) = [li for li in said.splitlines() if li.startswith("| ReLU") and NOT_SEEN in li]
-    assert relu.count(NOT_SEEN) == 2
-    assert "bits per byte, `smooth` minus `top-k`: seen: -0.100" in said
-    assert "This size has not run" in said.partition("## Claims")[0].partition("`--full`")[2]
-    assert "Not run: `--study temperature`" in said
-    assert "cannot be tested here" in said
-    assert "Not run: dense, as wide as the chosen experts" in said
-
-
-def test_the_committed_page_is_that_of_the_committed_results():
+def test_the_committed_page_is_that_of_the_committed_results_which_say_how_they_were_made():
     assert (DOCS / "comparison.md").read_text("utf-8") == page.page(page.load_results())
-
-
-def test_every_committed_result_says_where_and_how_it_was_made():
     results = page.load_results()
     assert results
     for name, held in results.items():
@@ -231,20 +186,15 @@ def test_every_committed_result_says_where_and_how_it_was_made():
         assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_study_repeats_the_quick_setting_to_the_last_digit(name):
+def test_a_study_repeats_the_quick_setting_to_the_last_digit():
     """Two processes, days or commits apart, made the same bytes."""
-    results, study = page.load_results(), STUDIES[name]
-    if f"study-{name}" not in results:
-        pytest.skip("has not run")
-    (same,) = [
-        value
-        for value, changes in study.values.items()
-        if dataclasses.replace(QUICK, **changes) == QUICK
-    ]
-    quick = values_of(results["quick"], study.method, "bits")
-    for seed, bits in values_of(results[f"study-{name}"], same, "bits").items():
-        assert bits == quick[seed]
+    results = page.load_results()
+    for name in STUDIES.keys() & {run.removeprefix("study-") for run in results}:
+        study = STUDIES[name]
+        (same,) = [v for v, c in study.values.items() if dataclasses.replace(QUICK, **c) == QUICK]
+        quick = values_of(results["quick"], study.method, "bits")
+        for seed, bits in values_of(results[f"study-{name}"], same, "bits").items():
+            assert bits == quick[seed]
 
 
 def test_claims_speak_of_methods_and_suites_that_there_are():
@@ -258,13 +208,10 @@ def test_claims_speak_of_methods_and_suites_that_there_are():
             assert asked.base in entries or isinstance(asked.base, float)
 
 
-def test_a_figure_at_the_end_is_that_of_the_last_point_of_the_curve():
+def test_a_figure_at_the_end_is_that_of_the_curve_and_pictures_are_of_what_there_is():
     held = made_up({"top-k": 0.0})
     held.runs[1]["curves"][-1]["experts_per_token"] = [2.5, 2.0]
     assert values_of(held, "top-k", "end_experts_per_token") == {0: 2.0, 1: 2.25, 2: 2.0}
-
-
-def test_pictures_are_drawn_of_what_the_results_hold():
     drawn = charts(made_up({"top-k": 0.0, "osr": 0.1}))
     assert set(drawn) == set(page.PICTURES)
     assert [name for name, _ in drawn["trained-loss"].columns] == ["top-k", "osr"]

@@ -306,13 +306,6 @@ def test_draws_differ_between_seeds_and_routers(made_by):
     assert (of_other != first).all() and (of_seed != first).all()
 
 
-def test_a_random_router_keeps_lengths_and_rule(made):
-    router = made.gate("random").router
-    assert router.rule is made.router.rule
-    lengths = [np.linalg.norm(r.weight, axis=1) for r in (router, made.router)]
-    np.testing.assert_allclose(*lengths, rtol=1e-6)
-
-
 def test_many_steps_balance_the_plan_and_more_so_the_loads(made):
     gates = [made.gate(f"sinkhorn:eps=0.2,steps={steps},log") for steps in (0, 3, 30)]
     sample = made.sample(rows_of(made.tokens, np.arange(BATCH)))

@@ -26,7 +26,6 @@ from tests.unit.capture.trained import tiny_model
 
 # ------------------------------------------------------------------------------------- the model
 def exact_model() -> Any:
-    """A random model of transformers whose logits are exact."""
     model = tiny_model(5, experts_implementation="eager").double().eval()
     for layer in model.model.layers:
         layer.mlp.gate.weight.data.mul_(10).mul_(64).round_().div_(64)
@@ -38,7 +37,6 @@ def exact_model() -> Any:
 
 @torch.no_grad()
 def router_inputs(requests: Sequence[Request]) -> dict[str, list[torch.Tensor]]:
-    """What its routers read of whole requests, [tokens, hidden] by layer."""
     model, read = exact_model(), []
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda module, arguments: read.append(arguments[0][0]))
@@ -261,7 +259,6 @@ class Engine:
         return torch.tensor(ids + padding), torch.tensor(positions + padding)
 
     def call(self, pieces: Sequence[Piece], num_rows: int) -> torch.Tensor:
-        """One forward pass: what the blocks of all layers give, [rows, hidden]."""
         total = torch.zeros(num_rows, 32, dtype=torch.float64)
         for number, layer in enumerate(self.model.model.layers):
             rows = torch.zeros_like(total)

@@ -50,8 +50,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @dataclass
 class Served:
-    """An engine with requests, and how a person begins and ends a recording of it."""
-
     engine: Engine
     start: Callable[..., Any]
     stop: Callable[[], Any]
@@ -81,21 +79,13 @@ class Served:
 
 
 def worker_of(runner: Any, **parallel: Any) -> Any:
-    """vLLM's worker, with the extension as one of its bases."""
-
     class WorkerBase:
         def __init__(self) -> None:
             self.model_runner, self.rank = runner, parallel.pop("rank", 0)
-            self.parallel_config = SimpleNamespace(
-                tensor_parallel_size=1,
-                pipeline_parallel_size=1,
-                prefill_context_parallel_size=1,
-                data_parallel_size=1,
-                data_parallel_rank=0,
-                use_sequence_parallel_moe=False,
-                use_ubatching=False,
-            )
-            vars(self.parallel_config).update(parallel)
+            kinds = ("tensor", "pipeline", "prefill_context", "data")
+            usual = {f"{kind}_parallel_size": 1 for kind in kinds} | {"data_parallel_rank": 0}
+            usual |= {"use_sequence_parallel_moe": False, "use_ubatching": False}
+            self.parallel_config = SimpleNamespace(**usual | parallel)
             self.vllm_config = SimpleNamespace(
                 parallel_config=self.parallel_config,
                 model_config=SimpleNamespace(enforce_eager=True, model="nowhere"),
@@ -109,12 +99,7 @@ def worker_of(runner: Any, **parallel: Any) -> Any:
     return Worker()
 
 
-def on_vllm(
-    requests: Sequence[Request],
-    runner: type = GPUModelRunner,
-    gate: type[GateLinear] = GateLinear,
-    padded_to: int = 1,
-) -> Served:
+def on_vllm(requests, runner=GPUModelRunner, gate=GateLinear, padded_to: int = 1) -> Served:
     model = ServedByVLLM(gate)
     engine = Engine(model.language_model, {r.name: r for r in requests}, padded_to)
     model.engine.append(engine)
@@ -138,20 +123,15 @@ def on_vllm(
 
 def on_sglang(requests: Sequence[Request], padded_to: int = 1) -> Served:
     engine = Engine(None, {r.name: r for r in requests}, padded_to)
-    arguments = SimpleNamespace(
-        model_path="nowhere",
-        speculative_algorithm=None,
-        pp_size=1,
-        dp_size=1,
-        attn_cp_size=1,
-        enable_dp_attention=False,
-        enable_two_batch_overlap=False,
-        enable_pdmux=False,
-        enable_eplb=False,
-        ep_num_redundant_experts=0,
-        init_expert_location="trivial",
-    )
-    scheduler = SGLangScheduler(engine, arguments)
+    arguments = {
+        **dict.fromkeys(("pp_size", "dp_size", "attn_cp_size"), 1),
+        **dict.fromkeys(("enable_dp_attention", "enable_two_batch_overlap"), False),
+        **dict.fromkeys(("enable_pdmux", "enable_eplb", "ep_num_redundant_experts"), False),
+        "model_path": "nowhere",
+        "speculative_algorithm": None,
+        "init_expert_location": "trivial",
+    }
+    scheduler = SGLangScheduler(engine, SimpleNamespace(**arguments))
     idle = SimpleNamespace(is_idle=lambda: True)
     sglang._equip(None, scheduler)
     return Served(
@@ -186,7 +166,6 @@ def report_of(out: Path) -> dict[str, Any]:
 
 
 def names_of(out: Path) -> dict[int, str]:
-    """The requests of a recording by the numbers of their documents."""
     return {one["document"]: one["request"] for one in report_of(out)["requests"]}
 
 
@@ -223,9 +202,7 @@ def rows_of(out: Path, names: dict[int, str]) -> dict[tuple[str, int], tuple[Any
 
 @pytest.mark.parametrize("keep", ["hidden", "logits"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_recording_of_an_engine_is_that_of_whole_requests_however_they_are_scheduled(
-    engine, keep, checkpoint, tmp_path
-):
+def test_a_recording_of_an_engine_is_that_of_whole_requests(engine, keep, checkpoint, tmp_path):
     """Inputs, logits, choices and their order bit for bit, for every token that was run; what is
     left out is counted, and tokens of prompts and generated ones are two populations.
     """
@@ -270,9 +247,7 @@ def test_folding_in_an_engine_is_a_scan_of_its_recording(engine, checkpoint, tmp
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_goes_on_as_if_nothing_were_there_when_its_recording_fails(
-    engine, checkpoint, tmp_path
-):
+def test_an_engine_goes_on_when_its_recording_fails(engine, checkpoint, tmp_path):
     """One block runs its tokens in two parts, which no recording can follow."""
     bare, served = (ENGINES[engine](some()) for _ in range(2))
     for one in (bare, served):
@@ -288,27 +263,20 @@ def test_an_engine_goes_on_as_if_nothing_were_there_when_its_recording_fails(
     assert (tmp_path / "rec").is_dir()
 
 
-@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_weights_that_are_updated_end_a_recording(engine, swap, checkpoint, tmp_path):
+def test_weights_that_change_end_a_recording_and_others_begin_none(engine, checkpoint, tmp_path):
     """In place, or by another parameter in the place of the first, as weight syncs do."""
-    served = ENGINES[engine](some())
-    served.start(str(tmp_path / "rec"), checkpoint)
-    served.serve(seed=6)
-    gate = served.blocks[0].gate
-    if swap:
-        gate.weight = torch.nn.Parameter(gate.weight + 1, requires_grad=False)
-    else:
-        gate.weight += 1
-    with pytest.raises(RecordingError, match="changed while router text/0"):
-        served.stop()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_weights_of_another_checkpoint_are_refused_before_anything_is_recorded(
-    engine, checkpoint, tmp_path
-):
+    for is_swapped in (False, True):
+        served = ENGINES[engine](some())
+        served.start(str(tmp_path / "rec"), checkpoint)
+        served.serve(seed=6)
+        gate = served.blocks[0].gate
+        if is_swapped:
+            gate.weight = torch.nn.Parameter(gate.weight + 1, requires_grad=False)
+        else:
+            gate.weight += 1
+        with pytest.raises(RecordingError, match="changed while router text/0"):
+            served.stop()
     served = ENGINES[engine](some())
     served.blocks[1].gate.weight.data[3, 7] += 1 / 64
     with pytest.raises(RecordingError, match=r"text/1: the engine's '.*layers\.1\.mlp\.gate'"):
@@ -328,9 +296,7 @@ def test_a_gate_whose_weight_is_packed_away_is_known_by_what_it_does(checkpoint,
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_choices_made_inside_a_kernel_are_missing_and_cannot_be_all_that_is_kept(
-    engine, checkpoint, tmp_path
-):
+def test_choices_made_inside_a_kernel_cannot_be_recorded(engine, checkpoint, tmp_path):
     served = ENGINES[engine](some())
     for block in served.blocks:
         if hasattr(block, "topk"):
@@ -372,22 +338,18 @@ OBSTACLES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "setting", "value", "reason"), OBSTACLES)
-def test_an_engine_that_cannot_be_followed_says_why(
-    make, setting, value, reason, checkpoint, tmp_path
-):
-    served = make(some(1))
-    part, _, name = setting.rpartition(".")
-    setattr(operator.attrgetter(part)(served.settings), name, value)
-    with pytest.raises(UsageError, match=reason):
-        served.start(str(tmp_path / "rec"), checkpoint)
-
-
-def test_a_pass_that_sglang_ran_as_a_graph_ends_the_recording(checkpoint, tmp_path):
+def test_an_engine_that_cannot_be_followed_says_why(checkpoint, tmp_path):
+    for make, setting, value, reason in OBSTACLES:
+        served = make(some(1))
+        part, _, name = setting.rpartition(".")
+        setattr(operator.attrgetter(part)(served.settings), name, value)
+        with pytest.raises(UsageError, match=reason):
+            served.start(str(tmp_path / "rec"), checkpoint)
+    # nor a pass that SGLang ran as a graph
     served = on_sglang(some())
     served.settings.tp_worker.model_runner.can_run_graph = True
     with pytest.raises(UsageError, match="CUDA graph"):
-        served.record(tmp_path / "rec", checkpoint, seed=10)
+        served.record(tmp_path / "graph", checkpoint, seed=10)
 
 
 def test_of_a_tensor_parallel_group_the_first_rank_records(checkpoint, tmp_path, first_rank):
@@ -416,18 +378,15 @@ def test_replicas_of_vllm_make_one_recording(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_recording_at_a_time(engine, checkpoint, tmp_path):
+def test_one_recording_at_a_time_and_none_of_outputs(engine, checkpoint, tmp_path):
     served = ENGINES[engine](some())
+    with pytest.raises(UsageError, match="outputs of experts"):
+        served.start(str(tmp_path / "rec"), checkpoint, keep="outputs")
     served.start(str(tmp_path / engine), checkpoint)
     with pytest.raises(UsageError, match="recording already"):
         served.start(str(tmp_path / "other"), checkpoint)
     with pytest.raises(RecordingError, match="no router saw a token"):
         served.stop()
-
-
-def test_outputs_of_experts_are_refused(checkpoint, tmp_path):
-    with pytest.raises(UsageError, match="outputs of experts"):
-        on_vllm(some()).start(str(tmp_path / "rec"), checkpoint, keep="outputs")
 
 
 def test_sglang_finds_the_plug_in_and_every_scheduler_gets_its_methods(monkeypatch):

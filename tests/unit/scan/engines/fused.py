@@ -130,10 +130,7 @@ def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]
 
 
 def in_parts(case: Case) -> dict[str, np.ndarray]:
-    """The same from one kernel after the other, those of the reference.
-
-    Scores of curved rules are those of the device: powers may differ in their last bit.
-    """
+    """The same from kernels of the reference, with the device's own scores of curved rules."""
     reference, rule = load_kernels("reference"), case.rule
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         terms = case.logits.reshape(len(case.logits), rule.terms, rule.num_experts)
@@ -202,10 +199,7 @@ def _counted(
 
 
 def disagreements(case: Case) -> dict[str, int]:
-    """Entries in which the fused kernel and its parts differ, by name; empty where none does.
-
-    Of a lost token only that it is lost and its logits mean anything.
-    """
+    """Entries that differ, by name; of a lost token its loss and its logits alone count."""
     found, expected = fused(case), in_parts(case)
     there = expected["is_lost"] == 0
     wrong = {}

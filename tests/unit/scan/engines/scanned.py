@@ -76,10 +76,7 @@ def normal(*shape: int, seed: int = 1, scale: float = 1.0) -> np.ndarray:
 
 
 def inputs(tokens: int, hidden: int, seed: int = 1) -> np.ndarray:
-    """Multiples of 1/16 near normal numbers.
-
-    Their squares add up without rounding, so that lengths are the same whatever the order.
-    """
+    """Multiples of 1/16 near normal numbers: squares add up without rounding in any order."""
     return np.rint(normal(tokens, hidden, seed=seed, scale=16.0)) / np.float32(16.0)
 
 

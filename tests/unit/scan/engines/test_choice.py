@@ -46,30 +46,36 @@ class Host:
 ABSENT = DeviceError("CuPy is not installed.", "pip install it")
 
 
-def test_the_processor_is_taken_when_asked_for_and_no_gpu_is_looked_for():
+def test_the_processor_is_taken_when_asked_for_and_facts_of_a_choice_are_plain():
     host = Host(2)
     choice = host.choose("cpu", source_of())
     assert choice is ON_THE_PROCESSOR
     assert (choice.kind, choice.devices, host.counted) == ("cpu", (), 0)
     assert choice.text == "device: the processor; asked for with --device cpu"
+    on_gpu = Host(1).choose("cuda:0").facts()
+    facts = {"kind": "cuda", "asked": "cuda:0", "names": ["GPU 0"], "product": PRODUCT}
+    assert on_gpu == facts | {"why": "asked for with --device cuda:0"}
+    assert json.loads(json.dumps(on_gpu)) == on_gpu
+    facts = {"kind": "cpu", "asked": "cpu", "names": [], "why": "asked for with --device cpu"}
+    assert ON_THE_PROCESSOR.facts() == facts
 
 
-@pytest.mark.parametrize(
-    ("option", "opened"),
-    [
-        ("cuda", [0, 1, 2]),
-        ("cuda:1", [1]),
-        ("cuda:2,0", [2, 0]),
-        ("cuda:1,1,0,1", [1, 0]),
-        ("cuda:00", [0]),
-    ],
-)
-def test_gpus_that_are_asked_for_are_opened_whatever_there_is_to_do(option, opened):
+OPENED = {
+    "cuda": [0, 1, 2],
+    "cuda:1": [1],
+    "cuda:2,0": [2, 0],
+    "cuda:1,1,0": [1, 0],
+    "cuda:00": [0],
+}
+
+
+@pytest.mark.parametrize("option", OPENED)
+def test_gpus_that_are_asked_for_are_opened_whatever_there_is_to_do(option):
     for source in (None, source_of(1)):
         host = Host(3)
         choice = host.choose(option, source)
-        assert host.opened == opened
-        assert [device.name for device in choice.devices] == [f"GPU {n}" for n in opened]
+        assert host.opened == OPENED[option]
+        assert [device.name for device in choice.devices] == [f"GPU {n}" for n in host.opened]
         assert (choice.kind, choice.asked) == ("cuda", option)
         assert choice.why == f"asked for with --device {option}"
 
@@ -91,52 +97,39 @@ def test_no_gpu_where_one_was_asked_for_is_an_error():
         Host(3, {1: "NVRTC writes no code for GPU 1."}).choose("cuda", source_of())
 
 
-@pytest.mark.parametrize(
-    "option",
-    "|gpu|CUDA|Cpu|cuda:|cuda:a|cuda:-1|cuda:0,|cuda:,0|cuda:0;1|cuda 0|cuda:1.0|cuda:²|cuda:1000|"
-    "auto:0|cpu:0|cuda:0:1".split("|"),
-)
-def test_anything_else_is_refused_with_what_is_expected(option):
-    host = Host(2)
-    with pytest.raises(UsageError) as refused:
-        host.choose(option, source_of())
-    assert str(refused.value) == (
-        f"--device {option}: unknown device.\n  hint: Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
-    )
+def test_anything_else_is_refused_with_what_is_expected():
+    options = "|gpu|CUDA|cuda:|cuda:a|cuda:-1|cuda:0,|cuda:,0|cuda:0;1|cuda 0|cuda:1.0|cuda:²|"
+    host, hint = Host(2), "\n  hint: Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
+    for option in (*options.split("|"), "cuda:1000", "auto:0", "cpu:0", "cuda:0:1"):
+        with pytest.raises(UsageError) as refused:
+            host.choose(option, source_of())
+        assert str(refused.value) == f"--device {option}: unknown device.{hint}"
     assert (host.opened, host.counted) == ([], 0)
 
 
-@pytest.mark.parametrize("stage", ["router_input", "logits"])
-def test_auto_takes_every_gpu_where_there_is_enough_to_do(stage):
-    choice = Host(2).choose("auto", source_of(LEAST_TOKENS // 4, stage), 4)
-    assert (choice.kind, choice.asked) == ("cuda", "auto")
-    assert choice.why == "262,144 tokens at 4 routers are worth starting it"
-    assert choice.text == f"device: GPU 0, GPU 1; {choice.why}"
-
-
-def test_auto_takes_the_gpus_that_can_be_used_and_says_what_is_wrong_with_others():
+def test_auto_takes_every_gpu_that_can_be_used_where_there_is_enough_to_do():
+    for stage in ("router_input", "logits"):
+        choice = Host(2).choose("auto", source_of(LEAST_TOKENS // 4, stage), 4)
+        assert (choice.kind, choice.asked) == ("cuda", "auto")
+        assert choice.why == "262,144 tokens at 4 routers are worth starting it"
+        assert choice.text == f"device: GPU 0, GPU 1; {choice.why}"
     host = Host(3, {1: "NVRTC writes no code for GPU 1."})
     choice = host.choose("auto", source_of())
     assert host.opened == [0, 2]
     assert choice.why.endswith(" are worth starting it (NVRTC writes no code for GPU 1.)")
 
 
-NOT_ROUTED = {
-    stage: f"the recording holds {stage.replace('_', ' ')}, which a GPU does not route"
-    for stage in ("pre_norm", "top_logits", "ids", "counts")
-}
+FEW, NOT_ROUTED = source_of(LEAST_TOKENS - 1), "the recording holds {}, which a GPU does not route"
 
 
 @pytest.mark.parametrize(
     ("host", "source", "reason", "counts"),
     [
-        (
-            Host(2),
-            source_of(LEAST_TOKENS - 1),
-            "1,048,575 tokens at 1 router are done before a GPU has started",
-            0,
+        (Host(2), FEW, "1,048,575 tokens at 1 router are done before a GPU has started", 0),
+        *(
+            (Host(2), source_of(stage=stage), NOT_ROUTED.format(stage.replace("_", " ")), 0)
+            for stage in ("pre_norm", "top_logits", "ids", "counts")
         ),
-        *((Host(2), source_of(stage=stage), reason, 0) for stage, reason in NOT_ROUTED.items()),
         (Host(2), None, "there are no tokens to route", 0),
         (Host(0), source_of(), "CuPy finds no GPU", 1),
         (Host(ABSENT), source_of(), "CuPy is not installed.", 1),
@@ -148,12 +141,3 @@ def test_auto_stays_on_the_processor_and_says_why(host, source, reason, counts):
     assert (choice.devices, choice.kind, choice.asked) == ((), "cpu", "auto")
     assert choice.text == f"device: the processor; {reason}"
     assert host.counted == counts
-
-
-def test_facts_of_a_choice_are_plain_and_say_how_logits_are_computed():
-    on_gpu = Host(1).choose("cuda:0").facts()
-    facts = {"kind": "cuda", "asked": "cuda:0", "names": ["GPU 0"], "product": PRODUCT}
-    assert on_gpu == facts | {"why": "asked for with --device cuda:0"}
-    assert json.loads(json.dumps(on_gpu)) == on_gpu
-    facts = {"kind": "cpu", "asked": "cpu", "names": [], "why": "asked for with --device cpu"}
-    assert ON_THE_PROCESSOR.facts() == facts

@@ -39,7 +39,7 @@ def loaded_by(*modules: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
-def test_no_module_of_the_devices_loads_anything_heavy():
+def test_no_module_of_the_devices_loads_anything_heavy_and_one_that_does_is_named():
     modules = [
         f"moegeom.{folder.replace('/', '.')}.{file.stem}"
         for folder in ("kernels/cuda", "engine/devices")
@@ -47,8 +47,5 @@ def test_no_module_of_the_devices_loads_anything_heavy():
     ]
     assert len(modules) > 10 and "moegeom.engine.devices.cuda" in modules
     assert loaded_by(*modules) == {}
-
-
-def test_a_module_that_does_load_something_heavy_is_named():
     heavy = loaded_by("moegeom.kernels.cpu.choice", "scipy.special")
     assert heavy["numba"].startswith("moegeom.") and "scipy" in heavy

@@ -124,7 +124,15 @@ def test_results_of_devices_are_those_of_the_processor(gpus, tmp_path):
     assert facts_of(expected)["device"]["kind"] == "cpu"
 
 
-def test_a_gate_on_devices_comes_to_the_verdict_of_the_processor(gpus):
+def test_auto_stays_on_the_processor_and_a_gate_on_devices_says_the_same(gpus, tmp_path):
+    """Where nothing was asked for, that is not worth a line."""
+    line = "device: the processor; 4,096 tokens at 1 router are done before a GPU has started"
+    for asked, said in (("auto", [line]), (None, []), ("cpu", [])):
+        heard = Heard(stop_at="text/1")
+        with pytest.raises(KeyboardInterrupt):
+            scan(tmp_path / f"out_{asked}", asked, heard)
+        assert heard.said == said
+    assert not any(device.launches for device in gpus)
     target, tokens = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
     reports = [
         gate(GateRequest(target=target, tokens=tokens, layers="1", device=device))
@@ -134,17 +142,6 @@ def test_a_gate_on_devices_comes_to_the_verdict_of_the_processor(gpus):
     assert [report.run["device"]["kind"] for report in reports] == ["cuda", "cpu"]
     states = [{o.code: o.state for o in report.verdict.outcomes} for report in reports]
     assert states[0] == states[1]
-
-
-def test_auto_stays_on_the_processor_for_a_small_recording_and_says_so(gpus, tmp_path):
-    """Where nothing was asked for, that is not worth a line."""
-    line = "device: the processor; 4,096 tokens at 1 router are done before a GPU has started"
-    for asked, said in (("auto", [line]), (None, []), ("cpu", [])):
-        heard = Heard(stop_at="text/1")
-        with pytest.raises(KeyboardInterrupt):
-            scan(tmp_path / f"out_{asked}", asked, heard)
-        assert heard.said == said
-    assert not any(device.launches for device in gpus)
 
 
 def test_an_interrupted_scan_goes_on_on_the_same_kind_of_device_alone(gpus, tmp_path):

@@ -40,25 +40,20 @@ def test_a_batch_is_a_power_of_two_of_tiles_within_its_bounds(row_bytes, free, s
         assert 2 * SLOTS * tokens * row_bytes <= 0.8 * free
 
 
-@pytest.mark.parametrize(
-    ("row_bytes", "free", "stream", "wished", "tokens"),
-    [
-        (4096, 2**37, 10**9, None, 2**16),
-        (4096, 2**37, 10**9, 2**15, 2**15),
-        (4096, 2**37, 10**9, 2**15 - 1, 2**14),
-        (4096, 2**37, 10**9, 1, TILE),
-        (8192, 2**37, 10**9, None, 2**15),
-        (4096, 0, 10**9, None, TILE),
-        (4096, 2**30, 10**9, None, 2**15),
-        (4096, 2**37, 4096, None, 4096),
-        (4096, 2**37, 4097, None, 8192),
-        (4096, 2**37, 0, None, TILE),
-    ],
-)
-def test_batches_of_usual_widths_are_as_large_as_they_should_be(
-    row_bytes, free, stream, wished, tokens
-):
-    assert product_tokens(row_bytes, free, stream, wished) == tokens
+def test_batches_of_usual_widths_are_as_large_as_they_should_be():
+    batches = {
+        (4096, 2**37, 10**9, None): 2**16,
+        (4096, 2**37, 10**9, 2**15): 2**15,
+        (4096, 2**37, 10**9, 2**15 - 1): 2**14,
+        (4096, 2**37, 10**9, 1): TILE,
+        (8192, 2**37, 10**9, None): 2**15,
+        (4096, 0, 10**9, None): TILE,
+        (4096, 2**30, 10**9, None): 2**15,
+        (4096, 2**37, 4096, None): 4096,
+        (4096, 2**37, 4097, None): 8192,
+        (4096, 2**37, 0, None): TILE,
+    }
+    assert {asked: product_tokens(*asked) for asked in batches} == batches
 
 
 def slots_of(device, tokens: int = TILE, with_answers: bool = True):

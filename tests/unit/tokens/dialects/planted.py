@@ -45,8 +45,6 @@ def _filled(request: Written, num_rows: int, value: object) -> np.ndarray:
 
 
 def _first(change: Callable[[np.ndarray], None]) -> Callable[[list[Written]], list[Written]]:
-    """A change of the middle of the first request."""
-
     def plant(requests: list[Written]) -> list[Written]:
         ids = requests[0].ids.copy()
         change(ids)
@@ -92,7 +90,6 @@ def _turn_layers(request: Written) -> np.ndarray:
 
 
 def _tell(requests: list[Written]) -> list[Written]:
-    """The prefix omitted, and the reply says so."""
     return [replace(request, ids=request.ids[4:], cached=4) for request in requests]
 
 

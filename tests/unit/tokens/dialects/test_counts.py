@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from moegeom.core.errors import RecordingError
-from tests.unit.tokens.dialects.written import EXPERTS, NAMES, TOP_K, lines, opened, refuse
+from tests.unit.tokens.dialects.written import (
+    EXPERTS,
+    NAMES,
+    TOP_K,
+    lines,
+    opened,
+    refuse,
+)
 
 
 def some_counts(num_steps: int = 1) -> np.ndarray:
@@ -90,32 +97,6 @@ def test_counts_are_read_as_they_were_written(name, tmp_path):
         source.read_chosen(NAMES[0], 0, 1)
 
 
-def test_counts_of_gguf_agree_with_its_own_reader(tmp_path):
-    write_imatrix(tmp_path / "m.gguf", some_counts())
-    source = opened(tmp_path / "m.gguf")
-    tensors = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    for layer, router in enumerate(NAMES, start=1):
-        expected = tensors[f"blk.{layer}.ffn_up_exps.weight.counts"][:, 0]
-        np.testing.assert_array_equal(source.counts(router)[0], expected)
-
-
-def test_experts_that_a_table_leaves_out_count_nothing(tmp_path):
-    counts = some_counts()
-    counts[..., -3:] = 0
-    write_csv(tmp_path / "d.csv", counts)
-    source = opened(tmp_path / "d.csv")
-    np.testing.assert_array_equal(source.counts(NAMES[2]), counts[:, 2])
-    (tmp_path / "d.csv").write_text(2 * (tmp_path / "d.csv").read_text())
-    refuse("expected 3 whole numbers a line", tmp_path / "d.csv")
-
-
-def test_unused_steps_of_a_buffer_are_named(tmp_path):
-    write_recorder(tmp_path / "r.pt", some_counts(7))
-    notes = opened(tmp_path / "r.pt").facts.notes
-    assert "steps of the buffer that were not used, left out: 3" in notes
-    assert "layers without router, which count nothing: 1" in notes
-
-
 def without_a_layer(counts: np.ndarray) -> np.ndarray:
     return np.where(np.arange(3)[:, None] == 1, 0, counts)
 
@@ -149,20 +130,28 @@ def test_counts_that_do_not_fit_are_refused(name, change, words, tmp_path):
     refuse(words, tmp_path / file)
 
 
-def test_unequal_totals_of_layers_are_named(tmp_path):
+def test_totals_unused_steps_and_experts_that_are_left_out_are_told(tmp_path):
+    write_recorder(tmp_path / "r.pt", some_counts(7))
+    notes = opened(tmp_path / "r.pt").facts.notes
+    assert "steps of the buffer that were not used, left out: 3" in notes
+    assert "layers without router, which count nothing: 1" in notes
     counts = some_counts()
     counts[0, 1, 3] += 8
     write_imatrix(tmp_path / "m.gguf", counts)
     notes = opened(tmp_path / "m.gguf").facts.notes
     assert "layers count 1,600 to 1,608 slots: some saw or kept fewer tokens" in notes
+    counts = some_counts()
+    counts[..., -3:] = 0
+    write_csv(tmp_path / "d.csv", counts)
+    source = opened(tmp_path / "d.csv")
+    np.testing.assert_array_equal(source.counts(NAMES[2]), counts[:, 2])
+    (tmp_path / "d.csv").write_text(2 * (tmp_path / "d.csv").read_text())
+    refuse("expected 3 whole numbers a line", tmp_path / "d.csv")
 
 
-def test_a_dump_of_single_passes_is_refused_by_name(tmp_path):
+def test_a_dump_of_single_passes_is_refused_by_name_and_a_model_is_no_trace(tmp_path):
     dump = {"records": [], "last_physical_to_logical_map": torch.zeros(4, 64)}
     torch.save(dump, tmp_path / "r.pt")
     refuse("records of single passes: physical ids", tmp_path / "r.pt")
-
-
-def test_a_gguf_model_is_no_trace(tmp_path):
     write_imatrix(tmp_path / "m.gguf", some_counts(), kind="model")
     refuse("not a kind of token file", tmp_path / "m.gguf")

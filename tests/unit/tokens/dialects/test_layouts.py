@@ -46,7 +46,6 @@ FIRST, REQUEST = TRUTH.ids[0][:-1], TRUTH.written[0]
 
 
 def assert_read(path, expected: np.ndarray, *notes: str) -> TokenSource:
-    """These choices are read, and among the notes are these words."""
     source = opened(path)
     np.testing.assert_array_equal(chosen(source), expected)
     assert [n for n in notes if not any(n in note for note in source.facts.notes)] == []
@@ -64,12 +63,11 @@ def text(path, content: str):
 
 
 def reply_of(request, **more):
-    """A reply of vLLM with the choices of a request and nothing else."""
     experts = npy(request.ids.astype(np.uint8))
     return {"id": "a", "choices": [{"routed_experts": experts}], **more}
 
 
-def test_choices_of_one_reply_are_requests_of_their_own(tmp_path):
+def test_choices_of_one_reply_are_requests_and_counts_of_tokens_stand_for_their_ids(tmp_path):
     (choice,) = reply_of(REQUEST)["choices"]
     usage = {"prompt_tokens": 6, "completion_tokens": 28}  # of both together
     choices = [choice | {"token_ids": REQUEST.answer}] * 2
@@ -78,9 +76,6 @@ def test_choices_of_one_reply_are_requests_of_their_own(tmp_path):
     assert source.facts.num_documents == 2
     reply |= {"choices": choices[:1], "usage": usage | {"completion_tokens": 13}}
     refuse("lists 20 token ids and counts 19 tokens", lines(tmp_path / "r.jsonl", [reply]))
-
-
-def test_counts_of_tokens_are_enough_where_ids_are_not_there(tmp_path):
     reply = reply_of(REQUEST, usage={"prompt_tokens": 6, "completion_tokens": 14})
     none = {"id": "none", "choices": [{"routed_experts": None}]}
     path = lines(tmp_path / "r.jsonl", [none, reply, none])
@@ -107,16 +102,13 @@ def test_flat_ids_of_routers_alone_are_told_apart_by_their_number(tmp_path):
     assert_read(text(tmp_path / "r.json", json.dumps({"meta_info": facts})), FIRST)
 
 
-def test_a_fused_shared_expert_is_cut_and_named(tmp_path):
+def test_a_fused_shared_expert_is_cut_and_stale_rows_are_named(tmp_path):
     fused = [np.pad(r.ids, ((0, 0), (0, 0), (0, 1)), constant_values=64) for r in TRUTH.written]
     for ids in fused:
         ids[:, 0] = 0
     requests = [replace(r, ids=ids) for r, ids in zip(TRUTH.written, fused, strict=True)]
     write_vllm_arrays(tmp_path / "r.npz", requests)
     assert_read(tmp_path / "r.npz", TRUTH.routed, "1 slots behind the 4 chosen experts hold 64")
-
-
-def test_stale_rows_are_named(tmp_path):
     ids = [np.concatenate([rows[:9], np.repeat(rows[9:10], 10, axis=0)]) for rows in TRUTH.ids[1:]]
     ids = [np.concatenate([rows, more]) for rows, more in zip(ids, truth(3).ids[1:], strict=True)]
     np.savez(tmp_path / "r.npz", **{f"r{n}": rows for n, rows in enumerate(ids)})
@@ -124,7 +116,7 @@ def test_stale_rows_are_named(tmp_path):
     assert any(note.endswith("in runs of 10 (stale?): 18") for note in notes)
 
 
-def test_a_turn_that_a_later_one_repeats_is_left_out(tmp_path):
+def test_a_turn_that_a_later_one_repeats_is_left_out_and_triple_lists_are_envelopes(tmp_path):
     early = replace(REQUEST, tokens=REQUEST.tokens[:12], ids=REQUEST.ids[:11])
     turns = [nemo_rl_item(turn) for turn in (early, replace(REQUEST, num_prompt=14))]
     reply = {"id": "a", "choices": [{"message": nemo_rl_item(TRUTH.written[1])}]}
@@ -135,9 +127,6 @@ def test_a_turn_that_a_later_one_repeats_is_left_out(tmp_path):
         "turns that a later turn of the rollout repeats, left out: 1",
         "records without routed experts: 1",
     )
-
-
-def test_triple_lists_are_read_as_envelopes_are(tmp_path):
     ids = np.concatenate([REQUEST.ids, np.arange(4) + np.zeros((1, 4, 1), int)])
 
     def rollout(experts):
@@ -153,7 +142,7 @@ def prime_rl(path, *batches):
     return path
 
 
-def test_padding_behind_packed_sequences_is_counted_and_so_are_batches_without_ids(tmp_path):
+def test_packed_sequences_are_told_by_their_positions_whole_padded_or_cut(tmp_path):
     whole, bare = prime_rl_batch(TRUTH.written, 64), prime_rl_batch(TRUTH.written[:1], 1)
     bare[10] = None
     assert_read(
@@ -162,18 +151,12 @@ def test_padding_behind_packed_sequences_is_counted_and_so_are_batches_without_i
         "micro batches without routed experts: 2",
         "tokens of padding behind packed sequences, left out: 60",
     )
-
-
-def test_a_sequence_cut_to_the_length_of_the_trainer_keeps_its_last_row(tmp_path):
     rows = [np.pad(ids[:16], ((0, 0), (1, 0), (0, 0))) for ids in TRUTH.ids]
     cut = [
         replace(r, tokens=r.tokens[:16], ids=i) for r, i in zip(TRUTH.written, rows, strict=True)
     ]
     path = prime_rl(tmp_path / "rank_0.bin", *(prime_rl_batch([request], 1) for request in cut))
     assert_read(path, np.concatenate([ids[:16] for ids in TRUTH.ids]))
-
-
-def test_positions_must_say_where_sequences_begin(tmp_path):
     batch, path = prime_rl_batch(TRUTH.written, 1), tmp_path / "rank_0.bin"
     batch[4] = [position + 1 for position in batch[4]]
     refuse("positions do not begin at 0 where its sequences do", prime_rl(path, batch))
@@ -203,7 +186,7 @@ def test_packed_payloads_are_refused_and_so_are_some_without_masks(tmp_path):
     refuse("lacks prompt_mask; expected them beside", tmp_path / "p.npz")
 
 
-def test_layers_of_flame_are_as_long_as_each_other_and_as_the_samples(tmp_path):
+def test_layers_of_flame_have_one_length_and_prompts_of_a_file_other_numbers(tmp_path):
     folder, samples = tmp_path / "flame/actives/iter_7", tmp_path / "flame/samples"
     write_flame(folder, TRUTH.written)
     samples.mkdir()
@@ -213,32 +196,26 @@ def test_layers_of_flame_are_as_long_as_each_other_and_as_the_samples(tmp_path):
     assert_read(folder, TRUTH.routed)
     pq.write_table(pq.read_table(folder / "layer_02.parquet")[:64], folder / "layer_02.parquet")
     refuse("files of layers have 64 to 65 rows", folder)
-
-
-def test_prompts_of_one_file_that_number_their_tokens_alike_are_refused(tmp_path):
     for number, request in enumerate(TRUTH.written[:2]):
         write_moe_atlas(tmp_path / f"{number}.jsonl", [request])
     both = "".join((tmp_path / f"{number}.jsonl").read_text() for number in range(2))
     refuse("token 19, layer 1: 4 choices; another has 8", text(tmp_path / "r.jsonl", both))
 
 
-def test_a_sample_that_has_no_experts_yet_is_counted(tmp_path):
+def test_a_sample_without_experts_is_counted_and_code_in_a_pickle_not_run(tmp_path, capsys):
     write_slime(tmp_path / "r.pt", TRUTH.written)
     rollout = torch.load(tmp_path / "r.pt", weights_only=True)
     rollout["samples"].append({"tokens": [1, 2], "rollout_routed_experts": None})
     torch.save(rollout, tmp_path / "r.pt")
     assert_read(tmp_path / "r.pt", TRUTH.routed, "samples without routed experts: 1")
+    torch.save({"samples": [{"rollout_routed_experts": Evil()}]}, tmp_path / "r.pt")
+    refuse(r"the pickle names __builtin__\.print", tmp_path / "r.pt")
+    assert capsys.readouterr().out == ""
 
 
 class Evil:
     def __reduce__(self):
         return print, ("code ran",)
-
-
-def test_code_in_a_pickle_is_refused_and_not_run(tmp_path, capsys):
-    torch.save({"samples": [{"rollout_routed_experts": Evil()}]}, tmp_path / "r.pt")
-    refuse(r"the pickle names __builtin__\.print", tmp_path / "r.pt")
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -262,54 +239,42 @@ def megatron(folder, *ranks):
 RECORDS = megatron_lines(TRUTH.written)
 
 
-def test_ranks_with_the_same_lines_are_kept_once_and_others_add_tokens(tmp_path):
+def test_lines_of_megatron_that_stand_there_twice_are_left_out_and_counted(tmp_path):
     more = truth(seed=2)
     same, others = megatron_lines(TRUTH.written, 1), megatron_lines(more.written, 2)
     path = megatron(tmp_path / "trace", RECORDS, same, others)
     expected = np.concatenate([TRUTH.routed, more.routed])
     assert_read(path, expected, "ranks with the same lines as another, left out: 1")
-
-
-def test_recomputed_lines_and_prediction_heads_are_left_out_and_counted(tmp_path):
     heads = [record | {"block": "mtp", "mtp_idx": 0} for record in RECORDS[:2]]
     assert_read(
-        megatron(tmp_path / "trace", [*RECORDS, *RECORDS[3:5], *heads]),
+        megatron(tmp_path / "heads", [*RECORDS, *RECORDS[3:5], *heads]),
         TRUTH.routed,
         "lines written twice by recomputation, left out: 2",
         "lines of prediction heads (mtp), left out: 2",
     )
 
 
-def test_layers_of_megatron_may_count_from_0_or_1_or_among_routers(tmp_path):
+def test_layers_of_megatron_may_count_from_any_number_and_may_not_be_missing(tmp_path):
     for first in (0, 1, 2):
         records = [record | {"layer": record["layer"] - 1 + first} for record in RECORDS]
         assert_read(megatron(tmp_path / str(first), records), TRUTH.routed)
-
-
-def test_ranks_of_a_pipeline_and_missing_lines_are_refused(tmp_path):
     stages = [[r for r in RECORDS if r["layer"] in part] for part in ((1, 2), (3,))]
     for number, ranks in enumerate((stages, stages[:1])):
-        refuse("names the layers 1, 2; the routers", megatron(tmp_path / str(number), *ranks))
+        refuse("names the layers 1, 2; the routers", megatron(tmp_path / f"part {number}", *ranks))
     refuse("different sets of layers", megatron(tmp_path / "missing line", RECORDS[:-1]))
 
 
-def test_a_batch_of_few_tokens_is_whole_and_its_last_layer_may_have_one(tmp_path):
+def test_what_a_log_shows_whole_is_read_and_what_it_elides_or_breaks_off_is_not(tmp_path):
     batch = REQUEST.ids[:5]
     log = text(tmp_path / "e.log", llama_text(batch) + llama_text(batch, last_only=True))
     expected = np.concatenate([FIRST[:5], FIRST[4:5]])
     assert_read(log, expected, "was not computed for them: 4")
-
-
-def test_what_a_log_shows_with_gaps_is_left_out_and_counted_or_refused(tmp_path):
     long, path = llama_text(REQUEST.ids, elided=True), tmp_path / "e.log"
     note = "the log shows with gaps, left out: 1"
     assert_read(text(path, long + llama_text(REQUEST.ids[:1])), FIRST[:1], note)
     refuse("elided: 1 batch, each of more than 6 tokens", text(path, long))
     many = llama_text(truth(top_k=8).written[0].ids[:1])
     refuse("elided: 8 experts a token", text(path, many), known=known(top_k=8))
-
-
-def test_batches_that_break_off_or_do_not_give_the_printed_sum_are_refused(tmp_path):
     batch, path = llama_text(REQUEST.ids[:1]), tmp_path / "e.log"
     refuse("the log says", text(path, batch.replace("sum = ", "sum = 1", 1)))
     part = batch[: batch.index("ffn_moe_topk-3")]

@@ -215,8 +215,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
 
 
 class Watched(FileJournal):
-    """Which files had to be read."""
-
     read: list[str]
 
     def keep(self, path, facts):

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ NAMES = tuple(router.name for router in known())
 
 
 def opened(path: Path | str | TokenFiles, dialect: str | None = None, **more: Any) -> TokenSource:
-    """A trace, read against all routers."""
     return open_tokens(
         path, routers=NAMES, known=more.pop("known", known()), dialect=dialect, **more
     )
@@ -60,14 +60,11 @@ def refuse(
 
 
 def chosen(source: TokenSource) -> np.ndarray:
-    """All choices (tokens, layers, k)."""
     return np.stack([source.read_chosen(n, 0, source.facts.num_tokens) for n in NAMES], axis=1)
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """A trace that has been read, as a file of one piece."""
-
     trace: Trace
 
     @property
@@ -81,7 +78,6 @@ class InMemory:
 
 
 def rows_in_memory(trace: Trace) -> TraceRows:
-    """The tokens of a trace that is in no file."""
     found = first_pass([InMemory(trace)], known(), trace.where)
     names = [router.name for router in known()]
     return rows_of(trace_source(trace.where, found, names), known())
@@ -121,7 +117,6 @@ class Truth:
 
     @property
     def routed(self) -> np.ndarray:
-        """Choices of the tokens that an engine routed: all but the last of each text."""
         return np.concatenate([ids[:-1] for ids in self.ids])
 
     @property
@@ -135,7 +130,6 @@ class Truth:
 
     @property
     def reference(self) -> Reference:
-        """The same texts as a recording with choices."""
         lengths = [len(tokens) for tokens in self.tokens]
         columns = TokenColumns(
             document=np.repeat(np.arange(len(lengths)), lengths),
@@ -257,30 +251,19 @@ def write_prime_rl(path: Path, requests: list[Written]) -> None:
     lines(path, records)
 
 
-def write_slime(path: Path, requests: list[Written]) -> None:
-    """--save-debug-rollout-data of slime 624b824a89."""
+def write_slime(
+    path: Path, requests: list[Written], ids_of: Callable[[np.ndarray], Any] = torch.from_numpy
+) -> None:
+    """--save-debug-rollout-data of slime 624b824a89; of miles 31f1ca961a, where ids are of NumPy."""
     samples = [
         {
             "index": number,
             "tokens": request.tokens.tolist(),
             "response_length": len(request.answer),
             "status": "completed",
-            "rollout_routed_experts": torch.from_numpy(narrowed(request, request.dtype)),
+            "rollout_routed_experts": ids_of(narrowed(request, request.dtype)),
         }
         for number, request in enumerate(requests)
-    ]
-    torch.save({"rollout_id": 3, "samples": samples}, path)
-
-
-def write_miles(path: Path, requests: list[Written]) -> None:
-    """The same of miles 31f1ca961a, where ids are a NumPy array."""
-    samples = [
-        {
-            "tokens": request.tokens.tolist(),
-            "response_length": len(request.answer),
-            "rollout_routed_experts": narrowed(request, request.dtype),
-        }
-        for request in requests
     ]
     torch.save({"rollout_id": 3, "samples": samples, "metadata": {}}, path)
 
@@ -306,16 +289,19 @@ def verl_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def write_verl(path: Path, requests: list[Written]) -> None:
-    np.savez(path, **verl_arrays(requests))
+def batch_of(arrays_of: Callable[[list[Written]], dict[str, np.ndarray]]) -> Callable:
+    """Writes a batch of arrays by the ending of its file."""
 
+    def write(path: Path, requests: list[Written]) -> None:
+        arrays = arrays_of(requests)
+        if path.suffix == ".pt":
+            torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+        elif path.suffix == ".safetensors":
+            save_file(arrays, path)
+        else:
+            np.savez(path, **arrays)
 
-def write_verl_safetensors(path: Path, requests: list[Written]) -> None:
-    save_file(verl_arrays(requests), path)
-
-
-def write_verl_torch(path: Path, requests: list[Written]) -> None:
-    torch.save({name: torch.from_numpy(a) for name, a in verl_arrays(requests).items()}, path)
+    return write
 
 
 def write_megatron(path: Path, requests: list[Written]) -> None:
@@ -387,7 +373,6 @@ def write_moe_trace(path: Path, requests: list[Written]) -> None:
 
 
 def moe_trace_text(ids: np.ndarray, last_only: bool = False) -> str:
-    """One batch (tokens, layers, k), layer by layer."""
     rows = [ids[-1:] if last_only and n == ids.shape[1] - 1 else ids for n in range(ids.shape[1])]
     return "".join(
         f"{layer},{expert}\n"
@@ -474,10 +459,6 @@ def areal_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def write_areal(path: Path, requests: list[Written]) -> None:
-    torch.save({name: torch.from_numpy(a) for name, a in areal_arrays(requests).items()}, path)
-
-
 def tunix_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
     """A payload of tunix PR 2046: [padding, prompt | completion, padding], -1 where unset."""
     width, answer = 9, max(len(r.tokens) - r.num_prompt for r in requests) + 3
@@ -500,10 +481,6 @@ def tunix_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
         rows = arrays["routed_experts"][number, start : start + len(request.ids)]
         rows[...] = narrowed(request, "int32")[: len(rows)]
     return arrays
-
-
-def write_tunix(path: Path, requests: list[Written]) -> None:
-    np.savez(path, **tunix_arrays(requests))
 
 
 def write_flame(path: Path, requests: list[Written]) -> None:
@@ -548,21 +525,22 @@ def writer(dialect: str, file: str, write: Callable, *kinds: str) -> Writer:
 #: that are missing are zeros; ``batches``: no requests; ``log``: all of them are one;
 #: ``numbered``: requests have no names; ``aligned``: a row to a token, more are cut, missing ones
 #: filled; ``routers``: layers without a router are left out; ``endless``: no end could be missing.
-PADDED, NUMBERED_LOG = ("tokens", "padded", "numbered"), ("names layers", "batches", "log")
+NUMBERED, NUMBERED_LOG = ("tokens", "numbered"), ("names layers", "batches", "log")
+PADDED = (*NUMBERED, "padded")
 WRITERS = {
     "vllm": writer("vllm", "replies.jsonl", write_vllm, "tokens"),
     "vllm 0.21": writer("vllm", "replies.json", write_vllm_lists, "tokens"),
     "vllm arrays": writer("vllm", "routes.npz", write_vllm_arrays),
     "sglang": writer("sglang", "replies.jsonl", write_sglang, "tokens"),
     "prime_rl": writer("prime_rl", "rollouts.jsonl", write_prime_rl, "tokens"),
-    "slime": writer("slime", "rollout.pt", write_slime, "tokens", "numbered"),
-    "miles": writer("slime", "rollout.pt", write_miles, "tokens", "numbered"),
-    "verl": writer("verl", "batch.npz", write_verl, *PADDED),
-    "verl safetensors": writer("verl", "batch.safetensors", write_verl_safetensors, *PADDED),
-    "verl torch": writer("verl", "batch.pt", write_verl_torch, *PADDED),
+    "slime": writer("slime", "rollout.pt", write_slime, *NUMBERED),
+    "miles": writer("slime", "rollout.pt", partial(write_slime, ids_of=np.asarray), *NUMBERED),
+    "verl": writer("verl", "batch.npz", batch_of(verl_arrays), *PADDED),
+    "verl safetensors": writer("verl", "batch.safetensors", batch_of(verl_arrays), *PADDED),
+    "verl torch": writer("verl", "batch.pt", batch_of(verl_arrays), *PADDED),
     "megatron": writer("megatron", "trace", write_megatron, "names layers", "batches"),
-    "areal": writer("verl", "batch.pt", write_areal, *PADDED, "routers"),
-    "tunix": writer("tunix", "payload.npz", write_tunix, *PADDED),
+    "areal": writer("verl", "batch.pt", batch_of(areal_arrays), *PADDED, "routers"),
+    "tunix": writer("tunix", "payload.npz", batch_of(tunix_arrays), *PADDED),
     "nemo_rl": writer("nemo_rl", "rollouts.jsonl", write_nemo_rl, "tokens", "aligned"),
     "prime_rl_batches": writer(
         "prime_rl_batches", "rank_0.bin", write_prime_rl_batches, "tokens", "numbered", "aligned"

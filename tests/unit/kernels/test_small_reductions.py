@@ -1,4 +1,4 @@
-"""Widths of brackets at the corners: exact, hardly open, without an end."""
+"""Disagreements with recorded choices, and widths of brackets at the corners."""
 
 from __future__ import annotations
 
@@ -7,10 +7,48 @@ import numpy as np
 from moegeom.core.metric import RouterFacts
 from moegeom.geometry.histogram import NUM_BINS, bin_index
 from moegeom.kernels.reduction import REDUCTIONS, Extent
+from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS
 from moegeom.testing.stream import RULES, router
 from tests.unit.kernels.batches import batch_of
+
+AGREEMENT = REDUCTIONS["agreement"]
+
+
+def folded_agreement(matches, margin, bound=None, group_margin=None):
+    accumulator = AGREEMENT.start(Extent(1, 4, 1))
+    batch = batch_of(
+        len(matches),
+        margin=np.asarray(margin, np.float64),
+        group_margin=group_margin,
+        float_bound=bound,
+        matches_recording=np.asarray(matches),
+    )
+    accumulator.fold(batch, {})
+    return accumulator.state()
+
+
+def counted(state):
+    return AGREEMENT.select(AGREEMENT.settle(state), None, None)[[EQUAL, NEAR_TIE, BEYOND]]
+
+
+def test_differences_within_the_float_bound_are_near_ties_and_the_first_are_listed():
+    state = folded_agreement([True, False, False], [0.0, 0.1, 0.1], np.array([1.0, 0.1, 0.05]))
+    np.testing.assert_array_equal(counted(state), [1, 1, 1])
+    # without a bound only an exact tie
+    np.testing.assert_array_equal(
+        counted(folded_agreement([False, False], [0.0, 1e-300])), [0, 1, 1]
+    )
+    # half the group margin counts like a margin
+    state = folded_agreement([False], [5.0], np.array([0.1]), np.array([0.2]))
+    np.testing.assert_array_equal(counted(state), [0, 1, 0])
+    np.testing.assert_array_equal(state["margin"], [0.1])
+    margin = np.arange(200.0)
+    matches = np.arange(200) % 2 == 0
+    state = folded_agreement(matches, margin)
+    np.testing.assert_array_equal(state["token"], np.arange(1, 2 * NUM_LISTED, 2))
+    np.testing.assert_array_equal(state["margin"], margin[state["token"]])
 
 
 def histogram_of(lower, upper):
@@ -28,7 +66,7 @@ def figures(lower, upper):
     return METRICS["distance_bracket"].finish({"bracket_histogram": histogram}, facts)["layers"]
 
 
-def test_the_first_bin_holds_the_exact_ones_alone():
+def test_the_first_bin_holds_exact_brackets_alone_and_figures_are_those_of_widths():
     exact = [0.0, 1.0, 1e-300, np.inf]
     np.testing.assert_array_equal(histogram_of(exact, exact)[0], 4)
     hardly = np.nextafter(exact[:3], np.inf)
@@ -36,15 +74,9 @@ def test_the_first_bin_holds_the_exact_ones_alone():
     np.testing.assert_array_equal(found[0], 0)
     np.testing.assert_array_equal(found[1], 2)  # 2^-52 wide, counted as 2^-40
     np.testing.assert_array_equal(found[-1], 1)  # from 0, as wide as can be
-
-
-def test_a_width_is_the_upper_over_the_lower_end_less_one_or_endless():
     bins = np.flatnonzero(histogram_of([2.0, 4.0], [3.0, 5.0]))
     np.testing.assert_array_equal(bins, bin_index(np.array([0.25, 0.5])))
     np.testing.assert_array_equal(histogram_of([2.0, 0.0], [np.inf, 3.0])[NUM_BINS - 1], 2)
-
-
-def test_figures_of_exact_open_endless_and_no_brackets():
     exact = figures([1.0, 2.0], [1.0, 2.0])
     np.testing.assert_equal(list(exact.values()), [1.0, None, 1.0])
     some = figures([1.0, 2.0, 2.0, 4.0], [1.0, 2.0, 3.0, 5.0])

@@ -1,18 +1,23 @@
-"""Counts by document are those of counting by hand, however the stream is cut."""
+"""Samples of documents and tokens are the same however a stream is cut and its length is told."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moegeom.engine.plan import rounds_won
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import sketches
+from moegeom.kernels.reductions.samples import NUM_IDS
 from moegeom.kernels.reference import token_hash
+from moegeom.recorder.fold import _dropped
 from tests.unit.kernels.batches import batch_of
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS = 7, 2, 2, 300
@@ -49,7 +54,6 @@ def folded(*tokens: np.ndarray):
 
 
 def by_hand(population: int | None, without: int | None) -> Counter:
-    """Sorted rows of counts, one for each document, as a multiset."""
     whole = stream()
     kept = whole.document >= 0
     if population is not None:
@@ -64,11 +68,12 @@ def by_hand(population: int | None, without: int | None) -> Counter:
     return Counter(map(tuple, rows.values()))
 
 
-@pytest.mark.parametrize("population", [None, 0, 1])
-@pytest.mark.parametrize("without", [None, 0, 9])
-def test_selected_counts_are_those_of_counting_by_hand(population, without):
-    found = COUNTS.select(folded(np.arange(TOKENS)), population, without)
-    assert Counter(map(tuple, found.tolist())) == by_hand(population, without)
+def test_selected_counts_are_those_of_counting_by_hand():
+    for population, without in itertools.product((None, 0, 1), (None, 0, 9)):
+        found = COUNTS.select(folded(np.arange(TOKENS)), population, without)
+        assert Counter(map(tuple, found.tolist())) == by_hand(population, without)
+    none = COUNTS.select(COUNTS.start(EXTENT).state(), None, None)
+    assert none.shape == (0, EXPERTS)
 
 
 def test_of_many_documents_those_with_the_smallest_hashes_stay_whole(monkeypatch):
@@ -95,6 +100,54 @@ def test_a_sample_of_documents_does_not_depend_on_how_the_stream_is_cut(owner):
         np.testing.assert_equal(folded(*parts), whole)
 
 
-def test_no_document_gives_no_row():
-    found = COUNTS.select(COUNTS.start(EXTENT).state(), None, None)
-    assert found.shape == (0, EXPERTS)
+OPEN = Extent(1, 4, 2)
+
+
+def _batch(start: int, stop: int) -> TokenBatch:
+    token = np.arange(start, stop)
+    chosen = np.stack([token % 4, (token + 1) % 4], axis=1).astype(np.int32)
+    return batch_of(len(token), token=token, token_id=token.astype(np.int32), chosen=chosen)
+
+
+@pytest.mark.parametrize("total", [100, NUM_IDS, 3 * NUM_IDS + 5])
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_sample_does_not_depend_on_when_the_length_is_known(total: int, num_parts: int) -> None:
+    reduction = REDUCTIONS["token_sample"]
+    told = reduction.start(replace(OPEN, num_tokens=total))
+    told.fold(_batch(0, total), {})
+    edges = np.linspace(0, total, 20).astype(int)
+    parts = [reduction.start(replace(OPEN, num_tokens=None)) for _ in range(num_parts)]
+    for part, (start, stop) in zip(itertools.cycle(parts), itertools.pairwise(edges), strict=False):
+        part.fold(_batch(start, stop), {})
+    states = [part.state() for part in parts]
+    assert max(len(state["key"]) for state in states) <= 2 * NUM_IDS + total // 19
+    found = states[0] if num_parts == 1 else reduction.merge(*states)
+    found = reduction.ended(found, replace(OPEN, num_tokens=total))
+    np.testing.assert_equal(found, told.state())
+
+
+def test_of_neighbours_one_wins_each_round() -> None:
+    won = np.array([rounds_won(tile, seed=3) for tile in range(256)])
+    for rounds in range(1, 9):
+        in_each = (won.reshape(-1, 2**rounds) >= rounds).sum(axis=1)
+        np.testing.assert_array_equal(in_each, 1)
+    other = [rounds_won(tile, seed=4) for tile in range(256)]
+    assert (won != other).any()
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.integers(1, 9), min_size=1),
+    st.dictionaries(st.integers(0, 9), st.integers(1, 9), min_size=1),
+    st.integers(1, 12),
+)
+@settings(max_examples=60)
+def test_what_goes_from_a_part_goes_from_the_whole(
+    first: dict[int, int], second: dict[int, int], most: int
+) -> None:
+    both = {r: first.get(r, 0) + second.get(r, 0) for r in {*first, *second}}
+    gone = set(_dropped(both, most))
+    left = {r: size for r, size in both.items() if r not in gone}
+    assert sum(left.values()) <= most or len(left) == 1
+    assert not gone or max(gone) < min(left)
+    for part in (first, second):
+        assert set(_dropped(part, most)) <= gone
