@@ -198,7 +198,7 @@ def plan_facts(
         "routers": {router.name: router_identity(router) for router in routers.routers},
         "tokens": None if source is None else dataclasses.asdict(source),
         "token_files": token_identity(request.tokens),
-        "columns": dict(columns),
+        "columns": digest_of(columns),
         "options": options | {"device": device},
     }
 

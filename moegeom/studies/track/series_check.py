@@ -71,7 +71,8 @@ def _judge(check: SeriesCheck, history: History) -> JudgedCheck:
 def _lacking(check: SeriesCheck, history: History) -> str:
     """What the statement needs more of; empty where there is enough."""
     if check.of_each_step:
-        return ""
+        is_series = len(history.steps) > 1 or history.unread or history.broken
+        return "" if is_series else "1 step, and it takes 2"
     if not history.routers:
         return "no router is at every step with the same experts"
     if check.inputs == "series and domains" and len(history.domains) < 2:

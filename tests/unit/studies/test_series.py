@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from scipy import stats
 
 from moegeom.checkpoint.open import open_checkpoint
@@ -22,7 +22,7 @@ from moegeom.document.render import RENDERERS
 from moegeom.router.load import load_routers
 from moegeom.studies.track.choices import Choices, agreement
 from moegeom.studies.track.document import document
-from moegeom.studies.track.paths import find_checkpoints, recording_path, unfinished
+from moegeom.studies.track.paths import being_written, find_checkpoints, recording_path, unreadable
 from moegeom.studies.track.study import TrackRequest, track, with_trends
 from tests.by_day import by_day
 from tests.unit.studies.samples import COLLAPSED, widest, worded
@@ -144,18 +144,42 @@ def test_what_is_no_series_is_told_a_url_without_its_key(tmp_path):
 def test_unfinished_directories_are_known_by_what_they_lack(tmp_path, files, reason):
     for file in files:
         (tmp_path / file).write_text('{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')
-    lacking = unfinished(tmp_path)
+    lacking = being_written(tmp_path) or unreadable(tmp_path)
     assert reason in lacking
     assert bool(lacking) == bool(reason)
+    assert bool(being_written(tmp_path)) == ("being written" in reason)
 
 
-def test_a_file_that_is_cut_short_is_skipped_and_one_that_makes_no_sense_an_error(run):
+@pytest.mark.parametrize("damage", ["cut short", "no safetensors", "empty", "being written"])
+def test_a_step_that_cannot_be_read_makes_a_series_inconclusive(damage, run):
     file = run / "step_1500/model.safetensors"
-    file.write_bytes(file.read_bytes()[:5000])
+    if damage == "empty":
+        shutil.rmtree(file.parent)
+        file.parent.mkdir()
+    elif damage == "being written":
+        file.rename(file.with_suffix(".tmp"))
+    else:
+        file.write_bytes(file.read_bytes()[:5000] if damage == "cut short" else bytes(500))
     record = follow(run)
     assert [step.name for step in record.steps] == ["step_100", "step_600"]
     assert record.skipped[0][0] == "step_1500"
-    assert record.skipped[0][1]
+    is_open = damage != "being written"
+    assert [o.code for o in record.verdict.open] == ["MGT106"] * is_open
+    assert record.verdict.exit_code == 4 * is_open
+
+
+def test_a_step_with_rows_that_are_not_finite_fails_a_series(run):
+    file = run / "step_600/model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("mlp.gate.weight"))
+    save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, file)
+    record = track(TrackRequest((str(run / "step_*"),), run / "out_of_weights"))
+    assert record.verdict.exit_code == 1
+    (finding,) = (f for f in record.verdict.findings if f.code == "MGT107")
+    assert finding.title.startswith("step_600 is broken: MGI101")
+
+
+def test_a_step_whose_config_makes_no_sense_is_an_error(run):
     config = run / "step_600/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_experts": 17}))
     with pytest.raises(MoeGeomError) as refusal:

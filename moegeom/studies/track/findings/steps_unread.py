@@ -5,8 +5,8 @@ shards that an index names and that are not there) or whose files cannot be open
 name, or one of whose files, says that it is being written (.partial, .tmp, .temp, .incomplete) is
 listed, and not counted.
 
-A finding means: the series is inconclusive. Nothing is known of that step, so the series has a hole, at its end more often
-than not.
+A finding means: the series is inconclusive. Nothing is known of that step, so the series has a
+hole, at its end more often than not.
 
 What to do: look at the file that is named. A job that follows a training should write a step under
 a name that ends in .tmp, and rename it.
