@@ -11,7 +11,7 @@ import typer
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError, OutputError, is_full
 from moegeom_cli.command import Commands, Interrupted, command_names
-from moegeom_cli.streams import error_line, error_width
+from moegeom_cli.streams import error_line, error_width, open_closed_streams, put_out
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
 #: click or from a copy of its own, depending on its version.
@@ -57,6 +57,7 @@ def _options(
 
 def main() -> None:
     """Runs the command line and exits with its exit code."""
+    open_closed_streams()
     sys.exit(_exit_code(sys.argv[1:]))
 
 
@@ -109,4 +110,4 @@ def _internal(error: Exception) -> int:
 def _show(text: str) -> None:
     if "--debug" in sys.argv[1:]:
         traceback.print_exc()
-    typer.echo(text, err=True)
+    put_out(f"{text}\n", is_error=True)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
-from moegeom_cli.streams import Format
+from moegeom_cli.streams import Format, put_out
 
 if TYPE_CHECKING:
     from moegeom.document.model import Document, View
@@ -63,7 +61,7 @@ def write_reports(
     for name, file in reports:
         text = Report(found, document).render(name, view)
         if file is None:
-            typer.echo(text, nl=False)
+            put_out(text)
             continue
         if os.environ.get("GITHUB_STEP_SUMMARY") == str(file):
             # the job summary of GitHub collects what its steps append

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 import typer
 
 from moegeom_cli.options import FamilyFile, Overwrite, PrintFormat, Quiet, Restart, Seed
-from moegeom_cli.streams import Format, Watching, has_colours, parse_map, watching, width
+from moegeom_cli.streams import Format, Watching, has_colours, parse_map, put_out, watching, width
 
 if TYPE_CHECKING:
     from moegeom.document.model import Document, View
@@ -357,7 +357,7 @@ class ScreenOptions:
         is_plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         view = View(width(), has_colours(), self.detail, is_plain)
         report = Report(found, document)
-        typer.echo(report.render(self.format.value, view), nl=False)
+        put_out(report.render(self.format.value, view))
         if self.html is not None:
             write_whole(self.html, report.html())
             self.note(f"page: {self.html}")

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 #: Numbers that one range may stand for.
@@ -96,6 +97,27 @@ def error_width() -> int | None:
     """The same for errors; None when they go to a log, where a line is what is searched."""
     is_screen = "COLUMNS" in os.environ or sys.stderr.isatty()
     return _terminal_width() if is_screen else None
+
+
+def open_closed_streams() -> None:
+    """Streams that the caller has closed (``>&-``) lead nowhere: the exit code is what is asked."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the very end
+            setattr(sys, name, nowhere)
+
+
+def put_out(text: str, is_error: bool = False) -> None:
+    """Text to standard output or error; what follows goes nowhere where the reader has left.
+
+    As ``| head`` does: what a command decides is its exit code all the same.
+    """
+    stream = sys.stderr if is_error else sys.stdout
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _terminal_width() -> int:

@@ -89,7 +89,8 @@ def write_figure(figure: Chart, path: Path) -> None:
     down = math.ceil(len(shown.panels) / across)
     heights = [_height(panel) for panel in shown.panels[::across]]
     width = 2 * _COLUMN if across == 1 else _COLUMN * across
-    with plt.rc_context(_STYLE):
+    # not the settings of a matplotlibrc in the working directory, which may have LaTeX run
+    with plt.style.context(["default", _STYLE]):
         drawn, axes = plt.subplots(
             down,
             across,

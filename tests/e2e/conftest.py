@@ -183,6 +183,23 @@ def permuted(tensors: Tensors, *, with_experts: bool) -> Tensors:
     return after
 
 
+#: Names under which Python, a library or a tool would run a file of the working directory.
+IMPORTED = "numpy moegeom typer rich json sitecustomize usercustomize conftest setup".split()
+
+
+def plant_code(folder: Path) -> None:
+    """Files that end whoever runs them with exit code 0, and leave ``RAN``."""
+    code = "import os\nopen('RAN', 'w').close()\nos._exit(0)\n"
+    for name in IMPORTED:
+        (folder / f"{name}.py").write_text(code)
+    (folder / "hostile.pth").write_text(f"import os; {code}".replace("\n", "; "))
+    (folder / "pyproject.toml").write_text('[build-system]\nrequires = ["hostile"]\n')
+    (folder / "matplotlibrc").write_text("backend: module://numpy\ntext.usetex: True\n")
+    (folder / "__pycache__").mkdir()
+    for ending in ("nbi", "nbc", "pyc"):
+        (folder / f"__pycache__/choice._squares-18.py311.{ending}").write_bytes(b"cos\nsystem\n")
+
+
 @pytest.fixture(scope="session")
 def world(moegeom, tmp_path_factory) -> Path:
     """A folder with ``model`` (three layers, one with duplicate rows), ``rec`` and ``results``."""
@@ -193,6 +210,7 @@ def world(moegeom, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     model = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, duplicate=(1,))
     write_checkpoint(folder / "model", model)
+    plant_code(folder / "model")
     fingerprint = load_routers(open_checkpoint(folder / "model")).fingerprint
     write_tokens(folder / "rec", model, 1024, fingerprint)
     choices = np.argsort(np.random.default_rng(0).random((40, 3, 16)), axis=2)[:, :, :4]
@@ -210,8 +228,9 @@ def place(world, tmp_path) -> Path:
     """An empty folder from which ``model``, ``rec`` and ``results`` can be reached, not changed.
 
     ``routes.npy`` is a trace of 40 tokens, ``part`` the only part of a scan; ``sample_ckpts`` are
-    the samples with short recordings.
+    the samples with short recordings. Code lies there that no command runs.
     """
+    plant_code(tmp_path)
     (tmp_path / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
     for name in ("model", "rec", "results", "part", "routes.npy"):
         (tmp_path / name).symlink_to(world / name, target_is_directory=name != "routes.npy")

@@ -172,7 +172,7 @@ def test_the_action_installs_the_small_set_for_weights_alone(place):
     step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
     (place / "python").write_text('#!/bin/sh\necho "$@" >> asked\n')
     (place / "python").chmod(0o755)
-    start = "-m pip install --quiet -c A/constraints.txt"
+    start = "-P -m pip install --quiet -c A/constraints.txt"
     small = [f"{start} -r A/requirements-check.txt", f"{start} --no-deps A"]
     for checkpoint, tokens, calls in (
         ("model", "", small),

@@ -101,6 +101,41 @@ def show_everything(
     sys.stdout.write(json.dumps(shown))
 
 
+#: What no command does, whatever lies around it.
+_NEVER = (
+    *("socket.connect", "socket.bind", "socket.getaddrinfo", "os.system", "os.exec", "os.spawn"),
+    *("os.posix_spawn", "subprocess.Popen", "webbrowser.open"),
+)
+
+#: Where the file, or the code of one, stands among the arguments of an event.
+_FILE_OF = {"exec": 0, "compile": 1, "import": 1, "ctypes.dlopen": 0, "open": 0}
+
+#: Endings of files that are code where a library loads them.
+_CODE = (".py", ".pyc", ".pth", ".so", ".nbi", ".nbc", ".cubin")
+
+
+def end_where_folder_is_run(folder: str) -> None:
+    """From here on the process ends with 99 where it runs or loads as code what lies in a folder,
+    starts a process or asks for a connection.
+    """
+    inside = os.path.realpath(folder) + os.sep
+
+    def lies_inside(path: object) -> bool:
+        is_path = isinstance(path, str) and not path.startswith("<")  # <string>
+        return is_path and os.path.realpath(path).startswith(inside)
+
+    def look(event: str, values: tuple) -> None:
+        file = values[_FILE_OF[event]] if event in _FILE_OF else None
+        is_code = lies_inside(getattr(file, "co_filename", file)) and (
+            event != "open" or str(file).endswith(_CODE)
+        )
+        if is_code or event in _NEVER:
+            os.write(2, f"{event} {values!r:.300}\n".encode())
+            os._exit(99)
+
+    sys.addaudithook(look)
+
+
 def run_script(text: str) -> None:
     """As ``python -c``; what it uses must not be deprecated."""
     warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
@@ -121,6 +156,7 @@ def run_here(request: dict) -> int:
         if request["script"]:
             run_script(request["script"])
         else:
+            end_where_folder_is_run(request["folder"])
             app.main()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 0
