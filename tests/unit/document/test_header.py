@@ -12,6 +12,8 @@ from moegeom.document.header import (
     tokens_line,
     trust_line,
 )
+from moegeom.document.model import Document, Fact, View
+from moegeom.document.render import render
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import (
@@ -170,3 +172,13 @@ def test_an_assumed_rule_says_what_it_was_taken_from(refused_run):
     assert rule_trust(of_a_file) == "assumed from the family file"
     # routers that could not be read have none
     assert rule_facts(refused_run) == {"rule_status": None, "rule_trust": None}
+
+
+def test_what_stands_at_the_right_has_two_columns_of_its_own_or_a_line():
+    """A word of 10 columns behind a label of 9 and the text, 40 columns wide."""
+    for text, num_lines in {"a" * 19: 1, "a" * 20: 2, "a" * 29: 2}.items():
+        fact = Fact("label", text, right="exit 44444", indent=9)
+        screen = render(Document("x", "x", [[fact]], dict), "table", View(40))
+        lines = screen.rstrip("\n").split("\n")
+        assert len(lines[-1]) == 40
+        assert len(lines) == num_lines, text
