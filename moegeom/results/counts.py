@@ -49,7 +49,13 @@ def expert_counts(results: Results) -> ExpertCounts:
     rows = {name: dict[int, int]() for name in names}
     for router, expert, slots in zip(*(found[name] for name in wanted), strict=True):
         if router in rows and slots is not None:
-            rows[router][int(expert)] = int(slots)
+            if not (_is_count(expert) and _is_count(slots)):
+                raise ResultsError(
+                    f"{results.name}: {slots!r} slots of expert {expert!r} of router {router}: "
+                    "expected counts.",
+                    _AGAIN,
+                )
+            rows[router][expert] = slots
     empty = [name for name, of_router in rows.items() if not of_router]
     if empty:
         raise ResultsError(
@@ -63,9 +69,22 @@ def expert_counts(results: Results) -> ExpertCounts:
             "every layer of one array.",
             "Scan layers of one size: --layers.",
         )
-    names.sort(key=lambda name: int(name.split("/")[1]))
+    odd = [n for n in names if not n.partition("/")[2].isdecimal() or max(rows[n]) >= sizes[0]]
+    if odd:
+        raise ResultsError(
+            f"{results.name}: router {odd[0][:60]} lacks an expert or a layer.", _AGAIN
+        )
+    names.sort(key=lambda name: int(name.partition("/")[2]))
     counts = [[rows[name][expert] for expert in range(sizes[0])] for name in names]
     return ExpertCounts(tuple(names), np.array(counts, np.int64))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 63
+
+
+#: What to do where a table is not as a scan writes it.
+_AGAIN = "Scan again."
 
 
 def write_counts(found: ExpertCounts, path: Path) -> str:

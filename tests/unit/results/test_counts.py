@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import moegeom as mg
 from moegeom.core.errors import ResultsError, UsageError
-from moegeom.results.counts import write_counts
+from moegeom.results.counts import expert_counts, write_counts
+from moegeom.results.reader import open_results
 from tests.unit.document.records import SAMPLE, scanned_sample
 
 
@@ -55,3 +60,23 @@ def test_weights_alone_have_no_counts_and_endings_are_told(scanned, tmp_path):
         mg.scan(SAMPLE / "step_1500").counts()
     with pytest.raises(UsageError, match=r"expected a name that ends in \.npy, \.pt"):
         write_counts(scanned.counts(), tmp_path / "c.csv")
+
+
+#: Values of one row of ``experts.parquet`` that no scan writes.
+DAMAGE = {"num_slots": (np.nan, 1.5, -1, -(2**62)), "expert": (16, 2**40, -1)}
+
+
+def test_tables_that_hold_no_counts_are_refused(tmp_path):
+    mg.scan(SAMPLE / "step_1500", SAMPLE / "rec/step_1500", out=tmp_path / "whole", layers="0")
+    for column, values in DAMAGE.items():
+        for number, value in enumerate(values):
+            folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / f"{column}_{number}"))
+            table = pq.read_table(folder / "experts.parquet")
+            held = table.column(column).to_pylist()
+            held[3] = value
+            kind = pa.float64() if isinstance(value, float) else pa.int64()
+            place = table.schema.get_field_index(column)
+            changed = pa.array(held, kind)
+            pq.write_table(table.set_column(place, column, changed), folder / "experts.parquet")
+            with pytest.raises(ResultsError):
+                expert_counts(open_results(folder))
