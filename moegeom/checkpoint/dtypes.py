@@ -94,9 +94,12 @@ def no_array(shape: tuple[int, ...], where: str) -> CheckpointError:
 
 
 def upcast(values: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """The same numbers as float64 where stored so, else as float32; exact for floats."""
-    if values.dtype in (np.float32, np.float64):
-        return values
-    # A signalling NaN raises the invalid flag on the way; it is still a NaN afterwards.
+    """The same numbers as float64 where stored so, else as float32; exact for floats.
+
+    Every NaN is a quiet one: a signalling NaN would warn in whatever is computed with it.
+    """
     with np.errstate(invalid="ignore"):
-        return values.astype(np.float32)
+        is_wide = values.dtype in (np.float32, np.float64)
+        found = values if is_wide else values.astype(np.float32)
+        is_nan = np.isnan(found)
+        return np.where(is_nan, found.dtype.type(np.nan), found) if is_nan.any() else found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -212,3 +214,19 @@ def test_every_float_and_shape_is_what_torch_reads_and_metadata_is_no_tensor(tmp
     for name, tensor in tensors.items():
         assert store.info(name).shape == shapes[name]
         np.testing.assert_array_equal(store.read(name), tensor.numpy(), strict=True)
+
+
+def test_a_signalling_nan_warns_nobody_and_every_other_bit_stays():
+    stored = {
+        np.uint16: (np.float16, [0x7D01, 0xFC00, 0x8000, 0x0001]),
+        np.int16: (ml_dtypes.bfloat16, [0x7F81, -0x80, -0x8000, 0x0001]),
+        np.uint32: (np.float32, [0x7F800001, 0xFF800000, 0x80000000, 0x00000001]),
+        np.uint64: (np.float64, [0x7FF0000000000001, 0xFFF << 52, 1 << 63, 1]),
+    }
+    for bits, (dtype, values) in stored.items():
+        found = upcast(np.array(values, bits).view(dtype))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.isnan(np.linalg.norm(found)), dtype
+        assert (found[1], np.signbit(found[2]), found[2]) == (-np.inf, True, 0.0)
+        assert found[3] > 0.0
