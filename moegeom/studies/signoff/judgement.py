@@ -96,6 +96,8 @@ def _others(found: RouterChange, pair: Exported) -> Iterator[Judgement]:
     if NOT_COMPARED.name in words:
         return
     a, b = pair.a, pair.b
+    if not (np.isfinite(a.weight).all() and np.isfinite(b.weight).all()):
+        yield Judgement("failed", "holds values that are not finite, as in A.")
     scale = None if a.expert_scale is None else a.expert_scale[pair.place]
     cosines = [None if r.projection is None else r.projection.scale for r in (a, b)]
     follows: EndState = "inconclusive" if words & _MOVING else "failed"

@@ -533,3 +533,13 @@ def test_only_four_passed_lines_exit_with_zero(sign, state):
         open_one = dataclasses.replace(result, lines=lines)
         assert open_one.exit_code == (1 if state == "failed" else 4)
         assert "not signed off" in shown(open_one)
+
+
+def test_a_router_that_is_broken_on_both_sides_is_not_signed_off():
+    router = of_layer_norm()
+    weight = router.weight.copy()
+    weight[2, 3] = np.nan
+    broken = dataclasses.replace(router, weight=weight)
+    assert judge(router, router).state == "passed"
+    assert judge(broken, broken).state == "failed"
+    assert not judge(broken, broken).is_identical
