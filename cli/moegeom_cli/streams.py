@@ -117,7 +117,8 @@ def put_out(text: str, is_error: bool = False) -> None:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _terminal_width() -> int:

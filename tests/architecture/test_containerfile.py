@@ -83,7 +83,7 @@ def test_the_image_with_all_compiles_its_kernels_where_its_user_finds_them():
     name, _, folder = said["ENV"].partition("=")
     assert name == "NUMBA_CACHE_DIR"
     assert home in Path(folder).parents
-    module = said["RUN"].removeprefix("python -m ")
+    module = said["RUN"].removeprefix("python -P -m ")
     assert importlib.util.find_spec(module)
     words = [word for word, _ in instructions]
     last_run = max(i for i, word in enumerate(words) if word == "RUN")

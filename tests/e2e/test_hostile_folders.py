@@ -1,7 +1,7 @@
 """Nothing that lies in a checkout runs: neither by the action, nor by a command typed there.
 
 What commands do in a folder with hostile files once they have started: every test of this folder,
-through ``end_where_folder_is_run`` of warm_commands.py.
+through ``run_nothing_of`` of warm_commands.py.
 """
 
 from __future__ import annotations

@@ -114,22 +114,21 @@ _FILE_OF = {"exec": 0, "compile": 1, "import": 1, "ctypes.dlopen": 0, "open": 0}
 _CODE = (".py", ".pyc", ".pth", ".so", ".nbi", ".nbc", ".cubin")
 
 
-def end_where_folder_is_run(folder: str) -> None:
+def lies_in(path: object, folder: str) -> bool:
+    is_path = isinstance(path, str) and not path.startswith("<")  # <string>
+    return is_path and os.path.realpath(path).startswith(folder + os.sep)
+
+
+def run_nothing_of(folder: str) -> None:
     """From here on the process ends with 99 where it runs or loads as code what lies in a folder,
     starts a process or asks for a connection.
     """
-    inside = os.path.realpath(folder) + os.sep
-
-    def lies_inside(path: object) -> bool:
-        is_path = isinstance(path, str) and not path.startswith("<")  # <string>
-        return is_path and os.path.realpath(path).startswith(inside)
+    inside = os.path.realpath(folder)
 
     def look(event: str, values: tuple) -> None:
         file = values[_FILE_OF[event]] if event in _FILE_OF else None
-        is_code = lies_inside(getattr(file, "co_filename", file)) and (
-            event != "open" or str(file).endswith(_CODE)
-        )
-        if is_code or event in _NEVER:
+        is_code = event != "open" or str(file).endswith(_CODE)
+        if event in _NEVER or (is_code and lies_in(getattr(file, "co_filename", file), inside)):
             os.write(2, f"{event} {values!r:.300}\n".encode())
             os._exit(99)
 
@@ -156,7 +155,7 @@ def run_here(request: dict) -> int:
         if request["script"]:
             run_script(request["script"])
         else:
-            end_where_folder_is_run(request["folder"])
+            run_nothing_of(request["folder"])
             app.main()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 0

@@ -17,7 +17,7 @@ from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, AS_STORED, is_domain
 from moegeom.geometry.series import changes
 from moegeom.studies.track.measure import MeasuredStep
-from moegeom.studies.track.paths import Skipped
+from moegeom.studies.track.paths import LeftStep
 
 #: Numbers by step and expert.
 ByExpert = Float64[np.ndarray, "steps experts"]
@@ -130,7 +130,7 @@ INTEGRITY = dataclasses.replace(DEFAULT, select=("MGI",))
 
 
 def history(
-    measured: Sequence[MeasuredStep], other_text: str, skipped: Sequence[Skipped] = ()
+    measured: Sequence[MeasuredStep], other_text: str, skipped: Sequence[LeftStep] = ()
 ) -> History:
     """The routers that are at every step, in the order of the last."""
     layers = [_by_router(step, "layers") for step in measured]

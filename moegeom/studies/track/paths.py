@@ -53,7 +53,7 @@ class Candidate:
         return is_results(self.path)
 
 
-class Skipped(NamedTuple):
+class LeftStep(NamedTuple):
     """A step that is not in the series, and why: somebody writes it, or it cannot be read."""
 
     name: str
@@ -61,7 +61,7 @@ class Skipped(NamedTuple):
     is_being_written: bool = False
 
 
-def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Skipped]]:
+def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[LeftStep]]:
     """Candidates in natural order (step_2 before step_10), and those skipped with the reason.
 
     ``{step}`` is the text that the first ``*`` of the pattern matched; for a path without one, the
@@ -89,7 +89,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Ski
     candidates, skipped = [], []
     for path, text in found.items():
         if reason := being_written(path) or unreadable(path):
-            skipped.append(Skipped(path.name, reason, bool(being_written(path))))
+            skipped.append(LeftStep(path.name, reason, bool(being_written(path))))
             continue
         candidate = Candidate(path, text)
         if len(found) > 1 and not _NUMBER.search(text):

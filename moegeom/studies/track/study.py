@@ -49,7 +49,7 @@ from moegeom.studies.track.measure import (
     measure_step,
     refuse_missing_recordings,
 )
-from moegeom.studies.track.paths import Candidate, Skipped, find_checkpoints
+from moegeom.studies.track.paths import Candidate, LeftStep, find_checkpoints
 from moegeom.studies.track.series_check import judge_series
 
 __all__ = ["TrackRequest", "track"]
@@ -76,7 +76,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     for candidate in candidates:
         step = measure_step(request, folder, candidate, watch)
         if isinstance(step, str):
-            skipped.append(Skipped(candidate.name, step))
+            skipped.append(LeftStep(candidate.name, step))
         else:
             measured.append(step)
     if not measured:
@@ -116,7 +116,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     return series
 
 
-def _nothing_finished(request: TrackRequest, skipped: Sequence[Skipped]) -> MoeGeomError:
+def _nothing_finished(request: TrackRequest, skipped: Sequence[LeftStep]) -> MoeGeomError:
     is_early = all(one.is_being_written for one in skipped)
     return (UsageError if is_early else CheckpointError)(
         f"{' '.join(request.patterns)}: no finished checkpoint.",
