@@ -128,7 +128,7 @@ def scan(
     if request.part is not None:
         parameters_of_part(request)  # what cannot be told to whoever merges is refused at once
     metrics = metrics_for(request)
-    columns = column_versions(metrics)
+    columns = column_versions(METRICS.all())
     is_believed = believes_results(request, request.out or RUNS)
     if not is_believed:
         request = dataclasses.replace(request, restart=True)
@@ -330,7 +330,7 @@ def write_folded(
 
     chosen = [router for router in routers.routers if router.name in measured]
     metrics = metrics_for(request)
-    columns = column_versions(metrics)
+    columns = column_versions(METRICS.all())
     plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind, columns)
     out = request.out or default_out(request, plan)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
@@ -198,7 +199,7 @@ def plan_facts(
         "routers": {router.name: router_identity(router) for router in routers.routers},
         "tokens": None if source is None else dataclasses.asdict(source),
         "token_files": token_identity(request.tokens),
-        "columns": digest_of(columns),
+        "columns": digest_of(json.dumps(dict(columns), sort_keys=True)),
         "options": options | {"device": device},
     }
 

@@ -47,15 +47,16 @@ def test_what_a_command_decides_is_its_exit_code_whoever_listens(tmp_path):
     changed(tmp_path, "broken", lambda held: {k: np.full_like(v, np.nan) for k, v in held.items()})
     (tmp_path / "good").symlink_to(ROOT / "sample_ckpts/olmoe-balanced/step_1500")
     command = f"{sys.executable} -m moegeom_cli check"
+    streams = (">&-", "2>&-", ">&- 2>&- <&-", "| true", "2>&1 >&- | true")
+    cases = [("broken", stream, 1) for stream in streams]
     offenders = []
-    for target, code in {"good": 0, "broken": 1, "nowhere": 3}.items():
-        for stream in (">&-", "2>&-", ">&- 2>&- <&-", "| true", "2>&1 >&- | true"):
-            script = f"{command} {target} {stream}; exit ${{PIPESTATUS[0]}}"
-            ran = subprocess.run(
-                ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True
-            )
-            if ran.returncode != code:
-                offenders.append((target, stream, ran.returncode))
+    for target, stream, code in [*cases, ("good", streams[2], 0), ("nowhere", streams[4], 3)]:
+        script = f"{command} {target} {stream}; exit ${{PIPESTATUS[0]}}"
+        ran = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True
+        )
+        if ran.returncode != code:
+            offenders.append((target, stream, ran.returncode))
     assert offenders == []
 
 

@@ -101,34 +101,47 @@ def show_everything(
     sys.stdout.write(json.dumps(shown))
 
 
-#: What no command does, whatever lies around it.
-_NEVER = (
-    *("socket.connect", "socket.bind", "socket.getaddrinfo", "os.system", "os.exec", "os.spawn"),
-    *("os.posix_spawn", "subprocess.Popen", "webbrowser.open"),
-)
+#: What no command does, whatever lies around it, and what one does that is given a URL alone.
+_NEVER = {"os.system", "os.exec", "os.spawn", "os.posix_spawn", "webbrowser.open"}
+_WITH_URL = {"socket.connect", "socket.bind", "socket.getaddrinfo"}
 
 #: Where the file, or the code of one, stands among the arguments of an event.
-_FILE_OF = {"exec": 0, "compile": 1, "import": 1, "ctypes.dlopen": 0, "open": 0}
+_FILE_OF = {
+    "exec": 0,
+    "compile": 1,
+    "import": 1,
+    "ctypes.dlopen": 0,
+    "open": 0,
+    "subprocess.Popen": 0,  # a name without a folder is taken for one of the folder
+}
 
 #: Endings of files that are code where a library loads them.
 _CODE = (".py", ".pyc", ".pth", ".so", ".nbi", ".nbc", ".cubin")
 
 
 def lies_in(path: object, folder: str) -> bool:
-    is_path = isinstance(path, str) and not path.startswith("<")  # <string>
-    return is_path and os.path.realpath(path).startswith(folder + os.sep)
-
-
-def run_nothing_of(folder: str) -> None:
-    """From here on the process ends with 99 where it runs or loads as code what lies in a folder,
-    starts a process or asks for a connection.
+    """Whether a file, named from there where it is not absolute, lies in the folder; ``<string>``
+    lies nowhere.
     """
-    inside = os.path.realpath(folder)
+    if not isinstance(path, str) or path.startswith("<"):
+        return False
+    absolute = path if path.startswith("/") else os.path.normpath(f"{folder}/{path}")
+    return absolute.startswith(folder + os.sep)
+
+
+def run_nothing_of(folder: str, has_url: bool) -> None:
+    """From here on the process ends with 99 where it runs or loads as code what lies in a folder,
+    starts a program by its bare name, or asks for a connection that nobody named.
+    """
+    inside, never = os.path.realpath(folder), _NEVER | (set() if has_url else _WITH_URL)
 
     def look(event: str, values: tuple) -> None:
         file = values[_FILE_OF[event]] if event in _FILE_OF else None
-        is_code = event != "open" or str(file).endswith(_CODE)
-        if event in _NEVER or (is_code and lies_in(getattr(file, "co_filename", file), inside)):
+        if event == "open" and not str(file).endswith(_CODE):
+            return
+        if event == "ctypes.dlopen" and os.sep not in str(file):
+            return  # one of the system's
+        if event in never or lies_in(getattr(file, "co_filename", file), inside):
             os.write(2, f"{event} {values!r:.300}\n".encode())
             os._exit(99)
 
@@ -155,7 +168,7 @@ def run_here(request: dict) -> int:
         if request["script"]:
             run_script(request["script"])
         else:
-            run_nothing_of(request["folder"])
+            run_nothing_of(request["folder"], any("://" in word for word in request["arguments"]))
             app.main()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 0

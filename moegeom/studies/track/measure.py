@@ -16,7 +16,7 @@ from moegeom.engine.out import believes_results
 from moegeom.engine.request import Tokens
 from moegeom.engine.run_facts import column_versions, plan_facts
 from moegeom.engine.session import Session
-from moegeom.metrics import metrics_of_scan
+from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.plans import differing_parts
 from moegeom.results.reader import Results, open_results
@@ -197,7 +197,7 @@ def _is_same(results: Results | None, opened: Session, asked: ScanRequest) -> bo
         replace(opened.routers, routers=_heard(opened.routers.routers, before)),
         None,
         "cpu",
-        column_versions(metrics_of_scan()),
+        column_versions(METRICS.all()),
     )
     # what tokens hold follows from which files they are, and one device answers for another
     here["tokens"] = before.get("tokens")

@@ -47,7 +47,7 @@ class Site:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def add_folder(self, folder: Path, at: str = "") -> None:
-        for path in folder.iterdir():
+        for path in filter(Path.is_file, folder.iterdir()):
             self.files[f"{at}/{path.name}"] = path.read_bytes()
 
     def etag(self, path: str) -> str:

@@ -14,7 +14,7 @@ from moegeom.studies.track.record import TrackRequest
 from moegeom.studies.track.study import track
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
-MODEL = SyntheticModel(hidden=64, experts=8, top_k=2)
+MODEL = SyntheticModel(hidden=64, experts=8, top_k=2, layers=1)
 
 
 @pytest.fixture

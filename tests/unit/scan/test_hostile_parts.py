@@ -19,7 +19,10 @@ from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_to
 @pytest.fixture(scope="module")
 def part(tmp_path_factory) -> Path:
     """The only part of a scan."""
-    folder, model = tmp_path_factory.mktemp("world"), SyntheticModel(hidden=64, experts=8, top_k=2)
+    folder, model = (
+        tmp_path_factory.mktemp("world"),
+        SyntheticModel(hidden=64, experts=8, top_k=2, layers=1),
+    )
     write_checkpoint(folder / "model", model)
     write_tokens(folder / "rec", model, 1024)
     request = ScanRequest(

@@ -116,7 +116,7 @@ REFUSED = {
         (SIZES | {"splits": 3}, "splits 3: does not divide the width 20"),
         (SIZES | {"splits": 65}, "expected numbers from 1 to 64"),
         (SIZES | {"data_dims": 65}, "data_dims 65: inputs have 64 numbers"),
-        (SIZES | {"data_dims": "two"}, "data_dims: expected"),
+        (SIZES | {"data_dims": "two"}, "data_dims 'two': expected int"),
         (SIZES | {"experts": 5000}, "experts 5000: expected 1 to 4,096"),
         (SIZES | {"shared": -1}, "shared -1: expected 0"),
         (SIZES | {"tokens": "rec"}, "tokens goes with checkpoint"),
