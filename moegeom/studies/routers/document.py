@@ -58,7 +58,7 @@ def _header(found: RouterSet) -> Iterator[Block]:
         f"{number_of(num_rows, 'expert')}. Read {size(found.bytes_read)} of "
         f"{size(found.bytes_total)}.",
     )
-    yield _fact("fingerprint", found.fingerprint)
+    yield _fact("fingerprint", f"{found.fingerprint[:47]}... (all in JSON)")
     if found.revision:
         yield _fact("revision", found.revision)
     how = "a recording with the model's own choices verifies it"
