@@ -51,12 +51,15 @@ def test_results_in_the_working_tree_of_what_is_judged_are_measured_again(place,
     planted(out)
     scan(request)
     assert is_planted(out) != PLACES[place]
-    series = TrackRequest(
-        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=world / place
-    )
-    track(series)
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "runs"])
+def test_steps_of_a_series_are_measured_again_there_too(place, world):
+    (world / ".git").mkdir()
+    request = TrackRequest((str(world / "step_*"),), out=world / place)
+    track(request)
     planted(world / place / "step_1.moegeom")
-    (step,) = track(series).steps
+    (step,) = track(request).steps
     assert step.is_reused != PLACES[place]
     assert is_planted(world / place / "step_1.moegeom") != PLACES[place]
 
