@@ -253,8 +253,8 @@ def merge(
         )
     request = dataclasses.replace(
         request,
-        checkpoint=checkpoint or request.checkpoint,
-        tokens=tokens or request.tokens,
+        checkpoint=request.checkpoint if checkpoint is None else checkpoint,
+        tokens=request.tokens if tokens is None else tokens,
         out=out,
         overwrite=overwrite,
     )

@@ -103,7 +103,8 @@ def open_closed_streams() -> None:
     """Streams that the caller has closed (``>&-``) lead nowhere: the exit code is what is asked."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the very end
+            # it takes the number of the closed one, which no file that is written may get
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - never closed
             setattr(sys, name, nowhere)
 
 

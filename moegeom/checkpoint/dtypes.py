@@ -98,8 +98,8 @@ def upcast(values: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 
     Every NaN is a quiet one: a signalling NaN would warn in whatever is computed with it.
     """
-    with np.errstate(invalid="ignore"):
-        is_wide = values.dtype in (np.float32, np.float64)
-        found = values if is_wide else values.astype(np.float32)
-        is_nan = np.isnan(found)
-        return np.where(is_nan, found.dtype.type(np.nan), found) if is_nan.any() else found
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)
+        if np.isnan(wide.sum()):  # a NaN among them, or infinities of both signs
+            wide = np.where(np.isnan(wide), wide.dtype.type(np.nan), wide)
+        return wide

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def digest_of(*values: Any) -> str:
 
 
 def sha256_of(*values: Any) -> hashlib._Hash:
-    """The same as the object of hashlib, for its bytes, or to go on with."""
+    """The same as the object of hashlib, for its bytes."""
     state = hashlib.sha256()
     for value in values:
         _add(state, value)
@@ -37,15 +37,10 @@ def sha256_of(*values: Any) -> hashlib._Hash:
 
 def digest_of_file(path: Path) -> str:
     """SHA-256, in hex, of what a file holds; OSError where it cannot be read."""
-    with open_regular(path, follows=True) as file:
-        return digest_of_stream(file)
-
-
-def digest_of_stream(file: BinaryIO) -> str:
-    """SHA-256, in hex, of what is left of an open file."""
     state = hashlib.sha256()
-    while block := file.read(_BLOCK):
-        state.update(block)
+    with open_regular(path, follows=True) as file:
+        while block := file.read(_BLOCK):
+            state.update(block)
     return state.hexdigest()
 
 

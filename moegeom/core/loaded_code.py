@@ -57,13 +57,15 @@ def _loaded() -> Iterator[tuple[Path, str]]:
         yield Path(_SETTINGS), "Remove it, or start in another folder: Numba obeys it."
 
 
-def trees_around(path: Path) -> Iterator[tuple[Path, Path]]:
-    """The folder that ``path`` is or lies in, and the working tree around it, else that folder.
+def trees_around(*paths: Path) -> Iterator[tuple[Path, Path]]:
+    """Each folder that one of ``paths`` is or lies in, and the working tree around it, else that
+    folder.
 
-    Twice where links lead to it: who wrote a link wrote what lies beside it.
+    By name and behind links: who wrote a link wrote what lies beside it. Each is told once, however
+    many files lie there.
     """
-    for named in dict.fromkeys(_both(path)):
-        folder = named if named.is_dir() else named.parent
+    places = ((place, path.is_dir()) for path in paths for place in _both(path))
+    for folder in dict.fromkeys(place if is_dir else place.parent for place, is_dir in places):
         above = (folder, *folder.parents)
         tops = (top for top in above if any((top / mark).exists() for mark in _TOPS))
         yield folder, next(tops, folder)
@@ -76,13 +78,13 @@ def lies_in(path: Path, folder: Path) -> bool:
 
 def _both(path: Path) -> tuple[Path, Path]:
     """Where a path is by its name, and behind its links, which may go in circles."""
-    return Path(os.path.abspath(path)), Path(os.path.realpath(path))  # noqa: PTH100
+    return Path(os.path.normpath(path.absolute())), Path(os.path.realpath(path))
 
 
-def refuse_code_within(path: Path) -> None:
-    """Nothing that libraries load may lie in ``path``, its folder, or the working tree around it.
+def refuse_code_within(*paths: Path) -> None:
+    """Nothing that libraries load may lie in the folder of one of these, or in the tree around it.
 
-    The package's own folder may lie in the same working tree, not in ``path`` itself.
+    The package's own folder may lie in the same working tree, not in the folder itself.
 
     Raises
     ------
@@ -90,7 +92,7 @@ def refuse_code_within(path: Path) -> None:
         Where something does.
     """
     loaded = [*_loaded()]
-    for folder, tree in trees_around(path):
+    for folder, tree in trees_around(*paths):
         for code, hint in loaded:
             around = folder if code == PACKAGE else tree
             if lies_in(code, around):

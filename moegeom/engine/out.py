@@ -70,13 +70,15 @@ def believes_results(request: TokensRequest, out: Path) -> bool:
 
     Not in the working tree of what is judged: who wrote the checkpoint could have written them.
     """
-    tokens, trees = request.tokens, set[Path]()
+    tokens = request.tokens
+    paths = paths_of(tokens) if isinstance(tokens, str | TokenFiles) else ()
+    files = [path for path in paths if path.is_file()]
+    judged = [path for path in paths if not path.is_file()]
     if not scheme_of(request.checkpoint):
-        trees |= {tree for _, tree in trees_around(Path(request.checkpoint))}
-    for path in paths_of(tokens) if isinstance(tokens, str | TokenFiles) else ():
-        # what lies beside a single file is not of it, unless a working tree says so
-        around = trees_around(path)
-        trees |= {tree for folder, tree in around if tree != folder or not path.is_file()}
+        judged.append(Path(request.checkpoint))
+    trees = {tree for _, tree in trees_around(*judged)}
+    # what lies beside a single file is not of it, unless a working tree says so
+    trees |= {tree for folder, tree in trees_around(*files) if tree != folder}
     return not any(lies_in(out, tree) for tree in trees)
 
 
@@ -117,7 +119,7 @@ def is_answered_unread(
     tokens = before.get("tokens") if isinstance(before, dict) else None
     plan = plan_facts(request, routers, None, "cpu", columns) | {"tokens": tokens}
     try:
-        return (tokens is not None or request.tokens is None) and is_answered(out, plan, request)
+        return tokens is not None and is_answered(out, plan, request)
     except UsageError:
         return False
 

@@ -201,10 +201,7 @@ def is_part(path: Path) -> bool:
 
 #: Fields of a request that do not go into parts: where, and how fast.
 _NOT_TOLD = frozenset(
-    (
-        *("out", "part", "engine", "restart", "overwrite", "remote"),
-        *("device", "num_workers", "batch_tokens"),
-    )
+    "out part engine restart overwrite remote device num_workers batch_tokens".split()
 )
 
 
@@ -238,7 +235,7 @@ def _told(name: str, value: Any) -> Any:
         return [_told(name, one) for one in value]
     if isinstance(value, Mapping):
         return {key: _told(name, one) for key, one in value.items()}
-    is_url = isinstance(value, str) and scheme_of(value) != "" and name != "checkpoint"
+    is_url = name != "checkpoint" and isinstance(value, str) and bool(scheme_of(value))
     if name == "per_token" or is_url or not isinstance(value, str | int | float):
         raise UsageError(
             f"{option_of(name)} cannot be cut into parts: a part holds files and numbers alone."

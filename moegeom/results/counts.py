@@ -22,6 +22,9 @@ from moegeom.core.row_keys import ALL, AS_STORED
 from moegeom.core.text import number_of
 from moegeom.results.reader import Results
 
+#: What to do where a table is not as a scan writes it.
+_AGAIN = "Scan again."
+
 
 @dataclass(frozen=True, eq=False)
 class ExpertCounts:
@@ -81,10 +84,6 @@ def expert_counts(results: Results) -> ExpertCounts:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < 1 << 63
-
-
-#: What to do where a table is not as a scan writes it.
-_AGAIN = "Scan again."
 
 
 def write_counts(found: ExpertCounts, path: Path) -> str:

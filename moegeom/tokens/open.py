@@ -73,8 +73,7 @@ def open_tokens(
         )
         with reading(Path(named), RecordingError):
             paths = paths_of(path)
-            for folder in {one.parent if one.is_file() else one for one in paths}:
-                refuse_code_within(folder)
+            refuse_code_within(*paths)
             opened = _opened(paths[0], request) if len(paths) == 1 else _of_several(paths, request)
             _check_expectations(opened, request.stage, request.routers)
             return opened

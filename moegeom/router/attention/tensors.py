@@ -218,7 +218,7 @@ class AttentionTensors:
     # ------------------------------------------------------------------------------------- values
     def fingerprint(self) -> str:
         """A digest of gate and sinks in float32, by which a recording knows its layer again."""
-        return digest_of(*(values.astype(np.float32) for values in self.recorded()))
+        return digest_of(*(np.asarray(values, np.float32) for values in self.recorded()))
 
     def recorded(self) -> Iterator[np.ndarray]:
         """Rows and biases of the gate, and sinks: what a recording belongs to."""

@@ -75,28 +75,28 @@ def _measured(
     tokens: Tokens | None,
     watch: Watch | None,
 ) -> MeasuredStep:
-    out, kept = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
-    asked = _scan_request(request, candidate, tokens, out)
+    out, chosen_file = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
+    scanned = _scan_request(request, candidate, tokens, out)
     is_gone = _is_gone(tokens)
-    is_same = believes_results(asked, folder) and _is_same(_kept_results(out), opened, asked)
+    is_same = believes_results(scanned, folder) and _is_same(_kept_results(out), opened, scanned)
     if is_gone and not is_same:
         raise missing_recording(candidate, request)
-    found = read_choices(kept) if is_same and tokens is not None else None
-    if not is_same or (tokens is not None and not is_gone and found is None):
+    chosen = read_choices(chosen_file) if is_same and tokens is not None else None
+    if not is_same or (tokens is not None and not is_gone and chosen is None):
         opened = opened.on(tokens)
     if not is_same:
-        _measure_again(asked, opened, out, watch)
+        _measure_again(scanned, opened, out, watch)
     routers = tuple(router for router in opened.chosen if not router.listed)
     # counts say nothing of any token
     if opened.source is not None and not isinstance(opened.source, CountedSource):
-        found = choices(routers, opened.source, request.seed, request.exclude_first)
-        write_choices(kept, found)
+        chosen = choices(routers, opened.source, request.seed, request.exclude_first)
+        write_choices(chosen_file, chosen)
     results = open_results(out)
     return MeasuredStep(
         _facts(candidate, results, out, is_same),
         results,
         routers,
-        found,
+        chosen,
         is_gone,
     )
 
@@ -161,15 +161,15 @@ def _scan_request(
     )
 
 
-def _measure_again(asked: ScanRequest, opened: Session, out: Path, watch: Watch | None) -> None:
+def _measure_again(request: ScanRequest, opened: Session, out: Path, watch: Watch | None) -> None:
     """Results at ``out``; earlier ones stay until the new ones are whole."""
     if not out.exists():
-        scan(asked, watch, opened)
+        scan(request, watch, opened)
         return
     new, old = (out.with_name(f"{out.name}.{end}") for end in ("new", "old"))
     for left in (new, old):  # whole results of a run that was stopped between two renames
         shutil.rmtree(left, ignore_errors=True)
-    scan(replace(asked, out=new), watch, opened)
+    scan(replace(request, out=new), watch, opened)
     out.rename(old)
     new.rename(out)
     shutil.rmtree(old)
@@ -186,14 +186,14 @@ def _kept_results(out: Path) -> Results | None:
         ) from None
 
 
-def _is_same(results: Results | None, opened: Session, asked: ScanRequest) -> bool:
+def _is_same(results: Results | None, opened: Session, request: ScanRequest) -> bool:
     """True when a scan would give these results again; a recording that is gone has its name."""
     before = None if results is None else results.run.get("plan")
     if results is None or not isinstance(before, Mapping):
         return False
-    is_gone = _is_gone(asked.tokens)
+    is_gone = _is_gone(request.tokens)
     here = plan_facts(
-        replace(asked, tokens=None) if is_gone else asked,
+        replace(request, tokens=None) if is_gone else request,
         replace(opened.routers, routers=_heard(opened.routers.routers, before)),
         None,
         "cpu",
@@ -206,8 +206,8 @@ def _is_same(results: Results | None, opened: Session, asked: ScanRequest) -> bo
     if isinstance(options := before.get("options"), Mapping):
         here["options"]["device"] = options.get("device")
     return (
-        _is_allowed(results.run.get("trust") or {}, asked)
-        and (results.run.get("tokens") or {}).get("name") == _name(asked.tokens)
+        _is_allowed(results.run.get("trust") or {}, request)
+        and (results.run.get("tokens") or {}).get("name") == _name(request.tokens)
         and not differing_parts(before, json.loads(json.dumps(here)))
     )
 

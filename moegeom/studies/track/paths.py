@@ -88,8 +88,9 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Lef
         raise UsageError(f"{' '.join(patterns)}: no checkpoint matches.", _beside(patterns[0]))
     candidates, skipped = [], []
     for path, text in found.items():
-        if reason := being_written(path) or unreadable(path):
-            skipped.append(LeftStep(path.name, reason, bool(being_written(path))))
+        half = being_written(path)
+        if reason := half or unreadable(path):
+            skipped.append(LeftStep(path.name, reason, bool(half)))
             continue
         candidate = Candidate(path, text)
         if len(found) > 1 and not _NUMBER.search(text):

@@ -109,6 +109,8 @@ def test_a_checkpoint_behind_a_url_is_fetched_only_where_whoever_merges_names_it
     copy = forged(part, tmp_path / "forged", checkpoint=f"http://{listening}/model")
     with pytest.raises(UsageError, match="fetches nothing that a part names"):
         merge([copy], tmp_path / "merged")
+    with pytest.raises(UsageError, match="path of the checkpoint is empty"):
+        merge([copy], tmp_path / "merged", checkpoint="")  # a variable that is not set
     here = json.loads((part / PART_FILE).read_text("utf-8"))["request"]["checkpoint"]
     assert merge([copy], tmp_path / "merged", checkpoint=here) == tmp_path / "merged"
 
