@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from moegeom.checkpoint.reading import CountingFile, RangeFile, ReadLog
 
@@ -22,6 +22,11 @@ class Folder(Protocol):
     @property
     def log(self) -> ReadLog:
         """What was read of any file in it."""
+        ...
+
+    @property
+    def parsed(self) -> dict[str, Any]:
+        """Objects that were parsed from files of it, by name: a config and an index count once."""
         ...
 
     @property
@@ -75,6 +80,7 @@ class LocalFolder:
     path: Path
     log: ReadLog = field(default_factory=ReadLog)
     num_parallel: int = 1
+    parsed: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def label(self) -> str:

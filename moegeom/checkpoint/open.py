@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from moegeom.checkpoint.folder import Folder, Location, local
+from moegeom.checkpoint.formats.pytorch import PytorchFile
+from moegeom.checkpoint.formats.safetensors import SafetensorsFile
+from moegeom.checkpoint.loaders import Answer, answers_of, natural
 from moegeom.checkpoint.ranks import of_rank_folders
 from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.reads import in_parallel
 from moegeom.checkpoint.remote.url import scheme_of, shown
+from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.loaded_code import refuse_code_within
@@ -26,7 +30,8 @@ _OTHER_WEIGHTS = {
 
 
 def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> TensorStore:
-    """The tensors of a checkpoint, by name, without reading them.
+    """The tensors of a checkpoint, by name, without reading them: of a folder what the first loader
+    takes that takes anything of it.
 
     Parameters
     ----------
@@ -43,20 +48,60 @@ def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> Te
     UsageError
         If the path is empty, or libraries would load code from what it names.
     """
+    return open_at(locate(path, remote))
+
+
+def locate(path: str | Path, remote: RemoteOptions | None = None) -> Location:
+    """The folder, or the file in it, that ``open_checkpoint`` would open; the same errors."""
     if path == "":
         raise UsageError("The path of the checkpoint is empty.", "The folder you are in is '.'.")
     url = path if isinstance(path, str) and scheme_of(path) else ""
     where = shown(url) if url else path
     with about("checkpoint", where):
         try:
-            location = _remote(url, remote) if url else _local(Path(path))
-            for place in (location, *of_rank_folders(location)):
+            return _remote(url, remote) if url else _local(Path(path))
+        except OSError as error:
+            raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
+
+
+def open_at(location: Location) -> TensorStore:
+    """The checkpoint at a location.
+
+    Raises
+    ------
+    CheckpointError
+        If nothing readable is there.
+    """
+    with about("checkpoint", location.label):
+        try:
+            for place in (judged_place(location), *of_rank_folders(location)):
                 for candidate in FORMATS.all():
                     if candidate.recognises(place):
                         return candidate.open(place)
             raise CheckpointError(*_not_recognised(location))
         except OSError as error:
-            raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
+            raise CheckpointError(f"{location.label}: cannot be read ({error.strerror}).") from None
+
+
+def judged_place(location: Location) -> Location:
+    """The one file or index of a folder that the first loader takes; else the location itself."""
+    if location.file is not None:
+        return location
+    first = next(answers_of(location.folder), None)
+    return Location(location.folder, first.entry) if first and first.entry else location
+
+
+def open_answer(folder: Folder, answer: Answer) -> ShardedStore:
+    """The checkpoint as a loader takes it; reads the header of every file."""
+    files: dict[str, CheckpointShard] = {
+        name: (SafetensorsFile if name.endswith(".safetensors") else PytorchFile)(folder.file(name))
+        for name in answer.files
+    }
+    headers = in_parallel(lambda file: file.names(), files.values(), folder.num_parallel)
+    shard_of: dict[str, str] = {}
+    for name, tensors in zip(files, headers, strict=True):
+        shard_of.update(dict.fromkeys(tensors, name))
+    return ShardedStore(folder, files, shard_of, config=answer.config)
 
 
 def _local(path: Path) -> Location:
@@ -129,7 +174,7 @@ def inner_hint(folder: Folder) -> str:
     held = [n for n in names[:_MOST_FOLDERS] if any(folder.has(f"{n}/{mark}") for mark in _MARKS)]
     if not held:
         return ""
-    last = max(held, key=_natural)
+    last = max(held, key=natural)
     if len(held) == 1:
         return f"Pass the folder {last!r} in it, which holds a checkpoint."
     return f"Pass one of the {len(held)} folders in it that hold a checkpoint, such as {last!r}."
@@ -146,8 +191,3 @@ def _pointed(folder: Folder) -> Callable[[str], str | None]:
         return _POINTERS[pointer](text)
 
     return read
-
-
-def _natural(name: str) -> list[tuple[str, int]]:
-    """Sorts step10 behind step9."""
-    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d{0,18})", name)]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
@@ -50,6 +51,10 @@ class RankFolders:
     @property
     def log(self) -> ReadLog:
         return self.whole.log
+
+    @property
+    def parsed(self) -> dict[str, Any]:
+        return self.whole.parsed
 
     @property
     def num_parallel(self) -> int:
@@ -121,7 +126,7 @@ class RankedStore(ShardedStore):
             other = self._shards[file].read(name)
             if difference := difference_of(values, other):
                 raise copies_differ(
-                    f"tensor {name!r} is in {self._shard_of[name]} and in {file}", difference
+                    f"tensor {name!r} is in {self.shard_of[name]} and in {file}", difference
                 )
         return values
 

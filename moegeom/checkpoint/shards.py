@@ -21,7 +21,8 @@ from moegeom.checkpoint.remote.reads import Span, in_file_order, in_parallel, jo
 from moegeom.checkpoint.store import TensorInfo, check_apart
 from moegeom.core.errors import CheckpointError
 
-_CONFIGS = ("config.json", "params.json")
+#: Files that describe a model: the first that is there counts.
+CONFIGS = ("config.json", "params.json")
 
 
 class CheckpointShard(Protocol):
@@ -46,12 +47,14 @@ class ShardedStore:
         shards: Mapping[str, CheckpointShard],
         shard_of: Mapping[str, str],
         index_bytes: int = 0,
+        config: str = "",
     ) -> None:
         self.folder = folder
+        self._config_file = config
         self._index_bytes = index_bytes
         self.log = folder.log
         self._shards = shards
-        self._shard_of = shard_of
+        self.shard_of = shard_of
 
     @property
     def label(self) -> str:
@@ -76,16 +79,16 @@ class ShardedStore:
 
     @cached_property
     def _total(self) -> int:
-        config = config_file(self.folder)
+        config = self._config_file or config_file(self.folder)
         described = self._index_bytes + (self.folder.file(config).size_bytes() if config else 0)
         return described + sum(shard.size_bytes for shard in self._shards.values())
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
-        return read_config(self.folder)
+        return read_config(self.folder, self._config_file)
 
     def names(self) -> Collection[str]:
-        return self._shard_of.keys()
+        return self.shard_of.keys()
 
     def info(self, name: str) -> TensorInfo:
         return self._shard(name).info(name)
@@ -99,7 +102,7 @@ class ShardedStore:
     def prepare(self, names: Iterable[str]) -> None:
         """Open the headers of the shards that hold these tensors; a disk is not worth it."""
         if self.folder.num_parallel > 1:
-            files = sorted({self._shard_of[name] for name in names if name in self._shard_of})
+            files = sorted({self.shard_of[name] for name in names if name in self.shard_of})
             shards = [self._shards[file] for file in files]
             for _ in in_parallel(lambda shard: shard.names(), shards, self.folder.num_parallel):
                 pass
@@ -133,9 +136,9 @@ class ShardedStore:
             return [(info.name, self.read(info.name)) for info in span.infos]
 
     def _shard(self, name: str) -> CheckpointShard:
-        if name not in self._shard_of:
+        if name not in self.shard_of:
             raise CheckpointError(f"{self.label}: there is no tensor {name!r}.")
-        shard = self._shards[self._shard_of[name]]
+        shard = self._shards[self.shard_of[name]]
         if name not in shard.names():
             raise CheckpointError(
                 f"{shard.label}: tensor {name!r} is missing; the index says that it is here.",
@@ -146,20 +149,39 @@ class ShardedStore:
 
 def config_file(folder: Folder) -> str | None:
     """The name of the file that describes the model, None without one."""
-    return next((name for name in _CONFIGS if folder.has(name)), None)
+    return next((name for name in CONFIGS if folder.has(name)), None)
 
 
-def read_config(folder: Folder) -> Mapping[str, Any]:
-    """``config.json`` of a folder, else ``params.json`` (original files); empty without either."""
-    name = config_file(folder)
-    if name is None:
-        return {}
-    raw = folder.file(name).read_all(limits.CONFIG_BYTES)
-    return parse_object(raw, name, allow_constants=True)
+def read_config(folder: Folder, name: str = "") -> Mapping[str, Any]:
+    """The config of that name; else ``config.json`` of a folder, or ``params.json`` (original
+    files); empty without any.
+
+    Raises
+    ------
+    CheckpointError
+        Where it cannot be read, or names other configs: which one counts depends on the loader.
+    """
+    name = name or config_file(folder) or ""
+    if name and name not in folder.parsed:
+        raw = folder.file(name).read_all(limits.CONFIG_BYTES)
+        folder.parsed[name] = parse_object(raw, name, allow_constants=True)
+        if others := folder.parsed[name].get("configuration_files"):
+            raise CheckpointError(
+                f"{name}: 'configuration_files' names {str(others)[:100]}: transformers reads "
+                "one of them in its place, by its version.",
+                f"Keep the config that counts as {name}, and remove the key.",
+            )
+    return folder.parsed.get(name, {})
 
 
-def parse_index(file: RangeFile) -> dict[str, str]:
+def parse_index(folder: Folder, name: str) -> dict[str, str]:
     """File name by tensor name, from an index json; every file name stays inside the folder."""
+    if name not in folder.parsed:
+        folder.parsed[name] = _shard_of(folder.file(name))
+    return folder.parsed[name]
+
+
+def _shard_of(file: RangeFile) -> dict[str, str]:
     index = parse_object(file.read_all(limits.INDEX_BYTES), file.label)
     shard_of = index.get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:

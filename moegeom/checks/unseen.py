@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.measured import Measured, knows_config
-from moegeom.core.text import number_of
+from moegeom.core.text import listing, number_of
 from moegeom.results.run_file import num_non_finite
 
 
@@ -14,6 +14,12 @@ def unseen(measured: Measured) -> Iterator[str]:
     yield from unseen_routers(measured)
     if not knows_config(measured.run):
         yield "the config (these results do not hold it)"
+    loaders = measured.run.get("loaders") or {}
+    if (code := loaders.get("code")) and not measured.has_tokens:
+        yield f"the checkpoint's own code ({listing(code)}): the rule is assumed"
+    for other in loaders.get("others", ()):
+        if other["reason"]:
+            yield f"what {listing(other['loaders'])} load ({other['reason']})"
     if lost := num_non_finite(measured.run):
         given = (measured.run.get("tokens") or {}).get("num_tokens", lost)
         yield f"{lost:,} of {number_of(given, 'token')} (not finite)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from reprlib import Repr
 from typing import SupportsInt
 
@@ -23,6 +24,12 @@ def quoted(found: object, most: int = MOST_QUOTED) -> str:
 def number_of(count: SupportsInt, one: str, many: str = "") -> str:
     """``1 row`` or ``2,048 rows``; ``many`` where it is not ``one`` with an s: ``rows are``."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def listing(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def all_of(count: SupportsInt, one: str, many: str = "") -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.folder import Location
+from moegeom.checkpoint.open import locate, open_at
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import (
     RecordingError,
@@ -38,6 +39,7 @@ class Session:
     """
 
     terms: Terms
+    location: Location
     store: TensorStore
     routers: RouterSet
     chosen: tuple[Router, ...]
@@ -89,7 +91,8 @@ class Session:
             One of its subclasses: what cannot be read.
         """
         started = time.perf_counter()
-        store = open_checkpoint(checkpoint, terms.remote)
+        location = locate(checkpoint, terms.remote)
+        store = open_at(location)
         layers = None if is_whole else terms.layers
         try:
             routers = load_routers(store, layers, terms.asked, with_listed)
@@ -99,7 +102,7 @@ class Session:
         chosen = tuple(select_layers(routers, terms.layers))
         if not with_varying:
             _refuse_varying(store, chosen)
-        return cls(terms, store, routers, chosen, started)
+        return cls(terms, location, store, routers, chosen, started)
 
     def on(
         self, tokens: Tokens | None, prior: str | None = None, company: Company | None = None

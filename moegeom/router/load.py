@@ -108,6 +108,7 @@ def plan_routers(
     plans = tuple(plan_router(match, store, settings) for match in matches)
     check_choice_biases(store, matches, [plan.num_experts for plan in plans])
     _check_copies(store, found.copies, wanted)
+    _check_spellings(store, plans)
     return PlannedRouters(store, family, settings, wanted, found, matches, listed, plans)
 
 
@@ -214,6 +215,20 @@ def _check_copies(
                 raise copies_differ(where, "with other parts")
             if difference := difference_of(store.read(first), store.read(second)):
                 raise copies_differ(where, difference)
+
+
+def _check_spellings(store: TensorStore, plans: Iterable[RouterPlan]) -> None:
+    """Raises RouterError where a tensor is stored with ``model.`` in front and without, with other
+    numbers: loaders take both for one parameter.
+    """
+    names = store.names()
+    for name in (info.name for plan in plans for info in plan.tensors()):
+        bare = without_model(name)
+        for other in {bare, f"model.{bare}"} - {name}:
+            if other in names and (
+                difference := difference_of(store.read(name), store.read(other))
+            ):
+                raise copies_differ(f"tensor {name!r} is also there as {other!r}", difference)
 
 
 def _check_layers(wanted: frozenset[int] | None, there: set[int]) -> None:

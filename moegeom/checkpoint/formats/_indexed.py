@@ -64,7 +64,7 @@ def open_index(
         it. A file that is missing is an error for who needs it.
     """
     index = folder.file(chosen.index)
-    shard_of = parse_index(index)
+    shard_of = parse_index(folder, chosen.index)
     used = sorted(set(shard_of.values()))
     if chosen.rival and chosen.rival not in used:
         # transformers would load the single file, others the shards: do not guess.

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import BoundedSemaphore, Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moegeom.checkpoint.reading import ByteRange, ReadLog
 from moegeom.checkpoint.remote.options import RemoteOptions
@@ -77,6 +77,7 @@ class RemoteFolder:
     ) -> None:
         self.label = label
         self.log = ReadLog()
+        self.parsed: dict[str, Any] = {}
         self.num_parallel = options.num_parallel
         self._transport = transport
         self._options = options

@@ -8,7 +8,7 @@ from typing import Any
 
 from moegeom.checks.pages import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
-from moegeom.core.text import number_of
+from moegeom.core.text import listing, number_of
 from moegeom.document.header import header, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -67,10 +67,22 @@ def _header(verdict: Verdict, summary: Summary) -> Iterator[Block]:
         yield Fact("routers", _refusal(verdict, run))
     else:
         yield from header(summary, "routers", "rule")
+        if loaders := run.get("loaders"):
+            yield Fact("weights", _weights(loaders))
         tokens = [Fact("tokens", tokens_line(summary))]
         yield Excerpt(tokens if run["tokens"] is not None else [], tokens)
     if verdict.profile:
         yield Fact("profile", profile_line(verdict))
+
+
+def _weights(loaders: Mapping[str, Any]) -> str:
+    """Whose answer is judged, and who takes the same routers."""
+    entry = loaders["entry"] or "the files of the folder"
+    if not loaders["judged"]:
+        return f"{entry}, as named." if loaders["entry"] else f"{entry}."
+    if loaders["judged"] not in loaders["agree"]:
+        return f"{entry}, each tensor from the file that it names."
+    return f"{entry}, as {listing(loaders['agree'])} load it."
 
 
 def _refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:

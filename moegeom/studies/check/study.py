@@ -42,6 +42,7 @@ from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.studies.check.attention import attention_facts
 from moegeom.studies.check.experts import expert_facts
+from moegeom.studies.check.loaders import loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
 from moegeom.studies.check.since_baseline import drifts_since
 
@@ -94,8 +95,8 @@ def gate(
 def _facts_on_request(
     request: GateRequest, opened: Session, announce: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Facts of what is read where the request says so."""
-    facts: dict[str, Any] = {}
+    """Facts of what lies beside the weights, and of what is read where the request says so."""
+    facts: dict[str, Any] = {"loaders": loader_facts(opened)}
     if request.experts:
         facts["expert_spread"] = expert_facts(opened, announce)
     if request.attention:

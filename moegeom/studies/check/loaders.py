@@ -1,0 +1,170 @@
+"""What loaders take of a checkpoint's folder: whose answer is judged, who loads other routers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from moegeom.checkpoint.folder import Folder
+from moegeom.checkpoint.loaders import Answer, answers_of, own_code
+from moegeom.checkpoint.open import FORMATS, judged_place, open_answer
+from moegeom.checkpoint.ranks import difference_of, of_rank_folders
+from moegeom.checkpoint.shards import ShardedStore
+from moegeom.checkpoint.store import TensorStore
+from moegeom.core.errors import MoeGeomError
+from moegeom.core.router import Router
+from moegeom.engine.session import Session
+from moegeom.router.load import load_routers
+
+_ADAPTER = "adapter_config.json"
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+#: Arrays of a router: equal bit for bit in two answers, or the router is another one.
+_ARRAYS = (
+    "weight",
+    "logit_bias",
+    "selection_bias",
+    "gain",
+    "norm_bias",
+    "shared_rows",
+    "expert_scale",
+)
+
+
+def loader_facts(opened: Session) -> dict[str, Any]:
+    """``judged`` is the loader whose answer the checkpoint was opened by ("" where a file was
+    named, or no loader takes the folder), ``entry`` the file or index that it begins with.
+
+    ``others`` hold every further answer with the ``routers`` that differ there, of them those that
+    are ``not_finite``, and the ``files`` that hold them, or the ``reason`` for which it is not
+    known. ``agree`` names the loaders whose routers are the same; ``adapter`` names routers that
+    transformers with PEFT changes, ``code`` the modules of the checkpoint's own.
+    """
+    location, folder = opened.location, opened.location.folder
+    facts: dict[str, Any] = {"judged": "", "entry": location.file or "", "others": [], "agree": []}
+    facts |= {"code": list(own_code(opened.store.config)), "adapter": None}
+    if location.file is not None:
+        return facts
+    answers = list(answers_of(folder))
+    if answers:
+        facts |= {"judged": answers[0].loader, "entry": answers[0].entry}
+        facts["adapter"] = _adapter(folder, opened)
+    by_files: dict[tuple[str, ...], list[Answer]] = {}
+    for answer in answers:
+        by_files.setdefault((answer.config, *answer.files), []).append(answer)
+    for same in by_files.values():
+        loaders, difference = [answer.loader for answer in same], _compared(opened, same[0])
+        if any(difference.values()):
+            is_default = any(answer.is_default for answer in same)
+            facts["others"].append({"loaders": loaders, "is_default": is_default, **difference})
+        else:
+            facts["agree"].extend(loaders)
+    facts["others"].extend(_of_other_formats(opened))
+    return facts
+
+
+def _compared(opened: Session, answer: Answer) -> dict[str, Any]:
+    """How the routers of an answer differ from those that are judged."""
+    folder = opened.location.folder
+    if missing := [name for name in answer.files if not folder.has(name)]:
+        share = f"{len(missing)} of {len(answer.files)} files are missing"
+        return _difference(reason=f"{share}, {missing[0]} first", is_missing=True)
+    judged = judged_place(opened.location)
+    if answer.files == (judged.file,) and answer.config == "config.json":
+        return _difference()
+    try:
+        return _difference_from(opened, open_answer(folder, answer))
+    except MoeGeomError as error:
+        return _difference(reason=error.message.rstrip("."))
+
+
+def _difference_from(opened: Session, store: TensorStore) -> dict[str, Any]:
+    judged = opened.store
+    if (
+        isinstance(store, ShardedStore)
+        and isinstance(judged, ShardedStore)
+        and (store.shard_of, store.config) == (judged.shard_of, judged.config)
+    ):
+        return _difference()
+    routers = {r.name: r for r in load_routers(store, asked=opened.terms.asked).routers}
+    ours = {r.name: r for r in opened.routers.routers if not r.listed}
+    names = [n for n in {**ours, **routers} if not _are_equal(ours.get(n), routers.get(n))]
+    there = [routers[name] for name in names if name in routers]
+    broken = [router.name for router in there if not np.isfinite(router.weight).all()]
+    return _difference(names, broken, sorted({router.provenance.file for router in there}))
+
+
+def _difference(
+    routers: Sequence[str] = (),
+    not_finite: Sequence[str] = (),
+    files: Sequence[str] = (),
+    reason: str = "",
+    is_missing: bool = False,
+) -> dict[str, Any]:
+    return {
+        "routers": list(routers),
+        "not_finite": list(not_finite),
+        "files": list(files),
+        "reason": reason,
+        "is_missing": is_missing,
+    }
+
+
+def _are_equal(one: Router | None, other: Router | None) -> bool:
+    """Whether both are there, with the same numbers bit for bit and one rule."""
+    if one is None or other is None or (one.rule, one.listed) != (other.rule, other.listed):
+        return False
+    for name in _ARRAYS:
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if (ours is None) != (theirs is None):
+            return False
+        if ours is not None and difference_of(ours, theirs):
+            return False
+    return True
+
+
+def _of_other_formats(opened: Session) -> Iterator[dict[str, Any]]:
+    """Routers of the same folder in formats, or folders of ranks, that were not opened."""
+    location = opened.location
+    judged = judged_place(location)
+    places = [location, *of_rank_folders(location)]
+    holders = [(p, f) for p in places for f in FORMATS.all() if f.recognises(p)]
+    if judged is location:
+        holders = holders[1:]
+    for place, kind in holders:
+        if judged is not location and kind.recognises(judged):
+            continue
+        try:
+            difference = _difference_from(opened, kind.open(place))
+        except MoeGeomError as error:
+            difference = _difference(reason=error.message.rstrip("."))
+        if any(difference.values()):
+            loaders = [f"readers of {kind.name}"]
+            yield {"loaders": loaders, "is_default": False, **difference}
+
+
+def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
+    """Routers that an adapter in the folder changes: PEFT lays it over them in transformers."""
+    if not folder.has(_ADAPTER):
+        return None
+    file = next((name for name in _ADAPTER_WEIGHTS if folder.has(name)), "")
+    if not file:
+        return {"file": _ADAPTER, "routers": [], "reason": "its weights are not in the folder"}
+    try:
+        names = open_answer(folder, Answer("", (file,))).names()
+    except MoeGeomError as error:
+        return {"file": file, "routers": [], "reason": error.message.rstrip(".")}
+    held = [f".{name}." for name in names]
+    changed = [
+        router.name
+        for router in opened.routers.routers
+        if any(f".{module}." in name for module in _modules(router) for name in held)
+    ]
+    return {"file": file, "routers": changed, "reason": ""}
+
+
+def _modules(router: Router) -> set[str]:
+    """The modules that hold the tensors of a router."""
+    return {tensor.rpartition(".")[0] for tensor in router.provenance.tensors} - {""}

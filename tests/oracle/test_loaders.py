@@ -1,0 +1,208 @@
+"""What transformers loads of a folder is what is judged, bit for bit, or a finding says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import moegeom as mg
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.router.load import load_routers
+
+_ROUTER = "model.layers.0.mlp.gate.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A model of two layers in one file."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=8,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=8,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("loaders") / "model"
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    held = load_file(folder / "model.safetensors")
+    return {name: torch.from_numpy(values.copy()) for name, values in held.items()}
+
+
+def _write(folder: Path, name: str, tensors: dict[str, torch.Tensor]) -> None:
+    save_file({k: v.clone() for k, v in tensors.items()}, folder / name, {"format": "pt"})
+
+
+def _other(folder: Path) -> dict[str, torch.Tensor]:
+    """The same model with a router that holds a NaN."""
+    tensors = _tensors(folder)
+    tensors[_ROUTER][0, 0] = torch.nan
+    return tensors
+
+
+def _index(folder: Path, weight_map: dict[str, str], name: str = "model.safetensors") -> None:
+    text = json.dumps({"metadata": {}, "weight_map": weight_map})
+    (folder / f"{name}.index.json").write_text(text)
+
+
+def _shards(folder: Path) -> None:
+    """Two shards and their index, in place of the one file."""
+    tensors = _tensors(folder)
+    parts = {"model-1.safetensors": {}, "model-2.safetensors": {}}
+    for name, values in tensors.items():
+        parts["model-2.safetensors" if "lm_head" in name else "model-1.safetensors"][name] = values
+    for name, part in parts.items():
+        _write(folder, name, part)
+    _index(folder, {k: name for name, part in parts.items() for k in part})
+    (folder / "model.safetensors").unlink()
+
+
+def _config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def _named_file(folder: Path) -> None:
+    _write(folder, "evil.safetensors", _other(folder))
+    _config(folder, transformers_weights="evil.safetensors")
+
+
+def _named_index(folder: Path) -> None:
+    other = _other(folder)
+    _write(folder, "evil.safetensors", other)
+    _index(folder, dict.fromkeys(other, "evil.safetensors"), "evil.safetensors")
+    _config(folder, transformers_weights="evil.safetensors.index.json")
+
+
+def _duplicate_in_a_later_shard(folder: Path) -> None:
+    other = _other(folder)
+    _shards(folder)
+    held = load_file(folder / "model-2.safetensors")
+    part = {name: torch.from_numpy(values.copy()) for name, values in held.items()}
+    _write(folder, "model-2.safetensors", part | {_ROUTER: other[_ROUTER]})
+
+
+def _single_file_for_a_dummy(folder: Path) -> None:
+    other = _other(folder)
+    _shards(folder)
+    _write(folder, "model.safetensors", other)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    _index(folder, index | {"dummy": "model.safetensors"})
+
+
+def _single_file_beside_an_index(folder: Path) -> None:
+    other = _other(folder)
+    _shards(folder)
+    _write(folder, "model.safetensors", other)
+
+
+def _pickle_beside(folder: Path) -> None:
+    torch.save(_other(folder), folder / "pytorch_model.bin")
+
+
+def _variant_beside(folder: Path) -> None:
+    _write(folder, "model.fp16.safetensors", _other(folder))
+
+
+def _later_file_without_an_index(folder: Path) -> None:
+    _write(folder, "weights.safetensors", _other(folder))
+
+
+def _consolidated_beside(folder: Path) -> None:
+    _write(folder, "consolidated.safetensors", _other(folder))
+
+
+def _adapter_on_a_router(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    lora = LoraConfig(target_parameters=["mlp.gate.weight"], r=2, init_lora_weights=False)
+    adapted = get_peft_model(model, lora)
+    adapted.save_pretrained(folder)
+
+
+def _other_name(folder: Path) -> None:
+    other = _other(folder)
+    name = _ROUTER.removeprefix("model.")
+    _write(folder, "model.safetensors", _tensors(folder) | {name: other[_ROUTER]})
+
+
+def _unchanged(folder: Path) -> None:
+    pass
+
+
+def _equal_copies(folder: Path) -> None:
+    tensors = _tensors(folder)
+    torch.save(tensors, folder / "pytorch_model.bin")
+    for name in ("consolidated.safetensors", "model.fp16.safetensors", "z.safetensors"):
+        _write(folder, name, tensors)
+
+
+#: Folders, and who takes other routers there than are judged.
+FOLDERS: dict[Callable[[Path], None], tuple[str, ...]] = {
+    _unchanged: (),
+    _shards: (),
+    _equal_copies: (),
+    _named_file: ("vLLM", "SGLang", "llama.cpp's converter"),
+    _named_index: ("vLLM", "SGLang", "llama.cpp's converter"),
+    _duplicate_in_a_later_shard: ("transformers", "vLLM", "SGLang", "llama.cpp's converter"),
+    _single_file_for_a_dummy: (),
+    _single_file_beside_an_index: ("vLLM", "SGLang"),
+    _pickle_beside: ("transformers (use_safetensors=False)",),
+    _variant_beside: ("transformers (variant='fp16')",),
+    _later_file_without_an_index: ("vLLM", "SGLang"),
+    _consolidated_beside: ("vLLM",),
+    _adapter_on_a_router: ("PEFT",),
+    _other_name: (),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft about transformers
+@pytest.mark.parametrize("change", FOLDERS, ids=lambda change: change.__name__[1:])
+def test_what_transformers_loads_is_judged_or_a_finding_says_so(change, saved, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    change(folder)
+    verdict = mg.check(folder)
+    facts = json.loads(verdict.json())["run"]["loaders"]
+    others = tuple(chain.from_iterable(o["loaders"] for o in facts["others"] if o["routers"]))
+    others += ("PEFT",) if facts["adapter"] and facts["adapter"]["routers"] else ()
+    assert others == FOLDERS[change], verdict.text()
+    assert ("MGI116" in verdict.text()) == bool(others)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    judged = load_routers(open_checkpoint(folder)).routers
+    are_equal = all(
+        np.array_equal(router.weight, _loaded(loaded, router.layer), equal_nan=True)
+        for router in judged
+    )
+    assert are_equal == (not {"transformers", "PEFT"} & set(others))
+    are_finite = all(np.isfinite(_loaded(loaded, router.layer)).all() for router in judged)
+    broken = any(other["not_finite"] and other["is_default"] for other in facts["others"])
+    assert bool(verdict) == (are_finite and not broken), verdict.text()
+
+
+def _loaded(model: torch.nn.Module, layer: int) -> np.ndarray:
+    """The router that transformers computes with, an adapter included."""
+    gate = model.model.layers[layer].mlp.gate
+    with torch.no_grad():
+        change = gate.get_delta_weight("default") if hasattr(gate, "get_delta_weight") else 0.0
+        return (gate.weight + change).numpy()
