@@ -25,7 +25,7 @@ NAMED = "transformers_weights"
 
 
 @dataclass(frozen=True)
-class Step:
+class LoadStep:
     """Files that a loader takes where they are there; else it goes on to its next step.
 
     ``pattern`` matches names of files, ``index`` is the json whose files are taken: those of them
@@ -47,7 +47,7 @@ class Loader:
     """A loader with the option of its user that makes it go these steps; empty by default."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[LoadStep, ...]
     option: str = ""
 
     @property
@@ -55,15 +55,15 @@ class Loader:
         return f"{self.name} ({self.option})" if self.option else self.name
 
 
-_PICKLES = (Step("pytorch_model.bin"), Step(index="pytorch_model.bin.index.json"))
+_PICKLES = (LoadStep("pytorch_model.bin"), LoadStep(index="pytorch_model.bin.index.json"))
 _NO_WEIGHTS = ("*training_args.bin", "*optimizer.bin", "*optimizer.pt", "*scheduler.pt")
 _MISTRAL = "consolidated.safetensors.index.json"
 #: Tensors of an adapter are named for no parameter of a model: engines ignore or refuse them.
 _ADAPTER = ("adapter_model*.safetensors",)
 _HF_GLOBS = (
-    Step("*.safetensors", _INDEX, without=_ADAPTER),
-    Step("*.bin", without=_NO_WEIGHTS),
-    Step("*.pt", without=(*_NO_WEIGHTS, "*scaler.pt")),
+    LoadStep("*.safetensors", _INDEX, without=_ADAPTER),
+    LoadStep("*.bin", without=_NO_WEIGHTS),
+    LoadStep("*.pt", without=(*_NO_WEIGHTS, "*scaler.pt")),
 )
 
 #: The first that takes anything of a folder is the one whose answer is judged.
@@ -71,35 +71,37 @@ LOADERS = (
     Loader(
         "transformers",
         (
-            Step("*.safetensors", sign="shard-?????-model-?????-of-?????.safetensors"),
-            Step(index=NAMED),
-            Step("model.safetensors"),
-            Step(index=_INDEX),
+            LoadStep("*.safetensors", sign="shard-?????-model-?????-of-?????.safetensors"),
+            LoadStep(index=NAMED),
+            LoadStep("model.safetensors"),
+            LoadStep(index=_INDEX),
             *_PICKLES,
         ),
     ),
     Loader(
         "vLLM",
         (
-            Step("consolidated*.safetensors", _MISTRAL, config="params.json"),
-            Step("consolidated*.safetensors", _MISTRAL),
+            LoadStep("consolidated*.safetensors", _MISTRAL, config="params.json"),
+            LoadStep("consolidated*.safetensors", _MISTRAL),
             *_HF_GLOBS,
         ),
     ),
     Loader(
         "SGLang",
         (
-            Step("model.safetensors", alone=("consolidated.safetensors", "model.safetensors")),
+            LoadStep("model.safetensors", alone=("consolidated.safetensors", "model.safetensors")),
             *_HF_GLOBS,
         ),
     ),
-    Loader("llama.cpp's converter", (Step("model*.safetensors"), Step("pytorch_model*.bin"))),
+    Loader(
+        "llama.cpp's converter", (LoadStep("model*.safetensors"), LoadStep("pytorch_model*.bin"))
+    ),
     Loader("transformers", _PICKLES, "use_safetensors=False"),
 )
 
 
 @dataclass(frozen=True)
-class Answer:
+class LoadedFiles:
     """The files that a loader takes, in its order: of a tensor in several the last one counts.
 
     ``index`` is the json by which it came to them, ``config`` the file that describes the model.
@@ -117,7 +119,7 @@ class Answer:
         return self.index or (self.files[0] if len(self.files) == 1 else "")
 
 
-def answers_of(folder: Folder) -> Iterator[Answer]:
+def answers_of(folder: Folder) -> Iterator[LoadedFiles]:
     """What each loader takes of a folder, in the order of ``LOADERS``; nothing without a config.
 
     Raises
@@ -126,13 +128,14 @@ def answers_of(folder: Folder) -> Iterator[Answer]:
         Where the config names a file of weights that no loader would take.
     """
     names = folder.files()
-    if not set(CONFIGS) & set(names):
+    configs = [name for name in CONFIGS if name in names and folder.has(name)]
+    if not configs:
         return
     for loader in (*LOADERS, *_variants(names)):
         for step in loader.steps:
-            if step.config in names and (taken := _taken(step, folder, names)):
+            if step.config in configs and (taken := _taken(step, folder, names)):
                 is_default = not loader.option
-                yield Answer(loader.text, *taken, config=step.config, is_default=is_default)
+                yield LoadedFiles(loader.text, *taken, config=step.config, is_default=is_default)
                 break
 
 
@@ -144,13 +147,15 @@ def _variants(names: Sequence[str]) -> Iterator[Loader]:
     matches = filter(None, map(_VARIANT.fullmatch, names))
     for word in sorted({match[1] or match[2] for match in matches}):
         steps = (
-            Step(f"model.{word}.safetensors"),
-            Step(index=f"model.safetensors.index.{word}.json"),
+            LoadStep(f"model.{word}.safetensors"),
+            LoadStep(index=f"model.safetensors.index.{word}.json"),
         )
         yield Loader("transformers", steps, f"variant={word!r}")
 
 
-def _taken(step: Step, folder: Folder, names: Sequence[str]) -> tuple[tuple[str, ...], str] | None:
+def _taken(
+    step: LoadStep, folder: Folder, names: Sequence[str]
+) -> tuple[tuple[str, ...], str] | None:
     """The files of a step, and its index; None where it does not apply."""
     if step.sign and not any(fnmatchcase(name, step.sign) for name in names):
         return None
@@ -170,7 +175,7 @@ def _taken(step: Step, folder: Folder, names: Sequence[str]) -> tuple[tuple[str,
     return (tuple(sorted(files, key=natural)), "") if files else None
 
 
-def _matches(name: str, step: Step) -> bool:
+def _matches(name: str, step: LoadStep) -> bool:
     is_weights = not any(fnmatchcase(name, pattern) for pattern in step.without)
     return is_weights and not name.startswith(".") and fnmatchcase(name, step.pattern)
 

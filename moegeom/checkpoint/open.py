@@ -8,7 +8,7 @@ from pathlib import Path
 from moegeom.checkpoint.folder import Folder, Location, local
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
-from moegeom.checkpoint.loaders import Answer, answers_of, natural
+from moegeom.checkpoint.loaders import LoadedFiles, answers_of, natural
 from moegeom.checkpoint.ranks import of_rank_folders
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.reads import in_parallel
@@ -91,7 +91,7 @@ def judged_place(location: Location) -> Location:
     return Location(location.folder, first.entry) if first and first.entry else location
 
 
-def open_answer(folder: Folder, answer: Answer) -> ShardedStore:
+def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:
     """The checkpoint as a loader takes it; reads the header of every file."""
     files: dict[str, CheckpointShard] = {
         name: (SafetensorsFile if name.endswith(".safetensors") else PytorchFile)(folder.file(name))

@@ -16,7 +16,7 @@ def unseen(measured: Measured) -> Iterator[str]:
         yield "the config (these results do not hold it)"
     loaders = measured.run.get("loaders") or {}
     if (code := loaders.get("code")) and not measured.has_tokens:
-        yield f"the checkpoint's own code ({listing(code)}): the rule is assumed"
+        yield f"the rule in the checkpoint's own code ({listing(code)})"
     for other in loaders.get("others", ()):
         if other["reason"]:
             yield f"what {listing(other['loaders'])} load ({other['reason']})"

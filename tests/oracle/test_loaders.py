@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,6 @@ def saved(tmp_path_factory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=8,
         num_experts=8,
         num_experts_per_tok=2,
         tie_word_embeddings=False,
@@ -137,13 +137,7 @@ def _adapter_on_a_router(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     lora = LoraConfig(target_parameters=["mlp.gate.weight"], r=2, init_lora_weights=False)
     adapted = get_peft_model(model, lora)
-    adapted.save_pretrained(folder)
-
-
-def _other_name(folder: Path) -> None:
-    other = _other(folder)
-    name = _ROUTER.removeprefix("model.")
-    _write(folder, "model.safetensors", _tensors(folder) | {name: other[_ROUTER]})
+    adapted.save_pretrained(str(folder))
 
 
 def _unchanged(folder: Path) -> None:
@@ -172,7 +166,6 @@ FOLDERS: dict[Callable[[Path], None], tuple[str, ...]] = {
     _later_file_without_an_index: ("vLLM", "SGLang"),
     _consolidated_beside: ("vLLM",),
     _adapter_on_a_router: ("PEFT",),
-    _other_name: (),
 }
 
 
@@ -200,9 +193,19 @@ def test_what_transformers_loads_is_judged_or_a_finding_says_so(change, saved, t
     assert bool(verdict) == (are_finite and not broken), verdict.text()
 
 
-def _loaded(model: torch.nn.Module, layer: int) -> np.ndarray:
+def _loaded(model: Any, layer: int) -> np.ndarray:
     """The router that transformers computes with, an adapter included."""
     gate = model.model.layers[layer].mlp.gate
     with torch.no_grad():
         change = gate.get_delta_weight("default") if hasattr(gate, "get_delta_weight") else 0.0
         return (gate.weight + change).numpy()
+
+
+@pytest.mark.parametrize("name", [_ROUTER, "model.layers.0.post_attention_layernorm.weight"])
+def test_a_part_with_model_in_front_and_without_is_refused(name, saved, tmp_path):
+    """Transformers takes both for one parameter."""
+    tensors = _tensors(saved)
+    shutil.copytree(saved, tmp_path / "model")
+    broken = torch.full_like(tensors[name], torch.nan)
+    _write(tmp_path / "model", "model.safetensors", tensors | {name.removeprefix("model."): broken})
+    assert not mg.check(tmp_path / "model")

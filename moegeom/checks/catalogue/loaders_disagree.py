@@ -34,7 +34,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             files = ", ".join(other["files"][:3]) + (", ..." if len(other["files"]) > 3 else "")
             finding = CHECK.finding(
                 tuple(other["routers"]),
-                f"{loaders} load other routers{f', from {files}' if files else ''}"
+                f"other routers are loaded by {loaders}{f', from {files}' if files else ''}"
                 + (f": {number_of(broken, 'router')} not finite." if broken else "."),
                 f"Judged: {facts['entry'] or 'the files of the folder'}.",
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from moegeom.checks.pages import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
-from moegeom.core.text import listing, number_of
+from moegeom.core.text import number_of
 from moegeom.document.header import header, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -82,7 +82,8 @@ def _weights(loaders: Mapping[str, Any]) -> str:
         return f"{entry}, as named." if loaders["entry"] else f"{entry}."
     if loaders["judged"] not in loaders["agree"]:
         return f"{entry}, each tensor from the file that it names."
-    return f"{entry}, as {listing(loaders['agree'])} load it."
+    first, *others = loaders["agree"]
+    return f"{entry} as {first} takes it" + (f", and {len(others)} more." if others else ".")
 
 
 def _refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.checkpoint.folder import Folder
-from moegeom.checkpoint.loaders import Answer, answers_of, own_code
+from moegeom.checkpoint.loaders import LoadedFiles, answers_of, own_code
 from moegeom.checkpoint.open import FORMATS, judged_place, open_answer
 from moegeom.checkpoint.ranks import difference_of, of_rank_folders
 from moegeom.checkpoint.shards import ShardedStore
@@ -51,7 +51,7 @@ def loader_facts(opened: Session) -> dict[str, Any]:
     if answers:
         facts |= {"judged": answers[0].loader, "entry": answers[0].entry}
         facts["adapter"] = _adapter(folder, opened)
-    by_files: dict[tuple[str, ...], list[Answer]] = {}
+    by_files: dict[tuple[str, ...], list[LoadedFiles]] = {}
     for answer in answers:
         by_files.setdefault((answer.config, *answer.files), []).append(answer)
     for same in by_files.values():
@@ -65,7 +65,7 @@ def loader_facts(opened: Session) -> dict[str, Any]:
     return facts
 
 
-def _compared(opened: Session, answer: Answer) -> dict[str, Any]:
+def _compared(opened: Session, answer: LoadedFiles) -> dict[str, Any]:
     """How the routers of an answer differ from those that are judged."""
     folder = opened.location.folder
     if missing := [name for name in answer.files if not folder.has(name)]:
@@ -153,7 +153,7 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
     if not file:
         return {"file": _ADAPTER, "routers": [], "reason": "its weights are not in the folder"}
     try:
-        names = open_answer(folder, Answer("", (file,))).names()
+        names = open_answer(folder, LoadedFiles("", (file,))).names()
     except MoeGeomError as error:
         return {"file": file, "routers": [], "reason": error.message.rstrip(".")}
     held = [f".{name}." for name in names]
