@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.router.load import load_routers
+from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
 _ROUTER = "model.layers.0.mlp.gate.weight"
 
@@ -38,6 +39,7 @@ def saved(tmp_path_factory) -> Path:
         num_key_value_heads=1,
         num_experts=8,
         num_experts_per_tok=2,
+        norm_topk_prob=True,
         tie_word_embeddings=False,
     )
     folder = tmp_path_factory.mktemp("loaders") / "model"
@@ -209,3 +211,23 @@ def test_a_part_with_model_in_front_and_without_is_refused(name, saved, tmp_path
     broken = torch.full_like(tensors[name], torch.nan)
     _write(tmp_path / "model", "model.safetensors", tensors | {name.removeprefix("model."): broken})
     assert not mg.check(tmp_path / "model")
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_model_for_llama_cpp_beside_the_weights_is_compared(is_changed, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "model")
+    held = load_file(saved / "model.safetensors")
+    tensors = {}
+    for layer in range(2):
+        of_layer = f"model.layers.{layer}."
+        tensors[f"blk.{layer}.ffn_gate_inp.weight"] = held[f"{of_layer}mlp.gate.weight"]
+        norm = held[f"{of_layer}post_attention_layernorm.weight"]
+        tensors[f"blk.{layer}.ffn_norm.weight"] = norm
+    if is_changed:
+        tensors["blk.1.ffn_gate_inp.weight"] = -tensors["blk.1.ffn_gate_inp.weight"]
+    keys = moe_keys(experts=8, hidden=16, layers=2, eps=1e-6)
+    write_gguf(tmp_path / "model" / "q.gguf", "qwen3moe", tensors, keys=keys)
+    others = json.loads(mg.check(tmp_path / "model").json())["run"]["loaders"]["others"]
+    assert [(o["loaders"], o["routers"], o["reason"]) for o in others] == (
+        [(["llama.cpp (-m q.gguf)"], ["text/1"], "")] if is_changed else []
+    )

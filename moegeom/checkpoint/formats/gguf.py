@@ -116,8 +116,7 @@ def open_gguf(location: Location) -> GgufStore:
 def _only_model(folder: Folder) -> str:
     """A file of the one model in a folder."""
     files = [name for name in folder.files() if name.endswith(_SUFFIX)]
-    weights = [name for name in files if not fnmatchcase(name, _PROJECTOR)]
-    found = models(weights)
+    found = models(_weights(files))
     if not found:
         raise CheckpointError(
             f"{folder.label}: holds {files[0]} alone, an encoder without its model.",
@@ -129,6 +128,16 @@ def _only_model(folder: Folder) -> str:
             f"{folder.label}: holds {len(found)} models ({shown}).", "Pass the file to read."
         )
     return next(iter(found.values()))
+
+
+def model_files(files: Sequence[str]) -> list[str]:
+    """A file of each model among the files of a folder."""
+    return list(models(_weights(files)).values())
+
+
+def _weights(files: Sequence[str]) -> list[str]:
+    names = [name for name in files if name.endswith(_SUFFIX)]
+    return [name for name in names if not fnmatchcase(name, _PROJECTOR)]
 
 
 def _file_by_name(files: Mapping[str, GgufFile]) -> dict[str, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Folder
+from moegeom.checkpoint.folder import Folder, Location
+from moegeom.checkpoint.formats.gguf import FORMAT as GGUF
+from moegeom.checkpoint.formats.gguf import model_files
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of, own_code
 from moegeom.checkpoint.open import FORMATS, judged_place, open_answer
 from moegeom.checkpoint.ranks import difference_of, of_rank_folders
@@ -113,8 +116,13 @@ def _difference(
 
 
 def _are_equal(one: Router | None, other: Router | None) -> bool:
-    """Whether both are there, with the same numbers bit for bit and one rule."""
-    if one is None or other is None or (one.rule, one.listed) != (other.rule, other.listed):
+    """Whether both are there, with the same numbers bit for bit, and choose by one rule.
+
+    How weights follow from a choice is left out: engines of one model differ in floors there.
+    """
+    if one is None or other is None or one.listed != other.listed:
+        return False
+    if one.rule != replace(other.rule, weights=one.rule.weights):
         return False
     for name in _ARRAYS:
         ours, theirs = getattr(one, name), getattr(other, name)
@@ -133,15 +141,16 @@ def _of_other_formats(opened: Session) -> Iterator[dict[str, Any]]:
     holders = [(p, f) for p in places for f in FORMATS.all() if f.recognises(p)]
     if judged is location:
         holders = holders[1:]
-    for place, kind in holders:
-        if judged is not location and kind.recognises(judged):
-            continue
+    others = [(p, f) for p, f in holders if judged is location or not f.recognises(judged)]
+    if not GGUF.recognises(location):  # beside safetensors
+        others += [(Location(location.folder, n), GGUF) for n in model_files(location.files)]
+    for place, kind in others:
         try:
             difference = _difference_from(opened, kind.open(place))
         except MoeGeomError as error:
             difference = _difference(reason=error.message.rstrip("."))
         if any(difference.values()):
-            loaders = [f"readers of {kind.name}"]
+            loaders = [f"llama.cpp (-m {place.file})" if place.file else f"readers of {kind.name}"]
             yield {"loaders": loaders, "is_default": False, **difference}
 
 
