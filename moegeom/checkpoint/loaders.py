@@ -183,7 +183,8 @@ def _matches(name: str, step: LoadStep) -> bool:
 def _named(folder: Folder) -> str:
     """The file of weights that the config names to transformers; empty where it names none."""
     config = read_config(folder, "config.json")
-    if inner := [key for key, value in config.items() if isinstance(value, dict) and NAMED in value]:
+    parts = ((key, value) for key, value in config.items() if isinstance(value, dict))
+    if inner := [key for key, part in parts if NAMED in part]:
         raise CheckpointError(
             f"config.json: {inner[0][:100]!r} has a {NAMED!r} of its own, which counts for some "
             "classes of transformers alone.",

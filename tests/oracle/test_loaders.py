@@ -182,7 +182,7 @@ def test_what_transformers_loads_is_judged_or_a_finding_says_so(change, saved, t
     others = tuple(chain.from_iterable(o["loaders"] for o in facts["others"] if o["routers"]))
     others += ("PEFT",) if facts["adapter"] and facts["adapter"]["routers"] else ()
     assert others == FOLDERS[change], verdict.text()
-    assert ("MGI116" in verdict.text()) == bool(others)
+    assert ("MGI117" in verdict.text()) == bool(others)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     judged = load_routers(open_checkpoint(folder)).routers
     are_equal = all(

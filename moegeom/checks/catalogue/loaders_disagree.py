@@ -1,4 +1,4 @@
-"""MGI116: every loader takes the same routers of the folder.
+"""MGI117: every loader takes the same routers of the folder.
 
 Looked for: files of the folder in which transformers, vLLM, SGLang or llama.cpp's converter, or
 transformers with another option, finds other routers than those that are judged, bit for bit; and
@@ -54,7 +54,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
 
 
 CHECK = Check(
-    "MGI116",
+    "MGI117",
     "loaders take different routers",
     "warning",
     _judge,
