@@ -261,8 +261,9 @@ def one_side(command: str, *more: str) -> Callable[[Path, list[str]], list[str]]
 
 def two_sides(command: str, *more: str) -> Callable[[Path, list[str]], list[str]]:
     def arguments(file: Path, told: list[str]) -> list[str]:
-        again = file.with_name(f"again-{file.name}")
+        again = file.parent / "again" / file.name  # some files are told by their names
         if not again.exists():
+            again.parent.mkdir(exist_ok=True)
             (shutil.copytree if file.is_dir() else shutil.copy)(file, again)
         both = ["--tokens", str(file), "--tokens", str(again)]
         return [command, "model", "model", *both, *told, *more]

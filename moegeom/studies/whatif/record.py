@@ -37,7 +37,7 @@ class Tried:
 
     name: str
     rows: Mapping[str, Row]
-    top_k: Mapping[str, int]
+    top_k: Mapping[str, int | None]
     figures: Mapping[str, Mapping[str, float]]
     refused: Mapping[str, str]
     reasons: Mapping[str, str]
@@ -51,8 +51,7 @@ class Tried:
 
     def experts(self, router: str) -> float:
         """Mean number of experts of a token."""
-        mean = self.rows[router].get("num_chosen_mean")
-        return self.top_k[router] if mean is None else mean
+        return self.rows[router].get("num_chosen_mean") or float(self.top_k[router] or 0)
 
     @property
     def experts_mean(self) -> float:
