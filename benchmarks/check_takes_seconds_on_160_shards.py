@@ -5,7 +5,7 @@ multi-token prediction, 256 experts of 7168 numbers each. Prints bytes read over
 headers of the shards with a router + routers, biases and norms), and the time of `moegeom check`
 over that of parsing the same headers and reading the same tensors, and of `moegeom scan` of the
 weights alone over that of the check, in alternation, the least of each; and which of numba,
-scikit-learn, plotly and torch the check imported.
+scikit-learn and torch the check imported.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def main() -> None:
         run = lint(str(folder)).run
         print(f"bytes read over needed: {run['checkpoint']['bytes_read'] / needed:.4f}")
         gate(GateRequest(str(folder)))
-        heavy = [name for name in ("numba", "sklearn", "plotly", "torch") if name in sys.modules]
-        print(f"the check imported of numba, sklearn, plotly, torch: {heavy or 'none'}")
+        heavy = [name for name in ("numba", "sklearn", "torch") if name in sys.modules]
+        print(f"the check imported of numba, sklearn, torch: {heavy or 'none'}")
         out = folder / "results"
         scan(ScanRequest(str(folder), out=out))  # imports what writes
         again = ScanRequest(str(folder), out=out, overwrite=True)

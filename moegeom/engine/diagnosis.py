@@ -19,7 +19,7 @@ _PACKAGES = {
     "capture": ("transformers",),
     "gguf": ("gguf",),
     "hub": ("huggingface_hub", "fsspec"),
-    "plots": ("matplotlib", "plotly", "sklearn"),
+    "plots": ("matplotlib", "sklearn"),
     "cuda12 or cuda13": ("cupy",),
 }
 

@@ -13,15 +13,14 @@ with A the n differences of the tied experts to the first of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float64, Integer
 
-from moegeom.geometry.boundary.order_distance import least_distance
-from moegeom.geometry.gram import cap_area_log10, symmetric_root
+from moegeom.geometry.gram import symmetric_root
 from moegeom.geometry.thickening import log_half_binomial
 
 #: Groups of draws, whose spread is the error that draws leave.
@@ -29,31 +28,6 @@ _GROUPS = 8
 
 
 # ------------------------------------------------------------------------------------------- shares
-def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
-    r"""Border share of a tie of n + 1 experts, for orthonormal rows.
-
-    .. math::
-        \int \varphi_{1/(n+1)}(c)\, [F(k - 1; m, Q) - F(k - n - 1; m, Q)]\, dc,
-        \quad m = E - n - 1, \quad Q = \Phi(-c)
-
-    with F the binomial distribution function: of the m others at least k - n and at most k - 1 are
-    above the tied ones. 1 for E = n + 1. Error 1e-10. Source: docs/theory.md A7; oracle in tests:
-    draws of Gaussian logits.
-    """
-    from scipy.integrate import quad
-    from scipy.stats import binom, norm
-
-    others = num_experts - order - 1
-    scale = 1.0 / math.sqrt(order + 1.0)
-
-    def density(c: float) -> float:
-        above = norm.sf(c)
-        inside = binom.cdf(k - 1, others, above) - binom.cdf(k - order - 1, others, above)
-        return float(norm.pdf(c, scale=scale) * inside)
-
-    return float(quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0])
-
-
 def border_shares(
     gram: Float64[np.ndarray, "experts experts"],
     logits: Float64[np.ndarray, "draws experts"],
@@ -254,46 +228,3 @@ def log_order_ratio(
     volumes = used.volume(dimension, order) - used.volume(dimension, other)
     powers = (order - other) * math.log(used.width * width)
     return math.log(above) - math.log(below) + volumes + powers + corners
-
-
-# ------------------------------------------------------------------------------------------- bounds
-def border_bound_log10(
-    rows: Float64[np.ndarray, "experts hidden"],
-    tied: Sequence[int],
-    above: Sequence[int],
-) -> float:
-    r"""log10 of a lower bound of the share of a tie on which exactly ``above`` are above it.
-
-    :math:`\tfrac12 I_{\sin^2\theta}(\tfrac{d-1}2, \tfrac12)` with :math:`\sin\theta = \max_u \min_i
-    n_i \cdot u` over unit u, n_i the normals of the other experts on the flat, of length 1 and
-    signed by their side, and d <= E - n - 1 the dimensions that they span: a cap of that angle has
-    every expert on its side. -inf where no direction has; 0 without other experts.
-    Source: docs/theory.md A7; oracle in tests: draws, which are never fewer.
-    """
-    others = [i for i in range(len(rows)) if i not in set(tied)]
-    if not others:
-        return 0.0
-    base = rows[tied[0]]
-    flat = np.linalg.svd(rows[list(tied[1:])] - base, full_matrices=True)[2][len(tied) - 1 :]
-    sign = np.array([1.0 if i in set(above) else -1.0 for i in others])
-    normals = sign[:, None] * ((rows[others] - base) @ flat.T)
-    lengths = np.linalg.norm(normals, axis=1)
-    if (lengths == 0.0).any():
-        return -math.inf
-    normals /= lengths[:, None]
-    nearest = least_distance(normals, np.ones(len(others)), 0.0)
-    if not math.isfinite(nearest.bound):
-        return -math.inf
-    dims = int(np.linalg.matrix_rank(normals))
-    return math.log10(0.5) if dims == 1 else cap_area_log10(1.0 / nearest.bound, dims)
-
-
-def published_border_bound_log10(dimension: int, order: int, slack: float) -> float:
-    r"""log10 of the lower bound as printed: ``slack`` is the least gap over the rows' length.
-
-    :math:`\tfrac12 I_x(\tfrac{D-n-1}2, \tfrac12)`, :math:`x = 4 s^2 (1 - s^2)`, :math:`s = \min(1 /
-    \sqrt 2, \rho / 4L)`. It has all dimensions of the flat, of which only E - n - 1 matter: at D =
-    4096 and :math:`\rho / L` = 0.3 it is 10^-3380. Source: docs/theory.md A7 (S0 Lemma A.16).
-    """
-    s = min(1.0 / math.sqrt(2.0), slack / 4.0)
-    return cap_area_log10(2.0 * s * math.sqrt(1.0 - s * s), dimension - order)

@@ -5,8 +5,6 @@ A label is a number, such as a token id. Every slot is filled, and no expert fil
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from jaxtyping import Float64, Int, Int32, Int64
 
@@ -15,6 +13,9 @@ Chosen = Int[np.ndarray, "tokens k"]
 
 #: Terms of the expected information that are computed at a time.
 _TERMS = 1 << 18
+
+#: Of the entropy; what is left beside less information is the rounding of factorials.
+_NO_ROOM = 1e-9
 
 
 def label_counts(
@@ -61,24 +62,6 @@ def expert_label_agreement(
     return np.divide(both, possible, out=np.full(num_experts, np.nan), where=possible > 0)
 
 
-def mutual_information_nats(label: Labels, top1: Labels) -> float:
-    """Information of the label about the first choice, from their counts, in nats.
-
-    0 to the smaller of the two entropies; biased upwards, see :func:`expected_information_nats`.
-    nan without tokens. Oracle in tests: scikit-learn, scipy.stats.entropy.
-    """
-    return _information(label, top1)[0]
-
-
-def expected_information_nats(label: Labels, top1: Labels) -> float:
-    """Mean of :func:`mutual_information_nats` when the labels are shuffled among the tokens.
-
-    Exactly (hypergeometric). nan without tokens. Source: Vinh, Epps and Bailey 2010.
-    Oracle in tests: scikit-learn, shuffles, all permutations.
-    """
-    return _information(label, top1)[1]
-
-
 def corrected_information_share(label: Labels, top1: Labels) -> float:
     """(I - I_0) / (H - I_0): information of the label about the first choice, less chance.
 
@@ -90,7 +73,7 @@ def corrected_information_share(label: Labels, top1: Labels) -> float:
     """
     found, expected, entropy = _information(label, top1)
     room = entropy - expected
-    return (found - expected) / room if room > 1e-12 * max(entropy, 1.0) else float("nan")
+    return (found - expected) / room if room > _NO_ROOM * max(entropy, 1.0) else float("nan")
 
 
 def _information(label: Labels, top1: Labels) -> tuple[float, float, float]:
@@ -155,28 +138,3 @@ def overlap_share(first: Chosen, second: Chosen) -> Float64[np.ndarray, "tokens"
     For sets drawn evenly and independently its mean is k / E. Source: docs/theory.md D3 (a).
     """
     return num_shared(first, second) / first.shape[1]
-
-
-def jaccard(first: Chosen, second: Chosen) -> Float64[np.ndarray, "tokens"]:
-    r""":math:`|A_t \cap B_t| / |A_t \cup B_t|` of each token, 0 to 1.
-
-    By chance :func:`even_jaccard`. Source: docs/theory.md D3 (a). Oracle in tests: scikit-learn.
-    """
-    shared = num_shared(first, second)
-    return shared / (2 * first.shape[1] - shared)
-
-
-def even_jaccard(num_experts: int, top_k: int) -> float:
-    r"""Mean of :func:`jaccard` for sets drawn evenly and independently.
-
-    .. math:: \sum_x \binom{k}{x} \binom{E - k}{k - x} \binom{E}{k}^{-1} \frac{x}{2k - x}
-
-    Exact: the size x of the intersection is hypergeometric. 1 for k = E. More than k / (2E - k),
-    which the mean overlap k / E alone would suggest. Source: docs/theory.md D3 (a). Oracle in
-    tests: all pairs of sets.
-    """
-    sets = math.comb(num_experts, top_k)
-    ways = [
-        math.comb(top_k, x) * math.comb(num_experts - top_k, top_k - x) for x in range(top_k + 1)
-    ]
-    return math.fsum(way / sets * x / (2 * top_k - x) for x, way in enumerate(ways))

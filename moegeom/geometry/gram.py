@@ -323,18 +323,6 @@ def mean_pairwise_cosine(resultant_length: float, num: int) -> float:
     return (resultant_length**2 - num) / (num * (num - 1)) if num > 1 else float("nan")
 
 
-def cap_constant(dimension: int) -> float:
-    r"""Limit of the area of a small cap over :math:`\sin^{n-1}\theta`.
-
-    :math:`C_n = \Gamma(n/2) / (2 \sqrt\pi\, \Gamma((n+1)/2))`, about :math:`1 / \sqrt{2 \pi n}`. In
-    high dimensions the area is :math:`C_n \sin^{n-1}\theta / \cos\theta`, larger by a factor.
-    Source: docs/theory.md B10. Oracle in tests: mpmath.
-    """
-    from scipy.special import beta
-
-    return 1.0 / ((dimension - 1) * float(beta((dimension - 1) / 2.0, 0.5)))
-
-
 def cap_area_log10(sine: float, dimension: int) -> float:
     r"""log10 of the share of the sphere within an angle of at most 90 degrees of a point.
 

@@ -237,36 +237,6 @@ def exchanged(
     return np.where(chosen == pair[:, :1], pair[:, 1:], chosen).astype(np.int32)
 
 
-# ------------------------------------------------------------------------------------- closed forms
-def tied_weight_of_chosen(
-    logits: Float[np.ndarray, "tokens experts"],
-    chosen: Int[np.ndarray, "tokens k"],
-    pair: Int[np.ndarray, "tokens 2"],
-) -> Float64[np.ndarray, "tokens"]:
-    r"""Weight that an exchange moves, for softmax over the chosen logits:
-    :math:`g = e^c / (e^c + \sum_{l \in S \setminus i} e^{z_l})` with c the tied logit.
-
-    Both sides have the same sum, so that :math:`J = g \lVert E_i - E_j \rVert`. ``logits`` are
-    those at the boundary. Between 0 and 1. Source: docs/theory.md A13. Oracle in tests:
-    :func:`jump`.
-    """
-    z = np.take_along_axis(logits.astype(np.float64), chosen.astype(np.int64), axis=1)
-    tied = np.take_along_axis(logits.astype(np.float64), pair[:, :1].astype(np.int64), axis=1)
-    return 1.0 / np.exp(z - tied).sum(axis=1)
-
-
-def tied_weight_of_all(
-    logits: Float[np.ndarray, "tokens experts"], pair: Int[np.ndarray, "tokens 2"]
-) -> Float64[np.ndarray, "tokens"]:
-    r"""The same for softmax over all experts that is not renormalised: :math:`softmax(z^*)_i`.
-
-    Between 0 and 1/2. Source: docs/theory.md A13. Oracle in tests: :func:`jump`.
-    """
-    z = logits.astype(np.float64)
-    tied = np.take_along_axis(z, pair[:, :1].astype(np.int64), axis=1)
-    return 1.0 / np.exp(z - tied).sum(axis=1)
-
-
 # ------------------------------------------------------------------------------------- along a line
 @dataclass(frozen=True, eq=False)
 class SpreadByRadius:

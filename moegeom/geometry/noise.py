@@ -105,18 +105,6 @@ def _integral(x: Float64[np.ndarray, "tokens"]) -> Float64[np.ndarray, "tokens"]
     return x * ndtr(x) + np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
 
 
-def tie_probability(
-    margin: Float64[np.ndarray, "tokens"], step: Float64[np.ndarray, "tokens"]
-) -> Float64[np.ndarray, "tokens"]:
-    r"""Probability that rounding to multiples of ``step`` makes two numbers equal.
-
-    :math:`\max(0, 1 - m / \delta)` for two numbers that are ``margin`` m apart and lie anywhere; 0
-    for step 0. Source: docs/theory.md E4. Oracle in tests: the fixture, simulation.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(step > 0.0, np.maximum(0.0, 1.0 - margin / step), 0.0)
-
-
 def spacing(values: Float64[np.ndarray, "tokens"], unit: float) -> Float64[np.ndarray, "tokens"]:
     r"""Distance of neighbouring numbers of a format with unit u around each value.
 
@@ -184,29 +172,6 @@ def boundary_sigmas(
         sigmas = gaps * rows.inverse[chosen[:, :, None], others[:, None, :]]
     sigmas[sigmas > NEVER] = np.inf
     return sigmas.reshape(tokens, chosen.shape[1] * others.shape[1])
-
-
-def are_boundaries_positive(
-    rows: Float64[np.ndarray, "experts noises"], chosen: Int32[np.ndarray, "tokens k"]
-) -> Bool[np.ndarray, "tokens"]:
-    r"""True where no two boundaries' differences of logits are negatively correlated.
-
-    :math:`(w_i - w_j) \cdot (w_{i'} - w_{j'}) \ge 0` for all chosen i, i' and others j, j', rows
-    being those of :func:`noisy_rows`. Then Slepian's inequality holds for the chances to stay.
-    Costs (k (E - k))^2 per token. Source: docs/theory.md A9.
-    """
-    gram = rows @ rows.T
-    found = np.ones(len(chosen), dtype=bool)
-    for token, inside in enumerate(chosen):
-        outside = np.setdiff1d(np.arange(len(rows)), inside)
-        cross = gram[np.ix_(inside, outside)]
-        among = gram[np.ix_(outside, outside)]
-        for first in range(len(inside)):
-            for second in range(first, len(inside)):
-                products = among - cross[first][None, :] - cross[second][:, None]
-                least = products.min(initial=np.inf) + gram[inside[first], inside[second]]
-                found[token] &= least >= 0.0
-    return found
 
 
 # -------------------------------------------------------------------- logits that move on their own

@@ -62,42 +62,6 @@ def capped_occupation(
     return until + constant * (horizon**power - until**power) / power
 
 
-def sigmas_to_tube(
-    offset: Float64[np.ndarray, "n"], covariance: Float64[np.ndarray, "n n"], width: float
-) -> float:
-    r"""Standard deviations from the input to the nearest point of a tube, 0 inside.
-
-    .. math:: \delta_\epsilon = \min_{|w| \le \epsilon} |\Sigma_\perp^{-1/2} (m - w)|
-
-    By the multiplier :math:`\lambda` of :math:`w = (I + \lambda \Sigma_\perp)^{-1} m` with
-    :math:`|w| = \epsilon`. At least the published
-    :math:`|\Sigma_\perp^{-1/2} m| - \epsilon / \sqrt{\lambda_{\min}}`, and equal for isotropic
-    noise. ``covariance`` is positive definite, ``width`` > 0. Source: docs/theory.md A10.
-    Oracle in tests: SLSQP.
-    """
-    from scipy.optimize import brentq
-
-    if math.sqrt(float(offset @ offset)) <= width:
-        return 0.0
-    values, vectors = np.linalg.eigh(covariance)
-    along = vectors.T @ offset
-
-    def excess(log_multiplier: float) -> float:
-        point = along / (1.0 + math.exp(log_multiplier) * values)
-        return math.log(max(float(point @ point), 1e-300)) - 2.0 * math.log(width)
-
-    ratio = math.sqrt(float(offset @ offset)) / width
-    low = math.log(math.ulp(1.0) / float(values.max()))
-    high = math.log(2.0 * ratio / float(values.min()))
-    # an input that is all but on the tube has its multiplier below the bracket, and a distance of 0
-    if excess(low) <= 0.0:
-        return 0.0
-    multiplier = brentq(excess, low, high, xtol=1e-13)
-    assert isinstance(multiplier, float)
-    point = along / (1.0 + math.exp(multiplier) * values)
-    return math.sqrt(float(((along - point) ** 2 / values).sum()))
-
-
 def occupation_bound(
     order: int,
     sigmas: Float64[np.ndarray, "flats"],
@@ -108,10 +72,10 @@ def occupation_bound(
     r"""Bound on the mean time within ``width`` of each flat, at most T.
 
     :math:`K_n \epsilon^n I_n(b, T)` with :math:`K_n = \omega_n / ((2 \pi)^{n/2} v)` and
-    :math:`b = \delta_\epsilon^2 / 2`: ``sigmas`` are :func:`sigmas_to_tube` and ``volume`` is
-    :math:`v = \sqrt{\det \Sigma_\perp}`; where the tube is reached at once,
+    :math:`b = \delta_\epsilon^2 / 2`: ``sigmas`` are standard deviations to the nearest point of
+    the tube, ``volume`` is :math:`v = \sqrt{\det \Sigma_\perp}`; where the tube is reached at once,
     :func:`capped_occupation`. For paths without drift. Source: docs/theory.md A10 (S0 Theorem 5.3).
-    Oracle in tests: the closed forms of :func:`slab_occupation` and :func:`tube_occupation`.
+    Oracle in tests: the closed form of :func:`slab_occupation`, and the exact time in a tube.
     """
     unit_ball = math.pi ** (order / 2.0) / math.gamma(order / 2.0 + 1.0)
     constant = unit_ball * width**order / ((2.0 * math.pi) ** (order / 2.0) * volume)
@@ -147,34 +111,6 @@ def _time_below(
     density = np.exp(-0.5 * s * s) / math.sqrt(2.0 * math.pi)
     above = horizon * (ndtr(s) + s * density - s * s * ndtr(-s))
     return np.where(level >= 0.0, above, horizon - above)
-
-
-def tube_occupation(
-    order: int, distance: float, width: float, horizon: float, scale: float = 1.0
-) -> float:
-    r"""Exact mean time within ``width`` of a flat of codimension n at a ``distance``.
-
-    .. math:: \int_0^T P\Bigl(\chi'^2_n\bigl(\tfrac{m^2}{s^2 t}\bigr)
-              \le \tfrac{\epsilon^2}{s^2 t}\Bigr) dt
-
-    for isotropic noise of standard deviation s = ``scale`` a coordinate per unit of time; relative
-    error 1e-8. Source: docs/theory.md A10. Oracle in tests: paths, and n = 1 in closed form.
-    """
-    from scipy.integrate import quad
-    from scipy.stats import ncx2
-
-    def inside(log_time: float) -> float:
-        spread = scale**2 * math.exp(log_time)
-        found = ncx2.cdf(width**2 / spread, order, distance**2 / spread)
-        return float(found) * math.exp(log_time)
-
-    top = math.log(horizon)
-    # before this nothing is reached, or nothing has left: 40 standard deviations
-    apart = abs(distance - width)
-    start = min(2.0 * math.log(max(apart, 1e-150) / (40.0 * scale)), top)
-    before = math.exp(start) if distance < width else 0.0
-    found, _ = quad(inside, start, top, epsabs=1e-13 * horizon, epsrel=1e-10, limit=400)
-    return before + found
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32
+from jaxtyping import Float64, Int32
 
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import row_coordinates
@@ -69,16 +69,13 @@ def log_crossing_probability(
 def exit_probability(
     sigmas: Float64[np.ndarray, "tokens boundaries"],
     time: float,
-    is_positive: Bool[np.ndarray, "tokens"] | None = None,
     drifts: Float64[np.ndarray, "tokens boundaries"] | None = None,
 ) -> ExitProbability:
     r"""Bounds on the probability that the chosen set has changed at some time up to ``time``.
 
     Below: the likeliest boundary alone, without drift the nearest, :math:`p(r_{\min}, t)`. Above:
-    the union, :math:`\min(1, \sum p(r_{ij}, t))`, or where ``is_positive`` (from
-    :func:`~moegeom.geometry.noise.are_boundaries_positive`) says that it holds, Slepian's
-    :math:`1 - \prod (1 - p(r_{ij}, t))`, which is never larger. Both 0 without boundaries (k = E),
-    both 1 on a boundary. Source: docs/theory.md A9. Oracle in tests: simulation.
+    the union, :math:`\min(1, \sum p(r_{ij}, t))`. Both 0 without boundaries (k = E), both 1 on a
+    boundary. Source: docs/theory.md A9. Oracle in tests: simulation.
     """
     from scipy.special import logsumexp
 
@@ -86,17 +83,7 @@ def exit_probability(
         never = np.full(len(sigmas), -np.inf)
         return ExitProbability(never, never)
     log_p = np.minimum(log_crossing_probability(sigmas, time, drifts), 0.0)
-    union = np.minimum(logsumexp(log_p, axis=1), 0.0)
-    lower = log_p.max(axis=1)
-    if is_positive is None or not is_positive.any():
-        return ExitProbability(lower, union)
-    with np.errstate(divide="ignore"):
-        log_stay = np.log1p(-np.exp(log_p)).sum(axis=1)
-        slepian = np.log(-np.expm1(log_stay))
-    # where every p is tiny the sum is the product, and does not underflow
-    tiny = log_stay > -1e-12
-    sharper = np.where(is_positive & ~tiny, np.clip(slepian, lower, union), union)
-    return ExitProbability(lower, sharper)
+    return ExitProbability(log_p.max(axis=1), np.minimum(logsumexp(log_p, axis=1), 0.0))
 
 
 def face_quantile(

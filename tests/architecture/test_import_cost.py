@@ -12,7 +12,7 @@ from moegeom_cli.command import command_names
 ROOT = Path(__file__).resolve().parents[2]
 
 HEAVY = {
-    *("cupy", "matplotlib", "numba", "pandas", "plotly"),
+    *("cupy", "matplotlib", "numba", "pandas"),
     *("scipy", "sklearn", "torch", "transformers"),
 }
 

@@ -253,7 +253,7 @@ def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
 PICTURES = [
     (("--caption",), "pdf", "polygons"),
     (("--view", "expert:3"), "svg", "cells"),
-    (("--view", "tropical"), "html", "cells"),
+    (("--view", "tropical"), "png", "cells"),
     (("--subspace", "pca:3"), "svg", "nodes"),
     (("--subspace", "plane:5,90,700"), "png", "polygons"),
     (("--subspace", "circle:5,900"), "svg", "arcs"),

@@ -22,11 +22,8 @@ from moegeom.geometry.capacity.cell_bounds import (
     expected_diagram,
     first_free_dimension,
     is_every_set_possible,
-    log_zaslavsky,
     moment_router,
     most_cells,
-    most_cells_none_hidden,
-    most_vertices,
     total_cells,
     zaslavsky,
 )
@@ -102,7 +99,7 @@ def test_regions_follow_deletion_and_restriction_and_faces_have_corners():
     assert zaslavsky(0, 3) == 1
     for m, d in [(256, 16), (512, 100)]:
         wanted = m * math.log(2) + binom.logcdf(d, m, 0.5)
-        assert_allclose(log_zaslavsky(m, d), wanted, 1e-10)
+        assert_allclose(math.log(zaslavsky(m, d)), wanted, 1e-10)
     assert [hypersimplex.face_count(2, 4, n) for n in (-1, 4, 9)] == [0, 0, 0]
     assert (
         hypersimplex.num_facets(1, 2),
@@ -130,11 +127,6 @@ def test_bounds_and_totals_hold_for_enumerated_cells(experts, dims, is_central):
     assert all(count <= bound for count, bound in zip(counts, bounds, strict=True))
     if dims >= experts - 1:
         assert counts == bounds
-    if dims == 2 and not is_central:  # tangents of a paraboloid: every expert is first somewhere
-        bias = -0.5 * (weight**2).sum(axis=1)
-        for k in range(1, experts):
-            found = len(exact_cells(weight, bias, k).cells)
-            assert found <= most_cells_none_hidden(experts, k) <= most_cells(experts, k, 2, False)
 
 
 def test_bounds_are_attained_on_a_line_and_on_a_circle_and_grow_until_every_set_is_allowed():
@@ -180,7 +172,6 @@ def test_the_mean_diagram_is_that_of_random_routers(experts, k, dims, routers):
         walked = level_walk(weight, bias, k, 10**6)
         cells = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
         found.append([len(walked.on), len(cells.expert_set), len(cells.facets)])
-        assert len(walked.on) <= most_vertices(experts, dims, is_central=False)
     wanted = expected_diagram(experts, k, dims, is_central=False)
     error = np.std(found, axis=0, ddof=1) / math.sqrt(routers)
     distance = np.mean(found, axis=0) - [wanted.vertices, wanted.cells, wanted.facets]
@@ -208,7 +199,8 @@ def test_means_of_all_orders_sum_to_the_total(experts, dims):
         assert_allclose(total, total_cells(experts, dims, is_central), 1e-11)
         vertices = sum(mean.vertices for mean in means)
         orders = dims - is_central  # every vertex has as many orders as its diagram dimensions
-        assert_allclose(vertices, orders * most_vertices(experts, dims, is_central), 1e-11)
+        most = 2 * math.comb(experts, dims) if is_central else math.comb(experts, dims + 1)
+        assert_allclose(vertices, orders * most, 1e-11)
 
 
 def test_means_are_counts_where_there_is_no_choice():

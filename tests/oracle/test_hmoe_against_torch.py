@@ -14,10 +14,9 @@ from scipy.optimize import curve_fit, least_squares
 from scipy.spatial.distance import cdist
 from scipy.special import expit
 
-from moegeom.geometry.hmoe.activation import ACTIVATIONS, homogeneity_residual
-from moegeom.geometry.hmoe.attention import mixture_of_attention
+from moegeom.geometry.hmoe.activation import ACTIVATIONS
 from moegeom.geometry.hmoe.descent import descended, mean_square
-from moegeom.geometry.hmoe.identifiability import component_family, cramer_rao_sd
+from moegeom.geometry.hmoe.identifiability import cramer_rao_sd
 from moegeom.geometry.hmoe.losses import loss_1, loss_2, voronoi_cells
 from moegeom.geometry.hmoe.mixture import Mixture, centred, published_truth, split, with_channels
 from moegeom.geometry.hmoe.regression import (
@@ -65,11 +64,26 @@ def attention():
     return module, [*projections, output], tokens
 
 
+def mixture_of_attention(query, key, value, output, row: int, column: int) -> Mixture:
+    """One entry of the output as a mixture in all tokens, one after the other (docs/theory.md C1)."""
+    scores = np.zeros((HEADS, TOKENS, TOKENS, WIDTH, TOKENS, WIDTH))
+    experts = np.zeros((HEADS, TOKENS, value.shape[2], TOKENS, WIDTH))
+    for other in range(TOKENS):
+        scores[:, other, row, :, other] = query @ key.transpose(0, 2, 1) / math.sqrt(key.shape[2])
+        experts[:, other, :, other] = value.transpose(0, 2, 1)
+    scores = scores.reshape(HEADS, TOKENS, TOKENS * WIDTH, TOKENS * WIDTH)
+    return Mixture(
+        output[:, :, column],
+        (scores + scores.transpose(0, 1, 3, 2)) / 2.0,
+        experts.reshape(HEADS, TOKENS, -1, TOKENS * WIDTH),
+    )
+
+
 def entries(matrices, tokens, position: str, gates=lambda row: None) -> np.ndarray:
     """The output, each entry by a mixture of its own."""
     text, output = tokens.numpy().reshape(1, -1), np.empty((TOKENS, WIDTH))
     for row, column in np.ndindex(output.shape):
-        mixture = mixture_of_attention(*(m.numpy() for m in matrices), TOKENS, row, column)
+        mixture = mixture_of_attention(*(m.numpy() for m in matrices), row, column)
         mixture = dataclasses.replace(mixture, gates=gates(row))
         output[row, column] = regression(mixture, text, position)[0]
     return output
@@ -215,49 +229,10 @@ def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(p
 def test_activations_have_the_derivatives_of_autograd(name):
     z = torch.linspace(-3.0, 3.0, 50, dtype=torch.float64, requires_grad=True)
     expected = IN_TORCH[name](z)
-    (slope,) = torch.autograd.grad(expected.sum(), z, create_graph=True)
-    activation = ACTIVATIONS[name]
-    value, found = activation.at(z.detach().numpy())
+    (slope,) = torch.autograd.grad(expected.sum(), z)
+    value, found = ACTIVATIONS[name].at(z.detach().numpy())
     assert_allclose(value, expected.detach(), atol=1e-14)
     assert_allclose(found, slope.detach(), atol=1e-14)
-    curvature = activation.curvature(z.detach().numpy())
-    if slope.requires_grad:
-        (second,) = torch.autograd.grad(slope.sum(), z, allow_unused=True)
-        assert_allclose(curvature, 0.0 * z.detach() if second is None else second, atol=1e-13)
-    else:
-        assert_array_equal(curvature, 0.0)
-    residual = torch.linalg.norm(z * slope - expected) / torch.linalg.norm(expected)
-    found = homogeneity_residual(activation, z.detach().numpy())
-    assert_allclose(found, residual.detach(), atol=1e-13)
-
-
-def test_components_have_the_family_of_autograd():
-    """Of u = exp(x'Mx) sigmoid(a.x) in M and a, by autograd, and no function more than those."""
-    truth = published_truth()
-    score, expert = truth.scores[0, 0], truth.experts[0, 0, 0]
-    points = np.random.default_rng(0).uniform(-1.0, 1.0, (60, 2))
-    family = component_family(score, expert, ACTIVATIONS["sigmoid"], points)
-
-    def component(x):
-        def at(parameters):
-            matrix = parameters[:4].reshape(2, 2)
-            return torch.exp(x @ matrix @ x) * torch.sigmoid(parameters[4:] @ x)
-
-        return at
-
-    at = torch.tensor([*score.ravel(), *expert])
-    derivatives = []
-    for point in torch.tensor(points):
-        one = component(point)
-        first = torch.autograd.functional.jacobian(one, at)
-        second = torch.autograd.functional.hessian(one, at)
-        derivatives.append(torch.cat([one(at)[None], first, second.ravel()]))
-    expected = torch.stack(derivatives).numpy()
-    assert expected.shape[1] == 43
-    rank = np.linalg.matrix_rank(expected / np.linalg.norm(expected, axis=0), tol=1e-10)
-    both = np.concatenate([expected, family], axis=1)
-    assert family.shape[1] == rank == 18
-    assert np.linalg.matrix_rank(both / np.linalg.norm(both, axis=0), tol=1e-10) == rank
 
 
 # ------------------------------------------------------------------------------------------- losses

@@ -15,6 +15,7 @@ from moegeom.geometry import jump as jumps
 from moegeom.geometry.selection import SCORES, mapped_logits, route
 from moegeom.kernels.table import load_kernels
 from tests.oracle.helpers import distance_to_boundary
+from tests.oracle.measures import tied_weight
 
 EXPERTS, HIDDEN, OUTPUTS, K, TOKENS = 12, 6, 5, 3, 40
 
@@ -131,9 +132,10 @@ def test_ties_are_the_nearest_ones_and_closed_forms_the_difference():
     )
     of_chosen = [(e, softmax(np.take_along_axis(z, e, 1), axis=1)) for e in (chosen, after)]
     of_all = [(e, np.take_along_axis(softmax(z, axis=1), e, 1)) for e in (chosen, after)]
+    every = np.tile(np.arange(EXPERTS), (TOKENS, 1))
     for form, sides in (
-        (jumps.tied_weight_of_chosen(z, chosen, pair), of_chosen),
-        (jumps.tied_weight_of_all(z, pair), of_all),
+        (tied_weight(z, chosen, pair), of_chosen),
+        (tied_weight(z, every, pair), of_all),
     ):
         assert_allclose(form * apart, jumps.jump(y, *sides, mixed), rtol=1e-12)
 

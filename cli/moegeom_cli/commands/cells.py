@@ -56,7 +56,7 @@ def run(
         Path | None, typer.Option("--out", help="Folder for cells.parquet and facets.parquet.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Picture: .svg, .pdf, .png or .html.")
+        Path | None, typer.Option("--plot", help="Picture: .svg, .pdf or .png.")
     ] = None,
     view: Annotated[
         str, typer.Option("--view", help="cells, expert:E or tropical (the surface of e_k).")

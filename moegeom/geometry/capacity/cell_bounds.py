@@ -27,11 +27,6 @@ def zaslavsky(num_hyperplanes: int, dims: int) -> int:
     return total
 
 
-def log_zaslavsky(num_hyperplanes: int, dims: int) -> float:
-    r"""Natural logarithm of :math:`\Phi(m, d)`, to float64 of the exact integer; for d >= 0."""
-    return math.log(zaslavsky(num_hyperplanes, dims))
-
-
 def total_cells(num_experts: int, dims: int, is_central: bool) -> int:
     r"""Cells of all orders k = 0..E together, of rows (and biases) in general position.
 
@@ -129,27 +124,6 @@ def moment_router(
     powers = np.linspace(-1.0, 1.0, num_experts)[:, None] ** np.arange(1, 2 * least + 1)
     sign = 1.0 if k == least else -1.0
     return sign * powers[:, :-1], -sign * powers[:, -1]
-
-
-def most_cells_none_hidden(num_experts: int, k: int) -> int:
-    r"""Upper bound of :math:`N_k` on a plane where every expert is first somewhere.
-
-    :math:`(2 k - 1) E - 2 k^2 + 2` for k <= E / 2, as of order-k Voronoi diagrams; larger k fall
-    back on ``most_cells``. Source: Lee 1982; docs/theory.md B4.
-    """
-    bound = most_cells(num_experts, k, 2, is_central=False)
-    if 2 * k > num_experts:
-        return bound
-    return min(bound, (2 * k - 1) * num_experts - 2 * k * k + 2)
-
-
-def most_vertices(num_experts: int, dims: int, is_central: bool) -> int:
-    r"""Upper bound of the vertices that a walk visits, :math:`\binom{E}{d+1}`.
-
-    Each is the place where d + 1 experts tie, whatever k is. A central router is walked on two
-    charts of d - 1 dimensions. Source: docs/theory.md G1.
-    """
-    return 2 * math.comb(num_experts, dims) if is_central else math.comb(num_experts, dims + 1)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.geometry.hmoe.activation import Activation
 from moegeom.geometry.hmoe.mixture import Mixture
 from moegeom.geometry.hmoe.regression import PLACEMENTS, Position
 
-#: Singular values below this share of the largest one count as 0: of families of functions, whose
-#: smallest is near 1e-6, and of Jacobians, where rounding leaves up to 1e-12.
-FAMILY_THRESHOLD = 1e-12
+#: Singular values of a Jacobian below this share of the largest count as 0: rounding leaves 1e-12.
 FISHER_THRESHOLD = 3e-9
 
 
@@ -33,7 +29,7 @@ class Rank:
     rest: float
 
 
-def numerical_rank(columns: Float64[np.ndarray, "samples functions"], threshold: float) -> Rank:
+def numerical_rank(columns: Float64[np.ndarray, "samples functions"]) -> Rank:
     """Rank of columns of length 1 by their singular values; columns of zeros are left out.
 
     0 with nothing left. Source: docs/theory.md C5. Oracle in tests: numpy.linalg.matrix_rank.
@@ -44,43 +40,9 @@ def numerical_rank(columns: Float64[np.ndarray, "samples functions"], threshold:
         return Rank(0, 0, math.nan, math.nan)
     values = np.linalg.svd(kept, compute_uv=False)
     shares = values / values[0]
-    rank = int((shares > threshold).sum())
+    rank = int((shares > FISHER_THRESHOLD).sum())
     rest = float(shares[rank]) if rank < len(shares) else math.nan
     return Rank(rank, kept.shape[1], float(shares[rank - 1]), rest)
-
-
-def component_family(
-    score: Float64[np.ndarray, "dims dims"],
-    expert: Float64[np.ndarray, "dims"],
-    activation: Activation,
-    inputs: Float64[np.ndarray, "samples dims"],
-) -> Float64[np.ndarray, "samples functions"]:
-    r"""The functions that strong identifiability asks to be independent, of one component.
-
-    :math:`u = e^{x^\top M x} \varphi(a \cdot x)` and its derivatives up to the second:
-    monomials of degree 0, 2, 4 times :math:`E \varphi`, of 1, 3 times :math:`E \varphi'`, of 2
-    times :math:`E \varphi''`. Each stands once: S2 lists derivatives by multi-indices, among which
-    several are the same function for two dimensions or more, so that its family is dependent for
-    every activation (F-23). In two dimensions 18. Families of all components together are below
-    the precision of float64.
-
-    Source: S2 Definition 1; docs/theory.md C5. Oracle in tests: torch autograd.
-    """
-    product = inputs @ expert
-    value, slope = activation.at(product)
-    form = np.exp(np.einsum("na,ab,nb->n", inputs, score, inputs))
-    parts = {0: value, 1: slope, 2: value, 3: slope, 4: value}
-    found = [
-        form * part * inputs[:, list(picked)].prod(axis=1)
-        for degree, part in parts.items()
-        for picked in itertools.combinations_with_replacement(range(inputs.shape[1]), degree)
-    ]
-    bent = form * activation.curvature(product)
-    found += [
-        bent * inputs[:, list(picked)].prod(axis=1)
-        for picked in itertools.combinations_with_replacement(range(inputs.shape[1]), 2)
-    ]
-    return np.stack(found, axis=1)
 
 
 def gauge_dimensions(mixture: Mixture, position: Position) -> int:

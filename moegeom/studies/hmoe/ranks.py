@@ -10,7 +10,6 @@ from jaxtyping import Float64
 
 from moegeom.geometry.hmoe.activation import ACTIVATIONS
 from moegeom.geometry.hmoe.identifiability import (
-    FISHER_THRESHOLD,
     cramer_rao_sd,
     gauge_dimensions,
     numerical_rank,
@@ -51,7 +50,7 @@ def _position_rank(position: Position, activation: str, seed: int) -> PositionRa
     mixture = _with_gates(published_truth(), position, generator)
     points = square(_POINTS, generator)
     derivatives = jacobian(mixture, points, position, ACTIVATIONS[activation])
-    found = numerical_rank(derivatives, FISHER_THRESHOLD)
+    found = numerical_rank(derivatives)
     gauge = gauge_dimensions(mixture, position)
     return PositionRank(
         position,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from moegeom.core.errors import UsageError
-from moegeom.studies.cells.pictures._write import RENDERERS, check_picture
+from moegeom.document.paper import ENDINGS
+from moegeom.studies.cells.pictures._write import check_picture
 from moegeom.studies.track.export import SERIES_EXPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +25,7 @@ NEEDY = [name for name in SERIES_EXPORTS.names() if SERIES_EXPORTS[name].package
 def bare(monkeypatch):
     """An installation of the core alone."""
     find = importlib.util.find_spec
-    absent = ("matplotlib", "plotly", "tensorboard", "wandb")
+    absent = ("matplotlib", "tensorboard", "wandb")
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in absent else find(name)
     )
@@ -48,7 +49,7 @@ def test_an_export_without_its_package_is_refused_with_the_extra_that_brings_it(
         assert refused(caught.value) == (export.package, export.extra)
 
 
-@pytest.mark.parametrize("ending", RENDERERS)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_picture_is_refused_without_its_package_alone(tmp_path, request, ending):
     check_picture(tmp_path / f"a{ending}")
     request.getfixturevalue("bare")

@@ -4,8 +4,8 @@ An expert is above another in the whole box :math:`[l, u]` where
 
 .. math:: b_i - b_j + \sum_m \min((w_i - w_j)_m l_m, (w_i - w_j)_m u_m) > 0,
 
-and in the ball of radius R around c where :math:`z_i(c) - z_j(c) > R |w_i - w_j|`. Both are asked
-of float64 less a bound of its rounding, so that what is said holds. Source: docs/theory.md G2.
+asked of float64 less a bound of its rounding, so that what is said holds. Source: docs/theory.md
+G2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
+from jaxtyping import Bool, Float64, Integer
 
 from moegeom.studies.cells.exact.certificate import cell_certificate, facet_certificate
 from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, NoCell, NoFacet
@@ -67,48 +67,9 @@ def surely_above(
     return found
 
 
-def surely_above_in_ball(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"] | None,
-    centre: Float64[np.ndarray, "dims"],
-    radius: float,
-) -> Bool[np.ndarray, "experts experts"]:
-    """[i, j]: i is above j in the whole closed ball; False where float64 cannot tell.
-
-    Oracle in tests: fractions.
-    """
-    offsets = np.zeros(len(weight)) if bias is None else bias
-    found = np.zeros((len(weight), len(weight)), bool)
-    with np.errstate(all="ignore"):
-        for i in range(len(weight)):
-            ahead, free = weight[i] - weight, offsets[i] - offsets
-            largest = np.abs(ahead).max(axis=1, initial=0.0)
-            unit = np.where(largest > 0, largest, 1.0)
-            length = largest * np.sqrt(((ahead / unit[:, None]) ** 2).sum(axis=1))
-            terms = ahead * centre
-            reach = np.abs(terms).sum(axis=1) + np.abs(free) + radius * length
-            least = terms.sum(axis=1) + free - radius * length
-            found[i] = least > _slack(weight.shape[1], reach)
-    return found
-
-
 def _slack(dims: int, reach: np.ndarray) -> np.ndarray:
     """What differences, products and sums of so many terms may lose, underflow included."""
     return 1.01 * (dims + 10) * _UNIT * reach + (dims + 4) * _TINY
-
-
-def experts_that_matter(
-    above: Bool[np.ndarray, "experts experts"], k: int
-) -> tuple[Int64[np.ndarray, "fixed"], Int64[np.ndarray, "dropped"], Int64[np.ndarray, "rest"]]:
-    """Experts that are always in the top k, those that never are, and the rest, in order.
-
-    Never with k others surely above, always with E - k surely below: the top k of all then are the
-    fixed and the top k - fixed of the rest. Ties do not matter, as all of it is strict.
-    """
-    is_fixed = above.sum(axis=1) >= len(above) - k
-    is_dropped = above.sum(axis=0) >= k
-    is_rest = ~(is_fixed | is_dropped)
-    return np.flatnonzero(is_fixed), np.flatnonzero(is_dropped), np.flatnonzero(is_rest)
 
 
 def filter_box(

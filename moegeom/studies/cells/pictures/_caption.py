@@ -95,11 +95,6 @@ def title_text(picture: SlicePicture) -> str:
     return f"{caption.model}, {caption.router}: top {caption.top_k} of {caption.num_experts}"
 
 
-def count_text(number: int) -> str:
-    """``16,384``."""
-    return f"{number:,}"
-
-
 def percent_text(share: float) -> str:
     """Two significant digits; what is not all or nothing is not written as such."""
     if share in (0.0, 1.0):
@@ -156,7 +151,7 @@ def _own(picture: SlicePicture) -> str:
     own, tokens = counts
     share = own / tokens if tokens else 0.0
     return (
-        f"{count_text(own)} of {count_text(tokens)} tokens ({percent_text(share)}) "
+        f"{own:,} of {tokens:,} tokens ({percent_text(share)}) "
         f"{'lies' if own == 1 else 'lie'} in the cell they are drawn in."
     )
 

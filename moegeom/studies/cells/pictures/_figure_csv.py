@@ -87,8 +87,6 @@ def _tokens(tokens: TokenMarks | None) -> dict[str, str]:
         columns["distance"] = tokens.distance.tolist()
     if tokens.number is not None:
         columns["token"] = tokens.number.tolist()
-    if tokens.label is not None:
-        columns["domain"] = tokens.label.tolist()
     return {"tokens": _table(list(columns), zip(*columns.values(), strict=True))}
 
 

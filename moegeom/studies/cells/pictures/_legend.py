@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from moegeom.studies.cells.pictures._caption import count_text, percent_text
+from moegeom.studies.cells.pictures._caption import percent_text
 from moegeom.studies.cells.pictures._picture import (
     CircleCells,
     ExpertSet,
@@ -19,7 +19,6 @@ from moegeom.studies.cells.pictures._picture import (
     RasterCells,
     SlicePicture,
     SpaceCells,
-    TokenMarks,
     expert_set_text,
 )
 
@@ -48,9 +47,6 @@ INK = "#1a1a1a"
 FAINT = "#8c8c8c"
 PALE = "#eeeeee"
 ACCENT = "#d55e00"
-
-#: Colours of domains, dark enough for a mark on any of the palette.
-DOMAIN_INKS = ("#1a1a1a", "#b0003a", "#00429d", "#00544a", "#6a3d00", "#5b1a8b", "#7a7a00")
 
 
 def preferred(expert_set: ExpertSet) -> list[int]:
@@ -95,13 +91,12 @@ LETTERS = "ABCDEFGHIJKL"
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """One line: a box in a colour with a letter, or a mark of a token in an ink, or nothing."""
+    """One line: a box in a colour with a letter, or a mark of a token, or nothing."""
 
     text: str
     colour: str = ""
     letter: str = ""
     mark: str = ""
-    ink: str = ""
     hatch: str = ""
 
 
@@ -133,7 +128,7 @@ def legend_of(
         entries.append(LegendEntry(text, palette[int(colours[cell])], letter))
     if len(rest):
         share = percent_text(float(sizes[rest].sum() / sizes.sum()))
-        entries.append(LegendEntry(f"{count_text(len(rest))} more {what}, {share}"))
+        entries.append(LegendEntry(f"{len(rest):,} more {what}, {share}"))
     head = f"{expert_set_text(tuple(sorted(shared)))} and:" if shared else ""
     return Legend(
         head,
@@ -155,7 +150,7 @@ def with_entries(legend: Legend, *more: LegendEntry) -> Legend:
 
 
 def token_entries(picture: SlicePicture) -> tuple[LegendEntry, ...]:
-    """What filled and hollow marks are and how many are drawn; domains, where there are several."""
+    """What filled and hollow marks are and how many are drawn."""
     match picture:
         case SpaceCells():
             return ()
@@ -169,20 +164,12 @@ def token_entries(picture: SlicePicture) -> tuple[LegendEntry, ...]:
             tokens, (x0, x1, y0, y1) = picture.tokens, picture.frame
             x, y = tokens.place.T
             is_drawn = (x >= x0) & (x <= x1) & (y >= y0) & (y <= y1)
-            return (*_counts(tokens.is_own[is_drawn]), *_domains(tokens))
+            return _counts(tokens.is_own[is_drawn])
 
 
 def _counts(is_own: Bool[np.ndarray, "tokens"]) -> tuple[LegendEntry, ...]:
     own = int(is_own.sum())
     return (
-        LegendEntry(f"token in its own cell ({count_text(own)})", mark="own"),
-        LegendEntry(f"token of another cell ({count_text(len(is_own) - own)})", mark="else"),
+        LegendEntry(f"token in its own cell ({own:,})", mark="own"),
+        LegendEntry(f"token of another cell ({len(is_own) - own:,})", mark="else"),
     )
-
-
-def _domains(tokens: TokenMarks) -> tuple[LegendEntry, ...]:
-    numbers = [] if tokens.label is None else np.unique(tokens.label).tolist()
-    if not 1 < len(numbers) <= len(DOMAIN_INKS):
-        return ()
-    inks = {number: DOMAIN_INKS[number % len(DOMAIN_INKS)] for number in numbers}
-    return tuple(LegendEntry(f"domain {n}", mark="domain", ink=ink) for n, ink in inks.items())

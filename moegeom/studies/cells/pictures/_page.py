@@ -20,7 +20,6 @@ from moegeom.studies.cells.pictures._caption import (
     title_text,
 )
 from moegeom.studies.cells.pictures._legend import (
-    DOMAIN_INKS,
     FAINT,
     INK,
     Legend,
@@ -188,21 +187,17 @@ def _draw_legend(
         write(start, y, shortened(entry.text, x + step - start - 2, SMALL), SMALL)
 
 
-_MARKS = {"own": ("o", INK, INK), "else": ("o", "none", INK), "domain": ("o", INK, INK)}
-
-
 def _draw_mark(figure: Figure, entry: LegendEntry, x: float, y: float) -> None:
     from matplotlib.lines import Line2D
 
-    marker, face, edge = _MARKS[entry.mark]
     figure.add_artist(
         Line2D(
             [x],
             [y],
-            marker=marker,
+            marker="o",
             markersize=3.5,
-            markerfacecolor=entry.ink or face,
-            markeredgecolor=entry.ink or edge,
+            markerfacecolor=INK if entry.mark == "own" else "none",
+            markeredgecolor=INK,
             markeredgewidth=0.6,
             linestyle="none",
         )
@@ -285,20 +280,17 @@ def frame_axes(axes: Axes, frame: Frame) -> None:
 
 
 def add_tokens(axes: Axes, tokens: TokenMarks | None) -> None:
-    """Marks by domain, filled only where the token's own expert set is that of the place."""
+    """Marks, filled only where the token's own expert set is that of the place."""
     if tokens is None:
         return
-    inks = np.array(DOMAIN_INKS)
-    label = np.zeros(len(tokens.place), np.int64) if tokens.label is None else tokens.label
-    colours = inks[label % len(inks)]
     number = len(tokens.place)
     size = float(np.clip(200 / max(number, 1), 1.2, 9.0))
     for name, kept in (("tokens-elsewhere", ~tokens.is_own), ("tokens-own", tokens.is_own)):
         axes.scatter(
             *tokens.place[kept].T,
             s=size if name == "tokens-elsewhere" else max(2 * size, 5.0),
-            facecolors="none" if name == "tokens-elsewhere" else list(colours[kept]),
-            edgecolors=list(colours[kept]) if kept.any() else INK,
+            facecolors="none" if name == "tokens-elsewhere" else INK,
+            edgecolors=INK,
             linewidths=0.35 if name == "tokens-elsewhere" else 0.5,
             alpha=0.7 if name == "tokens-elsewhere" and number > 300 else 1.0,
             rasterized=number > _MOST_MARKS,

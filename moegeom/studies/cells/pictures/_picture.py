@@ -111,14 +111,13 @@ class TokenMarks:
     """Tokens by their place in a plane.
 
     ``is_own`` where the token's own expert set, in all dimensions, is the plane's at that place;
-    ``distance`` to the nearest facet in all dimensions; ``label`` is the number of the domain,
-    ``number`` that of the token in its recording.
+    ``distance`` to the nearest facet in all dimensions; ``number`` is that of the token in its
+    recording.
     """
 
     place: Float64[np.ndarray, "tokens 2"]
     is_own: Bool[np.ndarray, "tokens"]
     distance: Float64[np.ndarray, "tokens"] | None = None
-    label: Int64[np.ndarray, "tokens"] | None = None
     number: Int64[np.ndarray, "tokens"] | None = None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.text import number_of
-from moegeom.studies.cells.pictures._caption import count_text, percent_text
+from moegeom.studies.cells.pictures._caption import percent_text
 from moegeom.studies.cells.pictures._legend import (
     ACCENT,
     INK,
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 #: Names of facets per square inch, and at most.
 _NAMES_PER_INCH, _MOST_NAMES = 3.0, 40
 
+_SERVED = "#f3c28b"
+
 
 def draw_cells(picture: PlaneCells, options: PictureOptions) -> Figure:
     """Polygons by expert set, named facets, tokens, and the strip along the facets."""
@@ -84,12 +86,12 @@ def draw_expert(picture: PlaneCells, options: PictureOptions) -> Figure:
     """Where one expert serves; the title says how much that is and whether it is convex."""
     expert = requested_expert(options, picture.caption.num_experts)
     region = region_of(picture, expert)
-    entries = [LegendEntry(f"expert {expert} serves", SERVED), LegendEntry("it does not", PALE)]
+    entries = [LegendEntry(f"expert {expert} serves", _SERVED), LegendEntry("it does not", PALE)]
     legend = Legend("", (*entries, *token_entries(picture)), {})
-    title = region_text(region, expert)
+    title = _region_text(region, expert)
     figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)), title)
     served = region.is_served
-    add_polygons(axes, picture.polygons, [SERVED if own else PALE for own in served], "cells")
+    add_polygons(axes, picture.polygons, [_SERVED if own else PALE for own in served], "cells")
     is_border = served[picture.facet_cells].sum(1) == 1
     thin = _line_width(axes, picture)
     add_facets(axes, picture.facet_ends[~is_border], "#9a9a9a", thin * 0.8, "facets")
@@ -108,19 +110,15 @@ def _band_entry(options: PictureOptions) -> tuple[LegendEntry, ...]:
     return (LegendEntry(f"within {options.band:g} of a facet", shaded(PALE, 0.3)),)
 
 
-SERVED = "#f3c28b"
-
-
-def region_text(region: Region, expert: int) -> str:
+def _region_text(region: Region, expert: int) -> str:
     """``expert 17 serves in 12 cells, 23 % of the frame, a convex region``."""
     if region.is_convex is None:
         return f"expert {expert} serves in no cell of the frame"
     shape = "a convex region" if region.is_convex else "not a convex region"
     if region.pieces > 1:
         shape += f", in {number_of(region.pieces, 'piece')}"
-    cells = int(region.is_served.sum())
     return (
-        f"expert {expert} serves in {count_text(cells)} {'cell' if cells == 1 else 'cells'}, "
+        f"expert {expert} serves in {number_of(region.is_served.sum(), 'cell')}, "
         f"{percent_text(min(region.share, 1.0))} of the frame, {shape}"
     )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
-from moegeom.studies.cells.pictures._caption import count_text
 from moegeom.studies.cells.pictures._legend import (
     INK,
     PALETTE,
@@ -37,18 +36,21 @@ _MOST_RUNS = 20_000
 #: Undecided pixels below the hatching, and those without a known expert set.
 _OPEN_GREY = "#c8c8c8"
 
+#: Pixels that a facet crosses.
+_CROSSED_GREY = "#3a3a3a"
+
 
 def draw_raster(picture: RasterCells, options: PictureOptions) -> Figure:
     """An image: colours by expert set, pixels that a facet crosses dark, undecided ones hatched."""
     colours = raster_colours(picture)
     legend = legend_of(picture.expert_sets, pixel_counts(picture), colours, PALETTE)
-    marks = [
-        LegendEntry(f"crossed by a facet ({_count(picture, CROSSED)} pixels)", shade_of_crossed())
-    ]
-    marks.append(
-        LegendEntry(f"not decided ({_count(picture, OPEN)} pixels)", _OPEN_GREY, hatch="/")
+    crossed, undecided = ((picture.state == state).sum() for state in (CROSSED, OPEN))
+    legend = with_entries(
+        legend,
+        LegendEntry(f"crossed by a facet ({crossed:,} pixels)", _CROSSED_GREY),
+        LegendEntry(f"not decided ({undecided:,} pixels)", _OPEN_GREY, hatch="/"),
+        *token_entries(picture),
     )
-    legend = with_entries(legend, *marks, *token_entries(picture))
     figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)))
     axes.imshow(
         pixels(picture, colours),
@@ -63,15 +65,6 @@ def draw_raster(picture: RasterCells, options: PictureOptions) -> Figure:
     add_tokens(axes, picture.tokens)
     _add_letters(axes, picture, legend.letters)
     return figure
-
-
-def shade_of_crossed() -> str:
-    """The colour of pixels that a facet crosses."""
-    return "#3a3a3a"
-
-
-def _count(picture: RasterCells, state: int) -> str:
-    return count_text(int((picture.state == state).sum()))
 
 
 def pixel_counts(picture: RasterCells) -> Float64[np.ndarray, "expert_sets"]:
@@ -94,16 +87,16 @@ def pixels(
     picture: RasterCells, colours: Int64[np.ndarray, "expert_sets"]
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Red, green and blue of each pixel."""
-    table = np.array([_bytes(PALETTE[colour]) for colour in colours] + [_bytes(_OPEN_GREY)])
+    shades = [*(PALETTE[colour] for colour in colours), _OPEN_GREY]
+    table = np.array([_bytes(shade) for shade in shades])
     image = table[np.where(picture.label >= 0, picture.label, len(colours))]
-    image[picture.state == CROSSED] = _bytes(shade_of_crossed())
+    image[picture.state == CROSSED] = _bytes(_CROSSED_GREY)
     image[picture.state == OPEN] = _bytes(_OPEN_GREY)
     return image.astype(np.uint8)
 
 
-def _bytes(colour: str) -> tuple[int, int, int]:
-    red, green, blue = bytes.fromhex(colour[1:])
-    return red, green, blue
+def _bytes(colour: str) -> list[int]:
+    return list(bytes.fromhex(colour[1:]))
 
 
 def runs(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def new_space(
+def _new_space(
     picture: SlicePicture,
     options: PictureOptions,
     legend: Legend,
@@ -77,20 +77,20 @@ def shown_places(picture: SpaceCells) -> tuple[Float64[np.ndarray, "cells 3"], b
     return middle + away / (1 + radius / (3 * typical))[:, None], False
 
 
-def degrees(picture: SpaceCells) -> Int64[np.ndarray, "cells"]:
+def _degrees(picture: SpaceCells) -> Int64[np.ndarray, "cells"]:
     """Facets of each cell."""
     return np.bincount(picture.facets.ravel(), minlength=len(picture.place)).astype(np.int64)
 
 
-def weights(picture: SpaceCells) -> Float64[np.ndarray, "cells"]:
+def _weights(picture: SpaceCells) -> Float64[np.ndarray, "cells"]:
     """What makes a cell large: the tokens inside where they are known, else its facets."""
     inside = picture.tokens_inside
     if inside is not None and inside.any():
         return inside.astype(np.float64)
-    return degrees(picture).astype(np.float64)
+    return _degrees(picture).astype(np.float64)
 
 
-def space_title(picture: SpaceCells) -> str:
+def _space_title(picture: SpaceCells) -> str:
     """What the points, the lines and their distances are."""
     _, is_true = shown_places(picture)
     by_tokens = picture.tokens_inside is not None and bool(picture.tokens_inside.any())
@@ -100,9 +100,9 @@ def space_title(picture: SpaceCells) -> str:
     return f"{cells}, sized by {size}, {facets}{far}"
 
 
-def marker_areas(picture: SpaceCells, least: float, most: float) -> Float64[np.ndarray, "cells"]:
+def _marker_areas(picture: SpaceCells, least: float, most: float) -> Float64[np.ndarray, "cells"]:
     """Areas of the points, in proportion to the weights above a least one."""
-    weight = weights(picture)
+    weight = _weights(picture)
     return least + (most - least) * weight / max(float(weight.max(initial=0.0)), 1e-9)
 
 
@@ -121,10 +121,10 @@ def draw_space(picture: SpaceCells, options: PictureOptions) -> Figure:
     from mpl_toolkits.mplot3d.art3d import Line3DCollection
 
     colours = cell_colours(picture.expert_sets, picture.facets)
-    legend = legend_of(picture.expert_sets, weights(picture), colours, PALETTE)
-    title, names = space_title(picture), ("first", "second", "third")
+    legend = legend_of(picture.expert_sets, _weights(picture), colours, PALETTE)
+    title, names = _space_title(picture), ("first", "second", "third")
     place, _ = shown_places(picture)
-    figure, axes = new_space(picture, options, legend, title, names, _limits(place))
+    figure, axes = _new_space(picture, options, legend, title, names, _limits(place))
     is_many = len(picture.facets) + len(place) > _MOST_MARKS
     crowd = float(np.sqrt(max(len(picture.facets), 1)))
     lines = Line3DCollection(
@@ -141,7 +141,7 @@ def draw_space(picture: SpaceCells, options: PictureOptions) -> Figure:
     most = float(np.clip(900 / np.sqrt(max(len(place), 1)), 20, 90))
     axes.scatter(
         *place.T,
-        s=marker_areas(picture, most / 15, most),
+        s=_marker_areas(picture, most / 15, most),
         c=[PALETTE[colour] for colour in colours],
         edgecolors=INK,
         linewidths=0.3,
@@ -156,11 +156,6 @@ def draw_space(picture: SpaceCells, options: PictureOptions) -> Figure:
     return figure
 
 
-def heights(picture: PlaneCells, cell: int) -> Float64[np.ndarray, "corners"]:
-    """The sum of the k largest logits at the corners of a cell."""
-    return picture.polygons[cell] @ picture.gradient[cell] + picture.offset[cell]
-
-
 def draw_tropical(picture: PlaneCells, options: PictureOptions) -> Figure:
     """The surface above its cells."""
     from mpl_toolkits.mplot3d.art3d import Poly3DCollection
@@ -169,14 +164,17 @@ def draw_tropical(picture: PlaneCells, options: PictureOptions) -> Figure:
     legend = legend_of(picture.expert_sets, areas(picture), colours, PALETTE)
     title = f"sum of the {picture.caption.top_k} largest logits over its cells"
     shown = [cell for cell, polygon in enumerate(picture.polygons) if len(polygon) > 2]
-    lifted = [np.column_stack([picture.polygons[c], heights(picture, c)]) for c in shown]
+    lifted = [
+        np.column_stack([p := picture.polygons[c], p @ picture.gradient[c] + picture.offset[c]])
+        for c in shown
+    ]
     low = min((float(p[:, 2].min()) for p in lifted), default=0.0)
     high = max((float(p[:, 2].max()) for p in lifted), default=1.0)
     floor = low - 0.45 * max(high - low, 1e-12)
     lifted = _alike(lifted)
     names = ("first", "second", "sum of logits")
     limits = (picture.frame[:2], picture.frame[2:], (floor, max(high, floor + 1e-9)))
-    figure, axes = new_space(picture, options, legend, title, names, limits)
+    figure, axes = _new_space(picture, options, legend, title, names, limits)
     if not lifted:
         return figure
     below = [np.column_stack([p[:, :2], np.full(len(p), floor)]) for p in lifted]

@@ -10,6 +10,7 @@ from moegeom.core.errors import UsageError
 from moegeom.core.extras import refuse_absent
 from moegeom.core.files import refuse_unwritable, write_whole
 from moegeom.core.registry import nearest_name, unknown_name
+from moegeom.document.paper import ENDINGS
 from moegeom.studies.cells.pictures._circle_view import draw_circle
 from moegeom.studies.cells.pictures._page import page_bytes, page_style
 from moegeom.studies.cells.pictures._picture import (
@@ -24,65 +25,34 @@ from moegeom.studies.cells.pictures._picture import (
 from moegeom.studies.cells.pictures._plane_view import draw_cells, draw_expert
 from moegeom.studies.cells.pictures._raster_view import draw_raster
 from moegeom.studies.cells.pictures._space_view import draw_space, draw_tropical
-from moegeom.studies.cells.pictures._web_plane import (
-    cells_page,
-    circle_page,
-    expert_page,
-    raster_page,
-    space_page,
-    tropical_page,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Draw = Callable[[Any, PictureOptions], "Figure"]
-_Page = Callable[[Any, PictureOptions], bytes]
 
-#: How each kind of picture is drawn on paper and for a browser, by view.
-_VIEWS: Mapping[type, Mapping[str, tuple[_Draw, _Page]]] = {
-    PlaneCells: {
-        "cells": (draw_cells, cells_page),
-        "expert": (draw_expert, expert_page),
-        "tropical": (draw_tropical, tropical_page),
-    },
-    RasterCells: {"cells": (draw_raster, raster_page)},
-    SpaceCells: {"cells": (draw_space, space_page)},
-    CircleCells: {"cells": (draw_circle, circle_page)},
-}
-
-
-def _static(form: str) -> Callable[[SlicePicture, PictureOptions], bytes]:
-    def render(picture: SlicePicture, options: PictureOptions) -> bytes:
-        draw, _ = _view(picture, options)
-        with page_style():
-            return page_bytes(draw(picture, options), form, options)
-
-    return render
-
-
-def _browser(picture: SlicePicture, options: PictureOptions) -> bytes:
-    _, page = _view(picture, options)
-    return page(picture, options)
-
-
-#: Renderers by the ending of the file.
-RENDERERS: Mapping[str, Callable[[SlicePicture, PictureOptions], bytes]] = {
-    ".svg": _static("svg"),
-    ".pdf": _static("pdf"),
-    ".png": _static("png"),
-    ".html": _browser,
+#: How each kind of picture is drawn, by view.
+_VIEWS: Mapping[type, Mapping[str, _Draw]] = {
+    PlaneCells: {"cells": draw_cells, "expert": draw_expert, "tropical": draw_tropical},
+    RasterCells: {"cells": draw_raster},
+    SpaceCells: {"cells": draw_space},
+    CircleCells: {"cells": draw_circle},
 }
 
 
 def write_picture(picture: SlicePicture, path: Path | str, **options: Any) -> None:
     """Writes the picture whole or not at all; options are those of :class:`PictureOptions`.
 
-    Equal input gives equal bytes. Raises UsageError for an ending that no renderer has, for a view
+    Equal input gives equal bytes. Raises UsageError for an ending other than ENDINGS, for a view
     that this kind of picture has not, and for an unknown option.
     """
     path = Path(path)
-    content = _renderer(path)(picture, picture_options(options))
+    form, chosen = _form(path), picture_options(options)
+    views = _VIEWS[type(picture)]
+    if chosen.view not in views:
+        raise unknown_name(f"view of {type(picture).__name__}", chosen.view, views)
+    with page_style():
+        content = page_bytes(views[chosen.view](picture, chosen), form, chosen)
     write_whole(path, content)
 
 
@@ -91,7 +61,7 @@ def check_picture(path: Path, **options: Any) -> None:
 
     And for a file that could not be written: before the picture is computed, not after it.
     """
-    _renderer(path)
+    _form(path)
     refuse_unwritable(path)
     view = picture_options(options).view
     known = sorted({name for views in _VIEWS.values() for name in views})
@@ -99,23 +69,14 @@ def check_picture(path: Path, **options: Any) -> None:
         raise unknown_name("view of a picture", view, known)
 
 
-def _renderer(path: Path) -> Callable[[SlicePicture, PictureOptions], bytes]:
+def _form(path: Path) -> str:
+    """The ending without its point. Raises UsageError for one that no picture has."""
     ending = path.suffix.lower()
-    render = RENDERERS.get(ending)
-    if render is None:
-        guess = nearest_name(ending, RENDERERS)
+    if ending not in ENDINGS:
         raise UsageError(
-            f"{path.name}: no picture is written with the ending '{path.suffix}'.{guess}",
-            f"Known: {', '.join(RENDERERS)}.",
+            f"{path.name}: no picture is written with the ending '{path.suffix}'."
+            f"{nearest_name(ending, ENDINGS)}",
+            f"Known: {', '.join(ENDINGS)}. --html FILE writes the tables as a page.",
         )
-    refuse_absent(
-        "plotly" if render is _browser else "matplotlib", "plots", f"a picture in {ending}"
-    )
-    return render
-
-
-def _view(picture: SlicePicture, options: PictureOptions) -> tuple[_Draw, _Page]:
-    views = _VIEWS[type(picture)]
-    if options.view not in views:
-        raise unknown_name(f"view of {type(picture).__name__}", options.view, views)
-    return views[options.view]
+    refuse_absent("matplotlib", "plots", f"a picture in {ending}")
+    return ending[1:]
