@@ -137,6 +137,21 @@ def test_a_wrapped_model_has_the_same_routers(rename, make_olmoe):
         np.testing.assert_array_equal(mine.gain, theirs.gain)
 
 
+def test_experts_in_one_tensor_are_told_apart_by_its_matrices_and_never_by_a_vector(make_olmoe):
+    folder = make_olmoe()
+    file = folder / "model.safetensors"
+    plain = {name: t for name, t in load_file(file).items() if ".experts." not in name}
+    (router, *_) = load_routers(open_checkpoint(folder)).routers
+    start = router.provenance.tensors[0].removesuffix("gate.weight") + "experts."
+    vector = {f"{start}a_scale": torch.randn(router.num_experts)}
+    matrices = {f"{start}down": torch.randn(router.num_experts, 4, 2)}
+    for tensors, is_told in ((vector, False), (vector | matrices, True)):
+        save_file(plain | tensors, file)
+        samples = read_expert_samples(open_checkpoint(folder), [router]).digests[router.name]
+        assert (samples is not None) is is_told
+    assert len({*samples}) == router.num_experts
+
+
 def test_names_are_those_of_the_unwrapped_modules_of_torch_and_stay_so():
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     expected = list(inner.state_dict())
