@@ -6,8 +6,6 @@ come from Numba's cache afterwards: one worker begins with the tests that call t
 with what calls none.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling

@@ -1,7 +1,5 @@
 """What code and pages cite exists: sections of docs/theory.md, works, pages and paths."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Files get their names in one place, are opened and parsed in few, and no system is needed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -3,8 +3,6 @@
 python tests/e2e/refresh_golden.py
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

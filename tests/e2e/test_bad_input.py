@@ -1,7 +1,5 @@
 """Input that must be refused: exit code 3, one sentence with where, found and expected, no trace."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What an image compiles when it is built is what its commands need."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`moegeom diff` as it is typed: exit codes, streams, samples, experts, results, false alarms."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

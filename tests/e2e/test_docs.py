@@ -2,8 +2,6 @@
 first screen of the README is what its command prints.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

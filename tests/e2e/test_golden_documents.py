@@ -5,8 +5,6 @@ and what differs from machine to machine, stand as ``#``. A new document fails h
 says how it comes about; a new format is compared without a line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -5,8 +5,6 @@ and sizes of files vary from machine to machine: they are fixed in `run.json` be
 rendered. Everything else is what a scan printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

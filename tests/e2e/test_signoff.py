@@ -1,7 +1,5 @@
 """`moegeom signoff` as it is typed: four lines, exit codes, exports and recordings of a sample."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The commands are those of the program, the options those that choose tokens; wha
 do yet is an expected failure with its reason, which ends when it can.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A CUDA program compiled for the processor, to be called with NumPy arrays."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The compiled search for the nearest point against its reference, exact arithmetic and NNLS."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

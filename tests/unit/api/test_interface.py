@@ -1,7 +1,5 @@
 """What the functions accept, how they refuse, and what their answers look like."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import importlib.util

@@ -1,7 +1,5 @@
 """Counts in sentences."""
 
-from __future__ import annotations
-
 from moegeom.core.text import all_of, number_of, these
 
 

@@ -1,7 +1,5 @@
 """Numbers as texts: layers, shares, and ranges by the one 95 % that there is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

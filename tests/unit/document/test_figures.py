@@ -1,7 +1,5 @@
 """Figures say what the tables hold, load nothing, and survive the names of others."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import html

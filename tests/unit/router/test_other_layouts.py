@@ -1,7 +1,5 @@
 """The same routers under the names and in the shapes of other trainers and of original files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Routers in step: a trace is read once for all of them, and each is measured as if alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

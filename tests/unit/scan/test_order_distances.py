@@ -1,7 +1,5 @@
 """Distances to ties of three and four experts: which tokens, the same however the work is cut."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a verdict of explain may say, and that its table does not contradict it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

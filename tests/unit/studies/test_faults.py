@@ -1,7 +1,5 @@
 """Operators find what was done, scopes where, and noise is spread as noise."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """``moegeom continuity`` and ``regions`` on the samples, and what flips cost where experts are read."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

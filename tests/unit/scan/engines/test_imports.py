@@ -1,7 +1,5 @@
 """The engine of devices costs no time to import, and CuPy is there only once a device is opened."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
