@@ -95,7 +95,9 @@ MADE: dict[str, Callable[[], Any]] = {
         experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True
     ),
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
-    "studies.regions": lambda: mg.regions(MODEL, REC, layers=1, against=EARLIER),
+    "studies.regions": lambda: mg.regions(
+        MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
+    ),
     "studies.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
     "studies.hmoe": lambda: mg.hmoe(
         channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
@@ -130,7 +132,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 #: What shows no more on all tokens of a sample than on its first.
-SHORT = ("studies.space", "studies.explain")
+SHORT = tuple(f"studies.{n}" for n in ("space", "explain", "whatif", "balance"))
 
 
 @cache
