@@ -116,12 +116,6 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(refused, damaged, what):
     refused(damaged, SCAN, *words)
 
 
-def test_a_truncated_shard_is_told_with_both_sizes(refused, damaged):
-    size = (damaged / WEIGHTS).stat().st_size
-    cut(damaged / WEIGHTS)
-    refused(damaged, SCAN, str(size - 100), str(size), "hint:")
-
-
 def test_nan_in_a_router_row_is_refused_with_tokens_and_found_without(refused, moegeom, damaged):
     nan_in_a_row(damaged, 2)
     words = ("text/2", "expert 7", "1 of 16", GATE.format(2), "--layers")
