@@ -31,7 +31,7 @@ REDUCED = ("token_counts", "expert_sets", "margin_histogram")
 FILES, TOKENS = 3, 2 * TILE + 77
 
 #: Documents that another run answered, and the ids of each; its last token was never routed.
-DOCUMENTS, TEXT = 10, np.arange(128)
+DOCUMENTS, TEXT = 3, np.arange(128)
 
 
 @pytest.fixture(scope="module")
