@@ -3,8 +3,6 @@
 ``make test`` runs by day, ``make test-all`` at night. By day a cross runs one case of each mechanism.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, TypeVar

@@ -7,8 +7,6 @@ other annotations are pyright's: to execute them takes as long as the tests them
 modules without shapes are hooked at night alone.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import gc

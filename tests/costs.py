@@ -4,8 +4,6 @@ Where time goes is read from it; no test fails by it. What commands took in the 
 ``tests/e2e`` is reported by that process.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ How fast something is depends on what else a machine does: benchmarks/ has ratio
 here takes seconds at most; without the guard it takes many minutes, or never ends.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ too. Its own caches know the source of a kernel, not of what the kernel calls in
 the folder is named by the sources of all that is compiled.
 """
 
-from __future__ import annotations
-
 import functools
 import getpass
 import hashlib

@@ -5,8 +5,6 @@ record (a ``Report`` of a study on a sample, say), or the path of a folder that 
 ``new_folder()``. Nobody changes what it returns: other tests read it, too.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -6,8 +6,6 @@ come from Numba's cache afterwards: one worker begins with the tests that call t
 with what calls none.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
@@ -15,8 +13,9 @@ from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Where work begins, in this order: the first folder compiles, the second parses every module.
-FIRST = ("tests/parity", "tests/architecture", "tests/e2e", "tests/families", "tests/fuzz")
+#: Where work begins, in this order: the first folder compiles, the second parses every module, and
+#: models of transformers give it time, so that commands find kernels compiled.
+FIRST = ("tests/parity", "tests/architecture", "tests/families", "tests/e2e", "tests/fuzz")
 
 #: Folders that stay whole without a ``conftest.py``.
 WHOLE = FIRST[:2]

@@ -1,7 +1,5 @@
 """The sample checkpoints with recordings of their first 1,024 tokens: for what needs no more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from moegeom.tokens.open import open_tokens

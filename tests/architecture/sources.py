@@ -1,7 +1,5 @@
 """The modules of both packages, read and parsed once for all tests of this folder."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from functools import cache

@@ -1,7 +1,5 @@
 """What the code imports is declared, what is declared is imported, and all of it is pinned."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """What the documentation says about a GPU is what result files show."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every file of the packages owes its reader."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

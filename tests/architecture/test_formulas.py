@@ -1,7 +1,5 @@
 """Every formula key that a column names has an entry in docs/formulas.md, and the other way round."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

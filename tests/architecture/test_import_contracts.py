@@ -1,7 +1,5 @@
 """Imports point down: the contracts of pyproject.toml, run by import-linter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

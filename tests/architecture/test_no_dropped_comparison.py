@@ -5,8 +5,6 @@ as a statement, and an assertion on a non-empty tuple. Inside ``with pytest.rais
 statement is the test, so it is left alone.
 """
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from pathlib import Path

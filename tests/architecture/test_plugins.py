@@ -1,7 +1,5 @@
 """Plug-ins are found where they stand: one to a file, or several to a module of their kin."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

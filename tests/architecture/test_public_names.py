@@ -1,7 +1,5 @@
 """The names that ``import moegeom`` promises."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Prose states the sizes of samples that the code takes: a number is a promise."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

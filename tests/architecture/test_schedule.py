@@ -1,7 +1,5 @@
 """Work is cut so that what is built once for a folder is built by one worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.schedule import FIRST, MODELS, ROOT, WHOLE, piece_of, place_of

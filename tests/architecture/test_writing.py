@@ -1,8 +1,7 @@
 """Files get their names in one place, are opened and parsed in few, and no system is needed."""
 
-from __future__ import annotations
-
 import ast
+import re
 import subprocess
 import sys
 
@@ -237,7 +236,14 @@ sys.exit(bool(absent))
 OPTIONAL = ("cupy", "cuda", "torch", "transformers", "tensorboard", "huggingface_hub", "fsspec")
 
 
-def test_every_module_is_imported_without_what_only_posix_has():
+def test_no_module_imports_what_only_posix_has():
+    wanted = re.compile(rf"^ *(?:from|import) (?:{'|'.join(POSIX)})\b", re.MULTILINE)
+    assert [file for file, source in SOURCES.items() if wanted.search(source)] == []
+    assert wanted.search("if x:\n    import fcntl\n")
+
+
+@pytest.mark.nightly
+def test_every_module_is_imported_where_libraries_find_nothing_of_posix_either():
     code = IMPORT_ALL.format(posix=POSIX, optional=set(OPTIONAL))
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,7 +1,5 @@
 """Input that must be refused: exit code 3, one sentence with where, found and expected, no trace."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -116,12 +114,6 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(refused, damaged, what):
     damage, *words = REFUSED[what]
     damage(damaged)
     refused(damaged, SCAN, *words)
-
-
-def test_a_truncated_shard_is_told_with_both_sizes(refused, damaged):
-    size = (damaged / WEIGHTS).stat().st_size
-    cut(damaged / WEIGHTS)
-    refused(damaged, SCAN, str(size - 100), str(size), "hint:")
 
 
 def test_nan_in_a_router_row_is_refused_with_tokens_and_found_without(refused, moegeom, damaged):

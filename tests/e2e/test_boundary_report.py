@@ -1,7 +1,5 @@
 """``boundary-report`` as people type it: the screen, its refusals, the results it leaves."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

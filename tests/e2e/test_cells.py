@@ -189,7 +189,7 @@ def test_a_slice_that_was_written_is_read_again(moegeom, place):
 @pytest.mark.parametrize("bound", by_day(["box", "radius"], ["box"]))
 def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     for name, bounds in (("found", {bound: 1.0}), ("whole", {})):
-        cells_of(of_sample(subspace="pca:3", out=tmp_path / name, **bounds))
+        cells_of(of_sample(subspace="pca:2", out=tmp_path / name, **bounds))
     part, all_cells = (
         {tuple(c) for c in pq.read_table(tmp_path / n / "cells.parquet")["expert_set"].to_pylist()}
         for n in ("found", "whole")
@@ -197,7 +197,7 @@ def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     assert part < all_cells
     with np.load(tmp_path / "found/slices/text.0.npz") as stored:
         weight, bias = stored["weight"], stored["bias"]
-    points = np.random.default_rng(0).uniform(-1.0, 1.0, (20_000, 3))
+    points = np.random.default_rng(0).uniform(-1.0, 1.0, (20_000, 2))
     if bound == "radius":
         points = points[np.linalg.norm(points, axis=1) < 1.0]
     chosen = np.sort(np.argsort(-(points @ weight.T + bias), axis=1)[:, :4], axis=1)

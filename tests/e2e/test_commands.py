@@ -1,7 +1,5 @@
 """Every command: help, exit codes, which stream says what, one JSON document, silence."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,13 +1,10 @@
 """What an image compiles when it is built is what its commands need."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+from tests.short_samples import short_samples
 
 #: Signatures of kernels that commands need beyond those compiled before, in a new process.
 SCRIPT = """
@@ -37,7 +34,7 @@ for command in commands:
 
 def test_commands_find_their_kernels_compiled(tmp_path):
     commands = ("compile", "olmoe-balanced", "deepseek-tiny", "cells")
-    arguments = [str(SAMPLES), str(tmp_path / "out"), *commands]
+    arguments = [str(short_samples()), str(tmp_path / "out"), *commands]
     ran = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
     #: By command the names of kernels that it needed beyond those of the commands before.

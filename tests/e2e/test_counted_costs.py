@@ -1,7 +1,5 @@
 """Commands do no more work than is written down: counted, not timed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

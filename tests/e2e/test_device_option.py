@@ -1,7 +1,5 @@
 """Where a scan runs, and what is said about it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -2,8 +2,6 @@
 first screen of the README is what its command prints.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -17,6 +15,7 @@ import pytest
 from moegeom.results.reader import open_results
 from tests.by_day import by_day
 from tests.e2e.conftest import environment
+from tests.short_samples import short_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -40,8 +39,7 @@ def per_token(world, moegeom, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def documented_place(world, per_token, tmp_path) -> Path:
-    """``model``, ``rec``, the sample checkpoints and, made with --per-token, ``results``."""
-    (tmp_path / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
+    """``model``, ``rec`` and, made with --per-token, ``results``."""
     for name in ("model", "rec"):
         (tmp_path / name).symlink_to(world / name, target_is_directory=True)
     shutil.copytree(per_token, tmp_path / "results")
@@ -55,8 +53,14 @@ LONG = {
 }
 
 
+#: Pages that show no more on all tokens of a sample than on its first.
+OF_FEW_TOKENS = {"README.md", "docs/cells.md", "docs/explain.md", "docs/whatif.md"}
+
+
 @pytest.mark.parametrize("page", by_day(PAGES, [page for page in PAGES if page not in LONG]))
 def test_every_python_block_runs(moegeom, documented_place, page):
+    samples = short_samples() if page in OF_FEW_TOKENS else ROOT / "sample_ckpts"
+    (documented_place / "sample_ckpts").symlink_to(samples, target_is_directory=True)
     code = "\n".join(BLOCK.findall((ROOT / page).read_text("utf-8")))
     moegeom(documented_place, script=code, code=0)
     if page == "docs/recordings.md":

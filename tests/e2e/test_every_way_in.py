@@ -4,8 +4,6 @@ The lists of commands, sources, stages, dialects and formats are those of the pr
 one is tested without being named here, or fails because nobody says how to write such a file.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

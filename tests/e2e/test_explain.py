@@ -1,7 +1,5 @@
 """``explain`` as people type it: the screen, formats, exit codes and refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

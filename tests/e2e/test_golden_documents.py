@@ -1,17 +1,16 @@
-"""Every document in every format, letter by letter, on the sample checkpoints.
+"""Every document in every format, letter by letter, on the sample checkpoints; and the first screen.
 
-`python tests/e2e/refresh_golden.py` writes the expected files anew; review the difference. Times,
+With MOEGEOM_REFRESH_GOLDEN=1 these tests write the expected files anew; review the difference. Times,
 and what differs from machine to machine, stand as ``#``. A new document fails here until somebody
 says how it comes about; a new format is compared without a line.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,6 +34,7 @@ from moegeom.studies.check.document import page_document
 from moegeom.studies.parts.document import missing_document, part_document
 from moegeom.studies.routers.document import document as routers_document
 from moegeom.studies.routers.study import routers
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from tests.short_samples import SAMPLES, short_samples
 from tests.unit.document.test_hostile_names import documents
 from tests.unit.studies.test_attention import tensors_of, write
@@ -95,7 +95,9 @@ MADE: dict[str, Callable[[], Any]] = {
         experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True
     ),
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
-    "studies.regions": lambda: mg.regions(MODEL, REC, layers=1, against=EARLIER),
+    "studies.regions": lambda: mg.regions(
+        MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
+    ),
     "studies.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
     "studies.hmoe": lambda: mg.hmoe(
         channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
@@ -130,7 +132,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 #: What shows no more on all tokens of a sample than on its first.
-SHORT = ("studies.space", "studies.explain")
+SHORT = tuple(f"studies.{n}" for n in ("space", "explain", "whatif", "balance"))
 
 
 @cache
@@ -221,4 +223,51 @@ def hold_to(file: str, said: str) -> None:
     golden = GOLDEN / file
     if os.environ.get("MOEGEOM_REFRESH_GOLDEN"):
         golden.write_text(said, "utf-8")
-    assert said == golden.read_text("utf-8"), "python tests/e2e/refresh_golden.py"
+    assert said == golden.read_text("utf-8"), (
+        "MOEGEOM_REFRESH_GOLDEN=1 pytest tests/e2e/test_golden_documents.py"
+    )
+
+
+#: Scans whose first screen is printed, and repeated by a report.
+SCANS = {"with_tokens": ("--tokens", "rec"), "weights_only": ()}
+
+
+@pytest.fixture(scope="module")
+def scanned(moegeom, tmp_path_factory) -> Path:
+    """A folder with a model and its recording."""
+    folder = tmp_path_factory.mktemp("screen")
+    model = SyntheticModel(
+        hidden=64, experts=16, top_k=4, layers=4, duplicate=(1,), zero=(2,), long=(3,)
+    )
+    write_checkpoint(folder / "model", model)
+    write_tokens(folder / "rec", model, 2048, lean=0.3)
+    return folder
+
+
+def fix_what_varies(results: Path) -> None:
+    file = results / "run.json"
+    run = json.loads(file.read_text("utf-8"))
+    run["checkpoint"]["seconds"] = 0.012
+    run["seconds"] = 3.45
+    if run["tokens"]:
+        run["tokens"]["size_bytes"] = 2_100_000
+    file.write_text(json.dumps(run), "utf-8")
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_the_screen_is_the_golden_one_and_a_report_of_copied_results_repeats_it(
+    moegeom, scanned, tmp_path, name
+):
+    results = f"runs/{name}.moegeom"
+    screen = moegeom(scanned, "scan", "model", *SCANS[name], "--out", results, code=0)
+    copy = shutil.copytree(scanned / results, tmp_path / results)
+    report = (tmp_path, "report", results)
+    assert (screen.err, moegeom(*report, code=0).out) == ("", screen.out)
+    fix_what_varies(copy)
+    for width in (80, 100, 120):
+        ran = moegeom(*report, COLUMNS=str(width), code=0)
+        assert ran.err == ""
+        for line in ran.out.splitlines():
+            assert len(line) <= width or line.lstrip().startswith("next:"), line
+            assert line == line.rstrip()
+        hold_to(f"{name}_{width}.txt", ran.out)

@@ -1,7 +1,5 @@
 """Lists that a person reads: by topic, filtered by a word, equal lines only once."""
 
-from __future__ import annotations
-
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/metrics follows from the code: run `python docs/refresh_metrics.py` when this fails."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

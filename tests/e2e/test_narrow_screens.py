@@ -1,7 +1,5 @@
 """Listings, errors and notes at 80 columns; what must be copied or searched stays on one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint

@@ -1,7 +1,5 @@
 """``--no-cache``: what is asked for comes from the server, and nothing is kept of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokens that are not finite: refused with what leaves them out, and counted where they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors.numpy import save_file

@@ -2,8 +2,6 @@
 what it leaves out; --detail and Markdown leave out nothing.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

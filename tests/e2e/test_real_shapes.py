@@ -5,8 +5,6 @@ wrong; small shapes cannot show what only a wide sum, a full mask of groups or a
 breaks.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

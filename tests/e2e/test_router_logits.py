@@ -1,7 +1,5 @@
 """The lines of docs/recordings.md, "I have router_logits", against the recorded inputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

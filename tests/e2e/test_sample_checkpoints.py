@@ -3,8 +3,6 @@
 Scans run in this process, so that the kernels are loaded once.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

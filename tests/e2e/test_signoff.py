@@ -1,7 +1,5 @@
 """`moegeom signoff` as it is typed: four lines, exit codes, exports and recordings of a sample."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -113,12 +111,7 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
 #: What is typed, the exit code, and words of the refusal.
 REFUSED = [
     ((A, "nowhere"), 3, "no such file"),
-    ((A, A, "--tokens", REC_A), 2, "given 1 times"),
-    ((A, A, "--tokens", REC_A, "--tokens", REC_A), 2, "named twice"),
     ((A, "folded", "--tokens", "rec_b", "--tokens", REC_A), 3, "another checkpoint"),
-    ((A, "folded", "--max-flipped", "0.1"), 2, "no --tokens"),
-    ((A, "folded", *BOTH, "--max-flipped", "2"), 2, "from 0 to less than 1"),
-    ((A, "folded", "--layers", "9"), 2, "no layer with a router"),
     ((A, "folded", "--logprobs", "scored.csv"), 2, "--logprobs is about recordings"),
 ]
 

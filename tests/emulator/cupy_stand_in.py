@@ -5,8 +5,6 @@ device. The stand-in is strict about what CuPy leaves to its caller: the current
 sizes that fit, and the column order of cuBLAS, which works on bare addresses here as there.
 """
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any

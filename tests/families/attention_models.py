@@ -1,7 +1,5 @@
 """Tiny random models of every family whose attention has gates or learned sinks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

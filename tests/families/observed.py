@@ -5,8 +5,6 @@ does not reach (of a tower, of a second stack) is called by itself on random inp
 the oracle, wherever its input comes from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

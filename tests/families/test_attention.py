@@ -4,8 +4,6 @@ A tiny random model is saved as the hub has it, and read again; a pass over rand
 each layer projects, what heads give, and what the output matrix receives.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A tiny random model is saved as the hub has it; moegeom reads routers and expert
 computes routed and shared outputs of random inputs; the block of the model gets the same inputs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

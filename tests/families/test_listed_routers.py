@@ -1,7 +1,5 @@
 """Routers whose choice does not follow from their input: what the model chose is counted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

@@ -4,8 +4,6 @@ The oracle is a router of the model itself: its layer is stored a second time wh
 are, so that the same family, rule and numbers must come back from there.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Their residual streams are as small as the eps of their norms.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

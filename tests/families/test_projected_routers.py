@@ -4,8 +4,6 @@ tutel: ``softmax(exp(min(t, log 100)) unit(P x + b) @ unit(S))``; torchscale lea
 ``unit`` out. Checkpoints hold the tensors under the names that the models save.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

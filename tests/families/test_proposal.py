@@ -1,7 +1,5 @@
 """A checkpoint of a family that is not known: the right tensors are proposed, and none is loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

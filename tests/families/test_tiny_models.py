@@ -1,7 +1,5 @@
 """The tiny models are an oracle only if they are whole, repeatable, and hard to get right."""
 
-from __future__ import annotations
-
 import copy
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every ``model_type`` of transformers with experts is known, alone and as a part of a whole."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

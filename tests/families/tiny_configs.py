@@ -4,8 +4,6 @@ A configuration is the default one of its class with the sizes of ``SIZES``, in 
 vision, audio, ...) too, and with what its family needs beside them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

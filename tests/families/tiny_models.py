@@ -4,8 +4,6 @@ Weights, biases and norm gains are random with a spread that matters, so that a 
 norm forgotten or a group ignored changes most choices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import zlib

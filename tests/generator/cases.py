@@ -5,8 +5,6 @@ fault: it differs from A in rounding, sums and batches alone, so what tells B fr
 fault and nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

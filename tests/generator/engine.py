@@ -5,8 +5,6 @@ reads, what the cache holds when a step begins, the rule, the dispatch, the writ
 a token goes on to later layers and later tokens as it does in a model.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All faults by operator, and how one is drawn for a model and a text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

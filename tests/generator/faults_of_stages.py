@@ -1,7 +1,5 @@
 """Faults behind loading: what is read, kept between steps, decided, dispatched and written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Faults of loading: rows, biases and gains that are not those of the checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

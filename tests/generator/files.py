@@ -1,7 +1,5 @@
 """The files of a case: checkpoints, recordings and replies as engines write them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """What a kind of fault needs: its stage, where it may act, and the model in which it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

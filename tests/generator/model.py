@@ -1,7 +1,5 @@
 """Small Mixture-of-Experts models of known families, with routers that look trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

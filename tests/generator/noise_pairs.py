@@ -3,8 +3,6 @@
 `python -m tests.generator.noise_pairs FIRST LAST` explains the pairs of these seeds and counts.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import Counter

@@ -4,8 +4,6 @@
 these seeds with their twins, and prints the table of docs/explain.md.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Number formats of quantised weights, caches and inputs, with the conventions that engines use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How the engine chooses experts, with every turn that engines have been seen to get wrong."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

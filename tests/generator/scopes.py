@@ -1,7 +1,5 @@
 """Where faults act: layers, experts, documents, positions, ranks; drawn for one model and text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

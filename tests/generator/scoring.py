@@ -3,8 +3,6 @@
 `python -m tests.generator.scoring SIZE FIRST LAST` explains the cases of these seeds, with twins.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """The engine serves as engines do, and a fault changes what its truth says and nothing else."""
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 

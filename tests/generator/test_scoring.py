@@ -4,8 +4,6 @@ Cases are those of the seeds 0 to 69, one of each operator, on which limits were
 left alone until a count of all is wanted (`python -m tests.generator.scoring`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Documents of several domains: Zipf tokens that depend on the tokens before them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

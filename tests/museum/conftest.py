@@ -4,8 +4,6 @@ Executing the shapes of every call makes a run of the gate ten times as long, mo
 numbers: it is done at night, for what is the matter in every layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import jaxtyping

@@ -1,7 +1,5 @@
 """Every disagreement, in the order of the page: of rows, of biases and rules, and elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

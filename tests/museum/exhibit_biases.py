@@ -1,7 +1,5 @@
 """Incidents of the selection bias: its offset, its digits, and its updates."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

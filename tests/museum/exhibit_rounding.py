@@ -1,7 +1,5 @@
 """Incidents of rounding: routers that were quantised or cast."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

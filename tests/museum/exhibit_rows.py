@@ -1,7 +1,5 @@
 """Incidents of rows: copied, in the place of others, patched in, or of another checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

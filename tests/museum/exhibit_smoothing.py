@@ -1,7 +1,5 @@
 """Incidents of smoothing: the gain was divided by a scale that the router should follow."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.museum.checkpoint import Build, Checkpoint

@@ -1,7 +1,5 @@
 """Incidents of files: slices, configs, missing parts, unknown scales, no numbers, and tables."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from functools import partial

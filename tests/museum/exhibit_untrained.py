@@ -1,7 +1,5 @@
 """Incidents of rows that were never trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

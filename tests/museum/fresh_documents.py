@@ -1,7 +1,5 @@
 """Sets of documents drawn anew, as often as wanted, and what the gate reads of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile

@@ -1,7 +1,5 @@
 """What an incident is, and the run that shows it to the gate."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

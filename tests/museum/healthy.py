@@ -1,7 +1,5 @@
 """Healthy checkpoints to damage: shapes of real families, and the three that were trained."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

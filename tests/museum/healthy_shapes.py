@@ -1,7 +1,5 @@
 """Healthy routers of many shapes, drawn by number: as different as trained ones are."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.museum.checkpoint import BF16, F32, Checkpoint

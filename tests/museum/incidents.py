@@ -1,7 +1,5 @@
 """Every incident, disagreement and recipe, in the order of the page: that of rooms, and in them."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Changes that leave every choice as it was, and what the gate says of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Tests hold what is stated against what moegeom says; recipes state nothing, and are asked here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 

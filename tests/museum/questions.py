@@ -1,7 +1,5 @@
 """The commands that a recipe can be asked by, and what of their answers counts."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable

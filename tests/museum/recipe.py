@@ -5,8 +5,6 @@ are split by a thread, so that nobody chooses which of them moegeom is improved 
 it looks at the tuned half; the other tells whether what was learned there holds elsewhere.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Recipes of checkpoints as they are on disk: parts that are stale, lost, broken or alike."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """Recipes of engines that compute scores, choices or weights by another rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

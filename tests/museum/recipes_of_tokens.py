@@ -1,7 +1,5 @@
 """Recipes of choices that were joined to other tokens than those they belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

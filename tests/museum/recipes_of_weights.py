@@ -1,7 +1,5 @@
 """Recipes of weights: biases and rows that one side lacks, or has from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import ml_dtypes

@@ -3,8 +3,6 @@
 python -m tests.museum.refresh_museum
 """
 
-from __future__ import annotations
-
 from tests.museum.page import PAGE, render
 from tests.museum.score import answered
 

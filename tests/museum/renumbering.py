@@ -1,7 +1,5 @@
 """Experts in another order: the parts of a checkpoint that move along, and those that do not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@
 shows: it is there to tell whether improvements hold for incidents that nobody looked at.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import Counter

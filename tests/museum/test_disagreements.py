@@ -1,7 +1,5 @@
 """Every disagreement is explained by its own cause, and no twin by any."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from dataclasses import replace

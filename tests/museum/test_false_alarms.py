@@ -1,7 +1,5 @@
 """What is healthy passes the gate: any shape, any documents, and every step of a training."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every incident is found by its code, its twins are left alone, and each is what its story says."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

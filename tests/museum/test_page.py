@@ -1,7 +1,5 @@
 """The page of the museum is what the exhibits state, and every thread on it can be followed."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

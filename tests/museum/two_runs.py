@@ -3,8 +3,6 @@
 With why they differ: a disagreement, its pairs, and the verdict that names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What several oracles share: drawn routers, choices and exact logits of points, programs of SciPy."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Oracles: HiGHS on the whole linear program, SciPy's assignment, and gates written again in torch."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Oracles: instances whose every answer has an exact certificate, exact arithmetic, Qhull, HiGHS."""
 
-from __future__ import annotations
-
 import hashlib
 from fractions import Fraction
 from itertools import combinations, product

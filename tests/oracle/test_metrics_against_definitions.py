@@ -4,8 +4,6 @@ Straight from the formulas, in float64, token by token where that is clearest, w
 scikit-learn and torch for what they know. Nothing here uses a kernel, a reduction or a metric.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace

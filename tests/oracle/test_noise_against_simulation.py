@@ -1,7 +1,5 @@
 """Oracles: Monte Carlo of noisy inputs, two-expert closed forms, numbers of docs/theory.md E4, ml_dtypes."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

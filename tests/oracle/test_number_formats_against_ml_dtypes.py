@@ -1,7 +1,5 @@
 """Oracles: ml_dtypes, integers for tf32, exact sums, and rows quantised the way people do it."""
 
-from __future__ import annotations
-
 import math
 
 import ml_dtypes

@@ -4,8 +4,6 @@ Chosen sets must be equal wherever the margin is above rounding, routing weights
 the model, forward hooks see the very tensors that a recording must return bit by bit.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace

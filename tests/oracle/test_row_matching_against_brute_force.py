@@ -1,7 +1,5 @@
 """Matching of rows and experts, and casts, against all permutations, torch and Monte Carlo."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Oracles: torch, scipy.special and all subsets, for norms, scores, entropies, choices and their resolution."""
 
-from __future__ import annotations
-
 import itertools
 
 import mpmath

@@ -1,7 +1,5 @@
 """Oracles: scipy.stats and its fits, brute force, and simulation for what is promised."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decoded router weights equal what the libraries that write the formats decode themselves."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

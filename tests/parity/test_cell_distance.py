@@ -1,7 +1,5 @@
 """The compiled search for the nearest point against its reference, exact arithmetic and NNLS."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -10,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.studies.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around
+from moegeom.studies.cells.ball.ball_cells import ball_cells
 from moegeom.studies.cells.ball.cell_distance import Distances, cell_distance
 from moegeom.studies.cells.ball.nearest import arrangement_of, nearest, shifted
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
@@ -93,6 +92,22 @@ def test_brackets_of_kernel_and_reference_hold_the_exact_distance_which_multipli
         assert_holds(reference.lower, reference.upper, squared)
         assert_allclose(reference.distance, np.linalg.norm(kernel.step[n]), rtol=RTOL, atol=0.0)
         assert_allclose(reference.point, case.centre + kernel.step[n], rtol=1e-5, atol=1e-5)
+
+
+def test_facets_that_a_search_of_a_ball_lists_have_the_distances_that_they_have_alone():
+    """Two loops over one compiled answer: in this process it is compiled once for both."""
+    case = Case(12, 3, 3)
+    found = ball_cells(case.weight, case.bias, 3, case.centre, 1.5, 10_000)
+    assert found.is_whole
+    assert len(found.facets) > 20
+    case.places = [
+        (found.expert_set[cell].tolist(), (int(out), int(into)))
+        for cell, out, into in zip(found.facets[:, 0], found.out, found.into, strict=True)
+    ]
+    alone = case.distances(1.5)
+    assert (alone.state == MET).all()
+    assert (alone.lower <= found.facet_distance_upper).all()
+    assert (found.facet_distance_lower <= alone.upper).all()
 
 
 def test_facets_far_from_the_centre_are_proved_in_float64():

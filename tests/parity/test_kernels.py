@@ -5,8 +5,6 @@ One parametrised test over ``moegeom.kernels.table.KERNELS``: a new kernel needs
 and the same Python around them on the processor, so that what they compute is tested everywhere.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The walk in certified float64 finds what the walk in exact arithmetic finds, vertex by vertex."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

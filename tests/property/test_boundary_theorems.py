@@ -1,7 +1,5 @@
 """The boundary distance is a distance, and the largest logits bracket it."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

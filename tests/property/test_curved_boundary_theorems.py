@@ -1,7 +1,5 @@
 """Nothing flips nearer than the lower bound, something does on the circle of the upper one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ties of order n: spreads and orders of near-ties, and the distance to the nearest, which is one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A token that is proved to keep its experts keeps them, however an engine rounds and adds."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

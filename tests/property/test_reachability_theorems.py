@@ -1,7 +1,5 @@
 """A certificate about an expert holds for every token: behind every map, score, bias and group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

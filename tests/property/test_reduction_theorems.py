@@ -1,7 +1,5 @@
 """States of reductions form a commutative monoid: cuts, threads and resumes cannot change them."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

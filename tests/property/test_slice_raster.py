@@ -1,7 +1,5 @@
 """What is proved of a pixel stays true: for every rule, at every point, at every resolution."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

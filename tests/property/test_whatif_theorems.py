@@ -1,7 +1,5 @@
 """Smoothed gates have a largest slope; weight that lies elsewhere is a distance of mixtures."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Digests: other values have other digests, and the same value has one."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

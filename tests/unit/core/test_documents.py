@@ -1,7 +1,5 @@
 """JSON and TOML of others end in values or in a sentence, and in little memory."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

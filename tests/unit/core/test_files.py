@@ -1,7 +1,5 @@
 """A file is whole or absent; an unfinished folder is this user's, or it is left alone."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """What to type for an extra installs it where moegeom came from, and never asks for a stranger's."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from importlib import metadata

@@ -1,7 +1,5 @@
 """What is judged holds nothing that libraries run or obey."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The footer of a Parquet file, held against Arrow's reading of the same bytes."""
 
-from __future__ import annotations
-
 import random
 import struct
 import subprocess

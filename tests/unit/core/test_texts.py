@@ -1,7 +1,5 @@
 """Numbers as texts: layers, shares, and ranges by the one 95 % that there is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,7 +12,15 @@ from scipy import stats
 import moegeom
 from moegeom.core.errors import UsageError
 from moegeom.core.router import format_layers, parse_layers
-from moegeom.core.text import half_width, percent, percent_of_all, range_text
+from moegeom.core.text import (
+    all_of,
+    half_width,
+    number_of,
+    percent,
+    percent_of_all,
+    range_text,
+    these,
+)
 
 SOURCES = Path(moegeom.__file__).parent
 
@@ -85,3 +91,18 @@ def test_layers_that_are_nonsense_are_answered_with_an_example():
         parse_layers("7-3")
     assert caught.value.message == "Layers '7-3': the range '7-3' runs backwards."
     assert caught.value.hint == "Write 3-7."
+
+
+def test_one_is_one_and_thousands_are_separated():
+    assert [number_of(n, "row") for n in (0, 1, 2, 2048)] == [
+        "0 rows",
+        "1 row",
+        "2 rows",
+        "2,048 rows",
+    ]
+    assert [all_of(n, "row") for n in (1, 2048)] == ["the row", "all 2,048 rows"]
+    assert [these(n, "row is", "rows are") for n in (1, 2)] == ["this row is", "these 2 rows are"]
+    assert [number_of(n, "batch is", "batches are") for n in (1, 2)] == [
+        "1 batch is",
+        "2 batches are",
+    ]

@@ -1,7 +1,5 @@
 """Verdicts made up by hand, one check in each state, and the facts of a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from moegeom.core.finding import Finding, Outcome, Verdict

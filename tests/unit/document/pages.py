@@ -1,7 +1,5 @@
 """What a page holds, as a browser reads it."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 #: Attributes that load or lead somewhere.

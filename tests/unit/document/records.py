@@ -1,7 +1,5 @@
 """Facts of a run, as every report of a study gets them."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,6 @@ def sample_run() -> dict[str, Any]:
 
 
 @shared
-def scanned_sample() -> mg.Scan:
+def scanned_sample() -> mg.Report[Any]:
     """A scan of the sample and its recording."""
     return mg.scan(SAMPLE / "step_1500", tokens=SAMPLE / "rec/step_1500")

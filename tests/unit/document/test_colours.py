@@ -1,7 +1,5 @@
 """Colours of one figure are told apart by everybody, red-blind and green-blind readers too."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

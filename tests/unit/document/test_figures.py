@@ -1,7 +1,5 @@
 """Figures say what the tables hold, load nothing, and survive the names of others."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import html
@@ -238,6 +236,19 @@ def test_bars_lie_where_their_names_stand_at_the_side():
     assert lengths == pytest.approx([lengths[0] * n for n in (1, 2, 4, 1)], abs=0.2)
     assert "rotate(-38" not in text
     assert re.search(r'<path class="rule s limit" fill="none" d="M[\d.]+ [\d.]+v', text)
+
+
+def test_bars_of_a_name_stand_around_it_side_by_side():
+    for of_x, of_y in (("ab", ()), ((), "ab")):
+        bars = [Bars(name, "tokens", [1.0, 2.0]) for name in "ABC"]
+        text = panel_svg(Panel("", Axis("x", names=of_x), Axis("y", names=of_y), bars), "alt")
+        paths = re.findall(r'class="f tokens" d="M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)', text)
+        side, width = (0, 2) if of_x else (1, 3)
+        starts, widths = (np.array(paths, float)[:, n].reshape(3, 2) for n in (side, width))
+        names = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>[ab]<', text)
+        places = np.array(names, float)[:, side] - 4.0 * bool(of_y)  # a name beside: on its line
+        np.testing.assert_allclose((starts + widths / 2).mean(axis=0), places, atol=0.11)
+        np.testing.assert_allclose(np.diff(starts, axis=0), widths[1:], atol=0.11)
 
 
 def test_bars_that_no_name_has_two_of_take_the_whole_room():

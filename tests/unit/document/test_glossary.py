@@ -1,7 +1,5 @@
 """A page says what its words mean: once in the glossary, shown wherever a word is said."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from html import unescape

@@ -1,7 +1,5 @@
 """The header says no more than was recorded, and whether a rule is verified is decided once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from moegeom.document.header import (

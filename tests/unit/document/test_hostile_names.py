@@ -5,8 +5,6 @@ without a line here. Records are made from their types, every string of them hos
 words of closed lists.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import dataclasses
 import functools

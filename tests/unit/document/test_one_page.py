@@ -1,7 +1,5 @@
 """A screen fits one page and counts what it leaves out; --detail and pages leave out nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

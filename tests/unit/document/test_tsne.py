@@ -1,7 +1,5 @@
 """The map of t-SNE keeps near points near, is the same every time, and needs no installation."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io

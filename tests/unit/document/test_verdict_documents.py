@@ -1,7 +1,5 @@
 """Reports of a verdict say what it holds, whatever the files of others are called."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Boundary distance, ties of several experts and reachability at the corners."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal

@@ -1,7 +1,5 @@
 """Bits: of sets by a model, of contrasts, of patterns; nothing is saved by chance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal

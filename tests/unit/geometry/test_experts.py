@@ -3,8 +3,6 @@
 Oracles: torch, the activations of transformers, scikit-learn, SciPy, explicit products and loops.
 """
 
-from __future__ import annotations
-
 import math
 
 import ml_dtypes

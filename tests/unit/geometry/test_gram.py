@@ -1,7 +1,5 @@
 """Rows, their projections, their Gram matrix, its score and spectrum: by hand, free of gauges."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

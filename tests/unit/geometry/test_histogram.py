@@ -1,7 +1,5 @@
 """Histogram bins at their edges; shares, quantiles and ranks are those of the values themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The pull of the mean input, and what random rows make of it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

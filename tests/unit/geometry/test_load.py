@@ -1,7 +1,5 @@
 """Figures of load: by hand, by serving tokens one at a time, by sets of tokens, at the corners."""
 
-from __future__ import annotations
-
 from decimal import ROUND_CEILING, Decimal
 from itertools import combinations
 

@@ -3,8 +3,6 @@
 Oracles: torch, compressed-tensors, TF32 and sums in exact fractions, orders in plain Python.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import ml_dtypes

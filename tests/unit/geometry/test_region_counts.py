@@ -1,7 +1,5 @@
 """Regions on segments and in polygons, against signs at many points and by counting faces."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

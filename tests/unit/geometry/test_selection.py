@@ -1,7 +1,5 @@
 """Scores, masks, picks and weights by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Alternation, return and agreement of ranks against their definitions, and at the corners."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

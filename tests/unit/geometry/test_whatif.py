@@ -1,7 +1,5 @@
 """Quotas, thresholds, smoothed gates and Sinkhorn scaling: by hand, by counting, token by token."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches of tokens as reductions get them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distances of curved and grouped rules at the corners, by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

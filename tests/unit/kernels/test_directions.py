@@ -1,7 +1,5 @@
 """Sums of unit vectors: whole numbers, so that no order of summation shows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

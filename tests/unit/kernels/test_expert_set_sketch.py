@@ -1,7 +1,5 @@
 """Expert sets beyond the capacity: a hash sample that estimates without bias and stays small."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from moegeom.kernels.reduction import REDUCTIONS, Extent

@@ -1,7 +1,5 @@
 """Samples of documents and tokens are the same however a stream is cut and its length is told."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import replace

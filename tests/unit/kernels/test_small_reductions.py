@@ -1,7 +1,5 @@
 """Disagreements with recorded choices, and widths of brackets at the corners."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from moegeom.core.metric import RouterFacts

@@ -1,7 +1,5 @@
 """The null: random rows of the same lengths, the same every time."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

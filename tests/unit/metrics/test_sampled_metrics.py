@@ -1,7 +1,5 @@
 """Metrics that look at a sample of the tokens equal their definition on exactly those tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from moegeom.core.router import Rule

@@ -1,7 +1,5 @@
 """Routers of every size that float32 holds: no warning on the screen, no number that is none."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

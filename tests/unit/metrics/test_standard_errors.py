@@ -1,7 +1,5 @@
 """Standard errors are the delete-one jackknife over blocks, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Every metric keeps the theorems that moegeom ships for plug-ins, and the theorems can fail."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

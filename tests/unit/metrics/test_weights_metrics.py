@@ -1,7 +1,5 @@
 """Metrics of the weights keep what they declare to keep, and are null where nothing can be said."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small checkpoint that can be spoilt in any way, and how its routers are loaded or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

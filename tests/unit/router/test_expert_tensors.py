@@ -3,8 +3,6 @@
 Families are held against their library in tests/families.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

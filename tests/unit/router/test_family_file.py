@@ -1,7 +1,5 @@
 """What a file of a family may say, and which tensors are routers by it."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib import resources
 from typing import Any

@@ -4,8 +4,6 @@ What llama.cpp does with logits is written down here a second time, from ``build
 ``src/llama-graph.cpp`` and what the file of each architecture passes to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

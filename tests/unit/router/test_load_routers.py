@@ -1,7 +1,5 @@
 """Routers of a checkpoint are loaded as a known family, or options, say, or refused with the gap."""
 
-from __future__ import annotations
-
 import os
 from importlib import resources
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same routers under the names and in the shapes of other trainers and of original files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -135,6 +133,21 @@ def test_a_wrapped_model_has_the_same_routers(rename, make_olmoe):
         assert mine.name == theirs.name
         np.testing.assert_array_equal(mine.weight, theirs.weight)
         np.testing.assert_array_equal(mine.gain, theirs.gain)
+
+
+def test_experts_in_one_tensor_are_told_apart_by_its_matrices_and_never_by_a_vector(make_olmoe):
+    folder = make_olmoe()
+    file = folder / "model.safetensors"
+    plain = {name: t for name, t in load_file(file).items() if ".experts." not in name}
+    (router, *_) = load_routers(open_checkpoint(folder)).routers
+    start = router.provenance.tensors[0].removesuffix("gate.weight") + "experts."
+    vector = {f"{start}a_scale": torch.randn(router.num_experts)}
+    matrices = {f"{start}down": torch.randn(router.num_experts, 4, 2)}
+    for tensors, is_told in ((vector, False), (vector | matrices, True)):
+        save_file(plain | tensors, file)
+        samples = read_expert_samples(open_checkpoint(folder), [router]).digests[router.name]
+        assert (samples is not None) is is_told
+    assert len({*samples}) == router.num_experts
 
 
 def test_names_are_those_of_the_unwrapped_modules_of_torch_and_stay_so():

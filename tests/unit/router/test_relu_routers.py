@@ -1,7 +1,5 @@
 """Routers that take every expert with a positive logit, whatever says that they do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

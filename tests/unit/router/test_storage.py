@@ -1,7 +1,5 @@
 """Stored floats, packed weights, and storage that is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

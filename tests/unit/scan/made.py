@@ -1,7 +1,5 @@
 """Routers, and tokens that live in memory, measured as a test likes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Routers of any rows and rule, for tests that say no more about them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

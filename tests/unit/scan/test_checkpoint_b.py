@@ -1,7 +1,5 @@
 """The routers of a second checkpoint on the inputs of the first. Oracle: NumPy in float64."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Oracles: torch's own bfloat16 layer, and products in many orders."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

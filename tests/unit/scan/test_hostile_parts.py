@@ -1,7 +1,5 @@
 """A part that somebody else wrote opens, fetches and writes nothing but what a part may name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

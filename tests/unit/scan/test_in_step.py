@@ -1,7 +1,5 @@
 """Routers in step: a trace is read once for all of them, and each is measured as if alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +31,7 @@ REDUCED = ("token_counts", "expert_sets", "margin_histogram")
 FILES, TOKENS = 3, 2 * TILE + 77
 
 #: Documents that another run answered, and the ids of each; its last token was never routed.
-DOCUMENTS, TEXT = 10, np.arange(128)
+DOCUMENTS, TEXT = 3, np.arange(128)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Jumps in the tables of a scan: of a sample, of what flips, and why there may be none."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tokens that are not finite end the run by name, or are left out and counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

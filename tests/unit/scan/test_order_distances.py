@@ -1,7 +1,5 @@
 """Distances to ties of three and four experts: which tokens, the same however the work is cut."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -77,16 +75,18 @@ def test_a_sample_shrinks_with_experts_and_without_ties_distances_are_infinite()
     assert three["order_3_distance_exact_share"] == 1.0
 
 
-def test_any_batch_and_pace_give_the_same_brackets(whole):
+@pytest.fixture(scope="module")
+def tables():
+    return made.measured(made.recording(TOKENS), ROUTER, **ONLY)
+
+
+def test_any_batch_and_pace_give_the_same_brackets(whole, tables):
     source, parts = made.recording(TOKENS), {}
     for start in range(0, TOKENS, TILE):
         parts |= brackets(batch_of(source, start=start, stop=min(start + TILE, TOKENS)))
     np.testing.assert_equal(parts, whole[0])
-    one, other = (
-        made.layer(source, **ONLY, **pace)
-        for pace in ({}, {"batch_tokens": 10**9, "num_workers": 2})
-    )
-    np.testing.assert_equal(one, other)
+    other = made.layer(source, **ONLY, batch_tokens=10**9, num_workers=2)
+    np.testing.assert_equal(made.row_of(tables["layers"]), other)
 
 
 def test_other_tokens_are_looked_at_for_another_seed_and_none_that_is_left_out(whole):
@@ -99,9 +99,8 @@ def test_other_tokens_are_looked_at_for_another_seed_and_none_that_is_left_out(w
     assert not set(tokens.tolist()) & drawn.keys()
 
 
-def test_columns_are_medians_and_shares_over_the_tokens_looked_at(whole):
+def test_columns_are_medians_and_shares_over_the_tokens_looked_at(whole, tables):
     drawn = whole[0]
-    tables = made.measured(made.recording(TOKENS), ROUTER, **ONLY)
     layer = made.row_of(tables["layers"])
     assert layer["num_order_distance_tokens"] == len(drawn)
     ends = np.array(list(drawn.values()))  # by token, end, order

@@ -1,7 +1,5 @@
 """Batches, threads, cuts and interruptions change how fast the answer comes, not a bit of it."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A scan in parts, on as many machines as one likes, is the scan: table for table, byte for byte."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Snapshots, samples, labels, batches and products by themselves."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

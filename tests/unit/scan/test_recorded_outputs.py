@@ -1,7 +1,5 @@
 """Recorded outputs of experts reach their metrics, or are refused with the reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression

@@ -1,7 +1,5 @@
 """What each stage of a recording can tell agrees with what router inputs tell."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Tokens of another checkpoint, stage or rule are refused with the numbers, or labelled."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import ml_dtypes

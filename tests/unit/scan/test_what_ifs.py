@@ -1,7 +1,5 @@
 """What-ifs on the road of a scan: cut in any way, at their limits, and against routers by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """What is done to checkpoints of the museum and to routers, to be named or judged afterwards."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

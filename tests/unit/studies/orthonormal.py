@@ -1,7 +1,5 @@
 """A router with orthonormal rows and Gaussian tokens: what it does with them is known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

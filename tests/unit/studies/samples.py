@@ -1,7 +1,5 @@
 """The sample checkpoints, and how the tests of studies look at records."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

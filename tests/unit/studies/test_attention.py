@@ -1,7 +1,5 @@
 """``moegeom attention`` on small files: planted heads, the table, what is left out and why."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

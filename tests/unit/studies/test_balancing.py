@@ -1,7 +1,5 @@
 """What was done to a router is what `balance` says about it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

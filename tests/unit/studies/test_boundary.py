@@ -1,7 +1,5 @@
 """What a boundary report says of variants that were measured, and noise between two recordings."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """`capacity`: what it counts for sizes and checkpoints, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What was done to a checkpoint is what the difference says, alone and in combination."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import shutil

@@ -1,7 +1,5 @@
 """What a verdict of explain may say, and that its table does not contradict it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any
@@ -27,7 +25,7 @@ from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.studies.faults.exchangeable import Spread, Uneven
 from moegeom.studies.faults.scope import TokenRegion
 from moegeom.studies.faults.score import Fault
-from moegeom.studies.log_probs import _cost, _rows
+from moegeom.studies.log_probs import _cost, _rows, log_probs
 from tests.unit.document.records import sample_run
 from tests.unit.studies.samples import unwrapped, worded
 
@@ -251,6 +249,15 @@ def test_rows_of_parts_of_inputs_and_documents_of_any_number_are_found():
     documents = np.array([2**32, 0, 2**33, 2**33 + 7, 7, 7, 0])
     position = np.array([1, 1, 1, 3, 3, 4, -1])
     assert _rows(tokens, documents, position).tolist() == [1, 0, -1, -1, 3, -1, -1]
+
+
+def test_log_probs_of_the_first_token_count_like_those_of_any_other(tmp_path):
+    tokens = TokenColumns(*(np.arange(3, dtype=t) for t in (np.int64, *[np.int32] * 2, np.int16)))
+    head, file = "document,position,logprob,other_logprob", tmp_path / "scored.csv"
+    for row in range(3):
+        file.write_text(f"{head}\n{row},{row + 1},-1.0,-{1 + row}.5\n")
+        found = log_probs(file, tokens, np.zeros(3, np.int64))
+        assert (found.num_tokens, found.mean, found.num_unflipped) == (1, 0.5 + row, 1)
 
 
 def test_the_error_of_a_cost_is_that_of_drawing_documents_again_of_which_it_needs_some():

@@ -1,8 +1,7 @@
 """Operators find what was done, scopes where, and noise is spread as noise."""
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from moegeom.studies.faults._bits import STEP, bits_by_chance
 from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
-from moegeom.studies.faults.operators.damaged import row_costs
+from moegeom.studies.faults.operators.damaged import EXCHANGED, TRANSPOSED, row_costs
 from moegeom.studies.faults.scope import SCOPES, Where, best_region, found_by_chance
 from moegeom.studies.faults.score import LEAST_BITS, Fault, believed, faults, score_site
 from moegeom.studies.faults.shared_rows import composed, sources
@@ -95,17 +94,18 @@ def router(tmp_path_factory):
     return load_routers(open_checkpoint(path)).routers[0]
 
 
+def chosen_of(scores: np.ndarray) -> np.ndarray:
+    return np.argsort(-scores, axis=1, kind="stable")[:, :K].astype(np.int32)
+
+
 def site(router, rows=None, noise: float = 0.0, theirs=None, tells: str = "") -> Site:
     """B routes with other ``rows``, on inputs with noise; it ``tells`` logits, weights or nothing."""
     random = np.random.default_rng(3)
     inputs = random.standard_normal((TOKENS, router.hidden_size)).astype(np.float32)
     moved = inputs + np.float32(noise) * random.standard_normal(inputs.shape, np.float32)
-    k = router.rule.top_k
     logits = inputs @ router.weight.T
     other = moved @ (router.weight if rows is None else rows).T
-    chosen = [
-        np.argsort(-z, axis=1, kind="stable")[:, :k].astype(np.int32) for z in (logits, other)
-    ]
+    chosen = [chosen_of(z) for z in (logits, other)]
     told = None
     if tells == "logits":
         told = Told(other.astype(np.float64), True)
@@ -129,6 +129,19 @@ def site(router, rows=None, noise: float = 0.0, theirs=None, tells: str = "") ->
         told=told,
         chosen_at=lambda number: chosen[0],
         values_at=lambda number: lambda some: inputs[some],
+    )
+
+
+def biased_site(router, bias: np.ndarray, read: np.ndarray) -> Site:
+    """A router with a logit bias; B chooses by the logits that are ``read``."""
+    plain = site(router, theirs=chosen_of(read))
+    logits = plain.logits + bias
+    return dataclasses.replace(
+        plain,
+        router=dataclasses.replace(router, logit_bias=bias),
+        **dict.fromkeys(("logits", "scores", "selection"), logits),
+        mine=chosen_of(logits),
+        chosen_at=lambda number: chosen_of(logits),
     )
 
 
@@ -186,6 +199,24 @@ def test_rows_of_some_experts_are_found(router, experts, change, noise, tells, w
         assert row_costs(one)[4].argmin() in (4, 11)
 
 
+def test_rows_that_left_their_biases_are_proposed_and_rows_read_as_columns_of_any_router(router):
+    bias = np.random.default_rng(1).permutation(np.linspace(-0.5, 0.5, EXPERTS, dtype=np.float32))
+    turned = np.ascontiguousarray(router.weight).reshape(-1, EXPERTS).T
+    cycled, copied = np.roll(np.arange(EXPERTS), 1), np.r_[0, 0, 2:EXPERTS]
+    inputs = site(router).values_at(0)(NUMBER)
+    for name, weight, added in (
+        ("rows_in_other_order", router.weight[cycled], bias),
+        ("rows_copied", router.weight[copied], bias),
+        ("rows_copied_with_bias", router.weight[copied], bias[copied]),
+        ("transposed", turned, bias),
+    ):
+        one = biased_site(router, bias, inputs @ weight.T + added)
+        every = itertools.chain(EXCHANGED.candidates(one), TRANSPOSED.candidates(one))
+        edited = next(p.routed.router for p in every if p.name == name)
+        np.testing.assert_array_equal(edited.weight, weight)
+        np.testing.assert_array_equal(edited.logit_bias, added)
+
+
 @pytest.mark.parametrize("tells", by_day(["", "logits", "weights"], [""]))
 def test_rows_in_another_order_are_experts_with_other_numbers(router, tells):
     rows = router.weight[np.random.default_rng(4).permutation(EXPERTS)]
@@ -214,7 +245,7 @@ def test_a_shift_of_any_length_and_one_of_each_document_is_one_fault(router, nam
 def test_sets_that_do_not_depend_on_the_token_and_ties_of_equal_rows_are_told(router):
     load = np.random.default_rng(2).dirichlet(np.full(EXPERTS, 0.1))
     drawn = np.log(load + 1e-9) + np.random.default_rng(5).gumbel(size=(TOKENS, EXPERTS))
-    theirs = np.argsort(-drawn, axis=1)[:, : router.rule.top_k].astype(np.int32)
+    theirs = chosen_of(drawn)
     best = faults_of(site(router, theirs=theirs))[0]
     assert (best.cause, best.name) == ("unrelated", "loads")
     weight = router.weight.copy()
@@ -246,19 +277,13 @@ def test_a_bias_is_fitted_up_to_a_common_number(router):
 
 def test_a_small_bias_that_was_left_out_is_found_beside_a_large_one(router):
     random = np.random.default_rng(1)
-    plain = site(router)
-    bias = (plain.logits.std() * random.uniform(0.5, 1.0, router.num_experts)).astype(np.float32)
+    logits = site(router).logits
+    bias = (logits.std() * random.uniform(0.5, 1.0, router.num_experts)).astype(np.float32)
     left_out = [4, 20]
     bias[4] *= 0.1
-    logits = plain.logits + bias
-    read = logits + 0.2 * plain.logits.std() * random.standard_normal(logits.shape)
+    read = logits + bias + 0.2 * logits.std() * random.standard_normal(logits.shape)
     read[:, left_out] -= bias[left_out]
-    k = router.rule.top_k
-    mine, theirs = (np.argsort(-z, axis=1)[:, :k].astype(np.int32) for z in (logits, read))
-    one = dataclasses.replace(
-        plain, router=dataclasses.replace(router, logit_bias=bias), logits=logits, scores=logits,
-        selection=logits, mine=mine, theirs=theirs, chosen_at=lambda number: mine,
-    )  # fmt: skip
+    one = biased_site(router, bias, read)
     assert "logit bias left out, 2 of 32 experts (4, 20)" in [
         fault.text for fault in faults_of(one)
     ]

@@ -1,7 +1,5 @@
 """Descents of mixtures: seeds, slopes, what they say of a rate, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """``moegeom continuity`` and ``regions`` on the samples, and what flips cost where experts are read."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 
@@ -204,6 +202,8 @@ def test_what_is_too_much_curved_or_not_there_is_refused(monkeypatch):
     asked = {"layers": 0, "segments": 4, "random_experts": 0}
     with pytest.raises(UsageError, match="of experts are to be read"):
         mg.regions(MODEL, REC, **asked)
+    with pytest.raises(UsageError, match="197 kB of experts are, at most, to be read"):
+        mg.continuity(MODEL, REC, layers=1)
     assert mg.regions(MODEL, REC, yes=True, **asked).value.routers
     with pytest.raises(UsageError, match="boundaries are not linear"):
         mg.regions(*sides(GROUPED))

@@ -1,7 +1,5 @@
 """Oracle: transformers runs the blocks of the sample checkpoints on the inputs that are recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

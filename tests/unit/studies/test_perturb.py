@@ -1,7 +1,5 @@
 """What is known of drifting inputs in closed form is what `perturb` says."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

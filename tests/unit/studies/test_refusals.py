@@ -1,7 +1,5 @@
 """What cannot be meant is refused by every study before anything is written."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

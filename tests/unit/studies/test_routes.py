@@ -1,7 +1,5 @@
 """What a trace tells before a checkpoint is at hand: never more than its routers would say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

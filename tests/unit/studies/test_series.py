@@ -1,7 +1,5 @@
 """Which steps a series has, what is taken from an earlier run, and what is compared with what."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Checks of a series: damaged runs and their healthy twins, made number by number."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

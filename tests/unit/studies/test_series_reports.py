@@ -1,7 +1,5 @@
 """What is said of a series: drift, drivers, reports, and exports read back by their own tools."""
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics

@@ -1,7 +1,5 @@
 """What was done to an export is what its sign-off says, line by line."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was planted in inputs and rows is what `space` calls the cause."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from unittest.mock import Mock

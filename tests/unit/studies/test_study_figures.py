@@ -1,7 +1,5 @@
 """Figures of studies hold the numbers of their records, and none that are not there."""
 
-from __future__ import annotations
-
 import pytest
 
 import moegeom as mg

@@ -1,7 +1,5 @@
 """What ``moegeom whatif`` is asked, and what it says of what was tried."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

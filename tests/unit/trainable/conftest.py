@@ -1,7 +1,5 @@
 """Every test draws from the same seed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

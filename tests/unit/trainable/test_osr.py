@@ -1,7 +1,5 @@
 """Sinkhorn routing: plans, what is causal, what the cost cannot do, and orthonormal rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The package: its names, what is said without torch, what its modules cost, gradients, refusals."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import subprocess

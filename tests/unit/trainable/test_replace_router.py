@@ -1,7 +1,5 @@
 """Routers are exchanged; experts, load, dtype and hooks stay, and a change of experts is found."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """Modules that read sequences: the recurrent router, soft mixtures, merged experts, centring."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal

@@ -1,7 +1,5 @@
 """Rules that fade: the weights of smoothed top-k and of ReLU, and what their controllers find."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Top-k modules choose, weigh and lose as the routers and losses of transformers do."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An upcycled model computes what it did, drifts with the noise, and loads as what others know."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

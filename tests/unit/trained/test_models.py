@@ -1,7 +1,5 @@
 """Models that are trained beside each other: what they share, and what transformers makes of one."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

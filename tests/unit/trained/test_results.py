@@ -1,7 +1,5 @@
 """From text to the page: the attack, pairs, result files, and what is said of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

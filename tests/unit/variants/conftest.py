@@ -1,7 +1,5 @@
 """Routers of every kind of rule, and batches of tokens as the engine makes them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

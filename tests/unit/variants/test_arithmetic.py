@@ -1,7 +1,5 @@
 """Presets are data that parse, say what they copy, and change what they say."""
 
-from __future__ import annotations
-
 import pytest
 
 from moegeom.core.errors import InternalError, UsageError

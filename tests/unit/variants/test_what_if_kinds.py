@@ -1,7 +1,5 @@
 """Each kind of what-if against its definition, another router, or somebody else's code."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

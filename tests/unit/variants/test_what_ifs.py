@@ -1,7 +1,5 @@
 """What every kind of what-if promises: of the registry, so that a new kind is held to it too."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """The adapter to CuPy gives what the emulated device gives; CuPy is stood in for."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from types import SimpleNamespace

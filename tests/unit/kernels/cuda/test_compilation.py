@@ -1,7 +1,5 @@
 """The CUDA sources compile for the GPUs that are used, without a GPU being there."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

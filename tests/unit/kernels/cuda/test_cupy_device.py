@@ -1,7 +1,5 @@
 """What can be said of a GPU without one: which reason is given."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import operator

@@ -1,7 +1,5 @@
 """The emulated device finds what it is there to find."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -1,7 +1,5 @@
 """The fused kernel on arrays of the host, and what the kernels of the reference make of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

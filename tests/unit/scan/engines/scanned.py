@@ -1,7 +1,5 @@
 """Routers, recordings in memory, and a scan of them on the processor and on emulated devices."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rows as sums of bfloat16 numbers lose nothing."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Where a scan runs follows from what was asked, what there is to do, and what is there."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,8 +4,6 @@ Devices are emulated: the sources of the kernels run on the processor, and queue
 late and in as odd an order as they may.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -4,8 +4,6 @@ Its sources run on the processor. Logits are random, tied, huge, tiny and not fi
 ordinary, equal, all zero, and too near or too far for float32.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

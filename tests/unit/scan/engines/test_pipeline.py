@@ -1,7 +1,5 @@
 """A whole scan on devices writes what a scan on the processor writes, and says where it ran."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Inputs that lie on a device already are counted as a scan of them would count."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

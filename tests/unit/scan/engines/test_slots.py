@@ -1,7 +1,5 @@
 """How much memory a batch takes, and that a set of slots is there whole or not at all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
