@@ -240,7 +240,9 @@ def main() -> None:
     os.environ["COLUMNS"] = "100"
     warnings.simplefilter("ignore")
     import tests.fuzz.kinds  # noqa: F401 - before the limit: libraries map much and use little
+    from tests.e2e.warm_commands import run_nothing_of
 
+    run_nothing_of(os.path.commonpath([folder for *_, folder in work]), has_url=False)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESS_SPACE, hard))
