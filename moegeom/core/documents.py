@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from itertools import chain, compress
 from typing import Any
 
+import msgspec
+
 #: Dots in a line of TOML; names of tensors have up to nine. The parser's time and memory grow with
 #: the square of the dots of one key.
 MOST_DOTS = 100
@@ -119,6 +121,13 @@ def parse_json(raw: bytes, most: int = MOST_JSON) -> Any:
     return json_value(raw, parse_int=_integer)
 
 
+def _decoded(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):  # Python's own takes more, and says what is wrong
+        return json.loads(str(raw, "utf-8"))
+
+
 def json_value(raw: bytes, **hooks: Any) -> Any:
     """What a JSON text spells whose size its reader has bounded already; ``hooks`` are Python's.
 
@@ -128,7 +137,7 @@ def json_value(raw: bytes, **hooks: Any) -> Any:
         When it is no JSON in UTF-8, or nested too deeply; and what a hook raises.
     """
     try:
-        found = json.loads(str(raw, "utf-8"), **hooks)
+        found = _decoded(raw) if not hooks else json.loads(str(raw, "utf-8"), **hooks)
         if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
             _check_depth(found)
         return found
