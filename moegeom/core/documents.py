@@ -10,21 +10,7 @@ from typing import Any
 
 import msgspec
 
-#: Dots in a line of TOML; names of tensors have up to nine. The parser's time and memory grow with
-#: the square of the dots of one key.
-MOST_DOTS = 100
-
-#: Characters of TOML: a profile and a family file are a page of text, a project's file a few.
-MOST_TOML = 1 << 18
-
-#: Bytes of JSON, unless the caller says otherwise.
-MOST_JSON = 1 << 26
-
-#: Values and keys of a JSON text; each takes up to some 200 bytes of Python objects.
-_MOST_JSON_ENTRIES = 2_000_000
-
-#: Lists and objects within one another; configs and results have ten.
-MOST_NESTED = 100
+from moegeom.core.limits import JSON_ENTRIES, MOST_DOTS, MOST_JSON, MOST_NESTED, MOST_TOML
 
 #: What no integer in a document of ours is beyond; larger ones can neither be printed nor stored.
 _BEYOND = 1 << 63
@@ -116,8 +102,8 @@ def parse_json(raw: bytes, most: int = MOST_JSON) -> Any:
     """
     if len(raw) > most:
         raise DocumentError(f"has {len(raw)} bytes, more than {most}")
-    if sum(map(raw.count, _ENTRIES)) > _MOST_JSON_ENTRIES:
-        raise DocumentError(f"holds more than {_MOST_JSON_ENTRIES} values")
+    if sum(map(raw.count, _ENTRIES)) > JSON_ENTRIES:
+        raise DocumentError(f"holds more than {JSON_ENTRIES} values")
     return json_value(raw, parse_int=_integer)
 
 

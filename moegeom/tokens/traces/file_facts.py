@@ -21,20 +21,12 @@ from moegeom.core.digest import sha256_of
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
 from moegeom.core.identity import Identity, identity_of
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.tokens.source import KnownRouter, Refused
 from moegeom.tokens.traces.axes import Axes, Survey, axes_of, expected_axes, survey_of
 from moegeom.tokens.traces.dialect import Dialect, find_dialect
 from moegeom.tokens.traces.rows import PlacedRows, RequestRows, RowSpan, undoubted
-from moegeom.tokens.traces.trace import (
-    BEGINNING,
-    TRACE_BYTES,
-    IdsAre,
-    Notes,
-    Pieces,
-    Place,
-    RequestTrace,
-    Trace,
-)
+from moegeom.tokens.traces.trace import BEGINNING, IdsAre, Notes, Pieces, Place, RequestTrace, Trace
 
 
 class TraceFile(Protocol):
