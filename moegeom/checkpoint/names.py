@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import PurePosixPath
 
-from moegeom.checkpoint import limits
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 
 

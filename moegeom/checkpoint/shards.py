@@ -12,13 +12,13 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.names import check_names, is_inside
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote.reads import Span, in_file_order, in_parallel, join_neighbours
 from moegeom.checkpoint.store import TensorInfo, check_apart
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 
 #: Files that describe a model: the first that is there counts.

@@ -15,12 +15,7 @@ from typing import NamedTuple
 from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.core.errors import CheckpointError
-
-#: An entry is a tensor; the largest public file of this format has tens of thousands.
-ENTRIES = 150_000
-
-#: The directory of as many entries whose names have 80 characters.
-DIRECTORY_BYTES = 20_000_000
+from moegeom.core.limits import ZIP_DIRECTORY_BYTES, ZIP_ENTRIES
 
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # flags, method, lengths of name and extra
 _CENTRAL = struct.Struct("<4s4xHH8xIIHHHH6xI")  # the same, sizes in between; the header's offset
@@ -100,8 +95,8 @@ class Archive:
         return start
 
 
-def read_archive(file: RangeFile, writer: str = "torch.save") -> Archive:
-    """The entries of a file; reads the directory at its end.
+def read_archive(file: RangeFile, writer: str = "torch.save", most: int = ZIP_ENTRIES) -> Archive:
+    """The entries of a file, of which there may be ``most``; reads the directory at its end.
 
     ``writer`` is what would have written such an archive, for whoever gives another file.
 
@@ -112,10 +107,10 @@ def read_archive(file: RangeFile, writer: str = "torch.save") -> Archive:
         another one, named twice or named like a path out of a folder.
     """
     start, size, count = _find_directory(file, writer)
-    if count > ENTRIES or size > DIRECTORY_BYTES:
+    if count > most or size > ZIP_DIRECTORY_BYTES:
         raise CheckpointError(
             f"{file.label}: the zip directory claims {count} entries in {size} bytes, more than "
-            f"the {ENTRIES} in {DIRECTORY_BYTES} allowed."
+            f"the {most} in {ZIP_DIRECTORY_BYTES} allowed."
         )
     if size < count * _CENTRAL.size:
         raise _contradiction(file, f"{count} entries do not fit into its {size} bytes")

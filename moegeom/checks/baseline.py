@@ -20,6 +20,7 @@ from jaxtyping import Float32
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.files import read_regular, write_whole
+from moegeom.core.limits import MOST_JSON
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import ROUTER_NAME
 from moegeom.core.text import quoted
@@ -27,9 +28,6 @@ from moegeom.results.reader import ResultsView
 
 #: Version of the file; a reader refuses others.
 BASELINE_VERSION = 1
-
-#: The largest known model has 61 routers of 512 experts: 4 MB. Beyond this it is no baseline.
-_LARGEST_FILE = 64 * 2**20
 
 #: A projection of a row is stored in units of its length times 2^-12: 16 bits reach to 8 lengths,
 #: and 32 Gaussian projections of a unit vector stay below 8 but once in 10^13.
@@ -199,7 +197,7 @@ def read_baseline(path: str | Path) -> Baseline:
     """
     file = Path(path)
     try:
-        document = parse_json(read_regular(file, _LARGEST_FILE, follows=True), _LARGEST_FILE)
+        document = parse_json(read_regular(file, MOST_JSON, follows=True))
     except FileNotFoundError:
         raise ResultsError(
             f"{file}: there is no such baseline.",

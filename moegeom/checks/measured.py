@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from moegeom.checks.baseline import Baseline, BaselineRouter
@@ -70,8 +71,11 @@ class Measured:
 
     def facts(self, router: str) -> Mapping[str, Any]:
         """Shape, rule and storage of a router, from ``run.json``; empty when unknown."""
-        listed = self.run.get("routers", ())
-        return next((facts for facts in listed if facts["name"] == router), {})
+        return self._facts.get(router, {})
+
+    @cached_property
+    def _facts(self) -> Mapping[str, Mapping[str, Any]]:
+        return {facts["name"]: facts for facts in reversed(self.run.get("routers", ()))}
 
     def measure_again(self, router: str, extra: str = "", command: str = "scan") -> str:
         """A command for one layer on the same tokens; empty where they have no name."""

@@ -17,10 +17,11 @@ from moegeom.checks.profile import (
     Profile,
     Threshold,
 )
-from moegeom.core.documents import MOST_TOML, DocumentError, parse_toml
+from moegeom.core.documents import DocumentError, parse_toml
 from moegeom.core.errors import UsageError
 from moegeom.core.files import open_regular
 from moegeom.core.finding import Severity
+from moegeom.core.limits import MOST_TOML
 from moegeom.core.registry import nearest_name
 from moegeom.core.router import parse_layers
 

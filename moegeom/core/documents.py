@@ -8,21 +8,9 @@ from collections.abc import Collection, Sequence
 from itertools import chain, compress
 from typing import Any
 
-#: Dots in a line of TOML; names of tensors have up to nine. The parser's time and memory grow with
-#: the square of the dots of one key.
-MOST_DOTS = 100
+import msgspec
 
-#: Characters of TOML: a profile and a family file are a page of text, a project's file a few.
-MOST_TOML = 1 << 18
-
-#: Bytes of JSON, unless the caller says otherwise.
-MOST_JSON = 1 << 26
-
-#: Values and keys of a JSON text; each takes up to some 200 bytes of Python objects.
-_MOST_JSON_ENTRIES = 2_000_000
-
-#: Lists and objects within one another; configs and results have ten.
-MOST_NESTED = 100
+from moegeom.core.limits import JSON_ENTRIES, MOST_DOTS, MOST_JSON, MOST_NESTED, MOST_TOML
 
 #: What no integer in a document of ours is beyond; larger ones can neither be printed nor stored.
 _BEYOND = 1 << 63
@@ -114,9 +102,16 @@ def parse_json(raw: bytes, most: int = MOST_JSON) -> Any:
     """
     if len(raw) > most:
         raise DocumentError(f"has {len(raw)} bytes, more than {most}")
-    if sum(map(raw.count, _ENTRIES)) > _MOST_JSON_ENTRIES:
-        raise DocumentError(f"holds more than {_MOST_JSON_ENTRIES} values")
+    if sum(map(raw.count, _ENTRIES)) > JSON_ENTRIES:
+        raise DocumentError(f"holds more than {JSON_ENTRIES} values")
     return json_value(raw, parse_int=_integer)
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):  # Python's own takes more, and says what is wrong
+        return json.loads(str(raw, "utf-8"))
 
 
 def json_value(raw: bytes, **hooks: Any) -> Any:
@@ -128,7 +123,7 @@ def json_value(raw: bytes, **hooks: Any) -> Any:
         When it is no JSON in UTF-8, or nested too deeply; and what a hook raises.
     """
     try:
-        found = json.loads(str(raw, "utf-8"), **hooks)
+        found = _decoded(raw) if not hooks else json.loads(str(raw, "utf-8"), **hooks)
         if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
             _check_depth(found)
         return found

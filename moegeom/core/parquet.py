@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import first_line
 from moegeom.core.files import open_regular
+from moegeom.core.limits import PARQUET_FREE_BYTES, PARQUET_GROUPS, PARQUET_TEXT_BYTES
 from moegeom.core.parquet_footer import Chunk, RowGroup, most_inflated, read_row_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-#: Bytes that a file of any size may inflate to.
-FREE_BYTES = 1 << 29
-
-#: Of a text that is stored once and meant in many rows, what all rows together may have.
-_MOST_TEXT = 1 << 28
-
-#: Row groups of one file; each costs work before anything is decoded.
-_MOST_GROUPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -93,8 +85,8 @@ def parquet_facts(path: Path) -> ParquetFacts:
 
     try:
         groups = read_row_groups(path)  # first: Arrow waits for a pipe where nothing wakes it
-        if len(groups) > _MOST_GROUPS:
-            raise DocumentError(f"has {len(groups)} row groups, more than {_MOST_GROUPS}")
+        if len(groups) > PARQUET_GROUPS:
+            raise DocumentError(f"has {len(groups)} row groups, more than {PARQUET_GROUPS}")
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             names = schema.names
@@ -123,12 +115,12 @@ def read_columns(
     Raises
     ------
     DocumentError
-        When it cannot be read, or takes more than ``FREE_BYTES`` and 64 times the file.
+        When it cannot be read, or takes more than ``PARQUET_FREE_BYTES`` and 64 times the file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    most = FREE_BYTES + 64 * facts.path.stat().st_size
+    most = PARQUET_FREE_BYTES + 64 * facts.path.stat().st_size
     # what the footer says is cheap to know; what the pages say is what Arrow goes by
     for found in (facts.inflated(names, groups), facts.inflated_by_pages(names, groups)):
         if found > most:
@@ -201,7 +193,7 @@ def _spelled_out(column: pa.ChunkedArray) -> pa.ChunkedArray:
         if not pa.types.is_dictionary(held.type):
             continue
         longest = max((len(text) for text in held.dictionary.to_pylist() if text), default=0)
-        if longest * len(held) > _MOST_TEXT:
+        if longest * len(held) > PARQUET_TEXT_BYTES:
             raise DocumentError(
                 f"repeats a text of {longest:,} characters in {len(held):,} rows, more than is read"
             )

@@ -15,9 +15,7 @@ from typing import IO, Any
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.files import open_regular
-
-#: Columns of row groups that one file may have; each costs work before anything is decoded.
-_MOST_CHUNKS = 100_000
+from moegeom.core.limits import PARQUET_CHUNKS, PARQUET_PAGES
 
 #: Structs in structs; a footer has six.
 _DEEPEST = 30
@@ -27,9 +25,6 @@ _LONGEST_HEADER = 1 << 14
 
 #: Bytes behind a column that writers of old did not count, and that Arrow reads.
 _PADDING = 100
-
-#: Pages of all columns that are read at once; each is looked at before any is decoded.
-_MOST_PAGES = 100_000
 
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 
@@ -99,13 +94,13 @@ def most_inflated(file: IO[bytes], chunks: Iterable[Chunk]) -> int:
     DocumentError
         When a page has no header, or numbers whose size no header tells.
     """
-    found, left = 0, _MOST_PAGES
+    found, left = 0, PARQUET_PAGES
     for chunk in chunks:
         seen, at, end = 0, chunk.start, chunk.start + chunk.num_bytes + _PADDING
         while seen < chunk.num_values and at < end:  # as Arrow reads them
             left -= 1
             if left < 0:
-                raise DocumentError(f"has more than {_MOST_PAGES:,} pages to be read at once")
+                raise DocumentError(f"has more than {PARQUET_PAGES:,} pages to be read at once")
             kind, inflated, numbers, size = _page(file, at)
             found += inflated + 8 * numbers
             seen += numbers if kind != _DICTIONARY_PAGE else 0
@@ -146,7 +141,7 @@ class _Thrift:
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.at = 0
-        self.left = _MOST_CHUNKS
+        self.left = PARQUET_CHUNKS
 
     def struct(self, wanted: Mapping[int, Callable[[_Thrift, int], Any]], depth: int = 0) -> Any:
         """The fields ``wanted`` of a struct, by their numbers."""
@@ -266,7 +261,7 @@ def _chunks(footer: _Thrift, kind: int) -> tuple[Chunk, ...]:
     for _ in footer.structs(kind):
         footer.left -= 1
         if footer.left < 0:
-            raise DocumentError(f"has more than {_MOST_CHUNKS:,} columns in all row groups")
+            raise DocumentError(f"has more than {PARQUET_CHUNKS:,} columns in all row groups")
         found.append(footer.struct({3: _facts})[3])
     return tuple(found)
 

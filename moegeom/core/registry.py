@@ -49,6 +49,7 @@ class Registry(Generic[T]):
         self._attribute = attribute
         self._record = record
         self._names: list[str] | None = None
+        self._imported: dict[str, T] = {}
 
     def names(self) -> list[str]:
         """Names of all plug-ins, sorted; imports none of them. The folder is listed once."""
@@ -57,6 +58,8 @@ class Registry(Generic[T]):
         return list(self._names)
 
     def __getitem__(self, name: str) -> T:
+        if name in self._imported:
+            return self._imported[name]
         if name not in self.names():
             raise unknown_name(self.kind, name, self.names())
         module = importlib.import_module(f"{self._package}.{name}")
@@ -66,7 +69,7 @@ class Registry(Generic[T]):
                 f"{module.__name__} must define {self._attribute} as a {self._record.__name__}, "
                 f"found {type(record).__name__}."
             )
-        return record
+        return self._imported.setdefault(name, record)
 
     def all(self) -> list[T]:
         """Every plug-in, imported, in the order of names."""

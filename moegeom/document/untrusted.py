@@ -29,6 +29,8 @@ def printable(value: T) -> T:
 
 def _mapped(value: Any) -> Any:
     if isinstance(value, str):
+        if value.isprintable() and "::" not in value and "##[" not in value:
+            return value
         shown = value if value.isprintable() else "".join(map(_shown, value))
         return _COMMAND.sub(_taken_apart, shown)
     if isinstance(value, dict):  # a kind of dict of its own stays that, with what it answers

@@ -25,6 +25,9 @@ from moegeom.tokens.traces.journal import FileJournal
 #: Seconds between two words on how far it is.
 _SECONDS = 10.0
 
+#: Bytes of traces that are read without a word.
+_UNSAID = 20_000_000
+
 
 @contextmanager
 def first_pass_of(
@@ -42,7 +45,7 @@ def first_pass_of(
     """
     out = early_out(request, routers.fingerprint)
     if out is None or is_there(out):
-        yield Company(advanced=_told(said))
+        yield Company(begun=begun(said), advanced=_told(said))
         return
     work = WorkFolder(out.with_name(f"{out.name}.partial"), PLAN_FILE)
     work.take()
@@ -58,7 +61,7 @@ def first_pass_of(
         if said is not None and journal.num_kept:
             files = number_of(journal.num_kept, "file")
             said(f"going on in {work.path}: the first pass over {files} is done")
-        yield Company(journal, _told(said))
+        yield Company(journal, begun(said), _told(said))
     except KeyboardInterrupt as error:
         error.add_note(
             f"what the first pass found in {number_of(_count(folder), 'file')} is kept in "
@@ -71,6 +74,18 @@ def first_pass_of(
 
 def _count(folder: Path) -> int:
     return sum(1 for _ in folder.glob("*.npz"))
+
+
+def begun(said: Callable[[str], None] | None) -> Callable[[int], None] | None:
+    """Says how much is read before a scan begins, where that takes seconds; None where nobody
+    listens.
+    """
+
+    def say(num_bytes: int) -> None:
+        if said is not None and num_bytes > _UNSAID:
+            said(f"reads {num_bytes / 1e6:,.0f} MB of traces first: some 5 s for each 100 MB")
+
+    return None if said is None else say
 
 
 def _told(said: Callable[[str], None] | None) -> Callable[[int, int], None] | None:

@@ -31,6 +31,7 @@ from moegeom.core.files import (
     write_whole,
     writing,
 )
+from moegeom.core.limits import MOST_JSON
 from moegeom.core.text import number_of
 from moegeom.engine.loop import NAMED, Progress
 from moegeom.engine.parameters import (
@@ -52,8 +53,6 @@ SCHEMA = 1
 
 #: Parts of one scan.
 _MOST_PARTS = 100_000
-
-_MOST_BYTES = 64 << 20
 
 _PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 
@@ -303,8 +302,8 @@ def read_part(folder: Path) -> StoredPart:
         )
     try:
         with reading(folder / PART_FILE, ResultsError):
-            raw = read_regular(folder / PART_FILE, _MOST_BYTES, follows=True)
-        told = Fields(parse_json(raw, _MOST_BYTES), where)
+            raw = read_regular(folder / PART_FILE, MOST_JSON, follows=True)
+        told = Fields(parse_json(raw), where)
         if (schema := told.number("schema")) != SCHEMA:
             raise ResultsError(f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.")
         listed = [Fields(one, f"{where}: states") for one in told.list("states")]

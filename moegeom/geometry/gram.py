@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
@@ -160,8 +160,13 @@ def best_gram_score(num_rows: int, dimension: int, is_centred: bool) -> float:
 
 
 def _pairs(cosine: Float64[np.ndarray, "rows rows"]) -> Float64[np.ndarray, "pairs"]:
-    off = cosine[np.triu_indices(len(cosine), 1)]
+    off = cosine[_above_diagonal(len(cosine))]
     return off[~np.isnan(off)]
+
+
+@lru_cache(4)  # routers of a checkpoint have a shape or two
+def _above_diagonal(size: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.triu_indices(size, 1)
 
 
 #: Nodes of the quadrature per row.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError
 from moegeom.core.files import read_regular
+from moegeom.core.limits import MOST_JSON
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.registry import unknown_name
 from moegeom.core.row_keys import ALL, AS_STORED, is_whole
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 RUN_FILE = "run.json"
-
-#: run.json is a few kilobytes; anything beyond this is no run.json.
-_LARGEST_RUN_JSON = 64 * 2**20
 
 #: Tables, and what people print or draw of results and leave beside them; weights have others.
 _SUFFIXES = frozenset([".parquet", ".md", ".html", ".txt", ".csv", ".xml", ".svg", ".png", ".pdf"])
@@ -266,7 +264,7 @@ def open_results(path: str | Path) -> Results:
     folder = Path(path)
     file = folder / "run.json"
     try:
-        run = parse_json(read_regular(file, _LARGEST_RUN_JSON, True), _LARGEST_RUN_JSON)
+        run = parse_json(read_regular(file, MOST_JSON, True))
     except (OSError, DocumentError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise ResultsError(

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moegeom.core.digest import digest_of, digest_of_file
-from moegeom.core.documents import MOST_JSON, DocumentError, parse_json
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError, UsageError, first_line
 from moegeom.core.files import (
     WorkFolder,
@@ -31,6 +31,7 @@ from moegeom.core.files import (
     write_whole,
     writing,
 )
+from moegeom.core.limits import MOST_JSON
 from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun

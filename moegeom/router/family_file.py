@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from moegeom.core import router as core
 from moegeom.core.errors import InternalError
+from moegeom.core.limits import FAMILY_CHARACTERS
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import mantissa_bits
 from moegeom.router.family import (
@@ -48,9 +49,6 @@ T = TypeVar("T")
 
 _PACKAGE = "moegeom.router.families"
 
-#: Characters; the longest family here has 3700.
-_MOST_TEXT = 1 << 16
-
 #: Names of one tensor; families here have up to five.
 _MOST_NAMES = 100
 
@@ -89,7 +87,7 @@ def family_of_text(name: str, text: str) -> Family:
 def parse_family(name: str, text: str, defaults: Mapping[str, Any] | None = None) -> Family:
     """The family that a TOML file describes; an unknown key or value is an error."""
     where = f"{name}{SUFFIX}"
-    table = {"name": name, **(defaults or {}), **table_of(text, where, _MOST_TEXT)}
+    table = {"name": name, **(defaults or {}), **table_of(text, where, FAMILY_CHARACTERS)}
     family = record_of(Family, table, where, _CONVERTERS)
     for stack in family.stacks:
         _check_patterns(stack, where)

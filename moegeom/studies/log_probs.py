@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
+from moegeom.core.limits import LOG_PROB_BYTES, LOG_PROB_ROWS
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.text import half_width, number_of, quoted
 from moegeom.core.tokens import TokenColumns
@@ -22,12 +23,6 @@ from moegeom.geometry.statistics import clustered_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-#: Bytes of a file, most of which may be columns that nobody asked for.
-_MOST_BYTES = 1 << 30
-
-#: Rows of a file: 32 bytes each are held, and as much again while they are joined.
-_MOST_ROWS = 1 << 22
 
 #: Bytes of text that are parsed at once.
 _PIECE = 1 << 20
@@ -192,12 +187,12 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         with open_regular(path, follows=True) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _MOST_BYTES:
-                raise _too_large(path, f"{size:,} bytes", _MOST_BYTES)
+            if size > LOG_PROB_BYTES:
+                raise _too_large(path, f"{size:,} bytes", LOG_PROB_BYTES)
             for part in readers[path.suffix](path, file):
                 num_rows += part.num_rows
-                if num_rows > _MOST_ROWS:
-                    raise _too_large(path, f"{number_of(num_rows, 'row')} or more", _MOST_ROWS)
+                if num_rows > LOG_PROB_ROWS:
+                    raise _too_large(path, f"{number_of(num_rows, 'row')} or more", LOG_PROB_ROWS)
                 parts.append([_numbers(path, part, name) for name in _COLUMNS])
     except (OSError, DocumentError, pa.ArrowException) as error:
         raise RecordingError(
@@ -228,8 +223,8 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 def _parquet(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
     facts = parquet_facts(path)
     _check_names(path, facts.names)
-    if sum(facts.sizes) > _MOST_ROWS:
-        raise _too_large(path, number_of(sum(facts.sizes), "row"), _MOST_ROWS)
+    if sum(facts.sizes) > LOG_PROB_ROWS:
+        raise _too_large(path, number_of(sum(facts.sizes), "row"), LOG_PROB_ROWS)
     yield read_columns(facts, _COLUMNS)
 
 

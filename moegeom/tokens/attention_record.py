@@ -18,6 +18,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
+from moegeom.core.limits import MOST_JSON
 from moegeom.core.text import number_of, quoted
 from moegeom.geometry.gating import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
@@ -31,7 +32,6 @@ SCHEMA = 1
 #: beyond is in the first and in the last.
 NUM_BINS, BINS_PER_UNIT = 256, 8
 
-_MOST_BYTES = 16 << 20
 _MOST_LAYERS, _MOST_HEADS, _MOST_WIDTH = 10_000, 65_536, 1 << 22
 
 
@@ -133,9 +133,9 @@ def read_attention_record(path: Path) -> AttentionRecord:
         )
     where = f"{path.name}/{FACTS_FILE}"
     with reading(path / FACTS_FILE, RecordingError):
-        raw = read_regular(path / FACTS_FILE, _MOST_BYTES, follows=True)
+        raw = read_regular(path / FACTS_FILE, MOST_JSON, follows=True)
     try:
-        found = Fields(parse_json(raw, _MOST_BYTES), where)
+        found = Fields(parse_json(raw), where)
     except DocumentError as error:
         raise RecordingError(f"{where}: {error}.") from None
     if (schema := found.number("schema")) != SCHEMA or found.texts("sums") != SUMS:

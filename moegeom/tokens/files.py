@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.limits import TOKEN_FILES
 from moegeom.core.text import number_of
-
-#: Files that are looked at together.
-_MOST_FILES = 100_000
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ def paths_of(tokens: str | Path | TokenFiles) -> tuple[Path, ...]:
     if len(given) == 1 and not _is_pattern(given[0]):
         return (Path(given[0]),)
     found = [path for one in given for path in _matched(one)]
-    if len(found) > _MOST_FILES:
+    if len(found) > TOKEN_FILES:
         raise UsageError(
-            f"{given[0]}: {number_of(len(found), 'file')}; at most {_MOST_FILES:,} are read."
+            f"{given[0]}: {number_of(len(found), 'file')}; at most {TOKEN_FILES:,} are read."
         )
     seen: dict[str, Path] = {}
     for path in found:

@@ -40,12 +40,13 @@ Refused = Callable[[str, RecordingError], None]
 
 @dataclass(frozen=True)
 class Company:
-    """What goes with a first pass over files: where facts are ``kept``, who hears how many files
-    of how many were read, and which requests are ``refused``: those are left out then, where
-    otherwise the first one ends the pass.
+    """What goes with a first pass over files: where facts are ``kept``, who hears how many bytes
+    it begins to read, how many files of how many were read, and which requests are ``refused``:
+    those are left out then, where otherwise the first one ends the pass.
     """
 
     kept: KeptFacts | None = None
+    begun: Callable[[int], None] | None = None
     advanced: Callable[[int, int], None] | None = None
     refused: Refused | None = None
 

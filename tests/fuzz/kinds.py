@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -23,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.folder import RangeCache
@@ -37,6 +38,7 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
+from moegeom.engine.parts import MergedParts
 from moegeom.engine.snapshot import read_snapshot
 from moegeom.geometry.gating import SUMS, gating_figures
 from moegeom.metrics import METRICS
@@ -47,6 +49,9 @@ from moegeom.router.load import load_routers
 from moegeom.router.requested_family import read_family_file
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.log_probs import log_probs
+from moegeom.studies.track.record import TrackRequest
+from moegeom.studies.track.study import track
+from moegeom.studies.whatif.study import read_grid
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.attention_record import (
     NUM_BINS,
@@ -641,6 +646,93 @@ def read_many_traces(folder: Path, draw: random.Random) -> None:
     source.read_chosen("text/1", 0, source.facts.num_tokens)
 
 
+def _parts(folder: Path) -> None:
+    """Two parts of a scan; the checkpoint and the tokens are gone, as on the machine that merges."""
+    model = write_checkpoint(folder / "model", MODEL)
+    fingerprint = load_routers(open_checkpoint(model)).fingerprint
+    tokens = str(write_tokens(folder / "rec", MODEL, 2048, fingerprint, 2))
+    for part in ("1/2", "2/2"):
+        out = folder / f"part_{part[0]}"
+        scan(ScanRequest(str(model), out, tokens=tokens, num_workers=1, part=part))
+    shutil.rmtree(model)
+    shutil.rmtree(tokens)
+
+
+def use_parts(folder: Path, draw: random.Random) -> None:
+    """What ``merge`` does before it opens the checkpoint, and every state that it adds up."""
+    parts = MergedParts.of(sorted(folder.glob("part_*")))
+    if isinstance(parts, MergedParts):
+        for state in parts.parts[0].states:
+            parts.fold(state.router, state.pass_name, (), 1, lambda _: read_snapshot(folder))
+
+
+def _experts(folder: Path) -> None:
+    """Layers with experts of their own and a shared one, some of them quantised with a scale."""
+    _model(folder)
+    draw, named = np.random.default_rng(1), load_file(folder / "model.safetensors")
+    for layer, expert in itertools.product(range(2), (*range(8), None)):
+        at = "shared_experts" if expert is None else f"experts.{expert}"
+        for name, shape in (("gate", (4, 8)), ("up", (4, 8)), ("down", (8, 4))):
+            key = f"model.layers.{layer}.mlp.{at}.{name}_proj.weight"
+            named[key] = draw.standard_normal(shape, np.float32)
+            if expert == 7:
+                named[key] = named[key].astype(ml_dtypes.float8_e4m3fn)
+                named[f"{key}_scale_inv"] = np.ones((1, 1), np.float32)
+    save_file(named, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"moe_intermediate_size": 4, "n_shared_experts": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def judge_experts(folder: Path, draw: random.Random) -> None:
+    gate(GateRequest(str(folder), experts=True))
+
+
+def _adapter(folder: Path) -> None:
+    """A sound model, and beside it an adapter of low rank on one of its routers."""
+    _model(folder)
+    config = {
+        "peft_type": "LORA", "base_model_name_or_path": "base", "r": 2, "lora_alpha": 4,
+        "target_modules": ["gate"], "modules_to_save": None, "use_rslora": False,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    at = "base_model.model.model.layers.1.mlp.gate"
+    low = {f"{at}.lora_A.weight": (2, 8), f"{at}.lora_B.weight": (8, 2)}
+    named = {name: np.ones(shape, np.float32) for name, shape in low.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+
+
+def judge_adapter(folder: Path, draw: random.Random) -> None:
+    gate(GateRequest(str(folder)))
+
+
+def _series(folder: Path) -> None:
+    """Two steps of a run and what ``track`` kept of them: results, and the series as it was told."""
+    for step in (1, 2):
+        write_checkpoint(folder / f"step_{step}", dataclasses.replace(MODEL, seed=step))
+    use_series(folder, random.Random(0))
+
+
+def use_series(folder: Path, draw: random.Random) -> None:
+    track(
+        TrackRequest(
+            (str(folder / "step_*"),),
+            folder / "kept",
+            export=("csv:" + str(folder / "series.csv"),),
+        )
+    )
+
+
+def _grid(folder: Path) -> None:
+    (folder / "grid.toml").write_text(
+        "[sinkhorn]\neps = [0.02, 0.05]\nsteps = [3, 10]\n\n[[temperature]]\ntau = [0.5, 2]\n"
+    )
+
+
+def use_grid(folder: Path, draw: random.Random) -> None:
+    read_grid(folder / "grid.toml")
+
+
 _COUNTS = {
     "imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts",
     "sglang_csv": "sglang_csv",
@@ -706,6 +798,14 @@ _ALL = [
         "results of tokens", _results_of_tokens, {"out/run.json": "json", "out/*.parquet": "parquet"},
         use_results, share=0.2,
     ),
+    Kind("parts of a scan", _parts, {"part_*/part.json": "json", "part_*/*.npz": "zip"}, use_parts),
+    Kind("experts", _experts, {"*.safetensors": "safetensors", "*.json": "json"}, judge_experts, share=0.3),
+    Kind("adapter", _adapter, {"adapter_*.json": "json", "adapter_*.safetensors": "safetensors"}, judge_adapter, share=0.3),
+    Kind(
+        "series", _series, {"kept/**/*.json": "json", "kept/**/*.parquet": "parquet"},
+        use_series, share=0.1, writes=True,
+    ),
+    Kind("grid of what-ifs", _grid, {"grid.toml": "toml"}, use_grid),
     Kind("unfinished results", _unfinished_results, {
         "out.partial/plan.json": "json", "out.partial/parts/*/facts.json": "json",
         "out.partial/parts/*/*.parquet": "parquet", "out.partial/snapshots/*": "zip",

@@ -8,14 +8,10 @@ but a value or one of our errors. The same inputs are tried in every run; at nig
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,12 +19,10 @@ from moegeom.checkpoint.open import FORMATS
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.traces.dialect import DIALECTS
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.ranges import ROOT, distinct, environment, fuzz, offenders_of
 from tests.fuzz.worker import FAULTS
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 #: Numbers of the inputs of each kind: by day a few, at night a million in all.
 BY_DAY, AT_NIGHT = 8, 1_000_000
@@ -57,96 +51,13 @@ FOUND = {
 #: third are sound files, each other weights.
 _NEVER_REFUSED = {"range cache", "kept first pass", "odd weights"}
 
-Input = dict[str, Any]
-
-
-def fuzz(ranges: Sequence[tuple[str, int, int]], folder: Path) -> Iterator[Input]:
-    """How inputs of kinds end; a worker that dies of one is followed by another."""
-    names = list(dict.fromkeys(kind for kind, _, _ in ranges))
-    waiting = [[*one, str(folder / f"{names.index(one[0])}" / "sound")] for one in ranges]
-    while waiting:
-        worker = _Worker(waiting)
-        for answer in worker.answers():
-            yield answer
-            waiting[0][1] = answer["number"] + 1
-            if waiting[0][1] == waiting[0][2]:
-                waiting.pop(0)
-            if answer["outcome"] in ("stuck", "large"):
-                break  # what it left behind is not the next one's
-        else:
-            if waiting:
-                yield worker.death(*waiting[0][:2])
-                waiting[0][1] += 1
-                if waiting[0][1] == waiting[0][2]:
-                    waiting.pop(0)
-
-
-def _distinct(inputs: Sequence[Input]) -> str:
-    """One line for each place in which something happened: how often, and one input."""
-    places: dict[tuple[str, ...], list[Input]] = {}
-    for one in inputs:
-        place = one["detail"].partition(": ")[0]
-        places.setdefault((one["kind"], one["outcome"], place), []).append(one)
-    return "\n".join(f"{len(alike)} x {place}: {alike[0]}" for place, alike in places.items())
-
-
-def _environment() -> dict[str, str]:
-    more = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1"}
-    folders = {"HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"}
-    return os.environ | more | folders
-
-
-class _Worker:
-    """One process that goes through kinds; ``answers`` ends when it does."""
-
-    def __init__(self, work: list[list[Any]]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.worker", json.dumps(work)],
-            cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._said: list[str] = []
-
-    def answers(self) -> Iterator[Input]:
-        out, complaints = self._process.stdout, self._process.stderr
-        assert out is not None
-        assert complaints is not None
-        reader = threading.Thread(target=lambda: self._said.extend(complaints), daemon=True)
-        reader.start()
-        try:
-            for line in out:
-                yield json.loads(line)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            reader.join(10)
-            out.close()
-            complaints.close()
-
-    def death(self, kind: str, number: int) -> Input:
-        said = "".join(self._said[-30:])
-        if "AssertionError: " in said or "ImportError" in said:
-            raise AssertionError(said)  # the fault is the fuzzer's
-        own = [line.strip() for line in self._said if "/moegeom/" in line]
-        detail = own[0].rpartition("/moegeom/")[2] if own else said[-300:]
-        return {"kind": kind, "number": number, "outcome": "died", "detail": detail}
-
-
-def _offenders(inputs: Iterable[Input], ends: Counter[tuple[str, str]]) -> list[Input]:
-    """Inputs that end in something else than a value or an error; ``ends`` counts all."""
-    offenders = []
-    for one in inputs:
-        ends[one["kind"], one["outcome"]] += 1
-        if one["outcome"] not in ("value", "error"):
-            offenders.append(one)
-    return offenders
-
 
 def test_mutated_inputs_of_every_kind_end_in_a_value_or_an_error(tmp_path: Path) -> None:
     few = [(kind, 0, BY_DAY) for kind in KINDS]
     mended = [(kind, n, n + 1) for kind, numbers in FOUND.items() for n in numbers]
     ends: Counter[tuple[str, str]] = Counter()
-    offenders = _offenders(fuzz(few + mended, tmp_path), ends)
-    assert offenders == [], _distinct(offenders)
+    offenders = offenders_of(fuzz(few + mended, tmp_path), ends)
+    assert offenders == [], distinct(offenders)
     assert ends.total() == BY_DAY * len(KINDS) + sum(map(len, FOUND.values()))
     # the mutations bite, and not all of them
     assert sum(ends[kind, "error"] > 0 for kind in KINDS) > 0.8 * len(KINDS)
@@ -158,8 +69,8 @@ def test_a_million_mutated_inputs_end_in_a_value_or_an_error(tmp_path: Path) -> 
     each = AT_NIGHT / sum(kind.share for kind in KINDS.values())
     counts = {name: int(each * kind.share) + 1 for name, kind in KINDS.items()}
     ends: Counter[tuple[str, str]] = Counter()
-    offenders = _offenders(fuzz([(kind, 0, n) for kind, n in counts.items()], tmp_path), ends)
-    assert offenders == [], _distinct(offenders)
+    offenders = offenders_of(fuzz([(kind, 0, n) for kind, n in counts.items()], tmp_path), ends)
+    assert offenders == [], distinct(offenders)
     for name, count in counts.items():
         assert ends[name, "error"] > 0 or name in _NEVER_REFUSED
         assert ends[name, "value"] > 0 or KINDS[name].is_refused
@@ -188,5 +99,5 @@ def test_every_format_source_and_dialect_is_a_kind() -> None:
 def test_the_worker_sees_every_fault() -> None:
     # in a process of its own: memory and signals are those of a process
     command = [sys.executable, "-m", "tests.fuzz.worker", json.dumps("faults")]
-    ends = json.loads(subprocess.check_output(command, env=_environment(), cwd=ROOT))
+    ends = json.loads(subprocess.check_output(command, env=environment(), cwd=ROOT))
     assert ends == {fault: fault for fault in FAULTS}

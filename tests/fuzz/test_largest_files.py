@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core import limits
 from moegeom.core.errors import MoeGeomError
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
@@ -40,6 +42,7 @@ from moegeom.studies.log_probs import log_probs
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
 from tests.ends import work_ends
+from tests.fuzz.ranges import ROOT
 from tests.fuzz.worker import memory_of
 from tests.unit.tokens.dialects.written import known
 
@@ -431,3 +434,19 @@ def test_the_largest_file_is_read_or_refused_soon_and_in_little_memory(
     assert case.answer in sentence
     assert len(sentence) < (500 if case.read is _family_file else 1000)
     assert megabytes < case.megabytes
+
+
+_UNITS = {"": 1, "MB": 10**6, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def test_the_page_has_a_row_for_each_limit_with_its_number() -> None:
+    page = (ROOT / "docs/storage.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^\| [^|]+ \| ([^|]+) \| [^|]*\| `([A-Z_]+)` \|$", page)
+    numbers = {name: limit.replace("2^63 - 1", str(2**63 - 1)) for limit, name in rows}
+    shown = {
+        name: int(number.replace(" ", "")) * _UNITS[unit]
+        for name, limit in numbers.items()
+        for number, unit in re.findall(r"^([0-9 ]*[0-9]) ?([A-Za-z]*)$", limit)
+    }
+    assert len(rows) == len(numbers)
+    assert shown == {name: n for name, n in vars(limits).items() if isinstance(n, int)}

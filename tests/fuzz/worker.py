@@ -30,7 +30,8 @@ T = TypeVar("T")
 SECONDS = 2.0
 MEGABYTES = 512
 
-#: How long an input may wait or compute before it is given up.
+#: How long an input may compute before it is given up; it may wait six times as long, since others
+#: use the machine too.
 _STUCK = 10.0
 
 #: Beyond the memory of the process at its start; what a file asks for must not harm the machine.
@@ -101,12 +102,14 @@ def measured(
     megabytes = 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        signal.setitimer(signal.ITIMER_REAL, stuck)
+        signal.setitimer(signal.ITIMER_PROF, stuck)
+        signal.setitimer(signal.ITIMER_REAL, 6 * stuck)
         try:
             (outcome, detail), megabytes = memory_of(lambda: _outcome(use))
         except _Stuck as error:
             outcome, detail = "stuck", _place(error)
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -200,9 +203,9 @@ def run(kind_name: str, first: int, stop: int, sound: Path, say: Callable[[Any],
         if path.is_file()
     }
     for number in range(first, stop):
-        if (number - first) % 50 == 0:
+        if (number - first) % 10 == 0:
             # an input may wait or compute where no signal is listened to
-            faulthandler.dump_traceback_later(6 * _STUCK, exit=True)
+            faulthandler.dump_traceback_later(60 * _STUCK, exit=True)
         if kind.writes:
             _remove(folder)
             shutil.copytree(sound, folder)
@@ -232,7 +235,8 @@ def main() -> None:
     def say(found: Any) -> None:
         print(json.dumps(found), file=out, flush=True)
 
-    signal.signal(signal.SIGALRM, alarm)
+    for signal_ in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(signal_, alarm)
     if work == "faults":
         say(_ends_of_faults())
         return
@@ -240,7 +244,9 @@ def main() -> None:
     os.environ["COLUMNS"] = "100"
     warnings.simplefilter("ignore")
     import tests.fuzz.kinds  # noqa: F401 - before the limit: libraries map much and use little
+    from tests.e2e.warm_commands import run_nothing_of
 
+    run_nothing_of(os.path.commonpath([folder for *_, folder in work]), has_url=False)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESS_SPACE, hard))

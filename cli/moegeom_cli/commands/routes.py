@@ -40,6 +40,7 @@ def run(
     from moegeom.studies.routes.record import RoutesRequest
     from moegeom.studies.routes.study import routes
 
-    found = routes(request_of(RoutesRequest, files=files, dialect=dialect))
+    with screen.watching() as watch:
+        found = routes(request_of(RoutesRequest, files=files, dialect=dialect), watch)
     screen.show(document, found)
     return found.exit_code if validate else 0

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped, TorchDtype, empty_dict
 from moegeom.checkpoint.names import check_names, is_inside
 from moegeom.checkpoint.pickle.machine import Record
 from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.store import check_apart
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import DCP_PIECES
 
 Offsets = tuple[int, ...]
-
-#: Three times the pieces for which the steps of a pickle suffice.
-_CHUNKS = 200_000
 
 
 class _Metadata(Record):
@@ -203,9 +201,9 @@ def _check_chunks(tensors: Mapping[str, _Tensor], where: str) -> None:
     states = (tensor.state for tensor in tensors.values())
     lists = (state.get("chunks") for state in states if isinstance(state, dict))
     count = sum(len(chunks) for chunks in lists if isinstance(chunks, list))
-    if count > _CHUNKS:
+    if count > DCP_PIECES:
         raise CheckpointError(
-            f"{where}: describes {count} pieces of tensors, more than the {_CHUNKS} allowed."
+            f"{where}: describes {count} pieces of tensors, more than the {DCP_PIECES} allowed."
         )
 
 

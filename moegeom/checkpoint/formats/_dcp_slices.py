@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.text import number_of
 

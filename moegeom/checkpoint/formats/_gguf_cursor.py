@@ -7,17 +7,12 @@ from typing import Any
 
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import GGUF_HEADER_BYTES, GGUF_STRINGS
 
 #: The first piece holds the header of a file without a vocabulary; each further one is twice as
 #: long, so that few are needed and little is read in vain.
 _FIRST_PIECE = 2**16
 _LARGEST_PIECE = 2**22
-
-#: Headers hold a vocabulary; the largest (262 000 tokens, 514 000 merges) has 16 MB.
-_MOST_READ = 64_000_000
-
-#: Elements of all arrays of strings, three times those of the largest vocabulary.
-_MOST_STRINGS = 2_500_000
 
 _LENGTH = Struct("<Q")
 
@@ -68,10 +63,10 @@ class Cursor:
     def skip_strings(self, count: int) -> None:
         """Move behind ``count`` strings, each of which follows its length."""
         self._num_strings += count
-        if self._num_strings > _MOST_STRINGS:
+        if self._num_strings > GGUF_STRINGS:
             raise CheckpointError(
                 f"{self.file.label}: the arrays of the header hold {self._num_strings} strings, "
-                f"more than the {_MOST_STRINGS} allowed.",
+                f"more than the {GGUF_STRINGS} allowed.",
                 AGAIN,
             )
         while count:
@@ -91,9 +86,10 @@ class Cursor:
         kept = self._window[self._at :]
         wanted = min(max(self._piece, size), self.file_size - start) - len(kept)
         self._num_read += wanted
-        if self._num_read > _MOST_READ:
+        if self._num_read > GGUF_HEADER_BYTES:
             raise CheckpointError(
-                f"{self.file.label}: the header is longer than the {_MOST_READ} bytes allowed.",
+                f"{self.file.label}: the header is longer than the {GGUF_HEADER_BYTES} bytes "
+                "allowed.",
                 AGAIN,
             )
         self._window = kept + self.file.read(start + len(kept), wanted)

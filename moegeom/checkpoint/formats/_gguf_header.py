@@ -8,24 +8,19 @@ from math import prod
 from struct import Struct
 from typing import Any, NamedTuple
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.formats._gguf_cursor import AGAIN, Cursor, truncated
 from moegeom.checkpoint.formats._gguf_types import GGML_TYPES, GgmlType
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import GGUF_SETTINGS, GGUF_TENSORS
 
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-
-#: Experts of a layer are one tensor: the largest public models have 2 000.
-_MOST_TENSORS = 30_000
-
-#: Public models have at most a hundred.
-_MOST_SETTINGS = 1024
 
 _START = Struct("<4sI")
 _COUNTS = Struct("<QQ")
@@ -146,7 +141,7 @@ def _read_start(cursor: Cursor) -> tuple[int, int]:
             "Convert the model again with a current llama.cpp.",
         )
     counts = cursor.numbers(_COUNTS)
-    claims = zip(counts, ("tensors", "settings"), (_MOST_TENSORS, _MOST_SETTINGS), strict=True)
+    claims = zip(counts, ("tensors", "settings"), (GGUF_TENSORS, GGUF_SETTINGS), strict=True)
     for found, what, most in claims:
         if found > most:
             raise CheckpointError(

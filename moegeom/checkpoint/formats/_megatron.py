@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped
@@ -19,18 +18,15 @@ from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.checkpoint.zipped import read_archive
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import MEGATRON_ARGUMENT_BYTES, MEGATRON_NAME_CHARACTERS
 
 #: The file of everything that is the same on all ranks.
 COMMON = "common.pt"
 
-_ARGUMENT_BYTES = 16_000_000
-
 #: ``decoder.layers.mlp.router.weight``: homogeneous layers in the older layout are one tensor.
 _STACKED = re.compile(r"(?P<head>(?:.*\.)?layers)\.(?P<tail>(?![0-9]+\.).+)")
-
-#: Of the names of all layers, 100 for each of the most tensors.
-_NAME_CHARACTERS = 60_000_000
 
 _Plain = bool | int | float | str | None
 
@@ -61,7 +57,7 @@ class MegatronStore(ShardedStore):
     def _names(self) -> Mapping[str, tuple[str, int] | None]:
         """Stored tensor and layer by name; None for a tensor that is what it is called."""
         names: dict[str, tuple[str, int] | None] = {}
-        left = _NAME_CHARACTERS
+        left = MEGATRON_NAME_CHARACTERS
         for stored in super().names():
             hit = _STACKED.fullmatch(stored)
             count = self._num_layers if hit else 0
@@ -72,7 +68,8 @@ class MegatronStore(ShardedStore):
             if left < 0 or len(names) + count > limits.TENSORS:
                 raise CheckpointError(
                     f"{self.label}: its tensors of {count} layers each have more than "
-                    f"{limits.TENSORS} names, or more than {_NAME_CHARACTERS} characters in all."
+                    f"{limits.TENSORS} names, or more than {MEGATRON_NAME_CHARACTERS} characters "
+                    "in all."
                 )
             for layer in range(count):
                 names[f"{hit['head']}.{layer}.{hit['tail']}"] = (stored, layer)
@@ -124,7 +121,7 @@ def megatron_config(folder: Folder) -> Mapping[str, Any]:
     pickles = [name for name in archive.entries if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise CheckpointError(f"{COMMON}: holds {len(pickles)} pickles of data, expected one.")
-    raw = archive.read(pickles[0], _ARGUMENT_BYTES)
+    raw = archive.read(pickles[0], MEGATRON_ARGUMENT_BYTES)
     root = unpickle(raw, COMMON, _Anything(), lambda _: None)
     found = root.get("args") if isinstance(root, dict) else None
     arguments = found.state if isinstance(found, _Arguments) else None

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.formats._pytorch_globals import (
     ALLOWED,
@@ -23,16 +22,12 @@ from moegeom.checkpoint.formats._pytorch_globals import (
 from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import TORCH_PICKLE_BYTES, TORCH_SPAN_BYTES
 
 #: What torch.save wrote first before version 1.6, when its files were no archives.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
-
-#: What is read for a tensor that does not lie in one piece; a router has a few hundred MB.
-SPAN_BYTES = 1 << 30
-
-#: The pickle of a hundred thousand tensors whose names have 60 characters.
-_DESCRIPTION_BYTES = 16_000_000
 
 _RESAVE = "Write it again with a current torch: torch.save(torch.load(file), new_file)."
 
@@ -109,9 +104,10 @@ class TorchArchive:
             self.archive.start(name) + first * dtype.size,
             span * dtype.size,
         )
-        if not view.is_contiguous and view.span > SPAN_BYTES:
+        if not view.is_contiguous and view.span > TORCH_SPAN_BYTES:
             raise CheckpointError(
-                f"{where} is spread over {view.span} bytes, more than the {SPAN_BYTES} allowed.",
+                f"{where} is spread over {view.span} bytes, more than the {TORCH_SPAN_BYTES} "
+                "allowed.",
                 "Save tensor.contiguous().",
             )
         return view
@@ -183,7 +179,7 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
     order = f"{folder}/byteorder"
     if order in archive.entries and archive.read(order, 16) != b"little":
         raise CheckpointError(f"{file.label}: is not little-endian.", _RESAVE)
-    raw = archive.read(roots[0], _DESCRIPTION_BYTES)
+    raw = archive.read(roots[0], TORCH_PICKLE_BYTES)
     return TorchArchive(archive, folder, unpickle(raw, file.label, ALLOWED, storage_of))
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from operator import gt
 from typing import Any
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.json_text import num_quotes, parse_object, unique_keys
 from moegeom.checkpoint.names import check_names
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo, check_apart
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 
 #: What ``HuggingFaceStorageWriter(save_distributed=True)`` of torch writes: row slices.

@@ -28,6 +28,7 @@ from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
+from moegeom.core.limits import GGUF_NUMBERS, GGUF_PARTS
 
 _SUFFIX = ".gguf"
 
@@ -207,10 +208,6 @@ def _below(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
     )
 
 
-#: A number takes 28 times its bytes in the file, and the largest router has three million.
-_MOST_NUMBERS = 2**24
-
-
 def decode(
     raw: bytes, stored: GgmlType, shape: tuple[int, ...], where: str
 ) -> Float32[np.ndarray, "*shape"]:
@@ -222,10 +219,10 @@ def decode(
     row_bytes = shape[-1] // stored.block_size * stored.block_bytes
     if not raw or not row_bytes:
         return as_array(b"", np.dtype(np.float32), shape, where)
-    if prod(shape) > _MOST_NUMBERS:
+    if prod(shape) > GGUF_NUMBERS:
         raise CheckpointError(
             f"{where} has {prod(shape)} numbers in blocks of {stored.name}, more than the "
-            f"{_MOST_NUMBERS} that are decoded at once.",
+            f"{GGUF_NUMBERS} that are decoded at once.",
             "Convert this tensor to F32.",
         )
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
@@ -258,9 +255,6 @@ _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _COUNT = "split.count"
 _NUMBER = "split.no"
 _NUM_TENSORS = "split.tensors.count"
-
-#: Public models have at most fifty.
-_MOST_PARTS = 1000
 
 _SAME = "Do all parts come from the same download?"
 
@@ -301,9 +295,9 @@ def parts(file: str, header: GgufHeader) -> list[str]:
     count = _setting(header, _COUNT, default=1)
     if count <= 1:
         return [file]
-    if count > _MOST_PARTS:
+    if count > GGUF_PARTS:
         raise CheckpointError(
-            f"{file}: says that there are {count} parts, more than the {_MOST_PARTS} allowed."
+            f"{file}: says that there are {count} parts, more than the {GGUF_PARTS} allowed."
         )
     number = 1 + _setting(header, _NUMBER)
     name = part_name(file)

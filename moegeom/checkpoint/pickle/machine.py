@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.errors import CheckpointError
-
-#: Memory for the objects of one pickle, each counted with the most that it can take. The metadata
-#: of a distributed checkpoint of 100 000 tensors needs five sixths of it.
-OBJECT_BYTES = 300_000_000
+from moegeom.core.limits import PICKLE_NAME_LENGTH, PICKLE_OBJECT_BYTES
 
 #: Bytes of an entry of the stack or the memo with the room to grow, and those of a mark.
 _SLOT = 9
 _MARK = 41
-
-#: Longest dict key and longest name of a global: each may be compared once per opcode.
-_NAME_LENGTH = 4096
 
 #: Most arguments of a call; each call copies them.
 MOST_ARGUMENTS = 255
@@ -103,7 +97,7 @@ class Machine:
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.found: dict[tuple[str, str], Any] = {}
-        self.left = OBJECT_BYTES
+        self.left = PICKLE_OBJECT_BYTES
         self.paid_slots = 0
 
     def refusal(self, found: str) -> CheckpointError:
@@ -112,7 +106,7 @@ class Machine:
     def pay(self, cost: int) -> None:
         self.left -= cost
         if self.left < 0:
-            raise self.refusal(f"describes more than {OBJECT_BYTES} bytes of objects")
+            raise self.refusal(f"describes more than {PICKLE_OBJECT_BYTES} bytes of objects")
 
     def pay_for_slots(self) -> None:
         """Pay for what stack, memo and marks have grown to, beyond where they ever were."""
@@ -218,7 +212,7 @@ class Machine:
         self.pay((0 if target else _ROOM) + (0 if is_small else _ENTRY * num))
         pairs = iter(items)
         for key, value in zip(pairs, pairs, strict=True):
-            if type(key) is not str or len(key) > _NAME_LENGTH:
+            if type(key) is not str or len(key) > PICKLE_NAME_LENGTH:
                 key = self._key(key)
             target[key] = value
 
@@ -242,7 +236,7 @@ class Machine:
         self.stack.append(self.found[module, name])
 
     def _look_up(self, module: str, name: str) -> Any:
-        if len(module) + len(name) > _NAME_LENGTH:
+        if len(module) + len(name) > PICKLE_NAME_LENGTH:
             raise self.refusal(f"names a global of {len(module) + len(name)} characters")
         full = f"{module}.{name}"
         if full not in self.allowed:

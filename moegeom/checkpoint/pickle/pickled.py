@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 
 from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.pickle.machine import Machine
-
-#: The metadata of a distributed checkpoint has 220 bytes for each piece of a tensor on a rank:
-#: 15 MB for seventy thousand. Reading one byte takes much less than a step.
-PICKLE_BYTES = 30_000_000
-
-#: Work: a step is an opcode, or a part of one that takes longer, and 0.3 microseconds at most. The
-#: same metadata needs 114 for each piece: seventy thousand of them are read within two seconds.
-STEPS = 8_100_000
+from moegeom.core.limits import PICKLE_BYTES, PICKLE_STEPS
 
 #: Opcodes between two looks at the steps and at the lengths of stack and memo; each adds one entry
 #: at most.
@@ -70,7 +63,7 @@ def unpickle(
     build, call, set_marked, pay = machine.build, machine.call, machine.set_marked, machine.pay
     try:
         with no_collection():
-            while steps < STEPS:
+            while steps < PICKLE_STEPS:
                 machine.pay_for_slots()
                 steps += _BATCH
                 for _ in range(_BATCH):
@@ -137,7 +130,7 @@ def unpickle(
                             machine.pay(cost)
                         act(machine, argument)
                         at = behind
-        raise machine.refusal(f"takes more than {STEPS} steps")
+        raise machine.refusal(f"takes more than {PICKLE_STEPS} steps")
     except (IndexError, struct.error):
         raise machine.refusal(f"is malformed or breaks off at byte {at} of {len(raw)}") from None
     except UnicodeDecodeError:

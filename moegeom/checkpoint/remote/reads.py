@@ -46,17 +46,23 @@ def in_file_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
 
 def join_neighbours(infos: Sequence[TensorInfo]) -> list[Span]:
     """Tensors in file order, joined where at most 16 KiB lie between them in one file."""
-    spans: list[Span] = []
+    spans: list[list[TensorInfo]] = []
+    stop = 0
     for info in infos:
-        last = spans[-1] if spans else None
-        if last is not None and last.file == info.file:
-            joined = Span((*last.infos, info))
-            gap = info.offset - (last.offset + last.size)
-            if gap <= _GAP_BYTES and joined.size <= _SPAN_BYTES:
-                spans[-1] = joined
-                continue
-        spans.append(Span((info,)))
-    return spans
+        first = spans[-1][0] if spans else info
+        joined = max(stop, info.offset + info.size_bytes)
+        if (
+            spans
+            and first.file == info.file
+            and info.offset - stop <= _GAP_BYTES
+            and joined - first.offset <= _SPAN_BYTES
+        ):
+            spans[-1].append(info)
+            stop = joined
+        else:
+            spans.append([info])
+            stop = info.offset + info.size_bytes
+    return [Span(tuple(span)) for span in spans]
 
 
 def in_parallel(work: Callable[[S], T], items: Iterable[S], num_parallel: int) -> Iterator[T]:

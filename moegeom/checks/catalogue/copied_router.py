@@ -18,9 +18,10 @@ whose rows all have one length are compared bit for bit only, so that they raise
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
-from itertools import combinations, groupby, pairwise
+from itertools import groupby, pairwise
+
+import numpy as np
 
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured, Row, place_of
@@ -62,10 +63,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"{_ranges([other for _, other in shared])} of the other{shift}: their lengths are "
             "equal to the last digit.",
         )
-    for first, second in combinations(different, 2):
-        bound = _cast_bound(measured, different[first], different[second])
-        factor = _proportion(lengths[first], lengths[second], bound)
-        if factor is None or (first, second) in blocks:
+    for first, second, factor in _proportions(measured, different, lengths):
+        if (first, second) in blocks:
             continue
         scaled = f"{factor:.4g} times" if abs(factor - 1.0) > 1e-3 else "a cast of"
         yield _told(
@@ -122,35 +121,35 @@ def _blocks(
     return {pair: sorted(rows) for pair, rows in longest.items() if len(rows) >= _LEAST_ROWS}
 
 
-def _cast_bound(measured: Measured, *rows: Row) -> float | None:
-    """Six standard errors of what casts to the stored dtypes change of a length, relatively.
+def _proportions(
+    measured: Measured, different: dict[str, Row], lengths: dict[str, list[float]]
+) -> Iterator[tuple[str, str, float]]:
+    """Routers whose row lengths are those of an earlier one times a factor; the first such alone.
 
-    A number with b bits is off by a uniform error of at most 2^-(b+1), one row of D numbers by
-    about sqrt(3/D) times its root mean square. None where a dtype is no plain float.
+    As close as six standard errors of what casts to the stored dtypes change of a length: a number
+    with b bits is off by a uniform error of at most 2^-(b+1), one row of D numbers by about
+    sqrt(3/D) times its root mean square.
     """
-    bits = [row.get("weight_bits") for row in rows]
-    hidden = measured.facts(rows[0]["router"]).get("hidden_size", 0)
-    if None in bits or not hidden:
-        return None
-    return 6.0 * 2.0 ** -(1 + min(b for b in bits if b is not None)) / math.sqrt(hidden)
-
-
-def _proportion(
-    first: Sequence[float], second: Sequence[float], bound: float | None
-) -> float | None:
-    """The factor between two lists of lengths, when all have the same; None when they have not."""
-    if bound is None or len(first) != len(second) or len(first) < _LEAST_IN_PROPORTION:
-        return None
-    if abs(math.log(first[1] * second[0] / (first[0] * second[1]))) > 2.0 * bound:
-        return None  # most pairs end here
-    if any(length != length for length in (*first, *second)):
-        return None
-    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
-    middle = statistics.median(logs)
-    if max(abs(step - middle) for step in logs) > bound:
-        return None
-    spread = statistics.pstdev(map(math.log, first))
-    return math.exp(middle) if spread > _TIMES * bound else None
+    alike: dict[tuple[int, int], list[str]] = {}
+    for name, row in different.items():
+        hidden, known = measured.facts(name).get("hidden_size", 0), lengths[name]
+        is_plain = row.get("weight_bits") is not None and hidden
+        if is_plain and len(known) >= _LEAST_IN_PROPORTION and not math.isnan(sum(known)):
+            alike.setdefault((len(known), hidden), []).append(name)
+    for (_, hidden), names in alike.items():
+        logs = np.log([lengths[name] for name in names])
+        bits = np.array([different[name]["weight_bits"] for name in names])
+        bounds = 6.0 * 2.0 ** -(1.0 + np.minimum.accumulate(bits)) / math.sqrt(hidden)
+        begins, spreads = logs[:, 1:_LEAST_IN_PROPORTION] - logs[:, :1], logs.std(axis=1)
+        for at in range(1, len(names)):
+            near = np.abs(begins[:at] - begins[at]).max(axis=1) <= 2.0 * bounds[at]
+            for one in np.flatnonzero(near):  # of most there is none
+                bound = 6.0 * 2.0 ** -(1.0 + min(bits[one], bits[at])) / math.sqrt(hidden)
+                steps = logs[at] - logs[one]
+                middle = float(np.median(steps))
+                if np.abs(steps - middle).max() <= bound < spreads[one] / _TIMES:
+                    yield names[one], names[at], math.exp(middle)
+                    break
 
 
 def _ranges(experts: Sequence[int]) -> str:

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float64, Int64
 
 from moegeom.checks.check import Check, Limit, Limits
 from moegeom.checks.measured import Measured, Row
@@ -45,14 +48,18 @@ _FEATURES = {
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     rows = _rows(measured)
     found: dict[str, list[tuple[float, int, str]]] = {}
-    limit = {router: limits("sigmas", router) for router in dict.fromkeys(r for r, _ in rows)}
+    keys = list(rows)
+    number = {router: at for at, router in enumerate(dict.fromkeys(r for r, _ in keys))}
+    limit = {router: limits("sigmas", router) for router in number}
+    layer = np.array([number[router] for router, _ in keys], np.int64)
+    of_rows = np.array(list(limit.values()))[layer]
     for name, words in _FEATURES.items():
-        values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
-        if not values:
-            continue
-        for sigmas, (router, expert) in _distances(values, name == "zeros"):
-            if sigmas > limit[router]:
-                found.setdefault(router, []).append((sigmas, expert, words))
+        values = np.array([row[name] for row in rows.values()], np.float64)
+        known = np.flatnonzero(~np.isnan(values))
+        sigmas = _distances(values[known], layer[known], name == "zeros")
+        for at in np.flatnonzero(sigmas > of_rows[known]):
+            router, expert = keys[known[at]]
+            found.setdefault(router, []).append((float(sigmas[at]), expert, words))
     for router, told in sorted(found.items(), key=lambda item: -max(item[1])[0]):
         sigmas, expert, words = max(told)
         others = sorted({e for _, e, _ in told} - {expert})
@@ -66,32 +73,28 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
 
 def _distances(
-    values: Mapping[tuple[str, int], float], are_zeros: bool
-) -> Iterator[tuple[float, tuple[str, int]]]:
+    values: Float64[np.ndarray, "rows"], layers: Int64[np.ndarray, "rows"], are_zeros: bool
+) -> Float64[np.ndarray, "rows"]:
     """How far each value is from the median, in robust standard deviations of its side of it."""
-    middle = statistics.median(values.values())
-    spread = MAD * statistics.median(abs(v - middle) for v in values.values())
-    if are_zeros:
+    middle = np.median(values) if len(values) else 0.0
+    spread = MAD * np.median(np.abs(values - middle)) if len(values) else 0.0
+    if are_zeros and len(values):
         # trained rows hold no zeros, so there is no spread: count a percent as a sigma
         spread = max(spread, 0.01)
     if not spread:
-        return
-    of_layers: dict[str, list[float]] = {}
-    for (router, _), value in values.items():
-        of_layers.setdefault(router, []).append(value)
+        return np.zeros(len(values))
     # of the layers in the middle: what happened to one of them is no end of a distribution
-    ends = [(found[0], found[-1]) for found in map(_twentieths, of_layers.values())]
-    below, above = (
-        max(spread, statistics.median(abs(end - middle) for end in side) / _TAIL)
-        for side in zip(*ends, strict=True)
-    )
-    for key, value in values.items():
-        yield (value - middle) / above if value > middle else (middle - value) / below, key
+    order = np.argsort(layers, kind="stable")
+    firsts = np.flatnonzero(np.diff(layers[order], prepend=-1))
+    ends = np.array([_twentieths(held.tolist()) for held in np.split(values[order], firsts[1:])])
+    below, above = np.maximum(spread, np.median(np.abs(ends - middle), axis=0) / _TAIL)
+    return np.where(values > middle, (values - middle) / above, (middle - values) / below)
 
 
-def _twentieths(values: Sequence[float]) -> Sequence[float]:
-    """The values between which a twentieth lies each; of a single one itself."""
-    return statistics.quantiles(values, n=20) if len(values) > 1 else values
+def _twentieths(values: Sequence[float]) -> tuple[float, float]:
+    """The values between which all but a twentieth lies each; of a single one itself."""
+    parts = statistics.quantiles(values, n=20) if len(values) > 1 else values
+    return parts[0], parts[-1]
 
 
 def _judged(measured: Measured) -> Iterator[tuple[Row, Row]]:

@@ -7,7 +7,7 @@ first pass of a scan against these routers; what it cuts or refuses needs no che
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from jaxtyping import Bool, Integer
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import reading
 from moegeom.core.router import format_layers
+from moegeom.engine.first_pass import begun
+from moegeom.pipeline import Watch
 from moegeom.studies.routes.record import Defect, FileOfRoutes, LayerOfTrace, Routes, RoutesRequest
 from moegeom.tokens.files import name_of, paths_of
 from moegeom.tokens.source import Company, KnownRouter
@@ -43,7 +45,7 @@ _MOST_SLOTS, _MOST_EXPERTS = 65_536, 65_536
 _WITHOUT_SHAPE = "layers, slots and rows, because the file stores no shape"
 
 
-def routes(request: RoutesRequest) -> Routes:
+def routes(request: RoutesRequest, watch: Watch | None = None) -> Routes:
     """What each trace holds, and what is wrong with it that shows without a checkpoint.
 
     A folder, or the files of a pattern, are one trace.
@@ -55,10 +57,11 @@ def routes(request: RoutesRequest) -> Routes:
     UsageError
         For a dialect that there is not, and for a file that may be of several.
     """
-    return Routes(tuple(_trace(given, request.dialect) for given in request.files))
+    said = begun(watch.say if watch else None)
+    return Routes(tuple(_trace(given, request.dialect, said) for given in request.files))
 
 
-def _trace(given: str, asked: str | None) -> FileOfRoutes:
+def _trace(given: str, asked: str | None, said: Callable[[int], None] | None) -> FileOfRoutes:
     paths = paths_of(given)
     if not paths[0].exists():
         raise RecordingError(f"{paths[0].name}: no such file or directory.")
@@ -70,6 +73,8 @@ def _trace(given: str, asked: str | None) -> FileOfRoutes:
                 "moegeom scan.",
             )
         dialect, files = dialect_and_files(paths, asked)
+    if said is not None:
+        said(sum(file.stat().st_size for file in files))
     blank = FileOfRoutes(name_of(paths), given, dialect.name, "", "defective")
     try:
         shown = _Shown(blank.name)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moegeom.checkpoint.remote.url import scheme_of, shown
-from moegeom.core.documents import MOST_JSON, parse_json
+from moegeom.core.documents import parse_json
 from moegeom.core.errors import UsageError
 from moegeom.core.files import read_regular
+from moegeom.core.limits import MOST_JSON
 from moegeom.results.reader import is_results
 
 #: Names that say "not finished yet".

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moegeom.core.documents import MOST_TOML, DocumentError, parse_toml
+from moegeom.core.documents import DocumentError, parse_toml
 from moegeom.core.errors import RecordingError, UsageError, first_line
 from moegeom.core.files import read_regular
+from moegeom.core.limits import MOST_TOML
 from moegeom.core.tokens import TILE
 from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.session import Session

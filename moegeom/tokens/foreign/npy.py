@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tokenize
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BufferedIOBase
 
 import numpy as np
@@ -31,6 +33,9 @@ _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+#: NumPy reads no longer ones.
+_HEADER_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -57,19 +62,28 @@ class NpyHeader:
         return self.size_bytes // self.layers
 
 
+@lru_cache(64)  # files of replies hold one header a thousand times
+def _header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    stream = io.BytesIO(raw)
+    version = np.lib.format.read_magic(stream)
+    if version not in _READ_HEADER:
+        raise ValueError(f"format version {version}")
+    with warnings.catch_warnings():
+        # a header of Python 2 is as good, and Python reads what it says as text of its own
+        warnings.simplefilter("ignore")
+        return _READ_HEADER[version](stream)
+
+
 def raw_npy_header(stream: BufferedIOBase, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether stored column by column, and dtype; the stream is left where numbers begin.
 
     RecordingError when it is no header; what it says is not checked.
     """
     try:
-        version = np.lib.format.read_magic(stream)
-        if version not in _READ_HEADER:
-            raise ValueError(f"format version {version}")
-        with warnings.catch_warnings():
-            # a header of Python 2 is as good, and Python reads what it says as text of its own
-            warnings.simplefilter("ignore")
-            shape, is_fortran, dtype = _READ_HEADER[version](stream)
+        start = stream.read(8)
+        start += stream.read(2 if start[6:7] == b"\1" else 4)
+        length = int.from_bytes(start[8:], "little")
+        shape, is_fortran, dtype = _header(start + stream.read(min(length, _HEADER_BYTES)))
     except _BAD_HEADER as error:
         raise RecordingError(
             f"{where}: the npy header cannot be read ({first_line(error):.100})."

@@ -19,10 +19,10 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
+from moegeom.core.limits import NPZ_ARRAYS, TRACE_BYTES
 from moegeom.tokens.foreign.npy import raw_npy_header
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES
-from moegeom.tokens.traces.trace import TRACE_BYTES
 
 #: What the numbers of an array may be, and the word for it.
 _INTEGERS = frozenset(EXPERT_DTYPES.values())
@@ -68,7 +68,7 @@ def npz_members(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipI
     """
     try:
         # first with a reader that is bounded by the size of the file, and refuses overlaps
-        read_archive(CountingFile(path, path.name, ReadLog()), "np.savez")
+        read_archive(CountingFile(path, path.name, ReadLog()), "np.savez", NPZ_ARRAYS)
     except CheckpointError as error:
         raise RecordingError(error.message, error.hint) from None
     try:

@@ -15,18 +15,13 @@ from jaxtyping import Shaped
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.limits import PARQUET_GROUP_BYTES, PARQUET_WIDTH
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.rows import assign_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-#: One column of one row group, decoded; Parquet cannot be read in smaller pieces.
-MAX_GROUP_BYTES = 1 << 30
-
-#: Numbers of one token; the widest hidden states have some ten thousand.
-MAX_WIDTH = 1 << 20
 
 #: Decoded row groups of all columns kept together, so that each is decoded once in a scan that
 #: asks for all routers of a few tokens at a time.
@@ -74,10 +69,10 @@ class ParquetTable:
                 f"{self.path.name}: column '{name}' has {values} numbers in {rows} lists; "
                 "expected equally many for every token."
             )
-        if values // rows > MAX_WIDTH:
+        if values // rows > PARQUET_WIDTH:
             raise RecordingError(
                 f"{self.path.name}: column '{name}' has lists of {values // rows:,} numbers, more "
-                f"than {MAX_WIDTH:,}."
+                f"than {PARQUET_WIDTH:,}."
             )
         return values // rows
 
@@ -101,7 +96,7 @@ class ParquetTable:
 
     def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
         num_rows = self.starts[number + 1] - self.starts[number]
-        if self._facts.inflated([name], [number]) > MAX_GROUP_BYTES:
+        if self._facts.inflated([name], [number]) > PARQUET_GROUP_BYTES:
             raise RecordingError(
                 f"{self.path.name}: row groups of {num_rows} tokens are too large to decode.",
                 "Write it with row_group_size=4096.",

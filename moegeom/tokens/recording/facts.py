@@ -11,6 +11,7 @@ from typing import get_args
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular
+from moegeom.core.limits import MOST_JSON
 from moegeom.core.text import number_of, quoted
 from moegeom.core.tokens import OUTPUT_KINDS, Stage
 from moegeom.tokens.attention_record import is_attention_record
@@ -19,9 +20,6 @@ from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
 
 SCHEMA = 1
 FACTS_FILE = "recording.json"
-
-#: Hundreds of thousands of shards; a longer file is no recording.json of ours.
-MAX_FACTS_BYTES = 64 << 20
 
 #: Domains are stored as int16 numbers in memory.
 MAX_DOMAINS = 32767
@@ -100,7 +98,7 @@ def read_facts(directory: Path) -> RecordingFacts:
     path = directory / FACTS_FILE
     where = f"{directory.name}/{FACTS_FILE}"
     try:
-        raw = read_regular(path, MAX_FACTS_BYTES, follows=True)
+        raw = read_regular(path, MOST_JSON, follows=True)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_facts(directory) from None
     except OSError as error:
@@ -122,7 +120,7 @@ def _no_facts(directory: Path) -> RecordingError:
 def parse_facts(raw: bytes, where: str) -> RecordingFacts:
     """``recording.json`` from bytes that anyone may have written."""
     try:
-        document = parse_json(raw, MAX_FACTS_BYTES)
+        document = parse_json(raw)
     except DocumentError as error:
         raise RecordingError(f"{where}: {error}.") from None
     fields = Fields(document, where)

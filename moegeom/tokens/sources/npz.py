@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.limits import NPZ_HELD_BYTES
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
@@ -29,10 +30,6 @@ from moegeom.tokens.foreign.npy import NpyHeader, read_npy_header
 from moegeom.tokens.foreign.npy_arrays import data_start, npz_members
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.source import Request, Source
-
-#: Of all compressed arrays of one file together, beside four times the size of the file: numbers
-#: that were measured are hardly smaller compressed.
-FREE_BYTES = 1 << 29
 
 
 def recognises(path: Path) -> bool:
@@ -68,7 +65,7 @@ class _Members:
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path = path
         self._archive = archive
-        self._most = self._bytes_left = FREE_BYTES + 4 * path.stat().st_size
+        self._most = self._bytes_left = NPZ_HELD_BYTES + 4 * path.stat().st_size
 
     def rows(self, info: zipfile.ZipInfo, allowed: Collection[np.dtype], is_column: bool) -> Rows:
         (only,) = self.layers(info, allowed, is_column)

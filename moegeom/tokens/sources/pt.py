@@ -22,6 +22,7 @@ from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, Unreadabl
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
+from moegeom.core.limits import PT_HELD_BYTES
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
@@ -40,9 +41,6 @@ _SUFFIXES = (".pt", ".pth", ".bin")
 
 #: How a zip archive begins, which files of torch have been since version 1.6.
 _ARCHIVE = b"PK\x03\x04"
-
-#: Of all tensors of one file that do not lie in one piece.
-_IN_MEMORY_BYTES = 1 << 30
 
 #: Which rows are tokens; None for all.
 _Kept = Bool[np.ndarray, "rows"] | None
@@ -70,7 +68,7 @@ def open_source(path: Path, request: Request) -> TokenSource:
 def _opened(path: Path, request: Request, dtypes: Collection[np.dtype]) -> TokenSource:
     archive = read_torch_archive(CountingFile(path, path.name, ReadLog()))
     root = archive.root
-    reader = _Tensors(path, archive, [_IN_MEMORY_BYTES])
+    reader = _Tensors(path, archive, [PT_HELD_BYTES])
     columns: dict[str, Rows] = {}
     if isinstance(root, dict | list | tuple) and not root:
         raise RecordingError(f"{path.name}: holds an empty {type(root).__name__}.", _SAVE)
@@ -234,7 +232,7 @@ class _Tensors:
         self.left[0] -= size
         if self.left[0] < 0:
             raise RecordingError(
-                f"{self.path.name}: {key}: tensors of more than {_IN_MEMORY_BYTES:,} bytes that "
+                f"{self.path.name}: {key}: tensors of more than {PT_HELD_BYTES:,} bytes that "
                 "do not lie in one piece, or of which padding is left out.",
                 "Save tensor.contiguous(), without padding.",
             )

@@ -6,8 +6,9 @@ trace add up to that of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -149,8 +150,10 @@ def survey_of(
         if found is None and told is None and request.ids.ndim == 1:
             told = _told_layers(request, top_k)
     lengths = _layer_counts(told if found is None else found, routers)
-    for request in requests:
-        ids = request.ids
+    for run in _alike(requests):
+        request = run[0]
+        ids = request.ids if len(run) == 1 else np.concatenate([one.ids for one in run])
+        number = sum(not one.first_row for one in run)
         readings: dict[tuple[int, int], Reading] = {}
         uneven: dict[int, tuple[str, int]] = {}
         if ids.ndim == 3:
@@ -162,20 +165,24 @@ def survey_of(
                 else:
                     readings[(length, top_k)] = _reading(ids.reshape(-1, length, top_k), top_k)
         one = Survey(
-            0 if request.first_row else 1,
+            number,
             frozenset({ids.dtype.name}),
             int(ids.max(initial=0)),
             ids.size,
             frozenset({ids.shape[1:]}),
             told,
             uneven,
-            {
-                k: replace(r, num_requests=0 if request.first_row else 1)
-                for k, r in readings.items()
-            },
+            {shape: replace(reading, num_requests=number) for shape, reading in readings.items()},
         )
         surveyed = surveyed.and_of(one)
     return surveyed
+
+
+def _alike(requests: Sequence[RequestTrace]) -> Iterator[list[RequestTrace]]:
+    """Neighbours of one dtype and shape together; those without a shape one by one."""
+    for _, run in groupby(requests, lambda one: (one.ids.ndim, one.ids.dtype, one.ids.shape[1:])):
+        alike = list(run)
+        yield from [alike] if alike[0].ids.ndim == 3 else ([one] for one in alike)
 
 
 def _reading(ids: Integer[np.ndarray, "rows layers slots"], top_k: int) -> Reading:

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int64, Integer
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular, reading
+from moegeom.core.limits import MAP_BYTES, MAP_PLACES
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import named_layers, unset_value
@@ -32,12 +33,6 @@ from moegeom.tokens.traces.trace import (
     Trace,
     whole,
 )
-
-#: Bytes of a map: 200 layers of 4096 places, with room for white space.
-_MOST_BYTES = 16_000_000
-
-#: Places of a layer.
-_MOST_PLACES = 65_536
 
 #: Numbers that a message lists.
 _LISTED = 8
@@ -291,7 +286,7 @@ def read_expert_map(path: Path) -> ExpertMap:
         When it is not there, or none of these.
     """
     with reading(path, RecordingError):
-        raw = read_regular(path, _MOST_BYTES, follows=True)
+        raw = read_regular(path, MAP_BYTES, follows=True)
     try:
         found = json_value(raw)
     except DocumentError:
@@ -363,11 +358,11 @@ def _of_devices(layer: Mapping[str, Any], name: str) -> Any:
 
 
 def _places(layer: Sequence[Any], name: str, number: int) -> Int64[np.ndarray, "places"]:
-    if not 0 < len(layer) <= _MOST_PLACES or not all(
+    if not 0 < len(layer) <= MAP_PLACES or not all(
         type(expert) is int and abs(expert) < 2**31 for expert in layer
     ):
         raise RecordingError(
             f"{name}: layer {number} holds {quoted(list(layer)[:_LISTED])}; expected 1 to "
-            f"{_MOST_PLACES:,} numbers of experts."
+            f"{MAP_PLACES:,} numbers of experts."
         )
     return np.array(layer, np.int64)

@@ -7,6 +7,7 @@ where it begins and how many rows of it are tokens.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,26 +15,18 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Bool, Int64, Integer, UInt64
 
 from moegeom.core.digest import sha256_of
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
 from moegeom.core.identity import Identity, identity_of
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.tokens.source import KnownRouter, Refused
 from moegeom.tokens.traces.axes import Axes, Survey, axes_of, expected_axes, survey_of
 from moegeom.tokens.traces.dialect import Dialect, find_dialect
-from moegeom.tokens.traces.rows import PlacedRows, RequestRows, RowSpan
-from moegeom.tokens.traces.trace import (
-    BEGINNING,
-    TRACE_BYTES,
-    IdsAre,
-    Notes,
-    Pieces,
-    Place,
-    RequestTrace,
-    Trace,
-)
+from moegeom.tokens.traces.rows import PlacedRows, RequestRows, RowSpan, undoubted
+from moegeom.tokens.traces.trace import BEGINNING, IdsAre, Notes, Pieces, Place, RequestTrace, Trace
 
 
 class TraceFile(Protocol):
@@ -293,8 +286,7 @@ class _Gathered:
         if self._refusal is not None:
             return
         try:
-            for request in trace.requests:
-                self._place(request, trace, self._axes)
+            self._place_all(trace, self._axes)
         except RecordingError as error:
             # says more, where it refuses
             axes_of(so_far, self._routers, trace.layers, where, is_whole=False)
@@ -302,9 +294,25 @@ class _Gathered:
                 raise
             self._refusal = error
 
-    def _place(self, request: RequestTrace, trace: Trace, axes: Axes) -> None:
-        if request.ids.size % (axes.shape[0] * axes.shape[1]):
-            raise RecordingError(f"{trace.where}: request {request.name} has another shape.")
+    def _place_all(self, trace: Trace, axes: Axes) -> None:
+        size = math.prod(axes.shape)
+        odd = next((one for one in trace.requests if one.ids.size % size), None)
+        fitting = trace.requests[: trace.requests.index(odd) if odd else None]
+        ids = [axes.of(request.ids) for request in fitting]
+        doubts = undoubted(fitting, ids, axes.routers)
+        for request, of_request, is_undoubted in zip(fitting, ids, doubts, strict=True):
+            self._place(request, of_request, trace, axes, is_undoubted)
+        if odd:
+            raise RecordingError(f"{trace.where}: request {odd.name} has another shape.")
+
+    def _place(
+        self,
+        request: RequestTrace,
+        ids: Integer[np.ndarray, "rows routers slots"],
+        trace: Trace,
+        axes: Axes,
+        is_undoubted: bool,
+    ) -> None:
         if not request.first_row:
             self._end_request()
             rows = RequestRows(request, axes.routers, trace.last_is_routed, trace.where)
@@ -318,7 +326,7 @@ class _Gathered:
             return
         rows, digest = self._open
         try:
-            placed = rows.placed(request, axes.of(request.ids))
+            placed = rows.placed(request, ids, is_undoubted)
         except RecordingError as error:
             self._leave_out(error)
             self._parts.append((len(self._names) - 1, 0, -1, -1))

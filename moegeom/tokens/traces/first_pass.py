@@ -77,6 +77,8 @@ def first_pass(
     """
     found: list[FileFacts] = []
     survey, manner = Survey(), None
+    if company.begun is not None:
+        company.begun(sum(file.path.stat().st_size for file in files if isinstance(file, FileOf)))
     for number, file in enumerate(files):
         facts = _known(file, company, survey)
         if facts is None:

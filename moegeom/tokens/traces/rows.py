@@ -20,10 +20,13 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
-from moegeom.tokens.traces.trace import RequestTrace
+from moegeom.tokens.traces.trace import PIECE_BYTES, RequestTrace
 
 #: Neighbouring rows that are equal in every layer; in text such runs do not come by chance.
 _STALE_RUN = 10
+
+#: Requests that are looked at together; fewer, or large ones, are as soon looked at one by one.
+_WORTH_WHILE = 8
 
 #: What looks like padding is believed to be no accident below this probability.
 _LOG10_ACCIDENT = -9.0
@@ -89,13 +92,19 @@ class RequestRows:
         self._ends = _Ends()
         self._before: np.ndarray | None = None
         self._num_stale = 0
+        self._is_undoubted = False
         self._ends_with: tuple[np.ndarray, ...] = ()
         self.cut: Counter[str] = Counter()
 
     def placed(
-        self, request: RequestTrace, ids: Integer[np.ndarray, "rows routers slots"]
+        self,
+        request: RequestTrace,
+        ids: Integer[np.ndarray, "rows routers slots"],
+        is_undoubted: bool = False,
     ) -> PlacedRows:
         """The rows of the request that are tokens; ``ids`` are its ids at the routers.
+
+        Of one that ``is_undoubted`` they all are, and this is its only part.
 
         Raises
         ------
@@ -103,6 +112,8 @@ class RequestRows:
             When the number of rows contradicts the number of tokens, or when a row names an expert
             twice or one that does not exist.
         """
+        if is_undoubted:
+            return self._all_of(request, ids)
         rows = _unmasked(request, ids, self._where, self.cut)
         empty = _empty_rows(rows.ids)
         first, last = 0, len(rows.ids)
@@ -131,6 +142,17 @@ class RequestRows:
             token_id.astype(np.int32),
         )
 
+    def _all_of(self, request: RequestTrace, ids: np.ndarray) -> PlacedRows:
+        self._is_undoubted = True
+        row, start = np.arange(len(ids), dtype=np.int32), request.start
+        if request.token_ids is not None or request.num_tokens is not None:
+            start = start or 0
+            self.cut["last"] += 1
+            self.cut["told start"] += start
+        position = np.full_like(row, -1) if start is None else row + np.int32(start)
+        token_id = token_ids_at(request, position).astype(np.int32)
+        return PlacedRows(request.name, ids, row, position, token_id)
+
     def _look_at(self, chosen: np.ndarray) -> None:
         """Counts what looks like padding, and runs of equal rows, also across parts."""
         if not len(chosen):
@@ -155,6 +177,8 @@ class RequestRows:
         RecordingError
             When rows look like padding and nothing proves it.
         """
+        if self._is_undoubted:
+            return
         self._ends.count(self.cut)
         self._refuse_padding()
         self._num_stale += self._same.end()
@@ -173,6 +197,47 @@ class RequestRows:
                 f"{shown.tolist()}: padding written as experts.",
                 "Store the token ids or a mask beside the ids; with them such rows are cut.",
             )
+
+
+def undoubted(
+    requests: Sequence[RequestTrace],
+    ids: Sequence[np.ndarray],
+    routers: Sequence[KnownRouter],
+) -> list[bool]:
+    """Whether each request is whole, has the rows that its tokens ask for, and not one of which
+    anything could be said: all at once, since most files hold no other.
+    """
+    whole = [
+        not one.first_row
+        and (behind is not None and not behind.first_row)
+        and one.mask is None
+        and len(rows) > 0
+        and rows.dtype == ids[0].dtype
+        and _has_a_row_for_each_token(one, len(rows))
+        for one, behind, rows in zip(requests, (*requests[1:], None), ids, strict=True)
+    ]
+    lengths = [len(rows) for rows, is_whole in zip(ids, whole, strict=True) if is_whole]
+    if len(lengths) < _WORTH_WHILE or sum(rows.nbytes for rows in ids) > 2 * PIECE_BYTES:
+        return [False] * len(ids)
+    every = np.concatenate([rows for rows, is_whole in zip(ids, whole, strict=True) if is_whole])
+    least = min(router.num_experts for router in routers)
+    odd = ((every < 0) | (every >= least)).any(axis=(1, 2)) | _empty_rows(every)
+    odd |= _is_pattern(every, routers)
+    if every.shape[2] > 1:
+        ordered = np.sort(every, axis=2)
+        odd |= (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=(1, 2))
+    starts = np.cumsum([0, *lengths[:-1]])
+    same = _repeats_neighbour(every)
+    same[starts] = False
+    is_odd = iter(np.logical_or.reduceat(odd | same, starts).tolist())
+    return [is_whole and not next(is_odd) for is_whole in whole]
+
+
+def _has_a_row_for_each_token(request: RequestTrace, num_rows: int) -> bool:
+    told, token_ids = request.num_tokens, request.token_ids
+    if token_ids is not None:
+        told = len(token_ids) if told in (None, len(token_ids)) else -1
+    return told is None or num_rows == told - 1 - (request.start or 0)
 
 
 def is_no_accident(run: int, routers: Sequence[KnownRouter]) -> bool:

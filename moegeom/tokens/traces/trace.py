@@ -14,10 +14,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Integer
 
-#: Bytes of a file that is read in one block, of the ids of one request, and of counts: what is held
-#: in memory as stored, and once more in the smallest integers that name the experts.
-TRACE_BYTES = 160_000_000
-
 #: Bytes of ids that are held together where a file is read piece by piece.
 PIECE_BYTES = 16_000_000
 

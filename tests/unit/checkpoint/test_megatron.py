@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.router.load import load_routers

@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from tests.unit.checkpoint.conftest import why
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from moegeom.checkpoint import limits
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from tests.unit.checkpoint.conftest import refusal, why
 

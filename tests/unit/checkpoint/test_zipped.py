@@ -194,7 +194,7 @@ def test_a_directory_above_the_limits_is_not_read(size, count, tmp_path):
         read_archive(CountingFile(tmp_path / _FILE, _FILE, log))
     assert caught.value.message == (
         f"{_FILE}: the zip directory claims {count} entries in {size} bytes, more than the "
-        f"{zipped.ENTRIES} in {zipped.DIRECTORY_BYTES} allowed."
+        f"{zipped.ZIP_ENTRIES} in {zipped.ZIP_DIRECTORY_BYTES} allowed."
     )
     assert log.bytes_read < 100
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.core.documents import MOST_DOTS, DocumentError, parse_json, parse_toml
+from moegeom.core.documents import DocumentError, parse_json, parse_toml
+from moegeom.core.limits import MOST_DOTS
 from tests.ends import work_ends
 
 NINES = "9" * 5000

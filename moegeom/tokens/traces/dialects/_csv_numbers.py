@@ -10,8 +10,8 @@ from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.trace import TRACE_BYTES
 
 _LINE_BYTES = 200
 

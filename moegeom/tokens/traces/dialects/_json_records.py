@@ -12,13 +12,8 @@ from typing import Any
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
+from moegeom.core.limits import RECORD_BYTES, RECORD_VALUES
 from moegeom.tokens.traces.trace import BEGINNING, Place
-
-#: One record. The choices of 16 000 tokens in 60 layers, as base64 of 32-bit integers.
-RECORD_BYTES = 48_000_000
-
-#: Values in one record; an empty list takes 60 bytes of memory and two of text.
-RECORD_VALUES = 3_000_000
 
 #: What is looked at to recognise a file: past long texts and token ids of the first answers.
 _LOOKED_AT = 8_000_000

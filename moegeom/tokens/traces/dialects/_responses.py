@@ -91,7 +91,7 @@ def choice_trace(
 
 def count_or_none(holder: Any, key: str, where: str) -> int | None:
     """A number of tokens, or None where the reply does not count them."""
-    value = holder.get(key) if isinstance(holder, Mapping) else None
+    value = holder.get(key) if isinstance(holder, dict) else None
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < _MOST_TOKENS:
@@ -103,9 +103,11 @@ def token_ids_or_none(value: Any, where: str) -> Int64[np.ndarray, "tokens"] | N
     """A flat list of token ids, or None where there is none."""
     if not isinstance(value, list):
         return None
-    if not all(type(token) is int and 0 <= token < _MOST_TOKENS for token in value):
-        raise RecordingError(f"{where}: token ids are {value!r:.60}; expected numbers from 0 on.")
-    return np.array(value, np.int64)
+    if set(map(type, value)) <= {int} and (
+        not value or (min(value) >= 0 and max(value) < _MOST_TOKENS)
+    ):
+        return np.array(value, np.int64)
+    raise RecordingError(f"{where}: token ids are {value!r:.60}; expected numbers from 0 on.")
 
 
 def joined(

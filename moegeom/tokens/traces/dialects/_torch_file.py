@@ -23,12 +23,12 @@ from moegeom.checkpoint.formats._pytorch_globals import (
     UnreadableTensor,
     storage_of,
 )
-from moegeom.checkpoint.pickle.pickled import PICKLE_BYTES, unpickle
+from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import Archive, read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.limits import PICKLE_BYTES, TRACE_BYTES
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
-from moegeom.tokens.traces.trace import TRACE_BYTES
 
 #: Bytes of the length in front of a text, by protocol.
 _LENGTH_BYTES = (1, 4)

@@ -16,12 +16,13 @@ from jaxtyping import Int32
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.parquet import parquet_facts
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+from moegeom.tokens.traces.trace import RequestTrace, Trace
 
 _FILES, _IDS = "layer_*.parquet", "indices"
 

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._encodings import nested_ids
 from moegeom.tokens.traces.dialects._json_records import json_records, shows, whole_number
-from moegeom.tokens.traces.trace import TRACE_BYTES, Trace
+from moegeom.tokens.traces.trace import Trace
 
 _FIELDS = (rb'"iter"\s{0,9}:', rb'"layer"\s{0,9}:', rb'"tpe"\s{0,9}:')
 

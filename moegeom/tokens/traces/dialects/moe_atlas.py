@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Int32
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import number_of
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._json_records import json_records, shows, whole_number
-from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+from moegeom.tokens.traces.trace import RequestTrace, Trace
 
 _LAYER, _TOKEN, _EXPERT, _WEIGHT = "layer", "token_idx", "expert_idx", "gate_weight"
 

@@ -19,14 +19,12 @@ from jaxtyping import Int64
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.extras import refuse_absent
 from moegeom.core.files import open_regular, read_regular, reading
+from moegeom.core.limits import LIST_BYTES, TRACE_BYTES
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._encodings import shaped
-from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
-
-#: Bytes of one list of token ids or positions, at most 27 million of them.
-_LIST_BYTES = 27_000_000
+from moegeom.tokens.traces.trace import RequestTrace, Trace
 
 #: Places of the fields that are read among those of a micro batch.
 _TOKENS, _POSITIONS, _LENGTHS, _ROUTED = 0, 4, 5, 10
@@ -156,8 +154,8 @@ def _sequences(
 
 
 def _integers(raw: Any, where: str) -> Int64[np.ndarray, "numbers"]:
-    if memoryview(raw).nbytes > _LIST_BYTES:
-        raise RecordingError(f"{where}: has more than the {_LIST_BYTES:,} bytes allowed.")
+    if memoryview(raw).nbytes > LIST_BYTES:
+        raise RecordingError(f"{where}: has more than the {LIST_BYTES:,} bytes allowed.")
     found = _decoded(raw, "integers", where)
     if found and not 0 <= min(found) <= max(found) < 2**31:
         raise RecordingError(f"{where}: numbers from {min(found)} to {max(found)}.")

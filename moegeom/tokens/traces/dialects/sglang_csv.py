@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.limits import COUNTS
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
 from moegeom.tokens.traces.trace import Trace
@@ -21,9 +22,6 @@ _MOST = 2**40
 
 #: Layers and experts of any model.
 _MOST_LAYERS, _MOST_EXPERTS = 4096, 65_536
-
-#: Numbers of all layers and experts together.
-_MOST_COUNTS = 4_000_000
 
 
 def recognises(path: Path) -> bool:
@@ -44,7 +42,7 @@ def read(path: Path) -> Trace:
         )
     layers, layer = np.unique(found[:, 0], return_inverse=True)
     num_experts = int(found[:, 1].max()) + 1
-    if len(layers) * num_experts > _MOST_COUNTS:
+    if len(layers) * num_experts > COUNTS:
         raise RecordingError(f"{path.name}: {len(layers)} x {num_experts:,} layers and experts.")
     key = layer * num_experts + found[:, 1]
     if len(np.unique(key)) < len(key):

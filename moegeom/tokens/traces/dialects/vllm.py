@@ -95,7 +95,7 @@ def _rows(path: Path, place: Place) -> Pieces:
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
     choices, usage = object_list(reply, "choices", where), reply.get("usage")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     for number, choice in enumerate(choices):
         if choice.get("routed_experts") is None:
             continue
