@@ -538,7 +538,8 @@ def finish(
     experts = writer.rows("experts", names)
     reasons = {name: part["reasons"] for name, part in parts.items()}
     tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
-    measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)
+    run = {**facts, "parts": parts}
+    measured = measured_rows(layers, experts, request.checkpoint, tokens, run, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)
     others = {

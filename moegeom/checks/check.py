@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from moegeom.checks.measured import Measured
+from moegeom.checks.measured import Measured, Row
 from moegeom.checks.profile import BuiltIn
 from moegeom.core.finding import Finding, Severity
 from moegeom.core.registry import Registry
@@ -90,14 +90,31 @@ Inputs = Literal[
 J = TypeVar("J")
 
 
+def has_rows(measured: Measured, row: Row) -> bool:
+    """Whether the router has rows to compare: a listed one has none, and one row has no other."""
+    facts = measured.facts(row["router"])
+    return facts.get("hidden_size", 1) > 0 and facts.get("num_experts", 2) > 1
+
+
+def without_saying(measured: Measured, row: Row) -> bool:
+    """Never: the figure is missing where the router has nothing of the kind, and there alone."""
+    return False
+
+
+def has_selection_bias(measured: Measured, row: Row) -> bool:
+    """Whether the router has one."""
+    return bool(measured.facts(row["router"]).get("bias_tensor"))
+
+
 @dataclass(frozen=True)
 class Statement(Generic[J]):
     """A statement to be judged by ``judge``. ``code`` is never reused.
 
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
-    ``needs`` are columns of ``layers``: where all are missing the check does not apply, and
-    ``absent`` says why; so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives
+    ``needs`` are columns of ``layers``. A router without one of them, which it ``concerns`` all the
+    same, is not judged; where it concerns none the check does not apply, and ``absent`` says why;
+    so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives
     findings of the same statement the same key: those are told as one. ``inputs`` says what it
     takes; one that takes experts, or attention, is judged, and counted, where they were read or it
     was named.
@@ -116,6 +133,7 @@ class Statement(Generic[J]):
     inputs: Inputs = "weights"
     facts: str = ""
     absent: str = "nothing of the kind is in this checkpoint"
+    concerns: Callable[[Measured, Row], bool] = has_rows
     detects: Callable[[float], str] | None = None
     alike: Callable[[Finding], str] = lambda finding: ""
     severities: Mapping[BuiltIn, Severity] = field(default_factory=dict)

@@ -113,8 +113,10 @@ def change_check(
     def claim(measured: Measured, row: Row, limit: float) -> Tested | Unknown | None:
         router, before = row["router"], measured.before(row["router"])
         value, error = row.get(column), row.get(f"{column}_se")
-        if before is None or value is None or column not in before.columns:
+        if before is None or value is None:
             return None
+        if column not in before.columns:
+            return Unknown(router, f"the baseline holds no {column} of it")
         old, old_error = before.columns[column]
         if error is None or old_error is None:
             return Unknown(router, f"{NO_ERROR}, here and in the baseline")

@@ -148,7 +148,8 @@ def measured_rows(
 
     ``checkpoint`` is a path, ``tokens`` and ``options`` are what a shell is given.
     """
-    layers = [_Columns(row) for row in layers]
+    # what is not a number says nothing, and every comparison with it would pass
+    layers = [_Columns((k, None if v != v else v) for k, v in row.items()) for row in layers]
     experts = [_Columns(row) for row in experts]
     stored = [row for row in layers if row["variant"] == "as_stored"]
     by_expert: dict[str, list[Row]] = {}

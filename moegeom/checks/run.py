@@ -33,6 +33,7 @@ from moegeom.checks.unseen import unseen
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
+from moegeom.metrics import METRICS
 
 #: Findings of one check that are told one by one; more are told as one.
 MOST_ALIKE = 2
@@ -137,7 +138,10 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
             state, reason = "inconclusive", f"required, and {reason}"
         return JudgedCheck(check, state=state, reason=reason)
     try:
-        return JudgedCheck(check, tuple(check.judge(measured, _limits(check, profile))))
+        claims = tuple(check.judge(measured, _limits(check, profile)))
+        left = {claim.router for claim in claims if isinstance(claim, Unknown)}
+        missing = (claim for claim in _uncomputed(check, measured) if claim.router not in left)
+        return JudgedCheck(check, (*claims, *missing))
     except MissingColumnError as missing:
         return JudgedCheck(check, state="inconclusive", reason=missing.message)
 
@@ -193,10 +197,30 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         return "does not apply", check.absent if knows_config(measured.run) else OLDER
     for need in check.needs:
         if all(row.get(need) is None for row in measured.layers):
-            return "does not apply", check.absent
+            return None if any(_uncomputed(check, measured)) else ("does not apply", check.absent)
     if too_little := check.too_little(measured):
         return "does not apply", too_little
     return None
+
+
+def _uncomputed(check: Check, measured: Measured) -> Iterator[Unknown]:
+    """Routers that the check is about and that lack a figure it needs, without a known reason."""
+    for row in measured.layers:
+        router = row["router"]
+        if need := next((need for need in check.needs if row.get(need) is None), ""):
+            if "tokens" in check.inputs:
+                is_due = bool(row.get("num_tokens")) and not _is_explained(measured, router, need)
+            else:
+                is_due = check.concerns(measured, row)
+            if is_due and ("baseline" not in check.inputs or measured.before(router) is not None):
+                yield Unknown(router, f"{need} cannot be computed")
+
+
+def _is_explained(measured: Measured, router: str, column: str) -> bool:
+    """Whether rule or recording say why a router has no such figure."""
+    reasons = measured.run.get("parts", {}).get(router, {}).get("reasons", {})
+    metrics = (metric for metric in METRICS.all() if metric.name in reasons)
+    return any(one.name == column for metric in metrics for one in metric.columns.get("layers", ()))
 
 
 def _limits(check: Check, profile: Profile) -> Limits:

@@ -6,39 +6,44 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from moegeom.core.digest import digest_of
+from moegeom.core.digest import digest_of, digest_of_file
 from moegeom.core.files import open_raw
 
-#: Places of a file that are looked at, and bytes of each.
+#: Bytes of files that are hashed as a whole: some hundredths of a second.
+_MOST_HASHED = 1 << 26
+
+#: Places of a larger file that are looked at, and bytes of each.
 _PLACES = 8
 _PLACE_BYTES = 4096
 
-#: Size, time of change in nanoseconds, and a hash of a few places.
-Identity = tuple[int, int, str]
+#: Size, time of change in nanoseconds, a hash, and what tells a file that was written since.
+Identity = tuple[int, int, str, str]
 
 
 def identity_of(path: Path) -> Identity:
-    """Size, time of change, and a hash of a few places of a file; OSError where it cannot be read.
+    """What tells a file from another one; OSError where it cannot be read.
 
-    Of a folder the sum, the latest, and a hash of those of the files in it.
+    Of a folder the sum, the latest, and hashes of those of the files in it.
 
-    Archives, copies and synchronised folders give files the same time and size, and recordings of
-    two runs differ everywhere. Inodes and times of the inode are left out: they change when the
-    same files are copied or mounted elsewhere. One place changed by hand under the old time of
-    change can go unnoticed.
+    Archives, copies and synchronised folders give files the same time and size. Up to 64 MB every
+    byte is hashed. Hashing more would cost as much as measuring it: of larger files, and of files
+    that are more together, eight places are, and beside them stand the inode and the time at which
+    it changed, which whoever writes to a file cannot set. They differ as well where the same file
+    was copied elsewhere: it is then measured again.
     """
-    if path.is_dir():
-        files = _inside(path)
-        identities = [identity_of(file) for file in files]
-        digests = [(f.name, digest) for f, (_, _, digest) in zip(files, identities, strict=True)]
-        return (*_of_stats(files), digest_of(digests))
-    with open_raw(path, follows=True) as file:
-        status = os.fstat(file.fileno())
-        last, places = max(status.st_size - _PLACE_BYTES, 0), []
-        for start in sorted({last * i // (_PLACES - 1) for i in range(_PLACES)}):
-            file.seek(start)
-            places.append(file.read(_PLACE_BYTES) or b"")
-    return status.st_size, status.st_mtime_ns, digest_of(places)
+    if not path.is_dir():
+        return identities_of([path])[0]
+    files = _inside(path)
+    found = identities_of(files)
+    digests = [(file.name, one[2]) for file, one in zip(files, found, strict=True)]
+    stamps = [one[3] for one in found if one[3]]
+    return (*_of_stats(files), digest_of(digests), digest_of(stamps) if stamps else "")
+
+
+def identities_of(files: Sequence[Path]) -> list[Identity]:
+    """Those of files that are looked at together."""
+    is_small = _of_stats(files)[0] <= _MOST_HASHED
+    return [_hashed(file) if is_small else _at_places(file) for file in files]
 
 
 def is_unchanged(path: Path, identity: Identity) -> bool:
@@ -47,6 +52,22 @@ def is_unchanged(path: Path, identity: Identity) -> bool:
         return _of_stats(_inside(path) if path.is_dir() else [path]) == identity[:2]
     except OSError:
         return False
+
+
+def _hashed(file: Path) -> Identity:
+    digest = digest_of_file(file)
+    return (*_of_stats([file]), digest, "")
+
+
+def _at_places(path: Path) -> Identity:
+    with open_raw(path, follows=True) as file:
+        status = os.fstat(file.fileno())
+        last, places = max(status.st_size - _PLACE_BYTES, 0), []
+        for start in sorted({last * i // (_PLACES - 1) for i in range(_PLACES)}):
+            file.seek(start)
+            places.append(file.read(_PLACE_BYTES) or b"")
+    stamp = f"{status.st_ino} {status.st_ctime_ns}"
+    return status.st_size, status.st_mtime_ns, digest_of(places), stamp
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -108,18 +109,32 @@ def is_answered(out: Path, plan: Mapping[str, Any], request: ScanRequest) -> boo
 
 
 def is_answered_unread(
-    out: Path, request: ScanRequest, routers: RouterSet, columns: Mapping[str, str]
+    out: Path,
+    request: ScanRequest,
+    routers: RouterSet,
+    columns: Mapping[str, str],
+    taken: Collection[str] = ("tokens",),
 ) -> bool:
-    """True when ``out`` holds the results of this request on the same files, which then need not be
-    read to know what they hold. What cannot be told so is told when they are read.
+    """True when ``out`` holds the results of this request, as far as that is known before its
+    tokens are read; what cannot be told so is told when they are.
+
+    ``taken`` are parts of the plan that those results may say themselves: what ``tokens`` hold,
+    which follows from which files they are; which ``token_files`` they were, where these are gone;
+    the ``device``, where one answers for another.
     """
-    if not is_results(out):
+    before = open_results(out).run.get("plan") if is_results(out) else None
+    if not isinstance(before, dict):
         return False
-    before = open_results(out).run.get("plan")
-    tokens = before.get("tokens") if isinstance(before, dict) else None
-    plan = plan_facts(request, routers, None, "cpu", columns) | {"tokens": tokens}
+    here = replace(request, tokens=None) if "token_files" in taken else request
+    plan = plan_facts(here, routers, None, "cpu", columns)
+    options = before.get("options")
+    for part in taken:
+        if part == "device":
+            plan["options"][part] = options.get(part) if isinstance(options, dict) else None
+        else:
+            plan[part] = before.get(part)
     try:
-        return tokens is not None and is_answered(out, plan, request)
+        return is_answered(out, plan, request)
     except UsageError:
         return False
 

@@ -341,6 +341,13 @@ class MissingParts:
     given: tuple[str, ...]
 
 
+def _of_copies(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan without what a copy of a file of tokens does not share with it."""
+    files = plan.get("token_files")
+    named = files if isinstance(files, list) else []
+    return {**plan, "token_files": [one[:4] if isinstance(one, list) else one for one in named]}
+
+
 @dataclass(frozen=True)
 class MergedParts:
     """All parts of one scan, in their order: a folding that reads and adds."""
@@ -367,7 +374,7 @@ class MergedParts:
                     f"{one.folder}: part {one.part}, while {first.folder} is part {first.part}.",
                     "Give the parts of one scan.",
                 )
-            if differing := differing_parts(first.plan, one.plan):
+            if differing := differing_parts(*map(_of_copies, (first.plan, one.plan))):
                 raise ResultsError(
                     f"{one.folder}: of another scan than {first.folder}: "
                     f"{', '.join(d[:60] for d in differing[:20])} differ.",
@@ -397,7 +404,7 @@ class MergedParts:
         before = dict(self.parts[0].plan)
         here = json.loads(json.dumps(plan))
         here["options"]["device"] = Fields(before.get("options"), PART_FILE).any("device")
-        if differing := differing_parts(before, here):
+        if differing := differing_parts(*map(_of_copies, (before, here))):
             raise ResultsError(
                 f"{self.parts[0].folder}: {', '.join(d[:60] for d in differing[:20])} here are not "
                 "those that the parts were made with.",

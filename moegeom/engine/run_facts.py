@@ -20,7 +20,7 @@ from moegeom.core.digest import digest_of
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
-from moegeom.core.identity import identity_of
+from moegeom.core.identity import identities_of
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
@@ -44,12 +44,14 @@ def files_identity(tokens: str | TokenFiles) -> list[list[Any]]:
     """What tells each file from another one that took its place: a resume, and results that are
     there already, are of these files and no others.
     """
-    found: list[list[Any]] = []
-    for path in paths_of(tokens):
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files: list[Path] = []
+    for path in (paths := paths_of(tokens)):
         with reading(path, RecordingError):
-            found += [[file.name, *identity_of(file)] for file in files if file.is_file()]
-    return found
+            inside = sorted(path.iterdir()) if path.is_dir() else [path]
+            files += [file for file in inside if file.is_file()]
+    with reading(paths[0], RecordingError):
+        found = identities_of(files)
+    return [[file.name, *identity] for file, identity in zip(files, found, strict=True)]
 
 
 def arithmetic_facts(backend: str) -> dict[str, Any]:

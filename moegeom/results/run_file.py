@@ -167,6 +167,11 @@ _RUN: Mapping[str, Any] = {
         "groups": [{"router": _TEXT, "num_rows": _COUNT, "rows": [_COUNT]}],
     },
     "gating": {"unsaid": [{"key": _TEXT, "assumed": _TEXT, "others": _TEXT}]},
+    "ranges": {
+        "beyond": [
+            {"router": _TEXT, "text": _TEXT, "is_legal": _TRUTH, "is_float32": _TRUTH},
+        ],
+    },
     "quantisation": {
         "method": _TEXT,
         "key": _TEXT,
@@ -205,6 +210,8 @@ _NEEDED: Mapping[str, str] = {
     "initialised.groups[]": "router num_rows rows",
     "gating": "unsaid",
     "gating.unsaid[]": "key assumed others",
+    "ranges": "beyond",
+    "ranges.beyond[]": "router text is_legal is_float32",
     "quantisation": "method key plain",
     "quantisation.plain[]": "router module is_covered",
 }

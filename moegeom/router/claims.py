@@ -1,30 +1,115 @@
-"""What a config says of its routers or leaves to engines: gating function and exclusions.
-
-Plans and the config alone: no tensor is read.
+"""What a checkpoint says of its routers or leaves to engines: gating function, exclusions, and
+numbers beyond what is usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.router.family import Family, Setting
+import numpy as np
+
+from moegeom.core.router import Router
+from moegeom.router.family import SIZE, Family, Range, Setting, TensorName
 from moegeom.router.match import Match
-from moegeom.router.plan import RouterPlan
+from moegeom.router.plan import VECTORS, RouterPlan, Values
 from moegeom.router.quantised_modules import Quantisation
 from moegeom.router.settings import Settings
 
+#: Engines load what is larger as infinity.
+_FLOAT32 = float(np.finfo(np.float32).max)
 
-def config_claims(
-    family: Family, settings: Settings, matches: Iterable[Match], plans: Iterable[RouterPlan]
+
+def claims_of(
+    family: Family,
+    settings: Settings,
+    matches: Iterable[Match],
+    plans: Sequence[RouterPlan],
+    routers: Sequence[Router],
+    values: Values,
 ) -> dict[str, Any]:
-    """Facts for ``run.json``: ``gating`` and ``quantisation``; the latter is empty where the config
-    asks for none.
+    """Facts for ``run.json``: ``gating``, ``quantisation``, which is empty where the config asks
+    for none, and ``ranges``, what is beyond the usual range.
+
+    Raises
+    ------
+    RouterError
+        Where the config says a number that no rule takes.
     """
+    beyond = [*_unusual_settings(settings, plans), *_unusual_tensors(plans, routers, values)]
     return {
         "gating": {"unsaid": list(_unsaid(family, settings, matches))},
         "quantisation": _quantisation(settings, plans),
+        "ranges": {"beyond": beyond},
     }
+
+
+def settings_of(record: Any, of_config: bool = True) -> Iterator[Setting]:
+    """Every setting of a record, and of those in it, that is a number; those that the config holds,
+    unless all are meant.
+    """
+    for item in dataclasses.fields(record):
+        value = getattr(record, item.name)
+        if isinstance(value, Setting):
+            yield from [value] * (value.range is not None and (bool(value.keys) or not of_config))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, TensorName):
+            yield from settings_of(value, of_config)
+
+
+def _unusual_settings(
+    settings: Settings, plans: Sequence[RouterPlan]
+) -> Iterator[Mapping[str, Any]]:
+    """Numbers of the config beyond the usual range, each place once."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for spec in {id(plan.match.spec): plan.match.spec for plan in plans}.values():
+        own = settings.under(spec.config_roots)
+        layers = [plan.match.layer for plan in plans if plan.match.spec is spec]
+        for setting in filter(own.has, settings_of(spec)):
+            is_listed = isinstance(own.get(setting)[1], list)
+            for at in map(own.at, layers) if is_listed else (own,):
+                place, value = at.get(setting)
+                if value is not None and setting.range is not None:
+                    number = (at.integer if setting.range.is_whole else at.number)(setting)
+                    if number != setting.zero and not setting.range.is_usual(number):
+                        found[place] = _beyond(f"config.json: {place} is", number, setting.range)
+    yield from found.values()
+
+
+def _unusual_tensors(
+    plans: Sequence[RouterPlan], routers: Sequence[Router], values: Values
+) -> Iterator[Mapping[str, Any]]:
+    """Rows and vectors of routers whose largest entry is beyond the usual range."""
+    for plan, router in zip(plans, routers, strict=True):
+        name = plan.stored.tensors[0].name
+        parts: list[tuple[str, str, np.ndarray | None, Range]] = [
+            (name, "router rows", router.weight, SIZE),
+            (name, "rows of shared experts", router.shared_rows, SIZE),
+        ]
+        for part, vector in plan.vectors.items():
+            numbers = router.gain if part == "gain" else vector.values(values)
+            parts.append((vector.info.name, VECTORS[part].what, numbers, VECTORS[part].range))
+        for name, what, numbers, limits in parts:
+            if numbers is not None and not limits.is_usual(size := _largest(numbers)):
+                place = f"tensor '{name}' ({what}): its largest entry is"
+                yield _beyond(place, size, limits) | {"router": router.name}
+
+
+def _largest(numbers: np.ndarray) -> float:
+    """The largest size of an entry; those that are not finite are found by checks of their own."""
+    with np.errstate(invalid="ignore"):
+        size = float(max(numbers.max(), -numbers.min()))
+    if math.isfinite(size):
+        return size
+    return float(np.abs(numbers).max(where=np.isfinite(numbers), initial=0.0))
+
+
+def _beyond(place: str, number: float, limits: Range) -> dict[str, Any]:
+    is_legal = limits.holds(number)
+    kind, ends = "usual" if is_legal else "legal", limits.ends(is_usual=is_legal)
+    text = f"{place} {number:g}, {kind} is {ends}"
+    return {"router": "", "text": text, "is_legal": is_legal, "is_float32": number <= _FLOAT32}
 
 
 def _unsaid(

@@ -16,6 +16,8 @@ from moegeom.router.expert_tensors import ExpertTensors
 #: Bytes read of each expert, one half of its first matrix and one of its last.
 SAMPLE_BYTES = 2**16
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 _FORMATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
@@ -45,7 +47,7 @@ class Beginning:
         Raises
         ------
         RouterError
-            Where they are not finite.
+            Where they are not finite in float32.
         """
         store, each = self.tensors.store, self.size // len(self.spans)
         dtype = numpy_dtype(self.dtype, self.matrix)
@@ -55,9 +57,10 @@ class Beginning:
                 for name, start in self.spans
             ]
         )
-        if not np.isfinite(found).all():
+        if not max(found.max(), -found.min()) <= _LARGEST:  # a NaN is not, either
             raise RouterError(
-                f"{store.label}: '{self.spans[0][0]}' or its like holds values that are not finite."
+                f"{store.label}: '{self.spans[0][0]}' or its like holds values that are not "
+                "finite, or beyond float32."
             )
         return found
 

@@ -12,7 +12,7 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.router.expert_samples import expert_leaves, folder_of
-from moegeom.router.family import Setting
+from moegeom.router.family import SOME, Setting
 from moegeom.router.plain_names import plain_name
 from moegeom.router.settings import Settings
 
@@ -128,8 +128,8 @@ def _first(found: Mapping[str, int]) -> str:
 def _in_config(config: Mapping[str, Any], router: Router) -> tuple[str, int | None]:
     settings = Settings(config, _ROOTS).at(router.layer)
     for key in _KEYS:
-        if settings.has(Setting((key,))):
-            return f"config.json: '{key}'", settings.integer(Setting((key,)), least=1)
+        if settings.has(setting := Setting((key,), range=SOME)):
+            return f"config.json: '{key}'", settings.integer(setting)
     return "", None
 
 

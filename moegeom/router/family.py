@@ -7,7 +7,8 @@ a family cannot silently use a step that does not exist.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 #: What may stand before ``layers.`` in a tensor name. The same model is stored with and without.
 PREFIXES = (
@@ -34,6 +35,68 @@ Value = bool | int | float
 
 
 @dataclass(frozen=True)
+class Range:
+    """The numbers that a setting, or an entry of a tensor, can be.
+
+    From ``least`` to ``most`` there is a rule that can be computed. ``usual`` is what families have
+    by default, widened: beyond it is no accident of one more family. ``off`` turns the thing off.
+    """
+
+    least: float
+    most: float
+    usual: tuple[float, float] = (-math.inf, math.inf)
+    is_whole: bool = False
+    off: float | None = None
+
+    def holds(self, number: float) -> bool:
+        """Whether it is legal."""
+        return number == self.off or self.least <= number <= self.most
+
+    def is_usual(self, number: float) -> bool:
+        """Whether it is no surprise."""
+        return number == self.off or self.usual[0] <= number <= self.usual[1]
+
+    @property
+    def metadata(self) -> dict[str, Range]:
+        """That of a field for a setting that is a number of this range."""
+        return {"range": self}
+
+    @property
+    def text(self) -> str:
+        """``a number from 0 to 1``."""
+        return f"{'an integer' if self.is_whole else 'a number'} from {self.ends(is_usual=False)}"
+
+    def ends(self, is_usual: bool) -> str:
+        """``0 to 1``: what is usual, or legal."""
+        low, high = self.usual if is_usual else (self.least, self.most)
+        return f"{low:g} to {high:g}" + ("" if self.off is None else f", or {self.off:g}")
+
+
+COUNT = Range(0, 10**9, is_whole=True)
+SOME = Range(1, 10**9, is_whole=True)
+#: More layers than any model has; a range over them must not eat the memory.
+LAYERS = Range(0, 10**5, is_whole=True)
+OFFSET_OF_LAYERS = Range(-1, 10**5, is_whole=True)
+#: Beside a mean square of about 1.
+EPS = Range(0.0, 1.0, usual=(1e-12, 1e-3))
+#: 1 where a tensor holds how much a gain differs from 1.
+OFFSET = Range(0.0, 1.0, usual=(0.0, 1.0))
+#: 0 leaves nothing, and less turns the order of the experts around.
+FACTOR = Range(1e-6, 1e6, usual=(0.01, 100.0))
+#: Where numbers are cut off, or bent.
+CAP = Range(1e-3, 1e6, usual=(0.1, 1e3), off=0.0)
+POWER = Range(0.1, 100.0, usual=(1.0, 2.0))
+SHARE = Range(0.0, 1.0, usual=(0.0, 0.5))
+#: Beside a sum of at most about 1.
+FLOOR = Range(0.0, 1.0, usual=(0.0, 1e-3))
+
+#: Sizes of what inputs and logits are multiplied by; zeros are found by checks of their own.
+SIZE = Range(1e-8, 1e8, usual=(1e-4, 1e4), off=0.0)
+BIAS = Range(0.0, 1e8, usual=(0.0, 1e4))
+LOGARITHM = Range(0.0, 80.0, usual=(0.0, 10.0))
+
+
+@dataclass(frozen=True)
 class Setting:
     """A value, or the keys of ``config.json`` that hold it (aliases: they must not disagree).
 
@@ -43,6 +106,7 @@ class Setting:
     listed). ``plus`` and ``minus`` are keys whose value is added or taken away (0 when it is not
     given); ``over`` replaces the value v by ``over / v``, ``zero`` a number 0 that stands for
     something else. ``values`` maps what the config says, true and false included, to what is meant.
+    ``range`` is that of the field which holds the setting; a setting without one is no number.
     """
 
     keys: tuple[str, ...] = ()
@@ -53,6 +117,18 @@ class Setting:
     over: float = 0.0
     zero: float | None = None
     values: dict[str, Value] = field(default_factory=dict)
+    range: Range | None = field(default=None, compare=False)
+
+
+class _Ranged:
+    """Gives every setting of a record the range of its field."""
+
+    def __post_init__(self) -> None:
+        for item in fields(cast("Any", self)):
+            setting = getattr(self, item.name)
+            if isinstance(setting, Setting) and "range" in item.metadata:
+                ranged = replace(setting, range=item.metadata["range"])
+                object.__setattr__(self, item.name, ranged)
 
 
 #: The score of a rule that takes every expert with a positive logit.
@@ -98,7 +174,7 @@ class TensorName:
 
 
 @dataclass(frozen=True)
-class NormSpec:
+class NormSpec(_Ranged):
     """The norm whose output the router reads.
 
     Its gain is the tensor plus ``gain_offset``, times hidden_size^-1/2 with ``over_root_hidden``.
@@ -107,23 +183,23 @@ class NormSpec:
 
     kind: str
     weight: tuple[TensorName, ...]
-    eps: Setting
-    gain_offset: Setting = Setting(value=0.0)
+    eps: Setting = field(metadata=EPS.metadata)
+    gain_offset: Setting = field(default=Setting(value=0.0), metadata=OFFSET.metadata)
     over_root_hidden: bool = False
     bias: tuple[TensorName, ...] = ()
-    rms_eps: Setting = Setting()
+    rms_eps: Setting = field(default=Setting(), metadata=EPS.metadata)
 
 
 @dataclass(frozen=True)
-class GroupSpec:
+class GroupSpec(_Ranged):
     """The group mask; ``text`` is its part of the family's sentence.
 
     There is none where a key of ``when`` has another value, or ``num_groups`` is null or not given;
     behind a ``when`` that asks for one it must be given.
     """
 
-    num_groups: Setting
-    num_kept: Setting
+    num_groups: Setting = field(metadata=COUNT.metadata)
+    num_kept: Setting = field(metadata=COUNT.metadata)
     score: str
     fill: float
     text: str
@@ -146,7 +222,7 @@ class ProjectionSpec:
 
 
 @dataclass(frozen=True)
-class WeightsSpec:
+class WeightsSpec(_Ranged):
     """How routing weights follow from the chosen experts (``core.router.Weights``).
 
     Weights of fewer than ``renormalise_from`` chosen experts are never renormalised.
@@ -157,15 +233,15 @@ class WeightsSpec:
     renormalise: Setting = Setting(value=False)
     renormalise_from: int = 1
     epsilon: float = 0.0
-    scale: Setting = Setting(value=1.0)
-    floor: Setting = Setting(value=0.0)
-    power: Setting = Setting(value=1.0)
-    jitter: Setting = Setting(value=0.0)
+    scale: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    floor: Setting = field(default=Setting(value=0.0), metadata=FLOOR.metadata)
+    power: Setting = field(default=Setting(value=1.0), metadata=POWER.metadata)
+    jitter: Setting = field(default=Setting(value=0.0), metadata=SHARE.metadata)
     expert_scale: tuple[TensorName, ...] = ()
 
 
 @dataclass(frozen=True)
-class LayersSpec:
+class LayersSpec(_Ranged):
     """Which layers should have a router, to notice missing ones.
 
     Layer i below ``count`` has one if ``i >= first``, ``(i - start) % step == 0``, i is not in
@@ -173,10 +249,10 @@ class LayersSpec:
     ``kinds`` is in ``sparse``. Without ``count`` there are as many layers as ``kinds``.
     """
 
-    count: Setting
-    first: Setting = Setting(value=0)
-    step: Setting = Setting(value=1)
-    start: Setting = Setting(value=-1)
+    count: Setting = field(metadata=LAYERS.metadata)
+    first: Setting = field(default=Setting(value=0), metadata=LAYERS.metadata)
+    step: Setting = field(default=Setting(value=1), metadata=SOME.metadata)
+    start: Setting = field(default=Setting(value=-1), metadata=OFFSET_OF_LAYERS.metadata)
     dense: Setting = Setting()
     listed: Setting = Setting()
     kinds: Setting = Setting()
@@ -192,7 +268,7 @@ class KeepsSpec:
 
 
 @dataclass(frozen=True)
-class LatentSpec:
+class LatentSpec(_Ranged):
     """Experts that read a projection of the router input; what they give is projected back.
 
     ``width`` is the key that says how wide the projection is; there is none where it is not given.
@@ -200,7 +276,7 @@ class LatentSpec:
     ``scales_before_output_norm`` its gain is in front of it.
     """
 
-    width: Setting
+    width: Setting = field(metadata=SOME.metadata)
     into: tuple[TensorName, ...]
     out_of: tuple[TensorName, ...]
     norm: NormSpec | None = None
@@ -209,7 +285,7 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
-class ExpertsSpec:
+class ExpertsSpec(_Ranged):
     """What names and shapes do not say of the experts behind a router.
 
     ``interleaved``: gate and up are the even and the odd rows of one matrix. ``activation``: its
@@ -229,17 +305,17 @@ class ExpertsSpec:
 
     interleaved: bool = False
     activation: str = ""
-    limit: Setting = Setting()
-    shared_limit: Setting | None = None
+    limit: Setting = field(default=Setting(), metadata=CAP.metadata)
+    shared_limit: Setting | None = field(default=None, metadata=CAP.metadata)
     limits_activation: bool = False
-    slope: Setting = Setting(value=1.702)
-    gate_cap: Setting = Setting()
-    up_cap: Setting = Setting()
+    slope: Setting = field(default=Setting(value=1.702), metadata=FACTOR.metadata)
+    gate_cap: Setting = field(default=Setting(), metadata=CAP.metadata)
+    up_cap: Setting = field(default=Setting(), metadata=CAP.metadata)
     weighs_inputs: bool = False
-    factor: Setting = Setting(value=1.0)
-    factor_beside_shared: Setting = Setting(value=1.0)
-    dropped: Setting = Setting(value=0.0)
-    copies: Setting = Setting(value=0)
+    factor: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    factor_beside_shared: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    dropped: Setting = field(default=Setting(value=0.0), metadata=SHARE.metadata)
+    copies: Setting = field(default=Setting(value=0), metadata=COUNT.metadata)
     gain: tuple[TensorName, ...] = ()
     latent: LatentSpec | None = None
     lot: int = 0
@@ -248,7 +324,7 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True)
-class StackSpec:
+class StackSpec(_Ranged):
     """The routers of one stack (and slot, where a layer has several).
 
     The first spelling of a name that is in the checkpoint counts. A bias that is listed must be
@@ -268,11 +344,11 @@ class StackSpec:
 
     name: str
     weight: tuple[TensorName, ...]
-    top_k: Setting
+    top_k: Setting = field(metadata=SOME.metadata)
     score: Choice
     weights: WeightsSpec
-    num_experts: Setting = Setting()
-    num_shared: Setting = Setting(value=0)
+    num_experts: Setting = field(default=Setting(), metadata=SOME.metadata)
+    num_shared: Setting = field(default=Setting(value=0), metadata=COUNT.metadata)
     slot: str = ""
     prefixes: tuple[str, ...] = PREFIXES
     config_roots: tuple[str, ...] = ()
@@ -282,22 +358,22 @@ class StackSpec:
     has_selection_bias: Setting = Setting(value=True)
     may_lack_selection_bias: bool = False
     beside: tuple[TensorName, ...] = ()
-    multiplier: Setting = Setting(value=1.0)
-    soft_cap: Setting = Setting()
+    multiplier: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    soft_cap: Setting = field(default=Setting(), metadata=CAP.metadata)
     groups: GroupSpec | None = None
     norm: NormSpec | None = None
     projection: ProjectionSpec | None = None
     layers: LayersSpec | None = None
-    mtp_from: Setting | None = None
+    mtp_from: Setting | None = field(default=None, metadata=LAYERS.metadata)
     mtp_layers: tuple[str, ...] = ()
-    hidden_size: Setting = Setting(keys=("hidden_size",))
+    hidden_size: Setting = field(default=Setting(keys=("hidden_size",)), metadata=SOME.metadata)
     keeps: KeepsSpec = KeepsSpec()
     experts: ExpertsSpec = ExpertsSpec()
     token_table: tuple[TensorName, ...] = ()
     not_a_function: str = ""
     not_a_function_when: dict[str, str] = field(default_factory=dict)
     relu_when: str = ""
-    capacity: Setting = Setting()
+    capacity: Setting = field(default=Setting(), metadata=SOME.metadata)
 
 
 @dataclass(frozen=True)

@@ -13,3 +13,6 @@ GATING_UNSAID = "MGI113"
 
 #: A part of a router is not there.
 PART_MISSING = "MGI107"
+
+#: A value of the config, or of a tensor, is one that no rule takes.
+OUT_OF_RANGE = "MGI116"

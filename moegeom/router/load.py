@@ -30,7 +30,7 @@ from moegeom.core.router import (
 )
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.choice_bias import check_choice_biases
-from moegeom.router.claims import config_claims
+from moegeom.router.claims import claims_of
 from moegeom.router.family import Family
 from moegeom.router.match import Listed, Match, Matches, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
@@ -183,7 +183,7 @@ def load_routers(
         skipped=found.skipped,
         tables=found.tables,
         initializer_range=_initializer_range(store.config, family.config_roots),
-        claims=config_claims(family, settings, matches, plans),
+        claims=claims_of(family, settings, matches, plans, routers[: len(plans)], values),
         num_expected=num_expected,
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,
@@ -242,7 +242,7 @@ def _check_layers(wanted: frozenset[int] | None, there: set[int]) -> None:
 def _listed(found: Listed, settings: Settings, store: TensorStore, family: str) -> Router:
     """A router of which the number of experts and of chosen ones are known, and nothing else."""
     own = settings.under(found.spec.config_roots).at(found.layer)
-    experts, top_k = own.integer(found.spec.num_experts, 1), own.integer(found.spec.top_k, 1)
+    experts, top_k = own.integer(found.spec.num_experts), own.integer(found.spec.top_k)
     info = store.info(found.tensor)
     slot = f"/{found.spec.slot}" if found.spec.slot else ""
     return Router(

@@ -142,7 +142,7 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
         for other in others:
             skipped.setdefault(other.tensor, other.reason)
         own = settings.under(spec.config_roots)
-        mtp_from = own.layer_count(spec.mtp_from) if spec.mtp_from and modules else None
+        mtp_from = own.integer(spec.mtp_from) if spec.mtp_from and modules else None
         for module in modules:
             if reason := _not_a_function(module, spec, names, own):
                 tensor = module.stem + module.weight.leaf

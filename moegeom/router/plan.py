@@ -13,6 +13,7 @@ from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Norm, Rule
 from moegeom.core.text import number_of
+from moegeom.router.family import BIAS, LOGARITHM, SIZE, Range
 from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.match import Found, Match
 from moegeom.router.rule import build_norm, build_rule
@@ -47,22 +48,25 @@ class Vector:
 
 @dataclass(frozen=True)
 class _Size:
-    """How many numbers a vector holds, what it is called, and whether one may stand for all."""
+    """How many numbers a vector holds, what it is called, the sizes that its largest can have, and
+    whether one may stand for all.
+    """
 
     of: Literal["experts", "hidden", "width", "one"]
     what: str
+    range: Range
     may_be_one: bool = False
 
 
 #: Parts of a router that are vectors, by name.
-_VECTORS = {
-    "logit_bias": _Size("experts", "logit bias"),
-    "selection_bias": _Size("experts", "selection bias"),
-    "gain": _Size("hidden", "gain of the norm in front"),
-    "norm_bias": _Size("hidden", "bias of the norm in front"),
-    "expert_scale": _Size("experts", "scale of its weights", may_be_one=True),
-    "projection_bias": _Size("width", "bias of the projection"),
-    "log_scale": _Size("one", "logarithm of a scale", may_be_one=True),
+VECTORS = {
+    "logit_bias": _Size("experts", "logit bias", BIAS),
+    "selection_bias": _Size("experts", "selection bias", BIAS),
+    "gain": _Size("hidden", "gain of the norm in front", SIZE),
+    "norm_bias": _Size("hidden", "bias of the norm in front", BIAS),
+    "expert_scale": _Size("experts", "scale of its weights", SIZE, may_be_one=True),
+    "projection_bias": _Size("width", "bias of the projection", BIAS),
+    "log_scale": _Size("one", "logarithm of a scale", LOGARITHM, may_be_one=True),
 }
 
 
@@ -153,7 +157,7 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
     sizes = {"experts": num_experts, "hidden": hidden, "width": width, "one": 1}
     vectors = {
         part: _vector(store, match.parts[part], sizes[size.of], size)
-        for part, size in _VECTORS.items()
+        for part, size in VECTORS.items()
         if part in match.parts
     }
     named = {part: vector.info.name for part, vector in vectors.items()}
@@ -201,7 +205,7 @@ def _rows_and_width(
     info, spec = stored.tensors[0], match.spec
     layout = _LAYOUTS[match.weight.layout]
     has_count = settings.has(spec.num_experts)
-    claimed = settings.integer(spec.num_experts, least=1) if has_count else 0
+    claimed = settings.integer(spec.num_experts) if has_count else 0
     found = layout.shape(stored.shape, claimed + num_shared)
     shape = f"tensor '{info.name}' has shape {stored.shape}"
     if found is None or 0 in found:
@@ -228,7 +232,7 @@ def _check_hidden(
 ) -> None:
     """Raises RouterError where the config gives another hidden size."""
     claimed = match.spec.hidden_size
-    if settings.has(claimed) and settings.integer(claimed, least=1) != hidden:
+    if settings.has(claimed) and settings.integer(claimed) != hidden:
         raise RouterError(
             f"{info.file}: {shape}; config.json says hidden size {settings.integer(claimed)}.",
             _AGAIN,

@@ -27,7 +27,7 @@ from moegeom.router.settings import Settings
 
 def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: str) -> Rule:
     """The rule of one router with ``num_experts`` rows that compete."""
-    top_k = settings.integer(stack.top_k, least=1)
+    top_k = settings.integer(stack.top_k)
     if top_k > num_experts and stack.top_k.value is not None:
         raise UsageError(
             f"{router}: {top_k} experts are to be chosen, as --top-k or the family file says; "
@@ -51,7 +51,7 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
             epsilon=spec.epsilon,
             scale=settings.number(spec.scale),
             floor=settings.number(spec.floor),
-            power=_power(spec, settings),
+            power=settings.number(spec.power) if settings.has(spec.power) else 1.0,
             jitter=settings.number(spec.jitter),
         ),
         has_selection_bias=has_selection_bias(stack, settings),
@@ -101,24 +101,9 @@ def _build_renormalise(spec: WeightsSpec, settings: Settings) -> bool:
     return settings.flag(spec.renormalise)
 
 
-def _power(spec: WeightsSpec, settings: Settings) -> float:
-    if not settings.has(spec.power):
-        return 1.0
-    power = settings.number(spec.power)
-    if power <= 0.0:
-        key = settings.get(spec.power)[0]
-        raise RouterError(f"config.json: {key} is {power}, expected a positive number.")
-    return power
-
-
 def _build_logit_map(stack: StackSpec, settings: Settings) -> LogitMap | None:
     multiplier = settings.number(stack.multiplier)
     cap = settings.number(stack.soft_cap) if settings.has(stack.soft_cap) else 0.0
-    if multiplier <= 0.0:
-        raise RouterError(
-            f"config.json: {settings.get(stack.multiplier)[0]} is {multiplier}, which turns the "
-            "order of the experts around; expected a positive number."
-        )
     if multiplier == 1.0 and cap <= 0.0:
         return None
     return LogitMap(multiplier, cap if cap > 0.0 else np.inf)
@@ -141,8 +126,8 @@ def _build_groups(
     if not _asks_for_groups(spec, settings):
         return None
     num_groups = settings.integer(spec.num_groups)
-    num_kept = settings.integer(spec.num_kept, least=1)
-    if num_kept > num_groups:
+    num_kept = settings.integer(spec.num_kept)
+    if not 0 < num_kept <= num_groups:
         raise RouterError(
             f"{router}: {num_kept} of {num_groups} groups cannot be kept.", code=CONFIG_CONTRADICTED
         )
@@ -275,13 +260,13 @@ def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[in
     kinds = settings.entries(spec.kinds)
     if not settings.has(spec.count) and kinds is None:
         return None
-    count = settings.layer_count(spec.count) if settings.has(spec.count) else len(kinds or ())
+    count = settings.integer(spec.count) if settings.has(spec.count) else len(kinds or ())
     # where kinds decide, their default is unknown: it is made by the configuration class
     if spec.kinds.keys and not settings.has(spec.kinds) and not spec.first.keys:
         return None
     first = settings.integer(spec.first)
-    step = settings.integer(spec.step, least=1)
-    start = settings.integer(spec.start, least=-1)
+    step = settings.integer(spec.step)
+    start = settings.integer(spec.start)
     dense = settings.layer_list(spec.dense)
     layers = range(first, count)
     found = frozenset(i for i in layers if (i - start) % step == 0 and i not in dense)

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moegeom.core.errors import RouterError
-from moegeom.router.family import Choice, Setting, Value
-from moegeom.router.integrity import GATING_UNSAID
-
-#: More layers than any model has; a range over them must not eat the memory.
-_MOST_LAYERS = 100_000
+from moegeom.core.errors import InternalError, RouterError
+from moegeom.router.family import COUNT, LAYERS, Choice, Range, Setting, Value
+from moegeom.router.integrity import GATING_UNSAID, OUT_OF_RANGE
 
 
 @dataclass(frozen=True)
@@ -118,45 +115,43 @@ class Settings:
         if not self.has(setting):
             return None
         key, value = self.get(setting)
-        if not isinstance(value, list) or len(value) > _MOST_LAYERS:
+        if not isinstance(value, list) or len(value) > LAYERS.most:
             raise _wrong(key, value, "a list with an entry for each layer")
         return value
 
-    def integer(self, setting: Setting, least: int = 0) -> int:
-        """An integer of at least ``least``."""
+    def integer(self, setting: Setting) -> int:
+        """An integer of its range."""
         key, value = self.get(setting)
-        if type(value) is not int or value < least:
-            raise _wrong(key, value, f"an integer of at least {least}")
-        if setting.plus and self.has(Setting((setting.plus,))):
-            value += self.integer(Setting((setting.plus,)))
-        if setting.minus and self.has(Setting((setting.minus,))):
-            taken = self.integer(Setting((setting.minus,)))
-            if taken > value - least:
-                raise _wrong(
-                    f"'{setting.minus}'", taken, f"at most {value - least}, as {key} is {value}"
-                )
-            value -= taken
+        if type(value) is not int or not _range(setting).holds(value):
+            raise _out_of(_range(setting), key, value)
+        for other, sign in ((setting.plus, 1), (setting.minus, -1)):
+            part = Setting((other,), default=0, range=COUNT)
+            value += sign * self.integer(part) if other else 0
+        if not _range(setting).holds(value):
+            taken = self.integer(Setting((setting.minus,), range=COUNT))
+            most = value + taken - int(_range(setting).least)
+            raise _wrong(
+                f"'{setting.minus}'", taken, f"at most {most}, as {key} is {value + taken}"
+            )
         return value
 
     def number(self, setting: Setting) -> float:
-        """A finite number."""
+        """A number of its range."""
         key, value = self.get(setting)
         try:
-            number = math.nan if isinstance(value, bool) else float(value)
+            number = math.nan if isinstance(value, bool | str) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if isinstance(value, str) or not math.isfinite(number):
-            raise _wrong(key, value, "a finite number")
         if setting.zero is not None and number == 0.0:
             return setting.zero
-        if setting.over:
-            if number == 0.0:
-                raise _wrong(key, value, "a number other than 0")
-            return setting.over / number
+        if setting.over and number != 0.0:
+            number = setting.over / number
+        if not _range(setting).holds(number):
+            raise _out_of(_range(setting), key, value)
         return number
 
     def bound(self, setting: Setting) -> float:
-        """A finite number; inf where it is not given, and where a list by layer has null."""
+        """A number of its range; inf where it is not given, and where a list by layer has null."""
         is_given = self.has(setting) and self.get(setting)[1] is not None
         return self.number(setting) if is_given else math.inf
 
@@ -166,13 +161,6 @@ class Settings:
         if not isinstance(value, bool):
             raise _wrong(key, value, "true or false")
         return value
-
-    def layer_count(self, setting: Setting) -> int:
-        """A number of layers."""
-        count = self.integer(setting)
-        if count > _MOST_LAYERS:
-            raise _wrong(self.get(setting)[0], count, f"at most {_MOST_LAYERS} layers")
-        return count
 
     def layer_list(self, setting: Setting) -> frozenset[int]:
         """A set of layers; empty when it is not given."""
@@ -227,7 +215,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _wrong(key: str, value: Any, expected: str) -> RouterError:
+def _wrong(key: str, value: Any, expected: str, code: str = "") -> RouterError:
     return RouterError(
-        f"config.json: {key} is {_short(value)} ({type(value).__name__}), expected {expected}."
+        f"config.json: {key} is {_short(value)} ({type(value).__name__}), expected {expected}.",
+        code=code,
     )
+
+
+def _out_of(limits: Range, key: str, value: Any) -> RouterError:
+    return _wrong(key, value, limits.text, OUT_OF_RANGE)
+
+
+def _range(setting: Setting) -> Range:
+    if setting.range is None:
+        raise InternalError(f"Setting {setting.keys} is read as a number and has no range.")
+    return setting.range

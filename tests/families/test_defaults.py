@@ -16,15 +16,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import RouterSet
+from moegeom.router.claims import settings_of
 from moegeom.router.family import Choice, Setting, StackSpec, TensorName
-from moegeom.router.family_file import family_of
+from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
 from moegeom.router.rule import build_norm, build_rule, expected_layers
 from moegeom.router.settings import Settings
@@ -165,6 +168,31 @@ def test_an_absent_key_means_what_the_library_takes_or_is_an_error(name):
             continue
         assert mine[:2] == theirs[:2], case.what
         assert mine[2] in (None, theirs[2]), case.what
+
+
+def test_the_defaults_of_the_library_are_legal_and_usual():
+    """And no range is wider than what they show: usual is at most ten thousand times beyond."""
+    extremes: dict[Any, list[float]] = {}
+    for name in families():
+        for model_type in load_family(name).model_types:
+            config = CONFIG_MAPPING[model_type]().to_dict() if model_type in CONFIG_MAPPING else {}
+            for stack in load_family(name).stacks:
+                own = Settings(config, stack.config_roots or load_family(name).config_roots)
+                for one in filter(own.has, settings_of(stack, of_config=False)):
+                    if isinstance(own.get(one)[1], list) or (limits := one.range) is None:
+                        continue
+                    number = (own.integer if limits.is_whole else own.number)(one)
+                    assert number == one.zero or limits.is_usual(number), (model_type, one)
+                    if not limits.is_whole and number != limits.off:
+                        extremes.setdefault(limits, []).append(number)
+    for limits, found in extremes.items():
+        assert min(found) <= 1e4 * limits.usual[0] or limits.usual[0] == 0.0, limits
+        assert max(found) >= 1e-4 * limits.usual[1] or limits.usual[1] == np.inf, limits
+
+
+@pytest.mark.parametrize("name", BY_DAY)
+def test_no_model_of_the_library_has_a_number_out_of_its_range(name):
+    assert tiny_models.read(name).claims["ranges"]["beyond"] == []
 
 
 def _changes_the_rule(case: Case) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, same_sentence
+from moegeom.checks.check import Check, Limit, Limits, Unknown, same_sentence
 from moegeom.checks.measured import Measured, Row, listed
 from moegeom.core.finding import Finding
 
@@ -35,7 +35,7 @@ def _too_little(measured: Measured) -> str:
     return "" if max(counts, default=0) >= _LEAST else f"routers of fewer than {_LEAST} numbers"
 
 
-def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     drawn = measured.run["initialised"]
     rows = {row["router"]: row for row in measured.layers}
     for facts in drawn["routers"]:
@@ -59,6 +59,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"{errors[0]:+.1f}, {errors[1]:+.1f} and {errors[2]:+.1f} standard errors away, and "
             "its rows share no direction. Was it trained?",
         )
+    for row in measured.layers:  # moments of constant rows are not defined, and nobody draws those
+        if measured.facts(row["router"]).get("num_non_finite_rows"):
+            yield Unknown(row["router"], "the moments of its rows cannot be computed")
     for some in drawn.get("groups", ()):
         yield CHECK.finding(
             some["router"],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.check import Check, Limit, Limits, has_selection_bias
 from moegeom.checks.fixes import either, keep_in_float32, recentre
 from moegeom.checks.measured import Measured, Row
 from moegeom.core.finding import Finding
@@ -69,5 +69,6 @@ CHECK = Check(
     ("bias_spread",),
     (Limit("step_over_spread", 0.05, "largest step of bfloat16 over the spread of the biases"),),
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
     severities={"release": "error"},
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.check import Check, Limit, Limits, has_selection_bias
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 
@@ -56,4 +56,5 @@ CHECK = Check(
     ("bias_num_distinct",),
     (Limit("step_over_spread", 0.05, "largest step of bfloat16 over the spread of the biases"),),
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.catalogue.precision_lost import lost_levels
-from moegeom.checks.check import Check, Limit, Limits, Unknown
+from moegeom.checks.check import Check, Limit, Limits, Unknown, has_selection_bias
 from moegeom.checks.drift import drifts
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
@@ -56,5 +56,6 @@ CHECK = Check(
     ),
     inputs="baseline",
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
     severities={"release": "error"},
 )

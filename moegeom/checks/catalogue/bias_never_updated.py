@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.catalogue.bias_collapsed import SWALLOWS
-from moegeom.checks.check import Check, Limits
+from moegeom.checks.check import Check, Limits, has_selection_bias
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 
@@ -38,5 +38,6 @@ CHECK = Check(
     _judge,
     ("bias_num_distinct",),
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
     severities={"release": "error", "training": "note"},
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.check import Check, Limit, Limits, has_selection_bias
 from moegeom.checks.fixes import recentre
 from moegeom.checks.measured import Measured, Row
 from moegeom.core.finding import Finding
@@ -40,4 +40,5 @@ CHECK = Check(
     ("bias_spread",),
     (Limit("offset_over_spread", 10.0, "largest |middle| over the spread of the biases"),),
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.check import Check, Limit, Limits, has_selection_bias
 from moegeom.checks.fixes import recentre
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
@@ -66,5 +66,6 @@ CHECK = Check(
         Limit("step_float32", 9e-7, "the same of float32, beside which small scores vanish"),
     ),
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
     severities={"release": "error"},
 )

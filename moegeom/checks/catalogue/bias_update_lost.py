@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.check import Check, Limit, Limits, has_selection_bias
 from moegeom.checks.fixes import keep_in_float32
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
@@ -42,4 +42,5 @@ CHECK = Check(
     ("bias_lost_update_share",),
     (Limit("share", 0.1, "largest share of experts whose bias an update of 0.001 does not move"),),
     absent="no router has a selection bias",
+    concerns=has_selection_bias,
 )

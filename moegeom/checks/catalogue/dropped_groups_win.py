@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from math import isinf
 from typing import Any
 
-from moegeom.checks.check import OLDER, Check, Limits
+from moegeom.checks.check import OLDER, Check, Limits, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
@@ -30,12 +30,15 @@ from moegeom.core.text import number_of
 _POSITIVE = ("sigmoid", "softmax", "sqrt_softplus")
 
 
-def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     found = []
     for facts in _masked(measured):
         rows = measured.experts.get(facts["name"], ())
         biases = [bias for e in rows if (bias := e.get("selection_bias")) is not None]
-        if facts["score"] not in _POSITIVE or not biases or len(biases) < len(rows):
+        if facts["score"] not in _POSITIVE or not facts["has_selection_bias"]:
+            continue
+        if len(biases) < len(rows):
+            yield Unknown(facts["name"], "not all of its selection biases are known")
             continue
         size = len(biases) // facts["num_groups"]
         safe = [

@@ -25,7 +25,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         router = row["router"]
         before = measured.before(router)
         rows = measured.experts[router]
-        if before is None or before.load is None or row.get("load_cv_ddof0") is None:
+        if before is None or row.get("load_cv_ddof0") is None:
+            continue
+        if before.load is None:
+            yield Unknown(router, "the baseline holds no load of its experts")
             continue
         if before.load_error is None or any(e["load_se"] is None for e in rows):
             yield Unknown(router, NO_ERROR)

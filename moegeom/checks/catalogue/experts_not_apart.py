@@ -35,8 +35,10 @@ _LEAST = 512
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     facts = measured.run["expert_spread"]
-    for left in facts["left_out"]:
-        yield Unknown(left["router"], left["reason"])
+    if not (facts["left_out"] or facts["matrices"]):
+        yield Unknown("checkpoint", "it has no router whose experts could be read")
+    for router, reason in {one["router"]: one["reason"] for one in facts["left_out"]}.items():
+        yield Unknown(router, reason)
     by_router: dict[str, list[Mapping[str, Any]]] = {}
     for matrix in facts["matrices"]:
         by_router.setdefault(matrix["router"], []).append(matrix)
@@ -44,13 +46,22 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
         few = min(matrix["num_values"] for matrix in matrices)
         if few < _LEAST:
             yield Unknown(router, f"a sample of {few} numbers of each expert tells too little")
+        elif unknown := next(filter(None, map(_uncomputed, matrices)), ""):
+            yield Unknown(router, unknown)
         elif all(_is_noise(matrix, router, limits) for matrix in matrices):
             yield CHECK.finding(router, _title(matrices), " ".join(map(_told, matrices)))
 
 
+def _uncomputed(matrix: Mapping[str, Any]) -> str:
+    """Why a figure of a matrix is missing; empty where none is."""
+    if matrix["correlation"] is None:
+        return f"an expert is all 0 in the sample of its {matrix['matrix']} matrix"
+    is_open = matrix["is_resolved"] and matrix["farthest"] is None
+    return f"the noise of its {matrix['matrix']} matrix cannot be computed" if is_open else ""
+
+
 def _is_noise(matrix: Mapping[str, Any], router: str, limits: Limits) -> bool:
-    """False where the correlation is not known: experts that are all 0 have no common start."""
-    if (matrix["correlation"] or 0.0) <= limits("correlation", router):
+    if matrix["correlation"] <= limits("correlation", router):
         return False
     return not matrix["is_resolved"] or matrix["farthest"] <= limits("standard_errors", router)
 

@@ -31,7 +31,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         router, random = row["router"], measured.random.get(row["router"], {})
         share, normal = row.get(COLUMN), random.get(COLUMN)
         # Equal rows tie for ever: that is MGI104's to say.
-        if share is None or normal is None or row.get("num_duplicate_rows"):
+        if share is None or row.get("num_duplicate_rows"):
+            continue
+        if normal is None:
+            yield Unknown(router, f"{COLUMN} of a random router cannot be computed")
             continue
         own, chance = row.get(f"{COLUMN}_se"), random.get(f"{COLUMN}_se")
         if own is None or chance is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limits
+from moegeom.checks.check import Check, Limits, without_saying
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
@@ -38,4 +38,5 @@ CHECK = Check(
     _judge,
     ("num_non_finite_gain",),
     absent="no norm stands in front of a router",
+    concerns=without_saying,
 )

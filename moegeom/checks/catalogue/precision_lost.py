@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moegeom.checks.baseline import BaselineRouter
-from moegeom.checks.check import Check, Limits
+from moegeom.checks.check import Check, Limits, without_saying
 from moegeom.checks.measured import Measured, Row
 from moegeom.core.finding import Finding
 
@@ -83,6 +83,7 @@ CHECK = Check(
     "warning",
     _judge,
     ("weight_bits",),
+    concerns=without_saying,
     inputs="baseline",
     severities={"release": "error"},
 )

@@ -27,15 +27,15 @@ _ROUNDED = 1e-6
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Claim]:
     for threshold in measured.thresholds:
-        rows = [
-            row
-            for row in measured.layers
-            if row.get(threshold.column) is not None
-            and (threshold.layers is None or int(layer_of(row["router"])) in threshold.layers)
-        ]
+        within = threshold.layers
+        asked = [r for r in measured.layers if not within or int(layer_of(r["router"])) in within]
+        rows = [row for row in asked if row.get(threshold.column) is not None]
+        for row in asked if rows else ():
+            # of routers that choose for no token the verdict speaks by itself
+            if row not in rows and (row.get("num_tokens") or not measured.has_tokens):
+                yield Unknown(row["router"], f"{threshold.column} is missing")
         if not rows:
-            there = any(row.get(threshold.column) is not None for row in measured.layers)
-            why = "is asked of layers that are not there" if there else "is missing in every layer"
+            why = "is missing in every layer" if asked else "is asked of layers that are not there"
             yield Unknown("all layers", f"{threshold.column} {why}")
         elif threshold.percentile is not None:
             judged = [_claim(measured, threshold, _at_percentile(rows, threshold))]

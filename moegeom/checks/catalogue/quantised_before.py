@@ -21,6 +21,9 @@ from moegeom.core.finding import Finding
 
 _BF16_BITS = 7
 
+#: Different values are counted in windows of so many.
+_WINDOW = 32
+
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in sorted(measured.layers, key=lambda row: row.get("levels_share") or 1.0):
@@ -66,6 +69,12 @@ def _is_padded_bf16(row: Row) -> bool:
     )
 
 
+def _has_windows(measured: Measured, row: Row) -> bool:
+    """Whether rows are plain floats, and as long as a window."""
+    is_plain = row.get("weight_bits") is not None
+    return is_plain and measured.facts(row["router"]).get("hidden_size", 0) >= _WINDOW
+
+
 CHECK = Check(
     "MGN118",
     "a router was rounded before it was stored",
@@ -77,5 +86,6 @@ CHECK = Check(
         Limit("row_share", 0.7, "the same for a single row"),
     ),
     absent="rows are shorter than a window of 32",
+    concerns=_has_windows,
     severities={"release": "error"},
 )

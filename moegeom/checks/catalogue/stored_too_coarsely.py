@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limits
+from moegeom.checks.check import Check, Limits, without_saying
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 
@@ -39,6 +39,7 @@ CHECK = Check(
     "warning",
     _judge,
     ("weight_bits_kept",),
+    concerns=without_saying,
     absent="nothing is known of how the family stores its routers",
     severities={"release": "error"},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from moegeom.router.attention.family import (
     Stem,
     attention_family_of,
 )
-from moegeom.router.family import PREFIXES, Setting
+from moegeom.router.family import COUNT, PREFIXES, SOME, Range, Setting
 from moegeom.router.plain_names import with_plain_names
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, check_plain, find_storage
@@ -89,9 +89,10 @@ class AttentionTensors:
     def width(self) -> int:
         """Channels of a head."""
         if self.family.width_is_share and self._key(self.family.width) is None:
-            hidden, heads = Setting(("hidden_size",)), Setting(("num_attention_heads",))
-            return self.settings.integer(hidden, 1) // self.settings.integer(heads, 1)
-        return self._integer(self.family.width, 1)
+            keys = ("hidden_size", "num_attention_heads")
+            hidden, heads = (self.settings.integer(Setting((key,), range=SOME)) for key in keys)
+            return hidden // heads
+        return self._integer(self.family.width, SOME)
 
     @property
     def num_heads(self) -> int:
@@ -149,8 +150,8 @@ class AttentionTensors:
     def _before(self, keys: Sequence[str]) -> int:
         return sum(self._integer((key,)) for key in keys)
 
-    def _integer(self, keys: tuple[str, ...], least: int = 0) -> int:
-        return self.settings.integer(self._key(keys) or Setting(keys), least)
+    def _integer(self, keys: tuple[str, ...], of: Range = COUNT) -> int:
+        return self.settings.integer(replace(self._key(keys) or Setting(keys), range=of))
 
     def _key(self, keys: tuple[str, ...]) -> Setting | None:
         """The setting of these aliases that counts in this layer; None where none is given."""

@@ -98,7 +98,7 @@ class History:
     ``other_text`` says why loads of different steps may be those of different texts; empty where
     the tokens are the same at every step. ``left_out`` are routers that not every step has alike.
     ``unread`` are steps that cannot be read, with the reason, and ``broken`` those that a check of
-    integrity fails, with its findings.
+    integrity fails, with the path as a shell takes it and the findings.
     """
 
     steps: Float64[np.ndarray, "steps"]
@@ -107,7 +107,7 @@ class History:
     other_text: str = ""
     left_out: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    broken: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
+    broken: tuple[tuple[str, str, tuple[Finding, ...]], ...] = ()
 
     @property
     def has_bias(self) -> bool:
@@ -154,11 +154,12 @@ def history(
     )
 
 
-def _broken(measured: Sequence[MeasuredStep]) -> Iterator[tuple[str, tuple[Finding, ...]]]:
+def _broken(measured: Sequence[MeasuredStep]) -> Iterator[tuple[str, str, tuple[Finding, ...]]]:
     for step in measured:
-        verdict = run_checks(measured_results(step.results), INTEGRITY)
+        judged = measured_results(step.results, str(step.path))
+        verdict = run_checks(judged, INTEGRITY)
         if failed := tuple(f for f in verdict.findings if f.severity == "error"):
-            yield step.facts.name, failed
+            yield step.facts.name, judged.checkpoint, failed
 
 
 #: Rows of a table of results, by population.

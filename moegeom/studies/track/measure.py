@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +11,12 @@ from typing import Any
 from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.series import SeriesStep
-from moegeom.engine.out import believes_results
+from moegeom.engine.out import believes_results, is_answered_unread
 from moegeom.engine.request import Tokens
-from moegeom.engine.run_facts import column_versions, plan_facts
+from moegeom.engine.run_facts import column_versions
 from moegeom.engine.session import Session
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
-from moegeom.results.plans import differing_parts
 from moegeom.results.reader import Results, open_results
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
@@ -31,12 +29,13 @@ from moegeom.tokens.traces.counted import CountedSource
 
 @dataclass(frozen=True, eq=False)
 class MeasuredStep:
-    """Results of a step; its routers where the checkpoint is at hand; its chosen sets where kept.
+    """Results of the step at ``path``; routers and chosen sets where these are at hand.
 
     ``lacks_recording`` is true where results were kept and the recording is gone.
     """
 
     facts: SeriesStep
+    path: Path
     results: Results
     routers: tuple[Router, ...] | None
     chosen: Choices | None
@@ -52,7 +51,8 @@ def measure_step(
     """
     if candidate.is_results:
         results = open_results(candidate.path)
-        return MeasuredStep(_facts(candidate, results, candidate.path, True), results, None, None)
+        facts = _facts(candidate, results, candidate.path, True)
+        return MeasuredStep(facts, candidate.path, results, None, None)
     tokens = tokens_of(request, candidate)
     try:
         try:
@@ -78,10 +78,11 @@ def _measured(
     out, chosen_file = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
     scanned = _scan_request(request, candidate, tokens, out)
     is_gone = _is_gone(tokens)
-    is_same = believes_results(scanned, folder) and _is_same(_kept_results(out), opened, scanned)
+    kept = _kept_results(out)
+    is_same = believes_results(scanned, folder) and _is_same(out, kept, opened, scanned)
     if is_gone and not is_same:
         raise missing_recording(candidate, request)
-    chosen = read_choices(chosen_file) if is_same and tokens is not None else None
+    chosen = read_choices(chosen_file, kept) if kept and is_same and tokens is not None else None
     if not is_same or (tokens is not None and not is_gone and chosen is None):
         opened = opened.on(tokens)
     if not is_same:
@@ -90,10 +91,11 @@ def _measured(
     # counts say nothing of any token
     if opened.source is not None and not isinstance(opened.source, CountedSource):
         chosen = choices(routers, opened.source, request.seed, request.exclude_first)
-        write_choices(chosen_file, chosen)
+        write_choices(chosen_file, chosen, open_results(out))
     results = open_results(out)
     return MeasuredStep(
         _facts(candidate, results, out, is_same),
+        candidate.path,
         results,
         routers,
         chosen,
@@ -186,29 +188,17 @@ def _kept_results(out: Path) -> Results | None:
         ) from None
 
 
-def _is_same(results: Results | None, opened: Session, request: ScanRequest) -> bool:
+def _is_same(out: Path, results: Results | None, opened: Session, request: ScanRequest) -> bool:
     """True when a scan would give these results again; a recording that is gone has its name."""
     before = None if results is None else results.run.get("plan")
     if results is None or not isinstance(before, Mapping):
         return False
-    is_gone = _is_gone(request.tokens)
-    here = plan_facts(
-        replace(request, tokens=None) if is_gone else request,
-        replace(opened.routers, routers=_heard(opened.routers.routers, before)),
-        None,
-        "cpu",
-        column_versions(METRICS.all()),
-    )
-    # what tokens hold follows from which files they are, and one device answers for another
-    here["tokens"] = before.get("tokens")
-    if is_gone:
-        here["token_files"] = before.get("token_files")
-    if isinstance(options := before.get("options"), Mapping):
-        here["options"]["device"] = options.get("device")
+    routers = replace(opened.routers, routers=_heard(opened.routers.routers, before))
+    taken = ("tokens", "device", *("token_files",) * _is_gone(request.tokens))
     return (
         _is_allowed(results.run.get("trust") or {}, request)
         and (results.run.get("tokens") or {}).get("name") == _name(request.tokens)
-        and not differing_parts(before, json.loads(json.dumps(here)))
+        and is_answered_unread(out, request, routers, column_versions(METRICS.all()), taken)
     )
 
 

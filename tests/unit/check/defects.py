@@ -178,6 +178,7 @@ WEIGHTS: dict[str, Case] = {
     "MGI112": Case(copied(0, onto=2)),
     "MGI113": Case(without("scoring_func"), "deepseek_v3", made=setting(**SAID)),
     "MGI114": Case(stored_twice(lambda w: 2 * w), made=stored_twice(lambda w: w)),
+    "MGI116": Case(tensor(GAIN, lambda gain: gain * 1e30)),
     "MGN119": Case(
         setting(quantization_config={"quant_method": "fp8", "ignore": ["lm_head"]}),
         made=setting(quantization_config={"quant_method": "fp8", "ignore": ["re:.*mlp.gate$"]}),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from moegeom.core import identity
+from moegeom.core.errors import UsageError
+from moegeom.core.identity import identity_of
 from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.results.plans import PLAN_FILE
+from moegeom.results.reader import open_results
+from moegeom.studies.track.choices import read_choices
 from moegeom.studies.track.record import TrackRequest
 from moegeom.studies.track.study import track
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
@@ -97,3 +105,61 @@ def test_a_series_is_measured_again_under_another_rule(world, tmp_path):
     (world / "step_1/config.json").write_text(json.dumps(config | {key: 1}), "utf-8")
     (step,) = track(request).steps
     assert not step.is_reused
+
+
+def rewritten(file: Path, place: int) -> None:
+    """Turns the bits of one byte; size and time of change stay."""
+    before = file.stat()
+    held = bytearray(file.read_bytes())
+    held[place] ^= 0x11
+    file.write_bytes(held)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("most", [identity._MOST_HASHED, 1000], ids=["small", "large"])
+def test_a_file_that_was_rewritten_between_its_places_is_another(most, tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "_MOST_HASHED", most)
+    file = tmp_path / "rec/tokens.bin"
+    file.parent.mkdir()
+    file.write_bytes(bytes(1 << 18))
+    before = [identity_of(path) for path in (file, file.parent)]
+    assert [identity_of(path) for path in (file, file.parent)] == before
+    rewritten(file, 10_000)
+    for old, new in zip(before, map(identity_of, (file, file.parent)), strict=True):
+        assert old[:2] == new[:2]
+        assert old != new
+
+
+def test_what_was_measured_on_a_recording_is_not_believed_of_a_rewritten_one(world, tmp_path):
+    request = ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=tmp_path / "out")
+    series = TrackRequest(
+        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=tmp_path / "series"
+    )
+    scan(request)
+    track(series)
+    largest = max((world / "rec_1").iterdir(), key=lambda path: path.stat().st_size)
+    rewritten(largest, largest.stat().st_size - 10_000)
+    (step,) = track(series).steps
+    assert not step.is_reused
+    with pytest.raises(UsageError, match="tokens differ"):
+        scan(request)
+
+
+def test_chosen_sets_are_those_of_the_kept_results_or_are_made_again(world, tmp_path):
+    request = TrackRequest(
+        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=tmp_path / "out"
+    )
+    track(request)
+    file = tmp_path / "out/step_1.choices.npz"
+    kept = file.read_bytes()
+    results = open_results(tmp_path / "out/step_1.moegeom")
+    whole = read_choices(file, results)
+    assert whole is not None
+    other = dataclasses.replace(results, run={**results.run, "plan": {"seed": 1}})
+    assert read_choices(file, other) is None  # as a run that was stopped before it wrote them
+    arrays = dict(np.load(file))
+    np.savez(file, **{**arrays, "block": arrays["block"] + 1})
+    assert read_choices(file, results) is None
+    (step,) = track(request).steps
+    assert step.is_reused
+    assert file.read_bytes() == kept

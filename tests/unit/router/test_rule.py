@@ -54,16 +54,18 @@ _WRONG = {
             f"config.json: '{key}' is {value!r} ({type(value).__name__}), expected {expected}.",
         )
         for key, values, expected in (
-            ("num_experts_per_tok", ("4", 4.0, 0), "an integer of at least 1"),
-            ("topk_group", (True,), "an integer of at least 1"),
+            ("num_experts_per_tok", ("4", 4.0, 0), "an integer from 1 to 1e+09"),
+            ("topk_group", (True,), "an integer from 0 to 1e+09"),
             ("norm_topk_prob", (1,), "true or false"),
-            ("routed_scaling_factor", (float("inf"), True, "2"), "a finite number"),
+            ("routed_scaling_factor", (float("inf"), True, "2", 0, -1, 1e300),
+             "a number from 1e-06 to 1e+06"),
         )
         for value in values
     },
     "more chosen than there are": ({"num_experts_per_tok": 17},
         "r: config.json says that 17 experts are chosen; the router has 16."),
     "uneven groups": ({"n_group": 3}, "r: 16 experts do not divide into 3 groups."),
+    "none kept": ({"topk_group": 0}, "r: 0 of 4 groups cannot be kept."),
     "too many kept": ({"topk_group": 5}, "r: 5 of 4 groups cannot be kept."),
     "groups of one": ({"n_group": 16}, "r: groups of 1 have no sum of two largest scores."),
     "too few left": ({"topk_group": 1, "num_experts_per_tok": 5},
@@ -77,7 +79,7 @@ def test_a_config_that_makes_no_rule_is_refused_by_key(case):
     with pytest.raises(RouterError) as caught:
         _rule(**changes)
     assert caught.value.message == sentence
-    with pytest.raises(RouterError, match="expected a finite number"):
+    with pytest.raises(RouterError, match="expected a number from"):
         _rule(routed_scaling_factor=10**400)
 
 

@@ -175,6 +175,7 @@ def test_a_step_with_rows_that_are_not_finite_fails_a_series(run):
     assert record.verdict.exit_code == 1
     (finding,) = (f for f in record.verdict.findings if f.code == "MGT107")
     assert finding.title.startswith("step_600 is broken: MGI101")
+    assert finding.next_command == f"moegeom check {run / 'step_600'}"
 
 
 def test_a_step_whose_config_makes_no_sense_is_an_error(run):

@@ -20,14 +20,14 @@ from moegeom.studies.track.series_check import SeriesCheck
 
 
 def _judge(history: History) -> Iterator[Finding]:
-    for name, findings in history.broken:
+    for name, path, findings in history.broken:
         first, *others = findings
         more = f" And {number_of(len(others), 'more finding')}." if others else ""
         yield CHECK.finding(
             first.routers,
             f"{name} is broken: {first.code}, {first.title}",
             f"{first.detail}{more}",
-            "moegeom check CKPT",
+            f"moegeom check {path}",
         )
 
 
