@@ -17,7 +17,7 @@ TEST    := $(VENV)/.stamp-test
 DOCS    := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint style types format docs clean
+.PHONY: help demo test test-all lint style types format hashes docs clean
 
 help:
 	@echo "make demo     install moegeom without torch and scan a sample checkpoint"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-all the tests with all that is left for the night, hours"
 	@echo "make lint     style, types and imports"
 	@echo "make format   rewrite files in the project's format"
+	@echo "make hashes   write the hashes of what the action and the image install"
 	@echo "make docs     write docs/ as a site, build/site/index.html, and look at every link of it"
 	@echo "make clean    remove the environment, caches and the demo's results"
 	@echo
@@ -93,6 +94,15 @@ test-all: lint
 format: $(TEST)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Every file of each version, for every platform and Python, with what builds moegeom itself.
+HASHES := $(BIN)/uv pip compile - --no-config --quiet --universal --python-version 3.11 \
+    --generate-hashes --no-annotate --custom-compile-command "make hashes" -c constraints.txt
+
+hashes: $(CREATED)
+	$(PIP) install --quiet -c constraints.txt uv
+	echo hatchling | $(HASHES) requirements-check.txt -o hashes-check.txt
+	echo hatchling | $(HASHES) pyproject.toml -o hashes-all.txt
 
 $(DOCS): $(CREATED) pyproject.toml constraints.txt
 	$(PIP) install --quiet -c constraints.txt -e '.[docs]'

@@ -1,12 +1,22 @@
-"""Containerfile: no engine runs here, so what it copies and installs is held against the project."""
+"""What the image and the action install. No engine runs here, so what Containerfile copies and installs
+is held against the project.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.e2e.test_install import distributions_of, small_set
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +48,7 @@ def installs(image: str) -> list[str]:
 
 def test_the_image_without_a_target_is_that_of_the_check():
     assert list(STAGES) == ["clone", "full", "check"]
-    assert STAGES["clone"][0] == "docker.io/library/python:${PYTHON}-slim"
+    assert STAGES["clone"][0] == "${BASE}"
     assert {STAGES[image][0] for image in IMAGES} == {"clone"}
 
 
@@ -57,11 +67,10 @@ def test_every_path_that_is_copied_exists_and_the_build_finds_what_it_names():
     assert {word for word in named if word.endswith(".txt")} <= paths
 
 
-@pytest.mark.parametrize(("image", "page"), [("full", "README.md"), ("check", "docs/gate.md")])
-def test_an_image_installs_as_the_page_says(image, page):
-    lines = [
-        line.partition("#")[0].strip() for line in (ROOT / page).read_text("utf-8").splitlines()
-    ]
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_installs_as_the_page_says(image):
+    page = (ROOT / "docs/gate.md").read_text("utf-8")
+    lines = [line.partition("#")[0].strip() for line in page.splitlines()]
     assert installs(image)
     assert [line for line in installs(image) if line not in lines] == []
 
@@ -88,3 +97,60 @@ def test_the_image_with_all_compiles_its_kernels_where_its_user_finds_them():
     words = [word for word, _ in instructions]
     last_run = max(i for i, word in enumerate(words) if word == "RUN")
     assert words.index("ENV") < words.index("USER") < last_run
+
+
+# ----------------------------------------------------------------------- by their hashes
+PINNED = dict(
+    line.split("==")
+    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+)
+
+
+@pytest.mark.parametrize("name", ["check", "all"])
+def test_what_is_installed_has_the_version_that_ci_installs_and_a_hash(name):
+    text = (ROOT / f"hashes-{name}.txt").read_text("utf-8").replace("\\\n", "")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    versions = dict(line[0].split("==") for line in lines)
+    pinned = {canonicalize_name(one): version for one, version in PINNED.items()}
+    assert versions == {one: pinned[one] for one in versions}
+    hashes = [[word for word in line if word.startswith("--")] for line in lines]
+    assert all(hashes)
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for own in hashes for one in own)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    core = [*map(Requirement, declared["project"]["dependencies"])]
+    build = [*map(Requirement, declared["build-system"]["requires"])]
+    needed = distributions_of([*(core if name == "all" else small_set()), *build])
+    elsewhere = {line[0].split("==")[0] for line in lines if "sys_platform" in line}
+    assert set(versions) - elsewhere == set(needed)
+
+
+def test_the_action_and_the_image_install_by_hash_and_moegeom_with_what_is_there():
+    hashed = r'--require-hashes --only-binary :all: -r \S*hashes-\S+\.txt"?'
+    own = r"--no-deps --no-build-isolation (\.|\S*ACTION\S*)"
+    action, file = ((ROOT / name).read_text("utf-8") for name in ("action.yml", "Containerfile"))
+    lines = re.findall(r'"\$\{install\[@\]\}" (.*)', action)
+    lines += re.findall(r"pip install --no-cache-dir (.*)", file)
+    assert len(lines) == (action + file).count("pip install") + 1 == 6
+    assert [line for line in lines if not re.fullmatch(f"{hashed}|{own}", line)] == []
+
+
+def test_the_images_of_a_release_begin_with_a_base_of_which_the_digest_is_said(tmp_path):
+    workflow = yaml.safe_load((ROOT / ".github/workflows/image.yml").read_text("utf-8"))
+    first, second = (step["run"] for step in workflow["jobs"]["image"]["steps"] if "run" in step)
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >> calls\necho "$ANSWER"\n')
+    (tmp_path / "docker").chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_ENV": "env", "BASE": "B"}
+    for digest, code in ((f"sha256:{'a' * 64}", 0), ("latest", 1), ("", 1)):
+        ran = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", first],
+            cwd=tmp_path,
+            env=given | {"ANSWER": f"python@{digest}"},
+        )
+        assert ran.returncode == code
+    assert (tmp_path / "env").read_text() == f"BASE=docker.io/library/python@sha256:{'a' * 64}\n"
+    subprocess.run(["bash", "-eo", "pipefail", "-c", second], cwd=tmp_path, env=given, check=True)
+    builds = [call for call in (tmp_path / "calls").read_text().splitlines() if "build" in call]
+    assert [re.findall(r"--target (\w+) --build-arg BASE=B ", call) for call in builds] == [
+        [image] for image in reversed(IMAGES)
+    ]

@@ -172,13 +172,12 @@ def test_the_action_installs_the_small_set_for_weights_alone(place):
     step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
     (place / "python").write_text('#!/bin/sh\necho "$@" >> asked\n')
     (place / "python").chmod(0o755)
-    start = "-P -m pip install --quiet -c A/constraints.txt"
-    small = [f"{start} -r A/requirements-check.txt", f"{start} --no-deps A"]
-    for checkpoint, tokens, calls in (
-        ("model", "", small),
-        ("model", "rec", [f"{start} A"]),
-        ("results", "", [f"{start} A"]),
+    start = "-P -m pip install --quiet"
+    hashed = f"{start} --require-hashes --only-binary :all: -r A/hashes"
+    for checkpoint, tokens, packages in (
+        *(("model", "", "check"), ("model", "rec", "all"), ("results", "", "all")),
     ):
+        calls = [f"{hashed}-{packages}.txt", f"{start} --no-deps --no-build-isolation A"]
         given = {"PYTHON": "./python", "ACTION": "A", "CHECKPOINT": checkpoint, "TOKENS": tokens}
         assert given.keys() == step["env"].keys()
         subprocess.run(
