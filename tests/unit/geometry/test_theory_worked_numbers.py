@@ -14,7 +14,6 @@ from moegeom.geometry.border_shares import CONVENTIONS
 from moegeom.geometry.boundary import linear
 from moegeom.geometry.capacity import granularity, region_bounds
 from moegeom.geometry.capacity.costs import published_macs, router_macs
-from moegeom.geometry.noise import spacing
 from moegeom.geometry.paths import face_quantile, log_crossing_probability
 from moegeom.geometry.region_counts import regions_in_polygon
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
@@ -140,13 +139,7 @@ WORKED = {
     ),
     "E1": ("0.331059", curved_margin),
     "E3": ("0.463648", angle),
-    "E4": (
-        "0.872 0.0002442",
-        lambda: [
-            1.0 - 0.001 / spacing(np.array([1.5]), 2.0**-8)[0],
-            gamma(4096, UNIT_FLOAT32),
-        ],
-    ),
+    "E4": ("0.0002442", lambda: [gamma(4096, UNIT_FLOAT32)]),
 }
 
 
