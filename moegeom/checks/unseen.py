@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from moegeom.checks.measured import Measured, knows_config
 from moegeom.core.text import listing, number_of
-from moegeom.results.run_file import num_non_finite
+from moegeom.results.run_file import is_verified_here, num_non_finite
 
 
 def unseen(measured: Measured) -> Iterator[str]:
@@ -15,7 +15,7 @@ def unseen(measured: Measured) -> Iterator[str]:
     if not knows_config(measured.run):
         yield "the config (these results do not hold it)"
     loaders = measured.run.get("loaders") or {}
-    if (code := loaders.get("code")) and not measured.has_tokens:
+    if (code := loaders.get("code")) and not is_verified_here(measured.run):
         yield f"the rule in the checkpoint's own code ({listing(code)})"
     for other in loaders.get("others", ()):
         if other["reason"]:

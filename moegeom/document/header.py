@@ -10,9 +10,9 @@ from moegeom.core.text import number_of, percent_of_all
 from moegeom.document.model import Block, Fact, Title
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
+from moegeom.document.rule_trust import rule_status, rule_trust
 from moegeom.document.summary import Summary
-from moegeom.results.run_file import num_non_finite
+from moegeom.results.run_file import is_verified_here, num_non_finite
 
 
 def size(num_bytes: float) -> str:

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-#: Share of the first recorded choices that must follow from a rule to verify it.
-LEAST_SHARE = 0.99
+from moegeom.results.run_file import is_verified_here
 
 Status = Literal["verified", "assumed"]
 
 #: Where the rules of a family come from that is none of the known ones: options described it.
 _ORIGINS = {"described": "options"}
-
-
-def is_verified_here(run: Mapping[str, Any]) -> bool:
-    """True when the choices recorded with the tokens of these results follow from the rule."""
-    trust = run.get("trust") or {}
-    share = trust.get("share_reproduced")
-    return share is not None and share >= LEAST_SHARE and not trust.get("overridden")
 
 
 def rule_status(run: Mapping[str, Any]) -> Status | None:

@@ -11,6 +11,9 @@ from moegeom.core.text import quoted
 
 _TEXT, _TRUTH, _COUNT, _NUMBER, _NONE = (str,), (bool,), (int,), (int, float), (type(None),)
 
+#: Share of the first recorded choices that must follow from a rule to verify it.
+LEAST_SHARE = 0.99
+
 #: What disturbs the inputs: a number that was given, or what two recordings show.
 _INPUT_NOISE = {
     "scale": _NUMBER,
@@ -178,6 +181,13 @@ _RUN: Mapping[str, Any] = {
         "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH}],
     },
 }
+
+
+def is_verified_here(run: Mapping[str, Any]) -> bool:
+    """True when the choices recorded with the tokens of these results follow from the rule."""
+    trust = run.get("trust") or {}
+    share = trust.get("share_reproduced")
+    return share is not None and share >= LEAST_SHARE and not trust.get("overridden")
 
 
 def num_non_finite(run: Mapping[str, Any]) -> int:
