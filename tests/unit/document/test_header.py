@@ -14,15 +14,9 @@ from moegeom.document.model import Document, Fact, View
 from moegeom.document.render import render
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import (
-    LEAST_SHARE,
-    assumed,
-    is_verified_here,
-    rule_facts,
-    rule_status,
-    rule_trust,
-)
+from moegeom.document.rule_trust import assumed, rule_facts, rule_status, rule_trust
 from moegeom.document.summary import Summary
+from moegeom.results.run_file import LEAST_SHARE, is_verified_here
 
 
 def summary(run: dict) -> Summary:
