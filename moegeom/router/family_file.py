@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from string import Formatter
@@ -70,6 +71,21 @@ def load_family(name: str) -> Family:
 
 
 @cache
+def family_of_class(name: str, model_type: str) -> Family | None:
+    """The family of a class such as ``Qwen3MoeForCausalLM``, named for one of its model types;
+    that of ``model_type`` where the class is named for it, or for the text part of it.
+    """
+    stem = _plain(re.sub(r"(For[A-Z][A-Za-z]*|LMHeadModel|Model)$", "", name))
+    if _plain(model_type) in (stem, f"{stem}text"):
+        return family_of(model_type)
+    each = map(load_family, sorted(families()))
+    return next((one for one in each if stem in map(_plain, one.model_types)), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def family_of(model_type: str) -> Family | None:
     """The family whose rule a ``model_type`` of ``config.json`` follows, if one is known."""
     # The file of that name first: most types have one, and the others need not be parsed.

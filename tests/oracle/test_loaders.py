@@ -16,9 +16,14 @@ from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.router.family_file import family_of, family_of_class
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 
@@ -201,6 +206,24 @@ def _loaded(model: Any, layer: int) -> np.ndarray:
     with torch.no_grad():
         change = gate.get_delta_weight("default") if hasattr(gate, "get_delta_weight") else 0.0
         return (gate.weight + change).numpy()
+
+
+def test_a_class_of_another_family_than_the_type_is_a_finding(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "model")
+    _config(tmp_path / "model", architectures=["MixtralForCausalLM"])
+    verdict = mg.check(tmp_path / "model")
+    assert json.loads(verdict.json())["run"]["loaders"]["class_of_others"]["family"] == "mixtral"
+    assert "MGI117" in verdict.text()
+    assert not mg.check(tmp_path / "model", profile="release")
+
+
+def test_classes_of_transformers_are_of_the_family_of_their_type():
+    classes = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    families = {kind: family_of(kind) for kind in classes}
+    of_class = {kind: family_of_class(classes[kind], kind) for kind in classes}
+    assert sum(family is not None for family in of_class.values()) > 50
+    others = {kind: f.name for kind, f in of_class.items() if f not in (None, families[kind])}
+    assert others == {}
 
 
 @pytest.mark.parametrize("name", [_ROUTER, "model.layers.0.post_attention_layernorm.weight"])

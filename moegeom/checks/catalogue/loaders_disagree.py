@@ -42,6 +42,13 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             yield dataclasses.replace(finding, severity="error") if is_broken else finding
         elif other["is_default"] and not other["is_missing"]:
             yield Unknown("checkpoint", f"what {loaders} load: {other['reason']}")
+    if other := facts["class_of_others"]:
+        yield CHECK.finding(
+            (),
+            f"the class {other['class']} of 'architectures' is of family {other['family']}, the "
+            "'model_type' of another.",
+            "transformers goes by the type, which is judged; vLLM and SGLang by the class.",
+        )
     adapter = facts["adapter"]
     if adapter and adapter["routers"]:
         yield CHECK.finding(

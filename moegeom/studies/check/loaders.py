@@ -19,7 +19,12 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import MoeGeomError
 from moegeom.core.router import Router
 from moegeom.engine.session import Session
+from moegeom.router.family_file import family_of_class
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import NOTHING_ASKED
+
+#: Characters of a name in the config that count.
+_NAME = 200
 
 _ADAPTER = "adapter_config.json"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -43,11 +48,13 @@ def loader_facts(opened: Session) -> dict[str, Any]:
     ``others`` hold every further answer with the ``routers`` that differ there, of them those that
     are ``not_finite``, and the ``files`` that hold them, or the ``reason`` for which it is not
     known. ``agree`` names the loaders whose routers are the same; ``adapter`` names routers that
-    transformers with PEFT changes, ``code`` the modules of the checkpoint's own.
+    transformers with PEFT changes, ``code`` the modules of the checkpoint's own,
+    ``class_of_others`` the class of another family by which engines load it.
     """
     location, folder = opened.location, opened.location.folder
     facts: dict[str, Any] = {"judged": "", "entry": location.file or "", "others": [], "agree": []}
     facts |= {"code": list(own_code(opened.store.config)), "adapter": None}
+    facts["class_of_others"] = _class_of_others(opened)
     if location.file is not None:
         return facts
     answers = list(answers_of(folder))
@@ -152,6 +159,22 @@ def _of_other_formats(opened: Session) -> Iterator[dict[str, Any]]:
         if any(difference.values()):
             loaders = [f"llama.cpp (-m {place.file})" if place.file else f"readers of {kind.name}"]
             yield {"loaders": loaders, "is_default": False, **difference}
+
+
+def _class_of_others(opened: Session) -> dict[str, str] | None:
+    """The class that ``architectures`` names, where its family is not that of ``model_type``:
+    transformers goes by the type, vLLM and SGLang by the class.
+    """
+    if opened.terms.asked != NOTHING_ASKED:
+        return None
+    config = opened.store.config
+    names, model_type = config.get("architectures"), str(config.get("model_type"))[:_NAME]
+    for name in names if isinstance(names, list) else ():
+        family = family_of_class(str(name)[:_NAME], model_type)
+        if family is not None:
+            is_same = family.name == opened.routers.family
+            return None if is_same else {"class": str(name)[:_NAME], "family": family.name}
+    return None
 
 
 def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
