@@ -22,8 +22,12 @@ from moegeom.studies.cells.study.files import CellFiles
 from moegeom.studies.cells.study.pictures import draw
 from moegeom.studies.cells.study.request import CellsRequest, check_request, matrix_router
 from moegeom.studies.cells.study.router import look_at, prediction
-from moegeom.studies.cells.study.slices import RequestedSlice, requested_slice
-from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
+from moegeom.studies.cells.study.slices import (
+    RequestedSlice,
+    SliceTokens,
+    requested_slice,
+    token_sample,
+)
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
