@@ -44,6 +44,6 @@ def left_out_facts(
 
 def study_record(study: Any) -> dict[str, Any]:
     """The fields of a study in their order, then what its rule rests on, and the run last."""
-    record = dataclasses.asdict(dataclasses.replace(study, run=None))
+    record = dataclasses.asdict(dataclasses.replace(study, run={}))
     del record["run"]
     return {**record, **(rule_facts(study.run) if study.run else {}), "run": study.run}

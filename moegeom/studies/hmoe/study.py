@@ -19,10 +19,17 @@ from moegeom.engine.parameters import option_of
 from moegeom.engine.plan import on_all_cores
 from moegeom.geometry.hmoe.activation import ACTIVATIONS
 from moegeom.geometry.hmoe.descent import Descended, descended
-from moegeom.geometry.hmoe.identifiability import cramer_rao_sd, gauge_dimensions, numerical_rank
 from moegeom.geometry.hmoe.losses import loss_2
 from moegeom.geometry.hmoe.mixture import Mixture, published_truth, with_channels
-from moegeom.geometry.hmoe.regression import PLACEMENTS, Position, jacobian, regression
+from moegeom.geometry.hmoe.regression import (
+    PLACEMENTS,
+    Position,
+    cramer_rao_sd,
+    gauge_dimensions,
+    jacobian,
+    numerical_rank,
+    regression,
+)
 from moegeom.geometry.statistics import slope
 from moegeom.kernels.cpu.mixture import mean_square
 from moegeom.studies.hmoe.record import (
