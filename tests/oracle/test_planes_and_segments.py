@@ -22,8 +22,9 @@ from moegeom.studies.cells.plane import raster as pixels
 from moegeom.studies.cells.plane.circle import circle_arcs
 from moegeom.studies.cells.plane.polygons import polygons
 from moegeom.studies.cells.plane.raster import plane_raster, raster
-from moegeom.studies.cells.plane.raster_enclosure import Rectangles, score_ranges
+from moegeom.studies.cells.plane.raster_enclosure import Rectangles
 from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
+from moegeom.studies.cells.plane.score_ranges import score_ranges
 from moegeom.studies.cells.plane.subspace import principal_slice, random_slice, slice_through
 from moegeom.studies.cells.walk.enumeration import enumerate_cells
 from moegeom.studies.cells.walk.segment_crossings import segment_crossings

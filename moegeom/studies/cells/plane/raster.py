@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import GroupMask, Projection, Rule
 from moegeom.geometry.selection import group_scores, kept_groups
-from moegeom.studies.cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles, score_ranges
+from moegeom.studies.cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles
 from moegeom.studies.cells.plane.raster_frame import (
     Frame,
     PixelState,
@@ -24,6 +24,7 @@ from moegeom.studies.cells.plane.raster_frame import (
     check_frame,
     plane_router,
 )
+from moegeom.studies.cells.plane.score_ranges import score_ranges
 
 #: Rivals outside the chosen set that are compared with it one by one.
 MOST_RIVALS = 16
