@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moegeom.document.glossary import WORDS
+from moegeom.document.renderers.html import WORDS
 
 _HEAD = """# Words
 

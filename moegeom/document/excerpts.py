@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from moegeom.core.text import number_of
-from moegeom.document.model import Block, Excerpt, Note, View
+from moegeom.document.model import Block, Excerpt, Note, Table, View
 
 T = TypeVar("T")
 
@@ -51,3 +51,15 @@ def worst_rows(rows: Sequence[T], badness: Callable[[T], float], view: View) -> 
     most = min(len(rows), _MOST_LINES)
     for number in range(most, min(most, _LEAST_LINES) - 1, -1):
         yield [rows[place] for place in sorted(worst[:number])]
+
+
+def worst_excerpt(
+    rows: Sequence[T],
+    badness: Callable[[T], float],
+    view: View,
+    table: Callable[[Sequence[T]], Table],
+    *also: Block,
+) -> Excerpt:
+    """A table of the worst rows on a screen; on a page of all, with what is there ``also``."""
+    shown, *fewer = worst_rows(rows, badness, view)
+    return Excerpt([table(shown)], [table(rows), *also], shorter=[[table(few)] for few in fewer])

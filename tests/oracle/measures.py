@@ -10,9 +10,9 @@ from scipy.integrate import quad
 from scipy.special import betainc
 from scipy.stats import binom, ncx2, norm
 
+from moegeom.geometry.border_shares import log_half_binomial
 from moegeom.geometry.boundary.order_distance import least_distance
 from moegeom.geometry.gram import cap_area_log10
-from moegeom.geometry.thickening import log_half_binomial
 
 
 def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:

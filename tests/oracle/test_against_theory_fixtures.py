@@ -16,7 +16,7 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry import border_shares, gram, occupation, selection, space, thickening
+from moegeom.geometry import border_shares, gram, occupation, selection, space
 from moegeom.geometry import load as loads
 from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
@@ -313,9 +313,9 @@ DELIVERED = {
     "slab_fraction_*": lambda delta, eps, R, D: np.exp(measures.log_slab_share(D, delta, eps, R)),
     "log_slab_fraction_tail": lambda delta, eps, R, D: measures.log_slab_share(D, delta, eps, R),
     "tube_fraction_*": lambda delta, eps, R, D, n: measures.tube_share(D, n, delta, eps, R),
-    "log_coeff": lambda D, n: thickening.log_half_binomial(dimension=D, order=n),
+    "log_coeff": lambda D, n: border_shares.log_half_binomial(dimension=D, order=n),
     "thm42_log10_bound": lambda D, M, n, eps, R: (
-        thickening.log_order_bound(M, n, D, eps / R) / np.log(10.0)
+        border_shares.log_order_bound(M, n, D, eps / R) / np.log(10.0)
     ),
     "alpha_orthonormal_*": lambda M, k, n: measures.orthonormal_border_share(M, k, order=n),
     "kappa_orthonormal_n2": lambda W, J: border_shares.tie_factor(

@@ -41,10 +41,9 @@ from moegeom.geometry.capacity.region_bounds import (
 )
 from moegeom.geometry.selection import margin, top_k
 from moegeom.geometry.solid_angles import SolidAngles, sampled_angles, shares_of
-from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.graph.facet_graph import facet_graph, swaps
-from moegeom.studies.cells.graph.visited_graph import visited_graph
+from moegeom.studies.cells.graph.facet_graph import facet_graph, swaps, visited_graph
+from moegeom.studies.cells.walk.enumeration import collected
 from moegeom.studies.cells.walk.level_walk import level_walk
 from tests.by_day import by_day
 from tests.oracle.helpers import choices, exact_logits, router, rows_of

@@ -16,17 +16,16 @@ from numpy.testing import assert_array_equal
 from moegeom.core.errors import UsageError
 from moegeom.studies.cells.ball import ball_cells as balls
 from moegeom.studies.cells.ball import box as boxes
+from moegeom.studies.cells.ball.ball_cells import nearest_vertices
 from moegeom.studies.cells.ball.nearest import arrangement_of
-from moegeom.studies.cells.ball.nearest_vertices import nearest_vertices
 from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
-from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.exact.exact_nearest import exact_nearest
 from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.graph.facet_graph import swaps
 from moegeom.studies.cells.study.found import FoundCells, find_cells, with_witnesses
 from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.studies.cells.walk.enumeration import AllSubsets, collected, enumerate_cells
 from moegeom.studies.cells.walk.level_walk import level_walk
 from tests.by_day import by_day
 from tests.oracle import helpers

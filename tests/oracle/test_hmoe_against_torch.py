@@ -16,12 +16,12 @@ from scipy.special import expit
 
 from moegeom.geometry.hmoe.activation import ACTIVATIONS
 from moegeom.geometry.hmoe.descent import descended, mean_square
-from moegeom.geometry.hmoe.identifiability import cramer_rao_sd
 from moegeom.geometry.hmoe.losses import loss_1, loss_2, voronoi_cells
 from moegeom.geometry.hmoe.mixture import Mixture, centred, published_truth, split, with_channels
 from moegeom.geometry.hmoe.regression import (
     PLACEMENTS,
     channel_functions,
+    cramer_rao_sd,
     gradient,
     jacobian,
     regression,

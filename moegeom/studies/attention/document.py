@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from moegeom.core.router import format_layers
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import size
-from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
+from moegeom.document.model import Block, Document, Fact, Look, Note, Table, Title, View
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
 from moegeom.studies.attention.record import Attention, AttentionLayer, HeadRange
@@ -41,14 +42,9 @@ _HEADS = (
 
 def document(found: Attention, view: View) -> Document:
     """What ``moegeom attention`` says."""
-    shown, *fewer = worst_rows(found.layers, _badness, view) if found.layers else ([],)
     notes = [Note(text) for text in _notes(found)]
     tables = [
-        Excerpt(
-            [part(found, shown)],
-            [part(found, found.layers), *also],
-            shorter=[[part(found, rows)] for rows in fewer],
-        )
+        worst_excerpt(found.layers, _badness, view, partial(part, found), *also)
         for part, also in ((_on_tokens, []), (_layers, [_heads(found)]))
         if part is _layers or _recorded(found)
     ]

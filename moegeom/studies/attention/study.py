@@ -3,30 +3,265 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import CheckpointError, RouterError
+from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import parse_layers
+from moegeom.core.text import half_width
+from moegeom.geometry.gating import HeadFigure, gate_pull, gating_figures
+from moegeom.geometry.gram import cosines, gram_score, random_gram_score, random_gram_score_sd
+from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
 from moegeom.pipeline import Watch
+from moegeom.router.attention.family import FUNCTIONS
 from moegeom.router.attention.tensors import (
+    LARGEST,
     AttentionTensors,
+    GateRows,
     attention_layers,
     recognise_attention,
 )
 from moegeom.studies.announced import announce_bytes
-from moegeom.studies.attention.layer import attention_layer
-from moegeom.studies.attention.on_tokens import layer_on_tokens
 from moegeom.studies.attention.record import (
     Attention,
     AttentionLayer,
     AttentionRequest,
+    Gating,
+    Head,
+    HeadRange,
+    LayerOnTokens,
     TokensFacts,
 )
 from moegeom.studies.written import refuse_out, write_rows
-from moegeom.tokens.attention_record import read_attention_record
+from moegeom.tokens.attention_record import (
+    BINS_PER_UNIT,
+    NUM_BINS,
+    AttentionRecord,
+    LayerSums,
+    read_attention_record,
+)
+
+# ---------------------------------------------------------------------------------------- on tokens
+#: Shares of the gates of a head below the figure.
+_DECILES = {"gate_decile_1": 0.1, "gate_median": 0.5, "gate_decile_9": 0.9}
+
+
+def layer_on_tokens(tensors: AttentionTensors, record: AttentionRecord) -> LayerOnTokens | None:
+    """Figures of each head of the layer; None where it was not recorded.
+
+    Raises
+    ------
+    RecordingError
+        When other gates or sinks were recorded.
+    """
+    sums = next((one for one in record.layers if one.name == tensors.name), None)
+    if sums is None:
+        return None
+    shape = (tensors.num_heads, tensors.gate_channels if tensors.gate is not None else 0)
+    if sums.fingerprint != tensors.fingerprint() or (*sums.rows.shape[2:],) != shape:
+        raise RecordingError(
+            f"{record.label}: layer {tensors.name} was recorded with other gates or sinks than "
+            f"those of {tensors.store.label}.",
+            f"It was recorded from {record.checkpoint}." if record.checkpoint else "",
+        )
+    known = _known(tensors, sums)
+    found = {
+        name: figure
+        for name, figure in gating_figures(sums.by_name, sums.tokens, sums.queries).items()
+        if name in known
+    }
+    gate = tensors.family.gate
+    if tensors.gate is not None and gate is not None:
+        for suffix, (total, squares) in zip(("", "_random"), sums.rows, strict=True):
+            pull = gate_pull(total, squares, int(sums.tokens.sum()))
+            found[f"gate_pull{suffix}"] = _exact(pull)
+        found |= _deciles(sums, gate.function)
+    blocks = int((sums.tokens > 0).sum())
+    return LayerOnTokens(
+        num_tokens=int(sums.tokens.sum()),
+        num_blocks=blocks,
+        figures={name: _measured(figure, blocks) for name, figure in found.items()},
+        heads=tuple(
+            {name: _number(figure.value[head]) for name, figure in found.items()}
+            for head in range(tensors.num_heads)
+        ),
+    )
+
+
+def _known(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
+    """Figures that were looked at: what is not seen adds up to 0."""
+    gate = tensors.family.gate
+    known: set[str] = set()
+    if tensors.gate is not None and gate is not None:
+        known |= {"gate_mean", "gate_closed_share", "gate_mean_random", "gate_closed_share_random"}
+        if gate.function == "sigmoid":
+            known.add("gate_entropy_nats")
+        if sums.has_heads:
+            known.add("energy_removed_share")
+        if sums.has_places:
+            known.add("gate_first_correlation")
+    if sums.has_places:
+        known |= {"first_token_mass", "first_4_mass", "uniform_mass"}
+    if sums.has_weights and tensors.sinks is not None:
+        known.add("sink_mass")
+    return known
+
+
+def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
+    """From the histogram, right to an eighth in front of the function."""
+    counts = np.cumsum(sums.histogram[0], axis=1)
+    inner = (np.arange(NUM_BINS) + 0.5) / BINS_PER_UNIT - NUM_BINS / BINS_PER_UNIT / 2
+    values = FUNCTIONS[function](inner)
+    places = {
+        name: (counts >= share * counts[:, -1:]).argmax(axis=1) for name, share in _DECILES.items()
+    }
+    return {name: _exact(values[place]) for name, place in places.items()}
+
+
+def _exact(value: np.ndarray) -> HeadFigure:
+    known = value[np.isfinite(value)]
+    mean = float(known.mean()) if known.size else math.nan
+    return HeadFigure(value, np.full(len(value), math.nan), mean, math.nan)
+
+
+def _measured(figure: HeadFigure, blocks: int) -> HeadRange:
+    width = half_width(figure.mean_error, blocks) if blocks > 1 else math.nan
+    known = figure.value[np.isfinite(figure.value)]
+    ends = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
+    return HeadRange(*(_number(one) for one in (figure.mean, width, *ends)))
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+# ---------------------------------------------------------------------------------------- one layer
+def attention_layer(tensors: AttentionTensors) -> AttentionLayer:
+    """Its figures; matrices are read one kind after the other.
+
+    Raises
+    ------
+    RouterError
+        When shapes contradict each other, or values are not finite.
+    """
+    family, number = tensors.family, tensors.num_heads
+    shared = tensors.num_value_heads
+    heads = [Head(h, h * shared // number if shared else None) for h in range(number)]
+    alike: list[tuple[int, int, float]] = []
+    if tensors.value is not None:
+        heads, alike = _of_products(tensors, heads)
+    gating: Gating = "none"
+    grams: dict[str, float | None] = dict.fromkeys(("gram", "gram_random", "gram_random_sd"))
+    if tensors.gate is not None:
+        gate = tensors.read_gate()
+        _refuse_not_finite(tensors, "gates", gate.rows, gate.bias)
+        gating = "one a head" if gate.rows.shape[1] == 1 and tensors.width > 1 else "one a channel"
+        heads, grams = _of_gate(gate, heads)
+    if tensors.sinks is not None:
+        heads = _of_sinks(tensors, heads)
+    has_gate = tensors.gate is not None and family.gate is not None
+    return AttentionLayer(
+        layer=tensors.name,
+        num_heads=number,
+        num_value_heads=shared,
+        width=tensors.width if tensors.output is not None else 0,
+        hidden=tensors.hidden,
+        gating=gating,
+        position=family.gate.position if has_gate and family.gate else "",
+        function=family.gate.function if has_gate and family.gate else "",
+        reads=family.gate.reads if has_gate and family.gate else "",
+        gram=grams["gram"],
+        gram_random=grams["gram_random"],
+        gram_random_sd=grams["gram_random_sd"],
+        alike=tuple(alike),
+        has_sinks=tensors.sinks is not None,
+        sink_is_projection=_is_projection(tensors),
+        num_bytes=tensors.num_bytes,
+        heads=tuple(heads),
+    )
+
+
+def _is_projection(tensors: AttentionTensors) -> bool:
+    sink = tensors.family.sink
+    return tensors.sinks is not None and sink is not None and sink.is_projection
+
+
+def _refuse_not_finite(tensors: AttentionTensors, what: str, *found: np.ndarray) -> None:
+    if not all(float(np.abs(values).max(initial=0.0)) <= LARGEST for values in found):
+        raise RouterError(
+            f"{tensors.store.label}: {what} of layer {tensors.name} hold values that are not "
+            "finite, or beyond 1e70."
+        )
+
+
+def _of_sinks(tensors: AttentionTensors, heads: list[Head]) -> list[Head]:
+    """A logit of minus infinity is that of a head without a sink."""
+    sinks = tensors.read_sinks()
+    is_none = np.isneginf(sinks[:, 0]) & (not _is_projection(tensors))
+    _refuse_not_finite(tensors, "sinks", sinks[~is_none])
+    given = np.linalg.norm(sinks, axis=1) if _is_projection(tensors) else sinks[:, 0]
+    return [
+        dataclasses.replace(head, sink=None if none else float(sink))
+        for head, none, sink in zip(heads, is_none, given, strict=True)
+    ]
+
+
+def _of_products(
+    tensors: AttentionTensors, heads: list[Head]
+) -> tuple[list[Head], list[tuple[int, int, float]]]:
+    matrices = tensors.read_heads()
+    spectra = product_spectra(matrices.values, matrices.outputs)
+    norms = np.linalg.norm(spectra, axis=1)
+    found = []
+    for head, spectrum, norm, dead in zip(heads, spectra, norms, dead_heads(norms), strict=True):
+        rank, effective = spectrum_rank(spectrum)
+        known: dict[str, Any] = {
+            "rank": rank,
+            "effective_rank": effective,
+            "product_norm": float(norm),
+            "is_dead": bool(dead),
+        }
+        found.append(dataclasses.replace(head, **known))
+    return found, alike_heads(matrices.values, matrices.outputs)
+
+
+def _of_gate(gate: GateRows, heads: list[Head]) -> tuple[list[Head], dict[str, float | None]]:
+    _, channels, width = gate.rows.shape
+    own = [_score(rows) if channels > 1 else None for rows in gate.rows]
+    found = [
+        dataclasses.replace(
+            head,
+            gate_norm=float(np.sqrt((rows**2).sum(axis=1).mean())),
+            gate_bias=float(bias.mean()),
+            gate_gram=score,
+        )
+        for head, rows, bias, score in zip(heads, gate.rows, gate.bias, own, strict=True)
+    ]
+    if channels == 1:
+        score = _score(gate.rows[:, 0])
+    else:
+        known = [one for one in own if one is not None]
+        score = float(np.mean(known)) if known else None
+    number = channels if channels > 1 else len(heads)
+    if number < 2:
+        return found, {"gram": None, "gram_random": None, "gram_random_sd": None}
+    return found, {
+        "gram": score,
+        "gram_random": random_gram_score(number, width, False),
+        "gram_random_sd": random_gram_score_sd(number, width, False),
+    }
+
+
+def _score(rows: Float64[np.ndarray, "rows width"]) -> float | None:
+    """Of rows as they are: a vector that is added to all of them changes a gate."""
+    found = gram_score(cosines(rows @ rows.T))
+    return None if np.isnan(found) else found
 
 
 def attention(request: AttentionRequest, watch: Watch | None = None) -> Attention:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import duration, header, size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.study import study_record
 from moegeom.document.summary import Summary
 from moegeom.studies.cells.record import (
     Answer,
@@ -56,7 +54,7 @@ def document(found: Enumerations, view: View) -> Document:
             [*_answers(found)],
             [*_ending(found, len(routers[shown:]))],
         ],
-        lambda: _record(found),
+        lambda: study_record(found),
     )
 
 
@@ -330,17 +328,3 @@ def _percent(share: float) -> str:
     """Rounded down where rounding would say all of them."""
     text = percent(share, ".3g")
     return percent_of_all(share) if text == "100 %" and share < 1.0 else text
-
-
-def _record(found: Enumerations) -> Mapping[str, Any]:
-    return {
-        "name": found.name,
-        "routers": [dataclasses.asdict(router) for router in found.routers],
-        "answers": [dataclasses.asdict(answer) for answer in found.answers],
-        "left_out": found.left_out,
-        "seed": found.seed,
-        "written": found.written,
-        "files": found.files,
-        **({} if found.run is None else rule_facts(found.run)),
-        "run": found.run,
-    }

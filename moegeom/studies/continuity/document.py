@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from moegeom.core.text import figure_text, number_of, percent
-from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.chart import Axis, Chart, Guide, Panel, Polyline
+from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, size, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
-from moegeom.document.rule_trust import rule_facts
-from moegeom.document.summary import Summary
-from moegeom.studies.continuity.figures import continuity_figures
+from moegeom.document.model import Block, Document, Fact, Gallery, Note, Table, View
+from moegeom.document.place import place
+from moegeom.document.study import left_out_facts, study_record, study_summary
 from moegeom.studies.continuity.record import Along, Continuity, RouterContinuity
 
 #: Slopes at small radii from which it is said that the output jumps, or is in proportion to r.
@@ -33,23 +33,20 @@ _SHOWN = 5
 
 def document(found: Continuity, view: View) -> Document:
     """What ``moegeom continuity`` says."""
-    ending = [*_limits(found), *skipped(_summary(found))]
+    ending = [*_limits(found), *skipped(study_summary(found))]
     if found.written:
         ending.append(f"Lines and spreads written to {found.written}.")
-    shown, *fewer = worst_rows(found.routers, lambda one: one.crossing.relative, view)
-    page = [_routers(found, found.routers)]
-    shorter = [[_routers(found, few)] for few in fewer]
     return Document(
         "continuity",
         found.run["checkpoint"]["name"],
         [
             [*_result(found)],
             [
-                *header(_summary(found), "routers", "rule", "tokens"),
+                *header(study_summary(found), "routers", "rule", "tokens"),
                 Fact("line", _lines(found)),
                 *_gate(found),
             ],
-            [Excerpt([_routers(found, shown)], page, shorter=shorter)],
+            [worst_excerpt(found.routers, _height, view, partial(_routers, found))],
             [_radii(found)],
             [Gallery(lambda: [*continuity_figures(found)])],
             [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
@@ -58,13 +55,14 @@ def document(found: Continuity, view: View) -> Document:
     )
 
 
-def _summary(found: Continuity) -> Summary:
-    return Summary(found.run, [{"router": one.router} for one in found.routers], [], [], [])
+def _height(one: RouterContinuity) -> float:
+    """How high the output jumps, in shares of its length."""
+    return one.crossing.relative
 
 
 def highest(found: Continuity) -> RouterContinuity:
     """The router whose jump is the highest, measured by the output."""
-    return max(found.routers, key=lambda one: one.crossing.relative)
+    return max(found.routers, key=_height)
 
 
 # ------------------------------------------------------------------------------------------- result
@@ -72,7 +70,7 @@ def highest(found: Continuity) -> RouterContinuity:
 
 def _result(found: Continuity) -> Iterator[Block]:
     one = highest(found)
-    crossing, place = one.crossing, _summary(found).places([one.router])
+    crossing, place = one.crossing, study_summary(found).places([one.router])
     out, into = crossing.pair
     yield Fact(
         "RESULT",
@@ -83,9 +81,7 @@ def _result(found: Continuity) -> Iterator[Block]:
     )
     if crossing.smooth is not None:
         yield Fact("", f"Smoothed, it {_smooth_said(crossing.smooth)}.", "plain")
-    for reason in dict.fromkeys(why for _, why in found.left_out):
-        places = _summary(found).places([name for name, why in found.left_out if why == reason])
-        yield Fact("", f"{places}: not looked at: {reason}.", "warning")
+    yield from left_out_facts(found)
 
 
 def _said(along: Along) -> str:
@@ -151,7 +147,9 @@ def _gate(found: Continuity) -> Iterator[Block]:
             f"disturbances below some {figure_text(one.eps / one.steepest_activation)}.",
         )
     for reason in dict.fromkeys(one.reason for one in found.routers if one.reason):
-        places = _summary(found).places([o.router for o in found.routers if o.reason == reason])
+        places = study_summary(found).places(
+            [o.router for o in found.routers if o.reason == reason]
+        )
         yield Fact("" if known else "smooth", f"{places}: no smoothed gate: {reason}.")
 
 
@@ -161,7 +159,7 @@ def _gate(found: Continuity) -> Iterator[Block]:
 def _routers(found: Continuity, shown: Any) -> Table:
     rest = len(found.routers) - len(shown)
     more = f"and {rest} more that jump less: --detail" if rest else ""
-    rows = [(_summary(found).place(one.router), *_cells(one)) for one in shown]
+    rows = [(study_summary(found).place(one.router), *_cells(one)) for one in shown]
     return Table(_HEADS, rows, drops=(0, 0, 0, 0, 0, 0, 1, 1, 2), rest=more)
 
 
@@ -195,7 +193,7 @@ def _radii(found: Continuity) -> Table:
         )
         for at in places
     ]
-    place = _summary(found).places([one.router])
+    place = study_summary(found).places([one.router])
     heads = (
         (f"{place}: within r", "spread G of the output", "", "smooth"),
         ("rms lengths", "hard", "smooth", "G / r"),
@@ -232,16 +230,8 @@ def _limits(found: Continuity) -> Iterator[str]:
 
 
 def _record(found: Continuity) -> Mapping[str, Any]:
-    return {
-        "routers": [_plain(dataclasses.asdict(one)) for one in found.routers],
-        "left_out": found.left_out,
-        "smooth": found.smooth,
-        "radius": found.radius,
-        "seed": found.seed,
-        "written": found.written,
-        **rule_facts(found.run),
-        "run": found.run,
-    }
+    record = study_record(found)
+    return {**record, "routers": _plain(record["routers"])}
 
 
 def _plain(value: Any) -> Any:
@@ -250,6 +240,83 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ------------------------------------------------------------------------------------------ figures
+#: Colours of the gates.
+_ROLES = {"hard": "tokens", "smooth": "g1"}
+
+
+def continuity_figures(found: Continuity) -> Iterator[Chart]:
+    """One for each router, the highest jump first."""
+    names = [one.router for one in found.routers]
+    for one in sorted(found.routers, key=lambda each: -each.crossing.relative):
+        yield _crossing(one, place(one.router, names))
+
+
+def _crossing(one: RouterContinuity, name: str) -> Chart:
+    crossing = one.crossing
+    gates = [along for along in (crossing.hard, crossing.smooth) if along is not None]
+    unit = crossing.rms * math.sqrt(one.hidden_size)
+    offset = [float(value / unit) for value in crossing.offset]
+    radius = [float(value / unit) for value in crossing.radius]
+    out, into = crossing.pair
+
+    def lines(of: str, at: Sequence[float]) -> list[Polyline]:
+        return [Polyline(along.gate, _ROLES[along.gate], at, _values(along, of)) for along in gates]
+
+    panels = [
+        Panel(
+            "The output along the line",
+            Axis("from the boundary, in rms lengths"),
+            Axis(f"output {crossing.coordinate}"),
+            lines("line", offset),
+        ),
+        Panel(
+            "How far it spreads",
+            Axis("within r, in rms lengths of the input", "log10"),
+            Axis("spread G", "log10"),
+            [*lines("spread", radius), Guide("height of the jump", "limit", crossing.jump)],
+        ),
+        Panel(
+            "How that grows",
+            Axis("within r, in rms lengths of the input", "log10"),
+            Axis("slope d ln G / d ln r"),
+            [*lines("slope", radius), Guide("a derivative", "dim", 1.0)],
+        ),
+    ]
+    smoothed = (
+        ""
+        if crossing.smooth is None
+        else f"; smoothed, {figure_text(float(crossing.smooth.spread[0]))} with slope "
+        f"{crossing.smooth.slope_near:.2f}"
+    )
+    return Chart(
+        f"crossing-{one.router.replace('/', '-')}",
+        f"Layer {name}: the output where expert {into} takes over from expert {out}",
+        f"A line through the nearest boundary point of token {crossing.token}, at right angles to "
+        "the boundary. First the coordinate of the output that jumps most, by the model's own gate "
+        "and by the smoothed one, whose experts are the same; then the largest distance of two "
+        "outputs within r of the boundary, all coordinates together; last its slope: 0 where the "
+        "output jumps, 1 where it has a derivative.",
+        "Other lines, shared experts, and what later layers make of it.",
+        f"Within {radius[0]:.0e} rms lengths the output spreads by "
+        f"{figure_text(float(crossing.hard.spread[0]))} with slope {crossing.hard.slope_near:.2f}, "
+        f"{percent(crossing.relative)} of its length{smoothed}.",
+        panels,
+        [
+            ("radius", radius),
+            *(
+                (f"{along.gate}_{column}", _values(along, column))
+                for along in gates
+                for column in ("spread", "slope", "spread_coordinate", "slope_coordinate")
+            ),
+        ],
+    )
+
+
+def _values(along: Along, name: str) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in getattr(along, name).tolist()]

@@ -5,25 +5,337 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from moegeom.core.errors import UsageError
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int32, Int64
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import RecordingError, RouterRuleError, UsageError
 from moegeom.core.router import Router
-from moegeom.engine.jumps import why_no_jumps
+from moegeom.core.text import number_of
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.engine.batch import LazyBatch
+from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_jumps
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, sample_tiles
+from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.session import Session
+from moegeom.engine.task import Task
+from moegeom.geometry.boundary.linear import boundary_distance
+from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
+from moegeom.geometry.whatif.moved import same_sets
+from moegeom.geometry.whatif.smooth import (
+    SmoothingBudget,
+    gaps,
+    largest_slope,
+    packed,
+    smoothing_budget,
+)
+from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.studies.announced import announce_experts
 from moegeom.studies.continuity.record import (
+    Along,
     BoundaryCrossing,
     Continuity,
     ContinuityRequest,
     RouterContinuity,
 )
-from moegeom.studies.continuity.router import parse_smooth, router_continuity
 from moegeom.studies.written import refuse_out, write_rows
+
+# --------------------------------------------------------------------------------------- one router
+#: Tokens that are looked at, and lines that are tried at once, highest jump first.
+TOKENS, _AT_ONCE = 2000, 64
+
+#: Radii, and the least of them over the largest; points between two radii, and of the picture.
+_RADII, _SMALLEST, _BETWEEN, _DRAWN = 40, 1e-4, 4, 401
+
+#: Radii of the smallest decade, over which slopes are told.
+_DECADE = _RADII // 4
+
+#: How near the distance from a point of the line must be to that of the tie behind it, so that no
+#: other boundary is nearer. The rest of the way is that of the step beside the tie.
+_AS_FAR = 1.0 - 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    token: Int64[np.ndarray, "tokens"]
+    inputs: Float64[np.ndarray, "tokens hidden"]
+    logits: Float[np.ndarray, "tokens experts"]
+    chosen: Int32[np.ndarray, "tokens k"]
+
+
+def router_continuity(
+    router: Router,
+    source: TokenSource,
+    kernels: Kernels,
+    experts: CountedExperts,
+    request: ContinuityRequest,
+) -> RouterContinuity:
+    """The line of one token, with the hard and the smoothed gate.
+
+    Raises
+    ------
+    UsageError
+        When no line, or not that of the token asked for, is free of other boundaries.
+    RecordingError
+        When a token is not finite at this router.
+    """
+    prepared, exact = prepare(router), ExactRouter(router)
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        some = _tokens(prepared, source, kernels, request)
+        jumps = token_jumps(prepared, some.inputs, some.logits, some.chosen, kernels, experts.mixed)
+        row, tried = _clear_line(exact, prepared, kernels, some, jumps, request)
+        budget, reason = _budget(exact, source, kernels, request)
+        crossing = _crossing(exact, some, jumps, row, budget, experts.mixed, request)
+    return RouterContinuity(
+        router=router.name,
+        hidden_size=router.hidden_size,
+        num_tokens=len(some.token),
+        num_known=int(jumps.is_known.sum()),
+        num_tried=tried,
+        eps=budget.eps if budget else float("nan"),
+        extra=budget.extra if budget else float("nan"),
+        unit=router.rule.selection_score_unit,
+        steepest_activation=largest_slope(),
+        crossing=crossing,
+        has_groups=router.rule.groups is not None,
+        reason=reason,
+        **experts.facts,
+    )
+
+
+def _tokens(
+    prepared: PreparedRouter, source: TokenSource, kernels: Kernels, request: ContinuityRequest
+) -> _Tokens:
+    """A sample, or the token asked for."""
+    total, task = source.facts.num_tokens, Task(prepared, source, kernels)
+    if request.at is None:
+        tiles = sample_tiles(total, request.seed, SMALL_SAMPLE_TOKENS)
+        token = np.concatenate([np.arange(t * TILE, min((t + 1) * TILE, total)) for t in tiles])
+        if len(token) > TOKENS:
+            draw = np.random.default_rng(request.seed)
+            token = np.sort(draw.choice(token, TOKENS, replace=False))
+    else:
+        token = np.array([request.at])
+    parts = []
+    for tile in np.unique(token // TILE).tolist():
+        batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
+        row = np.flatnonzero(np.isin(batch.token, token))
+        assert batch.input is not None and batch.logits is not None
+        parts.append((batch.token[row], batch.input[row], batch.logits[row], batch.chosen[row]))
+    token, inputs, logits, chosen = map(np.concatenate, zip(*parts, strict=True))
+    if not len(token):
+        raise RecordingError(
+            f"{source.facts.name}: token {request.at} is not finite at router "
+            f"{prepared.router.name}."
+        )
+    return _Tokens(token, inputs.astype(np.float64), logits, chosen)
+
+
+# ----------------------------------------------------------------------------------------- the line
+def _clear_line(
+    exact: ExactRouter,
+    prepared: PreparedRouter,
+    kernels: Kernels,
+    some: _Tokens,
+    jumps: TokenJumps,
+    request: ContinuityRequest,
+) -> tuple[int, int]:
+    """The row with the highest jump whose line meets no other boundary, and how many were tried."""
+    known = np.flatnonzero(jumps.is_known)
+    known = known[np.argsort(-jumps.height[known], kind="stable")]
+    name = exact.router.name
+    if not len(known):
+        which = "any token" if request.at is None else f"token {request.at}"
+        raise UsageError(
+            f"router {name}: the nearest boundary point of {which} is not known.",
+            "Nearest are a change of groups, equal rows, or a corner; ask for another token.",
+        )
+    for start in range(0, len(known), _AT_ONCE):
+        few = known[start : start + _AT_ONCE]
+        found = np.flatnonzero(_is_clear(exact, prepared, kernels, some, jumps, few, request))
+        if len(found):
+            return int(few[found[0]]), start + int(found[0]) + 1
+    raise UsageError(
+        f"router {name}: of {number_of(len(known), 'line')} every one meets another boundary "
+        f"within {request.radius:g} rms lengths of the input.",
+        f"Look at a shorter line: --radius {request.radius / 4.0:g}.",
+    )
+
+
+def _is_clear(
+    exact: ExactRouter,
+    prepared: PreparedRouter,
+    kernels: Kernels,
+    some: _Tokens,
+    jumps: TokenJumps,
+    row: Int64[np.ndarray, "rows"],
+    request: ContinuityRequest,
+) -> Bool[np.ndarray, "rows"]:
+    """Whether the way to r on both sides of the tie is in one cell each.
+
+    From the point at r/2 the tie is at r/2. Where no boundary is nearer, the ball of that radius,
+    and with it the way from the tie to r, is free of others.
+    """
+    half = 0.5 * _reach(some, row, request.radius)
+    is_clear = np.ones(len(row), bool)
+    for sign in (1.0, -1.0):
+        at = jumps.tie.point[row] + sign * half[:, None] * jumps.tie.normal[row]
+        logits = exact.logits(at)
+        chosen = exact.chosen(logits)
+        wanted = jumps.chosen[row] if sign > 0.0 else jumps.after[row]
+        is_clear &= same_sets(chosen, wanted)
+        if prepared.rows is not None:
+            distance = boundary_distance(logits, chosen, prepared.rows).distance
+        else:
+            distance = kernels["curved_distance"](logits, chosen, prepared.curved, on_rays=False)[0]
+        is_clear &= distance >= _AS_FAR * half
+    return is_clear
+
+
+def _reach(
+    some: _Tokens, row: Int64[np.ndarray, "rows"], radius: float
+) -> Float64[np.ndarray, "rows"]:
+    """The largest radius of each token in units of the router input: |y| is sqrt(D) rms lengths."""
+    return radius * np.sqrt((some.inputs[row] ** 2).sum(axis=1))
+
+
+def _crossing(
+    exact: ExactRouter,
+    some: _Tokens,
+    jumps: TokenJumps,
+    row: int,
+    budget: SmoothingBudget | None,
+    mixed: Mixture,
+    request: ContinuityRequest,
+) -> BoundaryCrossing:
+    largest = float(_reach(some, np.array([row]), request.radius)[0])
+    radius = largest * np.logspace(np.log10(_SMALLEST), 0.0, _RADII)
+    dense = np.logspace(np.log10(_SMALLEST), 0.0, (_RADII - 1) * _BETWEEN + 1) * largest
+    dense[::_BETWEEN] = radius
+    both = np.concatenate([-dense[::-1], dense])
+    # an even number of steps would land on the tie, where either set may be chosen
+    drawn = largest * np.linspace(-1.0, 1.0, _DRAWN + 1)
+    point, normal = jumps.tie.point[row], jumps.tie.normal[row]
+
+    def at(offset: np.ndarray) -> np.ndarray:
+        return point + offset[:, None] * normal
+
+    hard = exact.output(at(both), mixed)
+    found = spread_within(both, hard, radius)
+    coordinate = found.coordinate
+    line = exact.output(at(drawn), mixed)[:, coordinate]
+    smooth = None
+    if budget is not None:
+        along = spread_within(both, _smoothed(exact, at(both), budget, mixed), radius, coordinate)
+        smoothed = _smoothed(exact, at(drawn), budget, mixed)[:, coordinate]
+        smooth = _along("smooth", smoothed, along)
+    return BoundaryCrossing(
+        token=int(some.token[row]),
+        pair=(int(jumps.pair[row, 0]), int(jumps.pair[row, 1])),
+        distance=float(jumps.tie.distance[row]),
+        rms=float(np.sqrt((some.inputs[row] ** 2).mean())),
+        jump=float(jumps.height[row]),
+        output=float(jumps.output[row]),
+        coordinate=coordinate,
+        offset=drawn,
+        radius=radius,
+        hard=_along("hard", line, found),
+        smooth=smooth,
+        fades_at=_fades_at(exact, at(np.array([-largest, largest])), jumps.pair[row], budget),
+    )
+
+
+def _fades_at(
+    exact: ExactRouter,
+    ends: Float64[np.ndarray, "2 hidden"],
+    pair: Int32[np.ndarray, "2"],
+    budget: SmoothingBudget | None,
+) -> float:
+    """The larger gap at both ends between the k-th score and that of the expert left out there."""
+    if budget is None:
+        return float("nan")
+    selection = exact.selection(exact.logits(ends))
+    last = np.sort(selection, axis=1)[:, -exact.router.rule.top_k]
+    # the first expert of the pair is left out before the tie, the second behind it
+    return float((last - selection[[0, 1], pair]).max() / budget.eps)
+
+
+def _along(
+    gate: Literal["hard", "smooth"],
+    line: Float64[np.ndarray, "points"],
+    found: SpreadByRadius,
+) -> Along:
+    near = found.slope[1 : _DECADE + 1]
+    return Along(
+        gate=gate,
+        line=line,
+        spread=found.whole,
+        slope=found.slope,
+        spread_coordinate=found.one,
+        slope_coordinate=found.one_slope,
+        slope_near=float(np.median(near)),
+        steepest=float((found.whole / found.radius).max()),
+    )
+
+
+# ---------------------------------------------------------------------------------- the smooth gate
+def parse_smooth(text: str) -> tuple[str, float]:
+    """``extra=0.5`` or ``eps=0.1``; UsageError for anything else."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if name not in ("extra", "eps") or not 0.0 < number < np.inf:
+        raise UsageError(
+            f"--smooth {text}: expected a positive number of extra experts, or a width.",
+            "Such as extra=0.5 (more experts a token in the mean), or eps=0.1 (selection score).",
+        )
+    return name, number
+
+
+def _budget(
+    exact: ExactRouter, source: TokenSource, kernels: Kernels, request: ContinuityRequest
+) -> tuple[SmoothingBudget | None, str]:
+    """The width of the strip, fitted to a sample of the tokens; or why there is none."""
+    router = exact.router
+    if router.rule.weights.source == "sparsemixer":
+        return None, "its weights follow from the order of k experts, and are not those of more"
+    name, number = parse_smooth(request.smooth)
+    task, total, parts = Task(prepare(router), source, kernels), source.facts.num_tokens, []
+    for tile in sample_tiles(total, request.seed, SMALL_SAMPLE_TOKENS):
+        batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
+        assert batch.input is not None
+        parts.append(gaps(exact.selection(exact.logits(batch.input)), router.rule.top_k))
+    below = np.concatenate(parts)
+    if name == "eps":
+        return SmoothingBudget(number, float((below < number).sum()) / len(below)), ""
+    try:
+        return smoothing_budget(below, number), ""
+    except ValueError as error:
+        raise RouterRuleError(
+            f"router {router.name}: --smooth {request.smooth}: {error}."
+        ) from None
+
+
+def _smoothed(
+    exact: ExactRouter,
+    inputs: Float64[np.ndarray, "points hidden"],
+    budget: SmoothingBudget,
+    mixed: Mixture,
+) -> Float64[np.ndarray, "points outputs"]:
+    """The output of the experts whose weight the smoothed gate does not make 0."""
+    weights = exact.smooth_weights(inputs, budget.eps)
+    chosen = packed(weights > 0.0, weights)
+    of_chosen = np.take_along_axis(weights, np.maximum(chosen, 0).astype(np.int64), axis=1)
+    return mixed(inputs, chosen, np.where(chosen >= 0, of_chosen, 0.0))
 
 
 def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Continuity:

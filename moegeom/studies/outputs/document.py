@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.chart import Axis, Chart, Heat, Panel
+from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, size, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.model import Block, Document, Fact, Gallery, Note, Table, View
+from moegeom.document.place import place
+from moegeom.document.study import left_out_facts, study_record, study_summary
 from moegeom.document.summary import Summary
-from moegeom.studies.outputs.figures import outputs_figures
 from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
 #: Figure, the line above it and its heading, and when a narrow screen does without it.
@@ -42,11 +43,9 @@ _EXPERT_HEADS = (
 
 def document(found: Outputs, view: View) -> Document:
     """What ``moegeom outputs`` says."""
-    summary = _summary(found)
-    shown, *fewer = worst_rows(found.routers, lambda one: one.routed_mean_share, view)
+    summary = study_summary(found)
     notes = [*map(Note, (*_notes(found), *skipped(summary)))]
     every = [_every(summary, found.routers)] if found.every_expert else []
-    experts = [_experts(summary, found.routers)]
     return Document(
         "outputs",
         found.run["checkpoint"]["name"],
@@ -55,22 +54,20 @@ def document(found: Outputs, view: View) -> Document:
             [*header(summary, "routers", "rule", "tokens"), Fact("sample", _sample(found))],
             [Gallery(lambda: [*outputs_figures(found)])],
             [
-                Excerpt(
-                    [_layers(found, shown)],
-                    [_layers(found, found.routers), *every, *experts],
-                    shorter=[[_layers(found, rows)] for rows in fewer],
+                worst_excerpt(
+                    found.routers,
+                    lambda one: one.routed_mean_share,
+                    view,
+                    partial(_layers, found),
+                    *every,
+                    _experts(summary, found.routers),
                 )
             ],
             [in_part(every, "line", view.detail, page=[])] if every else [],
             [in_part(notes, "note", view.detail, is_aside=True)],
         ],
-        lambda: _record(found),
+        lambda: study_record(found),
     )
-
-
-def _summary(found: Outputs) -> Summary:
-    names = [*(one.router for one in found.routers), *(name for name, _ in found.left_out)]
-    return Summary(found.run, [{"router": name} for name in names], [], [], [])
 
 
 def _sample(found: Outputs) -> str:
@@ -102,9 +99,7 @@ def _verdict(found: Outputs) -> Iterator[Block]:
             f"Shared experts give {_range(shared, _share)} of the energy of the sum, and "
             f"{_range(means, _share)} of theirs is their mean.",
         )
-    for reason in dict.fromkeys(why for _, why in found.left_out):
-        places = _summary(found).places([name for name, why in found.left_out if why == reason])
-        yield Fact("", f"{places}: not computed: {reason}", "warning")
+    yield from left_out_facts(found, what="not computed")
 
 
 def _range(values: Sequence[float], said: Any) -> str:
@@ -131,7 +126,7 @@ def _layers(found: Outputs, routers: Sequence[RouterOutputs]) -> Table:
     """Without columns of shared experts where no layer has any."""
     has_shared = any(one.shared_norm is not None for one in found.routers)
     columns = [column for column in _COLUMNS if has_shared or column[1] != "shared"]
-    summary = _summary(found)
+    summary = study_summary(found)
     rows = [
         (summary.place(one.router), *(figure(one) for *_, figure in columns)) for one in routers
     ]
@@ -192,7 +187,7 @@ def _notes(found: Outputs) -> Iterator[str]:
     for reason in dict.fromkeys(one.shared for one in found.routers):
         names = [one.router for one in found.routers if one.shared == reason]
         if reason not in ("none", "computed"):
-            places = _summary(found).places(names)
+            places = study_summary(found).places(names)
             yield f"{places}: shared experts are not computed: {reason}"
     if found.written:
         yield _written(found)
@@ -208,16 +203,46 @@ def _written(found: Outputs) -> str:
     )
 
 
-def _record(found: Outputs) -> Mapping[str, Any]:
-    return {
-        "routers": [dataclasses.asdict(one) for one in found.routers],
-        "left_out": found.left_out,
-        "num_tokens": found.num_tokens,
-        "num_dropped": found.num_dropped,
-        "every_expert": found.every_expert,
-        "seed": found.seed,
-        "kinds": found.kinds,
-        "written": found.written,
-        **rule_facts(found.run),
-        "run": found.run,
-    }
+# ------------------------------------------------------------------------------------------ figures
+def outputs_figures(found: Outputs) -> Iterator[Chart]:
+    """One: the share of each expert in each layer, in shares of an even division."""
+    routers = found.routers
+    names = [place(each.router, [r.router for r in routers]) for each in routers]
+    experts = max(router.num_experts for router in routers)
+    shares = [[one.energy_share * r.num_experts for one in r.experts] for r in routers]
+    heat = Heat(
+        [[*row, *[None] * (experts - len(row))] for row in shares],
+        "energy of the contributions, in shares of an even division",
+        0.0,
+        max(2.0, *(value for row in shares for value in row)),
+        1.0,
+    )
+    layer = max(range(len(routers)), key=lambda i: max(shares[i]))
+    most = max(routers[layer].experts, key=lambda one: one.energy_share)
+    rows = [(router, one) for router in routers for one in router.experts]
+    yield Chart(
+        "energy",
+        "Where the routed output comes from",
+        "Squared length of what each expert adds (its output times the routing weight), summed "
+        "over the tokens that chose it, beside an even division among all experts.",
+        "Whether contributions cancel, and what the layers behind make of them.",
+        f"Expert {most.expert} of layer {names[layer]} gives {percent(most.energy_share)} of the "
+        "energy of its layer.",
+        [
+            Panel(
+                "",
+                Axis("expert", names=[str(e) for e in range(experts)]),
+                Axis("layer", names=names),
+                [heat],
+            )
+        ],
+        [
+            ("router", [router.router for router, _ in rows]),
+            ("expert", [one.expert for _, one in rows]),
+            ("num_tokens", [one.num_tokens for _, one in rows]),
+            ("weight", [one.weight for _, one in rows]),
+            ("output_norm", [one.output_norm for _, one in rows]),
+            ("contribution_norm", [one.contribution_norm for _, one in rows]),
+            ("energy_share", [one.energy_share for _, one in rows]),
+        ],
+    )

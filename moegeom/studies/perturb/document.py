@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
-from moegeom.document.rule_trust import rule_facts
-from moegeom.document.summary import Summary
+from moegeom.document.study import left_out_facts, study_record, study_summary
 from moegeom.studies.perturb.record import NearTie, Perturbed, RouterPaths
 
 #: Pairs of experts that a screen shows of all routers together.
@@ -33,27 +31,23 @@ _TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
 
 def document(found: Perturbed, view: View) -> Document:
     """What ``moegeom perturb`` says."""
-    ending = [*_limits(found), *skipped(_summary(found))]
+    ending = [*_limits(found), *skipped(study_summary(found))]
     if found.written:
         ending.append(f"Curves, exits and time near ties written to {found.written}.")
     sections: list[Sequence[Block]] = [
         [*_result(found)],
-        [*header(_summary(found), "routers", "rule", "tokens"), *_moving(found)],
+        [*header(study_summary(found), "routers", "rule", "tokens"), *_moving(found)],
     ]
     if found.routers:
-        soonest = worst_rows(found.routers, lambda one: -one.half.simulated, view)
-        shown, *fewer = map(list, soonest)
-        shorter = [[_curves(found, few)] for few in fewer]
-        page = [_curves(found, found.routers)]
-        sections.append([Excerpt([_curves(found, shown)], page, shorter=shorter)])
+        soonest = partial(_curves, found)
+        sections.append(
+            [worst_excerpt(found.routers, lambda one: -one.half.simulated, view, soonest)]
+        )
         sections.append([*_pairs(found, view)])
     sections.append([in_part([*map(Note, ending)], "note", view.detail, is_aside=True)])
-    return Document("perturb", found.run["checkpoint"]["name"], sections, lambda: _record(found))
-
-
-def _summary(found: Perturbed) -> Summary:
-    rows = [{"router": router["name"]} for router in found.run["routers"]]
-    return Summary(found.run, rows, [], [], [])
+    return Document(
+        "perturb", found.run["checkpoint"]["name"], sections, lambda: study_record(found)
+    )
 
 
 def _median(found: Perturbed, value: Callable[[RouterPaths], float | None]) -> float | None:
@@ -68,10 +62,7 @@ def _result(found: Perturbed) -> Iterator[Block]:
         if sentence:
             yield Fact(label, sentence, "strong" if label else "plain")
             label = ""
-    for reason in dict.fromkeys(reason for _, reason in found.left_out):
-        places = _summary(found).places([name for name, why in found.left_out if why == reason])
-        yield Fact(label, f"{places}: not looked at: {reason}.", "warning")
-        label = ""
+    yield from left_out_facts(found, label)
 
 
 def _when(found: Perturbed) -> str:
@@ -93,7 +84,7 @@ def _when(found: Perturbed) -> str:
     )
     if len(found.routers) > 1:
         soonest = min(found.routers, key=lambda one: one.half.simulated)
-        place = _summary(found).places([soonest.router])
+        place = study_summary(found).places([soonest.router])
         said += f"; soonest in {place}, by {_time(soonest.half.simulated)}"
     return f"{said}."
 
@@ -146,7 +137,7 @@ def _curves(found: Perturbed, shown: Sequence[RouterPaths]) -> Table:
     )
     rest = len(found.routers) - len(shown)
     more = f"and {rest} more that change later: --detail" if rest else ""
-    rows = [(_summary(found).place(one.router), *_cells(one)) for one in shown]
+    rows = [(study_summary(found).place(one.router), *_cells(one)) for one in shown]
     drops = (0, 2, 1, 0, 0, 0, 0, 0, 0, *[0] * len(ties))
     return Table(heads, rows, drops=drops, rest=more)
 
@@ -194,7 +185,7 @@ def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
         return
     rows = [
         (
-            _summary(found).place(one.router),
+            study_summary(found).place(one.router),
             str(pair.expert_out),
             str(pair.expert_in),
             f"{percent(pair.share)} +- {percent(pair.share_se)}",
@@ -266,20 +257,5 @@ def _loose(found: Perturbed) -> Iterator[str]:
     bounds = [tie for tie in found.routers[0].near if tie.bound is not None]
     if bounds:
         said = ", ".join(f"{percent(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
-        place = _summary(found).places([found.routers[0].router])
+        place = study_summary(found).places([found.routers[0].router])
         yield f"Loose: all flats where experts tie, added up, allow {said} in {place}."
-
-
-def _record(found: Perturbed) -> Mapping[str, Any]:
-    return {
-        "routers": [dataclasses.asdict(one) for one in found.routers],
-        "left_out": found.left_out,
-        "noise": found.noise,
-        "has_drift": found.has_drift,
-        "time": found.time,
-        "eps": found.eps,
-        "seed": found.seed,
-        "written": found.written,
-        **rule_facts(found.run),
-        "run": found.run,
-    }

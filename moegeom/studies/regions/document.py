@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.model import Block, Document, Fact, Note, Table, View
+from moegeom.document.study import left_out_facts, study_record, study_summary
 from moegeom.document.summary import Summary
 from moegeom.studies.regions.record import Regions, RouterRegions
 
@@ -35,8 +33,7 @@ _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 def document(found: Regions, view: View) -> Document:
     """What ``moegeom regions`` says."""
-    summary = _summary(found)
-    shown, *fewer = worst_rows(found.routers, lambda one: one.ways[0].regions, view)
+    summary = study_summary(found)
     notes = [*map(Note, (*_notes(found), *skipped(summary)))]
     if found.written:
         notes.append(Note(f"Counts written to {found.written}."))
@@ -46,26 +43,18 @@ def document(found: Regions, view: View) -> Document:
         [
             [*_verdict(found)],
             [*header(summary, "routers", "rule", "tokens")],
-            [_table(partial(_ways, summary), shown, fewer, found.routers)],
-            [_table(partial(_planes, summary), shown, fewer, found.routers)],
+            *(
+                [worst_excerpt(found.routers, _changes, view, partial(table, summary))]
+                for table in (_ways, _planes)
+            ),
             [in_part(notes, "note", view.detail, is_aside=True)],
         ],
-        lambda: _record(found),
+        lambda: study_record(found),
     )
 
 
-def _summary(found: Regions) -> Summary:
-    names = [*(one.router for one in found.routers), *(name for name, _ in found.left_out)]
-    return Summary(found.run, [{"router": name} for name in names], [], [], [])
-
-
-def _table(
-    make: Callable[[Sequence[RouterRegions]], Table],
-    shown: Sequence[RouterRegions],
-    fewer: Sequence[Sequence[RouterRegions]],
-    every: Sequence[RouterRegions],
-) -> Excerpt:
-    return Excerpt([make(shown)], [make(every)], shorter=[[make(rows)] for rows in fewer])
+def _changes(one: RouterRegions) -> float:
+    return one.ways[0].regions
 
 
 def _verdict(found: Regions) -> Iterator[Block]:
@@ -83,18 +72,13 @@ def _verdict(found: Regions) -> Iterator[Block]:
     every = float(np.mean([way.all_neurons for way in ways]))
     yield Fact(
         "",
-        f"Straight ways between random pairs of tokens, mean of {_layers(len(found.routers))}; the "
-        f"neurons of all experts would change {every:.3g} times.",
+        "Straight ways between random pairs of tokens, mean of "
+        f"{number_of(len(found.routers), 'layer')}; the neurons of all experts would change "
+        f"{every:.3g} times.",
     )
     kinds = sorted({one.counted for one in found.routers})
     yield Fact("counted", f"{' and '.join(kinds)}; attention and norms are outside.")
-    for reason in dict.fromkeys(why for _, why in found.left_out):
-        places = _summary(found).places([name for name, why in found.left_out if why == reason])
-        yield Fact("", f"{places}: not looked at: {reason}.", "warning")
-
-
-def _layers(number: int) -> str:
-    return number_of(number, "layer")
+    yield from left_out_facts(found)
 
 
 def _ways(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
@@ -154,15 +138,3 @@ def _notes(found: Regions) -> Iterator[str]:
         "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "
         "much the output changes there is not looked at. Shared experts are not counted."
     )
-
-
-def _record(found: Regions) -> Mapping[str, Any]:
-    return {
-        "routers": [dataclasses.asdict(one) for one in found.routers],
-        "left_out": found.left_out,
-        "against": found.against,
-        "seed": found.seed,
-        "written": found.written,
-        **rule_facts(found.run),
-        "run": found.run,
-    }

@@ -108,6 +108,6 @@ class Regions:
     run: Mapping[str, Any]
     routers: tuple[RouterRegions, ...]
     left_out: tuple[tuple[str, str], ...]
+    against: str | None
     seed: int
-    against: str | None = None
     written: str | None = None

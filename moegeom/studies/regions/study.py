@@ -3,25 +3,275 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.session import Session
+from moegeom.geometry.capacity.region_bounds import most_regions, published_regions
+from moegeom.geometry.region_counts import (
+    Line,
+    Point,
+    clipped,
+    distinct_places,
+    regions_in_polygon,
+    segment_roots,
+)
+from moegeom.geometry.set_code import chosen_mask
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.studies.announced import announce
-from moegeom.studies.cells.study.slices import requested_slice
-from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
-from moegeom.studies.regions.record import EarlierRegions, Regions, RegionsRequest, RouterRegions
-from moegeom.studies.regions.router import router_regions, ways_of
+from moegeom.studies.cells.exact.crossings import crossing_rate
+from moegeom.studies.cells.graph.facet_graph import swaps
+from moegeom.studies.cells.plane.subspace import Slice
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.slices import (
+    RequestedSlice,
+    SliceTokens,
+    frame_of,
+    requested_slice,
+    token_sample,
+)
+from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.studies.cells.walk.segment_crossings import segment_crossings
+from moegeom.studies.regions.record import (
+    EarlierRegions,
+    PlaneRegions,
+    Regions,
+    RegionsRequest,
+    RouterRegions,
+    SegmentRegions,
+)
 from moegeom.studies.written import refuse_out, write_rows
+
+# --------------------------------------------------------------------------------------- one router
+#: What regions are, by activation of experts without a gate; others are patterns of signs.
+_KINDS = {"relu": "linear regions", "relu2": "polynomial regions"}
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """Ends of the straight ways of one kind."""
+
+    way: str
+    start: Float64[np.ndarray, "segments hidden"]
+    stop: Float64[np.ndarray, "segments hidden"]
+
+
+def ways_of(
+    sample: SliceTokens, document: Int64[np.ndarray, "tokens"], number: int, seed: int
+) -> list[Ways]:
+    """Random pairs of tokens, no token in two, and tokens that follow each other in a document."""
+    draw, tokens = np.random.default_rng(seed), len(sample.inputs)
+    inputs = sample.inputs.astype(np.float64)
+    half = min(number, tokens // 2)
+    chosen = draw.permutation(tokens)[: 2 * half]
+    found = [Ways("random pairs", inputs[chosen[:half]], inputs[chosen[half:]])]
+    follows = (np.diff(sample.token) == 1) & (document[1:] == document[:-1]) & (document[1:] >= 0)
+    rows = np.flatnonzero(follows)
+    if len(rows):
+        rows = np.sort(draw.permutation(rows)[:number])
+        found.append(Ways("consecutive tokens", inputs[rows], inputs[rows + 1]))
+    return found
+
+
+def router_regions(
+    router: Router,
+    tensors: ExpertTensors,
+    ways: list[Ways],
+    asked: RequestedSlice,
+    sample: SliceTokens,
+    request: RegionsRequest,
+) -> RouterRegions:
+    """Counts on every way and in the plane; each gate is read once."""
+    part = asked.part
+    if part is None or part.dims != 2:
+        raise UsageError(
+            f"--subspace {request.subspace}: regions are counted in a plane.",
+            "For example pca:2, random:2 or plane:0,1,2.",
+        )
+    on_ways = [_OnWays(router, one) for one in ways]
+    lines, norms = [], []
+    for expert in range(tensors.num_experts):
+        gate, bias = tensors.read_gate(expert)
+        rows = gate.astype(np.float64)
+        offset = np.zeros(len(rows)) if bias is None else bias.astype(np.float64)
+        for one in on_ways:
+            one.add(expert, rows, offset)
+        lines.append(_on_plane(rows, offset, part))
+        norms.append((np.linalg.norm(rows, axis=1), offset))
+    return RouterRegions(
+        router=router.name,
+        num_experts=router.num_experts,
+        top_k=router.rule.top_k,
+        width=tensors.width,
+        activation=tensors.activation,
+        counted="sign patterns of the gate" if tensors.is_gated else _KINDS.get(
+            tensors.activation, "sign patterns of the pre-activations"
+        ),
+        num_bytes=tensors.bytes_of(gate_alone=True),
+        ways=tuple(one.figures() for one in on_ways),
+        plane=_plane(router, lines, norms, asked, part, sample, request),
+    )  # fmt: skip
+
+
+class _OnWays:
+    """Changes on the ways of one kind, gathered expert by expert."""
+
+    def __init__(self, router: Router, ways: Ways) -> None:
+        self.ways, self.number = ways, len(ways.start)
+        self.length = np.linalg.norm(ways.stop - ways.start, axis=1)
+        logits = [self._logits(router, ends) for ends in (ways.start, ways.stop)]
+        k, experts = router.rule.top_k, router.num_experts
+        found = segment_crossings(logits[0], logits[1], k, with_places=True)
+        self.first, self.at = found.first, found.at
+        self.segment = np.repeat(np.arange(self.number), np.diff(found.first))
+        owner, middle = _middles(found.first, found.at)
+        inside = (1.0 - middle)[:, None] * logits[0][owner] + middle[:, None] * logits[1][owner]
+        chosen = np.argsort(-inside, axis=1, kind="stable")[:, :k].astype(np.int32)
+        self.is_chosen: Bool[np.ndarray, "pieces experts"] = chosen_mask(chosen, experts)
+        self.num_all = np.zeros(self.number, np.int64)
+        self.roots: list[tuple[np.ndarray, np.ndarray]] = []
+
+    @staticmethod
+    def _logits(router: Router, inputs: np.ndarray) -> np.ndarray:
+        logits = inputs @ router.weight.T.astype(np.float64)
+        return logits if router.affine_bias is None else logits + router.affine_bias
+
+    def add(self, expert: int, rows: np.ndarray, offset: np.ndarray) -> None:
+        start, stop = (ends @ rows.T + offset for ends in (self.ways.start, self.ways.stop))
+        chosen = np.ascontiguousarray(self.is_chosen[:, expert])
+        found = segment_roots(start, stop, self.first, self.at, chosen)
+        self.num_all += np.bincount(found.segment, minlength=self.number)
+        self.roots.append((found.segment[found.is_active], found.at[found.is_active]))
+
+    def figures(self) -> SegmentRegions:
+        segment, at = (np.concatenate(part) for part in zip(*self.roots, strict=True))
+        neurons = np.bincount(segment, minlength=self.number)
+        changes = np.diff(self.first)
+        all_segments, places = np.r_[segment, self.segment], np.r_[at, self.at]
+        regions = 1 + distinct_places(all_segments, places, self.number)
+        rate = crossing_rate(regions - 1, self.length)
+
+        def error(values: np.ndarray) -> float:
+            few = self.number < 2
+            return float("nan") if few else float(values.std(ddof=1) / np.sqrt(self.number))
+
+        return SegmentRegions(
+            way=self.ways.way,
+            num_segments=self.number,
+            length=float(self.length.mean()),
+            router_changes=float(changes.mean()),
+            router_changes_se=error(changes),
+            neuron_changes=float(neurons.mean()),
+            neuron_changes_se=error(neurons),
+            regions=float(regions.mean()),
+            regions_se=error(regions),
+            all_neurons=float(self.num_all.mean()),
+            per_length=rate.per_length,
+            per_length_se=rate.standard_error,
+        )
+
+
+def _middles(
+    first: Int64[np.ndarray, "bounds"], at: Float64[np.ndarray, "changes"]
+) -> tuple[Int64[np.ndarray, "pieces"], Float64[np.ndarray, "pieces"]]:
+    """The segment of each piece between changes, and the middle of the piece."""
+    segments = len(first) - 1
+    owner = np.repeat(np.arange(segments), np.diff(first) + 1)
+    low = np.insert(at, first[:-1], 0.0)
+    high = np.insert(at, first[1:], 1.0)
+    return owner, 0.5 * (low + high)
+
+
+# -------------------------------------------------------------------------------------------- plane
+def _on_plane(rows: np.ndarray, offset: np.ndarray, part: Slice) -> Float64[np.ndarray, "lines 3"]:
+    return np.column_stack([rows @ part.basis, rows @ part.centre + offset])
+
+
+def _plane(
+    router: Router,
+    lines: list[np.ndarray],
+    norms: list[tuple[np.ndarray, np.ndarray]],
+    asked: RequestedSlice,
+    part: Slice,
+    sample: SliceTokens,
+    request: RegionsRequest,
+) -> PlaneRegions:
+    k = router.rule.top_k
+    points = part.coordinates(sample.inputs)
+    x0, x1, y0, y1 = map(Fraction, frame_of(points, asked, sample, CellsRequest(""), 1.0))
+    frame = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    polygons = list(_cells(router, part, frame))
+
+    def counted(of_experts: list[np.ndarray]) -> tuple[int, ...]:
+        return tuple(
+            regions_in_polygon(corners, np.concatenate([of_experts[e] for e in experts]))
+            for experts, corners in polygons
+        )
+
+    draw, random = np.random.default_rng(request.seed), []
+    for _ in range(request.random_experts):
+        drawn = []
+        for lengths, offset in norms:
+            rows = draw.standard_normal((len(lengths), router.hidden_size))
+            rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
+            drawn.append(_on_plane(rows, offset, part))
+        random.append(sum(counted(drawn)))
+    width = len(lines[0])
+    published = published_regions(router.num_experts, k, width, 2)
+    return PlaneRegions(
+        subspace=asked.text,
+        variance_share=asked.variance_share,
+        expert_sets=tuple(experts for experts, _ in polygons),
+        of_cell=counted(lines),
+        bound=most_regions(router.num_experts, k, width, 2),
+        top_1=published.top_1,
+        top_k=published.top_k,
+        random=tuple(random),
+    )
+
+
+def _cells(
+    router: Router, part: Slice, frame: list[Point]
+) -> Iterator[tuple[tuple[int, ...], list[Point]]]:
+    """Each expert set with its cell inside the frame, exactly for the rounded rows."""
+    bias = router.affine_bias
+    weight, offset = part.instance(router.weight, bias)
+    rows: list[Line] = [
+        (Fraction(a), Fraction(b), Fraction(c))
+        for (a, b), c in zip(weight.tolist(), offset.tolist(), strict=True)
+    ]
+    found = enumerate_cells(weight, offset, router.rule.top_k)
+    pairs_of: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    if isinstance(found, AllSubsets):
+        every = range(router.num_experts)
+        for experts in combinations(every, router.rule.top_k):
+            pairs_of[experts] = list(product(experts, sorted(set(every) - set(experts))))
+    else:
+        sets = [tuple(experts) for experts in found.expert_set.tolist()]
+        pairs_of = {experts: [] for experts in sets}
+        if len(found.facets):
+            out, into = swaps(found.expert_set, found.facets).first
+            for (one, other), i, j in zip(found.facets.tolist(), out, into, strict=True):
+                pairs_of[sets[one]].append((int(i), int(j)))
+                pairs_of[sets[other]].append((int(j), int(i)))
+    for experts, pairs in pairs_of.items():
+        sides: list[Line] = [
+            (rows[i][0] - rows[j][0], rows[i][1] - rows[j][1], rows[i][2] - rows[j][2])
+            for i, j in pairs
+        ]
+        if corners := clipped(frame, sides):
+            yield experts, corners
 
 
 def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:

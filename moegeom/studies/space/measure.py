@@ -14,14 +14,15 @@ from moegeom.core.router import Router
 from moegeom.geometry.border_shares import (
     CONVENTIONS,
     TieSums,
+    ball_logits,
     log_leading_share,
+    log_order_bound,
     log_order_ratio,
     tie_sums,
 )
 from moegeom.geometry.boundary.order_distance import order_distance
 from moegeom.geometry.reference_laws import LogitLaw
 from moegeom.geometry.statistics import jackknife_error
-from moegeom.geometry.thickening import ball_logits, log_order_bound
 from moegeom.studies.space.laws import Choosing
 from moegeom.studies.space.record import Balls, MeasuredShare, NearBoundaries, TieCount
 from moegeom.studies.space.sample import SpaceSample

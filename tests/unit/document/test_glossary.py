@@ -5,9 +5,9 @@ import runpy
 from html import unescape
 from pathlib import Path
 
-from moegeom.document.glossary import WORDS, pattern, word_of
 from moegeom.document.model import Document, Fact, Note, Table, View
 from moegeom.document.render import render
+from moegeom.document.renderers.html import WORDS, pattern, word_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

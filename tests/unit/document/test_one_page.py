@@ -7,11 +7,11 @@ import pytest
 
 from moegeom.core.finding import MOST_FAIR_SHARES, Finding
 from moegeom.document.excerpts import in_part
-from moegeom.document.layer_table import layer_excerpt
 from moegeom.document.model import Document, Excerpt, Note, Table, Title, View
 from moegeom.document.place import span
 from moegeom.document.render import render
 from moegeom.document.renderers.table import PAGE
+from moegeom.document.results import layer_excerpt
 from moegeom.document.sparkline import MARK, bar
 from moegeom.document.summary import Summary
 from moegeom.document.verdict_blocks import findings_excerpt

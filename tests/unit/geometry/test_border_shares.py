@@ -11,7 +11,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 from moegeom.geometry import border_shares as border
-from moegeom.geometry import thickening as ball
 from moegeom.geometry.boundary.orders import free_logit_distance, tie_spread
 from tests.oracle import measures
 
@@ -172,7 +171,7 @@ def test_half_binomials_are_quotients_of_gammas(dimension, order):
     with mpmath.workdps(40):
         half = mpmath.mpf(dimension) / 2
         expected = mpmath.log(mpmath.binomial(half, mpmath.mpf(order) / 2))
-    assert ball.log_half_binomial(dimension, order) == pytest.approx(float(expected), rel=1e-12)
+    assert border.log_half_binomial(dimension, order) == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_slabs_and_tubes_hold_the_points_that_are_near():
@@ -189,23 +188,23 @@ def test_slabs_and_tubes_hold_the_points_that_are_near():
 
 
 def test_a_bound_of_orders_is_never_below_what_is_near():
-    bounds = [ball.log_order_bound(64, n, 4096, 0.01 / 64) / math.log(10.0) for n in (1, 2, 3, 4)]
+    bounds = [border.log_order_bound(64, n, 4096, 0.01 / 64) / math.log(10.0) for n in (1, 2, 3, 4)]
     assert_allclose(bounds, [1.2065, 0.3187, -0.7722, -2.0211], atol=1e-4)
-    assert ball.log_order_bound(3, 3, 8, 0.1) == -math.inf
+    assert border.log_order_bound(3, 3, 8, 0.1) == -math.inf
     rows, inside = np.random.default_rng(1).standard_normal((5, 6)), points(6, 20_000)
     least = np.full(len(inside), np.inf)
     for i, j in itertools.combinations(range(5), 2):
         away = rows[i] - rows[j]
         least = np.minimum(least, np.abs(inside @ away) / np.linalg.norm(away))
     for width in (0.01, 0.05, 0.1):
-        assert (least < width).mean() <= math.exp(ball.log_order_bound(5, 1, 6, width))
+        assert (least < width).mean() <= math.exp(border.log_order_bound(5, 1, 6, width))
 
 
 @pytest.mark.parametrize(("experts", "hidden"), [(12, 96), (12, 7)])
 def test_logits_of_a_ball_are_those_of_its_points(experts, hidden):
     random = np.random.default_rng(2)
     rows, bias = random.standard_normal((experts, hidden)), random.standard_normal(experts)
-    drawn = ball.ball_logits(rows, bias, 1.7, 100_000, random)
+    drawn = border.ball_logits(rows, bias, 1.7, 100_000, random)
     direct = 1.7 * points(hidden, 100_000, 5) @ rows.T + bias
     size = direct.std(axis=0)
     assert_allclose((drawn.mean(axis=0) - direct.mean(axis=0)) / size, 0.0, atol=0.02)

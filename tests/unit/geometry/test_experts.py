@@ -24,8 +24,14 @@ from moegeom.geometry.expert_block import (
     neurons,
     tokens_by_expert,
 )
-from moegeom.geometry.expert_overlap import adding_up, centred_by_expert, mean_pair_cosine
-from moegeom.geometry.expert_rank import DataDirections, data_directions, ranks_on_data
+from moegeom.geometry.expert_rank import (
+    DataDirections,
+    adding_up,
+    centred_by_expert,
+    data_directions,
+    mean_pair_cosine,
+    ranks_on_data,
+)
 from moegeom.geometry.expert_spread import expert_spread
 from moegeom.geometry.gating import FIGURES, SUMS, gate_pull, gating_figures
 from moegeom.geometry.number_formats import NUMBER_FORMATS

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from moegeom.core.errors import UsageError
-from moegeom.geometry.hmoe import identifiability as ranks
+from moegeom.geometry.hmoe import regression as ranks
 from moegeom.geometry.hmoe.activation import ACTIVATIONS
 from moegeom.geometry.hmoe.losses import loss_1, loss_2
 from moegeom.geometry.hmoe.mixture import centred, published_truth, split, with_channels

@@ -1,7 +1,6 @@
 """Pictures of slices: the records, their captions, their numbers as CSV, and their files."""
 
 from moegeom.studies.cells.pictures._caption import caption_text
-from moegeom.studies.cells.pictures._figure_csv import figure_csv
 from moegeom.studies.cells.pictures._picture import (
     CircleCells,
     PictureOptions,
@@ -12,7 +11,7 @@ from moegeom.studies.cells.pictures._picture import (
     SpaceCells,
     TokenMarks,
 )
-from moegeom.studies.cells.pictures._write import check_picture, write_picture
+from moegeom.studies.cells.pictures._write import check_picture, figure_csv, write_picture
 
 __all__ = [
     "CircleCells",

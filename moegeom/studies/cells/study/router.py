@@ -15,8 +15,7 @@ from moegeom.geometry.capacity.cell_bounds import most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.studies.cells.exact.crossings import crossing_rate
 from moegeom.studies.cells.exact.rank import common_tie
-from moegeom.studies.cells.graph.facet_graph import facet_graph
-from moegeom.studies.cells.graph.visited_graph import visited_graph
+from moegeom.studies.cells.graph.facet_graph import facet_graph, visited_graph
 from moegeom.studies.cells.plane.circle import Arcs, circle_arcs
 from moegeom.studies.cells.plane.raster import plane_raster
 from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
@@ -39,8 +38,7 @@ from moegeom.studies.cells.study.found import (
     with_witnesses,
 )
 from moegeom.studies.cells.study.request import CellsRequest, bounds_of
-from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
-from moegeom.studies.cells.study.tokens import SliceTokens
+from moegeom.studies.cells.study.slices import RequestedSlice, SliceTokens, frame_of
 from moegeom.studies.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
 from moegeom.studies.cells.walk.level_walk import WalkWatch
 from moegeom.studies.cells.walk.segment_crossings import segment_crossings

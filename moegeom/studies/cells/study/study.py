@@ -18,12 +18,15 @@ from moegeom.kernels.table import load_kernels
 from moegeom.studies.cells.exact.certificate import cell_certificate
 from moegeom.studies.cells.exact.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.studies.cells.record import Answer, Enumerations, RouterCells
-from moegeom.studies.cells.study.files import CellFiles
-from moegeom.studies.cells.study.pictures import draw
+from moegeom.studies.cells.study.files import CellFiles, draw
 from moegeom.studies.cells.study.request import CellsRequest, check_request, matrix_router
 from moegeom.studies.cells.study.router import look_at, prediction
-from moegeom.studies.cells.study.slices import RequestedSlice, requested_slice
-from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
+from moegeom.studies.cells.study.slices import (
+    RequestedSlice,
+    SliceTokens,
+    requested_slice,
+    token_sample,
+)
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch

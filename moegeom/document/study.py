@@ -1,0 +1,49 @@
+"""What documents of studies share: their routers, what was left out and why, and the record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from moegeom.document.model import Fact
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+
+
+class _OfRouter(Protocol):
+    @property
+    def router(self) -> str: ...
+
+
+class _OfRouters(Protocol):
+    @property
+    def run(self) -> Mapping[str, Any]: ...
+    @property
+    def routers(self) -> Sequence[_OfRouter]: ...
+    @property
+    def left_out(self) -> Sequence[tuple[str, str]]: ...
+
+
+def study_summary(study: _OfRouters) -> Summary:
+    """Names of the routers alone, those that were left out among them."""
+    names = [*(one.router for one in study.routers), *(name for name, _ in study.left_out)]
+    return Summary(study.run, [{"router": name} for name in names], [], [], [])
+
+
+def left_out_facts(
+    study: _OfRouters, label: str = "", what: str = "not looked at"
+) -> Iterator[Fact]:
+    """A line for each reason why routers were left out; ``label`` stands before the first."""
+    for reason in dict.fromkeys(why for _, why in study.left_out):
+        names = [name for name, why in study.left_out if why == reason]
+        places = study_summary(study).places(names)
+        yield Fact(label, f"{places}: {what}: {reason.removesuffix('.')}.", "warning")
+        label = ""
+
+
+def study_record(study: Any) -> dict[str, Any]:
+    """The fields of a study in their order, then what its rule rests on, and the run last."""
+    record = dataclasses.asdict(dataclasses.replace(study, run={}))
+    del record["run"]
+    return {**record, **(rule_facts(study.run) if study.run else {}), "run": study.run}
