@@ -208,10 +208,9 @@ def _uncomputed(check: Check, measured: Measured) -> Iterator[Unknown]:
     for row in measured.layers:
         router = row["router"]
         if need := next((need for need in check.needs if row.get(need) is None), ""):
-            if "tokens" in check.inputs:
+            is_due = check.concerns(measured, row)
+            if is_due and "tokens" in check.inputs:
                 is_due = bool(row.get("num_tokens")) and not _is_explained(measured, router, need)
-            else:
-                is_due = check.concerns(measured, row)
             if is_due and ("baseline" not in check.inputs or measured.before(router) is not None):
                 yield Unknown(router, f"{need} cannot be computed")
 

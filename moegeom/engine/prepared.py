@@ -18,6 +18,7 @@ from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import Cones, RowDistances, cones_of, row_distances
 from moegeom.geometry.boundary.order_distance import row_coordinates
 from moegeom.geometry.rounding import RowSpreads, row_spreads
+from moegeom.router.integrity import OUT_OF_RANGE
 
 #: Quantities of router inputs, of boundaries, and of the logits of all experts.
 _OF_INPUTS = (
@@ -150,19 +151,28 @@ def prepare(router: Router) -> PreparedRouter:
 
 
 def refuse_non_finite_rows(router: Router, where: str = "") -> None:
-    """Raises RouterRuleError, beginning with ``where``, for rows or biases that are not finite."""
+    """Raises RouterRuleError, beginning with ``where``, for rows or biases that are not finite, or
+    that engines load as infinity.
+    """
     for what, values in (
         ("row", router.weight),
         ("logit bias", router.logit_bias),
         ("selection bias", router.selection_bias),
     ):
-        if values is not None and not np.isfinite(values).all():
-            bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
+        if values is None:
+            continue
+        with np.errstate(over="ignore"):
+            is_loaded = np.isfinite(values.astype(np.float32, copy=False))
+        if not is_loaded.all():
+            bad = np.unique(np.argwhere(~is_loaded)[:, 0])
+            is_finite = bool(np.isfinite(values).all())
             raise RouterRuleError(
-                f"{where}router {router.name}: the {what} of expert {bad[0]} is not finite "
+                f"{where}router {router.name}: the {what} of expert {bad[0]} is "
+                f"{'beyond float32' if is_finite else 'not finite'} "
                 f"({len(bad)} of {router.num_experts} experts); "
                 f"tensor {router.provenance.tensors[0]}.",
                 "The file is damaged or training diverged. `--layers` scans the other layers.",
+                code=OUT_OF_RANGE if is_finite else "",
             )
 
 

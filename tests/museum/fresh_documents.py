@@ -26,7 +26,10 @@ from tests.museum.healthy import SAMPLES, sigmoid_model, softmax_model
 #: Metrics that checks of tokens read; a scan has thirty more, which take most of its time.
 _METRICS = [
     METRICS[name]
-    for name in ("agreement", "bf16_flip", "directions", "expert_sets", "load", "tokens")
+    for name in (
+        *("agreement", "bf16_flip", "directions", "expert_sets"),
+        *("input_pull", "input_pull_random", "load", "tokens"),
+    )
 ]
 
 Arrays = Mapping[str, np.ndarray]
@@ -127,14 +130,17 @@ def results_on(path: str, source: Documents) -> MemoryResults:
     """What the gate reads of a checkpoint and tokens; the weights are measured once."""
     weights, routers = _weights(path)
     tables: dict[str, list[dict[str, Any]]] = {"layers": [], "experts": []}
+    parts: dict[str, Any] = {}
     for router in routers.values():
-        rows = measure_router(RouterRun(router, source, _METRICS)).rows
+        made = measure_router(RouterRun(router, source, _METRICS))
+        parts[router.name], rows = made.facts, made.rows
         for table, found in tables.items():
             known = {_key(row): row for row in weights.rows(table)}
             found += [{**known.get(_key(row), {}), **row} for row in rows[table]]
     facts = {
         "tokens": dataclasses.asdict(source.facts),
         "column_versions": column_versions(METRICS.all()),
+        "parts": parts,
     }
     return MemoryResults({**weights.run, **facts}, tables)
 

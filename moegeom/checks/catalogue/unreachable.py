@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limits
-from moegeom.checks.measured import Measured, Row, listed
+from moegeom.checks.check import Check, Limits, without_saying
+from moegeom.checks.measured import Measured, listed
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
@@ -48,12 +48,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         )
 
 
-def _is_derived(measured: Measured, row: Row) -> bool:
-    facts = measured.facts(row["router"])
-    is_known = facts.get("is_affine") or facts.get("has_selection_bias")
-    return facts.get("pick") == "top_k" and bool(is_known)
-
-
 CHECK = Check(
     "MGI110",
     "experts can never be chosen, or never lose",
@@ -61,6 +55,6 @@ CHECK = Check(
     _judge,
     ("num_unreachable",),
     absent="nothing is derived for the norm in front",
-    concerns=_is_derived,
+    concerns=without_saying,
     severities={"training": "warning"},
 )

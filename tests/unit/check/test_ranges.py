@@ -131,6 +131,11 @@ def test_scan_and_results_say_what_check_says_of_rows_beyond_float32(judged, tmp
     assert [f.title for f in outcome.findings] == [finding.title]
 
 
+def test_tokens_cannot_be_measured_by_rows_beyond_float32_and_that_is_the_finding(outcomes):
+    outcome = outcomes(Case(SPOILT["rows"][0], tokens=300, layers=2))[OUT_OF_RANGE]
+    assert "the row of expert 0 is beyond float32" in outcome.findings[0].title
+
+
 def outcome_of_results(results):
     verdict = run_checks(measured_results(results))
     return next(one for one in verdict.outcomes if one.code == OUT_OF_RANGE)
