@@ -237,9 +237,9 @@ OPTIONAL = ("cupy", "cuda", "torch", "transformers", "tensorboard", "huggingface
 
 
 def test_no_module_imports_what_only_posix_has():
-    wanted = re.compile(rf"^ *(?:from|import) (?:{'|'.join(POSIX)})\b", re.MULTILINE)
-    assert [file for file, source in SOURCES.items() if wanted.search(source)] == []
-    assert wanted.search("if x:\n    import fcntl\n")
+    imports = re.compile(rf"^ *(?:from|import) (?:{'|'.join(POSIX)})\b", re.MULTILINE)
+    assert [file for file, source in SOURCES.items() if imports.search(source)] == []
+    assert imports.search("if x:\n    import fcntl\n")
 
 
 @pytest.mark.nightly

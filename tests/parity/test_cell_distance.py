@@ -100,14 +100,23 @@ def test_facets_that_a_search_of_a_ball_lists_have_the_distances_that_they_have_
     found = ball_cells(case.weight, case.bias, 3, case.centre, 1.5, 10_000)
     assert found.is_whole
     assert len(found.facets) > 20
+    cells = [frozenset(row) for row in found.expert_set.tolist()]
     case.places = [
-        (found.expert_set[cell].tolist(), (int(out), int(into)))
-        for cell, out, into in zip(found.facets[:, 0], found.out, found.into, strict=True)
+        (sorted(one), (out, into)) for one in cells for out in one for into in set(range(12)) - one
     ]
     alone = case.distances(1.5)
-    assert (alone.state == MET).all()
-    assert (alone.lower <= found.facet_distance_upper).all()
-    assert (found.facet_distance_lower <= alone.upper).all()
+    brackets = {
+        frozenset({frozenset(one), frozenset(one) ^ {*pair}}): (lower, upper)
+        for (one, pair), state, lower, upper in zip(
+            case.places, alone.state, alone.lower, alone.upper, strict=True
+        )
+        if state == MET
+    }
+    listed = [frozenset({cells[one], cells[other]}) for one, other in found.facets.tolist()]
+    assert set(listed) == brackets.keys()
+    lower, upper = np.array([brackets[facet] for facet in listed]).T
+    assert (lower <= found.facet_distance_upper).all()
+    assert (found.facet_distance_lower <= upper).all()
 
 
 def test_facets_far_from_the_centre_are_proved_in_float64():
