@@ -33,7 +33,6 @@ from moegeom.checks.unseen import unseen
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
-from moegeom.metrics import METRICS
 
 #: Findings of one check that are told one by one; more are told as one.
 MOST_ALIKE = 2
@@ -218,8 +217,8 @@ def _uncomputed(check: Check, measured: Measured) -> Iterator[Unknown]:
 def _is_explained(measured: Measured, router: str, column: str) -> bool:
     """Whether rule or recording say why a router has no such figure."""
     reasons = measured.run.get("parts", {}).get(router, {}).get("reasons", {})
-    metrics = (metric for metric in METRICS.all() if metric.name in reasons)
-    return any(one.name == column for metric in metrics for one in metric.columns.get("layers", ()))
+    metric, _, _ = measured.run.get("column_versions", {}).get(column, "").partition("/")
+    return metric in reasons
 
 
 def _limits(check: Check, profile: Profile) -> Limits:

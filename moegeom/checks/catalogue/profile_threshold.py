@@ -32,7 +32,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Claim]:
         rows = [row for row in asked if row.get(threshold.column) is not None]
         for row in asked if rows else ():
             # of routers that choose for no token the verdict speaks by itself
-            if row not in rows and (row.get("num_tokens") or not measured.has_tokens):
+            is_due = row.get("num_tokens") or not measured.has_tokens
+            if is_due and row.get(threshold.column) is None:
                 yield Unknown(row["router"], f"{threshold.column} is missing")
         if not rows:
             why = "is missing in every layer" if asked else "is asked of layers that are not there"
