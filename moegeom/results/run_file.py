@@ -172,7 +172,7 @@ _RUN: Mapping[str, Any] = {
     "gating": {"unsaid": [{"key": _TEXT, "assumed": _TEXT, "others": _TEXT}]},
     "ranges": {
         "beyond": [
-            {"router": _TEXT, "text": _TEXT, "is_legal": _TRUTH, "is_float32": _TRUTH},
+            {"router": _TEXT, "text": _TEXT, "is_legal": _TRUTH, "beyond_dtype": _TEXT},
         ],
     },
     "quantisation": {
@@ -221,7 +221,7 @@ _NEEDED: Mapping[str, str] = {
     "gating": "unsaid",
     "gating.unsaid[]": "key assumed others",
     "ranges": "beyond",
-    "ranges.beyond[]": "router text is_legal is_float32",
+    "ranges.beyond[]": "router text is_legal beyond_dtype",
     "quantisation": "method key plain",
     "quantisation.plain[]": "router module is_covered",
 }

@@ -18,8 +18,10 @@ from moegeom.router.plan import VECTORS, RouterPlan, Values
 from moegeom.router.quantised_modules import Quantisation
 from moegeom.router.settings import Settings
 
-#: Engines load what is larger as infinity.
+#: Engines load what is larger as infinity: any of them, and those that load a model in the dtype
+#: of its config. bfloat16 reaches as far as float32.
 _FLOAT32 = float(np.finfo(np.float32).max)
+_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 def claims_of(
@@ -38,7 +40,12 @@ def claims_of(
     RouterError
         Where the config says a number that no rule takes.
     """
-    beyond = [*_unusual_settings(settings, plans), *_unusual_tensors(plans, routers, values)]
+    named = str(settings.config.get("dtype") or settings.config.get("torch_dtype"))
+    is_half = named.removeprefix("torch.") in ("float16", "half")
+    beyond = [
+        *_unusual_settings(settings, plans),
+        *_unusual_tensors(plans, routers, values, _FLOAT16 if is_half else _FLOAT32),
+    ]
     return {
         "gating": {"unsaid": list(_unsaid(family, settings, matches))},
         "quantisation": _quantisation(settings, plans),
@@ -78,9 +85,13 @@ def _unusual_settings(
 
 
 def _unusual_tensors(
-    plans: Sequence[RouterPlan], routers: Sequence[Router], values: Values
+    plans: Sequence[RouterPlan], routers: Sequence[Router], values: Values, most: float
 ) -> Iterator[Mapping[str, Any]]:
-    """Rows and vectors of routers whose largest entry is beyond the usual range."""
+    """Rows and vectors of routers whose largest entry is beyond the usual range.
+
+    ``most`` is the largest number of the dtype that the config names; models keep the selection
+    bias in float32.
+    """
     for plan, router in zip(plans, routers, strict=True):
         name = plan.stored.tensors[0].name
         parts: list[tuple[str, str, np.ndarray | None, Range]] = [
@@ -93,7 +104,8 @@ def _unusual_tensors(
         for name, what, numbers, limits in parts:
             if numbers is not None and not limits.is_usual(size := _largest(numbers)):
                 place = f"tensor '{name}' ({what}): its largest entry is"
-                yield _beyond(place, size, limits) | {"router": router.name}
+                reach = _FLOAT32 if what == VECTORS["selection_bias"].what else most
+                yield _beyond(place, size, limits, reach) | {"router": router.name}
 
 
 def _largest(numbers: np.ndarray) -> float:
@@ -105,11 +117,13 @@ def _largest(numbers: np.ndarray) -> float:
     return float(np.abs(numbers).max(where=np.isfinite(numbers), initial=0.0))
 
 
-def _beyond(place: str, number: float, limits: Range) -> dict[str, Any]:
-    is_legal = limits.holds(number)
+def _beyond(place: str, number: float, limits: Range, most: float = _FLOAT32) -> dict[str, Any]:
+    dtype = "" if number <= most else "float16" if number <= _FLOAT32 else "float32"
+    is_legal = limits.holds(number) and not dtype
     kind, ends = "usual" if is_legal else "legal", limits.ends(is_usual=is_legal)
-    text = f"{place} {number:g}, {kind} is {ends}"
-    return {"router": "", "text": text, "is_legal": is_legal, "is_float32": number <= _FLOAT32}
+    limit = f"the largest of {dtype} is {most:g}" if dtype else f"{kind} is {ends}"
+    text = f"{place} {number:g}, {limit}"
+    return {"router": "", "text": text, "is_legal": is_legal, "beyond_dtype": dtype}
 
 
 def _unsaid(

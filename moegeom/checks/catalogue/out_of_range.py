@@ -6,7 +6,8 @@ with; a usual one is near what families have by default. An unusual number is a 
 error under the profile ``release``.
 
 A finding means: engines multiply, divide or cut by a number that no model was trained with: logits
-vanish, overflow, or turn round. What is beyond float32 is loaded as infinity. The file was edited,
+vanish, overflow, or turn round. What is beyond float32, or beyond the dtype that the config names,
+is loaded as infinity. The file was edited,
 damaged, or written in other units.
 
 What to do: compare the config and the file with their source.
@@ -26,7 +27,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     yield from CHECK.refused(measured)
     beyond = measured.run.get("ranges", {}).get("beyond", ())
     for one in sorted(beyond, key=lambda one: one["is_legal"]):
-        detail = "" if one["is_float32"] else "Beyond float32: engines load it as infinity."
+        dtype = one["beyond_dtype"]
+        detail = f"Beyond {dtype}: engines load it as infinity." if dtype else ""
         found = CHECK.finding((one["router"],) if one["router"] else (), f"{one['text']}.", detail)
         yield dataclasses.replace(found, severity="warning") if one["is_legal"] else found
 

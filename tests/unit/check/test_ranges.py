@@ -29,7 +29,7 @@ from tests.unit.check.conftest import (
     with_token_table,
     write_model,
 )
-from tests.unit.check.defects import setting, tensor
+from tests.unit.check.defects import setting, tensor, together
 
 STACKS = [(name, stack) for name in families() for stack in load_family(name).stacks]
 
@@ -101,6 +101,10 @@ SPOILT = {
     "gains unusual": (tensor(GAIN, lambda g: g * 1e5), "warning", "usual is 0.0001 to 10000"),
     "bias": (tensor(BIAS, lambda b: b + 1e9), "error", "(selection bias): its largest entry is 1e"),
     "rows": (tensor(GATE, lambda w: w.astype(float) * 1e300), "error", "(router rows): its largest"),
+    "rows in half": (
+        together(setting(dtype="float16"), tensor(GATE, lambda w: w * 1e7)),
+        "error", "the largest of float16 is 65504",
+    ),
 }  # fmt: skip
 
 
