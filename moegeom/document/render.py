@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import Registry
-from moegeom.document.model import Document, View
+from moegeom.document.model import Document, Table, View
 from moegeom.document.sparkline import ASCII
 from moegeom.document.untrusted import printable
 
@@ -52,3 +52,16 @@ def render(document: Document, name: str, view: View | None = None) -> str:
     view = view or View()
     text = renderer.render(shown, view)
     return text.translate(ASCII) if view.is_ascii else text
+
+
+# -------------------------------------------------------------------------------------------- pages
+def heads_of(table: Table) -> list[str]:
+    """One heading for each column; what runs on over several stands in front of each of theirs."""
+    lines: list[list[str]] = []
+    for number, line in enumerate(table.heads):
+        full = list(line)
+        if number < len(table.heads) - 1:
+            for place in range(1, len(full)):
+                full[place] = full[place] or full[place - 1]
+        lines.append(full)
+    return [" ".join(part for part in column if part) for column in zip(*lines, strict=True)]

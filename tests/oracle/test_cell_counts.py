@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import connected_components, shortest_path
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
+from moegeom.geometry.border_shares import SolidAngles, sampled_angles, shares_of
 from moegeom.geometry.capacity import costs, hypersimplex, tropical
 from moegeom.geometry.capacity.cell_bounds import (
     expected_diagram,
@@ -40,7 +41,6 @@ from moegeom.geometry.capacity.region_bounds import (
     zonotope_vertices,
 )
 from moegeom.geometry.selection import margin, top_k
-from moegeom.geometry.solid_angles import SolidAngles, sampled_angles, shares_of
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.graph.facet_graph import facet_graph, swaps, visited_graph
 from moegeom.studies.cells.walk.enumeration import collected

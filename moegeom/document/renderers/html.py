@@ -29,8 +29,7 @@ from moegeom.document.model import (
     Title,
     View,
 )
-from moegeom.document.pages import heads_of
-from moegeom.document.render import Renderer
+from moegeom.document.render import Renderer, heads_of
 from moegeom.document.svg import STYLE, panel_svg
 from moegeom.document.untrusted import printable
 

@@ -18,8 +18,7 @@ from moegeom.document.model import (
     Title,
     View,
 )
-from moegeom.document.pages import heads_of
-from moegeom.document.render import Renderer
+from moegeom.document.render import Renderer, heads_of
 
 #: What HTML and tables begin with becomes an entity; what Markdown and formulas do is escaped.
 _ESCAPES = str.maketrans(

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from moegeom.engine.prepared import PreparedRouter
+from moegeom.geometry.border_shares import sampled_angles, shares_of
 from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
 from moegeom.geometry.capacity.hypersimplex import log10_count
-from moegeom.geometry.solid_angles import sampled_angles, shares_of
 from moegeom.geometry.space import dimension_estimates, distinct_rows
 from moegeom.studies.space.measure import bias_of
 from moegeom.studies.space.record import ConeShares, Reach

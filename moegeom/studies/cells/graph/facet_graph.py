@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int16, Int64, Integer, UInt64
+from jaxtyping import Int16, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
@@ -180,10 +180,8 @@ class VisitedGraph:
     @property
     def largest_share(self) -> float:
         """Share of all tokens in the piece that most of them visit; nan without tokens."""
-        return self._share(self.component == 0)
-
-    def _share(self, some: Bool[np.ndarray, "nodes"]) -> float:
-        return int(self.tokens[some].sum()) / self.num_tokens if self.num_tokens else float("nan")
+        first = int(self.tokens[self.component == 0].sum())
+        return first / self.num_tokens if self.num_tokens else float("nan")
 
 
 def visited_graph(

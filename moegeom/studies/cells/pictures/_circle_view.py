@@ -67,7 +67,7 @@ def draw_circle(picture: CircleCells, options: PictureOptions) -> Figure:
     from matplotlib.patches import Wedge
 
     sizes, colours = arc_sizes(picture), arc_colours(picture)
-    legend = legend_of(picture.expert_sets, sizes, colours, PALETTE, "arcs")
+    legend = legend_of(picture.expert_sets, sizes, colours, "arcs")
     legend = with_entries(legend, *token_entries(picture))
     space = Space(1.0, left=4.0, right=4.0, bottom=4.0)
     figure, axes = new_page(picture, options, legend, space)

@@ -76,13 +76,10 @@ def cell_colours(
     return chosen
 
 
-def shaded(colour: str, share: float) -> str:
-    """The colour with a share of ink mixed in."""
-    mixed = (
-        round((1 - share) * int(colour[i : i + 2], 16) + share * int(INK[i : i + 2], 16))
-        for i in (1, 3, 5)
-    )
-    return "#" + "".join(f"{value:02x}" for value in mixed)
+def shaded(colour: str) -> str:
+    """The colour with three tenths of ink mixed in."""
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(INK[1:]), strict=True)
+    return "#" + "".join(f"{round(0.7 * value + 0.3 * ink):02x}" for value, ink in pairs)
 
 
 #: Expert sets that are named; their letters.
@@ -113,7 +110,6 @@ def legend_of(
     expert_sets: Sequence[ExpertSet],
     sizes: Float64[np.ndarray, "cells"],
     colours: Int64[np.ndarray, "cells"],
-    palette: Sequence[str],
     what: str = "cells",
 ) -> Legend:
     """The largest expert sets with letters, the rest as a count and a share."""
@@ -125,7 +121,7 @@ def legend_of(
     for letter, cell in zip(LETTERS, named, strict=False):
         own = tuple(expert for expert in expert_sets[cell] if expert not in shared)
         text = expert_set_text(own) or "no other"
-        entries.append(LegendEntry(text, palette[int(colours[cell])], letter))
+        entries.append(LegendEntry(text, PALETTE[int(colours[cell])], letter))
     if len(rest):
         share = percent_text(float(sizes[rest].sum() / sizes.sum()))
         entries.append(LegendEntry(f"{len(rest):,} more {what}, {share}"))

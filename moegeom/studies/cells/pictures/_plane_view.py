@@ -64,12 +64,12 @@ def draw_cells(picture: PlaneCells, options: PictureOptions) -> Figure:
     """Polygons by expert set, named facets, tokens, and the strip along the facets."""
     sizes = areas(picture)
     colours = cell_colours(picture.expert_sets, picture.facet_cells)
-    legend = legend_of(picture.expert_sets, sizes, colours, PALETTE)
+    legend = legend_of(picture.expert_sets, sizes, colours)
     legend = with_entries(legend, *_band_entry(options), *token_entries(picture))
     figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)))
     fills = [PALETTE[colour] for colour in colours]
     if options.band:
-        add_polygons(axes, picture.polygons, [shaded(fill, 0.3) for fill in fills], "bands")
+        add_polygons(axes, picture.polygons, [shaded(fill) for fill in fills], "bands")
         inner = [eroded(p, picture.frame, options.band) for p in picture.polygons]
         add_polygons(axes, inner, fills, "cells")
     else:
@@ -107,7 +107,7 @@ def draw_expert(picture: PlaneCells, options: PictureOptions) -> Figure:
 def _band_entry(options: PictureOptions) -> tuple[LegendEntry, ...]:
     if not options.band:
         return ()
-    return (LegendEntry(f"within {options.band:g} of a facet", shaded(PALE, 0.3)),)
+    return (LegendEntry(f"within {options.band:g} of a facet", shaded(PALE)),)
 
 
 def _region_text(region: Region, expert: int) -> str:

@@ -43,7 +43,7 @@ _CROSSED_GREY = "#3a3a3a"
 def draw_raster(picture: RasterCells, options: PictureOptions) -> Figure:
     """An image: colours by expert set, pixels that a facet crosses dark, undecided ones hatched."""
     colours = raster_colours(picture)
-    legend = legend_of(picture.expert_sets, pixel_counts(picture), colours, PALETTE)
+    legend = legend_of(picture.expert_sets, pixel_counts(picture), colours)
     crossed, undecided = ((picture.state == state).sum() for state in (CROSSED, OPEN))
     legend = with_entries(
         legend,

@@ -121,7 +121,7 @@ def draw_space(picture: SpaceCells, options: PictureOptions) -> Figure:
     from mpl_toolkits.mplot3d.art3d import Line3DCollection
 
     colours = cell_colours(picture.expert_sets, picture.facets)
-    legend = legend_of(picture.expert_sets, _weights(picture), colours, PALETTE)
+    legend = legend_of(picture.expert_sets, _weights(picture), colours)
     title, names = _space_title(picture), ("first", "second", "third")
     place, _ = shown_places(picture)
     figure, axes = _new_space(picture, options, legend, title, names, _limits(place))
@@ -161,7 +161,7 @@ def draw_tropical(picture: PlaneCells, options: PictureOptions) -> Figure:
     from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
     colours = cell_colours(picture.expert_sets, picture.facet_cells)
-    legend = legend_of(picture.expert_sets, areas(picture), colours, PALETTE)
+    legend = legend_of(picture.expert_sets, areas(picture), colours)
     title = f"sum of the {picture.caption.top_k} largest logits over its cells"
     shown = [cell for cell, polygon in enumerate(picture.polygons) if len(polygon) > 2]
     lifted = [
