@@ -14,6 +14,7 @@ from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.core.documents import MOST_JSON, parse_json
 from moegeom.core.errors import UsageError
 from moegeom.core.files import read_regular
+from moegeom.core.text import spelled
 from moegeom.results.reader import is_results
 
 #: Names that say "not finished yet".
@@ -40,7 +41,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return spelled(self.path.name)
 
     @property
     def step(self) -> float:

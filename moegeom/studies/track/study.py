@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def _make(folder: Path) -> None:
 
 def _common_name(candidates: Sequence[Candidate]) -> str:
     """Name of the folder that holds the checkpoints, or of the only one."""
-    parent = candidates[-1].path.resolve().parent.name
+    parent = Path(os.path.realpath(candidates[-1].path)).parent.name
     return parent or candidates[-1].name
 
 
