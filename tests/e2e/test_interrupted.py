@@ -4,6 +4,7 @@ is ended, what is whole stays, nothing half-written has a name, and the same com
 
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -168,7 +169,7 @@ WRITING = {
     "merge": "merge part --out out",
     "boundary-report": "boundary-report model --tokens rec --arith bf16 --layers 1 --out out",
     "whatif": "whatif model --tokens rec --router topk:1 --layers 1 --out out",
-    "track": "track sample_ckpts/olmoe-collapsed/step_* --out out",
+    "track": "track sample_ckpts/olmoe-collapsed/step_[16]00 --out out",
     "capture": _CAPTURE,
     "capture --fold": f"{_CAPTURE} --fold",
     "baseline": "check model --update-baseline --baseline out",
@@ -225,7 +226,7 @@ def contents(folder: Path) -> dict[str, object]:
         else path.read_bytes()
         for path in folder.rglob("out*")
         for path in (path, *path.rglob("*"))
-        if path.is_file() and ".partial" not in str(path)
+        if path.is_file() and not re.search(r"\.partial|\.moegeom-\w+\.tmp$", str(path))
     }
 
 

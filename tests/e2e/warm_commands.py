@@ -20,6 +20,7 @@ import json
 import os
 import pkgutil
 import resource
+import signal
 import sys
 import time
 import warnings
@@ -185,6 +186,7 @@ def run_here(request: dict, streams: str) -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began this
     warm_up()
     for name in sys.argv[1:]:
         importlib.import_module(name)

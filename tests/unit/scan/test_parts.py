@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -230,10 +231,14 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
 
 @pytest.mark.parametrize("num_workers", by_day([1, 2, 4, 8], [2]))
 def test_workers_that_are_killed_are_replaced_and_the_tables_stay(
-    num_workers, world, whole, tmp_path
+    num_workers, world, whole, tmp_path, monkeypatch
 ):
+    """And nothing of the working directory runs there."""
     import ray
 
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=num_workers))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moegeom.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'w').close()")
     killed = tmp_path / "killed"
     killed.mkdir()
 
@@ -246,15 +251,11 @@ def test_workers_that_are_killed_are_replaced_and_the_tables_stay(
             os.kill(os.getpid(), signal.SIGKILL)
         return _part_files(request)
 
-    ray.init(address="local", num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
-    try:
-        request = request_for(world, tmp_path / "merged", engine="ray")
-        source = Session.open(request).source
-        with parts_by_ray(request, source, fragile, None) as parts:
-            assert len(parts.parts) == min(2 * num_workers, 3)
-            alone = request_for(world, tmp_path / "merged")
-            merged = scan(alone, merged=parts)
-        assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
-        assert tables(merged) == whole
-    finally:
-        ray.shutdown()
+    request = request_for(world, tmp_path / "merged", engine="ray")
+    source = Session.open(request).source
+    with parts_by_ray(request, source, fragile, None) as parts:
+        assert len(parts.parts) == min(2 * num_workers, 3)
+        merged = scan(request_for(world, tmp_path / "merged"), merged=parts)
+    assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
+    assert tables(merged) == whole
+    assert not (tmp_path / "RAN").exists()
