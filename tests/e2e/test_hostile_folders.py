@@ -54,7 +54,8 @@ def test_what_a_command_decides_is_its_exit_code_whoever_listens(tmp_path):
     streams = (">&-", "2>&-", ">&- 2>&- <&-", "| true", "2>&1 >&- | true")
     cases = [("broken", stream, 1) for stream in streams]
     offenders = []
-    for target, stream, code in [*cases, ("good", streams[2], 0), ("nowhere", streams[4], 3)]:
+    cases += [("good", streams[2], 0), ("nowhere", streams[4], 3), ("good", "&>/dev/full", 2)]
+    for target, stream, code in cases:
         script = f"{command} {target} {stream}; exit ${{PIPESTATUS[0]}}"
         ran = subprocess.run(
             ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True

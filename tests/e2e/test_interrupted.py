@@ -7,6 +7,8 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from moegeom.tokens.traces import first_pass
 from moegeom_cli import app
 from moegeom_cli.command import command_names
 from tests.by_day import IS_NIGHT, by_day
-from tests.e2e.conftest import HEALTHY, warm_commands
+from tests.e2e.conftest import HEALTHY, environment, warm_commands
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 
@@ -187,8 +189,8 @@ WRITING = {
     "continuity": f"continuity {_ON} --out out.parquet",
 }
 
-#: One way to write each: a folder of results, another by its own hand, a recording, a file.
-BY_DAY = {"results": "merge", "folder": "scan --part", "series": "track", "file": "baseline"}
+#: One way to write each.
+BY_DAY = {"results": "merge", "series": "track", "file": "baseline"}
 
 #: A signal, and how a command ends by it.
 ENDINGS = {signal.SIGKILL: -9, signal.SIGTERM: -15, signal.SIGINT: 130}
@@ -270,3 +272,29 @@ def test_however_a_command_ends_what_is_whole_stays_and_the_same_command_complet
         if left != whole:
             ran, left = write(name, f"{number}")
             assert (ran.code, left) == (first.code, whole), (*case, ran)
+    pair, left = write(name, "both", times=2)
+    assert left == whole
+    assert {first.code} <= {ran.code for ran in pair} <= {first.code, 2}, pair
+    ran, left = write(name, "full", largest=500)
+    assert (ran.code, left) == (2, {}), ran
+    assert "cannot be written (" in ran.err, ran
+
+
+@pytest.mark.parametrize("way", ["signal.raise_signal(2)", "exec('signal.raise_signal(2)')"])
+def test_ctrl_c_while_moegeom_is_loaded_ends_with_130_and_a_sentence(way, tmp_path):
+    script = f"""
+import signal, sys
+from moegeom_cli import __main__
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            {way}
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["moegeom", "checks"]
+__main__.main()
+"""
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted.\n")

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.core.errors import OutputError, RecordingError, ResultsError, UsageError
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.parts import PART_FILE, MissingParts, Share, parse_part
@@ -33,6 +33,7 @@ from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
+from moegeom_cli.streams import Silence
 from tests.by_day import by_day
 
 MODEL = SyntheticModel(hidden=32, experts=8, top_k=2, layers=2)
@@ -215,6 +216,16 @@ def test_what_is_no_part_or_cannot_be_cut_or_told_to_another_machine_is_refused(
     for text in ("0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"):
         with pytest.raises(UsageError, match="expected i/n"):
             parse_part(text)
+
+
+def test_a_part_replaces_none_that_came_meanwhile(world, tmp_path):
+    class Meanwhile(Silence):
+        def begin(self, what: str) -> None:
+            (tmp_path / "part/of_another").mkdir(parents=True, exist_ok=True)
+
+    with pytest.raises(OutputError, match="File exists"):
+        scan(request_for(world, tmp_path / "part", part="1/2"), Meanwhile(quiet=True))
+    assert {*tmp_path.rglob("*")} == {tmp_path / "part", tmp_path / "part/of_another"}
 
 
 def test_more_tokens_than_sums_hold_are_refused_before_and_after():
