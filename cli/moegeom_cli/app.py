@@ -10,6 +10,7 @@ import typer
 
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError, OutputError, is_full
+from moegeom_cli import EXIT_INTERRUPTED
 from moegeom_cli.command import Commands, Interrupted, command_names
 from moegeom_cli.streams import error_line, error_width, open_closed_streams, put_out
 
@@ -19,7 +20,9 @@ PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[as
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 5
-EXIT_INTERRUPTED = 130
+
+#: Characters of a name that are printed.
+MOST_SHOWN = 200
 
 #: Columns that a help screen fills at most.
 WIDEST = 120
@@ -55,13 +58,9 @@ def _options(
     """Options of every command, given before its name."""
 
 
-def main() -> None:
-    """Runs the command line and exits with its exit code."""
+def exit_code(arguments: list[str]) -> int:
+    """Runs the command line; the exit code, after all that is to be said."""
     open_closed_streams()
-    sys.exit(_exit_code(sys.argv[1:]))
-
-
-def _exit_code(arguments: list[str]) -> int:
     try:
         code = app(arguments, standalone_mode=False)
     except MoeGeomError as error:
@@ -77,22 +76,26 @@ def _exit_code(arguments: list[str]) -> int:
     except Interrupted as interrupt:
         _show("; ".join(["interrupted", *interrupt.args]) + ".")
         return EXIT_INTERRUPTED
-    except (KeyboardInterrupt, typer.Abort):
-        _show("interrupted.")
-        return EXIT_INTERRUPTED
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except BrokenPipeError:
         # the reader of our output has left, as `| head` does: nothing more to say, nothing wrong
         sys.stderr.close()
         return 0
     except OSError as error:
-        if not is_full(error):
+        if is_full(error):
+            return _refused(OutputError.of("standard output", error))  # files say it where they are
+        if not isinstance(error.filename, str):
             return _internal(error)
-        return _refused(OutputError.of("standard output", error))  # files say it where they are
+        message = f"{error.filename[:MOST_SHOWN]}: cannot be used ({error.strerror})."
+        return _refused(MoeGeomError(message, "Name another file, or look at its rights."))
     except SystemExit as ending:
         # the parser's own answer to a reader that has left
         return 0 if ending.code == 1 else EXIT_INTERNAL
     except Exception as error:  # noqa: BLE001 - the last line of defence names the error and exits 5
         return _internal(error)
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt  # the parser's own answer, without a word
     return code if isinstance(code, int) else 0
 
 

@@ -111,13 +111,16 @@ def open_closed_streams() -> None:
 def put_out(text: str, is_error: bool = False) -> None:
     """Text to standard output or error; what follows goes nowhere where the reader has left.
 
-    As ``| head`` does: what a command decides is its exit code all the same.
+    As ``| head`` does: what a command decides is its exit code all the same. Where an error cannot
+    be written there is no other place to say it.
     """
     stream = sys.stderr if is_error else sys.stdout
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not (is_error or isinstance(error, BrokenPipeError)):
+            raise
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
 

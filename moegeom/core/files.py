@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from moegeom.core.errors import MoeGeomError, OutputError, UsageError, first_line
+from moegeom.core.text import spelled
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -131,7 +133,7 @@ def _fill(file: IO[bytes], content: Content) -> None:
     if callable(content):
         content(file)
     else:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.write(spelled(content).encode() if isinstance(content, str) else content)
 
 
 def open_regular(path: Path, follows: bool = False) -> BufferedReader:
@@ -195,14 +197,28 @@ def refuse_existing(
 def move_folder(folder: Path, path: Path, replaced: Path | None = None) -> None:
     """Gives a folder its name, in one step; OutputError where that is taken or cannot be had.
 
-    With ``replaced`` what has the name is moved there first.
+    With ``replaced`` what has the name is moved there; where the system can do it, at no moment has
+    neither the name.
     """
     with writing(path):
         if replaced is not None and is_there(path):
+            if _exchange(folder, path):
+                folder.rename(replaced)
+                return
             path.rename(replaced)
         if is_there(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         folder.rename(path)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Gives each of two the name of the other in one step; False where there is no such step."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def new_folder(path: Path) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import first_line
@@ -70,6 +71,21 @@ class ParquetFacts:
                 yield chunk
 
 
+def opened(path: Path, mode: str = "rb") -> pa.OSFile:
+    """A file for Arrow: it takes a name for a URL, or cannot spell it, where it is not bytes."""
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(path), mode)
+
+
+def write_table(table: pa.Table, path: Path, **options: Any) -> None:
+    """Writes the file, whatever its name, with options of Arrow."""
+    import pyarrow.parquet as pq
+
+    with opened(path, "wb") as file:
+        pq.write_table(table, file, **options)
+
+
 def parquet_facts(path: Path) -> ParquetFacts:
     """What a file says about itself; nothing is decoded.
 
@@ -87,7 +103,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
         groups = read_row_groups(path)  # first: Arrow waits for a pipe where nothing wakes it
         if len(groups) > PARQUET_GROUPS:
             raise DocumentError(f"has {len(groups)} row groups, more than {PARQUET_GROUPS}")
-        with pq.ParquetFile(path) as file:
+        with opened(path) as source, pq.ParquetFile(source) as file:
             schema = file.schema_arrow
             names = schema.names
     except FileNotFoundError:
@@ -128,7 +144,8 @@ def read_columns(
     texts = [name for name in names if _is_text(_leaf(facts.schema.field(name)))]
     wanted = list(range(len(facts.groups)) if groups is None else groups)
     try:
-        with pq.ParquetFile(facts.path, read_dictionary=facts.leaves(texts)) as file:
+        leaves = facts.leaves(texts)
+        with opened(facts.path) as source, pq.ParquetFile(source, read_dictionary=leaves) as file:
             table = file.read_row_groups(wanted, columns=list(names), use_threads=False)
         table.validate(full=True)
         columns = [

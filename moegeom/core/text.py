@@ -21,6 +21,11 @@ def quoted(found: object, most: int = MOST_QUOTED) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def spelled(text: str) -> str:
+    r"""The text as files can hold it: bytes of a name that are no UTF-8 become ``\udcff``."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def number_of(count: SupportsInt, one: str, many: str = "") -> str:
     """``1 row`` or ``2,048 rows``; ``many`` where it is not ``one`` with an s: ``rows are``."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,19 +115,32 @@ def _keep(folder: Path, files: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
+class _NoFolders(list[str]):
+    """Where workers look for modules before what is installed: nowhere. Ray adds the working
+    directory, which may hold what is judged.
+    """
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Adds nothing."""
+
+
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
     """Ray, connected; a cluster that was begun here ends here, and reports nothing to anybody."""
     refuse_absent("ray", "ray", "--engine ray")
     import ray
+    from ray.job_config import JobConfig
 
     if ray.is_initialized():
         yield ray
         return
+    config = JobConfig()
+    config._py_driver_sys_path = _NoFolders()
     with mock.patch.dict(os.environ, {"RAY_USAGE_STATS_ENABLED": "0"}):
         try:
             ray.init(
                 address=address or "local",
+                job_config=config,
                 include_dashboard=None if address else False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,

@@ -21,7 +21,6 @@ from moegeom.core.digest import digest_of_file
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.core.files import (
-    is_there,
     move_folder,
     new_folder,
     read_regular,
@@ -29,7 +28,6 @@ from moegeom.core.files import (
     refuse_existing,
     remove,
     write_whole,
-    writing,
 )
 from moegeom.core.limits import MOST_JSON
 from moegeom.core.text import number_of
@@ -140,12 +138,15 @@ class PartWriter:
     ) -> None:
         refuse_existing(out, "Choose another --out, or --overwrite.", _may_replace(request))
         self._out, self._part, self._plan = out, part, plan
+        self._overwrite = request.overwrite
         self._request = parameters_of_part(request)
         self._num_tiles = num_tiles
         self._states: list[dict[str, Any]] = []
 
     def __enter__(self) -> PartWriter:
-        self._folder = new_folder(self._out)
+        self._work = new_folder(self._out)
+        self._folder = self._work / "whole"  # with the rights of a folder that is made now
+        self._folder.mkdir()
         return self
 
     def fold(
@@ -172,9 +173,13 @@ class PartWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is not None:
-            remove(self._folder)
-            return
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            remove(self._work)
+
+    def _finish(self) -> None:
         told = {
             "schema": SCHEMA,
             "part": str(self._part),
@@ -183,10 +188,8 @@ class PartWriter:
             "states": self._states,
         }
         write_whole(self._folder / PART_FILE, json.dumps(told, indent=1))
-        with writing(self._out):
-            if is_there(self._out):
-                remove(self._out)
-        move_folder(self._folder, self._out)
+        # what is there was seen to hold a part
+        move_folder(self._folder, self._out, self._work / "replaced" if self._overwrite else None)
 
 
 def _may_replace(request: ScanRequest) -> Callable[[Path], bool] | None:

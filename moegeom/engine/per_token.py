@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moegeom.core.files import writing
+from moegeom.core.parquet import opened
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
 
@@ -41,8 +42,9 @@ class PerTokenFile:
         self._router = router
         self._path = path
         with writing(path):
+            self._file = opened(path, "wb")
             self._writer = pq.ParquetWriter(
-                path, self._schema, compression="zstd", compression_level=1
+                self._file, self._schema, compression="zstd", compression_level=1
             )
 
     def rows(self, batch: TokenBatch) -> pa.Table:
@@ -72,6 +74,7 @@ class PerTokenFile:
     def close(self) -> None:
         with writing(self._path):
             self._writer.close()
+            self._file.close()
 
     def _lists(self, values: np.ndarray, kind: pa.DataType) -> pa.Array:
         offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from moegeom.core.metric import Column, Metric
+from moegeom.core.text import spelled
 from moegeom.results.plain import plain_value
 from moegeom.results.reader import SCHEMA_VERSION
 
@@ -186,7 +187,12 @@ _PLAIN = frozenset({float, int, bool, str, type(None)})
 def _column(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
     plain = [cell if type(cell) in _PLAIN else plain_value(cell) for cell in cells]
     # nan within a list stays: it is a number of an array, not a missing cell
-    return pa.array(plain, type=kind, from_pandas=not pa.types.is_list(kind))
+    missing = not pa.types.is_list(kind)
+    try:
+        return pa.array(plain, type=kind, from_pandas=missing)
+    except UnicodeEncodeError:  # a name that is no UTF-8
+        texts = [spelled(cell) if isinstance(cell, str) else cell for cell in plain]
+        return pa.array(texts, type=kind, from_pandas=missing)
 
 
 def _field(column: Column, facts: Mapping[str, str] = {}) -> pa.Field:

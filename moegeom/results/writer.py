@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from moegeom.core.digest import digest_of, digest_of_file
 from moegeom.core.documents import DocumentError, parse_json
@@ -33,7 +32,7 @@ from moegeom.core.files import (
 )
 from moegeom.core.limits import MOST_JSON
 from moegeom.core.metric import Metric
-from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.parquet import parquet_facts, read_columns, write_table
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun
 from moegeom.results.reader import SCHEMA_VERSION, is_results
 from moegeom.results.schema import (
@@ -106,7 +105,7 @@ class ResultsWriter:
                 for folder in ("parts", "snapshots"):
                     (self._partial / folder).mkdir(exist_ok=True)
         except BaseException:
-            self._work.release()
+            self._work.release(is_last=not is_begun(self._partial))
             raise
         return self
 
@@ -168,7 +167,7 @@ class ResultsWriter:
                 if not rows.get(table):
                     continue  # a digest tells this from a file that is lost
                 made = table_of(rows[table], schema)
-                pq.write_table(made, folder / f"{table}.parquet")
+                write_table(made, folder / f"{table}.parquet")
                 if made.nbytes <= self._room:
                     self._room -= made.nbytes
                     self._kept[router, table] = made
@@ -251,10 +250,10 @@ class ResultsWriter:
             shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
             for table in self._schemas:
-                pq.write_table(self.gather(table, routers), whole / f"{table}.parquet")
+                write_table(self.gather(table, routers), whole / f"{table}.parquet")
             for table in OTHER_TABLES:
                 rows = table_of(others.get(table, []), other_schema(table))
-                pq.write_table(rows, whole / f"{table}.parquet")
+                write_table(rows, whole / f"{table}.parquet")
             for router in routers:
                 tokens = self.part_folder(router) / "tokens.parquet"
                 if tokens.exists():

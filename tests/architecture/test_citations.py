@@ -10,7 +10,7 @@ from tests.architecture.sources import ROOT
 FOLDERS = ("moegeom", "cli", "docs", "tests", "benchmarks")
 TOP = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"),
-    *("action.yml", "Containerfile", "requirements-check.txt"),
+    *("SECURITY.md", "action.yml", "Containerfile", "requirements-check.txt"),
 )
 TEXTS = {".py", ".md", ".toml", ".bib", ".cu", ".cuh", ".yml"}
 

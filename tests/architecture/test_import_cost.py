@@ -17,14 +17,9 @@ HEAVY = {
 }
 
 HELP = """
-import sys
-from moegeom_cli.app import main
+from moegeom_cli.app import exit_code
 for arguments in {screens}:
-    sys.argv = ["moegeom", *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, end.code
+    assert exit_code(arguments) == 0
 """
 
 
@@ -68,13 +63,8 @@ def test_the_measurement_sees_what_is_loaded():
 
 
 CHECK = """
-import sys
-sys.argv = ["moegeom", "check", {checkpoint!r}]
-from moegeom_cli.app import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
+from moegeom_cli.app import exit_code
+assert exit_code(["check", {checkpoint!r}]) == 0
 """
 
 

@@ -75,16 +75,16 @@ def moegeom_cold() -> Callable[..., Ran]:
     return run_cold
 
 
-@pytest.fixture(scope="session")
-def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
+def warm_commands(streams: Path, *modules: str) -> Iterator[Callable[..., Any]]:
     """``moegeom ARGUMENTS`` in a folder, or a script, in a child of a process that is warm.
 
     With ``forms``, names of renderers, standard output is one JSON document: form -> width -> text.
-    With ``code`` it must end with that exit code.
+    With ``code`` it must end with that exit code. ``ending`` is a signal and the seconds after which
+    it comes, ``largest`` the bytes that a file may have; with ``times`` a list of so many that ran at
+    once. ``modules`` are loaded beside those of moegeom.
     """
-    streams = tmp_path_factory.mktemp("streams")
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "warm_commands.py")],
+        [sys.executable, str(Path(__file__).parent / "warm_commands.py"), *modules],
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -99,33 +99,47 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
         forms: Collection[str] = (),
         script: str = "",
         code: int | None = None,
+        ending: tuple[int, float] | None = None,
+        largest: int | None = None,
+        times: int | None = None,
         **variables: str,
-    ) -> Ran:
-        out, err = streams / "out", streams / "err"
+    ) -> Any:
+        places = [streams / str(number) for number in range(times or 1)]
+        for place in places:
+            place.mkdir(exist_ok=True)
         request = {
             "folder": str(folder),
             "arguments": arguments,
             "script": script,
             "environment": variables,
             "forms": list(forms),
-            "out": str(out),
-            "err": str(err),
+            "ending": ending,
+            "largest": largest,
+            "streams": list(map(str, places)),
         }
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         answer = server.stdout.readline()
         assert answer, "the warm process has died"
-        ending, seconds = answer.split()
+        codes, seconds = json.loads(answer)
         costs.elsewhere[0] += float(seconds)
-        ran = Ran(int(ending), out.read_text("utf-8"), err.read_text("utf-8"))
-        assert code in (None, ran.code), (arguments, ran.code, ran.err)
-        return ran
+        ran = [
+            Ran(number, *((place / name).read_text("utf-8") for name in ("out", "err")))
+            for number, place in zip(codes, places, strict=True)
+        ]
+        assert code in (None, ran[0].code), (arguments, ran[0].code, ran[0].err)
+        return ran if times else ran[0]
 
     yield run
     server.stdin.close()
     server.wait(timeout=30)
     costs.elsewhere[0] = 0.0  # the operating system counts them from here on
     server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def moegeom(tmp_path_factory) -> Iterator[Callable[..., Any]]:
+    yield from warm_commands(tmp_path_factory.mktemp("streams"))
 
 
 def everything_below(folder: Path) -> set[str]:

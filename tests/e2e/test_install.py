@@ -181,14 +181,8 @@ def small_python(wheel, tmp_path_factory) -> Path:
 COMMANDS = """
 import json, sys, time
 time.perf_counter = lambda: 0.0
-from moegeom_cli.app import main
-codes = []
-for arguments in json.load(open(sys.argv[1])):
-    sys.argv = ["moegeom", *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        codes.append(end.code)
+from moegeom_cli.app import exit_code
+codes = [exit_code(arguments) for arguments in json.load(open(sys.argv[1]))]
 print(json.dumps([codes, sorted({name.partition(".")[0] for name in sys.modules})]))
 """
 

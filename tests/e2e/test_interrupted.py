@@ -1,16 +1,29 @@
-"""Ctrl-C: what is kept is said, and the next run says that it goes on."""
+"""Ctrl-C: what is kept is said, and the next run says that it goes on. However a command that writes
+is ended, what is whole stays, nothing half-written has a name, and the same command completes it.
+"""
 
 import json
+import random
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 import moegeom as mg
 import moegeom.pipeline
 from moegeom.results.reader import open_results
 from moegeom.tokens.traces import first_pass
 from moegeom_cli import app
+from moegeom_cli.command import command_names
+from tests.by_day import IS_NIGHT, by_day
+from tests.e2e.conftest import HEALTHY, environment, warm_commands
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 
@@ -38,7 +51,7 @@ def run(place, monkeypatch, capsys):
     def scan(*more: str) -> tuple[int, str]:
         monkeypatch.chdir(place)
         tokens = () if "--tokens" in more else ("--tokens", "rec")
-        code = app._exit_code(["scan", "model", "--out", "out", *tokens, *more])
+        code = app.exit_code(["scan", "model", "--out", "out", *tokens, *more])
         return code, capsys.readouterr().err
 
     return scan
@@ -145,3 +158,148 @@ def test_a_scan_that_goes_on_does_not_repeat_its_first_pass(dump, stopped_at_fil
     code, said = dump()
     assert (code, read) == (0, [])
     assert "going on in out.partial: 1 of 3 routers are done" in said
+
+
+# ----------------------------------------------------------------------- any command, at any moment
+_ON = f"{HEALTHY} --tokens {HEALTHY.replace('/step', '/rec/step')} --layers 0"
+_CAPTURE = f"capture {HEALTHY} --text text.jsonl --tokenizer bytes --num-tokens 256 --out out"
+
+#: How commands that write are called.
+WRITING = {
+    "scan": "scan model --tokens rec --layers 1,2 --out out",
+    "scan --part": "scan model --tokens rec --layers 1 --part 1/1 --out out",
+    "merge": "merge part --out out",
+    "boundary-report": "boundary-report model --tokens rec --arith bf16 --layers 1 --out out",
+    "whatif": "whatif model --tokens rec --router topk:1 --layers 1 --out out",
+    "track": "track sample_ckpts/olmoe-collapsed/step_[16]00 --out out",
+    "capture": _CAPTURE,
+    "capture --fold": f"{_CAPTURE} --fold",
+    "baseline": "check model --update-baseline --baseline out",
+    "check": "check model --out out",
+    "diff": "diff model model --tokens rec --layers 1 --out out",
+    "cells": f"cells {_ON} --subspace pca:2 --out out",
+    "outputs": f"outputs {_ON} --out out",
+    "capacity": "capacity --experts 16 --top-k 4 --width 32 --hidden 64 --out out.parquet",
+    "regions": f"regions {_ON} --out out.parquet",
+    "perturb": "perturb model --tokens rec --at 0,5 --layers 1 --out out.parquet",
+    "hmoe": "hmoe rates --sizes 100,200 --repeats 2 --epochs 3 --out out.parquet",
+    "balance": "balance model --tokens rec --layers 1 --out out.npz",
+    "space": "space model --tokens rec --layers 1 --out out.npz",
+    "attention": "attention model --out out.parquet",
+    "continuity": f"continuity {_ON} --out out.parquet",
+}
+
+#: What writes several folders of results, each of them whole.
+SEVERAL = {"track", "diff"}
+
+#: One way to write each.
+BY_DAY = {"results": "merge", "series": "track", "file": "baseline"}
+
+#: A signal, and how a command ends by it.
+ENDINGS = {signal.SIGKILL: -9, signal.SIGTERM: -15, signal.SIGINT: 130}
+
+#: Signals that come one after the other, before the command may end by itself.
+ROUNDS = [[number] * 2 for number in ENDINGS for _ in range(10)] if IS_NIGHT else [list(ENDINGS)]
+
+
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory):
+    yield from warm_commands(tmp_path_factory.mktemp("streams"), "moegeom.recorder.run")
+
+
+@pytest.fixture
+def write(request, moegeom, place):
+    """Runs a command that writes in a folder of its own; the reports, and what has a name there."""
+
+    def run(name: str, folder: str, **options):
+        here = place.parent / f"{place.name}-{folder}"
+        if not here.exists():
+            shutil.copytree(place, here, symlinks=True)
+            text = [json.dumps({"text": f"{n} is a number. " * 4}) for n in range(20)]
+            (here / "text.jsonl").write_text("\n".join(text))
+        server = request.getfixturevalue("with_torch") if "capture" in name else moegeom
+        return server(here, *WRITING[name].split(), **options), contents(here)
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """What was written there under a name of its own: of JSON what is true of every run."""
+    return {
+        str(path.relative_to(folder)): lasting(json.loads(path.read_bytes()))
+        if path.name in ("run.json", "part.json", "series.json")
+        else path.read_bytes()
+        for path in folder.rglob("out*")
+        for path in (path, *path.rglob("*"))
+        if path.is_file() and not re.search(r"\.partial|\.moegeom-\w+\.tmp$", str(path))
+    }
+
+
+#: What is true of a run and not of what it found.
+OF_A_RUN = {"seconds", "is_reused"}
+
+
+def lasting(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: lasting(one) for key, one in value.items() if key not in OF_A_RUN}
+    return [lasting(one) for one in value] if isinstance(value, list) else value
+
+
+def test_every_command_that_writes_is_ended():
+    typed = {name: get_command(app.app).get_command(None, name) for name in command_names()}
+    writing = {n for n, c in typed.items() if any("--out" in p.opts for p in c.params)}
+    assert {call.split()[0] for call in WRITING.values()} == writing
+
+
+@pytest.mark.parametrize("name", by_day(WRITING, BY_DAY))
+def test_however_a_command_ends_what_is_whole_stays_and_the_same_command_completes_it(name, write):
+    """Killed, terminated and interrupted: at night twenty times each, by day once."""
+    moments = random.Random(name)
+    first, whole = write(name, "whole")
+    assert whole, first.err
+    begun = time.monotonic()
+    write(name, "timed")
+    usual = time.monotonic() - begun
+    for number, signals in enumerate(ROUNDS):
+        for ending in signals:
+            moment = moments.uniform(0, 1.05 * usual)
+            ran, left = write(name, f"{number}", ending=(ending, moment))
+            case = (name, ending.name, ran)
+            assert ran.code in (ENDINGS[ending], first.code) or "exists" in ran.err, case
+            assert "Traceback" not in ran.err, case
+            assert "Exception ignored" not in ran.err, case
+            assert left.items() <= whole.items(), case
+            assert name in SEVERAL or not left or left == whole, case
+            if ran.code == 130:
+                assert ran.err.splitlines()[-1].startswith("interrupted"), case
+        if left != whole:
+            ran, left = write(name, f"{number}")
+            assert (ran.code, left) == (first.code, whole), (*case, ran)
+    pair, left = write(name, "both", times=2)
+    assert left == whole
+    assert {first.code} <= {ran.code for ran in pair} <= {first.code, 2}, pair
+    ran, left = write(name, "full", largest=300)
+    if left != whole:  # which may be as small as that
+        assert (ran.code, left) == (2, {}), ran
+        assert "cannot be written (" in ran.err, ran
+
+
+@pytest.mark.parametrize("way", ["signal.raise_signal(2)", "exec('signal.raise_signal(2)')"])
+def test_ctrl_c_while_moegeom_is_loaded_ends_with_130_and_a_sentence(way, tmp_path):
+    script = f"""
+import signal, sys
+from moegeom_cli import __main__
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            {way}
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["moegeom", "checks"]
+__main__.main()
+"""
+    (tmp_path / "as_module.py").write_text(script)  # so runs python -m moegeom_cli
+    command = [sys.executable, "-m", "as_module"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted.\n")

@@ -2,9 +2,11 @@
 
 Starting Python, Numba and ten kernels takes longer than most commands run, and so does importing
 what a command imports where it is used. This script loads them once, then reads one request a line
-from stdin (folder, arguments or a script, environment, files for stdout and stderr), forks, and
+from stdin (folder, arguments or a script, environment, folder of its streams), forks, and
 answers with the exit code and the seconds of the processor. A child is as much a process of its own
 as one that was started from scratch; that a cold start works is what the other tests of this folder show.
+Modules that are named as arguments are loaded too. A request may say which signal the child gets, and
+when, how large its files may be, and that two run at once, with streams of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ import io
 import json
 import os
 import pkgutil
+import resource
+import signal
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -35,7 +40,7 @@ from moegeom.pipeline import METRICS
 from moegeom.testing.stream import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
-from moegeom_cli import app
+from moegeom_cli import __main__, app
 from moegeom_cli.groups import ScreenOptions
 
 #: Packages that commands import where they use them; none of them brings torch.
@@ -154,22 +159,24 @@ def run_script(text: str) -> None:
     exec(compile(text, "<script>", "exec"), {"__name__": "__main__"})
 
 
-def run_here(request: dict) -> int:
+def run_here(request: dict, streams: str) -> int:
     """The command in this process, which is a child and ends with it."""
     for number, name in ((1, "out"), (2, "err")):
-        file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(f"{streams}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
     sys.argv = ["moegeom", *request["arguments"]]
     if request["forms"]:
         ScreenOptions.show = functools.partialmethod(show_everything, forms=request["forms"])
+    if request["largest"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest"],) * 2)
     try:
         if request["script"]:
             run_script(request["script"])
         else:
             run_nothing_of(request["folder"], any("://" in word for word in request["arguments"]))
-            app.main()
+            __main__.main()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 0
     finally:
@@ -179,14 +186,25 @@ def run_here(request: dict) -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began this
     warm_up()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os._exit(run_here(json.loads(line)))
-        _, status, usage = os.wait4(child, 0)
-        code, seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-        sys.stdout.write(f"{code} {seconds}\n")
+        request = json.loads(line)
+        children = []
+        for streams in request["streams"]:  # all at once
+            children.append(os.fork())
+            if children[-1] == 0:
+                os._exit(run_here(request, streams))
+        if request["ending"]:
+            number, seconds = request["ending"]
+            time.sleep(seconds)
+            os.kill(children[0], number)  # one that has ended was not waited for
+        ends = [os.wait4(child, 0) for child in children]
+        codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
+        seconds = sum(usage.ru_utime + usage.ru_stime for _, _, usage in ends)
+        sys.stdout.write(json.dumps([codes, seconds]) + "\n")
         sys.stdout.flush()
 
 

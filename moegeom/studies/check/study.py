@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from moegeom.checks.profile_file import (
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.finding import Verdict
+from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import tokens_text
@@ -150,15 +152,10 @@ def lies_with(folder: Path, target: str) -> bool:
     """
     if scheme_of(target):
         return False
-    named = Path(target).absolute()
-    holders = {named, named.resolve()}
-    if not named.is_dir():
-        holders = {path.parent for path in holders}
-    here = {folder.absolute(), folder.resolve()}
     return any(
-        place.is_relative_to(holder)
-        for place in here
-        for holder in {*holders, *(path.resolve() for path in holders)}
+        lies_in(folder, place)
+        for holder, _ in trees_around(Path(target))
+        for place in (holder, Path(os.path.realpath(holder)))
     )
 
 

@@ -22,7 +22,8 @@ class SeriesExport:
     """``write`` puts a series where other tools read it: a file or a folder, or a ``target`` of
     theirs.
 
-    ``package`` is what it needs beside the core, and ``extra`` what brings it.
+    ``package`` is what it needs beside the core, and ``extra`` what brings it; ``settings`` a file
+    that it obeys where it lies in the working directory.
     """
 
     name: str
@@ -30,6 +31,7 @@ class SeriesExport:
     package: str = ""
     extra: str = ""
     target: str = _PATH
+    settings: str = ""
 
     def refuse_absent(self) -> None:
         """Raises UsageError when its package is not installed: before the measuring."""

@@ -15,6 +15,7 @@ from moegeom.core.documents import parse_json
 from moegeom.core.errors import UsageError
 from moegeom.core.files import read_regular
 from moegeom.core.limits import MOST_JSON
+from moegeom.core.text import spelled
 from moegeom.results.reader import is_results
 
 #: Names that say "not finished yet".
@@ -41,7 +42,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return spelled(self.path.name)
 
     @property
     def step(self) -> float:

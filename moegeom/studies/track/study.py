@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from moegeom.checks.profile_file import fail_on
 from moegeom.core.errors import CheckpointError, MoeGeomError, UsageError
 from moegeom.core.files import write_whole
+from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.series import Curve, Driver, Series
 from moegeom.core.text import number_of
@@ -68,6 +70,8 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     candidates, skipped = find_checkpoints(request.patterns)
     if not candidates:
         raise _nothing_finished(request, skipped)
+    for export, _ in exports:
+        refuse_code_within(*(one.path for one in candidates), settings=export.settings)
     name = _common_name(candidates)
     folder = request.out or RUNS / f"{name}.track"
     refuse_missing_recordings(request, folder, candidates)
@@ -179,7 +183,7 @@ def _make(folder: Path) -> None:
 
 def _common_name(candidates: Sequence[Candidate]) -> str:
     """Name of the folder that holds the checkpoints, or of the only one."""
-    parent = candidates[-1].path.resolve().parent.name
+    parent = Path(os.path.realpath(candidates[-1].path)).parent.name
     return parent or candidates[-1].name
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from moegeom.core.parquet import write_table
 from moegeom.core.tokens import TokenColumns
 
 #: One row group is decoded at a time: 18 bytes a token, 1.2 MB.
@@ -45,7 +46,6 @@ def write_columns(
 ) -> None:
     """Write one shard; ``domain`` is stored as text, missing where unknown."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     known = columns.domain >= 0
     number = pa.array(np.where(known, columns.domain, 0), pa.int32(), mask=~known)
@@ -59,4 +59,4 @@ def write_columns(
             "domain": domain.cast(pa.string()),
         }
     )
-    pq.write_table(table, path, row_group_size=ROW_GROUP_TOKENS, compression="zstd")
+    write_table(table, path, row_group_size=ROW_GROUP_TOKENS, compression="zstd")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from moegeom.core.errors import UsageError
 from moegeom.core.files import WorkFolder, move_folder, refuse_existing, remove, writing
 from moegeom.tokens.recording.journal import (
     FILES_FOLDER,
@@ -50,41 +48,31 @@ def partial_path(path: Path) -> Path:
 
 
 class PlainDraft:
-    """``<path>.partial``; unless it is published, nothing stays of it."""
+    """``<path>.partial``; unless it is published, nothing stays of it, nor of a killed one."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._partial = path, partial_path(path)
-        self._is_mine = False
+        self._path, self._work = path, WorkFolder(partial_path(path), "draft")
 
     @property
     def files(self) -> Path:
-        return self._partial
+        return self._work.path / FILES_FOLDER
 
     def begin(self, book: ShapeBook) -> Sequence[Noted]:
         refuse_existing(self._path)
-        with writing(self._partial):
-            self._partial.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._partial.mkdir()
-            except FileExistsError:
-                raise UsageError(
-                    f"{self._partial.name} exists: another recording is being written or was cut "
-                    "off.",
-                    "When nothing writes to it, delete it.",
-                ) from None
-        self._is_mine = True
+        self._work.take()
+        self._work.clear()
+        with writing(self._work.path):
+            self.files.mkdir()
         return ()
 
     def note(self, num_tokens: int, domains: tuple[str, ...], book: ShapeBook) -> None:
         """Nothing: a shard alone is of no use."""
 
     def publish(self) -> None:
-        move_folder(self._partial, self._path)
-        self._is_mine = False
+        move_folder(self.files, self._path)
 
     def leave(self) -> None:
-        if self._is_mine:
-            shutil.rmtree(self._partial, ignore_errors=True)
+        self._work.release(is_last=True)
 
 
 class JournalledDraft:

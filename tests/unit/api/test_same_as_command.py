@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,8 @@ def few() -> Path:
 def command(*arguments: object) -> dict:
     """What the command prints with ``--format json``."""
     stream = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stream):
-        patch.setattr(sys, "argv", ["moegeom", *map(str, arguments), "--format", "json", "--quiet"])
-        with pytest.raises(SystemExit):
-            app.main()
+    with contextlib.redirect_stdout(stream):
+        app.exit_code([*map(str, arguments), "--format", "json", "--quiet"])
     return json.loads(stream.getvalue())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
 from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
 from moegeom.tokens.open import open_tokens
-from moegeom_cli.app import main
+from moegeom_cli.app import exit_code
 from tests.unit.capture.conftest import Sample
 from tests.unit.capture.test_recorder import assert_same_tokens, captured
 
@@ -180,11 +179,9 @@ def test_the_screen_says_what_was_written_and_what_to_do(balanced, text, monkeyp
     monkeypatch.chdir(text.parent)
     monkeypatch.setenv("COLUMNS", "100")
     options = ("--text", text.name, "--tokenizer", "bytes", "--out", "rec")
-    monkeypatch.setattr(sys, "argv", ["moegeom", "capture", str(balanced.path), *options])
-    with pytest.raises(SystemExit) as end:
-        main()
+    code = exit_code(["capture", str(balanced.path), *options])
     screen = capsys.readouterr()
-    assert not end.value.code, screen.err
+    assert code == 0, screen.err
     assert "wrote    4,096 tokens in 64 documents" in screen.out
     assert f"next     moegeom scan {balanced.path} --tokens rec" in screen.out
     total = sum(file.stat().st_size for file in (text.parent / "rec").iterdir())

@@ -1,8 +1,10 @@
 """A file is whole or absent; an unfinished folder is this user's, or it is left alone."""
 
+import contextlib
 import errno
 import os
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -161,6 +163,27 @@ def work(tmp_path):
     folder = WorkFolder(tmp_path / "out.partial", "plan.json")
     yield folder
     folder.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such step")
+@pytest.mark.parametrize("stop", [1, 2])
+def test_while_a_folder_is_replaced_one_of_the_two_has_the_name(tmp_path, monkeypatch, stop):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    rename, calls = Path.rename, []
+
+    def ended(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", ended)
+    with contextlib.suppress(KeyboardInterrupt):
+        move_folder(tmp_path / "new", tmp_path / "old", tmp_path / "replaced")
+    assert calls
+    assert (tmp_path / "old/new").exists()
 
 
 def test_a_folder_is_made_for_its_owner_alone_and_goes_with_all_it_holds(tmp_path, work):

@@ -1,5 +1,6 @@
 """What is judged holds nothing that libraries run or obey."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from moegeom.core import loaded_code
 from moegeom.core.errors import UsageError
 from moegeom.core.loaded_code import kernels_of_numba, refuse_code_within
+from moegeom.studies.track.export import SERIES_EXPORTS
 
 VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")
 
@@ -49,15 +51,19 @@ def test_links_do_not_hide_a_folder_of_kernels(tree, monkeypatch):
         refuse_code_within(tree / "latest")
 
 
-def test_settings_of_numba_in_the_working_directory_are_refused_where_that_is_judged(
-    tree, monkeypatch
-):
-    (Path.cwd() / ".numba_config.yaml").write_text("cache_dir: planted\n")
-    refuse_code_within(tree / "models/one")
-    monkeypatch.chdir(tree)
-    (tree / ".numba_config.yaml").write_text("cache_dir: planted\n")
-    with pytest.raises(UsageError, match=r"^\.numba_config\.yaml: would be loaded from"):
-        refuse_code_within(tree / "models/one")
+def test_settings_in_the_working_directory_are_refused_where_that_is_judged(tree, monkeypatch):
+    wandb = SERIES_EXPORTS["wandb"].settings
+    for folder in (Path.cwd(), tree):
+        monkeypatch.chdir(folder)
+        for name in (".numba_config.yaml", wandb):
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_text("cache_dir: planted\n")
+            if folder != tree:
+                refuse_code_within(tree / "models/one", settings=wandb)
+                continue
+            with pytest.raises(UsageError, match=f"^{re.escape(name)}: would be loaded from"):
+                refuse_code_within(tree / "models/one", settings=wandb)
+            Path(name).unlink()
 
 
 def test_the_package_may_lie_in_the_working_tree_and_not_in_the_checkpoint(tree, monkeypatch):

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 
-#: Forks a child for each line, prints its number and, once the child is gone, how it ended.
+#: Forks a child for each line and prints, once the child is gone, how it ended.
 LOOP = """
 import os, sys
 for line in sys.stdin:
@@ -17,7 +17,6 @@ for line in sys.stdin:
     if not child:
         work(*line.split())
         os._exit(0)
-    print(child, flush=True)
     print(os.waitpid(child, 0)[1], flush=True)
 """
 
@@ -34,18 +33,10 @@ class Forker:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
 
-    def begin(self, *words: object) -> int:
-        """The number of the child."""
+    def run(self, *words: object) -> int:
+        """0, or how the child ended."""
         print(*words, file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
-
-    def end(self) -> int:
-        """0, or how the child ended."""
-        return int(self.process.stdout.readline())
-
-    def run(self, *words: object) -> int:
-        self.begin(*words)
-        return self.end()
 
     def close(self) -> None:
         self.process.stdin.close()

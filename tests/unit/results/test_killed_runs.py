@@ -1,15 +1,11 @@
 """Killed at any moment, a run leaves no results or whole ones, and the same call completes it.
 
-By day one kill of each kind, at its moment; at night fifty at random ones.
+One kill of each kind, at its moment; tests/e2e/test_interrupted.py kills at random ones.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
 import signal
-import time
 
 import pytest
 
@@ -70,30 +66,3 @@ def test_a_kill_of_each_kind_leaves_no_results_or_whole_ones(disk, forker, tmp_p
         assert out.exists() == (moment == "moved")
     assert open_results(out).run["schema"] == 1
     disk.assert_undisturbed(out)
-
-
-@pytest.mark.nightly
-def test_fifty_kills_leave_no_results_or_whole_ones(disk, forker, tmp_path):
-    moments = random.Random(20)
-    assert forker.run(tmp_path / "first") == 0  # waits for the forker itself
-    begun = time.monotonic()
-    assert forker.run(tmp_path / "timed") == 0
-    usual = time.monotonic() - begun
-    kills, runs, resumed = 0, 0, 0
-    while kills < 50:
-        out = tmp_path / f"out{runs}"
-        runs += 1
-        for _ in range(3):
-            child = forker.begin(out)
-            time.sleep(moments.uniform(0.0, 1.1 * usual))
-            with contextlib.suppress(ProcessLookupError):  # it had ended and was waited for
-                os.kill(child, signal.SIGKILL)
-            forker.end()
-            kills += 1
-            if out.exists():
-                break
-            resumed += any(out.with_name(f"{out.name}.partial").glob("[ps]*s/*"))
-        assert out.exists() or forker.run(out) == 0
-        assert open_results(out).run["schema"] == 1
-        disk.assert_undisturbed(out)
-    assert resumed > 0

@@ -1,6 +1,7 @@
 """A scan in parts, on as many machines as one likes, is the scan: table for table, byte for byte."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.core.errors import OutputError, RecordingError, ResultsError, UsageError
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.parts import PART_FILE, MissingParts, Share, parse_part
@@ -30,6 +31,7 @@ from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
+from moegeom_cli.streams import Silence
 from tests.by_day import by_day
 
 MODEL = SyntheticModel(hidden=32, experts=8, top_k=2, layers=2)
@@ -214,6 +216,16 @@ def test_what_is_no_part_or_cannot_be_cut_or_told_to_another_machine_is_refused(
             parse_part(text)
 
 
+def test_a_part_replaces_none_that_came_meanwhile(world, tmp_path):
+    class Meanwhile(Silence):
+        def begin(self, what: str) -> None:
+            (tmp_path / "part/of_another").mkdir(parents=True, exist_ok=True)
+
+    with pytest.raises(OutputError, match="File exists"):
+        scan(request_for(world, tmp_path / "part", part="1/2"), Meanwhile(quiet=True))
+    assert {*tmp_path.rglob("*")} == {tmp_path / "part", tmp_path / "part/of_another"}
+
+
 def test_more_tokens_than_sums_hold_are_refused_before_and_after():
     facts = SourceFacts("rec", "ids", 16 * MOST_TOKENS + 1, ("text/0",), (), True, True)
     with pytest.raises(RecordingError, match="hold 2,147,483,648 at most"):
@@ -228,10 +240,14 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
 
 @pytest.mark.parametrize("num_workers", by_day([1, 2, 4, 8], [2]))
 def test_workers_that_are_killed_are_replaced_and_the_tables_stay(
-    num_workers, world, whole, tmp_path
+    num_workers, world, whole, tmp_path, monkeypatch
 ):
+    """And nothing of the working directory runs there."""
     import ray
 
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=num_workers))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moegeom.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'w').close()")
     killed = tmp_path / "killed"
     killed.mkdir()
 
@@ -244,15 +260,11 @@ def test_workers_that_are_killed_are_replaced_and_the_tables_stay(
             os.kill(os.getpid(), signal.SIGKILL)
         return _part_files(request)
 
-    ray.init(address="local", num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
-    try:
-        request = request_for(world, tmp_path / "merged", engine="ray")
-        source = Session.open(request).source
-        with parts_by_ray(request, source, fragile, None) as parts:
-            assert len(parts.parts) == min(2 * num_workers, 3)
-            alone = request_for(world, tmp_path / "merged")
-            merged = scan(alone, merged=parts)
-        assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
-        assert tables(merged) == whole
-    finally:
-        ray.shutdown()
+    request = request_for(world, tmp_path / "merged", engine="ray")
+    source = Session.open(request).source
+    with parts_by_ray(request, source, fragile, None) as parts:
+        assert len(parts.parts) == min(2 * num_workers, 3)
+        merged = scan(request_for(world, tmp_path / "merged"), merged=parts)
+    assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
+    assert tables(merged) == whole
+    assert not (tmp_path / "RAN").exists()

@@ -279,8 +279,11 @@ def test_writers_with_and_without_journal_leave_each_others_folders_alone(tmp_pa
             go_on(writer, stop)
             for restart in (False, True):
                 refuse(tmp_path / "rec", "being written or was cut off", restart=restart)
+        shutil.copytree(tmp_path / "rec.partial", tmp_path / "killed.partial")
         go_on(writer)
-    assert files(tmp_path / "rec") == uninterrupted
+    with writer_of(tmp_path / "killed", journal=None) as writer:
+        go_on(writer)  # from the beginning, and nobody need delete what was there
+    assert files(tmp_path / "killed") == files(tmp_path / "rec") == uninterrupted
     assert not (tmp_path / "rec.partial").exists()
     partial = cut_off(tmp_path / "other", 2)
     before = tree(partial)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from moegeom.trainable import (
     TopKRouter,
     export_checkpoint,
 )
-from moegeom_cli.app import main
+from moegeom_cli.app import exit_code
 from tests.by_day import by_day
 
 EXPERTS, K, HIDDEN, TOKENS = 8, 2, 16, 256
@@ -128,17 +127,14 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def moegeom(monkeypatch, capsys) -> Run:
+def moegeom(capsys) -> Run:
     def run(command: str, folder: Path, *arguments: str | Path) -> tuple[int, str]:
         """A command about results, or about a checkpoint by the family file in it."""
         family = folder / "family.toml"
         options = ("--family", family) if family.exists() else ()
-        argv = ("moegeom", command, folder, *options, *arguments)
-        monkeypatch.setattr(sys, "argv", [*map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            main()
+        code = exit_code([*map(str, (command, folder, *options, *arguments))])
         screen = capsys.readouterr()
-        return int(end.value.code or 0), " ".join((screen.out + screen.err).split())
+        return code, " ".join((screen.out + screen.err).split())
 
     return run
 

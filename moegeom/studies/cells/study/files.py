@@ -15,6 +15,7 @@ import pyarrow as pa
 from moegeom import __version__
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, write_whole, writing
+from moegeom.core.parquet import write_table
 from moegeom.engine.plan import num_workers
 from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.writer import slug
@@ -98,13 +99,12 @@ class CellFiles:
     def finish(self) -> None:
         """Writes the tables and moves everything to ``out``."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         with writing(self._out):
             for name, parts in self._tables.items():
                 empty = cell_table(name, {"router": []})
                 table, path = pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet"
-                pq.write_table(table, path, use_dictionary=_RECURRING)  # pyright: ignore[reportArgumentType]
+                write_table(table, path, use_dictionary=_RECURRING)
         self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
         # what is there was seen to hold cells
         replaced = self._work / "replaced" if self._request.overwrite else None

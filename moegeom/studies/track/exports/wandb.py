@@ -29,8 +29,14 @@ def write(series: Series, project: str) -> None:
     import wandb
 
     entity, _, name = project.rpartition("/")
+    # no code is sent, and no git run, which obeys what lies in the working directory
+    settings = wandb.Settings(disable_git=True, save_code=False)
     with wandb.init(
-        project=name, entity=entity or None, name=series.name, job_type="moegeom track"
+        project=name,
+        entity=entity or None,
+        name=series.name,
+        job_type="moegeom track",
+        settings=settings,
     ) as run:
         run.define_metric("*", step_metric="step")
         for step, logged in zip(series.steps, _by_step(series), strict=True):
@@ -73,4 +79,4 @@ def _summary(series: Series) -> dict[str, Any]:
     return {"num_steps": len(series.steps), **worst, **verdict}
 
 
-EXPORT = SeriesExport("wandb", write, "wandb", "wandb", target="PROJECT")
+EXPORT = SeriesExport("wandb", write, "wandb", "wandb", target="PROJECT", settings="wandb/settings")
