@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 from moegeom.core.errors import UsageError
 from moegeom.studies.cells.ball import ball_cells as balls
 from moegeom.studies.cells.ball import box as boxes
-from moegeom.studies.cells.ball.ball_cells import nearest_vertices
+from moegeom.studies.cells.ball.cell_distance import nearest_vertices
 from moegeom.studies.cells.ball.nearest import arrangement_of
 from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
