@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ from moegeom.core.errors import MoeGeomError
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import read_family_file
+from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.log_probs import log_probs
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
 from tests.ends import work_ends
@@ -434,6 +437,29 @@ def test_the_largest_file_is_read_or_refused_soon_and_in_little_memory(
     assert case.answer in sentence
     assert len(sentence) < (500 if case.read is _family_file else 1000)
     assert megabytes < case.megabytes
+
+
+def _steps(folder: Path, layers: int) -> int:
+    """Calls and returns of ``check`` on a model of so many layers, in this thread."""
+    shape = SyntheticModel("deepseek_v3", hidden=32, experts=8, top_k=2, layers=layers)
+    model, steps = write_checkpoint(folder / f"{layers}", shape), 0
+
+    def step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(step)
+    try:
+        gate(GateRequest(str(model)))
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+def test_a_layer_more_costs_check_as_much_as_the_one_before(tmp_path: Path) -> None:
+    _steps(tmp_path, 17)  # what is imported and kept where it is used
+    few, more, most = (_steps(tmp_path, layers) for layers in (16, 32, 64))
+    assert most - more < 2.1 * (more - few)
 
 
 _UNITS = {"": 1, "MB": 10**6, "MiB": 1 << 20, "GiB": 1 << 30}

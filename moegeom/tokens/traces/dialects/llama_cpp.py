@@ -146,6 +146,8 @@ def _tensors(path: Path) -> Iterator[_Printed]:
         number = 0
         while line := stream.readline(_LINE_BYTES):
             number += 1
+            if b"\0" in line:
+                raise RecordingError(f"{path.name}: line {number} is no text.", "Copy it again.")
             if b"ffn_moe_topk-" not in line:
                 continue
             header = _HEADER.search(line)
