@@ -439,7 +439,7 @@ def test_the_largest_file_is_read_or_refused_soon_and_in_little_memory(
     assert megabytes < case.megabytes
 
 
-def _steps(folder: Path, layers: int) -> int:
+def _calls(folder: Path, layers: int) -> int:
     """Calls and returns of ``check`` on a model of so many layers, in this thread."""
     shape = SyntheticModel("deepseek_v3", hidden=32, experts=8, top_k=2, layers=layers)
     model, steps = write_checkpoint(folder / f"{layers}", shape), 0
@@ -457,8 +457,8 @@ def _steps(folder: Path, layers: int) -> int:
 
 
 def test_a_layer_more_costs_check_as_much_as_the_one_before(tmp_path: Path) -> None:
-    _steps(tmp_path, 17)  # what is imported and kept where it is used
-    few, more, most = (_steps(tmp_path, layers) for layers in (16, 32, 64))
+    _calls(tmp_path, 17)  # what is imported and kept where it is used
+    few, more, most = (_calls(tmp_path, layers) for layers in (16, 32, 64))
     assert most - more < 2.1 * (more - few)
 
 
