@@ -804,7 +804,7 @@ _ALL = [
     ),
     Kind("parts of a scan", _parts, {"part_*/part.json": "json", "part_*/*.npz": "zip"}, use_parts),
     Kind("experts", _experts, {"*.safetensors": "safetensors", "*.json": "json"}, judge_experts, share=0.3),
-    Kind("adapter", _adapter, {"adapter_*.json": "json", "adapter_*.safetensors": "safetensors"}, judge_adapter, share=0.3),
+    Kind("adapter", _adapter, {"adapter_*.json": "json", "*.safetensors": "safetensors"}, judge_adapter, share=0.3),
     Kind(
         "series", _series, {"kept/**/*.json": "json", "kept/**/*.parquet": "parquet"},
         use_series, share=0.1, writes=True,
