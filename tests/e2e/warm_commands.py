@@ -19,6 +19,7 @@ import os
 import pkgutil
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 
@@ -123,7 +124,7 @@ def lies_in(path: object, folder: str) -> bool:
     """Whether a file lies in the folder; ``<string>`` lies nowhere."""
     if not isinstance(path, str) or path.startswith("<"):
         return False
-    return os.path.abspath(path).startswith(folder + os.sep)
+    return os.path.normpath(Path.cwd() / path).startswith(folder + os.sep)
 
 
 def run_nothing_of(folder: str, has_url: bool) -> None:
