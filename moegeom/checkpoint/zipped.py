@@ -107,10 +107,11 @@ def read_archive(file: RangeFile, writer: str = "torch.save", most: int = ZIP_EN
         another one, named twice or named like a path out of a folder.
     """
     start, size, count = _find_directory(file, writer)
-    if count > most or size > ZIP_DIRECTORY_BYTES:
+    most_bytes = ZIP_DIRECTORY_BYTES * most // ZIP_ENTRIES
+    if count > most or size > most_bytes:
         raise CheckpointError(
             f"{file.label}: the zip directory claims {count} entries in {size} bytes, more than "
-            f"the {most} in {ZIP_DIRECTORY_BYTES} allowed."
+            f"the {most} in {most_bytes} allowed."
         )
     if size < count * _CENTRAL.size:
         raise _contradiction(file, f"{count} entries do not fit into its {size} bytes")

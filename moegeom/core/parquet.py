@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
     except (OSError, pa.ArrowException, ValueError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise DocumentError(f"cannot be read ({reason})") from None
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, number in Counter(names).items() if number > 1), None)
     if twice is not None:
         raise DocumentError(f"has two columns of the name {twice[:60]!r}")
     if min((group.num_rows for group in groups), default=0) < 0:

@@ -74,9 +74,8 @@ class RmsTest:
         )
         text = (
             f"{measured} has median {self.median:.4g} and 1 % to 99 % range {self.p01:.4g} to "
-            f"{self.p99:.4g}{skipped}; expected 1, "
-            f"{percent(self.share_within_2_percent, '.1f')} of "
-            f"{number_of(self.num_tokens, 'token is', 'tokens are')} within 2 %."
+            f"{self.p99:.4g}{skipped}; expected 1, {percent(self.share_within_2_percent, '.1f')} "
+            f"of {number_of(self.num_tokens, 'token is', 'tokens are')} within 2 %."
         )
         return text if self.passed else f"{text} {self._guess}"
 

@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 
@@ -125,13 +126,10 @@ _CODE = (".py", ".pyc", ".pth", ".so", ".nbi", ".nbc", ".cubin")
 
 
 def lies_in(path: object, folder: str) -> bool:
-    """Whether a file, named from there where it is not absolute, lies in the folder; ``<string>``
-    lies nowhere.
-    """
+    """Whether a file lies in the folder; ``<string>`` lies nowhere."""
     if not isinstance(path, str) or path.startswith("<"):
         return False
-    absolute = path if path.startswith("/") else os.path.normpath(f"{folder}/{path}")
-    return absolute.startswith(folder + os.sep)
+    return os.path.normpath(Path.cwd() / path).startswith(folder + os.sep)
 
 
 def run_nothing_of(folder: str, has_url: bool) -> None:

@@ -13,7 +13,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -38,6 +38,7 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
+from moegeom.engine.loop import Progress
 from moegeom.engine.parts import MergedParts
 from moegeom.engine.snapshot import read_snapshot
 from moegeom.geometry.gating import SUMS, gating_figures
@@ -599,7 +600,6 @@ _SCAN_PLAN = {"routers": ["text/0"], "rule": "x", "files": [["a", 1, 2]], "optio
 
 
 def _unfinished_results(folder: Path) -> None:
-    from moegeom.engine.loop import Progress
     from moegeom.engine.snapshot import write_snapshot
 
     model = write_checkpoint(folder / "model", MODEL)
@@ -658,12 +658,16 @@ def _parts(folder: Path) -> None:
     shutil.rmtree(tokens)
 
 
+def _no_work(tiles: Sequence[int]) -> Progress:
+    raise AssertionError("what is merged was folded before")
+
+
 def use_parts(folder: Path, draw: random.Random) -> None:
     """What ``merge`` does before it opens the checkpoint, and every state that it adds up."""
     parts = MergedParts.of(sorted(folder.glob("part_*")))
     if isinstance(parts, MergedParts):
         for state in parts.parts[0].states:
-            parts.fold(state.router, state.pass_name, (), 1, lambda _: read_snapshot(folder))
+            parts.fold(state.router, state.pass_name, (), 1, work=_no_work)
 
 
 def _experts(folder: Path) -> None:
@@ -800,7 +804,7 @@ _ALL = [
     ),
     Kind("parts of a scan", _parts, {"part_*/part.json": "json", "part_*/*.npz": "zip"}, use_parts),
     Kind("experts", _experts, {"*.safetensors": "safetensors", "*.json": "json"}, judge_experts, share=0.3),
-    Kind("adapter", _adapter, {"adapter_*.json": "json", "adapter_*.safetensors": "safetensors"}, judge_adapter, share=0.3),
+    Kind("adapter", _adapter, {"adapter_*.json": "json", "*.safetensors": "safetensors"}, judge_adapter, share=0.3),
     Kind(
         "series", _series, {"kept/**/*.json": "json", "kept/**/*.parquet": "parquet"},
         use_series, share=0.1, writes=True,

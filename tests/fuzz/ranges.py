@@ -118,18 +118,7 @@ def main() -> None:
     ends: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()
 
-    def inputs(folder: Path) -> Iterator[Input]:
-        ranges = [(kind, request.first, request.stop) for kind in request.kinds or KINDS]
-        for one in fuzz(ranges, folder):
-            seconds[one["kind"]] += one.get("seconds", 0.0)
-            if one["outcome"] not in ("value", "error"):
-                sys.stdout.write(f"{json.dumps(one)}\n")
-                sys.stdout.flush()
-            yield one
-
-    with tempfile.TemporaryDirectory() as folder:
-        offenders = offenders_of(inputs(Path(folder)), ends)
-    for kind in [*seconds, "all"]:
+    def say(kind: str) -> None:
         counts: Counter[str] = Counter()
         for (name, end), number in ends.items():
             counts[end] += number * (kind in (name, "all"))
@@ -137,7 +126,23 @@ def main() -> None:
         told = ", ".join(f"{end} {number:,}" for end, number in counts.items() if number)
         rate = 1000.0 * spent / counts.total()
         sys.stdout.write(f"{kind}: {counts.total():,} inputs, {rate:.1f} ms each; {told}\n")
-    sys.exit(bool(offenders))
+        sys.stdout.flush()
+
+    def inputs(ranges: Sequence[tuple[str, int, int]], folder: Path) -> Iterator[Input]:
+        for one in fuzz(ranges, folder):
+            seconds[one["kind"]] += one.get("seconds", 0.0)
+            if one["outcome"] not in ("value", "error"):
+                sys.stdout.write(f"{json.dumps(one)}\n")
+            yield one
+
+    num_offenders = 0
+    for kind in request.kinds or KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            one_kind = [(kind, request.first, request.stop)]
+            num_offenders += len(offenders_of(inputs(one_kind, Path(folder)), ends))
+        say(kind)
+    say("all")
+    sys.exit(bool(num_offenders))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ from moegeom.core.errors import MoeGeomError
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import read_family_file
+from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.log_probs import log_probs
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
 from tests.ends import work_ends
@@ -230,9 +233,9 @@ def _family(text: str) -> Write:
     return lambda folder: (folder / "mine.toml").write_text(text)
 
 
-def _npy_header(shape: tuple[int, ...]) -> bytes:
+def _npy_header(shape: tuple[int, ...], dtype: str = "|u1") -> bytes:
     header = io.BytesIO()
-    about = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    about = {"descr": dtype, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)
     return header.getvalue()
 
@@ -240,6 +243,23 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
 def _npz_bomb(folder: Path) -> None:
     with zipfile.ZipFile(folder / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", _npy_header((10**9, 4, 4)) + b"\0" * 200_000_000)
+
+
+def _npz_of_tokens(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text.0.npy", _npy_header((4_000_000, 9), "<f4") + bytes(144_000_000))
+
+
+def _npz_of_arrays(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "a.npz", "w") as archive:
+        archive.writestr("a.npy", _npy_header((1, 4, 4)) + bytes(16))
+    raw, count = (folder / "a.npz").read_bytes(), struct.pack("<HH", 20_001, 20_001)
+    (folder / "a.npz").write_bytes(raw[:-14] + count + raw[-10:])
+
+
+def _log_without_end(folder: Path) -> None:
+    (folder / "eval.log").write_bytes(b"a log\n")
+    os.truncate(folder / "eval.log", 1 << 40)
 
 
 def _file(name: str, make: Callable[[], bytes]) -> Write:
@@ -278,6 +298,14 @@ def _family_file(folder: Path) -> str:
 def _trace(folder: Path) -> str:
     path = next(folder.iterdir())
     return str(open_tokens(path, known=known(), routers=("text/1",), dialect="vllm"))
+
+
+def _tokens(folder: Path) -> str:
+    return str(open_tokens(next(folder.iterdir()), "router_input", routers=("text/0",)))
+
+
+def _log(folder: Path) -> str:
+    return str(open_tokens(next(folder.iterdir()), known=known(), dialect="llama_cpp"))
 
 
 def _log_probs(folder: Path) -> str:
@@ -363,6 +391,11 @@ LARGEST = {
         }.items()
     },
     "an npz of compressed zeros": Largest(_npz_bomb, "more than 160,000,000 are read", _trace),
+    "an npz of compressed tokens": Largest(
+        _npz_of_tokens, "compressed arrays of more than", _tokens
+    ),
+    "an npz of 20 001 arrays": Largest(_npz_of_arrays, "more than the 20000", _trace),
+    "a log of 2^40 zeros": Largest(_log_without_end, "line 2 is no text", _log),
     "an npy of a claimed size": Largest(
         _file("a.npy", partial(_npy_header, (10**12, 4, 4))), "needs 16000000000000.", _trace
     ),
@@ -434,6 +467,29 @@ def test_the_largest_file_is_read_or_refused_soon_and_in_little_memory(
     assert case.answer in sentence
     assert len(sentence) < (500 if case.read is _family_file else 1000)
     assert megabytes < case.megabytes
+
+
+def _calls(folder: Path, layers: int) -> int:
+    """Calls and returns of ``check`` on a model of so many layers, in this thread."""
+    shape = SyntheticModel("deepseek_v3", hidden=32, experts=8, top_k=2, layers=layers)
+    model, steps = write_checkpoint(folder / f"{layers}", shape), 0
+
+    def step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(step)
+    try:
+        gate(GateRequest(str(model)))
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+def test_a_layer_more_costs_check_as_much_as_the_one_before(tmp_path: Path) -> None:
+    _calls(tmp_path, 17)  # what is imported and kept where it is used
+    few, more, most = (_calls(tmp_path, layers) for layers in (16, 32, 64))
+    assert most - more < 2.1 * (more - few)
 
 
 _UNITS = {"": 1, "MB": 10**6, "MiB": 1 << 20, "GiB": 1 << 30}

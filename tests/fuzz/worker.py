@@ -30,9 +30,9 @@ T = TypeVar("T")
 SECONDS = 2.0
 MEGABYTES = 512
 
-#: How long an input may compute before it is given up; it may wait six times as long, since others
-#: use the machine too.
-_STUCK = 10.0
+#: How long an input may compute before it is given up, and how long it may wait: a process of low
+#: priority waits for others.
+_STUCK, _WAITS = 10.0, 600.0
 
 #: Beyond the memory of the process at its start; what a file asks for must not harm the machine.
 _ADDRESS_SPACE = 3 << 30
@@ -95,15 +95,15 @@ def _place(error: BaseException) -> str:
 
 
 def measured(
-    use: Callable[[], object], size: int, limit: float = SECONDS, stuck: float = _STUCK
+    use: Callable[[], object], size: int, limit: float = SECONDS, waits: float = _WAITS
 ) -> dict[str, Any]:
     """How the use of files of ``size`` bytes ended, and what it took."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     megabytes = 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        signal.setitimer(signal.ITIMER_PROF, stuck)
-        signal.setitimer(signal.ITIMER_REAL, 6 * stuck)
+        signal.setitimer(signal.ITIMER_PROF, _STUCK)
+        signal.setitimer(signal.ITIMER_REAL, waits)
         try:
             (outcome, detail), megabytes = memory_of(lambda: _outcome(use))
         except _Stuck as error:
@@ -205,7 +205,7 @@ def run(kind_name: str, first: int, stop: int, sound: Path, say: Callable[[Any],
     for number in range(first, stop):
         if (number - first) % 10 == 0:
             # an input may wait or compute where no signal is listened to
-            faulthandler.dump_traceback_later(60 * _STUCK, exit=True)
+            faulthandler.dump_traceback_later(2 * _WAITS, exit=True)
         if kind.writes:
             _remove(folder)
             shutil.copytree(sound, folder)

@@ -107,8 +107,7 @@ def assign_layers(
         shape = (len(layers), layers[0].num_rows, *layers[0].row_shape)
         raise RecordingError(
             f"{path.name}: {key} has shape {shape}, {number_of(len(layers), 'layer')}; expected "
-            "one for each "
-            f"router that is looked at: {_listed(request.routers)}.",
+            f"one for each router that is looked at: {_listed(request.routers)}.",
             "Choose the routers that it holds with --layers, or save one array for each "
             "router: np.savez(file, **{'text.3': array, ...}).",
         )

@@ -68,9 +68,8 @@ class ParquetColumns:
         if sum(rows) != expected or max(rows, default=0) > MAX_ROW_GROUP_TOKENS:
             raise RecordingError(
                 f"{path.name}: {number_of(sum(rows), 'token')} in row groups of up to "
-                f"{max(rows, default=0)}; "
-                f"expected {number_of(expected, 'token')} in row groups of up to "
-                f"{MAX_ROW_GROUP_TOKENS}."
+                f"{max(rows, default=0)}; expected {number_of(expected, 'token')} in row groups of "
+                f"up to {MAX_ROW_GROUP_TOKENS}."
             )
         starts = tuple(accumulate(rows, initial=self._starts[-1]))
         self._groups += [_RowGroup(facts, n, first) for n, first in enumerate(starts[:-1])]

@@ -343,8 +343,7 @@ def _slots_note(
     if not foreign or len(foreign) > found - top_k or inside not in ([], [0]):
         raise RecordingError(
             f"{where}: {number_of(found, 'expert')} a token and layer; the routers of the "
-            "checkpoint "
-            f"choose {top_k}.",
+            f"checkpoint choose {top_k}.",
             _ENGINE_HINT,
         )
     note = (
@@ -370,8 +369,7 @@ def _columns(
         return tuple(router.layer for router in routers), ()
     raise RecordingError(
         f"{where}: {number_of(length, 'layer')}; the checkpoint has "
-        f"{number_of(len(routers), 'router')} in layers "
-        f"{routers[0].layer} to {routers[-1].layer}.",
+        f"{number_of(len(routers), 'router')} in layers {routers[0].layer} to {routers[-1].layer}.",
         _ENGINE_HINT,
     )
 

@@ -206,8 +206,7 @@ def _shaped(
         told = "and no count of tokens" if tokens is None else f"for {number_of(num_rows, 'row')}"
         raise RecordingError(
             f"{trace.where}: request {request.name} holds {request.ids.size} places without a "
-            f"shape, {told}; "
-            "expected a multiple of rows and slots.",
+            f"shape, {told}; expected a multiple of rows and slots.",
             "With --expert-map, keep the counts of tokens that the reply holds.",
         )
     return request.ids.reshape(num_rows, -1, routers[0].top_k)

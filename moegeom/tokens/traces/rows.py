@@ -480,8 +480,7 @@ def _check_choices(
         raise RecordingError(
             f"{where}, row {row[at]}, layer {routers[layer].layer}: an expert stands twice in "
             f"{ids[at, layer].tolist()}; so it is in "
-            f"{number_of(int(twice.any(axis=1).sum()), 'row')} of "
-            f"{len(ids)}.",
+            f"{number_of(int(twice.any(axis=1).sum()), 'row')} of {len(ids)}.",
             "Damaged or wrapped ids, or a wrong shape of the array.",
         )
 

@@ -278,7 +278,7 @@ def test_two_pieces_in_the_same_bytes_are_refused_by_name_and_range(saved):
 
 
 def test_a_list_of_chunks_that_all_tensors_share_is_counted_for_each(saved, monkeypatch):
-    monkeypatch.setattr(_dcp_metadata, "_CHUNKS", 50)
+    monkeypatch.setattr(_dcp_metadata, "DCP_PIECES", 50)
 
     def share(metadata: Any) -> None:
         tensor = metadata.state_dict_metadata[_GATE]

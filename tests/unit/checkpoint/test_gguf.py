@@ -124,7 +124,7 @@ def test_blocks_without_a_decoder_or_the_package_or_too_large_are_refused(tmp_pa
         raw = np.zeros((2, GGML_QUANT_SIZES[_T[dtype]][1]), np.uint8)
         sentence = f"m.gguf: tensor 't' is {dtype}, which the installed gguf package cannot decode."
         assert why(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T[dtype]})) == sentence
-    monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
+    monkeypatch.setattr(gguf_format, "GGUF_NUMBERS", 64)
     kinds = {"t": _T["Q8_0"]}
     two, three = (np.zeros((rows, 34), np.uint8) for rows in (2, 3))
     assert open_checkpoint(_write(tmp_path / "m.gguf", {"t": two}, kinds)).read("t").size == 64

@@ -261,7 +261,7 @@ _BOMBS = {
 @pytest.mark.parametrize("case", _BOMBS)
 def test_no_pickle_takes_more_memory_than_is_allowed(case, monkeypatch):
     budget = 100_000
-    monkeypatch.setattr(pickle_machine, "OBJECT_BYTES", budget)
+    monkeypatch.setattr(pickle_machine, "PICKLE_OBJECT_BYTES", budget)
     raw = _BOMBS[case] * (2 * budget // len(_BOMBS[case]))
     tracemalloc.start()
     message = _refusal(raw, _MAKE)
@@ -273,7 +273,7 @@ def test_no_pickle_takes_more_memory_than_is_allowed(case, monkeypatch):
 
 @pytest.mark.parametrize(("opcodes", "steps"), [(b"((", 2), (b"N0", 4), (b"cmake\nlist\n", 5)])
 def test_a_pickle_of_too_many_steps_is_refused(opcodes, steps, monkeypatch):
-    monkeypatch.setattr(pickled, "STEPS", 12_000)
+    monkeypatch.setattr(pickled, "PICKLE_STEPS", 12_000)
     monkeypatch.setattr(pickled, "_BATCH", 1)
     most = 12_000 // steps
     unpickle(opcodes * (most - 2) + b"N.", "f", _MAKE)

@@ -457,7 +457,7 @@ def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path
 def test_other_persistent_ids_and_views_spread_over_too_much_are_refused(tmp_path, monkeypatch):
     sentence = f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
     assert why(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))}))) == sentence
-    monkeypatch.setattr(_pytorch_archive, "SPAN_BYTES", 19)
+    monkeypatch.setattr(_pytorch_archive, "TORCH_SPAN_BYTES", 19)
     _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
     assert "tensor 't' is spread over 36 bytes, more than the 19 allowed." in why(tmp_path)
     assert open_checkpoint(tmp_path).read("whole").shape == (12,)

@@ -69,8 +69,7 @@ def read(path: Path) -> Trace:
         if found != layers:
             raise RecordingError(
                 f"{batch[0].where}: a batch has {number_of(len(found), 'layer')} with choices, "
-                "the one before "
-                f"it {len(layers)}.",
+                f"the one before it {len(layers)}.",
                 "The log was cut off, or lines are missing.",
             )
         wide = next((printed for printed in batch if printed.top_k > _SHOWN), None)
@@ -146,6 +145,8 @@ def _tensors(path: Path) -> Iterator[_Printed]:
         number = 0
         while line := stream.readline(_LINE_BYTES):
             number += 1
+            if b"\0" in line:
+                raise RecordingError(f"{path.name}: line {number} is no text.", "Copy it again.")
             if b"ffn_moe_topk-" not in line:
                 continue
             header = _HEADER.search(line)
@@ -179,8 +180,7 @@ def _parse(
     if len(rows) != num_tokens or any(len(row) != top_k for row in rows) or total is None:
         raise RecordingError(
             f"{where}: {number_of(len(rows), 'row')} of {sorted({len(row) for row in rows})} "
-            "numbers and "
-            f"{'a' if total else 'no'} sum; expected {num_tokens} of {top_k}.",
+            f"numbers and {'a' if total else 'no'} sum; expected {num_tokens} of {top_k}.",
             "The log was cut off.",
         )
     ids = np.array([[float(value) for value in row] for row in rows])
