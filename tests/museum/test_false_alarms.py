@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from moegeom.checks import run_checks
 from moegeom.checks.baseline import Baseline, baseline_of
 from moegeom.checks.profile import BUILT_IN, Profile
 from moegeom.core.finding import Verdict
 from moegeom.pipeline import lint
 from moegeom.results.reader import ResultsView
-from moegeom.studies.check.study import GateRequest, gate, judge_results
+from moegeom.studies.check.study import GateRequest, gate, measured_of
 from tests.by_day import by_day, one_of_each
 from tests.museum.fresh_documents import POPULATIONS, results_on
 from tests.museum.healthy import SAMPLES, trained
@@ -31,7 +32,7 @@ def verdicts(
     path: str, results: ResultsView, baseline: Baseline | None = None
 ) -> Iterator[Verdict]:
     for base in BUILT_IN:
-        yield judge_results(GateRequest(path), results, Profile(base=base), baseline)
+        yield run_checks(measured_of(GateRequest(path), results, baseline), Profile(base=base))
 
 
 @pytest.mark.parametrize("number", by_day(range(SHAPES), [0]))

@@ -16,7 +16,6 @@ from moegeom.checks import (
     NO_NAME,
     Measured,
     measured_results,
-    run_checks,
     verdicts_of,
 )
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
@@ -30,7 +29,6 @@ from moegeom.checks.profile_file import (
 )
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.files import refuse_unwritable
-from moegeom.core.finding import Verdict
 from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
@@ -76,7 +74,7 @@ def gate(
         tables = {table: results.rows(table) for table in ("layers", "experts")}
         results = MemoryResults({**results.run, **facts}, tables)
     stricter = dataclasses.replace(profile, base="release")
-    verdicts = verdicts_of(_measured(request, results, baseline), profile, stricter)
+    verdicts = verdicts_of(measured_of(request, results, baseline), profile, stricter)
     verdict, release = next(verdicts), None
     if profile.base == "default" and not verdict.exit_code:
         release = next(verdicts)
@@ -254,14 +252,8 @@ def check_thresholds(profile: Profile) -> None:
             raise unknown_name("column of layers", threshold.column, known)
 
 
-def judge_results(
-    request: GateRequest, results: ResultsView, profile: Profile, baseline: Baseline | None
-) -> Verdict:
-    """The checks of the profile on these results."""
-    return run_checks(_measured(request, results, baseline), profile)
-
-
-def _measured(request: GateRequest, results: ResultsView, baseline: Baseline | None) -> Measured:
+def measured_of(request: GateRequest, results: ResultsView, baseline: Baseline | None) -> Measured:
+    """The rows of results, sorted for the checks, and what happened since the baseline."""
     tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     typed = request.target if isinstance(request.target, str) else NO_CHECKPOINT
     drifts = None

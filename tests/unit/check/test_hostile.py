@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checks import run_checks
 from moegeom.checks.baseline import read_baseline
 from moegeom.checks.profile_file import parse_profile
 from moegeom.core.errors import UsageError
@@ -17,7 +18,7 @@ from moegeom.core.tokens import ONE_DOCUMENT
 from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
 from moegeom.router.load import load_routers
-from moegeom.studies.check.study import GateRequest, gate, judge_results, read_settings
+from moegeom.studies.check.study import GateRequest, gate, measured_of, read_settings
 from moegeom.testing.synthetic import write_tokens
 from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, keep, outcome_of, write_model
 from tests.unit.check.defects import row, rows, setting, tensor, together
@@ -96,12 +97,12 @@ def test_a_column_that_older_results_lack_is_inconclusive(model):
     ]
     older = MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
     request = GateRequest(str(model))
-    verdict = judge_results(request, older, read_settings(request)[0], None)
+    verdict = run_checks(measured_of(request, older, None), read_settings(request)[0])
     states = {o.code: o for o in verdict.open}
     assert "MGG205" not in states
     broken = [{**row, "num_duplicate_rows": 1} for row in results.rows("layers")]
     older = MemoryResults(results.run, {"layers": broken, "experts": experts})
-    verdict = judge_results(request, older, read_settings(request)[0], None)
+    verdict = run_checks(measured_of(request, older, None), read_settings(request)[0])
     assert "duplicate_of" in {o.code: o for o in verdict.open}["MGI104"].reason
 
 
