@@ -11,7 +11,7 @@ import moegeom
 from moegeom.core.errors import UsageError
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.trainable.upcycled_export import export_upcycled
-from moegeom.trainable.upcycling import SoftmaxGate, UpcycledBlock, upcycle
+from moegeom.trainable.upcycling import UpcycledBlock, upcycle
 
 transformers = pytest.importorskip("transformers")
 
@@ -186,17 +186,6 @@ def test_the_export_gives_the_same_logits_elsewhere(tmp_path, name, asked, archi
     assert len(opened.routers) == blocks
 
 
-def test_scan_and_check_read_the_export(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = str(export_upcycled(small("llama", shared=1), tmp_path / "out"))
-    assert moegeom.scan(folder).layers().num_rows == 2
-    verdict = gate(GateRequest(folder, experts=True, select=("MGI", "MGG208"))).verdict
-    (failed,) = verdict.in_state("failed")
-    assert failed.code == "MGG208"
-    places = {router for finding in failed.findings for router in finding.routers}
-    assert places == {router.name for router in moegeom.open(folder).routers}
-
-
 def test_experts_that_were_trained_are_no_longer_a_finding(tmp_path, monkeypatch):
     """Forty steps of AdamW from relative noise of 1 %."""
     monkeypatch.chdir(tmp_path)
@@ -262,16 +251,3 @@ def test_a_folder_with_files_is_not_written_into(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="holds files already"):
         export_upcycled(small("llama"), tmp_path)
-
-
-def test_the_gate_is_softmax_and_the_largest_of_it():
-    torch.manual_seed(2)
-    gate_ = SoftmaxGate(8, 6, 3)
-    torch.nn.init.normal_(gate_.weight)
-    tokens = torch.randn(5, 8)
-    logits_, weights, chosen = gate_(tokens)
-    expected = torch.softmax(tokens @ gate_.weight.T, -1)
-    kept = torch.gather(expected, 1, chosen)
-    assert torch.equal(kept, torch.sort(expected, descending=True).values[:, :3])
-    torch.testing.assert_close(weights, kept / kept.sum(-1, keepdim=True))
-    torch.testing.assert_close(logits_, tokens @ gate_.weight.T)
