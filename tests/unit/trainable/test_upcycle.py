@@ -11,7 +11,7 @@ import moegeom
 from moegeom.core.errors import UsageError
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.trainable.upcycled_export import export_upcycled
-from moegeom.trainable.upcycling import UpcycledBlock, upcycle
+from moegeom.trainable.upcycling import SoftmaxGate, UpcycledBlock, upcycle
 
 transformers = pytest.importorskip("transformers")
 
@@ -251,3 +251,16 @@ def test_a_folder_with_files_is_not_written_into(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="holds files already"):
         export_upcycled(small("llama"), tmp_path)
+
+
+def test_the_gate_is_softmax_and_the_largest_of_it():
+    torch.manual_seed(2)
+    gate_ = SoftmaxGate(8, 6, 3)
+    torch.nn.init.normal_(gate_.weight)
+    tokens = torch.randn(5, 8)
+    logits_, weights, chosen = gate_(tokens)
+    expected = torch.softmax(tokens @ gate_.weight.T, -1)
+    kept = torch.gather(expected, 1, chosen)
+    assert torch.equal(kept, torch.sort(expected, descending=True).values[:, :3])
+    torch.testing.assert_close(weights, kept / kept.sum(-1, keepdim=True))
+    torch.testing.assert_close(logits_, tokens @ gate_.weight.T)
