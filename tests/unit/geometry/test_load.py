@@ -43,15 +43,6 @@ def test_shares_are_in_units_of_the_fair_one_and_full_experts_drop_slots():
     # fair is 10: 1 is exactly a tenth
     assert_array_equal(load.underused_share(np.array([1, 0, 19, 20])), 0.25)
     assert_equal([load.load_cv_floor(0, 8, 2), load.load_cv_floor(100, 8, 8)], [np.nan, 0.0])
-    random = np.random.default_rng(0)
-    for capacity in (0, 1, 7, 20, 1000):
-        slots = random.choice(8, 200, p=random.dirichlet(np.ones(8)))
-        left, dropped = dict.fromkeys(range(8), capacity), 0
-        for expert in slots.tolist():
-            dropped += left[expert] == 0
-            left[expert] = max(left[expert] - 1, 0)
-        counts = np.bincount(slots, minlength=8)
-        assert_allclose(load.dropped_slot_share(counts, capacity), dropped / 200, rtol=1e-14)
     # capacity 4 of loads 8, 4, 2, 2: four of sixteen slots too many
     shares = [load.dropped_slot_share(COUNTS, load.expert_capacity(8, 4, 2, 1.0))]
     assert_equal([*shares, load.dropped_slot_share(0 * COUNTS, 3)], [0.25, np.nan])
