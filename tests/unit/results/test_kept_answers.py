@@ -88,20 +88,6 @@ def test_unfinished_results_in_that_tree_are_not_gone_on_with(world):
     assert not partial.exists()
 
 
-def test_a_series_is_measured_again_under_another_rule(world, tmp_path):
-    request = TrackRequest(
-        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=tmp_path / "out"
-    )
-    track(request)
-    (step,) = track(request).steps
-    assert step.is_reused
-    config = json.loads((world / "step_1/config.json").read_text("utf-8"))
-    key = next(name for name in config if name.endswith("per_tok"))
-    (world / "step_1/config.json").write_text(json.dumps(config | {key: 1}), "utf-8")
-    (step,) = track(request).steps
-    assert not step.is_reused
-
-
 def rewritten(file: Path, place: int) -> None:
     """Turns the bits of one byte; size and time of change stay."""
     before = file.stat()

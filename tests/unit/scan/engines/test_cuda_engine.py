@@ -71,8 +71,6 @@ RULES = {
     "groups filled with -inf": _masked(8, 4, "top2_sum", -INF, selection_bias=_bias(32)),
     "groups filled with 0": _masked(8, 4, "max", 0.0, selection_bias=_bias(32, 1.0)),
     "all chosen": router_of(12, 8, 12),
-    "one of one": router_of(1, 8, 1),
-    "512 experts": router_of(512, 8, 10),
 }
 
 
@@ -101,9 +99,8 @@ def _recorded(router, values, **given) -> Recorded:
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_gives_equal_states(name):
-    router, tokens = RULES[name], 1100 if RULES[name].num_experts <= 100 else 300
-    progress = _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
-    assert progress.states["token_counts"]["counts"][..., 0].sum() == tokens
+    progress = _assert_equal_engines(RULES[name], _recorded(RULES[name], inputs(1100, 8)))
+    assert progress.states["token_counts"]["counts"][..., 0].sum() == 1100
 
 
 def _with_outliers(tokens: int) -> np.ndarray:
