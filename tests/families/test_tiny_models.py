@@ -82,17 +82,3 @@ def test_variants_drop_tokens_or_skip_experts_where_they_should():
         for name, is_there in expected.items():
             routers = observe(model_of(name), name)
             assert any((router.chosen == value).any() for router in routers) is is_there, name
-
-
-def test_what_doge_looks_up_are_the_largest_sums_of_two_keys():
-    """Its block does not hand the choice over: here is the product of keys, written out."""
-    model = model_of("doge")
-    for router in observe(model, "doge"):
-        keys = model.get_parameter(f"{router.module}.router_gate.weight").detach().double().numpy()
-        # As released: the halves are of all tokens, not of each.
-        rows, columns = (router.inputs @ keys.T).reshape(2, len(router.inputs), -1)
-        sums = (rows[:, :, None] + columns[:, None, :]).reshape(len(router.inputs), -1)
-        np.testing.assert_array_equal(router.chosen, np.argsort(-sums, axis=1)[:, :3])
-        expected = np.exp(np.take_along_axis(sums, router.chosen, axis=1))
-        expected /= expected.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(router.weights, expected, rtol=1e-5)

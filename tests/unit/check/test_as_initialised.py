@@ -13,7 +13,6 @@ from moegeom.engine.run_facts import initialised_facts
 from moegeom.router.drawn_rows import drawn_rows
 from moegeom.studies.check.study import GateRequest, gate
 from tests.by_day import by_day, one_of_each
-from tests.museum.exhibit_untrained import model as trained_model
 from tests.museum.healthy import trained
 from tests.unit.check.conftest import GATE, Case, outcome_of
 
@@ -147,7 +146,3 @@ def test_a_router_whose_rows_share_a_direction_is_not_taken_for_drawn(judged):
             tensors[GATE.format(layer)] = (0.02 * rows).astype(np.float32)
 
     assert outcome_of(judged(Case(hidden=256), aligned), "MGG207").state == "passed"
-
-
-def test_the_twin_of_the_museum_is_trained():
-    assert trained_model().config["initializer_range"] == pytest.approx(0.8 / np.sqrt(512))

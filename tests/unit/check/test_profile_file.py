@@ -144,11 +144,14 @@ def test_moegeom_toml_comes_before_pyproject(tmp_path):
     assert find_profile(tmp_path) == own
 
 
-@pytest.mark.parametrize(
-    "content", [b"\xff\xfe", b"a = ", b"[" * 100_000], ids=["bytes", "toml", "deep"]
-)
-def test_a_file_that_is_no_toml_is_an_error(tmp_path, content):
+def test_a_file_that_is_no_toml_or_hostile_is_an_error(tmp_path):
     file = tmp_path / "moegeom.toml"
-    file.write_bytes(content)
-    with pytest.raises(UsageError, match="moegeom.toml"):
-        read_profile(file)
+    for content in (
+        *(b"\xff\xfe", b"a = ", b"[" * 100_000, b"x = " + b"9" * 5000),
+        b"family_wise_error = 0x" + b"f" * 5000,
+        b".".join([b"a"] * 40_000) + b" = 1",
+        b"[limits.MGB203]\nfair_shares = 0b1" + b"0" * 70_000,
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=r"moegeom\.toml"):
+            read_profile(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from moegeom.checks import measured_rows, run_checks
 from moegeom.checks.baseline import Baseline, BaselineRouter
-from moegeom.checks.profile import Ignore, LayerLimits, LimitSettings, Profile, Threshold
+from moegeom.checks.profile import Ignore, Profile, Threshold
 from moegeom.core.finding import Outcome
 
 
@@ -91,11 +90,6 @@ def test_the_bound_or_what_is_lacking_is_named():
     assert "load_csv" in _judge(Threshold("load_csv", "at_most", 1.0), _layers({0: 0.4})).reason
 
 
-def test_a_threshold_has_a_severity_of_its_own():
-    outcome = _judge(replace(AT_MOST, severity="warning"), _layers({0: 0.6}))
-    assert (outcome.severity, outcome.findings[0].severity) == ("warning", "warning")
-
-
 def test_what_a_profile_ignores_stays_with_its_reason():
     ignore = (Ignore("MGP901", "known", frozenset({3})),)
     for layer, state, reason, numbers in (
@@ -105,11 +99,3 @@ def test_what_a_profile_ignores_stays_with_its_reason():
         outcome = _judge(AT_MOST, _layers({layer: 0.9}), ignore=ignore)
         assert (outcome.state, outcome.reason) == (state, reason)
         assert (len(outcome.findings), len(outcome.accepted)) == numbers
-
-
-def test_limits_of_a_layer_come_before_those_of_the_check():
-    settings = LimitSettings({"ratio": 4.0}, (LayerLimits(frozenset({1, 2}), {"ratio": 5.0}),))
-    profile = Profile(limits={"MGG203": settings})
-    asked = [profile.limit("MGG203", "ratio", layer, 3.0) for layer in (0, 1)]
-    assert asked == [4.0, 5.0]
-    assert profile.limit("MGG203", "other", 1, 3.0) == 3.0

@@ -9,7 +9,7 @@ import pytest
 
 from moegeom.checks import CHECKS
 from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, told
-from moegeom.core.errors import OutputError, UsageError
+from moegeom.core.errors import OutputError
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.studies.check.document import document
@@ -115,19 +115,6 @@ def test_every_way_to_soften_a_verdict_is_told():
     at = LimitSettings({}, (LayerLimits(frozenset({0, 1}), {"fair_shares": 9.0}),))
     (said,) = told(dataclasses.replace(DEFAULT, limits={"MGB203": at}), CHECKS.all())
     assert said == "MGB203 fair_shares 9 in layers 0-1, not 3"
-
-
-def test_a_hostile_profile_is_a_usage_error(place):
-    file = place / "mine" / "hostile.toml"
-    for text in (
-        "x = " + "9" * 5000,
-        "family_wise_error = 0x" + "f" * 5000,
-        ".".join("a" * 40_000) + " = 1",
-        "[limits.MGB203]\nfair_shares = 0b1" + "0" * 70_000,
-    ):
-        file.write_text(text)
-        with pytest.raises(UsageError, match=r"hostile\.toml"):
-            gate(GateRequest(str(place / "ckpt"), profile=file))
 
 
 def test_a_project_that_is_not_ours_is_not_parsed_and_nothing_is_told_of_a_profile(

@@ -43,15 +43,6 @@ def test_shares_are_in_units_of_the_fair_one_and_full_experts_drop_slots():
     # fair is 10: 1 is exactly a tenth
     assert_array_equal(load.underused_share(np.array([1, 0, 19, 20])), 0.25)
     assert_equal([load.load_cv_floor(0, 8, 2), load.load_cv_floor(100, 8, 8)], [np.nan, 0.0])
-    random = np.random.default_rng(0)
-    for capacity in (0, 1, 7, 20, 1000):
-        slots = random.choice(8, 200, p=random.dirichlet(np.ones(8)))
-        left, dropped = dict.fromkeys(range(8), capacity), 0
-        for expert in slots.tolist():
-            dropped += left[expert] == 0
-            left[expert] = max(left[expert] - 1, 0)
-        counts = np.bincount(slots, minlength=8)
-        assert_allclose(load.dropped_slot_share(counts, capacity), dropped / 200, rtol=1e-14)
     # capacity 4 of loads 8, 4, 2, 2: four of sixteen slots too many
     shares = [load.dropped_slot_share(COUNTS, load.expert_capacity(8, 4, 2, 1.0))]
     assert_equal([*shares, load.dropped_slot_share(0 * COUNTS, 3)], [0.25, np.nan])
@@ -66,21 +57,12 @@ def test_capacity_is_the_fair_load_times_the_factor_as_it_is_written_rounded_up(
             assert load.expert_capacity(tokens, 64, 4, factor) == expected, (factor, tokens)
 
 
-def test_imbalance_by_hand_lies_between_even_and_one_busy_rank_and_grows_with_them():
+def test_imbalance_by_hand():
     """Ranks (8, 4) and (2, 2): 12 and 4 of a mean of 8; the order between ranks matters."""
     imbalances = [load.rank_imbalance(COUNTS, ranks) for ranks in (2, 4, 1, 3, 8)]
     assert_equal(imbalances, [1.5, 2.0, 1.0, np.nan, np.nan])
     orders = ([4, 8, 2, 2], [8, 2, 2, 4], [0, 0, 0, 0])
     assert_equal([load.rank_imbalance(np.array(o), 2) for o in orders], [1.5, 1.25, np.nan])
-    random = np.random.default_rng(0)
-    ranks = (1, 2, 4, 8, 16)
-    for _ in range(50):
-        counts = random.poisson(random.gamma(0.5, 20.0, 16)) + 1
-        imbalances = [load.rank_imbalance(counts, n) for n in ranks]
-        assert imbalances == sorted(imbalances)
-        assert all(1.0 <= of_ranks <= n for of_ranks, n in zip(imbalances, ranks, strict=True))
-    assert_equal([load.rank_imbalance(np.full(16, 3), n) for n in ranks], [1.0] * 5)
-    assert_equal([load.rank_imbalance(np.eye(1, 16, 5, dtype=int)[0], n) for n in ranks], [*ranks])
 
 
 # ----------------------------------------------------------------------------- experts seen together

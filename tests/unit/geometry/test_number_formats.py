@@ -29,14 +29,9 @@ TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.
 # ------------------------------------------------------------------------------ a bias in bfloat16
 def test_updates_are_lost_beyond_one_half_and_four_around_seven_are_one():
     """Half a step is .00195 above one half and .00098 below it (sglang, its source)."""
-    lost, safe = (0.504, 0.7, 1.0, 40.0), (0.0, 1e-3, 0.1, 0.26, 0.49, 0.5)
-    for sign in (-1.0, 1.0):
-        for values, share in ((lost, 1.0), (safe, 0.0)):  # down from one half the step is smaller
-            shares = [
-                formats.bias_precision(np.array([sign * v])).lost_update_share for v in values
-            ]
-            assert_array_equal(shares, share)
-    assert_equal(formats.bias_precision(np.array([0.1, 0.2, 0.6, 0.7])).lost_update_share, 0.5)
+    # down from one half the step is smaller
+    edges = [formats.bias_precision(np.array([v])).lost_update_share for v in (-0.5, 0.5, 0.504)]
+    assert_array_equal(edges, [0.0, 0.0, 1.0])
     bias = formats.bias_precision(np.float32([7.0, 7.001, 7.002, 7.003]))
     assert (bias.num_distinct, bias.num_distinct_bf16) == (4, 1)
     assert bias.num_distinct_bf16_recentred == 4
@@ -50,22 +45,6 @@ def test_updates_are_lost_beyond_one_half_and_four_around_seven_are_one():
     zeros = formats.bias_precision(np.zeros(4, np.float32))
     assert_array_equal([zeros.ulp_bf16, zeros.lost_update_share], [0.0, 0.0])
     assert formats.bias_precision(np.float32([0.3])).num_distinct == 1
-
-
-def test_rounding_ties_to_even_and_keeps_infinities_and_steps_shrink_with_the_value():
-    step = 2.0**-7
-    values = np.array([1 + step / 2, 1 + 3 * step / 2, np.inf, -np.inf, np.nan, 1e300, 3.4e38])
-    expected = [1.0, 1 + 2 * step, np.inf, -np.inf, np.nan, np.inf, np.inf]
-    assert_array_equal(formats.to_bfloat16(values), expected)
-    steps = {
-        1.0: 2.0**-7,
-        -1.5: 2.0**-7,
-        np.nextafter(8.0, 0.0): 2.0**-5,  # a logarithm rounds to 3
-        8.0: 2.0**-4,
-        2.0**-126: 2.0**-133,
-        2.0**-130: 2.0**-133,  # subnormal: steps do not shrink any more
-    } | dict.fromkeys((0.0, np.inf, np.nan), 0.0)
-    assert_array_equal([formats.ulp_bfloat16(float(value)) for value in steps], [*steps.values()])
 
 
 # ---------------------------------------------------------------------------------------- rounding

@@ -45,20 +45,26 @@ def is_planted(results: Path) -> bool:
     return "planted" in json.loads((results / "run.json").read_text("utf-8"))
 
 
-#: Folders of results, by whether they lie in the tree of what is judged.
-PLACES = {"../elsewhere": False, "runs": True, "step_1": True, "rec_1/deeper": True}
+#: Whether there is a working tree, and folders of results by whether they lie with what is judged.
+PLACES = {
+    True: {"../elsewhere": False, "runs": True, "step_1": True, "rec_1/deeper": True},
+    False: {"runs": False, "step_1": True, "rec_1/deeper": True},
+}
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_results_in_the_working_tree_of_what_is_judged_are_measured_again(place, world):
-    (world / ".git").mkdir()
-    out = world / place / "results"
-    request = ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out)
-    out.parent.mkdir(exist_ok=True)
-    scan(request)
-    planted(out)
-    scan(request)
-    assert is_planted(out) != PLACES[place]
+@pytest.mark.parametrize("has_tree", PLACES)
+def test_results_in_the_tree_of_what_is_judged_are_measured_again(has_tree, world):
+    """Without a working tree a checkpoint and a recording end at their folders."""
+    if has_tree:
+        (world / ".git").mkdir()
+    for place, is_judged in PLACES[has_tree].items():
+        out = world / place / "results"
+        request = ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out)
+        out.parent.mkdir(exist_ok=True)
+        scan(request)
+        planted(out)
+        scan(request)
+        assert is_planted(out) != is_judged, place
 
 
 @pytest.mark.parametrize("place", ["../elsewhere", "runs"])
@@ -68,19 +74,8 @@ def test_steps_of_a_series_are_measured_again_there_too(place, world):
     track(request)
     planted(world / place / "step_1.moegeom")
     (step,) = track(request).steps
-    assert step.is_reused != PLACES[place]
-    assert is_planted(world / place / "step_1.moegeom") != PLACES[place]
-
-
-def test_without_a_working_tree_a_checkpoint_and_a_recording_end_at_their_folders(world):
-    for place, is_judged in {"runs": False, "step_1": True, "rec_1/deeper": True}.items():
-        out = world / place / "results"
-        request = ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out)
-        out.parent.mkdir(exist_ok=True)
-        scan(request)
-        planted(out)
-        scan(request)
-        assert is_planted(out) != is_judged, place
+    assert step.is_reused != PLACES[True][place]
+    assert is_planted(world / place / "step_1.moegeom") != PLACES[True][place]
 
 
 def test_unfinished_results_in_that_tree_are_not_gone_on_with(world):
@@ -91,20 +86,6 @@ def test_unfinished_results_in_that_tree_are_not_gone_on_with(world):
     (partial / PLAN_FILE).write_text("{}", "utf-8")
     scan(ScanRequest(str(world / "step_1"), tokens=str(world / "rec_1"), out=out))
     assert not partial.exists()
-
-
-def test_a_series_is_measured_again_under_another_rule(world, tmp_path):
-    request = TrackRequest(
-        (str(world / "step_*"),), tokens=str(world / "rec_{step}"), out=tmp_path / "out"
-    )
-    track(request)
-    (step,) = track(request).steps
-    assert step.is_reused
-    config = json.loads((world / "step_1/config.json").read_text("utf-8"))
-    key = next(name for name in config if name.endswith("per_tok"))
-    (world / "step_1/config.json").write_text(json.dumps(config | {key: 1}), "utf-8")
-    (step,) = track(request).steps
-    assert not step.is_reused
 
 
 def rewritten(file: Path, place: int) -> None:

@@ -180,14 +180,6 @@ def test_restart_discards(disk, interrupted, begun):
     assert "text/0" in begun
 
 
-def test_a_recording_that_changed_meanwhile_is_another_plan(disk, tmp_path):
-    tokens = shutil.copytree(disk.tokens, tmp_path / "rec")
-    out = killed(disk.request(tmp_path / "out", tokens=str(tokens)))
-    next(tokens.glob("router_input*")).touch()
-    with pytest.raises(UsageError, match="tokens differ"):
-        scan(disk.request(out, tokens=str(tokens)))
-
-
 def test_two_writers_at_once_are_one_too_many_and_a_folder_of_others_is_left_alone(disk, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "mine.txt").write_text("mine")

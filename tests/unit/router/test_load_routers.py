@@ -149,26 +149,6 @@ def test_the_set_says_what_was_read_without_a_path(make_olmoe):
     assert found.seconds > 0
 
 
-def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path):
-    tensors = {}
-    for layer in (1, 2, 3):
-        at = f"model.layers.{layer}"
-        tensors[f"{at}.mlp.gate.weight"] = np.ones((8, 4), np.float32)
-        tensors[f"{at}.mlp.gate.e_score_correction_bias"] = np.ones(8, np.float32)
-        tensors[f"{at}.post_attention_layernorm.weight"] = np.ones(4, np.float32)
-    config = {
-        "model_type": "deepseek_v3", "num_hidden_layers": 3, "first_k_dense_replace": 1,
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-        "norm_topk_prob": True, "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6,
-        "num_nextn_predict_layers": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-    }  # fmt: skip
-    routers = loaded(write_arrays(tmp_path, tensors, config))
-    assert [r.name for r in routers.routers] == ["text/1", "text/2", "mtp/3"]
-    assert (routers.num_expected, routers.notes) == (3, ())
-    assert routers.family_text == "sigmoid + selection bias, top 2 of 8"
-    assert routers.family == "deepseek_v3"
-
-
 def test_a_bias_that_is_one_row_of_a_matrix_is_not_read_from_anything_else(tmp_path):
     """Row 0 of a vector would be one number for all experts."""
     layer = "model.layers.0."

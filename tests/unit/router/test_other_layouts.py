@@ -189,16 +189,6 @@ def _cut(folder: Path, target: Path, num_shards: int) -> Path:
     return target
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
-def test_sharding_changes_neither_routers_nor_fingerprint(num_shards, make_olmoe, tmp_path):
-    whole = loaded(make_olmoe())
-    cut = loaded(_cut(tmp_path, tmp_path / "cut", num_shards))
-    assert cut.fingerprint == whole.fingerprint
-    for a, b in zip(whole.routers, cut.routers, strict=True):
-        np.testing.assert_array_equal(a.weight, b.weight, strict=True)
-        np.testing.assert_array_equal(a.gain, b.gain, strict=True)
-
-
 def test_one_changed_bit_of_a_router_and_no_expert_changes_the_fingerprint(make_olmoe):
     before = loaded(make_olmoe()).fingerprint
     assert before.startswith("sha256:")
@@ -250,11 +240,11 @@ def test_of_a_hundred_gigabytes_next_to_nothing_is_read(make_olmoe, tmp_path):
     assert found.bytes_read == needed + headers + small
 
 
-def test_tensors_are_read_in_the_order_of_the_files(make_olmoe, tmp_path):
-    make_olmoe()
+def test_shards_are_read_in_order_and_change_no_fingerprint(make_olmoe, tmp_path):
+    whole = loaded(make_olmoe())
     store: Any = open_checkpoint(_cut(tmp_path, tmp_path / "cut", 2))
     planned = len(store.log.ranges)
-    load_routers(store)
+    assert load_routers(store).fingerprint == whole.fingerprint
     reads = [(r.file, r.offset) for r in store.log.ranges[planned:] if r.offset > 8]
     assert reads == sorted(reads)
     assert len(reads) == len(set(reads)) == 6

@@ -128,23 +128,6 @@ def test_parts_are_folded_in_step_and_as_many_as_their_sums_have_room_for(
     assert [[router.layer for router in group] for group in groups] == [[0, 1], [2]]
 
 
-def test_lanes_go_on_from_where_each_of_them_was():
-    source, tiles = made.recording(5 * TILE - 9), range(5)
-    tasks = [
-        Task(prepare(made.router(kind)), source, load_kernels("cpu"), REDUCED)
-        for kind in ("softmax", "sigmoid", "softmax")
-    ]
-    lanes = [
-        Lane(task, begin=scan_router(task, tiles[:done], Pace(TILE, 1)))
-        for task, done in zip(tasks, (3, 0, 1), strict=True)
-    ]
-    scanned = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
-    for task, progress in zip(tasks, scanned, strict=True):
-        expected = scan_router(task, tiles, Pace(2 * TILE, 1))
-        assert progress.num_tokens == expected.num_tokens == source.facts.num_tokens
-        np.testing.assert_equal(progress.states, expected.states)
-
-
 def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(monkeypatch):
     source, tiles, router = made.recording(5 * TILE - 9), range(5), prepare(made.router("softmax"))
     kernels, flips = load_kernels("cpu"), reductions_for(lambda use: use.of_flip)
@@ -168,4 +151,5 @@ def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(mo
     scanned = scan_in_step(lanes, tiles, Pace(2 * TILE, 2))
     assert sorted(read) == [0, 2 * TILE, 4 * TILE]
     for one, other in zip(scanned, expected, strict=True):
+        assert one.num_tokens == other.num_tokens == source.facts.num_tokens
         np.testing.assert_equal(one.states, other.states)

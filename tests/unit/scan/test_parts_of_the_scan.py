@@ -12,7 +12,6 @@ from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.plan import MAX_TILES, batch_tokens, on_all_cores, sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.products import tile_logits
-from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import Task
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.table import load_kernels
@@ -29,21 +28,6 @@ def task_of(source) -> Task:
 @pytest.fixture(scope="module")
 def progress():
     return scan_router(task_of(made.recording()), range(5), Pace(TILE, 1))
-
-
-def test_a_snapshot_is_read_as_it_was_written_or_there_is_none(progress, tmp_path):
-    path = tmp_path / "snapshot.npz"
-    assert read_snapshot(path) is None
-    write_snapshot(path, progress)
-    snapshot = read_snapshot(path)
-    for field in ("next_tile", "num_tokens", "non_finite", "num_non_finite"):
-        assert getattr(snapshot, field) == getattr(progress, field)
-    np.testing.assert_equal(snapshot.states, progress.states)
-    assert [p.name for p in tmp_path.iterdir()] == ["snapshot.npz"]
-    whole = path.read_bytes()
-    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        assert read_snapshot(path) is None
 
 
 def test_going_on_from_the_end_adds_nothing_and_nothing_measured_is_nothing(progress):

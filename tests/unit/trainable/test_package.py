@@ -123,7 +123,7 @@ def _experts() -> list[nn.Module]:
 
 #: Of an input, and of every parameter.
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "top-k": (TopKRouter(5, 2, 4, z_coef=0.1), (6, 4)),
+    "top-k": (TopKRouter(5, 2, 4, z_coef=0.1, has_bias=True), (6, 4)),
     "cosine": (CosineRouter(5, 2, 4, z_coef=0.1, projected=3), (6, 4)),
     "recurrent": (GRURouter(4, 2, 6, router_dim=3, balance_coef=0.1), (1, 3, 6)),
     "soft": (SoftMoE(_experts(), 6), (3, 6)),

@@ -12,8 +12,6 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter, load_balancing_loss_func
 
-from moegeom.core.router import Rule, Weights
-from moegeom.geometry.selection import route
 from moegeom.trainable import (
     CentredRouter,
     CosineRouter,
@@ -66,20 +64,6 @@ def test_sets_and_weights_are_those_of_transformers(name):
     _, scores, chosen = theirs(x)
     routed = ours(x)
     assert_allclose(routed.dense().detach(), dense_of(scores, chosen), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("score", "renormalise"), [("softmax", True), ("softmax", False), ("sigmoid", True)]
-)
-def test_in_float64_choice_and_weights_are_those_of_the_rule(score, renormalise):
-    router = TopKRouter(
-        EXPERTS, K, HIDDEN, score=score, renormalise=renormalise, has_bias=True
-    ).double()
-    torch.nn.init.normal_(router.bias)
-    routed = router(inputs(dtype=torch.float64))
-    truth = route(routed.logits.detach().numpy(), Rule(K, score, Weights("scores", renormalise)))
-    assert_array_equal(routed.chosen, truth.chosen)
-    assert_allclose(routed.weights.detach(), truth.weights, rtol=1e-12)
 
 
 def test_equal_logits_choose_the_lower_number_and_the_record_adds_up_in_order():

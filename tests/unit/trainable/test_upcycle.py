@@ -186,17 +186,6 @@ def test_the_export_gives_the_same_logits_elsewhere(tmp_path, name, asked, archi
     assert len(opened.routers) == blocks
 
 
-def test_scan_and_check_read_the_export(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = str(export_upcycled(small("llama", shared=1), tmp_path / "out"))
-    assert moegeom.scan(folder).layers().num_rows == 2
-    verdict = gate(GateRequest(folder, experts=True, select=("MGI", "MGG208"))).verdict
-    (failed,) = verdict.in_state("failed")
-    assert failed.code == "MGG208"
-    places = {router for finding in failed.findings for router in finding.routers}
-    assert places == {router.name for router in moegeom.open(folder).routers}
-
-
 def test_experts_that_were_trained_are_no_longer_a_finding(tmp_path, monkeypatch):
     """Forty steps of AdamW from relative noise of 1 %."""
     monkeypatch.chdir(tmp_path)

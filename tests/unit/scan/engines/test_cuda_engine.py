@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
-from moegeom.core.router import GroupMask, Router
+from moegeom.core.router import GroupMask
 from moegeom.core.tokens import TILE
 from moegeom.engine.devices.device_router import kept_on_device, refusal
 from moegeom.engine.labels import MAX_DOMAINS
 from moegeom.engine.loop import Hooks, Pace, Progress
-from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
-from moegeom.kernels.cuda.parts import device_rows
 from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
     COUNTED,
@@ -73,27 +71,8 @@ RULES = {
     "groups filled with -inf": _masked(8, 4, "top2_sum", -INF, selection_bias=_bias(32)),
     "groups filled with 0": _masked(8, 4, "max", 0.0, selection_bias=_bias(32, 1.0)),
     "all chosen": router_of(12, 8, 12),
-    "one of one": router_of(1, 8, 1),
-    "512 experts": router_of(512, 8, 10),
 }
 
-
-DUPLICATES = normal(12, 8)
-DUPLICATES[[7, 11]] = DUPLICATES[2]
-INTEGERS = np.rint(normal(12, 8, scale=1.5))
-OF_EXPERT_7 = np.eye(12, dtype=np.float32)[7] * np.float32(0.25)
-
-#: Rows and biases that make ties.
-TIES = {
-    "integer rows with scores": router_of(
-        weight=INTEGERS, score="sigmoid", selection_bias=0 * _bias(12)
-    ),
-    "duplicate rows with different biases": router_of(weight=DUPLICATES, logit_bias=OF_EXPERT_7),
-    "duplicate rows that the selection bias parts": router_of(
-        weight=DUPLICATES, score="identity", selection_bias=OF_EXPERT_7
-    ),
-    "zero rows": router_of(weight=np.zeros((12, 8), np.float32)),
-}
 
 #: Arrays of float64 that differ in the last bits: softmax scores are added up in another order.
 SUMMED = ("agreement/margin", "input_sample/margin", "beginnings/weights")
@@ -120,16 +99,8 @@ def _recorded(router, values, **given) -> Recorded:
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_gives_equal_states(name):
-    router, tokens = RULES[name], 1100 if RULES[name].num_experts <= 100 else 300
-    progress = _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
-    assert progress.states["token_counts"]["counts"][..., 0].sum() == tokens
-
-
-@pytest.mark.parametrize("name", TIES)
-def test_ties_are_broken_and_counted_alike(name):
-    router = TIES[name]
-    progress = _assert_equal_engines(router, _recorded(router, np.rint(inputs(1500, 8))))
-    assert progress.states["token_counts"]["counts"][..., 1].sum() > 100
+    progress = _assert_equal_engines(RULES[name], _recorded(RULES[name], inputs(1100, 8)))
+    assert progress.states["token_counts"]["counts"][..., 0].sum() == 1100
 
 
 def _with_outliers(tokens: int) -> np.ndarray:
@@ -164,30 +135,10 @@ def test_as_many_domains_as_there_are_populations_for_give_equal_states(known):
     assert counts[-1].sum() > 50  # outliers have the largest label
 
 
-def _apart(distance: float) -> Router:
-    """A router whose distances leave float32."""
-    router = router_of(weight=normal(12, 8) * np.float32(distance))
-    assert not device_rows(row_distances(router.weight)).fits_float32
-    return router
-
-
-#: Routers, and what they are given.
-STREAMS = {
-    "one token": (RULES["sigmoid + bias"], inputs(1, 8)),
-    "a token more than a tile": (RULES["sigmoid + bias"], inputs(TILE + 1, 8)),
-    "whole tiles": (router_of(), inputs(5 * TILE, 8)),
-    "rows that are too near": (_apart(1e-36), inputs(1500, 8)),
-    "rows that are too far": (_apart(1e15), inputs(1500, 8)),
-    "subnormal logits": (router_of(), np.ldexp(inputs(1500, 8), -140)),
-    "logits too large for a search in float32": (router_of(), np.ldexp(inputs(1500, 8), 124)),
-}
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_streams_of_any_length_and_size_give_equal_states(name):
-    router, values = STREAMS[name]
-    typical = {"typical_norm": float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).mean()))}
-    _assert_equal_engines(router, _recorded(router, values), **typical)
+@pytest.mark.parametrize("tokens", [1, TILE + 1])
+def test_streams_of_any_length_give_equal_states(tokens):
+    router = RULES["sigmoid + bias"]
+    _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
 
 
 def test_a_stream_may_have_no_labels_and_sums_over_lengths_agree_as_lengths_do():
