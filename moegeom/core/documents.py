@@ -8,8 +8,6 @@ from collections.abc import Collection, Sequence
 from itertools import chain, compress
 from typing import Any
 
-import msgspec
-
 from moegeom.core.limits import JSON_ENTRIES, MOST_DOTS, MOST_JSON, MOST_NESTED, MOST_TOML
 
 #: What no integer in a document of ours is beyond; larger ones can neither be printed nor stored.
@@ -108,6 +106,8 @@ def parse_json(raw: bytes, most: int = MOST_JSON) -> Any:
 
 
 def _decoded(raw: bytes) -> Any:
+    import msgspec  # which a check of weights does without
+
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError):  # Python's own takes more, and says what is wrong

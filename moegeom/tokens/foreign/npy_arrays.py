@@ -70,7 +70,7 @@ def npz_members(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipI
         # first with a reader that is bounded by the size of the file, and refuses overlaps
         read_archive(CountingFile(path, path.name, ReadLog()), "np.savez", NPZ_ARRAYS)
     except CheckpointError as error:
-        raise RecordingError(error.message, error.hint or "Is it whole? Or save several.") from None
+        raise RecordingError(error.message, error.hint) from None
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()

@@ -15,7 +15,8 @@ from moegeom.engine import loop
 from moegeom.measure.finish import MeasuredRouter
 from moegeom.measure.what_ifs import with_what_ifs
 from moegeom.metrics import METRICS
-from moegeom.variants.whatif import _choices, capacity
+from moegeom.variants.what_if import WHAT_IFS
+from moegeom.variants.whatif import _choices
 from tests.by_day import by_day
 from tests.unit.scan import made
 
@@ -127,7 +128,7 @@ def test_batches_and_threads_change_no_row_and_no_figure(monkeypatch, batch):
 def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
     monkeypatch, batch, exclude_first
 ):
-    seen, lock, kind = [], threading.Lock(), capacity.WHATIF
+    seen, lock, kind = [], threading.Lock(), WHAT_IFS["capacity"]
 
     def make(router, values, sample):
         gate = kind.make(router, values, sample)
@@ -139,7 +140,7 @@ def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
 
         return dataclasses.replace(gate, choose=choose, measure=None)
 
-    monkeypatch.setattr(capacity, "WHATIF", dataclasses.replace(kind, make=make))
+    monkeypatch.setitem(WHAT_IFS._imported, "capacity", dataclasses.replace(kind, make=make))
     pace = {"batch_tokens": TILE, "num_workers": 3, "what_if_batch": batch, "metrics": FEW}
     source = made.recording(2 * TILE + 100)
     tried(source, "capacity:0.8", exclude_first=exclude_first, **pace)
