@@ -83,7 +83,9 @@ def _weights(loaders: Mapping[str, Any]) -> str:
     if loaders["judged"] not in loaders["agree"]:
         return f"{entry}, each tensor from the file that it names."
     first, *others = loaders["agree"]
-    return f"{entry} as {first} takes it" + (f", and {len(others)} more." if others else ".")
+    if not others:
+        return f"{entry} as {first} takes it."
+    return f"{entry} as {first} and {number_of(len(others), 'more loader')} take it."
 
 
 def _refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
