@@ -31,7 +31,6 @@ class LoadStep:
     ``pattern`` matches names of files, ``index`` is the json whose files are taken: those of them
     that match, where there is a pattern too, and all that match where there is no index. ``sign``
     must match a file as well, and ``alone`` are all that may match. ``without`` are no weights.
-    A ``*`` of ``variant`` names stands for any word.
     """
 
     pattern: str = ""
@@ -58,6 +57,7 @@ class Loader:
 _PICKLES = (LoadStep("pytorch_model.bin"), LoadStep(index="pytorch_model.bin.index.json"))
 _NO_WEIGHTS = ("*training_args.bin", "*optimizer.bin", "*optimizer.pt", "*scheduler.pt")
 _MISTRAL = "consolidated.safetensors.index.json"
+
 #: Tensors of an adapter are named for no parameter of a model: engines ignore or refuse them.
 _ADAPTER = ("adapter_model*.safetensors",)
 _HF_GLOBS = (
@@ -83,7 +83,9 @@ LOADERS = (
         (
             LoadStep("consolidated*.safetensors", _MISTRAL, config="params.json"),
             LoadStep("consolidated*.safetensors", _MISTRAL),
-            *_HF_GLOBS,
+            _HF_GLOBS[0],
+            LoadStep(index=_INDEX),  # files in folders
+            *_HF_GLOBS[1:],
         ),
     ),
     Loader(

@@ -40,7 +40,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             )
             is_broken = broken and other["is_default"]
             yield dataclasses.replace(finding, severity="error") if is_broken else finding
-        elif other["is_default"] and not other["is_missing"]:
+        elif other["is_default"] and not other.get("is_missing"):
             yield Unknown("checkpoint", f"what {loaders} load: {other['reason']}")
     if other := facts["class_of_others"]:
         yield CHECK.finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,10 @@ _ARRAYS = (
     "shared_rows",
     "expert_scale",
 )
+
+
+#: An answer that is the judged one.
+_NONE: dict[str, Any] = {"routers": [], "not_finite": [], "files": [], "reason": ""}
 
 
 def loader_facts(opened: Session) -> dict[str, Any]:
@@ -80,14 +84,14 @@ def _compared(opened: Session, answer: LoadedFiles) -> dict[str, Any]:
     folder = opened.location.folder
     if missing := [name for name in answer.files if not folder.has(name)]:
         share = f"{len(missing)} of {len(answer.files)} files are missing"
-        return _difference(reason=f"{share}, {missing[0]} first", is_missing=True)
+        return {**_NONE, "reason": f"{share}, {missing[0]} first", "is_missing": True}
     judged = judged_place(opened.location)
     if answer.files == (judged.file,) and answer.config == "config.json":
-        return _difference()
+        return _NONE
     try:
         return _difference_from(opened, open_answer(folder, answer))
     except MoeGeomError as error:
-        return _difference(reason=error.message.rstrip("."))
+        return {**_NONE, "reason": error.message.rstrip(".")}
 
 
 def _difference_from(opened: Session, store: TensorStore) -> dict[str, Any]:
@@ -97,29 +101,14 @@ def _difference_from(opened: Session, store: TensorStore) -> dict[str, Any]:
         and isinstance(judged, ShardedStore)
         and (store.shard_of, store.config) == (judged.shard_of, judged.config)
     ):
-        return _difference()
+        return _NONE
     routers = {r.name: r for r in load_routers(store, asked=opened.terms.asked).routers}
     ours = {r.name: r for r in opened.routers.routers if not r.listed}
     names = [n for n in {**ours, **routers} if not _are_equal(ours.get(n), routers.get(n))]
     there = [routers[name] for name in names if name in routers]
     broken = [router.name for router in there if not np.isfinite(router.weight).all()]
-    return _difference(names, broken, sorted({router.provenance.file for router in there}))
-
-
-def _difference(
-    routers: Sequence[str] = (),
-    not_finite: Sequence[str] = (),
-    files: Sequence[str] = (),
-    reason: str = "",
-    is_missing: bool = False,
-) -> dict[str, Any]:
-    return {
-        "routers": list(routers),
-        "not_finite": list(not_finite),
-        "files": list(files),
-        "reason": reason,
-        "is_missing": is_missing,
-    }
+    files = sorted({router.provenance.file for router in there})
+    return {**_NONE, "routers": names, "not_finite": broken, "files": files}
 
 
 def _are_equal(one: Router | None, other: Router | None) -> bool:
@@ -155,7 +144,7 @@ def _of_other_formats(opened: Session) -> Iterator[dict[str, Any]]:
         try:
             difference = _difference_from(opened, kind.open(place))
         except MoeGeomError as error:
-            difference = _difference(reason=error.message.rstrip("."))
+            difference = {**_NONE, "reason": error.message.rstrip(".")}
         if any(difference.values()):
             loaders = [f"llama.cpp (-m {place.file})" if place.file else f"readers of {kind.name}"]
             yield {"loaders": loaders, "is_default": False, **difference}
