@@ -20,13 +20,6 @@ OLD, NEW = f"{SERIES}/step_1000", f"{SERIES}/step_1500"
 TOKENS = [f"--tokens={SERIES}/rec/step_{step}" for step in (1000, 1500)]
 
 
-def test_a_checkpoint_is_identical_to_itself(moegeom, place):
-    ran = moegeom(place, "diff", NEW, NEW, code=0)
-    assert ran.err == ""
-    assert "VERDICT  all 3 routers are identical." in ran.out
-    assert "layer" not in ran.out.split("Not checked")[0].replace("layers", "layer")
-
-
 def test_figures_of_two_recordings_are_compared(moegeom, place):
     layers = ("--layers", "0", "--detail")
     ran = moegeom(place, "diff", OLD, NEW, *TOKENS, *layers, forms=["table", "md"], code=0)

@@ -56,13 +56,6 @@ def test_exports_and_a_picture_come_from_a_second_run_that_measures_nothing(moeg
     assert (folder / "p.svg").stat().st_size > 5000
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["png", "pdf"])
-def test_a_picture_is_drawn(moegeom, folder, kind):
-    moegeom(folder, *ARGUMENTS, "--quiet", "--plot", f"p.{kind}", code=0)
-    assert (folder / f"p.{kind}").stat().st_size > 5000
-
-
 def test_one_expert_is_followed(moegeom, folder):
     one = ("--expert", "7", "--layers", "1", "--out", "one")
     assert "load of expert 7" in moegeom(folder, *ARGUMENTS, *one, code=0).out
