@@ -70,11 +70,6 @@ def run_cold(folder: Path, *arguments: str) -> Ran:
     return Ran(finished.returncode, finished.stdout, finished.stderr)
 
 
-@pytest.fixture(scope="session")
-def moegeom_cold() -> Callable[..., Ran]:
-    return run_cold
-
-
 def warm_commands(streams: Path, *modules: str) -> Iterator[Callable[..., Any]]:
     """``moegeom ARGUMENTS`` in a folder, or a script, in a child of a process that is warm.
 

@@ -148,7 +148,6 @@ def test_the_option_of_the_hint_works_after_nan_in_a_later_layer(moegeom, damage
 
 def test_paths_that_are_not_there_or_taken_are_refused(refused, world, damaged):
     refused(damaged, ("scan", "nowhere", "--out", "out"), "nowhere", "no such file", "hint:")
-    refused(damaged, ("scan", "model", "--tokens", "nowhere", "--out", "out"), "nowhere: no such")
     np.save(damaged / "text.0.npy", np.ones((8, 64), np.float32))
     foreign = ("scan", "model", "--tokens", "text.0.npy", "--out", "out")
     refused(damaged, foreign, "text.0.npy", "--stage", "router_input", code=2)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.results.reader import open_results
-from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from tests.e2e.conftest import widest
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
@@ -137,15 +135,10 @@ REFUSED = [
     ("model --tokens rec --checkpoint-b elsewhere", 3, "elsewhere"),
     (f"model --tokens rec --checkpoint-b {'x' * 300}", 3, "cannot be read"),
     ("model --tokens rec --checkpoint-b rec", 2, "--run-b compares with what another run chose"),
-    ("model --tokens logits.npz --stage logits --arith bf16", 3, "needs recorded router inputs"),
 ]
 
 
 def test_what_cannot_be_meant_is_told(refused, place):
-    routers = load_routers(open_checkpoint(place / "model")).routers
-    source = open_tokens(str(place / "rec"))
-    logits = {r.name: source.read_values(r.name, 0, 512) @ r.weight.T for r in routers}
-    np.savez(place / "logits.npz", **logits)
     for typed, code, words in REFUSED:
         refused(place, ("boundary-report", *typed.split()), words, code=code)
 

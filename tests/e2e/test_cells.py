@@ -21,7 +21,6 @@ from moegeom.studies.cells.study.request import CellsRequest, read_named
 from moegeom.studies.cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
-from tests.e2e.conftest import widest
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
 CKPT = str(SAMPLES / "olmoe-balanced/step_1500")
@@ -296,12 +295,6 @@ def test_the_limit_that_a_walk_cut_short_names_is_enough_for_it(place):
     assert cut.cut_short.enough is not None
     (whole,) = cells_of(of_matrix(place, vertices=cut.cut_short.enough)).routers
     assert whole.outcome == "cells"
-
-
-def test_screens_keep_to_the_width_of_the_terminal(moegeom, place):
-    ran = moegeom(place, *ON_SAMPLE, "--subspace", "pca:2", forms=["json", "table", "md"])
-    for columns, screen in ran.document["table"].items():
-        assert widest(screen) <= int(columns)
 
 
 #: What cannot be meant, and words of the sentence that refuses it.

@@ -52,7 +52,6 @@ REFUSED = [
     ((HEALTHY, "--report", "junit", "--format", "json"), 2, "--report junit=FILE"),
     ((HEALTHY, "--report", "junit=none/x.xml"), 2, "cannot be written"),
     ((HEALTHY, "--select", "MGX"), 2, "no check has the code"),
-    ((HEALTHY, "--fail-on", "note"), 2, "expected error or warning"),
     ((HEALTHY, "--profile", "none.toml"), 2, "--init"),
     ((HEALTHY, "--profile", "wrong.toml"), 2, "Did you mean select?"),
     (("--explain", "MGN113X"), 2, "Did you mean MGN113?"),

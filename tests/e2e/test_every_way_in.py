@@ -29,6 +29,7 @@ from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.dialect import DIALECTS
 from moegeom_cli.command import COMMANDS
 from tests.by_day import by_day
+from tests.unit.tokens.dialects.test_counts import DIALECT as COUNT_DIALECT
 from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
 from tests.unit.tokens.dialects.written import EXPERTS, FIRST, NUM_LAYERS, TOP_K, Written
 from tests.unit.tokens.dialects.written import WRITERS as TRACE_WRITERS
@@ -181,12 +182,7 @@ def write_trace(path: Path, tokens: Tokens, dialect: str, documents: bool) -> Pa
 
 
 #: Dialects that hold counts, by name, and who writes them.
-COUNTS = {
-    "llama_imatrix": "imatrix",
-    "sglang_recorder": "sglang",
-    "sglang_csv": "sglang_csv",
-    "megatron_counts": "megatron",
-}
+COUNTS = {dialect: name for name, dialect in COUNT_DIALECT.items()}
 
 WRITE: dict[str, Callable[[Path, Tokens, str, bool], Path]] = {
     "recording": write_recording,

@@ -67,8 +67,3 @@ def test_without_a_cache_the_server_is_asked_again_and_nothing_is_kept(name, ask
     again = ask(call, "--no-cache")
     assert sorted(again) == sorted(first)
     assert kept(tmp_path / "cache") == before
-
-
-def test_with_a_cache_the_server_is_asked_less(ask):
-    first = ask(("routers", "URL"))
-    assert len(ask(("routers", "URL"))) < len(first)

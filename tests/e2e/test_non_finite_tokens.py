@@ -33,10 +33,3 @@ def test_what_was_left_out_is_counted_on_screen_and_in_the_verdict_of_the_gate(m
     assert "Not one token is finite: nothing is known of load" in screen
     assert "holds for" not in screen
     assert "200 of 200 tokens (not finite)" in moegeom(place, "check", "none").words
-
-
-def test_the_command_that_leaves_them_out_is_named_where_they_are_refused(moegeom, place):
-    for command in ("scan", "check", "boundary-report"):
-        ran = moegeom(place, *typed(command, "some.npy"))
-        assert ran.code not in (0, 1)
-        assert "--non-finite skip of scan" in " ".join(ran.err.split()), command

@@ -10,7 +10,6 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
-from tests.e2e.conftest import widest
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import trained
 from tests.short_samples import short_samples
@@ -82,9 +81,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder):
     limit = ("--rerun", "rec_a2", "--max-flipped", "0.05")
     ran = moegeom(folder, "signoff", A, "folded", *BOTH, *limit, forms=["table"], code=0)
     assert ran.err == ""
-    for columns, screen in ran.document["table"].items():
-        assert widest(screen) <= int(columns)
-    said = " ".join(screen.split())
+    said = " ".join(ran.document["table"]["80"].split())
     assert "VERDICT PASSED, signed off: all 4 lines passed; 4 things not checked." in said
     assert "of 1,024 tokens differ at one layer or more" in said
     assert "Within the limit of 5 % (--max-flipped)." in said

@@ -77,7 +77,7 @@ def everything(columns: TokenColumns, inputs: np.ndarray) -> np.ndarray:
 LOST = np.arange(NUM_TOKENS) % 3 == 1
 
 STATES = {
-    "a third is nan": State(finite, may_be_refused="--non-finite skip"),
+    "a third is nan": State(finite, may_be_refused="--non-finite skip of scan"),
     "a third is nan, skipped": State(finite, ("--non-finite", "skip")),
     "first tokens left out": State(
         lambda columns, inputs: columns.position >= 3, ("--exclude-first", "3")

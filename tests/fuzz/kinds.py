@@ -737,12 +737,6 @@ def use_grid(folder: Path, draw: random.Random) -> None:
     read_grid(folder / "grid.toml")
 
 
-_COUNTS = {
-    "imatrix": "llama_imatrix", "sglang": "sglang_recorder", "megatron": "megatron_counts",
-    "sglang_csv": "sglang_csv",
-}  # fmt: skip
-
-
 def _target(file: str) -> Mapping[str, str]:
     languages = {
         ".jsonl": "jsonl", ".json": "json", ".pt": "zip", ".npz": "zip", ".safetensors": "safetensors",
@@ -786,7 +780,7 @@ _ALL = [
     Kind("unfinished recording", _unfinished_recording, {"rec.partial/**/*": "jsonl"}, go_on_recording, writes=True),
     *(Kind(f"trace of {n}", _trace(n), _target(w.file), use_trace(w.dialect)) for n, w in WRITERS.items()),
     *(
-        Kind(f"counts of {n}", _counts(n), _target(file), use_trace(_COUNTS[n]))
+        Kind(f"counts of {n}", _counts(n), _target(file), use_trace(test_counts.DIALECT[n]))
         for n, (file, _, _) in test_counts.WRITERS.items()
     ),
     Kind("expert map", _expert_map, {"map.json": "json"}, use_expert_map),

@@ -185,23 +185,6 @@ def test_ranks_are_those_of_torch_distributed(balanced, tmp_path, monkeypatch):
         merge_parts(tmp_path / "rec")
 
 
-def test_ranks_that_ran_the_same_tokens_must_have_seen_the_same(balanced, tmp_path):
-    options: dict[str, Any] = {"keep": "hidden", "num_ranks": 2}
-    record(balanced, tmp_path / "same", range(4), rank=0, **options)
-    record(balanced, tmp_path / "same", range(2, 6), rank=1, **options)
-    assert open_tokens(tmp_path / "same").facts.num_tokens == 6 * 64
-    record(balanced, tmp_path / "other", range(4), rank=0, **options)
-    with (
-        pytest.raises(RecordingError, match="different values of token_id for document 0"),
-        RouterRecorder(
-            balanced.model, tmp_path / "other", checkpoint=balanced.path, rank=1, **options
-        ) as recorder,
-    ):
-        recorder.tokens(torch.arange(64)[None], documents=[0], domain="code")
-        balanced.model(input_ids=torch.arange(64)[None], use_cache=False)
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize("keep", ["logits", "top-logits:6", "ids", None])
 def test_every_kind_of_keep_holds_what_it_says(balanced, tmp_path, keep):
     with watched(balanced) as seen:

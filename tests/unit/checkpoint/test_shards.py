@@ -78,6 +78,8 @@ def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
 def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, monkeypatch):
     sentence = f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
     assert why(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"})) == sentence
+    message = why(_sharded(tmp_path, {"d": "x" * 5012}))
+    assert "of 5012 characters, more than the 1024 allowed." in message and len(message) < 300
     monkeypatch.setattr(limits, "TENSORS", 2)
     assert why(_sharded(tmp_path)) == (f"{_INDEX}: describes 3 tensors, more than the 2 allowed.")
     (tmp_path / _INDEX).unlink()

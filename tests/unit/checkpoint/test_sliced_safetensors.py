@@ -72,16 +72,6 @@ def test_only_slices_asked_for_are_read_and_one_file_is_not_the_checkpoint(of_tw
     assert why(of_two_ranks / "slices" / file, "gate") == sentence
 
 
-def test_a_missing_slice_names_its_rows(tmp_path):
-    _part(tmp_path, 1, (0, 8))
-    _part(tmp_path, 3, (16, 64))
-    assert "tensor 'gate' is not whole: rows 8..16 of 64 are missing." in why(tmp_path, "gate")
-    _part(tmp_path, 2, (8, 16))
-    np.testing.assert_array_equal(open_checkpoint(tmp_path).read("gate").ravel(), np.arange(256.0))
-    _part(tmp_path, 2, (8, 32))  # of another save
-    assert "tensor 'gate' has overlapping pieces" in why(tmp_path, "gate")
-
-
 def test_a_missing_first_slice_is_noticed(of_two_ranks, tmp_path):
     second = "shard-00002-model-00001-of-00001.safetensors"
     shutil.copy(of_two_ranks / "slices" / second, tmp_path)

@@ -29,13 +29,12 @@ from safetensors.numpy import load_file, save_file
 
 import moegeom
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import InternalError
 from moegeom.core.finding import Verdict
 from moegeom.core.router import RouterSet
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
 from moegeom.metrics import METRICS
-from moegeom.pipeline import ScanRequest, refuse_disproved, scan
+from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.testing.synthetic import write_checkpoint
@@ -312,9 +311,3 @@ def test_neither_documents_nor_renderers_raise():
     files |= set((HOUSE / "document/renderers").glob("*.py"))
     assert len(files) > 10
     assert [p.name for p in files if re.search(r"^\s+raise ", p.read_text("utf-8"), re.M)] == []
-
-
-def test_tokens_that_flipped_against_a_proof_end_the_scan_and_not_its_report():
-    with pytest.raises(InternalError, match="3 tokens flipped that were proved to stay"):
-        refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 3}])
-    refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 0}, {}])

@@ -1,7 +1,5 @@
 import io
 import itertools
-import subprocess
-import sys
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,6 @@ from safetensors.numpy import save_file
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.source import SOURCES
 from moegeom.tokens.stages import VALUE_STAGES
 from tests.by_day import by_day
 from tests.unit.tokens.conftest import ROUTERS, Content, record, refusal
@@ -267,17 +264,6 @@ def test_a_recording_says_its_stage_and_routers_itself(recording):
         open_tokens(recording[0], router_map={"a": "text/0"})
     with pytest.raises(RecordingError, match="none in common"):
         open_tokens(recording[0], routers=("vision/0",))
-
-
-def test_every_source_is_named_as_its_file_and_loads_no_heavy_library():
-    assert SOURCES.names() == ["npy", "npz", "parquet", "pt", "recording", "safetensors", "trace"]
-    code = (
-        "import sys; from moegeom.tokens.source import SOURCES; "
-        "assert [source.name for source in SOURCES.all()] == SOURCES.names(); "
-        "print([m for m in ('pyarrow', 'pandas', 'torch', 'numba') if m in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("order", ["sorted", "shuffled", "interleaved"])

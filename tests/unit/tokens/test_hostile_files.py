@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import bz2
 import json
-import os
 import resource
 import struct
 import subprocess
@@ -33,6 +32,7 @@ from moegeom.tokens.traces.dialect import DIALECTS
 from moegeom.tokens.traces.dialects import vllm
 from moegeom.tokens.traces.dialects._encodings import nested_ids
 from tests.ends import work_ends
+from tests.fuzz.worker import odd_files
 from tests.unit.tokens.conftest import Content, record, refusal
 from tests.unit.tokens.dialects.written import known, npy
 
@@ -40,16 +40,6 @@ ROUTERS = ("text/0",)
 KNOWN = (KnownRouter("text/0", "text", 0, 8, 2),)
 ARRAY = np.arange(54, dtype=np.int32).reshape(9, 2, 3)
 NPY = base64.b64decode(npy(ARRAY))
-
-
-#: What else may stand where a file is expected.
-_ODD = {
-    "folder": lambda path: path.mkdir(),
-    "pipe": os.mkfifo,
-    "loop": lambda path: path.symlink_to(path.name),
-    "dangling": lambda path: path.symlink_to("nowhere"),
-    "device": lambda path: path.symlink_to("/dev/zero"),
-}
 
 
 NAMES = [f"a.{end}" for end in "npy npz pt safetensors parquet jsonl json log gguf".split()]
@@ -62,12 +52,12 @@ READ_AS = [
 ]
 
 
-@pytest.mark.parametrize("odd", _ODD)
+@pytest.mark.parametrize("odd", ["folder", "pipe", "loop", "dangling", "device"])
 def test_what_is_no_file_is_refused_by_every_reader(odd, tmp_path):
     for name in NAMES:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        _ODD[odd](path)
+        odd_files()[odd](path)
         for one in {path, tmp_path / name.split("/")[0]}:
             for stage, dialect in READ_AS:
                 with pytest.raises(MoeGeomError) as caught:

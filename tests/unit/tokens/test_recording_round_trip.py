@@ -4,17 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns
 from moegeom.testing.array_source import ArraySource
-from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.recording.facts import parse_facts, read_facts, render_facts
 from moegeom.tokens.recording.reader import open_recording
@@ -22,7 +19,6 @@ from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.rows import SCRATCH_BYTES
 from moegeom.tokens.stages import FLOAT_DTYPES, OUTPUT_TENSORS, STAGE_TENSORS, VALUE_STAGES
 from tests.by_day import IS_NIGHT
-from tests.unit.document.records import SAMPLE
 from tests.unit.tokens.conftest import ROUTERS, Content, record, refusal
 
 
@@ -126,23 +122,6 @@ def test_equal_input_gives_equal_bytes_and_outputs_change_no_other_file(tmp_path
     for file in bare.iterdir():
         if file.name != "recording.json":
             assert file.read_bytes() == (path / file.name).read_bytes()
-
-
-def test_where_no_outputs_were_recorded_there_are_none(tmp_path):
-    values = np.ones((9, 4), np.float32)
-    np.save(tmp_path / "a.npy", values)
-    np.savez(tmp_path / "a.npz", a=values)
-    save_file({"a": values}, tmp_path / "a.safetensors")
-    pq.write_table(pa.table({"a": list(values)}), tmp_path / "a.parquet")
-    for source in (
-        *(open_tokens(p, "router_input", routers=("text/0",)) for p in tmp_path.glob("a.*")),
-        IsotropicRmsPrior((("text/0", None, 8),), 50, 0),
-        open_recording(record(tmp_path / "rec", Content(100))),
-        open_recording(SAMPLE / "rec/step_1500"),  # of before there were any
-    ):
-        assert source.facts.outputs == ()
-        router = source.facts.routers[0]
-        assert [source.read_output(router, kind, 0, 5) for kind in OUTPUT_KINDS] == [None] * 4
 
 
 def test_arrays_in_memory_answer_as_their_recording_does(recording):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import OutputError, UsageError
-from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
@@ -497,19 +496,3 @@ def test_ended_before_any_touch_of_the_disk_it_goes_on_to_the_same_bytes(recorde
         assert path.exists() or recorder.record(path, 2) == 0
         assert files(path) == expected
     assert n > 40
-
-
-def test_a_writer_in_another_process_is_refused_until_the_first_is_gone(recorder, tmp_path):
-    values = {r: np.zeros((1, 40), np.float32) for r in ROUTERS}
-    numbers = [np.zeros(1, dtype) for dtype in (np.int64, np.int32, np.int32, np.int16)]
-    with (
-        pytest.raises(Stopped),
-        RecordingWriter(tmp_path / "rec", "logits", ROUTERS, journal={}) as writer,
-    ):
-        writer.add_domain("d0")
-        writer.append(TokenColumns(*numbers), values)
-        assert recorder.record(tmp_path / "rec", 2) != 0
-        assert not (tmp_path / "rec.done").exists()
-        raise Stopped
-    assert recorder.record(tmp_path / "rec", 2) == 0
-    assert open_recording(tmp_path / "rec").facts.num_tokens == 1 + recorder.TOKENS

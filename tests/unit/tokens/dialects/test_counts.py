@@ -82,6 +82,12 @@ WRITERS = {
     "megatron": ("rank0.jsonl", write_megatron, 7),
 }
 
+#: The dialect of each.
+DIALECT = {
+    "sglang_csv": "sglang_csv", "imatrix": "llama_imatrix", "sglang": "sglang_recorder",
+    "megatron": "megatron_counts",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_counts_are_read_as_they_were_written(name, tmp_path):
