@@ -109,6 +109,7 @@ def test_an_error_names_the_parameter_or_what_is_not_there(tmp_path):
     assert "--" not in str(refusal(held.open))
 
 
+@pytest.mark.wrong_arguments
 def test_an_error_says_which_of_two_it_is_about():
     assert refusal(mg.diff, CKPT, 3).message.startswith("b is a int; expected a path")
     error = refusal(mg.diff, mg.open(CKPT, layers=0), mg.open(CKPT, layers=1))
