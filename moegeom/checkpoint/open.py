@@ -11,9 +11,8 @@ from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of, natural
 from moegeom.checkpoint.ranks import of_rank_folders
 from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.checkpoint.remote.reads import in_parallel
 from moegeom.checkpoint.remote.url import scheme_of, shown
-from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
+from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.loaded_code import refuse_code_within
@@ -48,47 +47,34 @@ def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> Te
     UsageError
         If the path is empty, or libraries would load code from what it names.
     """
-    return open_at(locate(path, remote))
+    return open_place(path, remote)[1]
 
 
-def locate(path: str | Path, remote: RemoteOptions | None = None) -> Location:
-    """The folder, or the file in it, that ``open_checkpoint`` would open; the same errors."""
+def open_place(
+    path: str | Path, remote: RemoteOptions | None = None
+) -> tuple[Location, TensorStore]:
+    """The folder, or the file in it, that is named, and its checkpoint; the same errors."""
     if path == "":
         raise UsageError("The path of the checkpoint is empty.", "The folder you are in is '.'.")
     url = path if isinstance(path, str) and scheme_of(path) else ""
     where = shown(url) if url else path
     with about("checkpoint", where):
         try:
-            return _remote(url, remote) if url else _local(Path(path))
+            location = _remote(url, remote) if url else _local(Path(path))
+            return location, _open(location)
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
 
 
-def open_at(location: Location) -> TensorStore:
-    """The checkpoint at a location.
-
-    Raises
-    ------
-    CheckpointError
-        If nothing readable is there.
-    """
-    with about("checkpoint", location.label):
-        try:
-            for place in (judged_place(location), *of_rank_folders(location)):
-                for candidate in FORMATS.all():
-                    if candidate.recognises(place):
-                        return candidate.open(place)
-            raise CheckpointError(*_not_recognised(location))
-        except OSError as error:
-            raise CheckpointError(f"{location.label}: cannot be read ({error.strerror}).") from None
-
-
-def judged_place(location: Location) -> Location:
-    """The one file or index of a folder that the first loader takes; else the location itself."""
-    if location.file is not None:
-        return location
-    first = next(answers_of(location.folder), None)
-    return Location(location.folder, first.entry) if first and first.entry else location
+def _open(location: Location) -> TensorStore:
+    judged = location
+    if location.file is None and (first := next(answers_of(location.folder), None)):
+        judged = Location(location.folder, first.entry or None)
+    for place in (judged, *of_rank_folders(location)):
+        for candidate in FORMATS.all():
+            if candidate.recognises(place):
+                return candidate.open(place)
+    raise CheckpointError(*_not_recognised(location))
 
 
 def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:
@@ -97,10 +83,9 @@ def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:
         name: (SafetensorsFile if name.endswith(".safetensors") else PytorchFile)(folder.file(name))
         for name in answer.files
     }
-    headers = in_parallel(lambda file: file.names(), files.values(), folder.num_parallel)
-    shard_of: dict[str, str] = {}
-    for name, tensors in zip(files, headers, strict=True):
-        shard_of.update(dict.fromkeys(tensors, name))
+    copies: dict[str, list[str]] = {}
+    shard_of = join_shards(files, folder.num_parallel, copies)
+    shard_of.update((name, held[-1]) for name, held in copies.items())
     return ShardedStore(folder, files, shard_of, config=answer.config)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.folder import Location
-from moegeom.checkpoint.open import locate, open_at
+from moegeom.checkpoint.open import open_place
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import (
     RecordingError,
@@ -91,8 +91,7 @@ class Session:
             One of its subclasses: what cannot be read.
         """
         started = time.perf_counter()
-        location = locate(checkpoint, terms.remote)
-        store = open_at(location)
+        location, store = open_place(checkpoint, terms.remote)
         layers = None if is_whole else terms.layers
         try:
             routers = load_routers(store, layers, terms.asked, with_listed)

@@ -12,7 +12,7 @@ from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats.gguf import FORMAT as GGUF
 from moegeom.checkpoint.formats.gguf import model_files
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of, own_code
-from moegeom.checkpoint.open import FORMATS, judged_place, open_answer
+from moegeom.checkpoint.open import FORMATS, open_answer
 from moegeom.checkpoint.ranks import difference_of, of_rank_folders
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import TensorStore
@@ -69,24 +69,26 @@ def loader_facts(opened: Session) -> dict[str, Any]:
     for answer in answers:
         by_files.setdefault((answer.config, *answer.files), []).append(answer)
     for same in by_files.values():
-        loaders, difference = [answer.loader for answer in same], _compared(opened, same[0])
+        loaders, difference = (
+            [answer.loader for answer in same],
+            _compared(opened, same[0], facts["entry"]),
+        )
         if any(difference.values()):
             is_default = any(answer.is_default for answer in same)
             facts["others"].append({"loaders": loaders, "is_default": is_default, **difference})
         else:
             facts["agree"].extend(loaders)
-    facts["others"].extend(_of_other_formats(opened))
+    facts["others"].extend(_of_other_formats(opened, facts["entry"]))
     return facts
 
 
-def _compared(opened: Session, answer: LoadedFiles) -> dict[str, Any]:
+def _compared(opened: Session, answer: LoadedFiles, judged: str) -> dict[str, Any]:
     """How the routers of an answer differ from those that are judged."""
     folder = opened.location.folder
     if missing := [name for name in answer.files if not folder.has(name)]:
         share = f"{len(missing)} of {len(answer.files)} files are missing"
         return {**_NONE, "reason": f"{share}, {missing[0]} first", "is_missing": True}
-    judged = judged_place(opened.location)
-    if answer.files == (judged.file,) and answer.config == "config.json":
+    if answer.files == (judged,) and answer.config == "config.json":
         return _NONE
     try:
         return _difference_from(opened, open_answer(folder, answer))
@@ -129,15 +131,15 @@ def _are_equal(one: Router | None, other: Router | None) -> bool:
     return True
 
 
-def _of_other_formats(opened: Session) -> Iterator[dict[str, Any]]:
+def _of_other_formats(opened: Session, judged: str) -> Iterator[dict[str, Any]]:
     """Routers of the same folder in formats, or folders of ranks, that were not opened."""
     location = opened.location
-    judged = judged_place(location)
     places = [location, *of_rank_folders(location)]
     holders = [(p, f) for p in places for f in FORMATS.all() if f.recognises(p)]
-    if judged is location:
-        holders = holders[1:]
-    others = [(p, f) for p, f in holders if judged is location or not f.recognises(judged)]
+    others = holders[1:]  # the first was opened, unless a file was
+    if judged:
+        file = Location(location.folder, judged)
+        others = [(p, f) for p, f in holders if not f.recognises(file)]
     if not GGUF.recognises(location):  # beside safetensors
         others += [(Location(location.folder, n), GGUF) for n in model_files(location.files)]
     for place, kind in others:

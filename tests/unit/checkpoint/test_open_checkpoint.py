@@ -137,3 +137,11 @@ def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path):
     _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
     sentence = "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
     assert refusal(tmp_path).hint == sentence
+
+
+def test_an_error_says_which_of_two_folders_of_one_name_it_is_about(tmp_path):
+    for parent in ("a", "b"):
+        (tmp_path / parent / "model").mkdir(parents=True)
+        with pytest.raises(CheckpointError) as refused:
+            open_checkpoint(tmp_path / parent / "model")
+        assert refused.value.__notes__ == [f"checkpoint: {tmp_path / parent / 'model'}"]
