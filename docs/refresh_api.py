@@ -60,7 +60,6 @@ IN_PYTHON = {
     "router_map": "Key of a foreign array -> router; `layer{i}` -> `text/{i}` for all.",
     "what": "`rates`, ranks and slopes of descents, or `ranks` alone.",
     "watch": "Is told how the work goes on: `start`, `begin`, `advance`, `say`.",
-    "skip_non_finite": "Leave out tokens that are not finite instead of stopping.",
 }
 
 #: What functions give back.

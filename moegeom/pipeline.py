@@ -62,10 +62,9 @@ from moegeom.engine.session import Session
 from moegeom.engine.sources import (
     open_run_b,
     refuse_no_rows,
-    refuse_nothing_left,
+    refuse_no_tokens,
     refuse_too_many,
     refuse_uncomparable,
-    refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
 from moegeom.measure.finish import MeasuredRouter
@@ -154,8 +153,8 @@ def scan(
         if watch:
             watch.say(f"{out}: measured again, as it lies in the working tree of what is judged.")
         request = dataclasses.replace(request, overwrite=True)
-    refuse_unknown_positions(request, source)
-    refuse_nothing_left(request, source)
+    if source is None:
+        refuse_no_tokens(request)
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
     refuse_too_many(token_facts)

@@ -163,8 +163,18 @@ class ModelOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class TokenOptions(Options):
-    """What token files are that cannot say it themselves, and which of their tests are waived."""
+    """Which tokens count, what their files are, and which of their tests are waived."""
 
+    exclude_first: Annotated[
+        int,
+        typer.Option(
+            "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
+        ),
+    ] = 0
+    non_finite: Annotated[
+        str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
+    ] = "fail"
+    seed: Seed = 0
     stage: Annotated[
         str | None,
         typer.Option(
@@ -245,7 +255,6 @@ def _known_device(text: str | None) -> str | None:
 class RunOptions(Options):
     """How a scan is run."""
 
-    seed: Seed = 0
     num_workers: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None

@@ -34,15 +34,6 @@ LogProbsFile = Annotated[
         help="Log-probs of both: document, position, logprob, other_logprob; parquet, csv, jsonl.",
     ),
 ]
-ExcludeFirst = Annotated[
-    int,
-    typer.Option(
-        "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
-    ),
-]
-NonFinite = Annotated[
-    str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
-]
 FailOn = Annotated[
     str | None, typer.Option("--fail-on", help="Least severity that fails: error, warning.")
 ]
@@ -75,18 +66,3 @@ FamilyFile = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no notes on stderr.")]
 PrintFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
-
-
-def skips(non_finite: str) -> bool:
-    """Whether tokens that are not finite are left out.
-
-    Raises
-    ------
-    UsageError
-        For another word than fail and skip.
-    """
-    from moegeom.core.errors import UsageError
-
-    if non_finite not in ("fail", "skip"):
-        raise UsageError(f"--non-finite {non_finite}: expected fail or skip.")
-    return non_finite == "skip"

@@ -17,6 +17,7 @@ class SeriesStep:
     step: float
     results: str
     num_tokens: int | None
+    num_left_out: int = 0
     is_stale: bool = False
     is_reused: bool = False
 

@@ -92,6 +92,18 @@ class SourceFacts:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class SampleCounts:
+    """``num_drawn`` of ``num_recorded`` tokens that a study looked at: drawn by ``seed``, or named
+    (None). ``num_non_finite`` of these are not finite at some router, and were left out.
+    """
+
+    num_recorded: int
+    num_drawn: int
+    num_non_finite: int
+    seed: int | None
+
+
 class TokenSource(Protocol):
     """A recording, a foreign file or a prior, readable in any order and any ranges."""
 

@@ -118,14 +118,21 @@ def _decided(tokens: Mapping[str, Any]) -> str:
     return f". {'; '.join(tokens['notes'])}." if tokens.get("notes") else ""
 
 
-def _left_out(summary: Summary) -> str:
-    """What was left out on request, and outlier tokens, which are in every figure."""
-    first, said = summary.run.get("exclude_first") or 0, ""
-    if lost := num_non_finite(summary.run):
+def left_out_text(run: Mapping[str, Any]) -> str:
+    """How many tokens were left out, and why; begins a sentence behind another."""
+    first, said = run.get("exclude_first") or 0, ""
+    if lost := num_non_finite(run):
         said += f". Not finite, so left out: {lost:,}"
     if first:
         counted = number_of(first, "token") if first > 1 else "token"
         said += f". Without the first {counted} of each document"
+        said += f": {num_first:,} left out" if (num_first := run.get("num_first")) else ""
+    return said
+
+
+def _left_out(summary: Summary) -> str:
+    """What was left out on request, and outlier tokens, which are in every figure."""
+    said = left_out_text(summary.run)
     if summary.num_outliers:
         layers = len({row["router"] for row in summary.layers})
         said += (

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from moegeom.core.text import number_of
+from moegeom.core.tokens import SampleCounts
 from moegeom.document.model import Fact
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
@@ -40,6 +42,17 @@ def left_out_facts(
         places = study_summary(study).places(names)
         yield Fact(label, f"{places}: {what}: {reason.removesuffix('.')}.", "warning")
         label = ""
+
+
+def sample_fact(counts: SampleCounts, more: str = "") -> Fact:
+    """Which tokens a study looked at, and how many of them were left out."""
+    whole, drawn = counts.num_recorded, counts.num_drawn
+    tokens = number_of(whole, "token")
+    by = "named" if counts.seed is None else f"seed {counts.seed}"
+    of_all = f"all {tokens}" if drawn == whole else f"{drawn:,} of {tokens} ({by})"
+    lost = counts.num_non_finite
+    left_out = f"; {lost:,} of them not finite at a router, left out" if lost else ""
+    return Fact("sample", f"{of_all}{left_out}. {more}".rstrip())
 
 
 def study_record(study: Any) -> dict[str, Any]:

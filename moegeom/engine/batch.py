@@ -493,7 +493,7 @@ def refuse_non_finite(router: str, source: str, non_finite: tuple[int, ...], see
         raise NonFiniteError(
             f"{source}: {len(non_finite)} of {seen} tokens read so far at router {router} are not "
             f"finite or overflow (first: token {non_finite[0]}).",
-            "Record again in float32, or leave them out with --non-finite skip of scan.",
+            "Record again in float32, or leave them out: --non-finite skip.",
         )
 
 

@@ -144,7 +144,7 @@ def refuse_skipped(
 ) -> None:
     """Raises UsageError when routers were measured without tokens that this request must refuse."""
     for router, facts in parts.items():
-        if not request.skip_non_finite and (skipped := facts.get("num_non_finite")):
+        if not request.skips_non_finite and (skipped := facts.get("num_non_finite")):
             raise UsageError(
                 f"{what} skipped {number_of(skipped, 'token')} of router {router} that are not "
                 "finite.",

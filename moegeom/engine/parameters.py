@@ -46,7 +46,6 @@ _SPELLED = {
     "num_workers": "threads",
     "remote": "no-cache",
     "router_map": "map",
-    "skip_non_finite": "non-finite",
     "splits": "split",
     "starts": "start",
     "what_if_batch": "batch",
@@ -56,7 +55,7 @@ _SPELLED = {
 #: Option -> parameter, the other way round; with a second spelling, and one with its value.
 _PARAMETERS = {option: name for name, option in _SPELLED.items()} | {
     "layer": "layers",
-    "non-finite skip": "skip_non_finite=True",
+    "non-finite skip": "non_finite='skip'",
 }
 
 #: Fields of ``Terms.asked`` that are called otherwise as parameters of the request around it.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.core.errors import UsageError
 from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
 from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
@@ -27,14 +28,37 @@ def outside_plan(reason: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """What every computation on tokens is asked: ``seed`` of its samples, and how fast it goes.
+    """What every computation on tokens is asked: which of them count, and how fast it goes.
 
+    ``seed`` draws samples; the first ``exclude_first`` tokens of each document are left out, and so
+    are tokens that are not finite where ``non_finite`` is ``skip``: ``fail`` stops at the first.
     ``num_workers`` and ``backend`` change how fast the answer comes, not the answer.
+
+    Raises
+    ------
+    UsageError
+        For another word than ``fail`` and ``skip``, and for a number of first tokens below 0.
     """
 
     seed: int = 0
+    exclude_first: int = 0
+    non_finite: str = field(
+        default="fail",
+        metadata=outside_plan("a part that was finished without it has no token to skip"),
+    )
     num_workers: int | None = field(default=None, metadata=outside_plan("pace"))
     backend: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.non_finite not in ("fail", "skip"):
+            raise UsageError(f"--non-finite {self.non_finite}: expected fail or skip.")
+        if self.exclude_first < 0:
+            raise UsageError(f"--exclude-first {self.exclude_first}: expected 0 or more.")
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Whether tokens that are not finite are left out."""
+        return self.non_finite == "skip"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +74,6 @@ class MeasureOptions(ComputeOptions):
 
     batch_tokens: int | None = field(default=None, metadata=outside_plan("pace"))
     per_token: bool = False
-    skip_non_finite: bool = field(
-        default=False,
-        metadata=outside_plan("a part that was finished without it has no token to skip"),
-    )
-    exclude_first: int = 0
     arithmetics: tuple[str, ...] = ()
     reference: str | None = None
     what_ifs: tuple[str, ...] = ()
@@ -116,6 +135,8 @@ class Terms(ComputeOptions):
             "dialect": self.dialect,
             "expert_map": self.expert_map,
             **family_parameters(self.asked),
+            "exclude_first": self.exclude_first,
+            "non_finite": self.non_finite if self.skips_non_finite else None,
             "stale_inputs": self.stale_inputs,
             "unverified": self.unverified,
         }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
 
 from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.open import open_place
@@ -19,11 +22,13 @@ from moegeom.core.errors import (
     about,
 )
 from moegeom.core.router import Router, RouterSet, parse_layers
-from moegeom.core.tokens import TokenSource
+from moegeom.core.tokens import SampleCounts, TokenSource
+from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import Terms, Tokens, TokensRequest, tokens_path
 from moegeom.engine.run_facts import run_facts
-from moegeom.engine.sources import heard_routers, open_source
+from moegeom.engine.sample import Sample, draw_sample
+from moegeom.engine.sources import heard_routers, num_first_tokens, open_source
 from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
@@ -35,7 +40,8 @@ class Session:
     """A checkpoint and, where there are any, tokens: all ``routers``, and those of the layers that
     ``terms`` ask for (``chosen``).
 
-    ``source`` and ``trust`` are None without tokens; ``started`` is a time of ``perf_counter``.
+    ``source`` and ``trust`` are None without tokens; ``num_first`` of these are left out as the
+    first of their documents. ``started`` is a time of ``perf_counter``.
     """
 
     terms: Terms
@@ -46,6 +52,7 @@ class Session:
     started: float
     source: TokenSource | None = None
     trust: Trust | None = None
+    num_first: int = 0
 
     @classmethod
     def open(
@@ -120,8 +127,26 @@ class Session:
         routers, chosen = heard_routers(self.routers, source), self.chosen
         if routers is not self.routers:
             chosen = tuple(select_layers(routers, self.terms.layers))
-        found = replace(self, routers=routers, chosen=chosen, source=source)
-        return replace(found, trust=found._examined(tokens_path(tokens)))
+        opened = replace(
+            self,
+            routers=routers,
+            chosen=chosen,
+            source=source,
+            num_first=num_first_tokens(self.terms, source),
+        )
+        return replace(opened, trust=opened._examined(tokens_path(tokens)))
+
+    def sample(
+        self,
+        router: Router,
+        names: Sequence[str],
+        most: int = SAMPLE_TOKENS,
+        at: Int64[np.ndarray, "tokens"] | None = None,
+        advance: Callable[[int], None] | None = None,
+    ) -> Sample:
+        """Quantities of some tokens at one router, as :func:`moegeom.engine.sample.draw_sample`."""
+        assert self.source is not None, "a study of samples has tokens"
+        return draw_sample(router, self.source, self.terms, names, most, at, advance)
 
     def _examined(self, path: str | None) -> Trust | None:
         """Stops the run when the tokens cannot be believed."""
@@ -136,6 +161,14 @@ class Session:
                 load_kernels(self.terms.backend),
                 {"stale_inputs": self.terms.stale_inputs, "unverified": self.terms.unverified},
             )
+
+    def sample_counts(self, samples: Sequence[Sample], is_named: bool = False) -> SampleCounts:
+        """How many tokens samples of some routers are of; the most that are not finite at one."""
+        assert self.source is not None, "there are samples"
+        num_drawn = max((len(one.token) + one.num_non_finite for one in samples), default=0)
+        lost = max((one.num_non_finite for one in samples), default=0)
+        seed = None if is_named else self.terms.seed
+        return SampleCounts(self.source.facts.num_tokens, num_drawn, lost, seed)
 
     @property
     def recorded(self) -> list[Router]:
@@ -172,6 +205,8 @@ class Session:
         return run_facts(self.routers, routers, tokens, self.trust) | {
             "seconds": time.perf_counter() - self.started,
             "layers_requested": self.terms.layers,
+            "exclude_first": self.terms.exclude_first,
+            "num_first": self.num_first,
         }
 
 

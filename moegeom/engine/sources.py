@@ -12,6 +12,7 @@ from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
+from moegeom.engine.parameters import option_of
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest, Terms, Tokens
 from moegeom.kernels.batch import NUM_BLOCKS
@@ -176,23 +177,6 @@ def known_routers(whole: Sequence[Router]) -> tuple[KnownRouter, ...]:
     return tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
 
 
-def refuse_nothing_left(request: ScanRequest, source: TokenSource | None) -> None:
-    """Raises UsageError when ``exclude_first`` leaves out every token."""
-    if request.exclude_first < 1 or source is None:
-        return
-    total = source.facts.num_tokens
-    for start in range(0, total, TILE):
-        columns = source.read_columns(start, min(start + TILE, total))
-        if columns.is_behind(request.exclude_first).any():
-            return
-    raise UsageError(
-        f"--exclude-first {request.exclude_first} leaves none of the {number_of(total, 'token')} "
-        "of "
-        f"{source.facts.name}.",
-        "Documents are shorter than that: leave out fewer.",
-    )
-
-
 def refuse_uncomparable(
     request: ScanRequest, routers: Sequence[Router], source: TokenSource | None
 ) -> None:
@@ -223,21 +207,49 @@ def refuse_no_rows(request: ScanRequest, source: TokenSource | None) -> None:
         raise UsageError(f"--per-token: {what}.", "Name a recording with --tokens.")
 
 
+def refuse_no_tokens(terms: Terms) -> None:
+    """Raises UsageError for options that choose tokens, where there are none."""
+    for name, is_given in (
+        ("exclude_first", terms.exclude_first > 0),
+        ("non_finite", terms.skips_non_finite),
+    ):
+        if is_given:
+            raise UsageError(
+                f"{option_of(name)} chooses tokens, and there are none.", "Add --tokens REC."
+            )
+
+
+def num_first_tokens(terms: Terms, source: TokenSource | None) -> int:
+    """How many tokens ``exclude_first`` leaves out.
+
+    Raises
+    ------
+    UsageError
+        When nobody recorded where documents begin, and when every token would be left out.
+    """
+    if source is None or not terms.exclude_first:
+        return 0
+    option = f"--exclude-first {terms.exclude_first}"
+    if not _has_positions(source):
+        raise UsageError(
+            f"{option}: {source.facts.name} holds no positions.",
+            "It needs a recording that says where documents begin.",
+        )
+    total, num_first = source.facts.num_tokens, 0
+    for start in range(0, total, TILE):
+        columns = source.read_columns(start, min(start + TILE, total))
+        num_first += int((~columns.is_behind(terms.exclude_first)).sum())
+    if num_first == total:
+        raise UsageError(
+            f"{option} leaves none of the {number_of(total, 'token')} of {source.facts.name}.",
+            "Documents are shorter than that: leave out fewer.",
+        )
+    return num_first
+
+
 def _has_positions(source: TokenSource) -> bool:
     """Whether the first tokens have one; a file may hold documents without."""
     if not source.facts.has_documents:
         return False
     first = source.read_columns(0, min(TILE, source.facts.num_tokens))
     return bool((first.position >= 0).all())
-
-
-def refuse_unknown_positions(request: ScanRequest, source: TokenSource | None) -> None:
-    """Raises UsageError when tokens are to be left out by a position that nobody recorded."""
-    if request.exclude_first < 1:
-        return
-    if source is None or not _has_positions(source):
-        what = "no tokens" if source is None else f"{source.facts.name} holds no positions"
-        raise UsageError(
-            f"--exclude-first {request.exclude_first}: {what}.",
-            "It needs a recording that says where documents begin.",
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,7 +11,8 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.jumps import token_jumps
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, sample_tiles
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import drawn_tokens
 from moegeom.engine.task import Task
 from moegeom.geometry.jump import Mixture
 from moegeom.geometry.rounding import bf16_noise_scale, flip_probability
@@ -30,9 +31,9 @@ def jump_states(
 
     ``flipped`` are the bits of the tokens that each variant flips (``flip_bits``).
     """
-    total = task.source.facts.num_tokens
-    sample = _drawn(_of_tiles(sample_tiles(total, task.seed, SMALL_SAMPLE_TOKENS), total), task)
-    of_variant = {name: _drawn(_set_bits(bits), task, FLIPPED) for name, bits in flipped.items()}
+    options = ComputeOptions(seed=task.seed, exclude_first=task.exclude_first)
+    sample = drawn_tokens(task.source, options, SAMPLED)
+    of_variant = {name: _drawn(_set_bits(bits), task) for name, bits in flipped.items()}
     wanted = np.unique(np.concatenate([sample, *of_variant.values()]))
     found = _measured(task, mixed, wanted)
     return (
@@ -41,22 +42,16 @@ def jump_states(
     )
 
 
-def _of_tiles(tiles: Sequence[int], total: int) -> Int64[np.ndarray, "tokens"]:
-    return np.concatenate([np.arange(t * TILE, min((t + 1) * TILE, total)) for t in tiles])
-
-
 def _set_bits(bits: State) -> Int64[np.ndarray, "tokens"]:
     return np.flatnonzero(np.unpackbits(bits["flipped"], bitorder="little"))
 
 
-def _drawn(
-    token: Int64[np.ndarray, "tokens"], task: Task, most: int = SAMPLED
-) -> Int64[np.ndarray, "drawn"]:
-    """At most so many of the tokens, by the seed of the scan, ascending."""
-    if len(token) <= most:
+def _drawn(token: Int64[np.ndarray, "tokens"], task: Task) -> Int64[np.ndarray, "drawn"]:
+    """At most FLIPPED of the tokens, by the seed of the scan, ascending."""
+    if len(token) <= FLIPPED:
         return token
     generator = np.random.default_rng([task.seed, len(token)])
-    return np.sort(generator.choice(token, most, replace=False))
+    return np.sort(generator.choice(token, FLIPPED, replace=False))
 
 
 def _measured(task: Task, mixed: Mixture, wanted: Int64[np.ndarray, "tokens"]) -> TokenBatch:

@@ -271,7 +271,7 @@ def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> tuple[P
         reductions = tuple(n for n in names if _is_sampled(run, n) == is_sampled)
         if reductions:
             task = task_of(run, prepared, reductions, typical)
-            skips = run.options.skip_non_finite or name != MAIN
+            skips = run.options.skips_non_finite or name != MAIN
             passes.append(Pass(name, task, tiles, skips))
     if random is not None and "flips" not in _missing(run):
         passes += _side_passes(run, own, typical, all_tiles)
@@ -295,7 +295,7 @@ def _side_passes(
     if run.checkpoint_b is not None:
         compared = dataclasses.replace(task, checkpoint_b=prepare(run.checkpoint_b))
         # a token may overflow in the second checkpoint alone
-        yield Pass(CHECKPOINT_B, compared, tiles, run.options.skip_non_finite)
+        yield Pass(CHECKPOINT_B, compared, tiles, run.options.skips_non_finite)
 
 
 def _arithmetic_passes(

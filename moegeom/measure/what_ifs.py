@@ -75,7 +75,7 @@ def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str
     wanted = sorted((needed - missing.keys()) | {"token_counts"})
     tried = dataclasses.replace(task, reductions=tuple(wanted), what_if=made)
     tiles = range(-(-run.source.facts.num_tokens // TILE))
-    planned = Pass(made.name, tried, tiles, run.options.skip_non_finite)
+    planned = Pass(made.name, tried, tiles, run.options.skips_non_finite)
     progress = fold_pass(run, planned)
     if not run.is_whole:
         return {}, {}

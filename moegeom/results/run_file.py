@@ -46,6 +46,7 @@ _RUN: Mapping[str, Any] = {
     "seconds": _NUMBER,
     "layers_requested": (*_TEXT, *_NONE),
     "exclude_first": _COUNT,
+    "num_first": _COUNT,
     "reference": (*_TEXT, *_NONE),
     "next_command": _TEXT,
     "checks_not_judged": [_TEXT],

@@ -1,7 +1,6 @@
 """Every command that takes tokens counts the same tokens, and says on its screen which it left out.
 
-The commands are those of the program, the options those that choose tokens; what a command cannot
-do yet is an expected failure with its reason, which ends when it can.
+The commands are those of the program, the options those that choose tokens.
 """
 
 import itertools
@@ -18,8 +17,11 @@ from typer.main import get_command
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import drawn_tokens
 from moegeom.geometry.selection import route
 from moegeom.router.load import load_routers
+from moegeom.studies.perturb import router as perturbed
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom_cli.app import app
@@ -33,25 +35,6 @@ SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
 #: command looks at, and so many that the numbers left out stand on a screen for nothing else.
 ROUTER, NUM_TOKENS = "text/1", 483
 EXPERTS, TOP_K, DOCUMENT_LENGTH = 16, 4, 37
-
-#: Commands that name no way to leave out tokens that are nan yet.
-NO_WAY = ("space", "balance")
-
-#: What commands do not count on their screen yet: which commands, by the state of the tokens.
-UNCOUNTED = {
-    "a third is nan": "perturb regions continuity explain signoff",
-    # they say how many of each document, and not how many
-    "first tokens left out": "scan track boundary-report whatif",
-}
-
-#: Options that commands lack, by name: which commands. They are not typed.
-LACKING = {
-    "exclude_first": "check diff cells space perturb capacity regions outputs continuity balance"
-    " explain signoff",
-    "non_finite": "check track diff boundary-report cells space perturb capacity regions outputs"
-    " continuity balance explain signoff",
-    "seed": "explain signoff",
-}
 
 
 @dataclass(frozen=True)
@@ -77,7 +60,7 @@ def everything(columns: TokenColumns, inputs: np.ndarray) -> np.ndarray:
 LOST = np.arange(NUM_TOKENS) % 3 == 1
 
 STATES = {
-    "a third is nan": State(finite, may_be_refused="--non-finite skip of scan"),
+    "a third is nan": State(finite, may_be_refused="--non-finite skip"),
     "a third is nan, skipped": State(finite, ("--non-finite", "skip")),
     "first tokens left out": State(
         lambda columns, inputs: columns.position >= 3, ("--exclude-first", "3")
@@ -166,20 +149,11 @@ BY_DOCUMENTS = {"explain", "signoff"}
 
 
 def cells() -> list:
-    fault = pytest.mark.xfail(strict=True, reason="names no way to leave them out")
-    faults = {(command, "a third is nan"): fault for command in NO_WAY}
-    every = [cell for cell in itertools.product(COMMAND, STATES) if can_be_typed(*cell)]
+    every = [*itertools.product(COMMAND, STATES)]
     in_turn = zip(COMMAND, itertools.cycle(ALL_COUNT))
-    told = [cell for cell in every if cell[1] not in ALL_COUNT]
-    return [
-        pytest.param(*cell, id="-".join(cell), marks=[faults[cell]] if cell in faults else [])
-        for cell in by_day(every, [*in_turn, *told])
-    ]
-
-
-def can_be_typed(command: str, state: str) -> bool:
-    names = (option.strip("-").replace("-", "_") for option in STATES[state].options)
-    return not any(command in LACKING.get(name, "").split() for name in names)
+    left_out = [cell for cell in every if cell[1] not in ALL_COUNT]
+    chosen = by_day(every, [*in_turn, *left_out])
+    return [pytest.param(*cell, id="-".join(cell)) for cell in chosen]
 
 
 @pytest.fixture(scope="module", params=STATES)
@@ -198,6 +172,8 @@ def test_the_same_tokens_count_everywhere_and_the_others_are_counted_on_the_scre
     arguments = COMMAND[command][0](file, [*options, *STATES[name].options])
     if command == "capacity":  # this model says how wide its experts are
         arguments = arguments[: arguments.index("--width")]
+    if command == "perturb":  # of the tokens that it draws itself
+        arguments = arguments[: arguments.index("--at")]
     if command == "scan":
         arguments += ["--layers", "1"]
     ran = moegeom(tmp_path, *arguments, forms=["json", "table"])
@@ -214,22 +190,19 @@ def test_the_same_tokens_count_everywhere_and_the_others_are_counted_on_the_scre
     else:
         assert values_of(document, "max_vio_global", "max_vio") == []
     num_left_out = STATES[name].num_tokens - loads.sum() // TOP_K
+    if command == "perturb" and num_left_out and STATES[name].is_counted is finite:
+        drawn = drawn_tokens(open_tokens(str(file)), ComputeOptions(), perturbed.SAMPLE)
+        num_left_out = LOST[drawn].sum()
     if num_left_out:
         sentences = re.split(r"[.;] ", " ".join(forms["table"]["80"].split()))
         counting = [s for s in sentences if re.search(rf"\b{num_left_out}\b", s)]
-        is_counted = any(re.search(r"left out|not finite|[Ww]ithout", s) for s in counting)
-        assert is_counted != (command in UNCOUNTED.get(name, "").split()), counting
+        assert any(re.search(r"left out|not finite|[Ww]ithout", s) for s in counting), counting
 
 
-#: Options that choose tokens; their place is the group of token options.
-CHOOSING = ("exclude_first", "non_finite", "seed")
-
-
-def test_every_command_that_takes_tokens_has_every_option_of_tokens_but_those_listed():
+def test_every_command_that_takes_tokens_has_every_option_of_tokens():
     options = {
         command: {p.name for p in get_command(app).get_command(None, command).params}
         for command in COMMAND
     }
-    for name in (*TokenOptions.__dataclass_fields__, *CHOOSING):
-        lacking = {command for command in COMMAND if name not in options[command]}
-        assert lacking == set(LACKING.get(name, "").split()), name
+    for name in TokenOptions.__dataclass_fields__:
+        assert [command for command in COMMAND if name not in options[command]] == [], name

@@ -15,7 +15,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
+from moegeom_cli.options import Checkpoint, Overwrite, Tokens
 
 COMMAND = Command(Group.explore, 3, "moegeom balance CKPT --tokens REC")
 
@@ -32,7 +32,6 @@ def run(
         Path | None,
         typer.Option("--out", help="Write the biases: FILE.npz or FILE.safetensors."),
     ] = None,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""
@@ -44,7 +43,6 @@ def run(
         BalanceRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        seed=seed,
         overwrite=overwrite,
         out=out,
         **token_options.terms,

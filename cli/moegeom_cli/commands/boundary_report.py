@@ -19,7 +19,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import ExcludeFirst, OutOfScan, Tokens
+from moegeom_cli.options import OutOfScan, Tokens
 from moegeom_cli.parts import show_part
 
 COMMAND = Command(Group.explore, 1, "moegeom boundary-report CKPT --tokens REC --arith bf16")
@@ -63,7 +63,6 @@ def run(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Read more than 2 GB of experts.")] = False,
     out: OutOfScan = None,
-    exclude_first: ExcludeFirst = 0,
 ) -> None:
     """Which tokens are about to change experts, under which arithmetic, and how much moves."""
     from moegeom.engine.parameters import request_of
@@ -80,7 +79,6 @@ def run(
             checkpoint=checkpoint,
             out=out,
             tokens=tokens,
-            exclude_first=exclude_first,
             arithmetics=arithmetics,
             reference=reference,
             noise=noise,

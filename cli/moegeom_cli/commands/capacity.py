@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT, Overwrite, Seed, Tokens
+from moegeom_cli.options import CHECKPOINT, Overwrite, Tokens
 from moegeom_cli.streams import parse_numbers
 
 COMMAND = Command(Group.explore, 6, "moegeom capacity --from CKPT --data-dim 2,5,10")
@@ -57,7 +57,6 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write every count: FILE.parquet.")
     ] = None,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """What could a router of this size tell apart at most, and which published counts cannot be?"""
@@ -70,7 +69,6 @@ def run(
         CapacityRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        seed=seed,
         overwrite=overwrite,
         experts=experts,
         width=width,

@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT, Overwrite, Seed, Tokens
+from moegeom_cli.options import CHECKPOINT, Overwrite, Tokens
 from moegeom_cli.streams import parse_numbers
 
 COMMAND = Command(Group.explore, 5, "moegeom cells CKPT --layer 5 --tokens REC --plot figure.png")
@@ -64,7 +64,6 @@ def run(
     caption: Annotated[
         bool, typer.Option("--caption", help="Write the caption below the picture.")
     ] = False,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
     num_workers: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
@@ -82,7 +81,6 @@ def run(
         CellsRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        seed=seed,
         overwrite=overwrite,
         weights=weights,
         subspace=subspace,

@@ -15,7 +15,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
+from moegeom_cli.options import Checkpoint, Overwrite, Tokens
 
 COMMAND = Command(Group.explore, 10, "moegeom continuity CKPT --tokens REC --plot jump.pdf")
 
@@ -44,7 +44,6 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write lines and spreads: FILE.parquet.")
     ] = None,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Does the output of the experts jump at a boundary, and what does smoothing make of it?"""
@@ -61,7 +60,6 @@ def run(
         radius=radius,
         yes=yes,
         out=out,
-        seed=seed,
         overwrite=overwrite,
         **token_options.terms,
         **model.terms,

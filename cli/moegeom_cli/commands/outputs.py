@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
+from moegeom_cli.options import Checkpoint, Overwrite, Tokens
 
 COMMAND = Command(Group.explore, 9, "moegeom outputs CKPT --tokens REC --layers 5")
 
@@ -33,7 +33,6 @@ def run(
         Path | None,
         typer.Option("--out", help="A recording with these outputs, or FILE.parquet: experts."),
     ] = None,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """What do experts give on recorded tokens: how long, how constant, how alike?"""
@@ -49,7 +48,6 @@ def run(
         every_expert=every_expert,
         yes=yes,
         out=out,
-        seed=seed,
         overwrite=overwrite,
         **token_options.terms,
         **model.terms,

@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
+from moegeom_cli.options import Checkpoint, Overwrite, Tokens
 from moegeom_cli.streams import parse_numbers
 
 COMMAND = Command(Group.explore, 7, "moegeom perturb CKPT --tokens REC")
@@ -52,7 +52,6 @@ def run(
         Path | None,
         typer.Option("--out", help="Write curves, exits and time near ties: FILE.parquet."),
     ] = None,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """How far may an input drift before its experts change, and which expert takes over?"""
@@ -64,7 +63,6 @@ def run(
         PerturbRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        seed=seed,
         overwrite=overwrite,
         noise=noise,
         cov=cov,

@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
+from moegeom_cli.options import Checkpoint, Overwrite, Tokens
 
 COMMAND = Command(Group.explore, 8, "moegeom regions CKPT --tokens REC --layers 5")
 
@@ -36,7 +36,6 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write every count: FILE.parquet.")
     ] = None,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Between two tokens, how often do experts change, and how often their neurons?"""
@@ -53,7 +52,6 @@ def run(
         against=against,
         yes=yes,
         out=out,
-        seed=seed,
         overwrite=overwrite,
         **token_options.terms,
         **model.terms,

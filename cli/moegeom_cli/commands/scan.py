@@ -17,7 +17,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import Checkpoint, ExcludeFirst, NonFinite, OutOfScan, Tokens, skips
+from moegeom_cli.options import Checkpoint, OutOfScan, Tokens
 from moegeom_cli.parts import show_part
 
 COMMAND = Command(Group.measure, 3, "moegeom scan CKPT --tokens REC")
@@ -42,8 +42,6 @@ def run(
     per_token: Annotated[
         bool, typer.Option("--per-token", help="Also write tokens/, one row per token.")
     ] = False,
-    non_finite: NonFinite = "fail",
-    exclude_first: ExcludeFirst = 0,
 ) -> None:
     """Measure every router on recorded tokens; without tokens, what weights alone tell."""
     from moegeom.document.results import results_document
@@ -58,8 +56,6 @@ def run(
         tokens=tokens,
         prior=prior,
         per_token=per_token,
-        skip_non_finite=skips(non_finite),
-        exclude_first=exclude_first,
         **token_options.terms,
         **model.terms,
         **work.terms,

@@ -15,7 +15,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
+from moegeom_cli.options import Checkpoint, Overwrite, Tokens
 
 COMMAND = Command(Group.explore, 2, "moegeom space CKPT --tokens REC")
 
@@ -52,7 +52,6 @@ def run(
         bool, typer.Option("--experts", help="Read the experts: their rank where tokens are.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Read more than 2 GB of experts.")] = False,
-    seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """What makes the loads uneven: rows, mean input, covariance, or how tokens cluster?"""
@@ -64,7 +63,6 @@ def run(
         SpaceRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        seed=seed,
         overwrite=overwrite,
         out=out,
         measure=measure,

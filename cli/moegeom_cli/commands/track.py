@@ -16,7 +16,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import ExcludeFirst, FailOn, ReportFiles, Restart
+from moegeom_cli.options import FailOn, ReportFiles, Restart
 
 COMMAND = Command(Group.compare, 3, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
 
@@ -46,7 +46,6 @@ def run(
     expert: Annotated[
         int | None, typer.Option("--expert", min=0, help="Also show the load of this expert.")
     ] = None,
-    exclude_first: ExcludeFirst = 0,
     fail_on: FailOn = None,
     report: ReportFiles = None,
     export: Annotated[
@@ -76,7 +75,6 @@ def run(
         out=out,
         tokens=tokens,
         expert=expert,
-        exclude_first=exclude_first,
         fail_on=fail_on,
         export=export,
         **token_options.terms,

@@ -19,7 +19,7 @@ from moegeom_cli.groups import (
     with_groups,
 )
 from moegeom_cli.listing import render_listing
-from moegeom_cli.options import ExcludeFirst, NonFinite, OutOfScan, Tokens, skips
+from moegeom_cli.options import OutOfScan, Tokens
 from moegeom_cli.parts import show_part
 
 COMMAND = Command(Group.explore, 4, "moegeom whatif CKPT --tokens REC --router smooth:extra=0.5")
@@ -62,8 +62,6 @@ def run(
         typer.Option("--arith", help="An arithmetic: how much weight it moves with each what-if."),
     ] = None,
     out: OutOfScan = None,
-    non_finite: NonFinite = "fail",
-    exclude_first: ExcludeFirst = 0,
     list_what_ifs: Annotated[
         bool,
         typer.Option(
@@ -87,8 +85,6 @@ def run(
             checkpoint=checkpoint,
             out=out,
             tokens=tokens,
-            skip_non_finite=skips(non_finite),
-            exclude_first=exclude_first,
             what_ifs=what_ifs,
             what_if_batch=what_if_batch,
             grid=grid,

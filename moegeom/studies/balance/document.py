@@ -23,6 +23,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.rule_trust import rule_facts
+from moegeom.document.study import sample_fact
 from moegeom.document.summary import Summary
 from moegeom.studies.balance.figures import balance_figures
 from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
@@ -67,7 +68,7 @@ def document(found: Balance, view: View) -> Document:
             [*_meanings(found)],
             [
                 *header(summary, "routers", "rule", "tokens"),
-                Fact("sample", _sample(found)),
+                sample_fact(found.sample, _halves(found)),
             ],
             [Gallery(lambda: [*balance_figures(found)])],
             [Excerpt([_table(found, shown)], [page], shorter=shorter)],
@@ -83,13 +84,10 @@ def _summary(found: Balance) -> Summary:
     return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
 
 
-def _sample(found: Balance) -> str:
-    """Which tokens the bias is made from, and on which it is tried."""
-    total = found.run["tokens"]["num_tokens"]
-    part = "all of them" if found.num_tokens == total else f"a sample (seed {found.seed})"
+def _halves(found: Balance) -> str:
     return (
-        f"{number_of(found.num_tokens, 'token')}, {part}. 'others': made on one half of the "
-        f"{_plural(found.unit)}, tried on the other; the worse of both ways."
+        f"'others': made on one half of the {_plural(found.unit)}, tried on the other; the worse "
+        "of both ways."
     )
 
 
@@ -261,6 +259,7 @@ def _record(found: Balance) -> Mapping[str, Any]:
         "num_tokens": found.num_tokens,
         "unit": found.unit,
         "level": found.level,
+        "sample": dataclasses.asdict(found.sample),
         "seed": found.seed,
         "written": found.written,
         **rule_facts(found.run),

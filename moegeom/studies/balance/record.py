@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import TokensRequest
 
 
@@ -154,5 +155,6 @@ class Balance:
     num_tokens: int
     unit: str
     level: float
+    sample: SampleCounts
     seed: int
     written: str | None = None

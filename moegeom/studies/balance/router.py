@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32, Int64
-from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import NonFiniteError
 from moegeom.core.router import Router
-from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.batch import LazyBatch
-from moegeom.engine.plan import sample_tiles
-from moegeom.engine.prepared import prepare
-from moegeom.engine.task import Task
+from moegeom.core.tokens import TokenSource
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import Sample, draw_sample
 from moegeom.geometry import load
 from moegeom.geometry.input_pull import input_pull
 from moegeom.geometry.load import Scatter, cv_squared_reduction, max_vio_limit, scatter, unit_counts
-from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.balance.program.bias import balancing_bias, duplicate_experts, score_spread
 from moegeom.studies.balance.program.passes import balance_by_updates
@@ -34,57 +27,19 @@ _FIRST_STEP = 0.2
 _OF_FLOOR = 0.1
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Tokens at one router: selection scores before any mask, and what was chosen.
-
-    ``unit`` numbers the documents, or runs of 256 tokens where there are none; ``half`` says which
-    half of the documents a token belongs to: that of the even or of the odd blocks of the scan.
-    """
-
-    selection: Float[np.ndarray, "tokens experts"]
-    chosen: Int32[np.ndarray, "tokens k"]
-    weights: Float64[np.ndarray, "tokens k"]
-    unit: Int64[np.ndarray, "tokens"]
-    half: Int32[np.ndarray, "tokens"]
-
-
 def read_sample(
     router: Router,
     source: TokenSource,
-    kernels: Kernels,
-    seed: int,
-    advanced: Callable[[int], None] = lambda tokens: None,
+    options: ComputeOptions,
+    advance: Callable[[int], None] | None = None,
 ) -> Sample:
-    """A seeded sample of at most 20 000 tokens, whole tiles.
-
-    Raises
-    ------
-    NonFiniteError
-        When a token of the sample is not finite at this router.
-    """
-    routers = [router] if router.rule.groups is None else [router, _without_mask(router)]
-    tasks = [Task(prepare(r), source, kernels) for r in routers]
-    parts, total = [], source.facts.num_tokens
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        for tile in sample_tiles(total, seed):
-            start, stop = tile * TILE, min((tile + 1) * TILE, total)
-            batches = [LazyBatch(task, start, stop) for task in tasks]
-            if lost := batches[0].non_finite:
-                raise NonFiniteError(
-                    f"{source.facts.name}: {number_of(len(lost), 'token')} at router "
-                    f"{router.name} are not finite (first: token {lost[0]}).",
-                    "Record again in float32; a bias cannot be made from scores that overflow.",
-                )
-            q = batches[0]
-            columns = (q.chosen, q.weights, q.document, q.token, q.block)
-            parts.append((batches[-1].selection, *columns))
-            advanced(stop - start)
-    selection, chosen, weights, document, token, block = map(
-        np.concatenate, zip(*parts, strict=True)
-    )
-    unit = np.where(document >= 0, document, -1 - token // RUN_TOKENS)
-    return Sample(selection, chosen, weights, unit, block % 2)
+    """A sample with what was chosen, and the selection scores before any mask."""
+    names = ("selection", "chosen", "weights", "document", "block")
+    drawn = draw_sample(router, source, options, names, advance=advance)
+    if router.rule.groups is not None:
+        unmasked = draw_sample(_without_mask(router), source, options, ("selection",))
+        drawn.selection = unmasked.selection
+    return drawn
 
 
 def _without_mask(router: Router) -> Router:

@@ -57,13 +57,12 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     if watch:
         watch.start(len(recorded) * min(source.facts.num_tokens, SAMPLE_TOKENS))
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
-    found = []
+    found, samples = [], []
     for router in recorded:
         if watch:
             watch.begin(router.name)
-        advanced = watch.advance if watch else lambda tokens: None
-        sample = read_sample(router, source, kernels, request.seed, advanced)
-        found.append(balance_router(router, sample, kernels, level, request.seed))
+        samples.append(read_sample(router, source, request, watch.advance if watch else None))
+        found.append(balance_router(router, samples[-1], kernels, level, request.seed))
     if request.out is not None:
         changes, units = [one.change for one in found], [one.score_unit for one in found]
         write_changes(request.out, recorded, changes, units)
@@ -74,6 +73,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
         num_tokens=found[0].num_tokens,
         unit="document" if source.facts.has_documents else f"run of {RUN_TOKENS} tokens",
         level=level,
+        sample=opened.sample_counts(samples),
         seed=request.seed,
         written=None if request.out is None else request.out.name,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router, format_layers
 from moegeom.core.tokens import SourceFacts
+from moegeom.engine.request import MeasureOptions
 from moegeom.engine.session import Session
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
@@ -59,7 +61,9 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
         members.setdefault(kind, []).append((router, shape))
     for kind in members:  # what cannot be meant is said before tokens are read
         refuse_unfit(kind.sizes, request.data_dims, request.splits)
-    ranges = {} if opened.source is None else _dimensions(opened, routers, request, watch)
+    ranges, parts = {}, {}
+    if opened.source is not None:
+        ranges, parts = _dimensions(opened, routers, request, watch)
     layers = []
     for kind, those in members.items():
         names = [router.name for router, _ in those]
@@ -82,21 +86,21 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
         tuple(layers),
         request.router_dim,
         opened.left_out,
-        opened.facts(routers),
+        opened.facts(routers) | {"parts": parts},
     )
 
 
 def _dimensions(
     opened: Session, routers: Sequence[Router], request: CapacityRequest, watch: Watch | None
-) -> dict[str, tuple[float, float]]:
-    """The range of the intrinsic dimension of what each router reads."""
+) -> tuple[dict[str, tuple[float, float]], dict[str, Mapping[str, Any]]]:
+    """The range of the intrinsic dimension of what each router reads, and facts of its tokens."""
     source = opened.source
     assert source is not None
     if source.facts.stage not in INPUT_STAGES:
         raise _unknown_dimension(source.facts, routers[0].name)
     if watch:
         watch.start(len(routers) * source.facts.num_tokens)
-    found = {}
+    ranges, parts = {}, {}
     for router in routers:
         if watch:
             watch.begin(router.name)
@@ -104,9 +108,15 @@ def _dimensions(
             router,
             source,
             [METRICS["intrinsic_dimension"]],
+            MeasureOptions(
+                seed=request.seed,
+                exclude_first=request.exclude_first,
+                non_finite=request.non_finite,
+            ),
             advanced=watch.advance if watch else None,
         )
-        rows = measure_router(run).rows.get("layers", ())
+        measured = measure_router(run)
+        rows, parts[router.name] = measured.rows.get("layers", ()), measured.facts
         ends = [
             (row["intrinsic_dimension_low"], row["intrinsic_dimension_high"])
             for row in rows
@@ -114,8 +124,8 @@ def _dimensions(
         ]
         if not ends:
             raise _unknown_dimension(source.facts, router.name)
-        found[router.name] = ends[0]
-    return found
+        ranges[router.name] = ends[0]
+    return ranges, parts
 
 
 def _unknown_dimension(facts: SourceFacts, router: str) -> RecordingError:

@@ -33,7 +33,6 @@ class GateRequest(Terms):
     out: Path | None = None
     experts: bool = False
     attention: bool = False
-    skip_non_finite: bool = False
 
     @property
     def name(self) -> str:

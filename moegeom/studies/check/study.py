@@ -35,6 +35,7 @@ from moegeom.engine.parameters import option_of
 from moegeom.engine.request import tokens_text
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
+from moegeom.engine.sources import refuse_no_tokens
 from moegeom.metrics import METRICS, read_columns_of
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_tokens
 from moegeom.results.memory import MemoryResults
@@ -192,6 +193,8 @@ def measured_target(
     assert isinstance(request.target, str)
     try:
         has_tokens = request.tokens is not None
+        if not has_tokens:
+            refuse_no_tokens(request)
         opened = Session.of(request.target, request, with_listed=has_tokens, with_varying=True)
         if not has_tokens and request.out is None:
             return lint(request.target, request, opened, watch), opened
@@ -199,7 +202,6 @@ def measured_target(
             checkpoint=request.target,
             out=request.out,
             tokens=request.tokens,
-            skip_non_finite=request.skip_non_finite,
             **request.shared(),
         )
         # results in memory leave nothing to go on with
@@ -228,7 +230,8 @@ def _refuse_measuring(request: GateRequest) -> None:
             "out",
             "stale_inputs",
         ),
-        *("unverified", "restart", "overwrite", "experts", "attention"),
+        *("unverified", "restart", "overwrite", "experts", "attention", "exclude_first"),
+        *("non_finite", "seed"),
     )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]
     if given:

@@ -13,7 +13,7 @@ from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, size, skipped
 from moegeom.document.model import Block, Document, Fact, Gallery, Note, Table, View
 from moegeom.document.place import place
-from moegeom.document.study import left_out_facts, study_record, study_summary
+from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
 from moegeom.studies.continuity.record import Along, Continuity, RouterContinuity
 
 #: Slopes at small radii from which it is said that the output jumps, or is in proportion to r.
@@ -43,6 +43,7 @@ def document(found: Continuity, view: View) -> Document:
             [*_result(found)],
             [
                 *header(study_summary(found), "routers", "rule", "tokens"),
+                sample_fact(found.sample),
                 Fact("line", _lines(found)),
                 *_gate(found),
             ],
@@ -111,7 +112,6 @@ def _slope(along: Along) -> str:
 
 def _lines(found: Continuity) -> str:
     """Of how many tokens the lines were chosen, and what was read for it."""
-    tokens = max(one.num_tokens for one in found.routers)
     known, looked = (
         sum(getattr(one, name) for one in found.routers) for name in ("num_known", "num_tokens")
     )
@@ -120,10 +120,9 @@ def _lines(found: Continuity) -> str:
         for name in ("experts_read", "expert_bytes")
     )
     which = (
-        f"of {number_of(tokens, 'token')} of each router (seed {found.seed}) the one with the "
-        "highest jump whose line meets no other boundary"
-        if tokens > 1
-        else "of the token asked for"
+        "of the token asked for"
+        if found.sample.seed is None
+        else "of the token of the sample with the highest jump whose line meets no other boundary"
     )
     left = "" if known == looked else f"; {looked - known:,} of {looked:,} boundary points unknown"
     return (

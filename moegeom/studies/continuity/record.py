@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float64
 
+from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import TokensRequest
 
 
@@ -118,5 +119,6 @@ class Continuity:
     left_out: tuple[tuple[str, str], ...]
     smooth: str
     radius: float
+    sample: SampleCounts
     seed: int
     written: str | None = None

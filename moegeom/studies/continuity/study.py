@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
+from jaxtyping import Bool, Float64, Int32, Int64
 from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import RecordingError, RouterRuleError, UsageError
+from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.batch import LazyBatch
 from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_jumps
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, sample_tiles
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare
+from moegeom.engine.sample import Sample, refuse_tokens_beyond
 from moegeom.engine.session import Session
-from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
 from moegeom.geometry.whatif.moved import same_sets
@@ -62,36 +59,27 @@ _DECADE = _RADII // 4
 _AS_FAR = 1.0 - 1e-5
 
 
-@dataclass(frozen=True, eq=False)
-class _Tokens:
-    token: Int64[np.ndarray, "tokens"]
-    inputs: Float64[np.ndarray, "tokens hidden"]
-    logits: Float[np.ndarray, "tokens experts"]
-    chosen: Int32[np.ndarray, "tokens k"]
-
-
 def router_continuity(
     router: Router,
-    source: TokenSource,
+    some: Sample,
+    fitted: Sample,
     kernels: Kernels,
     experts: CountedExperts,
     request: ContinuityRequest,
 ) -> RouterContinuity:
-    """The line of one token, with the hard and the smoothed gate.
+    """The line of one of ``some`` tokens, with the hard gate and one smoothed for those ``fitted``.
 
     Raises
     ------
     UsageError
         When no line, or not that of the token asked for, is free of other boundaries.
-    RecordingError
-        When a token is not finite at this router.
     """
     prepared, exact = prepare(router), ExactRouter(router)
+    inputs = some.inputs.astype(np.float64)
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        some = _tokens(prepared, source, kernels, request)
-        jumps = token_jumps(prepared, some.inputs, some.logits, some.chosen, kernels, experts.mixed)
+        jumps = token_jumps(prepared, inputs, some.logits, some.chosen, kernels, experts.mixed)
         row, tried = _clear_line(exact, prepared, kernels, some, jumps, request)
-        budget, reason = _budget(exact, source, kernels, request)
+        budget, reason = _budget(exact, fitted, request)
         crossing = _crossing(exact, some, jumps, row, budget, experts.mixed, request)
     return RouterContinuity(
         router=router.name,
@@ -110,40 +98,12 @@ def router_continuity(
     )
 
 
-def _tokens(
-    prepared: PreparedRouter, source: TokenSource, kernels: Kernels, request: ContinuityRequest
-) -> _Tokens:
-    """A sample, or the token asked for."""
-    total, task = source.facts.num_tokens, Task(prepared, source, kernels)
-    if request.at is None:
-        tiles = sample_tiles(total, request.seed, SMALL_SAMPLE_TOKENS)
-        token = np.concatenate([np.arange(t * TILE, min((t + 1) * TILE, total)) for t in tiles])
-        if len(token) > TOKENS:
-            draw = np.random.default_rng(request.seed)
-            token = np.sort(draw.choice(token, TOKENS, replace=False))
-    else:
-        token = np.array([request.at])
-    parts = []
-    for tile in np.unique(token // TILE).tolist():
-        batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
-        row = np.flatnonzero(np.isin(batch.token, token))
-        assert batch.input is not None and batch.logits is not None
-        parts.append((batch.token[row], batch.input[row], batch.logits[row], batch.chosen[row]))
-    token, inputs, logits, chosen = map(np.concatenate, zip(*parts, strict=True))
-    if not len(token):
-        raise RecordingError(
-            f"{source.facts.name}: token {request.at} is not finite at router "
-            f"{prepared.router.name}."
-        )
-    return _Tokens(token, inputs.astype(np.float64), logits, chosen)
-
-
 # ----------------------------------------------------------------------------------------- the line
 def _clear_line(
     exact: ExactRouter,
     prepared: PreparedRouter,
     kernels: Kernels,
-    some: _Tokens,
+    some: Sample,
     jumps: TokenJumps,
     request: ContinuityRequest,
 ) -> tuple[int, int]:
@@ -173,7 +133,7 @@ def _is_clear(
     exact: ExactRouter,
     prepared: PreparedRouter,
     kernels: Kernels,
-    some: _Tokens,
+    some: Sample,
     jumps: TokenJumps,
     row: Int64[np.ndarray, "rows"],
     request: ContinuityRequest,
@@ -200,15 +160,15 @@ def _is_clear(
 
 
 def _reach(
-    some: _Tokens, row: Int64[np.ndarray, "rows"], radius: float
+    some: Sample, row: Int64[np.ndarray, "rows"], radius: float
 ) -> Float64[np.ndarray, "rows"]:
     """The largest radius of each token in units of the router input: |y| is sqrt(D) rms lengths."""
-    return radius * np.sqrt((some.inputs[row] ** 2).sum(axis=1))
+    return radius * np.sqrt((some.inputs[row].astype(np.float64) ** 2).sum(axis=1))
 
 
 def _crossing(
     exact: ExactRouter,
-    some: _Tokens,
+    some: Sample,
     jumps: TokenJumps,
     row: int,
     budget: SmoothingBudget | None,
@@ -240,7 +200,7 @@ def _crossing(
         token=int(some.token[row]),
         pair=(int(jumps.pair[row, 0]), int(jumps.pair[row, 1])),
         distance=float(jumps.tie.distance[row]),
-        rms=float(np.sqrt((some.inputs[row] ** 2).mean())),
+        rms=float(np.sqrt((some.inputs[row].astype(np.float64) ** 2).mean())),
         jump=float(jumps.height[row]),
         output=float(jumps.output[row]),
         coordinate=coordinate,
@@ -302,19 +262,14 @@ def parse_smooth(text: str) -> tuple[str, float]:
 
 
 def _budget(
-    exact: ExactRouter, source: TokenSource, kernels: Kernels, request: ContinuityRequest
+    exact: ExactRouter, fitted: Sample, request: ContinuityRequest
 ) -> tuple[SmoothingBudget | None, str]:
     """The width of the strip, fitted to a sample of the tokens; or why there is none."""
     router = exact.router
     if router.rule.weights.source == "sparsemixer":
         return None, "its weights follow from the order of k experts, and are not those of more"
     name, number = parse_smooth(request.smooth)
-    task, total, parts = Task(prepare(router), source, kernels), source.facts.num_tokens, []
-    for tile in sample_tiles(total, request.seed, SMALL_SAMPLE_TOKENS):
-        batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
-        assert batch.input is not None
-        parts.append(gaps(exact.selection(exact.logits(batch.input)), router.rule.top_k))
-    below = np.concatenate(parts)
+    below = gaps(exact.selection(exact.logits(fitted.inputs)), router.rule.top_k)
     if name == "eps":
         return SmoothingBudget(number, float((below < number).sum()) / len(below)), ""
     try:
@@ -360,9 +315,8 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     source = opened.source
     if source is None:
         raise UsageError("lines are drawn through recorded tokens.", "Add --tokens REC.")
-    total = source.facts.num_tokens
-    if request.at is not None and not 0 <= request.at < total:
-        raise UsageError(f"--at {request.at}: {source.facts.name} holds tokens 0 to {total - 1:,}.")
+    if request.at is not None:
+        refuse_tokens_beyond([request.at], source, "--at")
     reasons = {router.name: why_no_jumps(router, source.facts) for router in opened.recorded}
     asked = [router for router in opened.recorded if not reasons[router.name]]
     left_out = [*opened.left_out, *((name, why) for name, why in reasons.items() if why)]
@@ -371,11 +325,16 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     announce_experts(dataclasses.replace(opened, chosen=tuple(asked)), request.yes, watch)
     if watch:
         watch.start(len(asked))
-    found = []
+    kernels, found, samples = load_kernels(request.backend), [], []
+    at = None if request.at is None else np.array([request.at])
     for router in asked:
         if watch:
             watch.begin(router.name)
-        found.append(_of_router(router, opened, request))
+        some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
+        fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
+        experts = CountedExperts(open_expert_functions(opened.store, router))
+        found.append(router_continuity(router, some, fitted, kernels, experts, request))
+        samples.append(some)
         if watch:
             watch.advance(1)
     if request.out is not None:
@@ -386,16 +345,10 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
         left_out=tuple(left_out),
         smooth=request.smooth,
         radius=request.radius,
+        sample=opened.sample_counts(samples, request.at is not None),
         seed=request.seed,
         written=None if request.out is None else request.out.name,
     )
-
-
-def _of_router(router: Router, opened: Session, request: ContinuityRequest) -> RouterContinuity:
-    assert opened.source is not None
-    experts = CountedExperts(open_expert_functions(opened.store, router))
-    kernels = load_kernels(request.backend)
-    return router_continuity(router, opened.source, kernels, experts, request)
 
 
 # --------------------------------------------------------------------------------------------- file

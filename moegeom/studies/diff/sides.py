@@ -11,6 +11,7 @@ from typing import Any
 from moegeom.core.errors import about
 from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
+from moegeom.document.header import left_out_text
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed, rule_status, rule_trust
 from moegeom.engine.run_facts import router_facts
@@ -103,4 +104,4 @@ def tokens_line(run: Mapping[str, Any]) -> str:
     documents = f" in {number_of(known, 'document')}" if known else ""
     stale = (run.get("trust") or {}).get("fingerprint") == "differs"
     of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
-    return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}"
+    return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}{left_out_text(run)}"

@@ -16,6 +16,7 @@ from moegeom.core.router import RouterSet, Rule, parse_layers
 from moegeom.core.text import number_of
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.engine.plan import on_all_cores
+from moegeom.engine.sources import refuse_no_tokens
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
@@ -99,6 +100,8 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
         "--stale-inputs": request.stale_inputs,
         "--unverified": request.unverified,
     }
+    if not request.tokens:
+        refuse_no_tokens(request)
     for flag, is_given in about_scans.items():
         if is_given and not request.tokens:
             raise UsageError(f"{flag} is about scans, and there are no --tokens.")

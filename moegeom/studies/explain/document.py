@@ -102,7 +102,9 @@ def _sides(found: Explanation) -> Iterator[Fact]:
     told = f"{other['name']}{engine}: {stage} of {other['num_tokens']:,} tokens{elsewhere}"
     yield Fact("B", told)
     matched = f"{found.num_matched:,} of {found.run['tokens']['num_tokens']:,} tokens"
-    if found.num_examined < found.num_matched:
+    if lost := found.num_non_finite:
+        matched += f", {lost:,} of them not finite and left out"
+    if found.num_examined + lost < found.num_matched:
         matched += f", the first {found.num_examined:,} examined"
     yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
     if found.against:
@@ -373,6 +375,7 @@ def _record(found: Explanation) -> Mapping[str, Any]:
         "inputs_of": found.inputs_of,
         "num_matched": found.num_matched,
         "num_examined": found.num_examined,
+        "num_non_finite": found.num_non_finite,
         "faults": [dataclasses.asdict(fault) for fault in found.faults],
         "layers": [dataclasses.asdict(layer) for layer in found.layers],
         "costs": [dataclasses.asdict(cost) for cost in found.costs],

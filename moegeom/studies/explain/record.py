@@ -341,6 +341,7 @@ class Explanation:
     inputs_of: Literal["A", "B"]
     num_matched: int
     num_examined: int
+    num_non_finite: int
     any_share: float
     layers: tuple[LayerEvidence, ...]
     faults: tuple[NamedFault, ...]

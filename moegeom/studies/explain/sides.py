@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64
 
+from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
 from moegeom.engine.choice import chosen_by
 from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.recorded import recorded_logits, through_norm
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import finite_tokens
 from moegeom.engine.task import Task
 from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.table import load_kernels
 from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.run_b import RunB
@@ -40,13 +45,18 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """A, B, and the tokens of A that B has: ``token`` ascending, with their ``columns``."""
+    """A, B, and the tokens of A that B has: ``token`` ascending, with their ``columns``.
+
+    ``num_matched`` are in both; of the first of these ``num_non_finite`` were left out.
+    """
 
     source: TokenSource
     other: RunB
     token: Int64[np.ndarray, "tokens"]
     columns: TokenColumns
     kernels: Kernels
+    num_matched: int
+    num_non_finite: int = 0
 
     @property
     def has_other_inputs(self) -> bool:
@@ -147,8 +157,29 @@ def _by_range(token: Int64[np.ndarray, "rows"]) -> Iterator[tuple[int, np.ndarra
         yield int(number) * _AT_ONCE, np.flatnonzero(block == number)
 
 
-def sides_of(source: TokenSource, other: RunB, kernels: Kernels) -> Sides:
-    """The first matched tokens of both."""
-    token = np.flatnonzero(other.token >= 0)[:MOST_TOKENS]
+def sides_of(
+    source: TokenSource, other: RunB, routers: Sequence[str], options: ComputeOptions
+) -> Sides:
+    """The first matched tokens of both that count.
+
+    Raises
+    ------
+    RecordingError
+        When none of them counts.
+    """
+    total = source.facts.num_tokens
+    is_behind = source.read_columns(0, total).is_behind(options.exclude_first)
+    every = np.flatnonzero((other.token >= 0) & is_behind)
+    matched = every[:MOST_TOKENS]
+    token = finite_tokens(source, routers, matched, options)
+    there = other.token[token]
+    token = token[np.isin(there, finite_tokens(other.source, routers, np.sort(there), options))]
+    if not len(token):
+        raise RecordingError(
+            f"{source.facts.name}: none of its {number_of(total, 'token')} that the other run has "
+            "counts: each is one of the first of its document, or not finite.",
+            "Leave out fewer: --exclude-first.",
+        )
     columns = source.read_columns(0, int(token[-1]) + 1).at(token)
-    return Sides(source, other, token, columns, kernels)
+    kernels, lost = load_kernels(options.backend), len(matched) - len(token)
+    return Sides(source, other, token, columns, kernels, len(every), lost)

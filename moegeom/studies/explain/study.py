@@ -68,7 +68,6 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
     run_b, routed = _open_run_b(request, source, routers.routers)
-    sides = sides_of(source, run_b, load_kernels(request.backend))
     shared = [
         router
         for router in chosen
@@ -78,6 +77,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         raise RecordingError(
             f"{source.facts.name} and {run_b.source.facts.name} have none of the routers in common."
         )
+    sides = sides_of(source, run_b, [router.name for router in shared], request)
     elsewhere = _routers_against(request, shared)
     if request.experts:
         announce_experts(opened, request.yes, watch)
@@ -109,7 +109,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         other=run_b_facts(run_b),
         against="" if request.checkpoint_b is None else request.checkpoint_b,
         inputs_of="B" if sides.has_other_inputs else "A",
-        num_matched=int((run_b.token >= 0).sum()),
+        num_matched=sides.num_matched,
+        num_non_finite=sides.num_non_finite,
         num_examined=len(sides.token),
         any_share=evidence.any_share,
         layers=tuple(layers),

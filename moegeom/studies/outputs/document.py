@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import percent
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, size, skipped
 from moegeom.document.model import Block, Document, Fact, Gallery, Note, Table, View
 from moegeom.document.place import place
-from moegeom.document.study import left_out_facts, study_record, study_summary
+from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
 from moegeom.document.summary import Summary
 from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
@@ -51,7 +51,10 @@ def document(found: Outputs, view: View) -> Document:
         found.run["checkpoint"]["name"],
         [
             [*_verdict(found)],
-            [*header(summary, "routers", "rule", "tokens"), Fact("sample", _sample(found))],
+            [
+                *header(summary, "routers", "rule", "tokens"),
+                sample_fact(found.sample, f"Experts read: {_read(found)}."),
+            ],
             [Gallery(lambda: [*outputs_figures(found)])],
             [
                 worst_excerpt(
@@ -70,12 +73,8 @@ def document(found: Outputs, view: View) -> Document:
     )
 
 
-def _sample(found: Outputs) -> str:
-    total = found.run["tokens"]["num_tokens"]
-    part = "all of them" if found.num_tokens == total else f"a sample (seed {found.seed})"
-    dropped = f"; {found.num_dropped:,} more are not finite" if found.num_dropped else ""
-    read = size(sum(one.num_bytes for one in found.routers))
-    return f"{number_of(found.num_tokens, 'token')}, {part}{dropped}. Experts read: {read}."
+def _read(found: Outputs) -> str:
+    return size(sum(one.num_bytes for one in found.routers))
 
 
 def _verdict(found: Outputs) -> Iterator[Block]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import TokensRequest
 
 
@@ -95,8 +96,8 @@ class Outputs:
     routers: tuple[RouterOutputs, ...]
     left_out: tuple[tuple[str, str], ...]
     num_tokens: int
-    num_dropped: int
     every_expert: bool
+    sample: SampleCounts
     seed: int
     kinds: tuple[str, ...] = ()
     written: str | None = None

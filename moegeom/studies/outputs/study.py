@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int32, Int64
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
-from moegeom.engine.batch import LazyBatch
-from moegeom.engine.plan import sample_tiles
-from moegeom.engine.prepared import prepare
+from moegeom.engine.sample import Sample
 from moegeom.engine.session import Session
-from moegeom.engine.task import Task
 from moegeom.geometry.expert_block import tokens_by_expert
 from moegeom.geometry.expert_rank import adding_up, centred_by_expert, mean_pair_cosine
 from moegeom.geometry.space import energy_share, mean_energy_share
-from moegeom.kernels.reduction import Kernels
-from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.shared_experts import SharedExperts, open_shared_experts
@@ -36,21 +31,6 @@ from moegeom.tokens.stages import INPUT_STAGES
 
 
 # --------------------------------------------------------------------------------------- one router
-@dataclass(frozen=True, eq=False)
-class LayerTokens:
-    """What one router reads of some tokens, and what it chooses; ``token`` are their numbers."""
-
-    token: Int64[np.ndarray, "tokens"]
-    inputs: Float32[np.ndarray, "tokens hidden"]
-    chosen: Int32[np.ndarray, "tokens k"]
-    weights: Float64[np.ndarray, "tokens k"]
-
-    def at(self, token: Int64[np.ndarray, "some"]) -> LayerTokens:
-        """Those of some of the tokens."""
-        rows = np.searchsorted(self.token, token)
-        return LayerTokens(*(values[rows] for values in vars(self).values()))
-
-
 @dataclass(frozen=True, eq=False)
 class LayerExperts:
     """The experts beside a router; ``no_shared`` says why shared experts are not computed."""
@@ -75,7 +55,7 @@ class LayerOutputs:
 
 
 def layer_outputs(
-    router: Router, layer: LayerExperts, tokens: LayerTokens, every_expert: bool
+    router: Router, layer: LayerExperts, tokens: Sample, every_expert: bool
 ) -> tuple[RouterOutputs, LayerOutputs]:
     """What the experts of a layer give on the tokens; each expert is read once."""
     inputs, chosen = tokens.inputs, tokens.chosen
@@ -174,7 +154,7 @@ def _of_every(
 
 def _experts(
     router: Router,
-    tokens: LayerTokens,
+    tokens: Sample,
     outputs: Float32[np.ndarray, "tokens k hidden"],
     contributions: Float32[np.ndarray, "tokens k hidden"],
 ) -> Iterator[ExpertOutput]:
@@ -237,9 +217,7 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
         )
     layers, left_out = _layers(opened)
     routers = [router for router in opened.recorded if router.name in layers]
-    wanted = _wanted(source.facts.num_tokens, request)
-    sample = _sample(routers, source, load_kernels(request.backend), wanted)
-    kept = next(iter(sample.values())).token
+    sample = _sample(opened, routers, request.sample)
     _announce(routers, layers, sample, request, watch)
     if watch:
         watch.start(len(routers))
@@ -264,8 +242,8 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
         run=opened.facts(routers),
         routers=tuple(found),
         left_out=(*opened.left_out, *left_out),
-        num_tokens=len(kept),
-        num_dropped=len(wanted) - len(kept),
+        num_tokens=len(next(iter(sample.values())).token),
+        sample=opened.sample_counts([*sample.values()]),
         every_expert=request.every_expert,
         seed=request.seed,
         kinds=kinds,
@@ -311,52 +289,23 @@ def _shared(opened: Session, router: Router) -> tuple[SharedExperts | None, str]
 
 
 # -------------------------------------------------------------------------------------- the sample
-def _wanted(total: int, request: OutputsRequest) -> Int64[np.ndarray, "tokens"]:
-    """Numbers of the tokens of the sample, drawn from few tiles."""
-    tiles = sample_tiles(total, request.seed)
-    every = np.concatenate([np.arange(t * TILE, min((t + 1) * TILE, total)) for t in tiles])
-    return np.sort(np.random.default_rng(request.seed).permutation(every)[: request.sample])
-
-
-def _sample(
-    routers: Sequence[Router],
-    source: TokenSource,
-    kernels: Kernels,
-    wanted: Int64[np.ndarray, "tokens"],
-) -> dict[str, LayerTokens]:
-    """The tokens at every router, less those that are not finite at one of them."""
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        found = {
-            router.name: _tokens_of(Task(prepare(router), source, kernels), wanted)
-            for router in routers
-        }
-    kept = wanted
-    for tokens in found.values():
-        kept = np.intersect1d(kept, tokens.token)
-    if len(kept) < _LEAST_TOKENS:
+def _sample(opened: Session, routers: Sequence[Router], most: int) -> dict[str, Sample]:
+    """The same tokens at every router, less those that are not finite at one of them."""
+    names = ("input", "chosen", "weights")
+    drawn = {router.name: opened.sample(router, names, most) for router in routers}
+    token = functools.reduce(np.intersect1d, (one.token for one in drawn.values()))
+    if len(token) < _LEAST_TOKENS:
         raise RecordingError(
-            f"{source.facts.name}: {number_of(len(kept), 'token')} of a sample of {len(wanted)} "
-            f"are finite at every router; expected {_LEAST_TOKENS} or more."
+            f"{opened.routers.checkpoint}: {number_of(len(token), 'token')} of a sample are "
+            f"finite at every router; expected {_LEAST_TOKENS} or more."
         )
-    return {name: tokens.at(kept) for name, tokens in found.items()}
-
-
-def _tokens_of(task: Task, wanted: Int64[np.ndarray, "tokens"]) -> LayerTokens:
-    parts = []
-    total = task.source.facts.num_tokens
-    for tile in np.unique(wanted // TILE).tolist():
-        batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
-        rows = np.flatnonzero(np.isin(batch.token, wanted))
-        values = (batch.token, batch.input, batch.chosen, batch.weights)
-        parts.append([value[rows] for value in values if value is not None])
-    token, inputs, chosen, weights = map(np.concatenate, zip(*parts, strict=True))
-    return LayerTokens(token, inputs.astype(np.float32, copy=False), chosen, weights)
+    return {name: one.at(token) for name, one in drawn.items()}
 
 
 def _announce(
     routers: Sequence[Router],
     layers: Mapping[str, LayerExperts],
-    sample: Mapping[str, LayerTokens],
+    sample: Mapping[str, Sample],
     request: OutputsRequest,
     watch: Watch | None,
 ) -> None:
@@ -378,7 +327,7 @@ def _write_recording(
     out: Path,
     opened: Session,
     source: TokenSource,
-    sample: Mapping[str, LayerTokens],
+    sample: Mapping[str, Sample],
     made: Mapping[str, LayerOutputs],
 ) -> tuple[str, ...]:
     """One shard with inputs, recorded choices and outputs; the kinds that every router has."""

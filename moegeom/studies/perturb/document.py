@@ -11,7 +11,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
-from moegeom.document.study import left_out_facts, study_record, study_summary
+from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
 from moegeom.studies.perturb.record import NearTie, Perturbed, RouterPaths
 
 #: Pairs of experts that a screen shows of all routers together.
@@ -116,8 +116,7 @@ def _near(found: Perturbed) -> str:
 def _moving(found: Perturbed) -> Iterator[Block]:
     if not found.routers:
         return
-    most = max(len(one.tokens) for one in found.routers)
-    yield Fact("sample", f"{number_of(most, 'token')} of each router (seed {found.seed}).")
+    yield sample_fact(found.sample)
     yield Fact("moved", f"{found.noise[:1].upper()}{found.noise[1:]}.")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moegeom.core.tokens import InputNoise
+from moegeom.core.tokens import InputNoise, SampleCounts
 from moegeom.engine.request import TokensRequest
 
 
@@ -142,5 +142,6 @@ class Perturbed:
     has_drift: bool
     time: float
     eps: float
+    sample: SampleCounts
     seed: int
     written: str | None

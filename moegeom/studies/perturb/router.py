@@ -9,13 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
-from moegeom.core.errors import NonFiniteError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TILE, InputNoise, TokenSource
-from moegeom.engine.batch import LazyBatch
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, sample_tiles
-from moegeom.engine.prepared import prepare, unavailable
-from moegeom.engine.task import Task
+from moegeom.core.tokens import InputNoise, TokenSource
+from moegeom.engine.prepared import unavailable
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.boundary.order_distance import row_coordinates
 from moegeom.geometry.exits import Exits, exit_boundaries
@@ -23,7 +19,6 @@ from moegeom.geometry.noise import boundary_sigmas, noisy_distances, noisy_rows
 from moegeom.geometry.occupation import Flats, flats_of, occupations, union_bound
 from moegeom.geometry.paths import cell_quantiles, exit_probability, face_quantile, simulate_exit
 from moegeom.geometry.selection import top_k
-from moegeom.kernels.reduction import Kernels
 from moegeom.studies.perturb.record import (
     ExitAt,
     ExitPair,
@@ -90,43 +85,6 @@ def why_not(router: Router, source: TokenSource) -> str:
         return "every expert is chosen: nothing can change"
     needed = ("input", "order_distance", "noise")
     return next((absent[name] for name in needed if name in absent), "")
-
-
-def read_inputs(
-    router: Router, source: TokenSource, kernels: Kernels, tokens: Sequence[int]
-) -> Float32[np.ndarray, "tokens hidden"]:
-    """Router inputs of these tokens.
-
-    Raises
-    ------
-    NonFiniteError
-        When one of them is not finite at this router.
-    """
-    task, found, total = Task(prepare(router), source, kernels), [], source.facts.num_tokens
-    at = np.array(tokens)
-    for tile in np.unique(at // TILE).tolist():
-        batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
-        wanted = at[at // TILE == tile]
-        if lost := set(wanted.tolist()) & set(batch.non_finite):
-            raise NonFiniteError(
-                f"{source.facts.name}: token {min(lost)} at router {router.name} is not finite.",
-                "Record again in float32; --at names other tokens.",
-            )
-        assert batch.values is not None
-        found.append(batch.values[np.searchsorted(batch.token, wanted)])
-    return np.concatenate(found).astype(np.float32)
-
-
-def sampled_tokens(num_tokens: int, seed: int) -> Int64[np.ndarray, "tokens"]:
-    """Numbers of some tokens, ascending; the same ones for every router."""
-    tiles = sample_tiles(num_tokens, seed, SMALL_SAMPLE_TOKENS)
-    held = np.concatenate(
-        [np.arange(tile * TILE, min((tile + 1) * TILE, num_tokens)) for tile in tiles]
-    )
-    drawn = np.random.default_rng([seed, num_tokens]).choice(
-        held, min(SAMPLE, len(held)), replace=False
-    )
-    return np.sort(drawn)
 
 
 # ------------------------------------------------------------------------------------------- router

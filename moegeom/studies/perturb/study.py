@@ -16,15 +16,14 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.text import number_of, percent
-from moegeom.core.tokens import InputNoise, SourceFacts, TokenSource
+from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.session import Session
-from moegeom.kernels.reduction import Kernels
-from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
 from moegeom.studies.perturb.record import Perturbed, PerturbRequest, RouterPaths
-from moegeom.studies.perturb.router import Moved, read_inputs, router_paths, sampled_tokens, why_not
+from moegeom.studies.perturb.router import SAMPLE, Moved, router_paths, why_not
 from moegeom.studies.written import refuse_out
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 from moegeom.tokens.stages import INPUT_STAGES
@@ -64,9 +63,9 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             "takes router inputs.",
             "moegeom capture --keep hidden records them.",
         )
-    tokens = _tokens(request, facts)
+    tokens = _tokens(request, source)
     said, moving = _moving(request, opened, recorded)
-    kernels, found, left_out = load_kernels(request.backend), [], list(opened.left_out)
+    found, samples, left_out = [], [], list(opened.left_out)
     if watch:
         watch.start(len(recorded) * len(tokens))
     for router in recorded:
@@ -77,7 +76,10 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
         if reason or isinstance(moved, str):
             left_out.append((router.name, reason))
         else:
-            found.append(_of_router(router, source, kernels, tokens, moved, request))
+            some = opened.sample(router, ("input",), at=tokens)
+            samples.append(some)
+            with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
+                found.append(router_paths(router, some.inputs, some.token, moved, request))
         if watch:
             watch.advance(len(tokens))
     if request.out is not None:
@@ -90,22 +92,10 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
         has_drift=request.drift,
         time=request.time,
         eps=request.eps,
+        sample=opened.sample_counts(samples, bool(request.at)),
         seed=request.seed,
         written=None if request.out is None else request.out.name,
     )
-
-
-def _of_router(
-    router: Router,
-    source: TokenSource,
-    kernels: Kernels,
-    tokens: Int64[np.ndarray, "tokens"],
-    moved: Moved,
-    request: PerturbRequest,
-) -> RouterPaths:
-    with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
-        inputs = read_inputs(router, source, kernels, tokens.tolist())
-        return router_paths(router, inputs, tokens, moved, request)
 
 
 def _check(request: PerturbRequest) -> None:
@@ -136,18 +126,13 @@ def _is_number(noise: Any) -> bool:
     return True
 
 
-def _tokens(request: PerturbRequest, facts: SourceFacts) -> Int64[np.ndarray, "tokens"]:
+def _tokens(request: PerturbRequest, source: TokenSource) -> Int64[np.ndarray, "tokens"]:
     """Those that are named, ascending, or a sample."""
     if not request.at:
-        return sampled_tokens(facts.num_tokens, request.seed)
+        return drawn_tokens(source, request, SAMPLE)
     if len(request.at) > _MOST_TOKENS:
         raise UsageError(f"--at: expected at most {number_of(_MOST_TOKENS, 'token')}.")
-    if not 0 <= min(request.at) <= max(request.at) < facts.num_tokens:
-        wrong = next(token for token in request.at if not 0 <= token < facts.num_tokens)
-        raise UsageError(
-            f"--at {wrong}: {facts.name} holds {number_of(facts.num_tokens, 'token')}, "
-            "numbered from 0."
-        )
+    refuse_tokens_beyond(request.at, source, "--at")
     return np.unique(np.array(request.at, dtype=np.int64))
 
 
@@ -198,10 +183,10 @@ def _drifting(
     assert noise.systematic_share is not None
     if noise.systematic_share >= 1.0 - 1e-9:
         return "all tokens differ in the same way: there is no noise beside the drift"
-    tokens = range(min(first.facts.num_tokens, SMALL_SAMPLE_TOKENS))
-    kernels = load_kernels(request.backend)
-    a, b = (read_inputs(router, one, kernels, tokens) for one in (first, again))
-    drift = (b.astype(np.float64) - a.astype(np.float64)).mean(axis=0)
+    tokens = drawn_tokens(first, request, SMALL_SAMPLE_TOKENS)
+    a, b = (draw_sample(router, one, request, ("input",), at=tokens) for one in (first, again))
+    both = np.intersect1d(a.token, b.token)
+    drift = (b.at(both).inputs.astype(np.float64) - a.at(both).inputs).mean(axis=0)
     return Moved(noise.scale * math.sqrt(1.0 - noise.systematic_share), False, None, drift)
 
 

@@ -12,7 +12,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Fact, Note, Table, View
-from moegeom.document.study import left_out_facts, study_record, study_summary
+from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
 from moegeom.document.summary import Summary
 from moegeom.studies.regions.record import Regions, RouterRegions
 
@@ -42,7 +42,7 @@ def document(found: Regions, view: View) -> Document:
         found.run["checkpoint"]["name"],
         [
             [*_verdict(found)],
-            [*header(summary, "routers", "rule", "tokens")],
+            [*header(summary, "routers", "rule", "tokens"), sample_fact(found.sample)],
             *(
                 [worst_excerpt(found.routers, _changes, view, partial(table, summary))]
                 for table in (_ways, _planes)

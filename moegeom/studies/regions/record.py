@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import TokensRequest
 
 
@@ -109,5 +110,6 @@ class Regions:
     routers: tuple[RouterRegions, ...]
     left_out: tuple[tuple[str, str], ...]
     against: str | None
+    sample: SampleCounts
     seed: int
     written: str | None = None

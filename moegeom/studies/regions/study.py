@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TokenSource
 from moegeom.engine.session import Session
 from moegeom.geometry.capacity.region_bounds import most_regions, published_regions
 from moegeom.geometry.region_counts import (
@@ -26,7 +25,6 @@ from moegeom.geometry.region_counts import (
     segment_roots,
 )
 from moegeom.geometry.set_code import chosen_mask
-from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.studies.announced import announce
@@ -67,12 +65,10 @@ class Ways:
     stop: Float64[np.ndarray, "segments hidden"]
 
 
-def ways_of(
-    sample: SliceTokens, document: Int64[np.ndarray, "tokens"], number: int, seed: int
-) -> list[Ways]:
+def ways_of(sample: SliceTokens, number: int, seed: int) -> list[Ways]:
     """Random pairs of tokens, no token in two, and tokens that follow each other in a document."""
     draw, tokens = np.random.default_rng(seed), len(sample.inputs)
-    inputs = sample.inputs.astype(np.float64)
+    inputs, document = sample.inputs.astype(np.float64), sample.document
     half = min(number, tokens // 2)
     chosen = draw.permutation(tokens)[: 2 * half]
     found = [Ways("random pairs", inputs[chosen[:half]], inputs[chosen[half:]])]
@@ -310,12 +306,13 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     announce(experts, request.yes, watch)
     if watch:
         watch.start(len(asked))
-    found = []
+    found, samples = [], []
     for router in asked:
         if watch:
             watch.begin(router.name)
-        sample = token_sample(router, source, load_kernels(request.backend), request.seed)
-        ways = ways_of(sample, _documents(sample, source), request.segments, request.seed)
+        sample = token_sample(router, source, request)
+        samples.append(sample)
+        ways = ways_of(sample, request.segments, request.seed)
         plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
         both = [(router, tensors[router.name]), *before.get(router.name, ())]
         one, *earlier = (
@@ -333,6 +330,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         run=opened.facts(asked),
         routers=tuple(found),
         left_out=tuple(left_out),
+        sample=opened.sample_counts(samples),
         seed=request.seed,
         against=request.against,
         written=None if request.out is None else request.out.name,
@@ -356,12 +354,6 @@ def _before(
                 "--against is an earlier state of the same model.",
             )
     return {r.name: [(named[r.name], open_experts(other.store, named[r.name]))] for r in asked}
-
-
-def _documents(sample: SliceTokens, source: TokenSource) -> Int64[np.ndarray, "tokens"]:
-    """The document of each token; -1 where it is not known."""
-    total = source.facts.num_tokens
-    return source.read_columns(0, total).document[sample.token]
 
 
 def _write(out: Path, found: Sequence[RouterRegions]) -> None:

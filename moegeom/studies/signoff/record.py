@@ -44,7 +44,8 @@ class Flips:
     """How often two recordings of one text hold different choices.
 
     A layer-token is a token at a router; it differs when the sets of experts do, in any order.
-    ``num_recorded`` tokens are in the first recording, ``num_tokens`` of them in the second too.
+    ``num_recorded`` tokens are in the first recording, ``num_tokens`` of them in the second too and
+    counted: without the first of documents, and ``num_non_finite`` that are not finite.
     ``error`` is the standard error of ``share`` over documents, None with a single one.
     ``tokens_share`` is the share of tokens that differ at one router or more, ``by_router`` the
     share of tokens that differ at each. ``notes`` say how tokens were matched, ``log_probs`` what
@@ -53,6 +54,7 @@ class Flips:
 
     num_recorded: int
     num_tokens: int
+    num_non_finite: int
     num_documents: int
     share: float
     error: float | None

@@ -21,9 +21,10 @@ from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, To
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import on_all_cores
-from moegeom.engine.request import Tokens
+from moegeom.engine.request import ComputeOptions, Tokens
+from moegeom.engine.sample import finite_tokens
 from moegeom.engine.session import Session
-from moegeom.engine.sources import known_routers
+from moegeom.engine.sources import known_routers, refuse_no_tokens
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.results.reader import is_results
@@ -101,7 +102,8 @@ def _told(recorded: Session) -> str:
     of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
     failed = len(trust.overridden) > int(stale)
     tests = ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
-    return f"{facts.num_tokens:,}{documents} ({facts.name}){of}{tests}"
+    first = f", {recorded.num_first:,} left out as first tokens" if recorded.num_first else ""
+    return f"{facts.num_tokens:,}{documents} ({facts.name}){first}{of}{tests}"
 
 
 def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignOff:
@@ -157,10 +159,10 @@ def _text_line(
         return incomparable_line()
     first, second = map(_source, recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
-    between = flips(first, second, known, moved, request.log_probs)
+    between = flips(first, second, known, moved, request, request.log_probs)
     rerun = None
     if request.rerun is not None:
-        rerun = flips(first, _source(_recorded(a, request.rerun)), known, {})
+        rerun = flips(first, _source(_recorded(a, request.rerun)), known, {}, request)
     # a run with the same kernels in the same batches would repeat itself to the bit
     other_kernels = "" if "eager" in first.facts.engine else "--eager "
     again = capture_command(request.a, f"{other_kernels}--out REC_A2")
@@ -199,6 +201,8 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
         "--stale-inputs": request.stale_inputs,
         "--unverified": request.unverified,
     }
+    if not request.tokens:
+        refuse_no_tokens(request)
     for flag, is_given in about_tokens.items():
         if is_given and not request.tokens:
             raise UsageError(f"{flag} is about recordings, and there are no --tokens.")
@@ -395,6 +399,7 @@ def flips(
     other: TokenSource,
     routers: Sequence[KnownRouter],
     places: Places,
+    options: ComputeOptions,
     scored: Path | None = None,
 ) -> Flips:
     """Sets of experts that differ, token by token, at every router that both record.
@@ -406,6 +411,8 @@ def flips(
     ------
     RecordingError
         When one of the two holds no choices, or they are of different texts; with counts.
+    NonFiniteError
+        When what a router read is recorded and not finite, unless ``options`` skip such tokens.
     """
     for source in (reference, other):
         refuse_without_choices(source.facts)
@@ -418,6 +425,19 @@ def flips(
             f"{other.facts.name} has {num_matched:,} of the {number_of(num_tokens, 'token')} of "
             f"{reference.facts.name}; expected recordings of the same text.",
             "Record both on the same --text with the same --tokens and --length.",
+        )
+    matched &= reference.read_columns(0, num_tokens).is_behind(options.exclude_first)
+    num_behind = int(matched.sum())
+    for source, its in ((reference, np.arange(num_tokens)), (other, side.token)):
+        names = [one.name for one in routers if one.name in source.facts.routers]
+        finite = finite_tokens(source, names, np.sort(its[matched]), options)
+        matched &= np.isin(its, finite)
+    num_counted = int(matched.sum())
+    if not num_counted:
+        raise RecordingError(
+            f"{reference.facts.name} and {other.facts.name}: no token that both have counts: each "
+            "is one of the first of its document, or not finite.",
+            "Leave out fewer: --exclude-first.",
         )
     flipped = np.zeros(num_tokens, np.int64)
     by_router = {}
@@ -440,10 +460,11 @@ def flips(
     share = float(of_token.mean())
     return Flips(
         num_recorded=num_tokens,
-        num_tokens=num_matched,
+        num_tokens=num_counted,
+        num_non_finite=num_behind - num_counted,
         num_documents=len(np.unique(document)),
         share=share,
-        error=clustered_error((of_token - share) / num_matched, document),
+        error=clustered_error((of_token - share) / num_counted, document),
         tokens_share=float((flipped[matched] > 0).mean()),
         by_router=by_router,
         notes=side.notes,

@@ -99,6 +99,8 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
         f"{_percent(between.tokens_share)} of {between.num_tokens:,} tokens differ at one layer or "
         "more"
     )
+    if between.num_non_finite:
+        told += f"; {number_of(between.num_non_finite, 'token')} not finite and left out"
     if between.share == 0.0:
         return f"{told}."
     first, worst = next(iter(between.by_router)), between.worst

@@ -12,6 +12,7 @@ from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
+from moegeom.document.study import sample_fact
 from moegeom.document.summary import Summary
 from moegeom.geometry.reference_laws import Attribution
 from moegeom.studies.space.figures import space_figures
@@ -74,7 +75,7 @@ def document(found: RouterSpaces, view: View) -> Document:
             [*_meanings(found)],
             [
                 *header(summary, "routers", "rule", "tokens"),
-                Fact("sample", _sample(found)),
+                sample_fact(found.sample, _drawn(found)),
             ],
             [Excerpt([_loads(found, shown)], [page], shorter=[[_loads(found, f)] for f in fewer])],
             [Excerpt([_sets(found, shown)], [], shorter=[[_sets(found, f)] for f in fewer])],
@@ -90,12 +91,8 @@ def _summary(found: RouterSpaces) -> Summary:
     return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
 
 
-def _sample(found: RouterSpaces) -> str:
-    tokens = max(router.num_tokens for router in found.routers)
-    return (
-        f"{number_of(tokens, 'token')} of each router (seed {found.seed}); as many are drawn from "
-        f"each law, {found.seeds} times."
-    )
+def _drawn(found: RouterSpaces) -> str:
+    return f"As many are drawn from each law, {found.seeds} times (seed {found.seed})."
 
 
 def _meanings(found: RouterSpaces) -> Iterator[Block]:
@@ -361,6 +358,7 @@ def _record(found: RouterSpaces) -> Mapping[str, Any]:
         ],
         "left_out": found.left_out,
         "seeds": found.seeds,
+        "sample": dataclasses.asdict(found.sample),
         "seed": found.seed,
         "written": found.written,
         **rule_facts(found.run),

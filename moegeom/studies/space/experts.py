@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Float32
 
+from moegeom.engine.sample import Sample
 from moegeom.geometry.expert_rank import DataDirections, data_directions, ranks_on_data
 from moegeom.geometry.space import distinct_rows
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.studies.space.record import ExpertRanks
-from moegeom.studies.space.sample import SpaceSample
 
 #: Tokens whose surroundings are looked at, and neighbours of each.
 _PLACES, _NEIGHBOURS = 64, 32
@@ -26,7 +26,7 @@ _RANDOM = 3
 
 def expert_ranks(
     tensors: ExpertTensors,
-    sample: SpaceSample,
+    sample: Sample,
     dimension: tuple[float, float] | None,
     seed: int,
 ) -> ExpertRanks | None:
@@ -34,7 +34,7 @@ def expert_ranks(
 
     None without inputs, and where they do not differ.
     """
-    if sample.inputs is None:
+    if sample.input is None:
         return None
     whole = data_directions(sample.inputs)
     if not len(whole.deviations):

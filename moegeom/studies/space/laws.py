@@ -11,6 +11,7 @@ from jaxtyping import Float32, Float64, Int32
 
 from moegeom.engine.choice import compared_scores
 from moegeom.engine.prepared import PreparedRouter
+from moegeom.engine.sample import Sample
 from moegeom.geometry import load
 from moegeom.geometry.reference_laws import (
     LAWS,
@@ -25,7 +26,6 @@ from moegeom.studies.space.record import (
     LawFigures,
     LawValues,
 )
-from moegeom.studies.space.sample import SpaceSample
 
 #: Draws of each law.
 SEEDS = 8
@@ -104,7 +104,7 @@ def drawn(
     return LawFigures(name, mean, error)
 
 
-def of_tokens(choose: Choosing, sample: SpaceSample) -> LawFigures:
+def of_tokens(choose: Choosing, sample: Sample) -> LawFigures:
     """The tokens themselves, with errors from leaving out blocks of documents."""
     whole = choose.figures(sample.chosen, sample.distance)
     without = []

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int32
 
 from moegeom.core.router import Router
+from moegeom.engine.sample import Sample
 from moegeom.geometry.border_shares import (
     CONVENTIONS,
     TieSums,
@@ -25,7 +26,6 @@ from moegeom.geometry.reference_laws import LogitLaw
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.studies.space.laws import Choosing
 from moegeom.studies.space.record import Balls, MeasuredShare, NearBoundaries, TieCount
-from moegeom.studies.space.sample import SpaceSample
 
 Draw = Callable[[int, np.random.Generator], Float64[np.ndarray, "tokens experts"]]
 
@@ -55,12 +55,12 @@ def bias_of(router: Router) -> Float64[np.ndarray, "experts"]:
     return found.astype(np.float64)
 
 
-def balls(router: Router, sample: SpaceSample, radius: float | None = None) -> Balls | None:
+def balls(router: Router, sample: Sample, radius: float | None = None) -> Balls | None:
     """Balls of the rms length of the inputs, around 0 and around their mean; or of this radius.
 
     None without inputs.
     """
-    if sample.inputs is None:
+    if sample.input is None:
         return None
     inputs = sample.inputs.astype(np.float64)
     mean = inputs.mean(axis=0)
@@ -106,7 +106,7 @@ def _sums(router: Router, order: int, seed: int) -> TieSums:
 def measured_shares(
     choose: Choosing,
     laws: Mapping[str, LogitLaw],
-    sample: SpaceSample,
+    sample: Sample,
     found: Balls | None,
     seed: int,
 ) -> tuple[MeasuredShare, ...]:
@@ -137,7 +137,7 @@ def measured_shares(
 
 
 def _of_tokens(
-    choose: Choosing, sample: SpaceSample, widths: Float64[np.ndarray, "widths"], seed: int
+    choose: Choosing, sample: Sample, widths: Float64[np.ndarray, "widths"], seed: int
 ) -> Iterator[MeasuredShare]:
     order = np.random.default_rng(seed).permutation(len(sample.logits))
     # the tokens that are searched come first

@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 from moegeom.engine.prepared import PreparedRouter
+from moegeom.engine.sample import Sample
 from moegeom.geometry.border_shares import sampled_angles, shares_of
 from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
 from moegeom.geometry.capacity.hypersimplex import log10_count
 from moegeom.geometry.space import dimension_estimates, distinct_rows
 from moegeom.studies.space.measure import bias_of
 from moegeom.studies.space.record import ConeShares, Reach
-from moegeom.studies.space.sample import SpaceSample
 
 #: Inputs of which neighbours are looked for.
 _NEIGHBOURS_OF = 2048
@@ -25,9 +25,9 @@ _LOGITS, _DIRECTIONS = 2**22, 2**18
 _LEAST_MET = 0.5
 
 
-def dimension_range(sample: SpaceSample, seed: int) -> tuple[float, float] | None:
+def dimension_range(sample: Sample, seed: int) -> tuple[float, float] | None:
     """The range of the intrinsic dimension of the inputs; None where nothing can be said."""
-    if sample.inputs is None:
+    if sample.input is None:
         return None
     order = np.random.default_rng(seed).permutation(len(sample.inputs))[:_NEIGHBOURS_OF]
     rows = sample.inputs[order].astype(np.float64)
@@ -50,7 +50,7 @@ def reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> tu
     return tuple(found)
 
 
-def cone_shares(prepared: PreparedRouter, sample: SpaceSample, seed: int) -> ConeShares | None:
+def cone_shares(prepared: PreparedRouter, sample: Sample, seed: int) -> ConeShares | None:
     """How large the cells of the visited expert sets are, seen from 0: of routers without bias."""
     rows, bias = prepared.coordinates, bias_of(prepared.router)
     if rows is None or np.ptp(bias) > 0.0:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moegeom.checks.measured import MeanPull
+from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import TokensRequest
 from moegeom.geometry.reference_laws import Attribution
 
@@ -274,6 +275,7 @@ class RouterSpaces:
     routers: tuple[RouterSpace, ...]
     left_out: tuple[tuple[str, str], ...]
     seeds: int
+    sample: SampleCounts
     seed: int
     written: str | None = None
     measure: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Bool, Float, Float32, Float64
 from moegeom.core.router import Router
 from moegeom.engine.choice import group_masked
 from moegeom.engine.prepared import prepare
+from moegeom.engine.sample import Sample
 from moegeom.geometry import load
 from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
 from moegeom.geometry.load import max_vio_limit, scatter, unit_counts
@@ -37,15 +37,22 @@ from moegeom.studies.space.record import (
     Meaning,
     RouterSpace,
 )
-from moegeom.studies.space.sample import SpaceSample
 
 #: Share of the recorded tokens that count as near a boundary: the distance is what is compared.
 NEAR = 0.1
 
 
+def sampled(router: Router) -> tuple[str, ...]:
+    """What laws are fitted to and compared with; distances behind linear boundaries alone."""
+    prepared = prepare(router)
+    is_linear = prepared.rows is not None and prepared.curved is None
+    names = ("logits", "scores", "chosen", "weights", "document", "block", "input")
+    return (*names, "distance") if is_linear else names
+
+
 def router_space(
     router: Router,
-    sample: SpaceSample,
+    sample: Sample,
     kernels: Kernels,
     level: float,
     seed: int,
@@ -61,12 +68,12 @@ def router_space(
     """
     prepared = prepare(router)
     if sample.distance is not None and np.isinf(sample.distance).all():
-        sample = dataclasses.replace(sample, distance=None)  # no other choice, and no boundary
+        sample = Sample(**vars(sample) | {"distance": None})  # no other choice, and no boundary
     if near is None and sample.distance is not None:
         near = float(np.quantile(sample.distance, NEAR))
     choose = Choosing(prepared, kernels, near)
     rows = sizes = None
-    if sample.inputs is not None:
+    if sample.input is not None:
         rows, sizes = router.weight.astype(np.float64), _sizes(sample.inputs)
     laws = reference_laws(sample.logits.astype(np.float64), bias_of(router), rows, sizes)
     tokens = len(sample.logits)
@@ -127,8 +134,8 @@ def _sizes(inputs: Float32[np.ndarray, "tokens hidden"]) -> InputSizes:
     return InputSizes(float(values.var(axis=0).mean()), float((values**2).mean()))
 
 
-def _pull_of_random(router: Router, sample: SpaceSample) -> tuple[float, float] | None:
-    if sample.inputs is None:
+def _pull_of_random(router: Router, sample: Sample) -> tuple[float, float] | None:
+    if sample.input is None:
         return None
     inputs = sample.inputs.astype(np.float64)
     moments = blocked_moments(inputs, np.zeros(len(inputs), np.int32), 1)
@@ -140,7 +147,7 @@ def _pull_of_random(router: Router, sample: SpaceSample) -> tuple[float, float] 
 # ----------------------------------------------------------------------------------------- centring
 def _centred(
     router: Router,
-    sample: SpaceSample,
+    sample: Sample,
     selection: Float[np.ndarray, "tokens experts"],
     kernels: Kernels,
 ) -> Centring:
@@ -177,7 +184,7 @@ def _centred(
 
 
 def _halves(
-    sample: SpaceSample,
+    sample: Sample,
 ) -> Iterator[tuple[Bool[np.ndarray, "tokens"], Bool[np.ndarray, "tokens"]]]:
     """Tokens of one half of the documents, and of the other; none where one is empty."""
     is_odd = sample.block % 2 == 1

@@ -25,8 +25,7 @@ from moegeom.studies.balance.study import (
 from moegeom.studies.space.experts import expert_ranks
 from moegeom.studies.space.laws import FIELDS, SEEDS
 from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest, TieCount
-from moegeom.studies.space.router import router_space
-from moegeom.studies.space.sample import read_sample
+from moegeom.studies.space.router import router_space, sampled
 from moegeom.studies.written import refuse_out, write_rows
 
 #: What --out may be called: the laws as a table, or the biases of centring.
@@ -70,12 +69,14 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         announce(tensors.values(), request.yes, watch)
     if watch:
         watch.start(len(recorded) * min(source.facts.num_tokens, SMALL_SAMPLE_TOKENS))
-    kernels, found = load_kernels(request.backend), []
+    kernels, found, samples = load_kernels(request.backend), [], []
     for router in recorded:
         if watch:
             watch.begin(router.name)
-        advanced = watch.advance if watch else lambda tokens: None
-        sample = read_sample(router, source, kernels, request.seed, advanced)
+        sample = opened.sample(
+            router, sampled(router), SMALL_SAMPLE_TOKENS, advance=watch.advance if watch else None
+        )
+        samples.append(sample)
         level, is_measured = LEVEL / len(recorded), request.measure is not None
         one = router_space(
             router,
@@ -99,6 +100,7 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         routers=tuple(found),
         left_out=opened.left_out,
         seeds=SEEDS,
+        sample=opened.sample_counts(samples),
         seed=request.seed,
         written=None if request.out is None else request.out.name,
         measure=None if request.measure is None else request.measure.name,

@@ -9,21 +9,20 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64, Int16
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.digest import digest_of
+from moegeom.core.errors import NonFiniteError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.batch import LazyBatch
-from moegeom.engine.labels import block_of
-from moegeom.engine.plan import sample_tiles
-from moegeom.engine.prepared import prepare
-from moegeom.engine.task import Task
+from moegeom.core.tokens import TokenSource
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import draw_sample, drawn_tokens
 from moegeom.geometry.consistency import overlap_share
 from moegeom.geometry.statistics import jackknife_error
-from moegeom.kernels.table import load_kernels
 from moegeom.results.reader import Results
 from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
+
+#: What tells texts apart, token by token.
+_TEXT = ("document", "position", "token_id")
 
 #: Bytes of chosen sets: 20,000 tokens of a thousand routers that choose 16 experts.
 _MOST_BYTES = 1 << 30
@@ -53,39 +52,28 @@ class Agreement:
     changed_error: float
 
 
-def choices(
-    routers: Sequence[Router], source: TokenSource, seed: int, exclude_first: int = 0
-) -> Choices:
-    """Chosen sets of a sample of at most 20 000 tokens, computed again from the recording.
+def choices(routers: Sequence[Router], source: TokenSource, options: ComputeOptions) -> Choices:
+    """Chosen sets of a sample of the tokens, computed again from the recording.
 
-    The first ``exclude_first`` tokens of each document are left out, as everywhere else.
+    Without routers at which one of them is not finite: rows of different steps would no longer
+    stand side by side.
     """
-    tiles = sample_tiles(source.facts.num_tokens, seed)
-    kernels = load_kernels("cpu")
-    numbers, blocks, is_known = [], [], True
-    ranges = [(t * TILE, min((t + 1) * TILE, source.facts.num_tokens)) for t in tiles]
-    for start, stop in ranges:
-        columns = source.read_columns(start, stop)
-        for values in (columns.document, columns.position, columns.token_id):
-            is_known &= bool((values >= 0).all())
-            numbers.append(values)
-        kept = columns.is_behind(exclude_first)
-        blocks.append(block_of(columns, start)[kept].astype(np.int16))
-    chosen = {}
+    token, chosen, labels = drawn_tokens(source, options), {}, None
     for router in routers:
         if router.name not in source.facts.routers:
             continue
-        task = Task(prepare(router), source, kernels, exclude_first=exclude_first)
-        parts, is_whole = [], True
-        with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-            for start, stop in ranges:
-                batch = LazyBatch(task, start, stop)
-                is_whole &= not batch.non_finite
-                parts.append(np.sort(batch.chosen, axis=1).astype(np.int16))
-        if is_whole:  # else rows of different steps would no longer stand side by side
-            chosen[router.name] = np.concatenate(parts)
-    tokens = digest_of(*numbers) if is_known else ""
-    return Choices(tokens, np.concatenate(blocks), chosen)
+        try:
+            sample = draw_sample(router, source, options, ("chosen", "block", *_TEXT), at=token)
+        except NonFiniteError:
+            continue
+        if not sample.num_non_finite:
+            chosen[router.name] = np.sort(sample.chosen, axis=1).astype(np.int16)
+            labels = sample
+    if labels is None:
+        return Choices("", np.empty(0, np.int16), {})
+    text = [getattr(labels, name) for name in _TEXT]
+    is_known = all((values >= 0).all() for values in text)
+    return Choices(digest_of(*text) if is_known else "", labels.block.astype(np.int16), chosen)
 
 
 def write_choices(path: Path, found: Choices, results: Results) -> None:

@@ -110,6 +110,8 @@ def _tokens(series: Series) -> str:
         return "none: weights alone"
     said = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     text = f"{said} at each step, each from its own recording"
+    if left_out := max(step.num_left_out for step in series.steps):
+        text += f". Left out, as not finite or first of documents: up to {left_out:,}"
     if len(counts) > 1:
         text += ". NOT EQUAL: load figures of fewer tokens are higher by chance"
     return text

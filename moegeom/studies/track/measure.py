@@ -18,6 +18,7 @@ from moegeom.engine.session import Session
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.reader import Results, open_results
+from moegeom.results.run_file import num_non_finite
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
@@ -90,7 +91,7 @@ def _measured(
     routers = tuple(router for router in opened.chosen if not router.listed)
     # counts say nothing of any token
     if opened.source is not None and not isinstance(opened.source, CountedSource):
-        chosen = choices(routers, opened.source, request.seed, request.exclude_first)
+        chosen = choices(routers, opened.source, request)
         write_choices(chosen_file, chosen, open_results(out))
     results = open_results(out)
     return MeasuredStep(
@@ -157,7 +158,6 @@ def _scan_request(
         checkpoint=str(candidate.path),
         out=out,
         tokens=tokens,
-        exclude_first=request.exclude_first,
         engine=request.engine,
         **request.shared(),
     )
@@ -232,6 +232,7 @@ def _facts(candidate: Candidate, results: Results, out: Path, is_reused: bool) -
         step=candidate.step,
         results=str(out),
         num_tokens=None if tokens is None else tokens["num_tokens"],
+        num_left_out=results.run.get("num_first", 0) + num_non_finite(results.run),
         is_stale=trust.get("fingerprint") == "differs",
         is_reused=is_reused,
     )

@@ -24,7 +24,6 @@ class TrackRequest(Terms):
     out: Path | None = None
     tokens: str | Mapping[str, Tokens] | None = None
     expert: int | None = None
-    exclude_first: int = 0
     engine: str | None = None
     fail_on: Severity | None = None
     export: tuple[str, ...] = ()

@@ -56,7 +56,7 @@ def test_a_function_has_the_name_of_its_command():
 
 def test_an_option_is_spelled_as_its_parameter_says():
     """The options of a command are those of the parameters that they fill."""
-    own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "non_finite", "words"}
+    own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "words"}
     assert [
         (name, param.name)
         for name in sorted(set(COMMANDS.names()) - {"capture"})
@@ -70,7 +70,7 @@ def test_options_in_messages_are_parameters_in_python():
     assert in_python("--exclude-first 3 leaves none; --map KEY=ROUTER.") == (
         "exclude_first 3 leaves none; router_map KEY=ROUTER."
     )
-    assert in_python("Go on with --non-finite skip.") == "Go on with skip_non_finite=True."
+    assert in_python("Go on with --non-finite skip.") == "Go on with non_finite='skip'."
     typed = "moegeom capture CKPT --text FILE --out REC, then add --tokens REC."
     assert in_python(typed) == typed.replace("add --tokens", "add tokens")
     assert in_python("`moegeom check CKPT --init` writes one; --layer 3") == (

@@ -43,7 +43,7 @@ def measured(exponent: int, rule: str = "softmax", spread: float = 0.0):
     values = random.standard_normal((TOKENS, HIDDEN))
     values *= np.sqrt(HIDDEN) / np.linalg.norm(values, axis=1, keepdims=True)
     source = ArraySource({router.name: values.astype(np.float32)})
-    run = RouterRun(router, source, list(METRICS.all()), MeasureOptions(skip_non_finite=True))
+    run = RouterRun(router, source, list(METRICS.all()), MeasureOptions(non_finite="skip"))
     layers = measure_router(run).rows["layers"]
     return next(r for r in layers if (r["variant"], r["population"]) == ("as_stored", "all"))
 

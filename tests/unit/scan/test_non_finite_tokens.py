@@ -33,7 +33,7 @@ def test_the_first_bad_token_is_named(damaged, num_workers, batch_tokens):
 def test_left_out_they_are_counted_and_change_nothing_else(damaged):
     good = np.setdiff1d(np.arange(TOKENS), BAD)
     metrics = [METRICS["tokens"], METRICS["load"]]
-    measured = measure_router(made.run(damaged, skip_non_finite=True, metrics=metrics))
+    measured = measure_router(made.run(damaged, non_finite="skip", metrics=metrics))
     facts = measured.facts
     assert (facts["num_non_finite"], facts["num_tokens"]) == (4, len(good))
     np.testing.assert_array_equal(facts["first_non_finite"], BAD)
@@ -47,7 +47,7 @@ def test_left_out_they_are_counted_and_change_nothing_else(damaged):
 def test_without_any_good_token_everything_measured_is_null(kind):
     source = made.recording(300)
     source.values[:] = np.nan
-    measured = measure_router(made.run(source, made.router(kind), skip_non_finite=True))
+    measured = measure_router(made.run(source, made.router(kind), non_finite="skip"))
     # more bad tokens than are listed are all counted
     assert measured.facts["num_non_finite"] == 300
     np.testing.assert_array_equal(measured.facts["first_non_finite"], np.arange(8))

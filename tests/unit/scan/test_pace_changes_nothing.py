@@ -46,7 +46,7 @@ def test_kernels_only_meet_contiguous_arrays(monkeypatch, tmp_path):
     values = np.asfortranarray(made.inputs(tokens))
     values[3, 2] = np.nan
     source = made.Recorded(values, chosen=np.asfortranarray(np.zeros((tokens, 3), np.int32)))
-    run = made.run(source, skip_non_finite=True, per_token=True, folder=tmp_path)
+    run = made.run(source, non_finite="skip", per_token=True, folder=tmp_path)
     contiguous: dict[str, bool] = {}
 
     def spy(name, kernel):

@@ -104,7 +104,7 @@ def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(router
 
 def file_of_tokens(folder, source, router, **options):
     """What ``--per-token`` writes, from a scan without the costlier metrics."""
-    few = {"metrics": [METRICS["tokens"]], "skip_non_finite": True}
+    few = {"metrics": [METRICS["tokens"]], "non_finite": "skip"}
     measure_router(made.run(source, router, per_token=True, folder=folder, **(few | options)))
     return pq.read_table(folder / "tokens.parquet")
 

@@ -216,11 +216,11 @@ def test_recorded_logits_do_as_inputs_or_are_refused_and_lost_tokens_are_left_ou
             np.testing.assert_allclose(after[column], before[column], rtol=1e-3, err_msg=name)
     source = made.recording(200)
     source.values[[3, 64, 65]] = np.inf
-    measured = tried(source, *KINDS, skip_non_finite=True, what_if_batch=64, metrics=FEW)
+    measured = tried(source, *KINDS, non_finite="skip", what_if_batch=64, metrics=FEW)
     tables = made.tables(measured)
     assert {the_row(tables, name)["num_tokens"] for name in KINDS} == {197}
     source.values[:] = np.nan
-    measured = tried(source, *KINDS, skip_non_finite=True, metrics=FEW)
+    measured = tried(source, *KINDS, non_finite="skip", metrics=FEW)
     refusals = {of["refused"].partition(": ")[2] for of in measured.facts["what_ifs"].values()}
     assert refusals == {"router text/0: no token that it could be fitted to is finite."}
 

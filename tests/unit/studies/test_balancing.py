@@ -12,6 +12,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Router
 from moegeom.core.tokens import TopLogits
+from moegeom.engine.request import ComputeOptions
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.balance.document import document
@@ -47,7 +48,7 @@ shown = functools.partial(worded, document)
 
 def balanced(router: Router, inputs: np.ndarray, level: float = 0.002):
     """At a level at which chance fails no test of what is meant; 5 % is tested by itself."""
-    sample = read_sample(router, source_of(inputs), KERNELS, 0)
+    sample = read_sample(router, source_of(inputs), ComputeOptions())
     return balance_router(router, sample, KERNELS, level, 0)
 
 

@@ -73,7 +73,13 @@ def explanation(
 ) -> Explanation:
     other = {"name": "o", "engine": "", "stage": "ids", "num_tokens": 1000, "notes": []}
     facts: dict[str, Any] = {"run": sample_run(), "other": other, "against": "", "inputs_of": "A"}
-    facts |= {"num_matched": 1000, "num_examined": 1000, "any_share": 0.1, "log_probs": None}
+    facts |= {
+        "num_matched": 1000,
+        "num_examined": 1000,
+        "num_non_finite": 0,
+        "any_share": 0.1,
+        "log_probs": None,
+    }
     facts |= {"layers": layers, "faults": faults, "spread": EVEN}
     verdict_of_all, open_ones = CauseVerdict(cause, ""), ("one thing", "another thing")
     return Explanation(**facts, verdict=verdict_of_all, not_looked_at=open_ones)

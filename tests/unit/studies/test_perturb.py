@@ -12,7 +12,7 @@ from moegeom.core.tokens import InputNoise
 from moegeom.geometry.occupation import slab_occupation
 from moegeom.studies.perturb.document import document
 from moegeom.studies.perturb.record import PerturbRequest
-from moegeom.studies.perturb.router import TIMES, Moved, router_paths, sampled_tokens
+from moegeom.studies.perturb.router import TIMES, Moved, router_paths
 from moegeom.studies.perturb.study import perturb
 from tests.by_day import by_day
 from tests.unit.studies.orthonormal import inputs_of, router_of
@@ -133,14 +133,6 @@ def test_the_page_has_the_figures_of_the_balanced_sample(layer):
     )
     (line,) = (line for line in page.splitlines() if line.startswith(row))
     assert line.endswith(f"| {router.elsewhere:.0%} | {near.share:.1%} |".replace("%", " %"))
-
-
-def test_the_sample_is_the_same_for_all_and_follows_the_seed():
-    first, again, other = (sampled_tokens(5000, seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert len(np.unique(first)) == 64
-    assert (first != other).any()
-    assert len(sampled_tokens(10, 0)) == 10
 
 
 def test_files_hold_curves_ties_and_exits(tmp_path):

@@ -12,6 +12,9 @@ from scipy.stats import norm
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import Rule, Weights
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import Sample, draw_sample
 from moegeom.geometry.reference_laws import LAWS, InputSizes, LogitLaw, attributed, reference_laws
 from moegeom.kernels.table import load_kernels
 from moegeom.router.expert_tensors import ExpertTensors
@@ -19,8 +22,7 @@ from moegeom.router.load import load_routers
 from moegeom.studies.space.document import document
 from moegeom.studies.space.experts import expert_ranks
 from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest
-from moegeom.studies.space.router import router_space
-from moegeom.studies.space.sample import read_sample
+from moegeom.studies.space.router import router_space, sampled
 from moegeom.studies.space.study import space
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
@@ -42,8 +44,12 @@ KERNELS = load_kernels("cpu")
 FEW, DIRECTIONS = 2**12, "moegeom.studies.space.reach._DIRECTIONS"
 
 
+def read_sample(router, source) -> Sample:
+    return draw_sample(router, source, ComputeOptions(), sampled(router), SMALL_SAMPLE_TOKENS)
+
+
 def looked_at(router, inputs, directions: int = FEW) -> RouterSpace:
-    read = read_sample(router, source_of(inputs), KERNELS, 0)
+    read = read_sample(router, source_of(inputs))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DIRECTIONS, directions)
         return router_space(router, read, KERNELS, 0.002, 0)
@@ -175,7 +181,7 @@ NEAR = {
 def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not(name, layer):
     checkpoint, recording = map(str, sides(BALANCED.parent / name))
     router = load_routers(open_checkpoint(checkpoint)).routers[layer]
-    read = read_sample(router, open_tokens(recording, None, None, (router.name,)), KERNELS, 0)
+    read = read_sample(router, open_tokens(recording, None, None, (router.name,)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DIRECTIONS, FEW)
         laws = router_space(router, read, KERNELS, 0.002, 0, near=0.05).laws
@@ -271,7 +277,7 @@ def of_gates(gates: np.ndarray) -> Mock:
 
 def test_experts_that_see_few_directions_have_few_ranks():
     router, random = router_of(), np.random.default_rng(2)
-    read = read_sample(router, source_of(inputs_of(48)), KERNELS, 0)
+    read = read_sample(router, source_of(inputs_of(48)))
     gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
     gates[1, 2:] = 0.0
     ranks = expert_ranks(of_gates(gates), read, (3.0, 9.5), 0)

@@ -295,7 +295,7 @@ def _record(
         num_tokens=None if placed is None else len(placed.cell),
         num_own=None if placed is None else int(placed.is_own.sum()),
         num_cells_with_tokens=_with_tokens(placed),
-        left_out=0 if sample is None else sample.left_out,
+        left_out=0 if sample is None else sample.num_non_finite,
         between=between_of(router, sample, seed),
         visited=None if sample is None else visited_of(sample),
     )

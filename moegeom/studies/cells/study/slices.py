@@ -8,37 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Int64
-from threadpoolctl import threadpool_limits
+from jaxtyping import Float64, Int64
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.batch import LazyBatch
-from moegeom.engine.plan import sample_tiles
-from moegeom.engine.prepared import prepare
-from moegeom.engine.task import Task
-from moegeom.kernels.reduction import Kernels
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import Sample, draw_sample
 from moegeom.studies.cells.plane.subspace import Slice, principal_slice, random_slice, slice_through
 from moegeom.studies.cells.study.request import CellsRequest, read_named
 from moegeom.tokens.stages import INPUT_STAGES
 
 
 # ------------------------------------------------------------------------------------------- tokens
-@dataclass(frozen=True, eq=False)
-class SliceTokens:
-    """What the router reads of some tokens, and what it chooses; ``token`` are their numbers.
+class SliceTokens(Sample):
+    """What the router reads of some tokens, and what it chooses.
 
     ``distance`` to the nearest facet in all dimensions, a lower bound of curved and grouped rules.
-    ``left_out`` tokens are not finite.
     """
-
-    token: Int64[np.ndarray, "tokens"]
-    inputs: Float[np.ndarray, "tokens hidden"]
-    chosen: Int32[np.ndarray, "tokens k"]
-    distance: Float64[np.ndarray, "tokens"] | None
-    left_out: int
 
     def rows_of(self, numbers: tuple[int, ...], source: str) -> Int64[np.ndarray, "asked"]:
         """Rows of tokens by number; UsageError for one that is not in the sample."""
@@ -54,8 +42,8 @@ class SliceTokens:
         return np.array([row_of[number] for number in numbers])
 
 
-def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: int) -> SliceTokens:
-    """A seeded sample of at most 20 000 tokens, whole tiles.
+def token_sample(router: Router, source: TokenSource, options: ComputeOptions) -> SliceTokens:
+    """A sample of the tokens, as every study draws it.
 
     Raises RecordingError where the recording does not hold what the router reads.
     """
@@ -65,16 +53,8 @@ def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: in
             "through router inputs.",
             "moegeom capture --keep hidden records them.",
         )
-    task, total = Task(prepare(router), source, kernels), source.facts.num_tokens
-    names = ("token", "input", "chosen") + (("distance",) if router.rule.is_affine else ())
-    parts, left_out = [], 0
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        for tile in sample_tiles(total, seed):
-            batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
-            left_out += len(batch.non_finite)
-            parts.append([getattr(batch, name) for name in names])
-    token, inputs, chosen, *distance = map(np.concatenate, zip(*parts, strict=True))
-    return SliceTokens(token, inputs, chosen, distance[0] if distance else None, left_out)
+    names = ("input", "chosen", "document") + (("distance",) if router.rule.is_affine else ())
+    return SliceTokens(**vars(draw_sample(router, source, options, names)))
 
 
 #: What --subspace may say.

@@ -14,7 +14,6 @@ from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.session import Session
-from moegeom.kernels.table import load_kernels
 from moegeom.studies.cells.exact.certificate import cell_certificate
 from moegeom.studies.cells.exact.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.studies.cells.record import Answer, Enumerations, RouterCells
@@ -132,7 +131,7 @@ def _sample(
 ) -> SliceTokens | None:
     if source is None:
         return None
-    return token_sample(router, source, load_kernels("cpu"), request.seed)
+    return token_sample(router, source, request)
 
 
 def _slice(

@@ -1,0 +1,184 @@
+"""A sample of the tokens of a recording at one router: one rule for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Float64, Int32, Int64
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.engine.batch import LazyBatch, refuse_non_finite
+from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, sample_tiles
+from moegeom.engine.prepared import prepare
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.task import Task
+from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
+from moegeom.kernels.table import load_kernels
+
+
+class Sample(TokenBatch):
+    """Some tokens at one router, ascending, with the quantities that were asked for.
+
+    ``num_non_finite`` more were drawn, and left out because they are not finite.
+    """
+
+    num_non_finite: int
+    logits: Float[np.ndarray, "tokens experts"]
+    scores: Float[np.ndarray, "tokens experts"]
+    selection: Float[np.ndarray, "tokens experts"]
+    weights: Float64[np.ndarray, "tokens k"]
+    document: Int64[np.ndarray, "tokens"]
+
+    @property
+    def inputs(self) -> Float[np.ndarray, "tokens hidden"]:
+        """The router inputs, of a recording that holds them."""
+        assert self.input is not None, "the study asks for a recording of router inputs"
+        return self.input
+
+    @property
+    def unit(self) -> Int64[np.ndarray, "tokens"]:
+        """What tokens of have in common: the document, or a run of 256 tokens where there is none.
+
+        Runs have negative numbers.
+        """
+        return np.where(self.document >= 0, self.document, -1 - self.token // RUN_TOKENS)
+
+    @property
+    def half(self) -> Int32[np.ndarray, "tokens"]:
+        """0 or 1, the half of the documents: that of the even or of the odd blocks of a scan."""
+        return self.block % 2
+
+    def at(self, token: Int64[np.ndarray, "some"]) -> Sample:
+        """Those of some of the tokens, by number: the others are not finite elsewhere."""
+        rows = np.searchsorted(self.token, token)
+        values = {
+            name: value[rows] if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+        }
+        values["num_non_finite"] += len(self.token) - len(token)
+        return Sample(**values)
+
+
+def drawn_tokens(
+    source: TokenSource, options: ComputeOptions, most: int = SAMPLE_TOKENS
+) -> Int64[np.ndarray, "tokens"]:
+    """Numbers of at most ``most`` tokens, ascending: the same for every router of a recording.
+
+    All tokens of a few tiles, which seed and number of tokens decide, without the first ones of
+    each document; where these are more than ``most``, as many of them by the same seed.
+
+    Raises
+    ------
+    RecordingError
+        When none is left.
+    """
+    total = source.facts.num_tokens
+    tiles = sample_tiles(total, options.seed, max(most, SMALL_SAMPLE_TOKENS))
+    parts = []
+    for tile in tiles:
+        start, stop = tile * TILE, min((tile + 1) * TILE, total)
+        token = np.arange(start, stop)
+        if options.exclude_first:
+            token = token[source.read_columns(start, stop).is_behind(options.exclude_first)]
+        parts.append(token)
+    token = np.concatenate(parts)
+    if not len(token):
+        raise RecordingError(
+            f"{source.facts.name}: --exclude-first {options.exclude_first} leaves none of the "
+            f"{total:,} tokens that a sample is drawn from.",
+            "Documents are shorter than that: leave out fewer.",
+        )
+    if len(token) > most:
+        generator = np.random.default_rng([options.seed, total])
+        token = np.sort(generator.choice(token, most, replace=False))
+    return token
+
+
+def draw_sample(
+    router: Router,
+    source: TokenSource,
+    options: ComputeOptions,
+    names: Sequence[str],
+    most: int = SAMPLE_TOKENS,
+    at: Int64[np.ndarray, "tokens"] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Sample:
+    """Quantities of the tokens ``at``, ascending, or of a drawn sample, at one router.
+
+    ``names`` are those of :class:`~moegeom.kernels.batch.TokenBatch`; a quantity that recording or
+    rule cannot give is None. ``advance`` is told how many tokens were read.
+
+    Raises
+    ------
+    NonFiniteError
+        When one of the tokens is not finite at this router, unless ``options`` skip such tokens and
+        others are left.
+    """
+    token = drawn_tokens(source, options, most) if at is None else at
+    task = Task(prepare(router), source, load_kernels(options.backend))
+    total, parts, lost = source.facts.num_tokens, [], []
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        for tile in np.unique(token // TILE).tolist():
+            start, stop = tile * TILE, min((tile + 1) * TILE, total)
+            batch, among = LazyBatch(task, start, stop), token[token // TILE == tile]
+            lost += np.intersect1d(among, batch.non_finite).tolist()
+            rows = np.flatnonzero(np.isin(batch.token, among))
+            values = (getattr(batch, name) for name in ("token", *names))
+            parts.append([None if value is None else value[rows] for value in values])
+            if advance is not None:
+                advance(len(among))
+    if not options.skips_non_finite or len(lost) == len(token):
+        refuse_non_finite(router.name, source.facts.name, tuple(lost), len(token))
+    values = {
+        name: None if any(one is None for one in column) else np.concatenate(column)
+        for name, column in zip(("token", *names), zip(*parts, strict=True), strict=True)
+    }
+    return Sample(**values, num_non_finite=len(lost))
+
+
+def finite_tokens(
+    source: TokenSource,
+    routers: Sequence[str],
+    token: Int64[np.ndarray, "tokens"],
+    options: ComputeOptions,
+) -> Int64[np.ndarray, "finite"]:
+    """Those of the tokens, ascending, of which a recording holds finite values at every router.
+
+    All of them where it holds choices alone.
+
+    Raises
+    ------
+    NonFiniteError
+        For a token that is not finite, unless ``options`` skip it.
+    """
+    stage = source.facts.stage
+    if stage in ("ids", "counts"):
+        return token
+    is_finite = np.ones(len(token), bool)
+    for router in routers:
+        for number in np.unique(token // TILE).tolist():
+            rows = np.flatnonzero(token // TILE == number)
+            start, stop = int(token[rows[0]]), int(token[rows[-1]]) + 1
+            if stage == "top_logits":
+                values = source.read_top_logits(router, start, stop).logits
+            else:
+                values = source.read_values(router, start, stop)
+            is_finite[rows] &= np.isfinite(values[token[rows] - start]).all(axis=1)
+        if not options.skips_non_finite:
+            lost = tuple(token[~is_finite].tolist())
+            refuse_non_finite(router, source.facts.name, lost, len(token))
+    return token[is_finite]
+
+
+def refuse_tokens_beyond(numbers: Sequence[int], source: TokenSource, option: str) -> None:
+    """Raises UsageError for numbers of tokens that the recording does not hold."""
+    total = source.facts.num_tokens
+    beyond = [number for number in numbers if not 0 <= number < total]
+    if beyond:
+        raise UsageError(
+            f"{option} {beyond[0]}: {source.facts.name} holds tokens 0 to {total - 1:,}."
+        )
