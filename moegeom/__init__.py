@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: Public name -> where it is defined. A name must not be that of a subpackage.
+#: Public name -> where it is defined; studies add theirs. A name must not be that of a subpackage.
 _PUBLIC: dict[str, str] = {
     "open": "moegeom.api:open",
     "recording": "moegeom.api:recording",
@@ -20,8 +20,6 @@ _PUBLIC: dict[str, str] = {
     "check": "moegeom.api:check",
     "route": "moegeom.api:route",
     "boundary_report": "moegeom.api:boundary_report",
-    "space": "moegeom.explore:space",
-    "balance": "moegeom.explore:balance",
     "whatif": "moegeom.explore:whatif",
     "diff": "moegeom.api:diff",
     "signoff": "moegeom.api:signoff",
@@ -30,10 +28,6 @@ _PUBLIC: dict[str, str] = {
     "cells": "moegeom.explore:cells",
     "capacity": "moegeom.explore:capacity",
     "attention": "moegeom.explore:attention",
-    "perturb": "moegeom.explore:perturb",
-    "continuity": "moegeom.explore:continuity",
-    "regions": "moegeom.explore:regions",
-    "outputs": "moegeom.explore:outputs",
     "hmoe": "moegeom.explore:hmoe",
     "routes": "moegeom.explore:routes",
     "Recorder": "moegeom.recorder:RouterRecorder",
@@ -52,10 +46,16 @@ _PUBLIC: dict[str, str] = {
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'moegeom' has no attribute {name!r}")
+        from moegeom.studies.study import studies
+
+        if name not in studies():
+            raise AttributeError(f"module 'moegeom' has no attribute {name!r}")
+        return studies()[name].function
     module, _, attribute = _PUBLIC[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    from moegeom.studies.study import studies
+
+    return sorted([*_PUBLIC, *studies(), "__version__"])

@@ -13,97 +13,21 @@ from typing import TYPE_CHECKING, Any
 from moegeom.document.report import Report
 from moegeom.engine.parameters import asks, request_of
 from moegeom.studies.attention.record import AttentionRequest
-from moegeom.studies.balance.record import BalanceRequest
 from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.studies.cells.study.request import CellsRequest, parse_view
-from moegeom.studies.continuity.record import ContinuityRequest
 from moegeom.studies.hmoe.record import HmoeRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
-from moegeom.studies.outputs.record import OutputsRequest
-from moegeom.studies.perturb.record import PerturbRequest
-from moegeom.studies.regions.record import RegionsRequest
 from moegeom.studies.routes.record import RoutesRequest
-from moegeom.studies.space.record import SpaceRequest
 from moegeom.studies.whatif.record import WhatIfRequest
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
     from moegeom.studies.attention.record import Attention
-    from moegeom.studies.balance.record import Balance
     from moegeom.studies.capacity.record import Capacity
     from moegeom.studies.cells.record import Enumerations
-    from moegeom.studies.continuity.record import Continuity
     from moegeom.studies.hmoe.record import Mixtures
-    from moegeom.studies.outputs.record import Outputs
-    from moegeom.studies.perturb.record import Perturbed
-    from moegeom.studies.regions.record import Regions
     from moegeom.studies.routes.record import Routes
-    from moegeom.studies.space.record import RouterSpaces
     from moegeom.studies.whatif.record import WhatIfReport
-
-
-@asks(SpaceRequest)
-def space(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[RouterSpaces]:
-    """What makes the loads uneven: rows, mean input, covariance, or how tokens cluster?
-
-    Raises
-    ------
-    RecordingError
-        When the recording does not hold the scores of all experts, or none of the routers.
-    UsageError
-        Without tokens, and when ``out`` exists or cannot be written.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-collapsed"
-    >>> found = mg.space(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=2)
-    >>> [router.meaning for router in found.value.routers]
-    ['mean input']
-    """
-    from moegeom.studies.space.document import document
-    from moegeom.studies.space.study import space as spaced
-
-    request = asked_request(SpaceRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(spaced(request, watch), document)
-
-
-@asks(BalanceRequest)
-def balance(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Balance]:
-    """Does a selection bias exist that balances these tokens, and does it hold on others?
-
-    Raises
-    ------
-    RecordingError
-        When the recording does not hold the scores of all experts, or none of the routers.
-    UsageError
-        Without tokens, and when ``out`` exists or cannot be written.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> found = mg.balance(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
-    >>> [router.meaning for router in found.value.routers]
-    ['balanced']
-    """
-    from moegeom.studies.balance.document import document
-    from moegeom.studies.balance.study import balance as balanced
-
-    request = asked_request(BalanceRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(balanced(request, watch), document)
 
 
 @asks(WhatIfRequest)
@@ -149,38 +73,6 @@ def whatif(
         return Report(what_if_report_of(open_results(named["checkpoint"])), document)
     request = asked_request(WhatIfRequest, named, tokens, options, out=out)
     return Report(what_if_report_of(results_of(request, watch, measure_what_ifs)), document)
-
-
-@asks(PerturbRequest)
-def perturb(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Perturbed]:
-    """How far an input may drift before its experts change, and which expert takes over.
-
-    Raises
-    ------
-    RecordingError
-        When the recording does not hold router inputs, or none of the routers.
-    UsageError
-        Without tokens, when the options cannot be meant, and when ``out`` cannot be written.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> found = mg.perturb(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0, at=(5, 77))
-    >>> [token.nearest for token in found.value.routers[0].tokens]
-    [(8, 2), (1, 3)]
-    """
-    from moegeom.studies.perturb.document import document
-    from moegeom.studies.perturb.study import perturb as perturbed
-
-    request = asked_request(PerturbRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(perturbed(request, watch), document)
 
 
 @asks(CellsRequest)
@@ -251,112 +143,6 @@ def capacity(
 
     request = asked_request(CapacityRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(counted(request, watch), document)
-
-
-@asks(RegionsRequest)
-def regions(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Regions]:
-    """Between two tokens, how often do experts change, and how often their neurons?
-
-    Raises
-    ------
-    RouterError
-        When the checkpoint has no experts, or they are stored in a way that is not known.
-    RecordingError
-        When the recording does not hold router inputs, or records none of the routers.
-    UsageError
-        Without tokens, when no router has linear boundaries, when more than 2 GB are to be read
-        without ``yes``, and when ``out`` cannot be written.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> found = mg.regions(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
-    >>> [way.way for way in found.value.routers[0].ways]
-    ['random pairs', 'consecutive tokens']
-    """
-    from moegeom.studies.regions.document import document
-    from moegeom.studies.regions.study import regions as counted
-
-    request = asked_request(RegionsRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(counted(request, watch), document)
-
-
-@asks(OutputsRequest)
-def outputs(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Outputs]:
-    """What do experts give on recorded tokens: how long, how constant, how alike?
-
-    Raises
-    ------
-    RouterError
-        When the checkpoint has no experts, or those of no layer can be computed.
-    RecordingError
-        When the recording does not hold router inputs, or records none of the routers.
-    UsageError
-        Without tokens, when more than 2 GB are to be read or held without ``yes``, and when
-        ``out`` cannot be written.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/deepseek-tiny"
-    >>> found = mg.outputs(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=1, sample=64)
-    >>> [router.shared for router in found.value.routers]
-    ['computed']
-    """
-    from moegeom.studies.outputs.document import document
-    from moegeom.studies.outputs.study import outputs as computed
-
-    request = asked_request(OutputsRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(computed(request, watch), document)
-
-
-@asks(ContinuityRequest)
-def continuity(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Continuity]:
-    """Does the output of the experts jump at a boundary, and what does a smoothed gate make of it?
-
-    Raises
-    ------
-    RouterError
-        When the checkpoint has no experts, or they are stored in a way that is not known.
-    RecordingError
-        When the recording records none of the routers, or a token is not finite.
-    UsageError
-        Without tokens, when jumps of no router are known, when no line is free of other boundaries,
-        when more than 2 GB are to be read without ``yes``, and when ``out`` cannot be written.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> found = mg.continuity(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
-    >>> crossing = found.value.routers[0].crossing
-    >>> [round(abs(gate.slope_near), 1) for gate in (crossing.hard, crossing.smooth)]
-    [0.0, 1.0]
-    """
-    from moegeom.studies.continuity.document import document
-    from moegeom.studies.continuity.study import continuity as crossed
-
-    request = asked_request(ContinuityRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(crossed(request, watch), document)
 
 
 @asks(AttentionRequest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from moegeom.core.registry import Registry
+from moegeom.studies.study import studies
 
 
 class Group(StrEnum):
@@ -39,7 +41,37 @@ class Command:
 
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
-COMMANDS = Registry("command", "moegeom_cli.commands", "COMMAND", Command)
+_MODULES = Registry("command", "moegeom_cli.commands", "COMMAND", Command)
+
+
+class _Commands:
+    """The commands of the folder, and one for each study."""
+
+    def names(self) -> list[str]:
+        """Their names in Python, sorted."""
+        return sorted([*_MODULES.names(), *studies()])
+
+    def __getitem__(self, name: str) -> Command:
+        study = studies().get(name)
+        if study is None:
+            return _MODULES[name]
+        return Command(Group.explore, study.place, study.example)
+
+    def all(self) -> list[Command]:
+        """Every command, in the order of names."""
+        return [self[name] for name in self.names()]
+
+    def run(self, name: str) -> Callable[..., Any]:
+        """What the parser calls."""
+        study = studies().get(name)
+        if study is None:
+            return importlib.import_module(f"moegeom_cli.commands.{name}").run
+        from moegeom_cli.study_command import command_of
+
+        return command_of(study)
+
+
+COMMANDS = _Commands()
 
 #: What the parser calls a value, and what people call it.
 _VALUES = {
@@ -159,7 +191,7 @@ def _built(module: str) -> Any:
     command = COMMANDS[module]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
-        importlib.import_module(f"moegeom_cli.commands.{module}").run
+        COMMANDS.run(module)
     )
     built = typer.main.get_command(alone)
     assert isinstance(built, Helpful)

@@ -61,6 +61,9 @@ _PARAMETERS = {option: name for name, option in _SPELLED.items()} | {
 #: Fields of ``Terms.asked`` that are called otherwise as parameters of the request around it.
 _OF_FAMILY = {"file": "family", "pattern": "router_pattern"}
 
+#: The other way round.
+_FIELD_OF = {parameter: name for name, parameter in _OF_FAMILY.items()}
+
 #: What is typed into a shell, in a message: up to the end of the clause.
 _COMMAND = re.compile(r"(`moegeom [^`]*`|\bmoegeom [a-z-]+[^,;`]*)")
 
@@ -120,8 +123,8 @@ def request_of(record: type[R], /, **given: Any) -> R:
     inner = {name: value for name, value in given.items() if name not in own}
     filled = _filled(record, values)
     if inner:
-        fields = {outer: name for name, outer in _OF_FAMILY.items()}
-        family = _filled(RequestedFamily, {fields.get(n, n): value for n, value in inner.items()})
+        family = {_FIELD_OF.get(name, name): value for name, value in inner.items()}
+        family = _filled(RequestedFamily, family)
         filled["asked"] = dataclasses.replace(given.get("asked") or RequestedFamily(), **family)
     return record(**filled)
 
@@ -238,9 +241,15 @@ def _signature(
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     if len(own) == len(signature.parameters):
         return signature
+    hints = _hints(RequestedFamily) | _hints(record)
     taken = {parameter.name for parameter in own} | {"checkpoint", "target", "patterns"}
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(found))
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(found),
+            annotation=hints[_FIELD_OF.get(name, name)],
+        )
         for name, found in parameters_of(record).items()
         if name not in taken and (not names or name in names)
     ]

@@ -26,6 +26,14 @@ def outside_plan(reason: str) -> dict[str, str]:
     return {"outside_plan": reason}
 
 
+def option(help: str, default: Any = None, **bounds: float) -> Any:  # noqa: A002 - as parsers do
+    """A field of a request that the command line has as an option, with its line of help.
+
+    ``min`` is the least value that may be typed.
+    """
+    return field(default=default, metadata={"help": help, **bounds})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
     """What every computation on tokens is asked: which of them count, and how fast it goes.

@@ -4,7 +4,6 @@ The lists of commands, sources, stages, dialects and formats are those of the pr
 one is tested without being named here, or fails because nobody says how to write such a file.
 """
 
-import importlib
 import inspect
 import itertools
 import json
@@ -323,13 +322,10 @@ OTHER_TOKENS = {"attention", "merge"}
 
 def taking_tokens() -> set[str]:
     """Commands with an option --tokens that names files of tokens."""
-    modules = {
-        name: importlib.import_module(f"moegeom_cli.commands.{name}") for name in COMMANDS.names()
-    }
     return {
         name.replace("_", "-")
-        for name, module in modules.items()
-        if "tokens" in inspect.signature(module.run).parameters
+        for name in COMMANDS.names()
+        if "tokens" in inspect.signature(COMMANDS.run(name)).parameters
     }
 
 

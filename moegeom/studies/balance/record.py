@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import TokensRequest, option
 
 
 @dataclass(frozen=True)
 class BalanceRequest(TokensRequest):
     """What was asked for; ``out`` is a file for the biases."""
 
-    out: Path | None = None
+    out: Path | None = option("Write the biases: FILE.npz or FILE.safetensors.")
 
 
 Meaning = Literal[

@@ -10,21 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
-from moegeom.engine.session import Session
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
     Watch,
 )
+from moegeom.studies.balance import STUDY
 from moegeom.studies.balance.record import Balance, BalanceRequest
 from moegeom.studies.balance.router import balance_router, read_sample
-from moegeom.studies.written import refuse_out
 
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05
@@ -42,16 +41,16 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
         When the recording does not hold the scores of all experts, or records none of the routers.
     UsageError
         When ``out`` exists or cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.balance(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> [router.meaning for router in found.value.routers]
+    ['balanced']
     """
-    if request.out is not None:
-        refuse_out(request.out, request.overwrite, BIAS_ENDINGS)
-    opened = Session.open(request)
-    source = opened.source
-    if source is None:
-        raise UsageError(
-            "balance needs recorded tokens: weights alone do not say which experts they choose.",
-            "Add --tokens REC.",
-        )
+    opened, source = STUDY.open(request)
     recorded = opened.recorded
     refuse_partial_scores(recorded, source.facts, "say which bias balances")
     if watch:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import TokensRequest, option
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,13 @@ class ContinuityRequest(TokensRequest):
     """
 
     _: dataclasses.KW_ONLY
-    smooth: str = "extra=0.5"
-    at: int | None = None
-    radius: float = 0.01
-    yes: bool = False
-    out: Path | None = None
+    smooth: str = option(
+        "The smoothed gate: extra=N more experts a token, or eps=X of score.", "extra=0.5"
+    )
+    at: int | None = option("The token [default: the highest jump].", min=0)
+    radius: float = option("Half of the line, in rms lengths of the input.", 0.01)
+    yes: bool = option("Read more than 2 GB of experts.", False)
+    out: Path | None = option("Write lines and spreads: FILE.parquet.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,6 @@ from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_ju
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
-from moegeom.engine.session import Session
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
 from moegeom.geometry.whatif.moved import same_sets
@@ -35,6 +34,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.studies.announced import announce_experts
+from moegeom.studies.continuity import STUDY
 from moegeom.studies.continuity.record import (
     Along,
     BoundaryCrossing,
@@ -42,7 +42,7 @@ from moegeom.studies.continuity.record import (
     ContinuityRequest,
     RouterContinuity,
 )
-from moegeom.studies.written import refuse_out, write_rows
+from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
 #: Tokens that are looked at, and lines that are tried at once, highest jump first.
@@ -305,16 +305,20 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     UsageError
         Without tokens, when jumps of no router are known, when no line is free of other boundaries,
         when more than 2 GB are to be read without ``yes``, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.continuity(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> crossing = found.value.routers[0].crossing
+    >>> [round(abs(gate.slope_near), 1) for gate in (crossing.hard, crossing.smooth)]
+    [0.0, 1.0]
     """
-    if request.out is not None:
-        refuse_out(request.out, request.overwrite, (".parquet",))
     parse_smooth(request.smooth)
     if not 0.0 < request.radius < math.inf:
         raise UsageError(f"--radius {request.radius:g}: expected a length above 0.")
-    opened = Session.open(request)
-    source = opened.source
-    if source is None:
-        raise UsageError("lines are drawn through recorded tokens.", "Add --tokens REC.")
+    opened, source = STUDY.open(request)
     if request.at is not None:
         refuse_tokens_beyond([request.at], source, "--at")
     reasons = {router.name: why_no_jumps(router, source.facts) for router in opened.recorded}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import TokensRequest, option
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class OutputsRequest(TokensRequest):
     ``out`` is a recording with these outputs, or a table of experts (``.parquet``).
     """
 
-    sample: int = 512
-    every_expert: bool = False
-    yes: bool = False
-    out: Path | None = None
+    sample: int = option("Tokens that experts are computed on.", 512, min=2)
+    every_expert: bool = option("Every expert on every token, chosen or not.", False)
+    yes: bool = option("Read more than 2 GB of experts.", False)
+    out: Path | None = option("A recording with these outputs, or FILE.parquet: experts.")
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.shared_experts import SharedExperts, open_shared_experts
 from moegeom.studies.announced import announce_bytes
+from moegeom.studies.outputs import STUDY
 from moegeom.studies.outputs.record import ExpertOutput, Outputs, OutputsRequest, RouterOutputs
 from moegeom.studies.written import refuse_out, write_rows
 from moegeom.tokens.recording.writer import RecordingWriter
-from moegeom.tokens.stages import INPUT_STAGES
 
 
 # --------------------------------------------------------------------------------------- one router
@@ -200,21 +200,20 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     UsageError
         Without tokens, when more than 2 GB are to be read or held without ``yes``, and when
         ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/deepseek-tiny"
+    >>> found = mg.outputs(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=1, sample=64)
+    >>> [router.shared for router in found.value.routers]
+    ['computed']
     """
     if request.out is not None:
         _refuse_out(request.out, request.overwrite)
     if request.sample < _LEAST_TOKENS:
         raise UsageError(f"--sample {request.sample}: expected {_LEAST_TOKENS} or more.")
-    opened = Session.open(request)
-    source = opened.source
-    if source is None:
-        raise UsageError("experts are computed on recorded tokens.", "Add --tokens REC.")
-    if source.facts.stage not in INPUT_STAGES:
-        raise RecordingError(
-            f"{source.facts.name}: holds {source.facts.stage.replace('_', ' ')}; experts are "
-            "computed on router inputs.",
-            "moegeom capture --keep hidden records them.",
-        )
+    opened, source = STUDY.open(request)
     layers, left_out = _layers(opened)
     routers = [router for router in opened.recorded if router.name in layers]
     sample = _sample(opened, routers, request.sample)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.tokens import InputNoise, SampleCounts
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import TokensRequest, option
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class PerturbRequest(TokensRequest):
     """
 
     _: dataclasses.KW_ONLY
-    noise: str | InputNoise | Mapping[str, InputNoise] | None = None
-    cov: Path | None = None
-    drift: bool = False
-    time: float = 4.0
-    at: tuple[int, ...] = ()
-    orders: tuple[int, ...] = (1, 2)
-    eps: float = 0.01
-    out: Path | None = None
+    noise: str | InputNoise | Mapping[str, InputNoise] | None = option(
+        "Noise on the inputs: share of their rms, or a second recording [default: 0.1]."
+    )
+    cov: Path | None = option("Noise by a factor of its covariance, (D,) or (D, r): npz.")
+    drift: bool = option("Drift by what all tokens of the second recording share.", False)
+    time: float = option("The last time, in units of noise.", 4.0)
+    at: tuple[int, ...] = option("Numbers of tokens, such as 3,17 [default: a sample of 64].", ())
+    orders: tuple[int, ...] = option("Time near ties of so many experts more than one.", (1, 2))
+    eps: float = option("How near a tie is near, as a share of the rms.", 0.01)
+    out: Path | None = option("Write curves, exits and time near ties: FILE.parquet.")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.text import number_of, percent
@@ -22,11 +22,10 @@ from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyon
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
+from moegeom.studies.perturb import STUDY
 from moegeom.studies.perturb.record import Perturbed, PerturbRequest, RouterPaths
 from moegeom.studies.perturb.router import SAMPLE, Moved, router_paths, why_not
-from moegeom.studies.written import refuse_out
 from moegeom.tokens.foreign.npy_arrays import read_numbers
-from moegeom.tokens.stages import INPUT_STAGES
 
 #: Noise where none is asked for, as a share of the rms of each input.
 USUAL = 0.1
@@ -47,22 +46,18 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
         When the recording holds no router inputs, or none of the routers.
     UsageError
         Without tokens, when the options cannot be meant, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.perturb(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0, at=(5, 77))
+    >>> [token.nearest for token in found.value.routers[0].tokens]
+    [(8, 2), (1, 3)]
     """
     _check(request)
-    opened = Session.open(request)
-    source = opened.source
-    if source is None:
-        raise UsageError(
-            "perturb needs recorded tokens: weights alone do not say where inputs are.",
-            "Add --tokens REC.",
-        )
-    facts, recorded = source.facts, opened.recorded
-    if facts.stage not in INPUT_STAGES:
-        raise RecordingError(
-            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; how far an input may drift "
-            "takes router inputs.",
-            "moegeom capture --keep hidden records them.",
-        )
+    opened, source = STUDY.open(request)
+    recorded = opened.recorded
     tokens = _tokens(request, source)
     said, moving = _moving(request, opened, recorded)
     found, samples, left_out = [], [], list(opened.left_out)
@@ -114,8 +109,6 @@ def _check(request: PerturbRequest) -> None:
     if not request.orders or not set(request.orders) <= set(_ORDERS):
         orders = ",".join(map(str, request.orders))
         raise UsageError(f"--orders {orders}: expected numbers from 1 to {_ORDERS[-1]}.")
-    if request.out is not None:
-        refuse_out(request.out, request.overwrite, (".parquet",))
 
 
 def _is_number(noise: Any) -> bool:

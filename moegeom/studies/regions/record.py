@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import TokensRequest, option
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class RegionsRequest(TokensRequest):
     2 GB are read with ``yes`` only.
     """
 
-    segments: int = 1000
-    subspace: str = "pca:2"
-    against: str | None = None
+    segments: int = option("Straight ways of each kind.", 1000, min=2)
+    subspace: str = option("The plane: pca:2, random:2, plane:A,B,C or an npz file.", "pca:2")
+    against: str | None = option("Count the same in this checkpoint too: initialisation.")
     random_experts: int = 3
-    yes: bool = False
-    out: Path | None = None
+    yes: bool = option("Read more than 2 GB of experts.", False)
+    out: Path | None = option("Write every count: FILE.parquet.")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from moegeom.studies.cells.study.slices import (
 )
 from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.studies.cells.walk.segment_crossings import segment_crossings
+from moegeom.studies.regions import STUDY
 from moegeom.studies.regions.record import (
     EarlierRegions,
     PlaneRegions,
@@ -49,7 +50,7 @@ from moegeom.studies.regions.record import (
     RouterRegions,
     SegmentRegions,
 )
-from moegeom.studies.written import refuse_out, write_rows
+from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
 #: What regions are, by activation of experts without a gate; others are patterns of signs.
@@ -282,15 +283,18 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     UsageError
         Without tokens, when more than 2 GB are to be read without ``yes``, when no router has
         linear boundaries, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.regions(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> [way.way for way in found.value.routers[0].ways]
+    ['random pairs', 'consecutive tokens']
     """
-    if request.out is not None:
-        refuse_out(request.out, request.overwrite, (".parquet",))
     if request.segments < 2:
         raise UsageError(f"--segments {request.segments}: expected 2 or more.")
-    opened = Session.open(request)
-    source = opened.source
-    if source is None:
-        raise UsageError("regions are counted between recorded tokens.", "Add --tokens REC.")
+    opened, source = STUDY.open(request)
     left_out = list(opened.left_out)
     asked = [router for router in opened.recorded if router.rule.is_affine]
     left_out += [

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from moegeom.checks.measured import MeanPull
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import TokensRequest, option
 from moegeom.geometry.reference_laws import Attribution
 
 
@@ -20,11 +20,16 @@ class SpaceRequest(TokensRequest):
     ``experts`` asks for their ranks, ``yes`` says that more than 2 GB of them may be read.
     """
 
-    out: Path | None = None
-    measure: Path | None = None
-    radius: float | None = None
-    experts: bool = False
-    yes: bool = False
+    out: Path | None = option(
+        "Write the laws, FILE.parquet, or the biases of centring, FILE.npz or FILE.safetensors."
+    )
+    measure: Path | None = option(
+        "Write FILE.parquet: shares near ties of two, three and four experts at every width, of "
+        "tokens, laws and balls. Takes about 20 s a layer."
+    )
+    radius: float | None = option("Of the balls, in place of the rms length of the inputs.")
+    experts: bool = option("Read the experts: their rank where tokens are.", False)
+    yes: bool = option("Read more than 2 GB of experts.", False)
 
 
 Meaning = Literal["even", "mean input", "covariance", "rows", "rest", "unknown", "few"]

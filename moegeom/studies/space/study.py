@@ -10,7 +10,6 @@ from pathlib import Path
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
-from moegeom.engine.session import Session
 from moegeom.geometry.border_shares import CONVENTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
@@ -22,6 +21,7 @@ from moegeom.studies.balance.study import (
     refuse_partial_scores,
     write_changes,
 )
+from moegeom.studies.space import STUDY
 from moegeom.studies.space.experts import expert_ranks
 from moegeom.studies.space.laws import FIELDS, SEEDS
 from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest, TieCount
@@ -44,23 +44,22 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         without tokens, and when more than 2 GB of experts are to be read without ``yes``.
     RouterError
         When there are no experts beside a router whose experts are asked for.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-collapsed"
+    >>> found = mg.space(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=2)
+    >>> [router.meaning for router in found.value.routers]
+    ['mean input']
     """
-    if request.out is not None:
-        refuse_out(request.out, request.overwrite, _ENDINGS)
     if request.measure is not None:
         refuse_out(request.measure, request.overwrite, (".parquet",), "--measure")
         if request.measure == request.out:
             raise UsageError(f"--out and --measure name one file, {request.out}.")
     if request.radius is not None and not 0.0 < request.radius < math.inf:
         raise UsageError(f"--radius {request.radius:g}: expected a length above 0.")
-    opened = Session.open(request)
-    source = opened.source
-    if source is None:
-        raise UsageError(
-            "space needs recorded tokens: weights alone do not say what their inputs have in "
-            "common.",
-            "Add --tokens REC.",
-        )
+    opened, source = STUDY.open(request)
     recorded = opened.recorded
     refuse_partial_scores(recorded, source.facts, "say what makes the loads uneven at")
     tensors = {}

@@ -15,6 +15,7 @@ from moegeom import api, explore
 from moegeom.engine.parameters import in_python, option_of, parameters_of, request_of
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.router.requested_family import RequestedFamily
+from moegeom.studies.study import studies
 from moegeom_cli.command import COMMANDS, Commands, typed_name
 from tests.by_day import by_day
 from tests.unit.studies.samples import BALANCED, SAMPLES, sides
@@ -29,7 +30,7 @@ ASKED = [
     if inspect.isfunction(found)
     and found.__module__ in (api.__name__, explore.__name__)
     and not name.startswith("_")
-]
+] + [*studies()]
 
 
 #: By day those of functions that pages of documents call on the same samples wait for the night.
@@ -212,12 +213,22 @@ def test_a_value_of_an_opened_object_gives_way_to_an_option():
     assert [r["name"] for r in mg.scan(opened, layers=1).run["routers"]] == ["text/1"]
 
 
-def test_the_page_says_what_the_docstrings_say():
-    spec = importlib.util.spec_from_file_location("refresh_api", ROOT / "docs/refresh_api.py")
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_says_what_the_docstrings_say():
+    module = script("refresh_api")
     written = (ROOT / "docs/api.md").read_text("utf-8")
     assert written == module.api_page(), "run python docs/refresh_api.py"
     assert set(module.FUNCTIONS) == set(ASKED)
+
+
+def test_types_of_the_functions_are_those_of_their_requests():
+    written = (ROOT / "moegeom/__init__.pyi").read_text("utf-8")
+    assert written == script("refresh_stubs").stub(), "run python docs/refresh_stubs.py"

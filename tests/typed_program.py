@@ -1,0 +1,19 @@
+"""A program as users write it; `make types` reads it, and finds the mistakes that are marked."""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+import numpy as np
+
+import moegeom as mg
+
+
+def main() -> list[str]:
+    checkpoint = mg.open("model", layers="0-3")
+    scanned = mg.scan(checkpoint, "rec", exclude_first=1, arithmetics=["bf16"], out="results")
+    verdict = mg.check(checkpoint, baseline="baseline.json", select="MGI")
+    spaces = mg.space(checkpoint, {"text/0": np.zeros((8, 4))}, layers=0, experts=True)
+    mg.space(checkpoint, "rec", expert=True)  # pyright: ignore[reportCallIssue]
+    mg.scan(checkpoint, seed="one")  # pyright: ignore[reportArgumentType]
+    _ = spaces.value.routers[0].meanings  # pyright: ignore[reportAttributeAccessIssue]
+    codes = [finding.code for finding in (*scanned.findings, *verdict.value.verdict.findings)]
+    return [*codes, *(router.meaning for router in spaces.value.routers)]
