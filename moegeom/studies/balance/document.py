@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moegeom.checks.catalogue.mean_decides import MOST_PULL
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
-from moegeom.document.header import header, skipped
 from moegeom.document.model import (
     Block,
     Document,
@@ -22,9 +20,7 @@ from moegeom.document.model import (
     Table,
     View,
 )
-from moegeom.document.rule_trust import rule_facts
-from moegeom.document.study import sample_fact
-from moegeom.document.summary import Summary
+from moegeom.document.study import study_page, study_record, study_summary
 from moegeom.studies.balance.figures import balance_figures
 from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
 
@@ -51,37 +47,35 @@ _PAGE_HEADS = (
 
 def document(found: Balance, view: View) -> Document:
     """What ``moegeom balance`` says."""
-    run, summary = found.run, _summary(found)
-    name = run["checkpoint"]["name"]
-    ending = [*_limits(found), *skipped(summary)]
+    notes = [*_limits(found)]
     if found.written:
-        ending.append(
+        notes.append(
             f"Biases written to {found.written}: change and selection_bias of each router."
         )
     page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0, 10, 14))
     shown, *fewer = worst_rows(found.routers, lambda router: router.before.max_vio, view)
     shorter = [[_table(found, some)] for some in fewer]
-    return Document(
+    return study_page(
+        found,
         "balance",
-        name,
-        [
-            [*_meanings(found)],
-            [
-                *header(summary, "routers", "rule", "tokens"),
-                sample_fact(found.sample, _halves(found)),
-            ],
-            [Gallery(lambda: [*balance_figures(found)])],
-            [Excerpt([_table(found, shown)], [page], shorter=shorter)],
-            [in_part([*_pushes(found, shown)], "line", view.detail, page=[])],
-            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
-        ],
-        lambda: _record(found),
+        view,
+        [Gallery(lambda: [*balance_figures(found)])],
+        [Excerpt([_table(found, shown)], [page], shorter=shorter)],
+        [in_part([*_pushes(found, shown)], "line", view.detail, page=[])],
+        verdict=_meanings(found),
+        sample=_halves(found),
+        notes=notes,
+        record=lambda: study_record(found, _figures),
     )
 
 
-def _summary(found: Balance) -> Summary:
-    """What the header needs."""
-    return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
+def _figures(router: RouterBalance) -> dict[str, Any]:
+    sentence = SENTENCES[router.meaning]
+    return {
+        "largest_change": router.largest_change,
+        "pushes": router.pushes(),
+        "sentence": sentence,
+    }
 
 
 def _halves(found: Balance) -> str:
@@ -115,12 +109,12 @@ def _verdicts(found: Balance) -> Iterator[tuple[str, str]]:
     for meaning, sentence in SENTENCES.items():
         routers = [router.router for router in found.routers if router.meaning == meaning]
         if routers:
-            yield _summary(found).places(routers), sentence
+            yield study_summary(found).places(routers), sentence
 
 
 def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
     """Place and text: experts that cannot be told apart, ties, and where no guarantee is given."""
-    summary = _summary(found)
+    summary = study_summary(found)
     for router in found.routers:
         for experts, why in router.duplicates:
             named = ", ".join(map(str, experts[:8])) + (" ..." if len(experts) > 8 else "")
@@ -149,7 +143,7 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
 
 def _table(found: Balance, shown: Sequence[RouterBalance]) -> Table:
     """A line for each; the three columns of CV stay or go together."""
-    summary = _summary(found)
+    summary = study_summary(found)
     heads = _HEADS
     rows = [(summary.place(router.router), *_cells(router)) for router in shown]
     rest = len(found.routers) - len(shown)
@@ -188,7 +182,7 @@ def _pushes(found: Balance, shown: Sequence[RouterBalance]) -> Iterator[Block]:
     if uneven:
         yield Note("experts that the bias moves most")
     for router in uneven:
-        place = _summary(found).places([router.router])
+        place = study_summary(found).places([router.router])
         yield Fact(place, f"{_pushed(router)}  ({router.score_unit})", "plain", indent=_ROUTER)
 
 
@@ -241,27 +235,3 @@ def _figure(value: float) -> str:
 
 def _percent(share: float) -> str:
     return percent(share, ".1f")
-
-
-def _record(found: Balance) -> Mapping[str, Any]:
-    routers = [
-        {
-            **dataclasses.asdict(router),
-            "largest_change": router.largest_change,
-            "pushes": router.pushes(),
-            "sentence": SENTENCES[router.meaning],
-        }
-        for router in found.routers
-    ]
-    return {
-        "routers": routers,
-        "left_out": found.left_out,
-        "num_tokens": found.num_tokens,
-        "unit": found.unit,
-        "level": found.level,
-        "sample": dataclasses.asdict(found.sample),
-        "seed": found.seed,
-        "written": found.written,
-        **rule_facts(found.run),
-        "run": found.run,
-    }

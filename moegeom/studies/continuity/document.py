@@ -9,11 +9,11 @@ from typing import Any
 
 from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Axis, Chart, Guide, Panel, Polyline
-from moegeom.document.excerpts import in_part, worst_excerpt
-from moegeom.document.header import header, size, skipped
-from moegeom.document.model import Block, Document, Fact, Gallery, Note, Table, View
+from moegeom.document.excerpts import worst_excerpt
+from moegeom.document.header import size
+from moegeom.document.model import Block, Document, Fact, Gallery, Table, View
 from moegeom.document.place import place
-from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
+from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
 from moegeom.studies.continuity.record import Along, Continuity, RouterContinuity
 
 #: Slopes at small radii from which it is said that the output jumps, or is in proportion to r.
@@ -33,26 +33,20 @@ _SHOWN = 5
 
 def document(found: Continuity, view: View) -> Document:
     """What ``moegeom continuity`` says."""
-    ending = [*_limits(found), *skipped(study_summary(found))]
+    notes = [*_limits(found)]
     if found.written:
-        ending.append(f"Lines and spreads written to {found.written}.")
-    return Document(
+        notes.append(f"Lines and spreads written to {found.written}.")
+    return study_page(
+        found,
         "continuity",
-        found.run["checkpoint"]["name"],
-        [
-            [*_result(found)],
-            [
-                *header(study_summary(found), "routers", "rule", "tokens"),
-                sample_fact(found.sample),
-                Fact("line", _lines(found)),
-                *_gate(found),
-            ],
-            [worst_excerpt(found.routers, _height, view, partial(_routers, found))],
-            [_radii(found)],
-            [Gallery(lambda: [*continuity_figures(found)])],
-            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
-        ],
-        lambda: _record(found),
+        view,
+        [worst_excerpt(found.routers, _height, view, partial(_routers, found))],
+        [_radii(found)],
+        [Gallery(lambda: [*continuity_figures(found)])],
+        verdict=_result(found),
+        facts=[Fact("line", _lines(found)), *_gate(found)],
+        notes=notes,
+        record=lambda: _record(found),
     )
 
 

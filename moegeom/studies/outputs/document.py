@@ -10,10 +10,10 @@ from typing import Any
 from moegeom.core.text import percent
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.excerpts import in_part, worst_excerpt
-from moegeom.document.header import header, size, skipped
-from moegeom.document.model import Block, Document, Fact, Gallery, Note, Table, View
+from moegeom.document.header import size
+from moegeom.document.model import Block, Document, Fact, Gallery, Table, View
 from moegeom.document.place import place
-from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
+from moegeom.document.study import left_out_facts, study_page, study_summary
 from moegeom.document.summary import Summary
 from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
@@ -44,37 +44,26 @@ _EXPERT_HEADS = (
 def document(found: Outputs, view: View) -> Document:
     """What ``moegeom outputs`` says."""
     summary = study_summary(found)
-    notes = [*map(Note, (*_notes(found), *skipped(summary)))]
     every = [_every(summary, found.routers)] if found.every_expert else []
-    return Document(
-        "outputs",
-        found.run["checkpoint"]["name"],
-        [
-            [*_verdict(found)],
-            [
-                *header(summary, "routers", "rule", "tokens"),
-                sample_fact(found.sample, f"Experts read: {_read(found)}."),
-            ],
-            [Gallery(lambda: [*outputs_figures(found)])],
-            [
-                worst_excerpt(
-                    found.routers,
-                    lambda one: one.routed_mean_share,
-                    view,
-                    partial(_layers, found),
-                    *every,
-                    _experts(summary, found.routers),
-                )
-            ],
-            [in_part(every, "line", view.detail, page=[])] if every else [],
-            [in_part(notes, "note", view.detail, is_aside=True)],
-        ],
-        lambda: study_record(found),
+    layers = worst_excerpt(
+        found.routers,
+        lambda one: one.routed_mean_share,
+        view,
+        partial(_layers, found),
+        *every,
+        _experts(summary, found.routers),
     )
-
-
-def _read(found: Outputs) -> str:
-    return size(sum(one.num_bytes for one in found.routers))
+    return study_page(
+        found,
+        "outputs",
+        view,
+        [Gallery(lambda: [*outputs_figures(found)])],
+        [layers],
+        [in_part(every, "line", view.detail, page=[])] if every else [],
+        verdict=_verdict(found),
+        sample=f"Experts read: {size(sum(one.num_bytes for one in found.routers))}.",
+        notes=_notes(found),
+    )
 
 
 def _verdict(found: Outputs) -> Iterator[Block]:

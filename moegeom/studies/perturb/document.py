@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_excerpt
-from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
-from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
+from moegeom.document.excerpts import worst_excerpt
+from moegeom.document.model import Block, Document, Excerpt, Fact, Table, View
+from moegeom.document.study import left_out_facts, study_page, study_summary
 from moegeom.studies.perturb.record import NearTie, Perturbed, RouterPaths
 
 #: Pairs of experts that a screen shows of all routers together.
@@ -31,22 +30,22 @@ _TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
 
 def document(found: Perturbed, view: View) -> Document:
     """What ``moegeom perturb`` says."""
-    ending = [*_limits(found), *skipped(study_summary(found))]
+    notes, sections = [*_limits(found)], []
     if found.written:
-        ending.append(f"Curves, exits and time near ties written to {found.written}.")
-    sections: list[Sequence[Block]] = [
-        [*_result(found)],
-        [*header(study_summary(found), "routers", "rule", "tokens"), *_moving(found)],
-    ]
+        notes.append(f"Curves, exits and time near ties written to {found.written}.")
     if found.routers:
-        soonest = partial(_curves, found)
-        sections.append(
-            [worst_excerpt(found.routers, lambda one: -one.half.simulated, view, soonest)]
-        )
-        sections.append([*_pairs(found, view)])
-    sections.append([in_part([*map(Note, ending)], "note", view.detail, is_aside=True)])
-    return Document(
-        "perturb", found.run["checkpoint"]["name"], sections, lambda: study_record(found)
+        curves = partial(_curves, found)
+        worst = worst_excerpt(found.routers, lambda one: -one.half.simulated, view, curves)
+        sections = [[worst], [*_pairs(found, view)]]
+    moved = Fact("moved", f"{found.noise[:1].upper()}{found.noise[1:]}.")
+    return study_page(
+        found,
+        "perturb",
+        view,
+        *sections,
+        verdict=_result(found),
+        facts=[moved] if found.routers else [],
+        notes=notes,
     )
 
 
@@ -111,13 +110,6 @@ def _near(found: Perturbed) -> str:
         parts.append(f"{percent(share) if share else 'none'} near {_TIES[tie.order]}")
     near = f"within {percent(found.eps)} of the rms"
     return f"Of the time up to {found.time:.3g}, {near}: {', '.join(parts)}."
-
-
-def _moving(found: Perturbed) -> Iterator[Block]:
-    if not found.routers:
-        return
-    yield sample_fact(found.sample)
-    yield Fact("moved", f"{found.noise[:1].upper()}{found.noise[1:]}.")
 
 
 # ------------------------------------------------------------------------------------------- tables

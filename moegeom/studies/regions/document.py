@@ -9,10 +9,9 @@ from functools import partial
 import numpy as np
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_excerpt
-from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Fact, Note, Table, View
-from moegeom.document.study import left_out_facts, sample_fact, study_record, study_summary
+from moegeom.document.excerpts import worst_excerpt
+from moegeom.document.model import Block, Document, Fact, Table, View
+from moegeom.document.study import left_out_facts, study_page, study_summary
 from moegeom.document.summary import Summary
 from moegeom.studies.regions.record import Regions, RouterRegions
 
@@ -33,23 +32,17 @@ _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 def document(found: Regions, view: View) -> Document:
     """What ``moegeom regions`` says."""
-    summary = study_summary(found)
-    notes = [*map(Note, (*_notes(found), *skipped(summary)))]
+    summary, notes = study_summary(found), [*_notes(found)]
     if found.written:
-        notes.append(Note(f"Counts written to {found.written}."))
-    return Document(
+        notes.append(f"Counts written to {found.written}.")
+    tables = (partial(table, summary) for table in (_ways, _planes))
+    return study_page(
+        found,
         "regions",
-        found.run["checkpoint"]["name"],
-        [
-            [*_verdict(found)],
-            [*header(summary, "routers", "rule", "tokens"), sample_fact(found.sample)],
-            *(
-                [worst_excerpt(found.routers, _changes, view, partial(table, summary))]
-                for table in (_ways, _planes)
-            ),
-            [in_part(notes, "note", view.detail, is_aside=True)],
-        ],
-        lambda: study_record(found),
+        view,
+        *([worst_excerpt(found.routers, _changes, view, table)] for table in tables),
+        verdict=_verdict(found),
+        notes=notes,
     )
 
 

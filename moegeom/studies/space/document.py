@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_rows
-from moegeom.document.header import header, skipped
+from moegeom.document.excerpts import worst_rows
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
-from moegeom.document.rule_trust import rule_facts
-from moegeom.document.study import sample_fact
-from moegeom.document.summary import Summary
+from moegeom.document.study import study_page, study_record, study_summary
 from moegeom.geometry.reference_laws import Attribution
 from moegeom.studies.space.figures import space_figures
 from moegeom.studies.space.record import SENTENCES, MeasuredShare, RouterSpace, RouterSpaces
@@ -59,40 +55,31 @@ _PAGE_HEADS = (
 
 def document(found: RouterSpaces, view: View) -> Document:
     """What ``moegeom space`` says."""
-    run, summary = found.run, _summary(found)
-    ending = [*_limits(found), *skipped(summary)]
+    notes = [*_limits(found)]
     if found.written:
         what = "Laws" if found.written.endswith(".parquet") else "Biases of centring"
-        ending.append(f"{what} written to {found.written}.")
+        notes.append(f"{what} written to {found.written}.")
     if found.measure:
-        ending.append(f"Shares near ties written to {found.measure}.")
+        notes.append(f"Shares near ties written to {found.measure}.")
     page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0,))
     shown, *fewer = worst_rows(found.routers, lambda router: router.tokens.max_vio, view)
-    return Document(
+    return study_page(
+        found,
         "space",
-        run["checkpoint"]["name"],
-        [
-            [*_meanings(found)],
-            [
-                *header(summary, "routers", "rule", "tokens"),
-                sample_fact(found.sample, _drawn(found)),
-            ],
-            [Excerpt([_loads(found, shown)], [page], shorter=[[_loads(found, f)] for f in fewer])],
-            [Excerpt([_sets(found, shown)], [], shorter=[[_sets(found, f)] for f in fewer])],
-            [*_measure(found)],
-            [Gallery(lambda: [*space_figures(found)])],
-            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
-        ],
-        lambda: _record(found),
+        view,
+        [Excerpt([_loads(found, shown)], [page], shorter=[[_loads(found, f)] for f in fewer])],
+        [Excerpt([_sets(found, shown)], [], shorter=[[_sets(found, f)] for f in fewer])],
+        [*_measure(found)],
+        [Gallery(lambda: [*space_figures(found)])],
+        verdict=_meanings(found),
+        sample=f"As many are drawn from each law, {found.seeds} times (seed {found.seed}).",
+        notes=notes,
+        record=lambda: study_record(found, _figures),
     )
 
 
-def _summary(found: RouterSpaces) -> Summary:
-    return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
-
-
-def _drawn(found: RouterSpaces) -> str:
-    return f"As many are drawn from each law, {found.seeds} times (seed {found.seed})."
+def _figures(router: RouterSpace) -> dict[str, Any]:
+    return {"is_pulled": router.is_pulled, "sentence": SENTENCES[router.meaning]}
 
 
 def _meanings(found: RouterSpaces) -> Iterator[Block]:
@@ -102,15 +89,15 @@ def _meanings(found: RouterSpaces) -> Iterator[Block]:
     for meaning, sentence in SENTENCES.items():
         routers = [router.router for router in found.routers if router.meaning == meaning]
         if routers:
-            yield Fact(label, f"{_summary(found).places(routers)}: {sentence}", look)
+            yield Fact(label, f"{study_summary(found).places(routers)}: {sentence}", look)
             label = ""
     for name, reason in found.left_out:
-        yield Fact(label, f"{_summary(found).place(name)}: not looked at: {reason}.", look)
+        yield Fact(label, f"{study_summary(found).place(name)}: not looked at: {reason}.", look)
         label = ""
 
 
 def _loads(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
-    summary = _summary(found)
+    summary = study_summary(found)
     rest = len(found.routers) - len(shown)
     more = f"and {rest} more that were more even: --detail" if rest else ""
     rows = [(summary.place(router.router), *_load_cells(router)) for router in shown]
@@ -118,7 +105,7 @@ def _loads(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
 
 
 def _sets(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
-    summary = _summary(found)
+    summary = study_summary(found)
     rows = [(summary.place(r.router), *_set_cells(r)) for r in shown]
     return Table(_SETS, rows, drops=_SETS_DROPS)
 
@@ -190,9 +177,10 @@ def _measure(found: RouterSpaces) -> Iterator[Block]:
             ball = share.get((order, width, "ball"))
             cells.append(_bound(ball))
         rows.append(tuple(cells))
+    place = study_summary(found).place(router.router)
     yield Note(
-        f"Layer {_summary(found).place(router.router)}: shares nearer than a width to where two, "
-        "and three, experts tie at the border of the chosen set."
+        f"Layer {place}: shares nearer than a width to where two, and three, experts "
+        " tie at the border of the chosen set."
     )
     yield Table(_MEASURE, rows)
 
@@ -249,7 +237,7 @@ def _near(found: RouterSpaces) -> Iterator[str]:
         return
     near = first.near
     bound, leading = (min(share, 1.0) for share in (10.0 ** near.bounds_log10[0], near.leading))
-    place = _summary(found).place(first.router)
+    place = study_summary(found).place(first.router)
     yield (
         f"Layer {place}: {near.borders:.3g} of {near.num_pairs:,} boundaries between two experts "
         f"border the chosen set, counted by shares. Within {near.width:.2g} of them lies "
@@ -277,8 +265,9 @@ def _reach(found: RouterSpaces) -> Iterator[str]:
         for one in router.reach
     )
     sets = math.comb(router.num_experts, router.top_k)
+    place = study_summary(found).place(router.router)
     yield (
-        f"Expert sets that an affine set can meet in layer {_summary(found).place(router.router)}: "
+        f"Expert sets that an affine set can meet in layer {place}: "
         f"{reach}; {_count(math.log10(sets))} there are. These tokens meet "
         f"{router.tokens.num_sets:,.0f}. Curved data may meet more."
     )
@@ -297,7 +286,7 @@ def _cones(found: RouterSpaces) -> Iterator[str]:
             f"{cones.correlation:.2f}, and by {cones.correlation_by_size:.2f} were size all"
         )
     yield (
-        f"The expert sets met in layer {_summary(found).place(first.router)} take "
+        f"The expert sets met in layer {study_summary(found).place(first.router)} take "
         f"{percent(cones.covered, '.3g')} of all directions from 0; {rank}. The most frequent "
         f"takes {percent(cones.modal)} of directions and {percent(first.tokens.modal_share)} of "
         "tokens."
@@ -308,9 +297,10 @@ def _experts(found: RouterSpaces) -> Iterator[str]:
     """What experts tell apart of the data: narrow ones, then the layer of least rank."""
     known = [(router.router, router.experts) for router in found.routers if router.experts]
     if narrow := [name for name, ranks in known if ranks.is_narrow]:
+        places = study_summary(found).places(narrow)
         yield (
-            f"{_summary(found).places(narrow)}: experts have fewer neurons than the inputs have "
-            "dimensions, and cannot tell all directions apart."
+            f"{places}: experts have fewer neurons than the inputs have dimensions, and cannot "
+            "tell all directions apart."
         )
     if not known:
         return
@@ -323,8 +313,9 @@ def _experts(found: RouterSpaces) -> Iterator[str]:
             f"; around a token, on {number_of(ranks.local_dims, 'direction')}, "
             f"{ranks.local_median:.3g} and {ranks.local_random:.3g}"
         )
+    place = study_summary(found).place(name)
     yield (
-        f"Experts of layer {_summary(found).place(name)} have {number_of(ranks.width, 'neuron')}"
+        f"Experts of layer {place} have {number_of(ranks.width, 'neuron')}"
         f"{over}. On the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance their "
         f"effective rank is {ranks.effective_median:.3g} ({ranks.effective_min:.3g} the least), of "
         f"random rows {ranks.effective_random:.3g}{around}."
@@ -344,23 +335,3 @@ def _figure(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else percent(value, ".1f")
-
-
-def _record(found: RouterSpaces) -> Mapping[str, Any]:
-    return {
-        "routers": [
-            {
-                **dataclasses.asdict(router),
-                "is_pulled": router.is_pulled,
-                "sentence": SENTENCES[router.meaning],
-            }
-            for router in found.routers
-        ],
-        "left_out": found.left_out,
-        "seeds": found.seeds,
-        "sample": dataclasses.asdict(found.sample),
-        "seed": found.seed,
-        "written": found.written,
-        **rule_facts(found.run),
-        "run": found.run,
-    }
