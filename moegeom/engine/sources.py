@@ -22,8 +22,8 @@ from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.source import Request as Asked
-from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
+from moegeom.tokens.traces.source import CountedSource
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384

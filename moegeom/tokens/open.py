@@ -15,7 +15,7 @@ from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
 from moegeom.tokens.sources.trace import holds_traces, open_traces, recognises
 from moegeom.tokens.stages import STAGE_TENSORS
-from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
+from moegeom.tokens.traces.trace import DIALECTS, find_dialect
 
 #: What else people store hidden states in.
 _PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")

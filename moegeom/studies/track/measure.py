@@ -24,7 +24,7 @@ from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
 from moegeom.tokens.held import NAME as HELD_NAME
 from moegeom.tokens.held import HeldArrays
-from moegeom.tokens.traces.counted import CountedSource
+from moegeom.tokens.traces.source import CountedSource
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,26 @@
-"""What another run chose for the tokens of a recording, matched and held against neighbours."""
+"""What another run chose for the tokens of a recording, and the proof that these are the tokens.
+
+Requests are matched to documents by their token ids, rows to tokens by the position. Where both
+sides know what was chosen, the match is held against its neighbours: the same rows one or two
+tokens earlier or later, one layer up or down. The right place is the one where choices agree, and
+a match that fits better elsewhere is refused with that place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Integer
+from jaxtyping import Bool, Int, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.text import number_of
-from moegeom.core.tokens import TokenSource
+from moegeom.core.text import number_of, percent
+from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import DOCUMENTS_HINT, Fit, Reference, TraceRows, align
 
 #: Tokens whose columns are held, of each side: document, position and token id.
 MOST_TOKENS = 100_000_000
@@ -203,3 +210,371 @@ class _StoredChoices:
                 found[done : done + stop - start, index] = ids
             done += stop - start
         return found
+
+
+# ---------------------------------------------------------------------------------- alignment
+
+#: Shifts that are tried: rows of the trace against tokens of the reference, and layers.
+TOKEN_SHIFTS = (-2, -1, 0, 1, 2)
+LAYER_SHIFTS = (-1, 0, 1)
+
+#: Tokens whose choices are compared at each shift.
+COMPARED_TOKENS = 20_000
+
+#: TraceRows that follow one another among them, since files are read in ranges.
+_RUN = 32
+
+#: Tokens of a request that make it a continuation of a shorter document.
+_BEGINNING = 16
+
+#: Standard errors by which the right place must stand out from the others.
+_STANDS_OUT = 4.0
+
+#: Agreement at which the place is believed although others fit as well: choices hardly change.
+_SAME_EVERYWHERE = 0.9
+
+
+class ChosenRows(Protocol):
+    """Choices (tokens, routers, slots) in any order of the slots: an array, or what reads rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(
+        self, rows: Int64[np.ndarray, "some"], /
+    ) -> Integer[np.ndarray, "some routers slots"]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TraceRows:
+    """The rows of a trace that are aligned. Columns are -1 where not known; ``row`` is the row in
+    the request, ``names`` are those of requests.
+    """
+
+    chosen: ChosenRows
+    request: Int64[np.ndarray, "tokens"]
+    row: Int32[np.ndarray, "tokens"]
+    position: Int32[np.ndarray, "tokens"]
+    token_id: Int32[np.ndarray, "tokens"]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a trace is aligned to: columns and, where known, choices of the same routers."""
+
+    name: str
+    columns: TokenColumns
+    chosen: ChosenRows | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Share of equal chosen sets when rows are shifted by tokens and layers."""
+
+    token_shift: int
+    layer_shift: int
+    share: float
+    num_compared: int
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """``token`` is the reference token of each row of the trace, -1 where it has none.
+
+    ``fits`` are in the order of ``TOKEN_SHIFTS`` x ``LAYER_SHIFTS``; empty where the reference
+    knows no choices. ``notes`` say what was matched, with counts.
+    """
+
+    token: Int[np.ndarray, "rows"]
+    fits: tuple[Fit, ...]
+    notes: tuple[str, ...]
+
+
+def align(reference: Reference, trace: TraceRows, must_fit: bool = True) -> Alignment:
+    """The reference token of every row, by (request, position, token id).
+
+    Without ``must_fit`` a place that fits worse than another is no error: the fits tell of it.
+
+    Raises
+    ------
+    RecordingError
+        When requests cannot be told apart, token ids contradict each other, nothing is common, or
+        choices agree better at another place; with counts.
+    """
+    documents = _documents(reference)
+    matched = _match_requests(reference, trace, documents)
+    token = np.full(len(trace.request), -1, np.int64)
+    starts = np.searchsorted(trace.request, np.arange(len(trace.names) + 1))
+    for request, document in enumerate(matched):
+        if document is None:
+            continue
+        rows = slice(starts[request], starts[request + 1])
+        place = _positions(trace)[rows]
+        at = documents[document]
+        inside = place < len(at)
+        token[rows] = np.where(inside, at[np.minimum(place, len(at) - 1)], -1)
+    num_matched = int((token >= 0).sum())
+    if not num_matched:
+        raise RecordingError(
+            f"{reference.name} and the trace have no token in common: {len(trace.names):,} "
+            f"requests, {number_of(len(documents), 'document')}.",
+            "They are of different texts, or of different orders without token ids.",
+        )
+    _check_token_ids(reference, trace, token)
+    fits = () if reference.chosen is None else _fits(reference.chosen, trace, token, reference)
+    num_requests = sum(document is not None for document in matched)
+    counted = (
+        f"rows matched to {reference.name}: {num_matched:,} of {len(token):,}, in "
+        f"{num_requests:,} of {len(matched):,} requests"
+    )
+    proof = (_judged(fits, reference.name),) if fits and must_fit else ()
+    return Alignment(token, fits, (counted, *proof))
+
+
+#: What to do where documents are not known.
+DOCUMENTS_HINT = (
+    "Keys document and position, one integer for each token, say it in an npz; moegeom capture "
+    "records them."
+)
+
+
+def _documents(reference: Reference) -> list[Int[np.ndarray, "tokens"]]:
+    """Tokens of each document, by position; positions must count from 0 without gaps."""
+    columns = reference.columns
+    if (columns.document < 0).any() or (columns.position < 0).any():
+        raise RecordingError(
+            f"{reference.name}: does not say where its documents begin; nothing can be aligned.",
+            DOCUMENTS_HINT,
+        )
+    order = np.lexsort((columns.position, columns.document))
+    edges = np.flatnonzero(np.diff(columns.document[order])) + 1
+    parts = np.split(order, edges)
+    for part in parts:
+        if not np.array_equal(columns.position[part], np.arange(len(part))):
+            raise RecordingError(
+                f"{reference.name}: positions of document {columns.document[part[0]]} do not "
+                f"count from 0 to {len(part) - 1}."
+            )
+    return parts
+
+
+def _positions(trace: TraceRows) -> Int32[np.ndarray, "rows"]:
+    """Positions in the sequence; the row where the file does not say."""
+    return np.where(trace.position >= 0, trace.position, trace.row).astype(np.int32)
+
+
+def _match_requests(
+    reference: Reference, trace: TraceRows, documents: Sequence[np.ndarray]
+) -> list[int | None]:
+    """The document of each request: by content where token ids are known, else by order."""
+    token_ids = reference.columns.token_id
+    if (trace.token_id < 0).any() or (token_ids < 0).any():
+        return _match_by_order(reference, trace, documents)
+    position = _positions(trace)
+    starts = np.searchsorted(trace.request, np.arange(len(trace.names) + 1))
+    texts = _Texts([token_ids[part] for part in documents])
+    taken: set[int] = set()
+    matched: list[int | None] = []
+    for request in range(len(trace.names)):
+        rows = slice(starts[request], starts[request + 1])
+        found = texts.with_tokens(position[rows], trace.token_id[rows])
+        # equal texts are the same tokens: which of them does not matter
+        free = [document for document in found if document not in taken] or found
+        matched.append(free[0] if free else None)
+        taken.update(free[:1])
+    if not taken:
+        # no token in common is a finding of its own, with examples
+        return _match_by_order(reference, trace, documents)
+    return matched
+
+
+class _Texts:
+    """Documents by the tokens in a span of them."""
+
+    def __init__(self, token_ids: Sequence[np.ndarray]) -> None:
+        self._token_ids = [ids.astype(np.int64) for ids in token_ids]
+        self._by_span: dict[tuple[int, int], dict[bytes, list[int]]] = {}
+
+    def with_tokens(self, position: np.ndarray, token_id: np.ndarray) -> list[int]:
+        """Documents that have these tokens at these positions; else those with their beginning.
+
+        A document that ends before the request does has the beginning.
+        """
+        wanted = token_id.astype(np.int64)
+        first, last = int(position[0]), int(position[-1])
+        if last - first + 1 == len(position):
+            for length in (len(position), min(_BEGINNING, len(position))):
+                found = self._in_span(first, length).get(wanted[:length].tobytes(), [])
+                if found:
+                    whole = [d for d in found if _has(self._token_ids[d], position, wanted)]
+                    return whole or found
+            return []
+        return [d for d, ids in enumerate(self._token_ids) if _has(ids, position, wanted)]
+
+    def _in_span(self, first: int, length: int) -> dict[bytes, list[int]]:
+        if (first, length) not in self._by_span:
+            by_content: dict[bytes, list[int]] = {}
+            for document, ids in enumerate(self._token_ids):
+                if len(ids) >= first + length:
+                    content = ids[first : first + length].tobytes()
+                    by_content.setdefault(content, []).append(document)
+            self._by_span[first, length] = by_content
+        return self._by_span[first, length]
+
+
+def _has(ids: np.ndarray, position: np.ndarray, wanted: np.ndarray) -> bool:
+    inside = position < len(ids)
+    return bool(inside.any() and (ids[position[inside]] == wanted[inside]).all())
+
+
+def _match_by_order(
+    reference: Reference, trace: TraceRows, documents: Sequence[np.ndarray]
+) -> list[int | None]:
+    rows = np.bincount(trace.request, minlength=len(trace.names))
+    lengths = np.array([len(part) for part in documents])
+    if len(rows) != len(lengths):
+        raise RecordingError(
+            f"{reference.name} has {number_of(len(lengths), 'document')} and the trace "
+            f"{number_of(len(rows), 'request')}, and token ids are not known on both sides.",
+            "Store the token ids in the trace (vLLM: return_token_ids).",
+        )
+    behind = np.zeros(len(rows), np.int64)
+    np.maximum.at(behind, trace.request, _positions(trace).astype(np.int64) + 1)
+    fits = (behind == lengths) | (behind == lengths - 1)
+    if not fits.all():
+        bad = int(np.argmin(fits))
+        raise RecordingError(
+            f"{reference.name}: document {bad} has {number_of(lengths[bad], 'token')} and request "
+            f"{trace.names[bad]} {number_of(behind[bad], 'row')}; expected as many or one less "
+            f"({int((~fits).sum())} of {len(fits)} do not fit).",
+            "Another order of the requests, or another text.",
+        )
+    return list(range(len(rows)))
+
+
+def _check_token_ids(reference: Reference, trace: TraceRows, token: np.ndarray) -> None:
+    """Raises RecordingError where matched rows are of different token ids."""
+    known = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
+    other = reference.columns.token_id[token[known]]
+    known, other = known[other >= 0], other[other >= 0]
+    wrong = trace.token_id[known] != other
+    if wrong.any():
+        row = known[int(np.argmax(wrong))]
+        raise RecordingError(
+            f"{reference.name}: {int(wrong.sum()):,} of {len(known):,} matched rows are of another "
+            f"token; first in request {trace.names[int(trace.request[row])]} at position "
+            f"{int(_positions(trace)[row])}: token {int(trace.token_id[row])} here, "
+            f"{int(other[int(np.argmax(wrong))])} there.",
+            "The trace is of another text, or its positions are shifted.",
+        )
+
+
+def _fits(
+    chosen: ChosenRows, trace: TraceRows, token: np.ndarray, reference: Reference
+) -> tuple[Fit, ...]:
+    """Agreement at every shift, on evenly spaced runs of rows."""
+    if chosen.shape[1:] != trace.chosen.shape[1:]:
+        raise RecordingError(
+            f"{reference.name}: choices of {chosen.shape[1]} routers x {chosen.shape[2]} experts; "
+            f"the trace has {trace.chosen.shape[1]} x {trace.chosen.shape[2]}."
+        )
+    some = _spread(np.flatnonzero(token >= 0))
+    rows = np.sort(trace.chosen[some].astype(np.int64), axis=2)
+    num_layers, document = rows.shape[1], reference.columns.document
+    last_token = len(document) - 1
+    # every token that some shift meets, read once
+    near = np.unique(token[some, None] + np.array(TOKEN_SHIFTS))
+    near = near[(near >= 0) & (near <= last_token)]
+    there = np.sort(chosen[near].astype(np.int64), axis=2)
+    fits = []
+    for by_tokens, by_layers in product(TOKEN_SHIFTS, LAYER_SHIFTS):
+        at = token[some] + by_tokens
+        inside = (at >= 0) & (at <= last_token)
+        inside &= document[np.clip(at, 0, last_token)] == document[token[some]]
+        first, last = max(0, -by_layers), num_layers - max(0, by_layers)
+        if not inside.any() or first >= last:
+            continue
+        found = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
+        equal = _equal_sets(rows[inside, first:last], found)
+        fits.append(Fit(by_tokens, by_layers, float(equal.mean()), int(equal.size)))
+    return tuple(fits)
+
+
+def _spread(rows: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
+    """All rows if they are few, else runs of them, evenly spaced."""
+    every = len(rows) // COMPARED_TOKENS
+    if every < 2:
+        return rows
+    return rows[np.arange(len(rows)) // _RUN % every == 0]
+
+
+def _equal_sets(one: np.ndarray, other: np.ndarray) -> Bool[np.ndarray, "rows layers"]:
+    return (one == other).all(axis=2)
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Choices as placed against the best other place; ``lead`` is in standard errors."""
+
+    here: Fit
+    best: Fit
+    lead: float
+
+    @property
+    def is_proven(self) -> bool:
+        return self.lead > _STANDS_OUT
+
+    @property
+    def is_misplaced(self) -> bool:
+        return self.lead < -_STANDS_OUT
+
+    @property
+    def other_place(self) -> str:
+        """The best other place in words."""
+        return _spoken(self.best)
+
+    @property
+    def measured(self) -> str:
+        """Both agreements in words."""
+        here, best = (percent(found.share, ".1f") for found in (self.here, self.best))
+        number = self.here.num_compared
+        return f"{here} of {number:,} sets are equal as placed, {best} {self.other_place}"
+
+
+def placing(fits: Sequence[Fit]) -> Placing:
+    """Which place the choices prove, if any; of the fits of an alignment."""
+    here = next(fit for fit in fits if fit.token_shift == fit.layer_shift == 0)
+    best = max((fit for fit in fits if fit is not here), key=lambda fit: fit.share, default=here)
+    noise = np.sqrt(sum(fit.share * (1 - fit.share) / fit.num_compared for fit in (here, best)))
+    ahead = here.share - best.share
+    lead = float(np.sign(ahead) * np.inf if noise == 0.0 and ahead else ahead / (noise or 1.0))
+    return Placing(here, best, lead)
+
+
+def _judged(fits: Sequence[Fit], name: str) -> str:
+    """What the shifts prove; RecordingError when they prove another place, or nothing."""
+    found = placing(fits)
+    here, measured = found.here, f"{found.measured} ({name})"
+    if found.is_proven:
+        return f"alignment proven by the choices: {measured}"
+    if found.is_misplaced:
+        raise RecordingError(
+            f"Trace misaligned: {measured}.", f"Shift it: {found.other_place} it fits better."
+        )
+    if here.share >= _SAME_EVERYWHERE:
+        return f"choices hardly change from token to token and prove no alignment: {measured}"
+    raise RecordingError(
+        f"Trace not aligned: {measured}; no place stands out among "
+        f"{number_of(len(fits), 'shift')}.",
+        "Another text, another checkpoint, or too few tokens to tell.",
+    )
+
+
+def _spoken(fit: Fit) -> str:
+    said = [
+        f"{shift:+d} {unit}{'' if abs(shift) == 1 else 's'}"
+        for shift, unit in ((fit.token_shift, "token"), (fit.layer_shift, "layer"))
+        if shift
+    ]
+    return f"shifted by {' and '.join(said)}" if said else "as placed"

@@ -13,15 +13,15 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenColumns
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import (
+from moegeom.tokens.traces.run_b import (
     LAYER_SHIFTS,
     TOKEN_SHIFTS,
     Alignment,
     Reference,
     TraceRows,
     align,
+    match_run_b,
 )
-from moegeom.tokens.traces.run_b import match_run_b
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.written import Truth, rows_in_memory, truth
 

@@ -21,8 +21,7 @@ from moegeom.core.parquet import parquet_facts
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.stages import EXPERT_DTYPES
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 
 _FILES, _IDS = "layer_*.parquet", "indices"
 

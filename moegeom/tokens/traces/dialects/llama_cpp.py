@@ -20,8 +20,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 
 #: Numbers of an axis beyond which a gap is printed.
 _SHOWN = 6

@@ -15,8 +15,7 @@ import numpy as np
 from moegeom.checkpoint.formats.gguf import GgufFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.trace import Trace
+from moegeom.tokens.traces.trace import Dialect, Trace
 
 _COUNTS = re.compile(r"blk\.(\d{1,4})\.ffn_(?:gate|up|down|gate_up)_exps\.weight\.counts")
 

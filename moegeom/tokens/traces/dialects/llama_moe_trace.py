@@ -23,9 +23,8 @@ from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 
 _NAMES = ("layer", "expert")
 

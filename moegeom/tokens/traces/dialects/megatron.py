@@ -17,17 +17,15 @@ from jaxtyping import Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import quoted
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._encodings import nested_ids
-from moegeom.tokens.traces.dialects._json_records import json_records, whole_number
+from moegeom.tokens.traces.dialects._json import json_records, nested_ids, whole_number
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     PIECE_BYTES,
+    Dialect,
     Pieces,
     Place,
     RequestTrace,
     Trace,
-    whole,
 )
 
 _FILES = "router_trace_rank*.jsonl"
@@ -48,17 +46,12 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.glob(_FILES), key=_rank)
 
 
-def read(path: Path) -> Trace:
-    """Every microbatch of a rank as a request, by step."""
-    return whole(pieces(path, BEGINNING))
-
-
 def pieces(path: Path, place: Place) -> Pieces:
     """Microbatches by pieces of whole steps, where each step stands in one run of lines."""
     steps = _Steps(path)
     size, begun = 0, place
     for record in json_records(path, place):
-        line, where = record.found, record.where
+        line, where = record.value, record.where
         block = line.get("block", "decoder")
         if block != "decoder":
             steps.num_other_blocks += 1
@@ -190,7 +183,6 @@ DIALECT = Dialect(
     versions="Megatron-LM d98e8a64dd (2026-08-22)",
     source="megatron/core/transformer/moe/router_trace.py; PR 5220",
     recognises=recognises,
-    read=read,
     pieces=pieces,
     files=files_of,
     copies="ranks with the same lines as another, left out",

@@ -15,10 +15,8 @@ from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import TRACE_BYTES
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._encodings import nested_ids
-from moegeom.tokens.traces.dialects._json_records import json_records, shows, whole_number
-from moegeom.tokens.traces.trace import Trace
+from moegeom.tokens.traces.dialects._json import json_records, nested_ids, shows, whole_number
+from moegeom.tokens.traces.trace import Dialect, Trace
 
 _FIELDS = (rb'"iter"\s{0,9}:', rb'"layer"\s{0,9}:', rb'"tpe"\s{0,9}:')
 
@@ -36,7 +34,7 @@ def read(path: Path) -> Trace:
     steps: dict[int, dict[int, Int64[np.ndarray, "experts"]]] = {}
     others = 0
     for record in json_records(path):
-        where, line = record.where, record.found
+        where, line = record.where, record.value
         if line.get("block", "decoder") != "decoder":
             others += 1
             continue

@@ -14,9 +14,8 @@ from jaxtyping import Int32
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._json_records import json_records, shows, whole_number
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.dialects._json import json_records, shows, whole_number
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 
 _LAYER, _TOKEN, _EXPERT, _WEIGHT = "layer", "token_idx", "expert_idx", "gate_weight"
 
@@ -35,7 +34,7 @@ def read(path: Path) -> Trace:
     found: list[tuple[int, int, int]] = []
     weights: list[float] = []
     for record in json_records(path):
-        where, line = record.where, record.found
+        where, line = record.where, record.value
         expert, weight = line.get(_EXPERT), line.get(_WEIGHT)
         if type(expert) is not int or not abs(expert) < 2**31:
             raise RecordingError(f"{where}: '{_EXPERT}' is {expert!r:.40}; expected an expert.")

@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._torch_file import TorchFile, has_keys, open_torch_file
 from moegeom.tokens.traces.trace import (
-    BEGINNING,
     PIECE_BYTES,
+    Dialect,
     Pieces,
     Place,
     RequestTrace,
     Trace,
-    whole,
 )
 
 _FIELD = "rollout_routed_experts"
@@ -31,11 +29,6 @@ _FIELD = "rollout_routed_experts"
 def recognises(path: Path) -> bool:
     """True for a file of torch that mentions samples and their routed experts."""
     return has_keys(path, "samples", _FIELD)
-
-
-def read(path: Path) -> Trace:
-    """Every sample with routed experts; those without (before their first turn) are counted."""
-    return whole(pieces(path, BEGINNING))
 
 
 def pieces(path: Path, place: Place) -> Pieces:
@@ -94,6 +87,5 @@ DIALECT = Dialect(
     versions="slime 624b824a89 and miles 31f1ca961a (2026-08-21)",
     source="slime/utils/types.py (Sample), slime/ray/rollout.py; PRs slime 715, 810, 1045",
     recognises=recognises,
-    read=read,
     pieces=pieces,
 )

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Bool
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._batch_arrays import (
     IDS,
     batch_rows,
@@ -26,7 +25,13 @@ from moegeom.tokens.traces.dialects._batch_arrays import (
     refuse_other_shape,
     shape_of,
 )
-from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, RequestTrace, Trace, whole
+from moegeom.tokens.traces.trace import (
+    Dialect,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+)
 
 _PROMPT, _COMPLETION = "prompt_ids", "completion_ids"
 _PROMPT_MASK, _COMPLETION_MASK, _SEGMENTS = "prompt_mask", "completion_mask", "segment_ids"
@@ -35,11 +40,6 @@ _PROMPT_MASK, _COMPLETION_MASK, _SEGMENTS = "prompt_mask", "completion_mask", "s
 def recognises(path: Path) -> bool:
     """True for arrays with ids of four dimensions, prompts and completions."""
     return holds_ids(path, _PROMPT, _COMPLETION)
-
-
-def read(path: Path) -> Trace:
-    """Every sequence of the payload; those without any captured row are kept, for the cleaning."""
-    return whole(pieces(path, BEGINNING))
 
 
 def pieces(path: Path, place: Place) -> Pieces:
@@ -102,6 +102,5 @@ DIALECT = Dialect(
     source="tunix RLTrainerPayload (routed_experts, UNSET_ROUTED_EXPERT) and its padded batch "
     "assembly",
     recognises=recognises,
-    read=read,
     pieces=pieces,
 )

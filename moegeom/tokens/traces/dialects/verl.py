@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._batch_arrays import (
     IDS,
     batch_rows,
@@ -21,7 +20,13 @@ from moegeom.tokens.traces.dialects._batch_arrays import (
     refuse_other_shape,
     shape_of,
 )
-from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, RequestTrace, Trace, whole
+from moegeom.tokens.traces.trace import (
+    Dialect,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+)
 
 _MASK, _TOKENS, _VALID = "attention_mask", "input_ids", "r3_routing_valid"
 
@@ -29,11 +34,6 @@ _MASK, _TOKENS, _VALID = "attention_mask", "input_ids", "r3_routing_valid"
 def recognises(path: Path) -> bool:
     """True for arrays in which one of four dimensions is called ``routed_experts``, and a mask."""
     return holds_ids(path, _MASK)
-
-
-def read(path: Path) -> Trace:
-    """Every sequence of the batch, with its mask if there is one; invalid ones are counted."""
-    return whole(pieces(path, BEGINNING))
 
 
 def pieces(path: Path, place: Place) -> Pieces:
@@ -73,6 +73,5 @@ DIALECT = Dialect(
     source="verl/experimental/agent_loop/agent_loop.py (routed_experts); areal/engine/r3 "
     "preprocess.py (preprocess_routed_experts_batch)",
     recognises=recognises,
-    read=read,
     pieces=pieces,
 )

@@ -16,10 +16,8 @@ from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.tokens.files import TokenFiles, natural
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces import dialects, rows, source
-from moegeom.tokens.traces.axes import Survey
-from moegeom.tokens.traces.file_facts import facts_of
-from moegeom.tokens.traces.journal import FileJournal
+from moegeom.tokens.traces import cleaning, dialects, source
+from moegeom.tokens.traces.survey import FileJournal, Terms, survey_of
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
@@ -301,17 +299,13 @@ def test_requests_looked_at_together_are_what_each_is_by_itself(
 
     def facts() -> tuple[dict[str, object], list[str]]:
         refused: list[str] = []
-        found = facts_of(
-            InMemory(trace),
-            known(),
-            Survey(),
-            "t",
-            lambda name, error: refused.append(f"{name}: {error}"),
-        )
+        file = InMemory(trace)
+        company = Company(refused=lambda name, error: refused.append(f"{name}: {error}"))
+        found = survey_of(file, Terms([file], known(), "t", company))
         compared = ("digest", "content", "is_positioned", "part_rows", "part_span", "cut")
         return {name: getattr(found, name) for name in compared}, refused
 
     together = facts()
-    monkeypatch.setattr(rows, "_WORTH_WHILE", 10**9)
+    monkeypatch.setattr(cleaning, "_WORTH_WHILE", 10**9)
     np.testing.assert_equal(together, facts())
     assert len(together[1]) > 20  # some are refused, and the others are tokens

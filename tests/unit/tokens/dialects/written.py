@@ -24,10 +24,9 @@ from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import Reference, TraceRows
-from moegeom.tokens.traces.first_pass import first_pass
-from moegeom.tokens.traces.run_b import rows_of
+from moegeom.tokens.traces.run_b import Reference, TraceRows, rows_of
 from moegeom.tokens.traces.source import trace_source
+from moegeom.tokens.traces.survey import first_pass
 from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, Trace
 
 #: Layer 0 is dense; three layers of 64 experts choose 4.

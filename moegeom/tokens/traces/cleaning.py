@@ -19,31 +19,57 @@ from jaxtyping import Bool, Int32, Integer
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.axes import unset_value
+from moegeom.tokens.traces.axes import num_routed_rows, unset_value
 from moegeom.tokens.traces.trace import PIECE_BYTES, RequestTrace
 
 #: Neighbouring rows that are equal in every layer; in text such runs do not come by chance.
 _STALE_RUN = 10
 
-#: Requests that are looked at together; fewer, or large ones, are as soon looked at one by one.
+#: Requests that are cleaned together; fewer, or large ones, are as soon cleaned one by one.
 _WORTH_WHILE = 8
 
 #: What looks like padding is believed to be no accident below this probability.
 _LOG10_ACCIDENT = -9.0
 
 
-@dataclass(frozen=True, eq=False)
-class PlacedRows:
-    """The tokens of one request; ``position`` and ``token_id`` are -1 where not known.
+class RowSpan(NamedTuple):
+    """First row of a request that is a token, and its position; -1 where not known."""
 
-    ``row`` is the place in the request.
+    first: int
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """The tokens of one request, or of a part of one: ids as they are stored.
+
+    ``row`` is the place in the request; ``position`` and ``token_id`` are -1 where not known.
     """
 
-    name: str
-    ids: Integer[np.ndarray, "tokens layers slots"]
+    ids: Integer[np.ndarray, "tokens routers slots"]
     row: Int32[np.ndarray, "tokens"]
     position: Int32[np.ndarray, "tokens"]
     token_id: Int32[np.ndarray, "tokens"]
+
+    @classmethod
+    def of(
+        cls, request: RequestTrace, ids: np.ndarray, row: np.ndarray, position: np.ndarray
+    ) -> TokenRows:
+        """Those rows of a request, with its token ids."""
+        token_ids = request.token_ids
+        if token_ids is None or (len(position) and position[0] < 0):
+            token_id = np.full(len(position), -1, np.int32)
+        else:
+            token_ids = token_ids if request.mask is None else token_ids[request.mask]
+            token_id = token_ids[position].astype(np.int32)
+        return cls(ids, row.astype(np.int32), position.astype(np.int32), token_id)
+
+    @classmethod
+    def of_span(cls, request: RequestTrace, ids: np.ndarray, span: RowSpan) -> TokenRows:
+        """Rows that follow one another; ``ids`` are theirs."""
+        step = np.arange(len(ids), dtype=np.int32)
+        position = np.full_like(step, -1) if span.position < 0 else step + np.int32(span.position)
+        return cls.of(request, ids, step + np.int32(span.first), position)
 
     @property
     def span(self) -> RowSpan | None:
@@ -55,25 +81,8 @@ class PlacedRows:
         return RowSpan(int(self.row[0]), int(self.position[0]))
 
 
-class RowSpan(NamedTuple):
-    """First row of a request that is a token, and its position; -1 where not known."""
-
-    first: int
-    position: int
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Rows that are left, their places in the file, and the length of the sequence if known."""
-
-    where: str
-    ids: np.ndarray
-    row: np.ndarray
-    num_tokens: int | None
-
-
-class RequestRows:
-    """The rows of one request that are tokens; its rows may come in several parts.
+class RequestCleaning:
+    """Finds the rows of one request that are tokens; its rows may come in several parts.
 
     ``cut`` counts what was decided once the request has ended, by the kind of decision.
     """
@@ -93,15 +102,15 @@ class RequestRows:
         self._before: np.ndarray | None = None
         self._num_stale = 0
         self._is_undoubted = False
-        self._ends_with: tuple[np.ndarray, ...] = ()
+        self._first_slots = self._last_slots = np.zeros(0, np.int64)
         self.cut: Counter[str] = Counter()
 
-    def placed(
+    def tokens_of(
         self,
         request: RequestTrace,
         ids: Integer[np.ndarray, "rows routers slots"],
         is_undoubted: bool = False,
-    ) -> PlacedRows:
+    ) -> TokenRows:
         """The rows of the request that are tokens; ``ids`` are its ids at the routers.
 
         Of one that ``is_undoubted`` they all are, and this is its only part.
@@ -114,59 +123,126 @@ class RequestRows:
         """
         if is_undoubted:
             return self._all_of(request, ids)
-        rows = _unmasked(request, ids, self._where, self.cut)
-        empty = _empty_rows(rows.ids)
-        first, last = 0, len(rows.ids)
+        row = np.arange(len(ids)) + request.first_row
+        num_tokens = self._num_tokens(request, len(ids))
+        if request.mask is not None:
+            self.cut["masked"] += int((~request.mask).sum())
+            row, ids = row[request.mask], ids[request.mask]
+        empty = _empty_rows(ids)
+        first, last = 0, len(ids)
         offset: int | None = 0
-        if rows.num_tokens is None:
+        if num_tokens is None:
             offset = None if request.start is None else request.start + request.first_row
         else:
-            first, last, offset = _range(
-                request, rows, empty, self._routers, self._is_last_routed, self.cut
-            )
-        kept = np.zeros(len(rows.ids), bool)
-        kept[first:last] = True
+            first, last, offset = self._range(request, ids, empty, num_tokens)
         self._ends.add(empty[first:last])
-        kept &= ~empty
-        chosen = rows.ids[kept]
-        _check_choices(chosen, rows.row[kept], self._routers, self._where)
-        self._look_at(chosen)
-        at = np.flatnonzero(kept) - first
+        is_token = np.zeros(len(ids), bool)
+        is_token[first:last] = ~empty[first:last]
+        chosen = ids[is_token]
+        _check_choices(chosen, row[is_token], self._routers, self._where)
+        self._count_looks(chosen)
+        at = np.flatnonzero(is_token) - first
         position = np.full(len(at), -1) if offset is None else at + offset
-        token_id = token_ids_at(request, position)
-        return PlacedRows(
-            request.name,
-            chosen,
-            rows.row[kept].astype(np.int32),
-            position.astype(np.int32),
-            token_id.astype(np.int32),
-        )
+        return TokenRows.of(request, chosen, row[is_token], position)
 
-    def _all_of(self, request: RequestTrace, ids: np.ndarray) -> PlacedRows:
+    def _all_of(self, request: RequestTrace, ids: np.ndarray) -> TokenRows:
         self._is_undoubted = True
-        row, start = np.arange(len(ids), dtype=np.int32), request.start
+        start = request.start
         if request.token_ids is not None or request.num_tokens is not None:
             start = start or 0
             self.cut["last"] += 1
-            self.cut["told start"] += start
-        position = np.full_like(row, -1) if start is None else row + np.int32(start)
-        token_id = token_ids_at(request, position).astype(np.int32)
-        return PlacedRows(request.name, ids, row, position, token_id)
+            self.cut["stated start"] += start
+        return TokenRows.of_span(request, ids, RowSpan(0, -1 if start is None else start))
 
-    def _look_at(self, chosen: np.ndarray) -> None:
+    def _num_tokens(self, request: RequestTrace, num_rows: int) -> int | None:
+        """Tokens of the sequence, or of the mask; None where nothing counts them."""
+        token_ids, num_tokens = request.token_ids, request.num_tokens
+        if request.mask is not None:
+            lengths = {len(request.mask), num_rows if token_ids is None else len(token_ids)}
+            if lengths != {num_rows}:
+                raise RecordingError(
+                    f"{self._where} has {number_of(num_rows, 'row')} and a mask of "
+                    f"{len(request.mask)}; expected as many."
+                )
+            return int(request.mask.sum())
+        if token_ids is None:
+            return num_tokens
+        if num_tokens not in (None, len(token_ids)):
+            raise RecordingError(
+                f"{self._where} lists {number_of(len(token_ids), 'token id')} and counts "
+                f"{number_of(num_tokens, 'token')}.",
+                "The ids are of another text, or of another request.",
+            )
+        return len(token_ids)
+
+    def _range(
+        self, request: RequestTrace, ids: np.ndarray, empty: np.ndarray, num_tokens: int
+    ) -> tuple[int, int, int]:
+        """First row, last row and the position of the first, from the length of the sequence."""
+        num_rows, start = len(ids), request.start or 0
+        expected = num_tokens - 1 - start
+        if num_rows == expected:
+            self.cut["last"] += 1
+            self.cut["stated start"] += start
+            return 0, num_rows, start
+        if num_rows > expected:
+            return 0, self._end_of_tokens(ids, empty, num_tokens, start), start
+        missing = expected - num_rows
+        proofs = {
+            "cached": request.num_omitted,
+            "generation": request.num_prompt,
+            "generation, and the last token of the prompt": (request.num_prompt or 0) - 1,
+        }
+        for kind, length in proofs.items():
+            if length == missing and not start:
+                self.cut["last"] += 1
+                self.cut[kind] += missing
+                return 0, num_rows, missing
+        prompt = "" if request.num_prompt is None else f" ({request.num_prompt} of the prompt)"
+        raise RecordingError(
+            f"{self._where} has {number_of(num_rows, 'row')} for "
+            f"{number_of(num_tokens, 'token')}{prompt}; expected {expected}, "
+            f"since an engine never routes the last token{f', from {start} on' if start else ''}.",
+            f"{number_of(missing, 'row is', 'rows are')} missing and nothing in the file says "
+            "which: have the engine tell how many it took from its cache, or switch omission of "
+            "cached prefixes off.",
+        )
+
+    def _end_of_tokens(
+        self, ids: np.ndarray, empty: np.ndarray, num_tokens: int, start: int
+    ) -> int:
+        """The end of the rows that are tokens, where there are more rows than routed tokens."""
+        num_rows, expected = len(ids), num_tokens - start
+        surplus = slice(expected - 1, num_rows)
+        padded = empty[surplus] | _counts_up(ids[surplus], self._routers)
+        padded |= _repeats_neighbour(ids)[surplus]
+        if padded.all():
+            self.cut["last"] += 1
+            self.cut["surplus"] += num_rows - expected + 1
+            return expected - 1
+        if self._is_last_routed and (num_rows == expected or padded[1:].all()):
+            self.cut["surplus"] += num_rows - expected
+            return expected
+        raise RecordingError(
+            f"{self._where} has {number_of(num_rows, 'row')} for {number_of(num_tokens, 'token')}"
+            f"{f' from {start} on' if start else ''}; expected {expected - 1}, and the "
+            f"{num_rows - expected + 1} at the end look like choices.",
+            "An engine never routes the last token that it sampled: the rows are of another "
+            "request, or of a longer answer that was cut off.",
+        )
+
+    def _count_looks(self, chosen: np.ndarray) -> None:
         """Counts what looks like padding, and runs of equal rows, also across parts."""
         if not len(chosen):
             return
-        pattern = _is_pattern(chosen, self._routers)
-        self._ends_with = (
-            chosen[0, 0] if self._before is None else self._ends_with[0],
-            chosen[-1, 0],
-        )
-        self._pattern.add(pattern)
         same = _repeats_neighbour(chosen)
-        if self._before is not None:
+        if self._before is None:
+            self._first_slots = chosen[0, 0]
+        else:
             same[0] = np.array_equal(chosen[0], self._before)
+        self._last_slots = chosen[-1, 0]
         self._before = chosen[-1].copy()
+        self._pattern.add(_counts_up(chosen, self._routers))
         self._num_stale += self._same.add(same)
 
     def finish(self) -> None:
@@ -190,11 +266,11 @@ class RequestRows:
         """Raises RecordingError where rows at either end count up in every layer by no accident."""
         run = max(self._pattern.leading, self._pattern.trailing)
         if is_no_accident(run, self._routers):
-            shown = self._ends_with[0 if self._pattern.leading else 1]
+            example = self._first_slots if self._pattern.leading else self._last_slots
             raise RecordingError(
                 f"{self._where}: {number_of(run, 'row at an end holds', 'rows at an end hold')} "
                 f"experts that count up by one in {all_of(len(self._routers), 'layer')}, such as "
-                f"{shown.tolist()}: padding written as experts.",
+                f"{example.tolist()}: padding written as experts.",
                 "Store the token ids or a mask beside the ids; with them such rows are cut.",
             )
 
@@ -222,7 +298,7 @@ def undoubted(
     every = np.concatenate([rows for rows, is_whole in zip(ids, whole, strict=True) if is_whole])
     least = min(router.num_experts for router in routers)
     odd = ((every < 0) | (every >= least)).any(axis=(1, 2)) | _empty_rows(every)
-    odd |= _is_pattern(every, routers)
+    odd |= _counts_up(every, routers)
     if every.shape[2] > 1:
         ordered = np.sort(every, axis=2)
         odd |= (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=(1, 2))
@@ -234,10 +310,11 @@ def undoubted(
 
 
 def _has_a_row_for_each_token(request: RequestTrace, num_rows: int) -> bool:
-    told, token_ids = request.num_tokens, request.token_ids
-    if token_ids is not None:
-        told = len(token_ids) if told in (None, len(token_ids)) else -1
-    return told is None or num_rows == told - 1 - (request.start or 0)
+    token_ids, num_tokens = request.token_ids, request.num_tokens
+    if token_ids is not None and num_tokens not in (None, len(token_ids)):
+        return False
+    is_counted = token_ids is not None or num_tokens is not None
+    return not is_counted or num_rows == num_routed_rows(request)
 
 
 def is_no_accident(run: int, routers: Sequence[KnownRouter]) -> bool:
@@ -313,113 +390,6 @@ class _Ends:
         cut["inside"] += self._inside
 
 
-def token_ids_at(
-    request: RequestTrace, position: Integer[np.ndarray, "tokens"]
-) -> Integer[np.ndarray, "tokens"]:
-    """The token ids at positions of a request; -1 where either is not known."""
-    token_ids = request.token_ids
-    if token_ids is None or (len(position) and position[0] < 0):
-        return np.full(len(position), -1)
-    if request.mask is not None:
-        token_ids = token_ids[request.mask]
-    return token_ids[position]
-
-
-def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[str]) -> _Rows:
-    row, token_ids = np.arange(len(ids)) + request.first_row, request.token_ids
-    if request.mask is not None:
-        if len(request.mask) != len(ids) or (token_ids is not None and len(token_ids) != len(ids)):
-            raise RecordingError(
-                f"{where} has {number_of(len(ids), 'row')} and a mask of {len(request.mask)}; "
-                "expected as many."
-            )
-        cut["masked"] += int((~request.mask).sum())
-        row, ids = row[request.mask], ids[request.mask]
-        return _Rows(where, ids, row, len(ids))
-    num_tokens = request.num_tokens
-    if token_ids is not None:
-        if num_tokens not in (None, len(token_ids)):
-            raise RecordingError(
-                f"{where} lists {number_of(len(token_ids), 'token id')} and counts "
-                f"{number_of(num_tokens, 'token')}.",
-                "The ids are of another text, or of another request.",
-            )
-        num_tokens = len(token_ids)
-    return _Rows(where, ids, row, num_tokens)
-
-
-def _range(
-    request: RequestTrace,
-    rows: _Rows,
-    empty: np.ndarray,
-    routers: Sequence[KnownRouter],
-    last_is_routed: bool,
-    cut: Counter[str],
-) -> tuple[int, int, int]:
-    """First row, last row and the position of the first, from the length of the sequence."""
-    num_rows, num_tokens = len(rows.ids), rows.num_tokens
-    assert num_tokens is not None
-    start = request.start or 0
-    expected = num_tokens - 1 - start
-    if num_rows == expected:
-        cut["last"] += 1
-        cut["told start"] += start
-        return 0, num_rows, start
-    if num_rows > expected:
-        return 0, _without_surplus(rows, empty, routers, last_is_routed, start, cut), start
-    missing = expected - num_rows
-    proofs = {
-        "cached": request.num_omitted,
-        "generation": request.num_prompt,
-        "generation, and the last token of the prompt": (request.num_prompt or 0) - 1,
-    }
-    for what, length in proofs.items():
-        if length == missing and not start:
-            cut["last"] += 1
-            cut[what] += missing
-            return 0, num_rows, missing
-    prompt = "" if request.num_prompt is None else f" ({request.num_prompt} of the prompt)"
-    raise RecordingError(
-        f"{rows.where} has {number_of(num_rows, 'row')} for "
-        f"{number_of(num_tokens, 'token')}{prompt}; expected {expected}, "
-        f"since an engine never routes the last token{f', from {start} on' if start else ''}.",
-        f"{number_of(missing, 'row is', 'rows are')} missing and nothing in the file says which: "
-        "have the engine tell how "
-        "many it took from its cache, or switch omission of cached prefixes off.",
-    )
-
-
-def _without_surplus(
-    rows: _Rows,
-    empty: np.ndarray,
-    routers: Sequence[KnownRouter],
-    last_is_routed: bool,
-    start: int,
-    cut: Counter[str],
-) -> int:
-    """The end of the rows that are tokens, where there are more rows than routed tokens."""
-    num_rows = len(rows.ids)
-    assert rows.num_tokens is not None
-    expected = rows.num_tokens - start
-    surplus = slice(expected - 1, num_rows)
-    padded = empty[surplus] | _is_pattern(rows.ids[surplus], routers)
-    padded |= _repeats_neighbour(rows.ids)[surplus]
-    if padded.all():
-        cut["last"] += 1
-        cut["surplus"] += num_rows - expected + 1
-        return expected - 1
-    if last_is_routed and (num_rows == expected or padded[1:].all()):
-        cut["surplus"] += num_rows - expected
-        return expected
-    raise RecordingError(
-        f"{rows.where} has {number_of(num_rows, 'row')} for {number_of(rows.num_tokens, 'token')}"
-        f"{f' from {start} on' if start else ''}; expected {expected - 1}, and the "
-        f"{num_rows - expected + 1} at the end look like choices.",
-        "An engine never routes the last token that it sampled: the rows are of another request, "
-        "or of a longer answer that was cut off.",
-    )
-
-
 def _empty_rows(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
     """Rows that say nothing in any layer: one number in all slots, which no choice can be."""
     if ids.shape[2] == 1:
@@ -430,18 +400,16 @@ def _empty_rows(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
 def _in_every_layer(
     ids: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]
 ) -> Bool[np.ndarray, "rows"]:
-    """Rows for which something holds in every layer: looked at in the first, and the rest of those
-    few in the others.
+    """Rows for which something holds in every layer: tried in the first, and of those few in the
+    others.
     """
-    found = np.zeros(len(ids), bool)
-    left = np.arange(len(ids))
+    candidates = np.arange(len(ids))
     for layer in range(ids.shape[1]):
-        part = ids[:, layer] if len(left) == len(ids) else ids[left, layer]
-        left = left[holds(part)]
-        if not len(left):
+        part = ids[:, layer] if len(candidates) == len(ids) else ids[candidates, layer]
+        candidates = candidates[holds(part)]
+        if not len(candidates):
             break
-    found[left] = True
-    return found
+    return _flags_at(candidates, len(ids))
 
 
 def _check_choices(
@@ -503,11 +471,11 @@ def _has_equal(ids: np.ndarray) -> bool:
     return False
 
 
-def _is_pattern(ids: np.ndarray, routers: Sequence[KnownRouter]) -> Bool[np.ndarray, "rows"]:
+def _counts_up(ids: np.ndarray, routers: Sequence[KnownRouter]) -> Bool[np.ndarray, "rows"]:
     """Rows that count up by one in every layer, modulo the number of experts: written padding."""
     if ids.shape[2] == 1:
         return np.zeros(len(ids), bool)
-    # of the layer that is looked at
+    # of each layer in turn
     num_experts = iter([router.num_experts for router in routers])
     return _in_every_layer(
         ids,
@@ -517,11 +485,16 @@ def _is_pattern(ids: np.ndarray, routers: Sequence[KnownRouter]) -> Bool[np.ndar
 
 def _repeats_neighbour(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:
     """Rows that equal the one before them in every layer."""
-    found = np.zeros(len(ids), bool)
-    left = np.arange(1, len(ids))
+    candidates = np.arange(1, len(ids))
     for layer in range(ids.shape[1]):
-        left = left[(ids[left, layer] == ids[left - 1, layer]).all(axis=1)]
-        if not len(left):
+        equal = ids[candidates, layer] == ids[candidates - 1, layer]
+        candidates = candidates[equal.all(axis=1)]
+        if not len(candidates):
             break
-    found[left] = True
-    return found
+    return _flags_at(candidates, len(ids))
+
+
+def _flags_at(indices: np.ndarray, length: int) -> Bool[np.ndarray, "length"]:
+    flags = np.zeros(length, bool)
+    flags[indices] = True
+    return flags
