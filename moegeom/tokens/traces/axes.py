@@ -286,9 +286,10 @@ def _shapes(
     """Shapes (layers, slots) that rows may have: one, or of flat ids those to try."""
     if evidence.is_flat:
         return [(n, routers[0].top_k) for n in _layer_counts(evidence.declared_layers, routers)]
-    if len(evidence.shapes) > 1 or len(evidence.shapes[0]) != 2:
+    pairs = [(shape[0], shape[1]) for shape in evidence.shapes if len(shape) == 2]
+    if len(evidence.shapes) > 1 or not pairs:
         raise _several_shapes(evidence, where)
-    return [(evidence.shapes[0][0], evidence.shapes[0][1])]
+    return pairs
 
 
 def _several_shapes(evidence: AxisEvidence, where: str) -> RecordingError:

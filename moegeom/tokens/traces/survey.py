@@ -633,7 +633,7 @@ class _Surveyor:
             self._whole.update(f"{request.batch}\n".encode())
             self._positioned.append(True)
             self._open_name = request.name
-        part = _NO_TOKENS
+        part: tuple[int, int, int] = _NO_TOKENS
         if self._open is not None:
             cleaning, digest = self._open
             try:
@@ -643,7 +643,8 @@ class _Surveyor:
             else:
                 digest.add(tokens, self._dtype)
                 self._positioned[-1] &= bool((tokens.position >= 0).all())
-                part = (len(tokens.ids), *(tokens.span or RowSpan(-1, -1)))
+                span = tokens.span or RowSpan(-1, -1)
+                part = (len(tokens.ids), span.first, span.position)
         self._parts.append((len(self._names) - 1, *part))
 
     def _name_of(self, request: RequestTrace) -> bytes:

@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -309,13 +310,17 @@ def replies(
 
     def pieces(path: Path, place: Place) -> Pieces:
         requests: list[RequestTrace] = []
-        counts = {missing: 0, left_out: 0}
-        size, begun = 0, None
+        counts, size, begun = Counter[str](), 0, None
+
+        def piece() -> Trace:
+            in_order = {words: counts[words] for words in (missing, left_out)}
+            return Trace(path.name, writer, tuple(requests), notes=counted_notes(in_order))
+
         for record in json_records(path, place):
             # entries of one document have no place of their own
             if begun is not None and size >= PIECE_BYTES and begun != BEGINNING:
-                yield _piece(path, writer, requests, counts), begun
-                requests, counts, size = [], {missing: 0, left_out: 0}, 0
+                yield piece(), begun
+                requests, counts, size = [], Counter(), 0
             of_record = list(_requests(record.value, tables, record.where))
             chosen = of_record if select is None else select(of_record)
             counts[missing] += not of_record
@@ -325,15 +330,9 @@ def replies(
             requests += chosen
             size += sum(request.ids.nbytes + _REQUEST_BYTES for request in chosen)
             begun = record.following
-        yield _piece(path, writer, requests, counts), None
+        yield piece(), None
 
     return pieces
-
-
-def _piece(
-    path: Path, writer: str, requests: Sequence[RequestTrace], counts: Mapping[str, int]
-) -> Trace:
-    return Trace(path.name, writer, tuple(requests), notes=counted_notes(counts))
 
 
 def _requests(
@@ -358,22 +357,25 @@ def _requests(
         prompt, generated = (
             _token_ids(item, record, paths, at) for paths in (fields.prompt, fields.generated)
         )
-        is_complete = prompt is not None and generated is not None
-        if fields.needs_tokens and not is_complete:
+        sequence = None
+        if prompt is not None and generated is not None:
+            sequence = np.concatenate([prompt, generated])
+        elif fields.needs_tokens:
             raise RecordingError(
                 f"{at}: {fields.ids} without {fields.prompt[0]} and {fields.generated[0]}.",
                 "The writer puts all three into one item.",
             )
         num_prompt = _count(item, record, fields.num_prompt, at)
-        num_generated = None
+        num_tokens = None
         if len(record.get("choices") or ()) < 2:  # the counts of a reply add up its choices
             num_generated = _count(item, record, fields.num_generated, at)
-        is_counted = num_prompt is not None and num_generated is not None
+            if num_prompt is not None and num_generated is not None:
+                num_tokens = num_prompt + num_generated
         yield RequestTrace(
             f"{name}/{number}",
             ids,
-            token_ids=np.concatenate([prompt, generated]) if is_complete else None,
-            num_tokens=num_prompt + num_generated if is_counted else None,
+            token_ids=sequence,
+            num_tokens=num_tokens,
             num_prompt=num_prompt if prompt is None else len(prompt),
             num_omitted=_count(item, record, fields.num_omitted, at),
             start=_count(item, record, fields.start, at),
