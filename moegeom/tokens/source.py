@@ -26,7 +26,7 @@ class KnownRouter:
     top_k: int
 
 
-class Journal(Protocol):
+class SurveyJournal(Protocol):
     """Surveys of files, of a first pass that was interrupted."""
 
     def find(self, path: Path) -> Survey | None: ...
@@ -45,7 +45,7 @@ class Company:
     those are left out then, where otherwise the first one ends the pass.
     """
 
-    journal: Journal | None = None
+    journal: SurveyJournal | None = None
     begun: Callable[[int], None] | None = None
     advanced: Callable[[int, int], None] | None = None
     refused: Refused | None = None

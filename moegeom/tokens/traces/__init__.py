@@ -7,8 +7,8 @@
 4. ``survey``: the first pass does 1 to 3 for every file and keeps a ``Survey`` of each, then puts
    them together into a ``TokenIndex``: where each token lies, and the notes about what was cut.
 5. ``source``: a scan asks for ranges of tokens; their pieces are read and cleaned again.
-6. ``run_b``: choices of two runs are aligned by document, position and token id, and the choices
-   themselves prove the place.
+6. ``alignment``: choices of two runs are matched by document, position and token id, and the
+   choices themselves prove the place.
 
 Between 1 and 2, ``expert_map`` replaces physical places by experts, where a map is given.
 """

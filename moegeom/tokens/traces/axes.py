@@ -118,7 +118,7 @@ class AxisEvidence:
         )
 
 
-def main_stack(known: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, ...]:
+def main_stack(all_routers: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, ...]:
     """The routers that a trace is about, by layer: those of the first stack.
 
     Raises
@@ -127,7 +127,10 @@ def main_stack(known: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, .
         When a layer has several routers, or they choose different numbers of experts.
     """
     routers = tuple(
-        sorted((r for r in known if r.stack == known[0].stack), key=lambda router: router.layer)
+        sorted(
+            (r for r in all_routers if r.stack == all_routers[0].stack),
+            key=lambda router: router.layer,
+        )
     )
     layers = [router.layer for router in routers]
     if len(set(layers)) < len(layers):

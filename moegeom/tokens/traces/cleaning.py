@@ -19,14 +19,11 @@ from jaxtyping import Bool, Int32, Integer
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.axes import num_routed_rows, unset_value
-from moegeom.tokens.traces.trace import PIECE_BYTES, RequestTrace
+from moegeom.tokens.traces.axes import unset_value
+from moegeom.tokens.traces.trace import RequestTrace
 
 #: Neighbouring rows that are equal in every layer; in text such runs do not come by chance.
 _STALE_RUN = 10
-
-#: Requests that are cleaned together; fewer, or large ones, are as soon cleaned one by one.
-_WORTH_WHILE = 8
 
 #: What looks like padding is believed to be no accident below this probability.
 _LOG10_ACCIDENT = -9.0
@@ -97,11 +94,9 @@ class RequestCleaning:
         self._where = f"{where}: request {request.name}"
         self._routers = routers
         self._is_last_routed = is_last_routed
-        self._pattern, self._same = _Flags(), _Flags()
-        self._ends = _Ends()
+        self._empty, self._pattern, self._same = _Flags(), _Flags(), _Flags()
         self._before: np.ndarray | None = None
         self._num_stale = 0
-        self._is_undoubted = False
         self._first_slots = self._last_slots = np.zeros(0, np.int64)
         self.cut: Counter[str] = Counter()
 
@@ -109,11 +104,8 @@ class RequestCleaning:
         self,
         request: RequestTrace,
         ids: Integer[np.ndarray, "rows routers slots"],
-        is_undoubted: bool = False,
     ) -> TokenRows:
         """The rows of the request that are tokens; ``ids`` are its ids at the routers.
-
-        Of one that ``is_undoubted`` they all are, and this is its only part.
 
         Raises
         ------
@@ -121,8 +113,6 @@ class RequestCleaning:
             When the number of rows contradicts the number of tokens, or when a row names an expert
             twice or one that does not exist.
         """
-        if is_undoubted:
-            return self._all_of(request, ids)
         row = np.arange(len(ids)) + request.first_row
         num_tokens = self._num_tokens(request, len(ids))
         if request.mask is not None:
@@ -135,7 +125,7 @@ class RequestCleaning:
             offset = None if request.start is None else request.start + request.first_row
         else:
             first, last, offset = self._range(request, ids, empty, num_tokens)
-        self._ends.add(empty[first:last])
+        self._empty.add(empty[first:last])
         is_token = np.zeros(len(ids), bool)
         is_token[first:last] = ~empty[first:last]
         chosen = ids[is_token]
@@ -144,15 +134,6 @@ class RequestCleaning:
         at = np.flatnonzero(is_token) - first
         position = np.full(len(at), -1) if offset is None else at + offset
         return TokenRows.of(request, chosen, row[is_token], position)
-
-    def _all_of(self, request: RequestTrace, ids: np.ndarray) -> TokenRows:
-        self._is_undoubted = True
-        start = request.start
-        if request.token_ids is not None or request.num_tokens is not None:
-            start = start or 0
-            self.cut["last"] += 1
-            self.cut["stated start"] += start
-        return TokenRows.of_span(request, ids, RowSpan(0, -1 if start is None else start))
 
     def _num_tokens(self, request: RequestTrace, num_rows: int) -> int | None:
         """Tokens of the sequence, or of the mask; None where nothing counts them."""
@@ -253,9 +234,14 @@ class RequestCleaning:
         RecordingError
             When rows look like padding and nothing proves it.
         """
-        if self._is_undoubted:
-            return
-        self._ends.count(self.cut)
+        empty = self._empty
+        if empty.num_set == empty.num:
+            self.cut["unrecorded requests"] += 1
+            self.cut["unrecorded"] += empty.num
+        else:
+            self.cut["leading"] += empty.leading
+            self.cut["trailing"] += empty.trailing
+            self.cut["inside"] += empty.num_set - empty.leading - empty.trailing
         self._refuse_padding()
         self._num_stale += self._same.end()
         # unless most rows are equal anyway
@@ -275,50 +261,10 @@ class RequestCleaning:
             )
 
 
-def undoubted(
-    requests: Sequence[RequestTrace],
-    ids: Sequence[np.ndarray],
-    routers: Sequence[KnownRouter],
-) -> list[bool]:
-    """Whether each request is whole, has the rows that its tokens ask for, and not one of which
-    anything could be said: all at once, since most files hold no other.
-    """
-    whole = [
-        not one.first_row
-        and (behind is not None and not behind.first_row)
-        and one.mask is None
-        and len(rows) > 0
-        and rows.dtype == ids[0].dtype
-        and _has_a_row_for_each_token(one, len(rows))
-        for one, behind, rows in zip(requests, (*requests[1:], None), ids, strict=True)
-    ]
-    lengths = [len(rows) for rows, is_whole in zip(ids, whole, strict=True) if is_whole]
-    if len(lengths) < _WORTH_WHILE or sum(rows.nbytes for rows in ids) > 2 * PIECE_BYTES:
-        return [False] * len(ids)
-    every = np.concatenate([rows for rows, is_whole in zip(ids, whole, strict=True) if is_whole])
-    least = min(router.num_experts for router in routers)
-    odd = ((every < 0) | (every >= least)).any(axis=(1, 2)) | _empty_rows(every)
-    odd |= _counts_up(every, routers)
-    if every.shape[2] > 1:
-        ordered = np.sort(every, axis=2)
-        odd |= (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=(1, 2))
-    starts = np.cumsum([0, *lengths[:-1]])
-    same = _repeats_neighbour(every)
-    same[starts] = False
-    is_odd = iter(np.logical_or.reduceat(odd | same, starts).tolist())
-    return [is_whole and not next(is_odd) for is_whole in whole]
-
-
-def _has_a_row_for_each_token(request: RequestTrace, num_rows: int) -> bool:
-    token_ids, num_tokens = request.token_ids, request.num_tokens
-    if token_ids is not None and num_tokens not in (None, len(token_ids)):
-        return False
-    is_counted = token_ids is not None or num_tokens is not None
-    return not is_counted or num_rows == num_routed_rows(request)
-
-
 def is_no_accident(run: int, routers: Sequence[KnownRouter]) -> bool:
     """Whether so many rows that count up in every layer are padding, and no choices by chance."""
+    if not run:
+        return False
     one_row = sum(
         math.log10(r.num_experts) - math.log10(math.perm(r.num_experts, r.top_k)) for r in routers
     )
@@ -326,13 +272,19 @@ def is_no_accident(run: int, routers: Sequence[KnownRouter]) -> bool:
 
 
 class _Flags:
-    """Of a row of flags that comes in parts: those set at either end, and long runs of them."""
+    """Of flags by row that come in parts: how many are set, at either end, and in long runs."""
 
     def __init__(self) -> None:
         self.num = self.num_set = self.leading = self.trailing = 0
 
     def add(self, flags: Bool[np.ndarray, "rows"]) -> int:
-        """Adds a part, which is not empty; flags in long runs that ended in it."""
+        """Adds a part; flags in long runs that ended in it."""
+        if not len(flags):
+            return 0
+        if not flags.any():
+            ended, self.trailing = _if_long(self.trailing), 0
+            self.num += len(flags)
+            return ended
         num_ahead = int(np.argmin(flags)) if not flags.all() else len(flags)
         if self.leading == self.num:
             self.leading += num_ahead
@@ -355,39 +307,6 @@ class _Flags:
 
 def _if_long(length: int) -> int:
     return length if length + 1 >= _STALE_RUN else 0
-
-
-class _Ends:
-    """Rows that say nothing: at the ends of a request, and between others."""
-
-    def __init__(self) -> None:
-        self._leading = self._inside = self._trailing = 0
-        self._has_real = False
-
-    def add(self, empty: Bool[np.ndarray, "rows"]) -> None:
-        """More rows of the request."""
-        real = np.flatnonzero(~empty)
-        if not len(real):
-            self._trailing += len(empty)
-            return
-        ahead = self._trailing + int(real[0])
-        if self._has_real:
-            self._inside += ahead
-        else:
-            self._leading = ahead
-        self._inside += int(empty[real[0] : real[-1] + 1].sum())
-        self._trailing = int(len(empty) - 1 - real[-1])
-        self._has_real = True
-
-    def count(self, cut: Counter[str]) -> None:
-        """What there is to say at the end of the request."""
-        if not self._has_real:
-            cut["unrecorded requests"] += 1
-            cut["unrecorded"] += self._trailing
-            return
-        cut["leading"] += self._leading
-        cut["trailing"] += self._trailing
-        cut["inside"] += self._inside
 
 
 def _empty_rows(ids: np.ndarray) -> Bool[np.ndarray, "rows"]:

@@ -21,15 +21,13 @@ from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.identity import is_unchanged
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns
-from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.recording.columns import unknown_columns
-from moegeom.tokens.rows import assign_rows
+from moegeom.tokens.rows import StoredSource, assign_rows, shard_ranges
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.stages import CHOSEN
-from moegeom.tokens.stored import StoredSource
 from moegeom.tokens.traces.axes import main_stack, named_layers
 from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
-from moegeom.tokens.traces.survey import FileOf, TokenIndex, id_dtype
+from moegeom.tokens.traces.survey import TokenIndex, id_dtype
 from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
 #: Bytes of cleaned pieces that stay in memory: neighbouring ranges, and the samples of small
@@ -152,7 +150,7 @@ class PieceReader:
         file = int(self.index.file[number])
         place: Place = tuple(self.index.place[number].tolist())
         opened, identity = self.index.files[file], self.index.identities[file]
-        if isinstance(opened, FileOf) and identity and not is_unchanged(opened.path, identity):
+        if not is_unchanged(opened.path, identity):
             raise _changed(opened.label)
         live, self._live = self._live, None
         pieces = live[2] if live is not None and live[:2] == (file, place) else opened.pieces(place)
@@ -233,7 +231,7 @@ def trace_source(name: str, index: TokenIndex, routers: Sequence[str]) -> TraceS
         has_chosen=True,
         engine=index.kind.dialect,
         num_documents=index.num_documents if has_documents else None,
-        size_bytes=sum(identity[0] for identity in index.identities if identity is not None),
+        size_bytes=sum(identity[0] for identity in index.identities),
         notes=index.notes,
     )
     return TraceSource(facts, tensors, _Columns(reader, has_documents))

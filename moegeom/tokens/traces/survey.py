@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
 from moegeom.core.digest import digest_of, sha256_of
 from moegeom.core.errors import CheckpointError, RecordingError
@@ -35,7 +35,7 @@ from moegeom.tokens.traces.axes import (
     evidence_of,
     expected_axes,
 )
-from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows, undoubted
+from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     Dialect,
@@ -55,18 +55,9 @@ ALONE = Company()
 _MOST_BYTES = 1 << 31
 
 
-class TraceFile(Protocol):
-    """What is read piece by piece, and may be read again from where a piece began."""
-
-    @property
-    def label(self) -> str: ...
-
-    def pieces(self, place: Place) -> Pieces: ...
-
-
 @dataclass(frozen=True)
 class FileOf:
-    """A file in a dialect."""
+    """A file in a dialect, which is read piece by piece, again from where a piece began."""
 
     path: Path
     dialect: Dialect
@@ -124,7 +115,7 @@ class Survey:
     ``part_rows`` counts its tokens, and ``part_span`` is the first row and its position, or -1
     where rows between them are no tokens. ``piece_parts`` counts the parts of each piece, ``place``
     is where it begins. ``axes`` are shape and columns of those that rows were cleaned by; None
-    without requests. ``identity`` is that of the file; None for a trace in memory.
+    without requests.
     """
 
     digest: UInt64[np.ndarray, "2"]
@@ -142,7 +133,7 @@ class Survey:
     ids_are: IdsAre
     cut: Counter[str]
     notes: tuple[str, ...]
-    identity: Identity | None
+    identity: Identity
 
     @property
     def rows(self) -> Int64[np.ndarray, "requests"]:
@@ -162,8 +153,8 @@ class TokenIndex:
     ``document`` numbers its request in the order of tokens, -1 where it is left out.
     """
 
-    files: tuple[TraceFile, ...]
-    identities: tuple[Identity | None, ...]
+    files: tuple[FileOf, ...]
+    identities: tuple[Identity, ...]
     axes: Axes
     kind: TraceKind
     starts: tuple[int, ...]
@@ -185,7 +176,7 @@ class TokenIndex:
 
 
 def first_pass(
-    files: Sequence[TraceFile],
+    files: Sequence[FileOf],
     routers: Sequence[KnownRouter],
     where: str,
     company: Company = ALONE,
@@ -198,16 +189,17 @@ def first_pass(
     RecordingError
         When they do not fit, with the numbers; nothing is guessed.
     """
-    terms = Terms(files, routers, where, company)
+    terms = PassTerms(files, routers, where, company)
     surveys: list[Survey] = []
     evidence, kind = AxisEvidence(), None
     if company.begun is not None:
-        company.begun(sum(file.path.stat().st_size for file in files if isinstance(file, FileOf)))
+        company.begun(sum(file.path.stat().st_size for file in files))
     for number, file in enumerate(files):
         survey = _from_journal(file, terms)
         if survey is None:
             survey = survey_of(file, terms, evidence)
-            _to_journal(file, company, survey)
+            if company.journal is not None:
+                company.journal.keep(file.path, survey)
         kind = _common_kind(kind, survey.kind, files, number, where)
         evidence = evidence.and_of(survey.evidence)
         surveys.append(survey)
@@ -219,15 +211,16 @@ def first_pass(
     for number, survey in enumerate(surveys):
         if survey.axes not in (None, (axes.shape, axes.columns)):
             surveys[number] = survey_of(files[number], terms, evidence, axes)
-            _to_journal(files[number], company, surveys[number])
+            if company.journal is not None:
+                company.journal.keep(files[number].path, surveys[number])
     return _index_of(files, surveys, axes, kind, where, copies)
 
 
 @dataclass(frozen=True)
-class Terms:
+class PassTerms:
     """What surveys of all files have in common; ``where`` is the trace in messages."""
 
-    files: Sequence[TraceFile]
+    files: Sequence[FileOf]
     routers: Sequence[KnownRouter]
     where: str
     company: Company = ALONE
@@ -247,25 +240,20 @@ class Terms:
         return evidence
 
 
-def _from_journal(file: TraceFile, terms: Terms) -> Survey | None:
+def _from_journal(file: FileOf, terms: PassTerms) -> Survey | None:
     """The survey of an earlier pass, if flat ids had the same number of layers in it."""
     journal = terms.company.journal
-    survey = journal.find(file.path) if journal is not None and isinstance(file, FileOf) else None
+    survey = None if journal is None else journal.find(file.path)
     if survey is None or not survey.evidence.is_flat:
         return survey
     declared = terms.flat_evidence.declared_layers
     return survey if survey.evidence.declared_layers == declared else None
 
 
-def _to_journal(file: TraceFile, company: Company, survey: Survey) -> None:
-    if company.journal is not None and isinstance(file, FileOf):
-        company.journal.keep(file.path, survey)
-
-
 def _common_kind(
     common: TraceKind | None,
     kind: TraceKind | None,
-    files: Sequence[TraceFile],
+    files: Sequence[FileOf],
     number: int,
     where: str,
 ) -> TraceKind | None:
@@ -315,7 +303,7 @@ _SENTENCES: dict[str, str] = {
 
 
 def _index_of(
-    files: Sequence[TraceFile],
+    files: Sequence[FileOf],
     surveys: list[Survey],
     axes: Axes,
     kind: TraceKind,
@@ -391,7 +379,7 @@ def _empty_copies(surveys: list[Survey]) -> int:
 def _first_occurrences(
     surveys: Sequence[Survey],
     rows: Int64[np.ndarray, "requests"],
-    files: Sequence[TraceFile],
+    files: Sequence[FileOf],
     where: str,
     cut: Counter[str],
 ) -> Bool[np.ndarray, "requests"]:
@@ -432,7 +420,7 @@ def _first_equal(hashes: UInt64[np.ndarray, "some 2"]) -> Int64[np.ndarray, "som
 
 
 def _named(
-    surveys: Sequence[Survey], files: Sequence[TraceFile], at: int, first: int
+    surveys: Sequence[Survey], files: Sequence[FileOf], at: int, first: int
 ) -> tuple[str, str, str]:
     """The name of a request, which is read again, and the files of it and of another."""
     ends = np.cumsum([len(survey.name) for survey in surveys])
@@ -452,8 +440,8 @@ def _named(
 
 
 def survey_of(
-    file: TraceFile,
-    terms: Terms,
+    file: FileOf,
+    terms: PassTerms,
     before: AxisEvidence | None = None,
     axes: Axes | None = None,
 ) -> Survey:
@@ -472,10 +460,8 @@ def survey_of(
     return survey
 
 
-def _refuse_other_dialect(file: TraceFile, where: str) -> None:
+def _refuse_other_dialect(file: FileOf, where: str) -> None:
     """Raises RecordingError where a file that cannot be read is one of another dialect."""
-    if not isinstance(file, FileOf):
-        return
     dialect = find_dialect(file.path, None)
     if dialect is not None and dialect.name != file.dialect.name and where != file.label:
         raise RecordingError(
@@ -518,7 +504,7 @@ class _Surveyor:
     """
 
     def __init__(
-        self, file: TraceFile, terms: Terms, before: AxisEvidence, axes: Axes | None
+        self, file: FileOf, terms: PassTerms, before: AxisEvidence, axes: Axes | None
     ) -> None:
         self._file, self._terms, self._before, self._axes = file, terms, before, axes
         self._dtype = id_dtype(terms.routers)
@@ -537,10 +523,9 @@ class _Surveyor:
 
     def survey(self) -> Survey:
         """Reads the file."""
-        place, identity = BEGINNING, None
-        if isinstance(self._file, FileOf):
-            with reading(self._file.path, RecordingError):
-                identity = identity_of(self._file.path)
+        place = BEGINNING
+        with reading(self._file.path, RecordingError):
+            identity = identity_of(self._file.path)
         for trace, following in self._file.pieces(BEGINNING):
             before = len(self._parts)
             self._add(trace)
@@ -600,31 +585,16 @@ class _Surveyor:
             expected = expected_axes(basis, terms.routers, trace.layers, where)
             self._axes = self._axes or expected
         try:
-            self._clean_all(trace, self._axes)
+            for request in trace.requests:
+                self._clean(request, trace, self._axes)
         except RecordingError:
             # says more, where it refuses
             axes_of(so_far, terms.routers, trace.layers, where, is_whole=False)
             raise
 
-    def _clean_all(self, trace: Trace, axes: Axes) -> None:
-        size = math.prod(axes.shape)
-        odd = next((one for one in trace.requests if one.ids.size % size), None)
-        fitting = trace.requests[: trace.requests.index(odd) if odd else None]
-        ids = [axes.of(request.ids) for request in fitting]
-        flags = undoubted(fitting, ids, axes.routers)
-        for request, of_request, is_undoubted in zip(fitting, ids, flags, strict=True):
-            self._clean(request, of_request, trace, axes, is_undoubted)
-        if odd:
-            raise RecordingError(f"{trace.where}: request {odd.name} has another shape.")
-
-    def _clean(
-        self,
-        request: RequestTrace,
-        ids: Integer[np.ndarray, "rows routers slots"],
-        trace: Trace,
-        axes: Axes,
-        is_undoubted: bool,
-    ) -> None:
+    def _clean(self, request: RequestTrace, trace: Trace, axes: Axes) -> None:
+        if request.ids.size % math.prod(axes.shape):
+            raise RecordingError(f"{trace.where}: request {request.name} has another shape.")
         if not request.first_row:
             self._end_request()
             cleaning = RequestCleaning(request, axes.routers, trace.last_is_routed, trace.where)
@@ -637,7 +607,7 @@ class _Surveyor:
         if self._open is not None:
             cleaning, digest = self._open
             try:
-                tokens = cleaning.tokens_of(request, ids, is_undoubted)
+                tokens = cleaning.tokens_of(request, axes.of(request.ids))
             except RecordingError as error:
                 self._leave_out(error)
             else:
@@ -645,14 +615,12 @@ class _Surveyor:
                 self._positioned[-1] &= bool((tokens.position >= 0).all())
                 span = tokens.span or RowSpan(-1, -1)
                 part = (len(tokens.ids), span.first, span.position)
-        self._parts.append((len(self._names) - 1, *part))
+        num_rows, first_row, position = part
+        self._parts.append((len(self._names) - 1, num_rows, first_row, position))
 
     def _name_of(self, request: RequestTrace) -> bytes:
         """A hash of the name: of a place in the file together with the file."""
-        scope = ""
-        if request.is_place:
-            file = self._file
-            scope = str(file.path.resolve()) if isinstance(file, FileOf) else file.label
+        scope = str(self._file.path.resolve()) if request.is_place else ""
         return sha256_of(scope, request.name).digest()[:16]
 
     def _end_request(self) -> None:

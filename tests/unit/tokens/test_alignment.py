@@ -13,7 +13,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenColumns
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.run_b import (
+from moegeom.tokens.traces.alignment import (
     LAYER_SHIFTS,
     TOKEN_SHIFTS,
     Alignment,

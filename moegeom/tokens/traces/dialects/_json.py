@@ -1,7 +1,8 @@
 """JSON that nobody vouches for: records, encodings of ids, and the reader of replies by a table.
 
 A record is a line, one object, or an object of a list. Ids are nested lists, base64 of an npy file,
-or bytes whose shape stands elsewhere. What a reply says of its requests is a table, ``Fields``.
+or bytes whose shape stands elsewhere. ``ReplyFields`` is the table of what a reply says of its
+requests.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ Paths = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Fields:
+class ReplyFields:
     """Where a record holds its requests: the table that describes a dialect of replies.
 
     A path is keys joined by dots. ``items`` leads from the record to what may hold ids:
@@ -296,7 +297,7 @@ class Fields:
 
 def replies(
     writer: str,
-    tables: Sequence[Fields],
+    tables: Sequence[ReplyFields],
     missing: str = "replies without routed experts",
     select: Callable[[Sequence[RequestTrace]], Sequence[RequestTrace]] | None = None,
     left_out: str = "",
@@ -336,7 +337,7 @@ def replies(
 
 
 def _requests(
-    record: Mapping[str, Any], tables: Sequence[Fields], where: str
+    record: Mapping[str, Any], tables: Sequence[ReplyFields], where: str
 ) -> Iterator[RequestTrace]:
     """A request for each item with ids, named by the record and the number of the item."""
     items: list[Mapping[str, Any]] = []
@@ -419,7 +420,7 @@ def _at(item: Mapping[str, Any], record: Mapping[str, Any], paths: Paths) -> tup
 
 
 def _name(
-    item: Mapping[str, Any], record: Mapping[str, Any], fields: Fields, where: str
+    item: Mapping[str, Any], record: Mapping[str, Any], fields: ReplyFields, where: str
 ) -> tuple[str, bool]:
     """What the writer calls a record, else the place in the file; and whether it is that."""
     place = where.rpartition(": ")[2]

@@ -21,8 +21,8 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.text import quoted
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialects._json import (
-    Fields,
     Ids,
+    ReplyFields,
     from_base64,
     nested_ids,
     replies,
@@ -77,7 +77,7 @@ def _begins(turn: RequestTrace, after: RequestTrace) -> bool:
     return np.array_equal(turn.token_ids, start)
 
 
-_FIELDS = Fields(
+_FIELDS = ReplyFields(
     items="response.output[]",
     decode=_decoded,
     numbers=("/_ng_task_index", "/_ng_rollout_index"),

@@ -30,8 +30,8 @@ from moegeom.core.limits import LIST_BYTES, TRACE_BYTES
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialects._json import (
-    Fields,
     Ids,
+    ReplyFields,
     decoded,
     from_base64,
     replies,
@@ -62,7 +62,7 @@ def _decoded(value: Any, where: str) -> Ids:
     return decoded({"an object with data, shape and dtype": _packed_ids}, value, where)
 
 
-_FIELDS = Fields(items="choices[]", decode=_decoded, start=("routed_experts.start",))
+_FIELDS = ReplyFields(items="choices[]", decode=_decoded, start=("routed_experts.start",))
 
 DIALECT = Dialect(
     name="prime_rl",

@@ -25,7 +25,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.limits import COUNTS
 from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
 from moegeom.tokens.traces.dialects._json import (
-    Fields,
+    ReplyFields,
     decoded,
     flat_int32,
     nested_ids,
@@ -35,7 +35,7 @@ from moegeom.tokens.traces.dialects._json import (
 from moegeom.tokens.traces.dialects._torch_file import has_keys, open_torch_file
 from moegeom.tokens.traces.trace import Dialect, Trace, counted_notes
 
-_OF_GENERATE = Fields(
+_OF_GENERATE = ReplyFields(
     items="meta_info",
     decode=partial(decoded, {"base64 without shape": flat_int32, "nested lists": nested_ids}),
     name=("id", "request_id", "rid"),

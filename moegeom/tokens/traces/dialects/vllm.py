@@ -15,7 +15,7 @@ import numpy as np
 
 from moegeom.tokens.foreign.npy_arrays import iter_npz, npy_rows, npy_shape, npz_shapes
 from moegeom.tokens.traces.dialects._json import (
-    Fields,
+    ReplyFields,
     decoded,
     nested_ids,
     npy_ids,
@@ -24,7 +24,7 @@ from moegeom.tokens.traces.dialects._json import (
 )
 from moegeom.tokens.traces.trace import PIECE_BYTES, Dialect, Pieces, Place, RequestTrace, Trace
 
-_FIELDS = Fields(
+_FIELDS = ReplyFields(
     items="choices[]",
     decode=partial(decoded, {"base64 of npy": npy_ids, "nested lists": nested_ids}),
     before=("/prompt_routed_experts",),

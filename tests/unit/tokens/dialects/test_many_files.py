@@ -16,21 +16,14 @@ from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.tokens.files import TokenFiles, natural
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces import cleaning, dialects, source
-from moegeom.tokens.traces.survey import FileJournal, Terms, survey_of
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces import dialects, source
+from moegeom.tokens.traces.survey import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
-    EXPERTS,
-    FIRST,
     NAMES,
-    NUM_LAYERS,
-    TOP_K,
     WRITERS,
-    InMemory,
     Writer,
     Written,
-    known,
     lines,
     megatron_lines,
     opened,
@@ -253,59 +246,3 @@ def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
     paths[1].write_bytes(paths[1].read_bytes().replace(b"1", b"2"))
     with pytest.raises(MoeGeomError, match="changed since the first pass"):
         first_pass(files)
-
-
-def odd_request(number: int) -> RequestTrace:
-    """One of many: most are sound, and each twentieth has one of these oddities."""
-    draw = np.random.default_rng(number)
-    length = int(draw.integers(1, 30))
-    ids = np.argsort(draw.random((length, NUM_LAYERS, EXPERTS)), axis=2)[:, :, :TOP_K]
-    ids[:, :FIRST] = 0
-    tokens = draw.integers(0, 999, length + 1)
-    request = RequestTrace(f"r{number}", ids.astype(np.uint8), token_ids=tokens)
-    at = draw.integers(length)
-    match number % 40:
-        case 0:
-            ids[at] = 7  # says nothing
-        case 1:
-            ids[length // 2 :] = 0
-        case 2:
-            ids[1:] = ids[:-1].copy()
-        case 3:
-            ids[at:, FIRST:] = np.arange(TOP_K)
-        case 4:
-            ids[at, FIRST, :2] = 3  # twice
-        case 5:
-            ids[at, FIRST, 0] = EXPERTS
-        case 6:
-            return replace(request, ids=ids, start=2, token_ids=None)
-        case 7:
-            return replace(request, ids=ids, token_ids=None, num_tokens=length + 3, start=2)
-        case 8:
-            return replace(request, ids=ids, token_ids=None)
-        case 9:
-            return replace(request, ids=ids[:0], token_ids=None)
-        case 10:
-            return replace(request, ids=ids, token_ids=tokens[:-1], mask=draw.random(length) < 0.7)
-        case 11:
-            return replace(request, ids=ids, num_tokens=length + 7)
-    return replace(request, ids=ids.astype(np.uint8))
-
-
-def test_requests_looked_at_together_are_what_each_is_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trace = Trace("t", "vLLM", tuple(map(odd_request, range(400))), ids_are="logical")
-
-    def facts() -> tuple[dict[str, object], list[str]]:
-        refused: list[str] = []
-        file = InMemory(trace)
-        company = Company(refused=lambda name, error: refused.append(f"{name}: {error}"))
-        found = survey_of(file, Terms([file], known(), "t", company))
-        compared = ("digest", "content", "is_positioned", "part_rows", "part_span", "cut")
-        return {name: getattr(found, name) for name in compared}, refused
-
-    together = facts()
-    monkeypatch.setattr(cleaning, "_WORTH_WHILE", 10**9)
-    np.testing.assert_equal(together, facts())
-    assert len(together[1]) > 20  # some are refused, and the others are tokens

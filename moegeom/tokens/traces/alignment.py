@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int, Int32, Int64, Integer
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TokenColumns, TokenSource
-from moegeom.tokens.ranges import consecutive
+from moegeom.tokens.rows import consecutive
 from moegeom.tokens.source import KnownRouter
 
 #: Tokens whose columns are held, of each side: document, position and token id.
@@ -52,10 +52,8 @@ class RunB:
         """What the other run chose for matched tokens of the reference; runs of rows at once."""
         there = self.token[token]
         parts = [self.source.read_chosen(router, *rows) for rows in consecutive(there)]
-        found = [part for part in parts if part is not None]
-        if not found:
-            return np.empty((0, 0), np.int32)
-        return np.concatenate(found)
+        choices = [part for part in parts if part is not None]
+        return np.concatenate(choices) if choices else np.empty((0, 0), np.int32)
 
 
 def match_run_b(
@@ -201,15 +199,15 @@ class _StoredChoices:
     def __getitem__(
         self, rows: Int64[np.ndarray, "some"]
     ) -> Int32[np.ndarray, "some routers slots"]:
-        found = np.empty((len(rows), *self.shape[1:]), np.int32)
+        choices = np.empty((len(rows), *self.shape[1:]), np.int32)
         done = 0
         for start, stop in consecutive(rows):
             for index, name in enumerate(self.routers):
                 ids = self.source.read_chosen(name, start, stop)
-                assert ids is not None, "looked at in `of`"
-                found[done : done + stop - start, index] = ids
+                assert ids is not None, "read once in `of`"
+                choices[done : done + stop - start, index] = ids
             done += stop - start
-        return found
+        return choices
 
 
 # ---------------------------------------------------------------------------------- alignment
@@ -378,9 +376,9 @@ def _match_requests(
     matched: list[int | None] = []
     for request in range(len(trace.names)):
         rows = slice(starts[request], starts[request + 1])
-        found = texts.with_tokens(position[rows], trace.token_id[rows])
+        equal = texts.with_tokens(position[rows], trace.token_id[rows])
         # equal texts are the same tokens: which of them does not matter
-        free = [document for document in found if document not in taken] or found
+        free = [document for document in equal if document not in taken] or equal
         matched.append(free[0] if free else None)
         taken.update(free[:1])
     if not taken:
@@ -401,16 +399,16 @@ class _Texts:
 
         A document that ends before the request does has the beginning.
         """
-        wanted = token_id.astype(np.int64)
+        token_ids = token_id.astype(np.int64)
         first, last = int(position[0]), int(position[-1])
         if last - first + 1 == len(position):
             for length in (len(position), min(_BEGINNING, len(position))):
-                found = self._in_span(first, length).get(wanted[:length].tobytes(), [])
-                if found:
-                    whole = [d for d in found if _has(self._token_ids[d], position, wanted)]
-                    return whole or found
+                begun = self._in_span(first, length).get(token_ids[:length].tobytes(), [])
+                if begun:
+                    whole = [d for d in begun if _has(self._token_ids[d], position, token_ids)]
+                    return whole or begun
             return []
-        return [d for d, ids in enumerate(self._token_ids) if _has(ids, position, wanted)]
+        return [d for d, ids in enumerate(self._token_ids) if _has(ids, position, token_ids)]
 
     def _in_span(self, first: int, length: int) -> dict[bytes, list[int]]:
         if (first, length) not in self._by_span:
@@ -423,9 +421,9 @@ class _Texts:
         return self._by_span[first, length]
 
 
-def _has(ids: np.ndarray, position: np.ndarray, wanted: np.ndarray) -> bool:
+def _has(ids: np.ndarray, position: np.ndarray, token_ids: np.ndarray) -> bool:
     inside = position < len(ids)
-    return bool(inside.any() and (ids[position[inside]] == wanted[inside]).all())
+    return bool(inside.any() and (ids[position[inside]] == token_ids[inside]).all())
 
 
 def _match_by_order(
@@ -455,14 +453,14 @@ def _match_by_order(
 
 def _check_token_ids(reference: Reference, trace: TraceRows, token: np.ndarray) -> None:
     """Raises RecordingError where matched rows are of different token ids."""
-    known = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
-    other = reference.columns.token_id[token[known]]
-    known, other = known[other >= 0], other[other >= 0]
-    wrong = trace.token_id[known] != other
+    rows = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
+    other = reference.columns.token_id[token[rows]]
+    rows, other = rows[other >= 0], other[other >= 0]
+    wrong = trace.token_id[rows] != other
     if wrong.any():
-        row = known[int(np.argmax(wrong))]
+        row = rows[int(np.argmax(wrong))]
         raise RecordingError(
-            f"{reference.name}: {int(wrong.sum()):,} of {len(known):,} matched rows are of another "
+            f"{reference.name}: {int(wrong.sum()):,} of {len(rows):,} matched rows are of another "
             f"token; first in request {trace.names[int(trace.request[row])]} at position "
             f"{int(_positions(trace)[row])}: token {int(trace.token_id[row])} here, "
             f"{int(other[int(np.argmax(wrong))])} there.",
@@ -495,8 +493,8 @@ def _fits(
         first, last = max(0, -by_layers), num_layers - max(0, by_layers)
         if not inside.any() or first >= last:
             continue
-        found = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
-        equal = _equal_sets(rows[inside, first:last], found)
+        shifted = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
+        equal = (rows[inside, first:last] == shifted).all(axis=2)
         fits.append(Fit(by_tokens, by_layers, float(equal.mean()), int(equal.size)))
     return tuple(fits)
 
@@ -509,13 +507,9 @@ def _spread(rows: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
     return rows[np.arange(len(rows)) // _RUN % every == 0]
 
 
-def _equal_sets(one: np.ndarray, other: np.ndarray) -> Bool[np.ndarray, "rows layers"]:
-    return (one == other).all(axis=2)
-
-
 @dataclass(frozen=True)
 class Placing:
-    """Choices as placed against the best other place; ``lead`` is in standard errors."""
+    """Agreement of choices at this place and at the best other; ``lead`` is in standard errors."""
 
     here: Fit
     best: Fit
@@ -537,7 +531,7 @@ class Placing:
     @property
     def measured(self) -> str:
         """Both agreements in words."""
-        here, best = (percent(found.share, ".1f") for found in (self.here, self.best))
+        here, best = (percent(fit.share, ".1f") for fit in (self.here, self.best))
         number = self.here.num_compared
         return f"{here} of {number:,} sets are equal as placed, {best} {self.other_place}"
 
@@ -554,13 +548,13 @@ def placing(fits: Sequence[Fit]) -> Placing:
 
 def _judged(fits: Sequence[Fit], name: str) -> str:
     """What the shifts prove; RecordingError when they prove another place, or nothing."""
-    found = placing(fits)
-    here, measured = found.here, f"{found.measured} ({name})"
-    if found.is_proven:
+    place = placing(fits)
+    here, measured = place.here, f"{place.measured} ({name})"
+    if place.is_proven:
         return f"alignment proven by the choices: {measured}"
-    if found.is_misplaced:
+    if place.is_misplaced:
         raise RecordingError(
-            f"Trace misaligned: {measured}.", f"Shift it: {found.other_place} it fits better."
+            f"Trace misaligned: {measured}.", f"Shift it: {place.other_place} it fits better."
         )
     if here.share >= _SAME_EVERYWHERE:
         return f"choices hardly change from token to token and prove no alignment: {measured}"
@@ -572,9 +566,9 @@ def _judged(fits: Sequence[Fit], name: str) -> str:
 
 
 def _spoken(fit: Fit) -> str:
-    said = [
+    shifts = [
         f"{shift:+d} {unit}{'' if abs(shift) == 1 else 's'}"
         for shift, unit in ((fit.token_shift, "token"), (fit.layer_shift, "layer"))
         if shift
     ]
-    return f"shifted by {' and '.join(said)}" if said else "as placed"
+    return f"shifted by {' and '.join(shifts)}" if shifts else "as placed"
