@@ -122,7 +122,7 @@ def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:
     return {key: names[key][0] for key in keys if len(names.get(key, ())) == 1}
 
 
-def hold(given: Any) -> HeldArrays:
+def hold(value: Any) -> HeldArrays:
     """Arrays or tensors of whatever library, one, several in the order of layers, or by name.
 
     An array [layers, tokens, width] is that of all routers. Keys are names of routers, as
@@ -133,31 +133,31 @@ def hold(given: Any) -> HeldArrays:
     RecordingError
         When there is nothing in it, or layers have different numbers of tokens.
     """
-    if isinstance(given, Mapping):
-        found = {str(key): as_array(value) for key, value in given.items()}
-        if not set(found) - set(COLUMN_KEYS):
+    if isinstance(value, Mapping):
+        arrays = {str(key): as_array(one) for key, one in value.items()}
+        if not set(arrays) - set(COLUMN_KEYS):
             raise RecordingError(f"{NAME}: there is none.", "Name one for each router.")
-        return HeldArrays(found)
-    if isinstance(given, list | tuple) and given and np.ndim(as_array(given[0])) == 2:
-        layers = [as_array(value) for value in given]
+        return HeldArrays(arrays)
+    if isinstance(value, list | tuple) and value and np.ndim(as_array(value[0])) == 2:
+        layers = [as_array(one) for one in value]
         shapes = {layer.shape for layer in layers}
         if len(shapes) > 1:
             raise RecordingError(
                 f"{NAME}: layers of the shapes {', '.join(map(str, sorted(shapes)))}; expected one."
             )
         return HeldArrays({_ONLY: np.stack(layers)})
-    return HeldArrays({_ONLY: as_array(given)})
+    return HeldArrays({_ONLY: as_array(value)})
 
 
-def as_array(given: Any) -> Shaped[np.ndarray, "..."]:
+def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
     """The numbers as NumPy has them; a tensor of a device is copied to the host.
 
     NumPy has no bfloat16 of its own: tensors of it are widened to float32, which changes none.
     """
-    if hasattr(given, "detach"):
-        given = given.detach().cpu()
-        given = given.float() if str(given.dtype).endswith("bfloat16") else given
-    return np.asarray(given)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype).endswith("bfloat16") else value
+    return np.asarray(value)
 
 
 #: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.

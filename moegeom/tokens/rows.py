@@ -237,7 +237,7 @@ class StoredSource:
         self, router: str, start: int, stop: int
     ) -> Float32[np.ndarray, "tokens width"]:
         if self._facts.stage not in VALUE_STAGES:
-            raise self._not_held("hidden states or logits of every expert")
+            raise self._absent("hidden states or logits of every expert")
         return self._read(router, self._facts.stage, start, stop, np.float32)
 
     def stored_dtype(self, router: str) -> np.dtype:
@@ -249,7 +249,7 @@ class StoredSource:
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         if self._facts.stage != "top_logits":
-            raise self._not_held("top logits")
+            raise self._absent("top logits")
         return TopLogits(
             logits=self._read(router, TOP_LOGITS.name, start, stop, np.float32),
             expert=self._read(router, TOP_EXPERT.name, start, stop, np.int32),
@@ -285,8 +285,8 @@ class StoredSource:
             raise RecordingError(error.message, error.hint)
         return self._tensors[router][tensor]
 
-    def _not_held(self, wanted: str) -> RecordingError:
+    def _absent(self, numbers: str) -> RecordingError:
         return RecordingError(
             f"{self._facts.name} was recorded at stage {self._facts.stage}; "
-            f"it does not hold {wanted}."
+            f"it does not hold {numbers}."
         )

@@ -43,6 +43,11 @@ class Axes:
     top_k: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """What surveys of one trace have in common."""
+        return self.shape, self.columns
+
     def of(self, ids: Integer[np.ndarray, "..."]) -> Integer[np.ndarray, "rows routers top_k"]:
         """Ids of a request at the routers; a view where nothing is left out."""
         shaped = ids.reshape(-1, *self.shape)[:, :, : self.top_k]

@@ -208,11 +208,12 @@ def first_pass(
     if kind is None:
         raise RecordingError(f"{where}: no request of it holds choices.")
     axes = axes_of(evidence, routers, kind.layers, where)
-    for number, survey in enumerate(surveys):
-        if survey.axes not in (None, (axes.shape, axes.columns)):
-            surveys[number] = survey_of(files[number], terms, evidence, axes)
-            if company.journal is not None:
-                company.journal.keep(files[number].path, surveys[number])
+    if any(survey.axes not in (None, axes.key) for survey in surveys):
+        raise RecordingError(
+            f"{where}: ids without a shape fit {axes.shape[0]} layers as a whole, and their "
+            "beginning another number.",
+            "Give the requests that count their tokens by themselves.",
+        )
     return _index_of(files, surveys, axes, kind, where, copies)
 
 
@@ -241,13 +242,15 @@ class PassTerms:
 
 
 def _from_journal(file: FileOf, terms: PassTerms) -> Survey | None:
-    """The survey of an earlier pass, if flat ids had the same number of layers in it."""
+    """The survey of an earlier pass, if flat ids had the same axes in it."""
     journal = terms.company.journal
     survey = None if journal is None else journal.find(file.path)
-    if survey is None or not survey.evidence.is_flat:
+    if survey is None or survey.kind is None or not survey.evidence.is_flat:
         return survey
-    declared = terms.flat_evidence.declared_layers
-    return survey if survey.evidence.declared_layers == declared else None
+    flat = terms.flat_evidence
+    axes = expected_axes(flat, terms.routers, survey.kind.layers, terms.where)
+    is_alike = survey.evidence.declared_layers == flat.declared_layers
+    return survey if is_alike and survey.axes == axes.key else None
 
 
 def _common_kind(
@@ -442,16 +445,14 @@ def _named(
 def survey_of(
     file: FileOf,
     terms: PassTerms,
-    before: AxisEvidence | None = None,
-    axes: Axes | None = None,
+    before: AxisEvidence,
 ) -> Survey:
     """What a file holds, read from beginning to end.
 
-    ``axes`` are taken to be what the evidence of the files ``before`` and the first piece make
-    expect, unless they are given.
+    Axes are taken to be what the evidence of the files ``before`` and the first piece make expect.
     """
     try:
-        survey = _Surveyor(file, terms, before or AxisEvidence(), axes).survey()
+        survey = _Surveyor(file, terms, before).survey()
     except RecordingError:
         _refuse_other_dialect(file, terms.where)
         raise
@@ -503,10 +504,9 @@ class _Surveyor:
     it is left out.
     """
 
-    def __init__(
-        self, file: FileOf, terms: PassTerms, before: AxisEvidence, axes: Axes | None
-    ) -> None:
-        self._file, self._terms, self._before, self._axes = file, terms, before, axes
+    def __init__(self, file: FileOf, terms: PassTerms, before: AxisEvidence) -> None:
+        self._file, self._terms, self._before = file, terms, before
+        self._axes: Axes | None = None
         self._dtype = id_dtype(terms.routers)
         self._evidence = AxisEvidence()
         self._kind: TraceKind | None = None
@@ -549,7 +549,7 @@ class _Surveyor:
             place=pieces[:, :2],
             evidence=self._evidence,
             kind=self._kind,
-            axes=None if self._axes is None else (self._axes.shape, self._axes.columns),
+            axes=None if self._axes is None else self._axes.key,
             ids_are=self._ids_are,
             cut=self._cut,
             notes=self._notes.texts,

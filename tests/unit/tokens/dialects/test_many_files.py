@@ -20,6 +20,7 @@ from moegeom.tokens.traces import dialects, source
 from moegeom.tokens.traces.survey import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
+    FIRST,
     NAMES,
     WRITERS,
     Writer,
@@ -143,9 +144,10 @@ def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch
     whole = everything(opened(tmp_path / "rows.npy"))
     assert "cut at the beginning (prefix not captured): 3" in str(whole[0].notes)
     assert "rows equal to the row before" in str(whole[0].notes)
-    monkeypatch.setattr(vllm, "PIECE_BYTES", 7 * ids[0].nbytes)  # cuts the run of stale rows
-    assert_same(opened(tmp_path / "rows.npy"), whole)
-    assert_same(opened(tmp_path / "fortran.npy"), whole)
+    for num_rows in (1, 7):  # cuts the run of stale rows
+        monkeypatch.setattr(vllm, "PIECE_BYTES", num_rows * ids[0].nbytes)
+        assert_same(opened(tmp_path / "rows.npy"), whole)
+        assert_same(opened(tmp_path / "fortran.npy"), whole)
 
 
 def test_flat_ids_whose_layers_a_later_file_tells_are_read_by_them(tmp_path):
@@ -239,6 +241,9 @@ def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
     found, read = first_pass(files)
     assert read == [paths[2].name]
     assert_same(found, everything(opened(files, writer.dialect)))
+    found, read = first_pass(files)
+    assert read == []
+    assert_same(found, everything(opened(files, writer.dialect)))
     for kept in (tmp_path / "kept").iterdir():  # what is damaged is read again
         kept.write_bytes(kept.read_bytes()[:-50])
     found, read = first_pass(files)
@@ -246,3 +251,18 @@ def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
     paths[1].write_bytes(paths[1].read_bytes().replace(b"1", b"2"))
     with pytest.raises(MoeGeomError, match="changed since the first pass"):
         first_pass(files)
+
+
+def test_a_journal_of_files_whose_layers_others_tell_is_not_believed(tmp_path):
+    """Flat ids of routers alone: by themselves zeros may be rows of all layers of the model."""
+    (tmp_path / "kept").mkdir()
+    company = Company(FileJournal(tmp_path / "kept", "terms"))
+    for number, request in enumerate(truth().written[:2]):
+        ids = request.ids[:16, FIRST:] * number
+        write_sglang(tmp_path / f"{number}.jsonl", [replace(request, ids=ids)])
+        record = json.loads((tmp_path / f"{number}.jsonl").read_text())
+        del record["output_ids"], record["meta_info"]["completion_tokens"]
+        lines(tmp_path / f"{number}.jsonl", [record])
+    refuse("nothing was captured", tmp_path / "0.jsonl", company=company)
+    both = f"{tmp_path}/*.jsonl"
+    assert_same(opened(both, company=company), everything(opened(both)))
