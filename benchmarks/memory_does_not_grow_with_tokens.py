@@ -35,7 +35,7 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     from moegeom.engine.task import Task
     from moegeom.kernels.table import load_kernels
     from moegeom.testing.array_source import ArraySource
-    from moegeom.tokens.prior import IsotropicRmsPrior
+    from moegeom.tokens.memory import IsotropicRmsPrior
 
     router = gaussian_router(HIDDEN, EXPERTS, TOP_K)
     kernels = load_kernels("cpu")

@@ -10,7 +10,7 @@ from moegeom.studies.diff.record import Difference
 from moegeom.studies.cells.record import Enumerations
 from moegeom.studies.explain.record import Explanation
 from moegeom.studies.check.record import Gate
-from moegeom.tokens.held import HeldArrays
+from moegeom.tokens.memory import HeldArrays
 from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal

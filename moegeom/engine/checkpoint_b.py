@@ -18,7 +18,7 @@ from moegeom.engine.prepared import refuse_non_finite_rows
 from moegeom.engine.request import ScanRequest
 from moegeom.router.load import load_routers
 from moegeom.tokens.recording.facts import FACTS_FILE
-from moegeom.tokens.traces.counted import CountedSource
+from moegeom.tokens.traces.source import CountedSource
 
 #: What has to agree for two routers to choose for the same inputs.
 _SIZES: Mapping[str, Callable[[Router], int]] = {

@@ -20,7 +20,7 @@ from moegeom.engine.run_facts import files_identity
 from moegeom.engine.sources import known_routers
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, is_begun
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces.journal import FileJournal
+from moegeom.tokens.traces.survey import FileJournal
 
 #: Seconds between two words on how far it is.
 _SECONDS = 10.0

@@ -15,7 +15,7 @@ from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
 from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.tokens.files import TokenFiles
-from moegeom.tokens.held import HeldArrays
+from moegeom.tokens.memory import HeldArrays
 
 
 def outside_plan(reason: str) -> dict[str, str]:

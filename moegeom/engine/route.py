@@ -19,7 +19,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.table import load_kernels
-from moegeom.tokens.held import HeldArrays, as_array
+from moegeom.tokens.memory import HeldArrays, as_array
 from moegeom.tokens.source import Request
 
 

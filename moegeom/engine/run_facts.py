@@ -32,8 +32,8 @@ from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_in_words, rule_origin
 from moegeom.router.drawn_rows import drawn_row_facts
 from moegeom.tokens.files import TokenFiles, paths_of
-from moegeom.tokens.held import HeldArrays
-from moegeom.tokens.traces.run_b import RunB
+from moegeom.tokens.memory import HeldArrays
+from moegeom.tokens.traces.alignment import RunB
 from moegeom.variants.arithmetic import arithmetic
 
 #: Libraries whose version can change a bit of the results; a check of weights need not have them.

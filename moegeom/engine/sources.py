@@ -18,13 +18,12 @@ from moegeom.engine.request import ScanRequest, Terms, Tokens
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.tokens.files import TokenFiles
-from moegeom.tokens.held import HeldArrays
+from moegeom.tokens.memory import HeldArrays, IsotropicRmsPrior
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.source import Request as Asked
-from moegeom.tokens.traces.counted import CountedSource
-from moegeom.tokens.traces.run_b import RunB, match_run_b
+from moegeom.tokens.traces.alignment import RunB, match_run_b
+from moegeom.tokens.traces.source import CountedSource
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384

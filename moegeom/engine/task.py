@@ -12,7 +12,7 @@ from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.labels import Populations
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.kernels.reduction import REDUCTIONS, Kernels
-from moegeom.tokens.traces.run_b import RunB
+from moegeom.tokens.traces.alignment import RunB
 from moegeom.variants.emulated import Emulated
 from moegeom.variants.what_if import FittedGate
 

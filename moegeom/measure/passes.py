@@ -50,7 +50,7 @@ from moegeom.measure.finish import MeasuredRouter, Rows, finish_router
 from moegeom.measure.jumps import jump_states
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.tokens.traces.run_b import RunB
+from moegeom.tokens.traces.alignment import RunB
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router

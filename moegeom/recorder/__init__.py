@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from moegeom.recorder.attention import AttentionRecorder
-from moegeom.recorder.parts import merge_parts
+from moegeom.recorder.ranks import merge_parts
 from moegeom.recorder.recorder import RouterRecorder
 
 if TYPE_CHECKING:

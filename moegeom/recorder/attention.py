@@ -20,10 +20,9 @@ from moegeom.core.text import number_of
 from moegeom.engine.labels import block_of
 from moegeom.geometry.gating import CLOSED, FIRST_QUERY, SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.recorder.arrays import as_array
-from moegeom.recorder.identity import holds_rows
-from moegeom.recorder.model_store import ModelStore
+from moegeom.recorder.model_store import ModelStore, as_array
 from moegeom.recorder.steps import Step, make_step
+from moegeom.recorder.taps import holds_rows
 from moegeom.router.attention.tensors import (
     AttentionTensors,
     attention_layers,
@@ -231,7 +230,7 @@ class _Announced:
     def of(cls, step: Step, sequences: int) -> _Announced:
         device = step.token_id.device
         rows = torch.ones(step.num_rows, dtype=torch.bool, device=device)
-        kept = (rows if step.kept is None else step.kept).reshape(sequences, -1)
+        kept = (rows if step.is_token is None else step.is_token).reshape(sequences, -1)
         columns, _ = step.columns()
         return cls(kept, block_of(columns, 0), set(np.unique(columns.document).tolist()))
 

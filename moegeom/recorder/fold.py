@@ -37,10 +37,9 @@ from moegeom.measure.passes import (
 )
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, write_folded
-from moegeom.recorder.identity import Identity
 from moegeom.recorder.ranks import Ranks
-from moegeom.recorder.shard import NO_ROWS, InputRows, Shard
-from moegeom.recorder.taps import Place
+from moegeom.recorder.steps import NO_ROWS, InputRows, Shard
+from moegeom.recorder.taps import Identity, Place
 
 _BACKEND = "cpu"
 

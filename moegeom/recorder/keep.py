@@ -1,13 +1,24 @@
-"""What to keep of each token."""
+"""What a recording holds of each token, and how it comes from what a router's module reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from moegeom.core.errors import UsageError
+import numpy as np
+import torch
+
+from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import Stage, best_stage, bytes_per_token, common_stage, enough_logits
+from moegeom.core.tokens import (
+    Stage,
+    best_stage,
+    bytes_per_token,
+    common_stage,
+    enough_logits,
+    expert_bytes,
+)
+from moegeom.recorder.taps import Place
 
 #: What people write for outputs of experts, which are kept beside what routers read, and the kinds.
 OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -118,3 +129,105 @@ def _capped(num_logits: int, routers: Sequence[Router]) -> Keep:
     if num_logits >= min(router.num_experts for router in routers):
         return Keep("logits")
     return Keep("top_logits", num_logits)
+
+
+#: Integers by their size in bytes.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, eq=False)
+class RouterRows:
+    """Rows of one router: ``values`` (None for ids), ``expert`` beside the largest logits.
+
+    ``outputs`` of experts by their kind.
+    """
+
+    values: torch.Tensor | None
+    expert: torch.Tensor | None
+    chosen: torch.Tensor | None
+    outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class RowReader:
+    """One router's way from inputs to what is kept; its weight is moved to a device once."""
+
+    place: Place
+    keep: Keep
+    _on_device: dict[torch.device, _DeviceRouter] = field(default_factory=dict)
+
+    def of(self, inputs: torch.Tensor, chosen: torch.Tensor | None) -> RouterRows:
+        """What is kept of these tokens; nothing is waited for."""
+        router = self.place.router
+        experts = None if chosen is None else _numbers(chosen, router)
+        if self.keep.stage == "ids":
+            if experts is None:
+                raise RecordingError(
+                    f"router {router.name}: its module ({self.place.paths[0]}) does not give its "
+                    "choice back, and ids are all that is to be kept.",
+                    "Keep logits or hidden.",
+                )
+            return RouterRows(None, None, experts)
+        if self.keep.stage == "router_input":
+            return RouterRows(inputs, None, experts)
+        logits = self._logits(inputs)
+        if self.keep.stage == "logits":
+            return RouterRows(logits, None, experts)
+        largest = logits.topk(self.keep.num_logits, dim=-1)
+        return RouterRows(largest.values, _numbers(largest.indices, router), experts)
+
+    def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """W y + b in float32, whatever precision the model runs in."""
+        router = self._router_on(inputs.device)
+        # autocast would take the product back to 16 bits
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            y = inputs.to(router.rows.dtype)
+            return (router.logits(y) * router.cosine_scale(y)).float()
+
+    def _router_on(self, device: torch.device) -> _DeviceRouter:
+        if device not in self._on_device:
+            self._on_device[device] = _DeviceRouter.on(device, self.place.router)
+        return self._on_device[device]
+
+
+@dataclass(frozen=True, eq=False)
+class _DeviceRouter:
+    """A router's arrays on one device, in the dtype of its rows."""
+
+    rows: torch.Tensor
+    bias: torch.Tensor | None
+    projection: torch.Tensor | None
+    projection_bias: torch.Tensor | None
+    scale: float | None
+
+    @classmethod
+    def on(cls, device: torch.device, router: Router) -> _DeviceRouter:
+        def moved(array: np.ndarray | None) -> torch.Tensor | None:
+            if array is None:
+                return None
+            # arrays of a mapped checkpoint cannot be written to, which torch warns of
+            return torch.tensor(array.astype(router.weight.dtype, copy=False), device=device)
+
+        rows = torch.tensor(router.weight, device=device)
+        bias, projection = moved(router.logit_bias), router.projection
+        if projection is None or projection.scale is None:
+            return cls(rows, bias, None, None, None)
+        return cls(rows, bias, moved(projection.weight), moved(projection.bias), projection.scale)
+
+    def logits(self, y: torch.Tensor) -> torch.Tensor:
+        logits = y @ self.rows.T
+        return logits if self.bias is None else logits + self.bias
+
+    def cosine_scale(self, y: torch.Tensor) -> torch.Tensor | float:
+        """What turns ``W y + b`` into scaled cosines: 1 for routers that compare no directions."""
+        if self.projection is None or self.scale is None:
+            return 1.0
+        projected = y @ self.projection.T
+        if self.projection_bias is not None:
+            projected = projected + self.projection_bias
+        # a zero vector has no direction: every cosine is 0, as where it is divided by 1e-12
+        return self.scale / projected.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
+def _numbers(experts: torch.Tensor, router: Router) -> torch.Tensor:
+    return experts.to(_INTEGERS[expert_bytes(router.num_experts)])

@@ -14,15 +14,19 @@ import torch
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.text import number_of
-from moegeom.recorder.identity import Identity, identify
-from moegeom.recorder.keep import Keep, parse_keep
-from moegeom.recorder.output_taps import OutputTap
+from moegeom.recorder.keep import Keep, RouterRows, RowReader, parse_keep
 from moegeom.recorder.ranks import ranks_of
-from moegeom.recorder.reading import Kept, KeptParts
-from moegeom.recorder.sinks import Sink, SinkFacts, num_recorded, open_sink, refuse_unfoldable
-from moegeom.recorder.staging import Staged, Staging
+from moegeom.recorder.sinks import (
+    Sink,
+    SinkFacts,
+    StagedPass,
+    Staging,
+    num_recorded,
+    open_sink,
+    refuse_unfoldable,
+)
 from moegeom.recorder.steps import Step, make_step
-from moegeom.recorder.taps import Deliver, Place, Tap
+from moegeom.recorder.taps import Deliver, Identity, OutputTap, Place, Tap, identify
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 
 #: Bytes of a shard: what is held before it is written.
@@ -142,7 +146,7 @@ class RouterRecorder:
         )
         refuse_unfoldable(self._facts, self.keep)
         self._domains = list(domains)
-        self._parts = {p.router.name: KeptParts(p, self.keep) for p in self._identity.places}
+        self._parts = {p.router.name: RowReader(p, self.keep) for p in self._identity.places}
         self._outputs: dict[str, OutputTap] = {}
         if self.keep.outputs:
             self._outputs = {
@@ -151,7 +155,7 @@ class RouterRecorder:
         self._staging: Staging | None = None
         self._sink: Sink | None = None
         self._step: Step | None = None
-        self._seen: dict[str, Kept] = {}
+        self._seen: dict[str, RouterRows] = {}
         self._called: tuple[str, ...] = ()
         self._num_sequences = 0
         self.num_ignored = 0
@@ -279,9 +283,9 @@ class RouterRecorder:
                 "Every pass must go through the same layers.",
             )
         assert self._staging is not None, "_begin makes it"
-        self._staging.add(Staged(step, seen))
+        self._staging.add(StagedPass(step, seen))
 
-    def _begin(self, seen: Mapping[str, Kept]) -> None:
+    def _begin(self, seen: Mapping[str, RouterRows]) -> None:
         """What the first pass shows: which routers run, and whether their choice can be seen."""
         places = [place for place in self._identity.places if place.router.name in seen]
         self.has_chosen = all(kept.chosen is not None for kept in seen.values())

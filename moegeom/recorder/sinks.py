@@ -1,22 +1,30 @@
-"""Where captured tokens go: into a recording, or straight into the reductions of a scan."""
+"""Where captured tokens go: into a recording or into the reductions of a scan, shard by shard.
+
+Passes are collected into shards on the device, and a thread takes them away.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+
 from moegeom.core.errors import UsageError
 from moegeom.core.text import number_of
+from moegeom.core.tokens import TopLogits
 from moegeom.recorder.fold import FoldSink
-from moegeom.recorder.identity import Identity
-from moegeom.recorder.keep import Keep
-from moegeom.recorder.parts import merge_when_complete, part_path
-from moegeom.recorder.ranks import Ranks
-from moegeom.recorder.shard import Shard
-from moegeom.recorder.taps import Place
+from moegeom.recorder.keep import Keep, RouterRows
+from moegeom.recorder.model_store import as_array
+from moegeom.recorder.ranks import Ranks, merge_when_complete, part_path
+from moegeom.recorder.steps import Shard, Step
+from moegeom.recorder.taps import Identity, Place
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 
@@ -118,3 +126,156 @@ def _recording(
     ) as writer:
         yield _RecordingSink(writer)
     merge_when_complete(facts.out, facts.ranks.num_ranks)
+
+
+#: Shards that may wait for the thread: the model runs on while one is written.
+_WAITING = 2
+
+
+@dataclass(frozen=True, eq=False)
+class StagedPass:
+    """One forward pass: its tokens, and what every router gave."""
+
+    step: Step
+    rows: Mapping[str, RouterRows]
+
+
+class Staging:
+    """Holds passes until ``shard_tokens`` rows are there, and hands them to the sink as a shard."""
+
+    def __init__(
+        self, sink: Sink, shard_tokens: int, domains: Sequence[str], has_chosen: bool
+    ) -> None:
+        self._sink, self._shard_tokens = sink, shard_tokens
+        self._domains, self._has_chosen = domains, has_chosen
+        self._staged: list[StagedPass] = []
+        self._rows = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="moegeom-capture")
+        self._waiting: deque[Future[None]] = deque()
+
+    def add(self, staged: StagedPass) -> None:
+        """Takes one pass in; raises what went wrong with an earlier shard."""
+        self._staged.append(staged)
+        self._rows += staged.step.num_rows
+        if self._rows >= self._shard_tokens:
+            self._send()
+
+    def close(self, drop: bool = False) -> None:
+        """Hands over what is left, unless ``drop``, and waits for the thread."""
+        try:
+            if not drop:
+                self._send()
+                self._wait(0)
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _send(self) -> None:
+        self._wait(_WAITING - 1)
+        if self._staged:
+            staged = [(_on_host(one.step), one) for one in self._staged]
+            moved = [
+                StagedPass(step, {name: _rows_on_host(rows) for name, rows in one.rows.items()})
+                for step, one in staged
+            ]
+            arrived = _when_arrived(self._staged[0].step.token_id, self._staged[0].rows)
+            self._waiting.append(
+                self._thread.submit(self._write, moved, tuple(self._domains), arrived)
+            )
+        self._staged, self._rows = [], 0
+
+    def _wait(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+
+    def _write(
+        self, staged: Sequence[StagedPass], domains: tuple[str, ...], arrived: Callable[[], None]
+    ) -> None:
+        arrived()
+        steps = [one.step.columns() for one in staged]
+        first, *others = [columns for columns, _ in steps]
+        columns = first.then(*others)
+        if not len(columns.document):
+            return
+        is_token = [flags for _, flags in steps]
+        values, chosen = {}, {}
+        outputs: dict[str, dict[str, np.ndarray]] = {}
+        for name in staged[0].rows:
+            parts = [one.rows[name] for one in staged]
+            values[name] = _values(parts, is_token)
+            for kind in parts[0].outputs:
+                joined = _joined([part.outputs[kind] for part in parts], is_token)
+                outputs.setdefault(kind, {})[name] = joined
+            if self._has_chosen:
+                chosen[name] = _joined([part.chosen for part in parts], is_token)
+        has_values = all(value is not None for value in values.values())
+        self._sink.append(
+            Shard(
+                columns,
+                values if has_values else None,
+                chosen if self._has_chosen else None,
+                domains,
+                outputs or None,
+            )
+        )
+
+
+def _values(
+    parts: Sequence[RouterRows], rows: Sequence[np.ndarray]
+) -> np.ndarray | TopLogits | None:
+    if parts[0].values is None:
+        return None
+    values = _joined([part.values for part in parts], rows)
+    if parts[0].expert is None:
+        return values
+    # numbers of experts stay as small as they are: they are stored so
+    return TopLogits(values, _joined([part.expert for part in parts], rows))
+
+
+def _joined(tensors: Sequence[torch.Tensor | None], rows: Sequence[np.ndarray]) -> np.ndarray:
+    arrays = [as_array(tensor) for tensor in tensors if tensor is not None]
+    # without padding a row is copied once at most
+    parts = [a if flags.all() else a[flags] for a, flags in zip(arrays, rows, strict=True)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _on_host(step: Step) -> Step:
+    return Step(
+        _to_host(step.token_id),
+        _to_host(step.document),
+        _to_host(step.position),
+        None if step.is_token is None else _to_host(step.is_token),
+        step.domain,
+    )
+
+
+def _rows_on_host(rows: RouterRows) -> RouterRows:
+    values, expert, chosen = (
+        None if t is None else _to_host(t) for t in (rows.values, rows.expert, rows.chosen)
+    )
+    outputs = {kind: _to_host(tensor) for kind, tensor in rows.outputs.items()}
+    return RouterRows(values, expert, chosen, outputs)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy under way to memory that a device can write to by itself; the tensor on a CPU."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _when_arrived(first: torch.Tensor, rows: Mapping[str, RouterRows]) -> Callable[[], None]:
+    """Waits until every copy that was sent has come."""
+    tensors = (first, *(one.values for one in rows.values()), *(r.chosen for r in rows.values()))
+    devices = {t.device for t in tensors if t is not None and t.device.type == "cuda"}
+    events = []
+    for device in devices:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        events.append(event)
+
+    def arrived() -> None:
+        for event in events:
+            event.synchronize()
+
+    return arrived

@@ -21,7 +21,7 @@ from moegeom.engine.parameters import request_of, speaking_python
 from moegeom.engine.request import Terms, Tokens, tokens_path
 from moegeom.router.describe import describe_router, rule_origin
 from moegeom.tokens.files import TokenFiles, are_paths
-from moegeom.tokens.held import HeldArrays, hold
+from moegeom.tokens.memory import HeldArrays, hold
 
 if TYPE_CHECKING:
     from moegeom.checkpoint.store import TensorStore

@@ -24,16 +24,16 @@ class TokenFiles:
     @classmethod
     def given(cls, paths: Iterable[str | os.PathLike[str]]) -> TokenFiles | str | None:
         """Paths as the tokens that they are: one stands for itself, none for no tokens."""
-        found = tuple(os.fspath(path) for path in paths)
-        return cls(found) if len(found) > 1 else found[0] if found else None
+        named = tuple(os.fspath(path) for path in paths)
+        return cls(named) if len(named) > 1 else named[0] if named else None
 
 
-def are_paths(given: Any) -> bool:
+def are_paths(value: Any) -> bool:
     """Whether they are paths of files, one or more, in a list or tuple."""
     return (
-        isinstance(given, list | tuple)
-        and bool(given)
-        and all(isinstance(path, str | os.PathLike) for path in given)
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(path, str | os.PathLike) for path in value)
     )
 
 
@@ -50,27 +50,27 @@ def paths_of(tokens: str | Path | TokenFiles) -> tuple[Path, ...]:
     UsageError
         When a file is named twice, or there are too many.
     """
-    given = tokens.paths if isinstance(tokens, TokenFiles) else (os.fspath(tokens),)
-    if len(given) == 1 and not _is_pattern(given[0]):
-        return (Path(given[0]),)
-    found = [path for one in given for path in _matched(one)]
-    if len(found) > TOKEN_FILES:
+    patterns = tokens.paths if isinstance(tokens, TokenFiles) else (os.fspath(tokens),)
+    if len(patterns) == 1 and not _is_pattern(patterns[0]):
+        return (Path(patterns[0]),)
+    paths = [path for pattern in patterns for path in _matches(pattern)]
+    if len(paths) > TOKEN_FILES:
         raise UsageError(
-            f"{given[0]}: {number_of(len(found), 'file')}; at most {TOKEN_FILES:,} are read."
+            f"{patterns[0]}: {number_of(len(paths), 'file')}; at most {TOKEN_FILES:,} are read."
         )
     seen: dict[str, Path] = {}
-    for path in found:
+    for path in paths:
         real = os.path.realpath(path)
         if real in seen:
             raise UsageError(f"{path} is named twice, also as {seen[real]}.", "Name it once.")
         seen[real] = path
-    return tuple(found)
+    return tuple(paths)
 
 
 def are_there(tokens: str | TokenFiles) -> bool:
     """Whether every path is there, and every pattern matches a file."""
-    given = tokens.paths if isinstance(tokens, TokenFiles) else (tokens,)
-    return all(Path(path).exists() or bool(_globbed(path)) for path in given)
+    patterns = tokens.paths if isinstance(tokens, TokenFiles) else (tokens,)
+    return all(Path(path).exists() or bool(_globbed(path)) for path in patterns)
 
 
 def name_of(paths: Sequence[Path]) -> str:
@@ -106,14 +106,14 @@ def _globbed(pattern: str) -> list[Path]:
     return [Path(path) for path in glob.glob(pattern, recursive=True)]  # noqa: PTH207
 
 
-def _matched(given: str) -> list[Path]:
-    if not _is_pattern(given):
-        if not os.path.lexists(given):
-            raise RecordingError(f"{Path(given).name}: no such file or directory.")
-        return [Path(given)]
-    found = _globbed(given)
-    if not found:
+def _matches(pattern: str) -> list[Path]:
+    if not _is_pattern(pattern):
+        if not os.path.lexists(pattern):
+            raise RecordingError(f"{Path(pattern).name}: no such file or directory.")
+        return [Path(pattern)]
+    paths = _globbed(pattern)
+    if not paths:
         raise RecordingError(
-            f"{given}: no file matches.", "* stands for any characters of a name, ** for folders."
+            f"{pattern}: no file matches.", "* stands for any characters of a name, ** for folders."
         )
-    return sorted(found, key=natural)
+    return sorted(paths, key=natural)

@@ -15,7 +15,7 @@ from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
 from moegeom.tokens.sources.trace import holds_traces, open_traces, recognises
 from moegeom.tokens.stages import STAGE_TENSORS
-from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
+from moegeom.tokens.traces.trace import DIALECTS, find_dialect
 
 #: What else people store hidden states in.
 _PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -164,10 +164,10 @@ def _is_stack_of_ids(path: Path, request: Request) -> bool:
         When the first axis is as long as there are routers, and nobody said what it is, or the
         second may be that of the layers.
     """
-    shape, known, stage = _shape_of_one_array(path), request.known, request.stage
-    if not known or shape is None or shape[0] not in (len(known), len(request.routers)):
+    shape, routers, stage = _shape_of_one_array(path), request.known, request.stage
+    if not routers or shape is None or shape[0] not in (len(routers), len(request.routers)):
         return False
-    may_be_trace = shape[1] in (len(known), max(router.layer for router in known) + 1)
+    may_be_trace = shape[1] in (len(routers), max(router.layer for router in routers) + 1)
     if stage == "ids" and not may_be_trace:
         return True
     if stage is None and may_be_trace:

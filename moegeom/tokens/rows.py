@@ -1,20 +1,63 @@
-"""Rows of arrays on disk, read range by range into an array of the caller."""
+"""Rows of arrays, read by ranges of tokens into an array of the caller, and a source made of them.
+
+Recordings, foreign files and traces are all opened as such a source.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float32, Int32, Int64, Shaped
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.files import open_raw
-from moegeom.tokens.ranges import shard_ranges
+from moegeom.core.registry import unknown_name
+from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
+from moegeom.tokens.recording.columns import ColumnSource
+from moegeom.tokens.recording.outputs import check_output_kind
+from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES
+
+
+def check_range(facts: SourceFacts, start: int, stop: int) -> None:
+    """Raise unless the source has tokens ``[start, stop)``; asking for others is a bug of ours."""
+    if not 0 <= start <= stop <= facts.num_tokens:
+        raise InternalError(
+            f"{facts.name}: tokens [{start}, {stop}) were asked for; it has {facts.num_tokens}."
+        )
+
+
+def consecutive(numbers: Int64[np.ndarray, "numbers"]) -> Iterator[tuple[int, int]]:
+    """Ranges ``[start, stop)`` of numbers that follow one another by one, in their order."""
+    edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    for first, last in pairwise(edges):
+        if last > first:
+            yield int(numbers[first]), int(numbers[last - 1]) + 1
+
+
+def shard_ranges(starts: tuple[int, ...], start: int, stop: int) -> list[tuple[int, int, int]]:
+    """(shard, first, last) of every piece of ``[start, stop)``, in rows of that shard.
+
+    ``starts`` has one entry more than there are shards: the total.
+    """
+    if start >= stop:
+        return []
+    pieces = []
+    for shard in range(bisect_right(starts, start) - 1, len(starts) - 1):
+        low, high = starts[shard], starts[shard + 1]
+        if low >= stop:
+            break
+        if low < high:
+            pieces.append((shard, max(start, low) - low, min(stop, high) - low))
+    return pieces
+
 
 #: Bytes converted at a time: the scratch stays in cache, and memory does not depend on the range.
 SCRATCH_BYTES = 1 << 20
@@ -167,3 +210,83 @@ class ShardedRows:
         for shard, first, last in shard_ranges(self.starts, start, start + len(out)):
             where = self.starts[shard] + first - start
             self.parts[shard].read_into(first, out[where : where + last - first])
+
+
+class StoredSource:
+    """Reads ranges of whatever ``tensors`` (by router, then by tensor name) hold."""
+
+    def __init__(
+        self,
+        facts: SourceFacts,
+        tensors: Mapping[str, Mapping[str, Rows]],
+        columns: ColumnSource,
+    ) -> None:
+        self._facts = facts
+        self._tensors = tensors
+        self._columns = columns
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self._facts
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        check_range(self._facts, start, stop)
+        return self._columns.read(start, stop)
+
+    def read_values(
+        self, router: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens width"]:
+        if self._facts.stage not in VALUE_STAGES:
+            raise self._absent("hidden states or logits of every expert")
+        return self._read(router, self._facts.stage, start, stop, np.float32)
+
+    def stored_dtype(self, router: str) -> np.dtype:
+        return self._rows(router, self._facts.stage).dtype
+
+    def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
+        check_range(self._facts, start, start + len(out))
+        self._rows(router, self._facts.stage).read_into(start, out)
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        if self._facts.stage != "top_logits":
+            raise self._absent("top logits")
+        return TopLogits(
+            logits=self._read(router, TOP_LOGITS.name, start, stop, np.float32),
+            expert=self._read(router, TOP_EXPERT.name, start, stop, np.int32),
+        )
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        if not self._facts.has_chosen:
+            return None
+        return self._read(router, CHOSEN.name, start, stop, np.int32)
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        check_output_kind(kind)
+        if kind not in self._facts.outputs:
+            return None
+        return self._read(router, kind, start, stop, np.float32)
+
+    def _read(
+        self, router: str, tensor: str, start: int, stop: int, dtype: type
+    ) -> Shaped[np.ndarray, "tokens *width"]:
+        check_range(self._facts, start, stop)
+        rows = self._rows(router, tensor)
+        out = np.empty((stop - start, rows.width), dtype)
+        rows.read_into(start, out)
+        return out.reshape(stop - start, *rows.row_shape)
+
+    def _rows(self, router: str, tensor: str) -> Rows:
+        if router not in self._tensors:
+            error = unknown_name(f"router in {self._facts.name}", router, self._tensors)
+            raise RecordingError(error.message, error.hint)
+        return self._tensors[router][tensor]
+
+    def _absent(self, numbers: str) -> RecordingError:
+        return RecordingError(
+            f"{self._facts.name} was recorded at stage {self._facts.stage}; "
+            f"it does not hold {numbers}."
+        )

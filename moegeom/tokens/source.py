@@ -12,7 +12,7 @@ from moegeom.core.registry import Registry
 from moegeom.core.tokens import Stage, TokenSource
 
 if TYPE_CHECKING:
-    from moegeom.tokens.traces.file_facts import FileFacts
+    from moegeom.tokens.traces.survey import Survey
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class KnownRouter:
     top_k: int
 
 
-class KeptFacts(Protocol):
-    """Facts of files that an interrupted first pass found."""
+class SurveyJournal(Protocol):
+    """Surveys of files, of a first pass that was interrupted."""
 
-    def find(self, path: Path) -> FileFacts | None: ...
+    def find(self, path: Path) -> Survey | None: ...
 
-    def keep(self, path: Path, facts: FileFacts) -> None: ...
+    def keep(self, path: Path, survey: Survey) -> None: ...
 
 
 #: Hears the name of a request that cannot be read, and why.
@@ -40,12 +40,12 @@ Refused = Callable[[str, RecordingError], None]
 
 @dataclass(frozen=True)
 class Company:
-    """What goes with a first pass over files: where facts are ``kept``, who hears how many bytes
-    it begins to read, how many files of how many were read, and which requests are ``refused``:
+    """What goes with a first pass over files: its ``journal``, who hears how many bytes it begins
+    to read, how many files of how many were read, and which requests are ``refused``:
     those are left out then, where otherwise the first one ends the pass.
     """
 
-    kept: KeptFacts | None = None
+    journal: SurveyJournal | None = None
     begun: Callable[[int], None] | None = None
     advanced: Callable[[int, int], None] | None = None
     refused: Refused | None = None

@@ -25,7 +25,7 @@ from moegeom.document.render import RENDERERS
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.stages import STAGE_TENSORS
-from moegeom.tokens.traces.dialect import DIALECTS
+from moegeom.tokens.traces.trace import DIALECTS
 from moegeom_cli.command import COMMANDS
 from tests.by_day import by_day
 from tests.unit.tokens.dialects.test_counts import DIALECT as COUNT_DIALECT

@@ -19,7 +19,7 @@ from typer.main import get_command
 import moegeom as mg
 import moegeom.pipeline
 from moegeom.results.reader import open_results
-from moegeom.tokens.traces import first_pass
+from moegeom.tokens.traces import survey
 from moegeom_cli import app
 from moegeom_cli.command import command_names
 from tests.by_day import IS_NIGHT, by_day
@@ -98,16 +98,16 @@ def dump(place, run):
 @pytest.fixture
 def stopped_at_file(monkeypatch):
     """Ctrl-C when a file is to be read; and the files that were."""
-    read, facts_of = [], first_pass.facts_of
+    read, survey_of = [], survey.survey_of
 
     def arrange(name: str) -> list[str]:
         def stopped(file, *given):
             if file.label == name:
                 raise KeyboardInterrupt
             read.append(file.label)
-            return facts_of(file, *given)
+            return survey_of(file, *given)
 
-        monkeypatch.setattr(first_pass, "facts_of", stopped)
+        monkeypatch.setattr(survey, "survey_of", stopped)
         return read
 
     return arrange

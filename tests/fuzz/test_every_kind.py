@@ -17,7 +17,7 @@ import pytest
 
 from moegeom.checkpoint.open import FORMATS
 from moegeom.tokens.source import SOURCES
-from moegeom.tokens.traces.dialect import DIALECTS
+from moegeom.tokens.traces.trace import DIALECTS
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.ranges import ROOT, distinct, environment, fuzz, offenders_of
 from tests.fuzz.worker import FAULTS

@@ -17,16 +17,19 @@ from typing import Any
 import torch
 
 from moegeom.core.errors import UsageError
-from moegeom.recorder.engines._gates import EngineRouters, beside, find_gates
-from moegeom.recorder.engines._listening import Listen, wrap
 from moegeom.recorder.engines._recording import (
-    Asked,
     EnginePass,
     EngineRecording,
+    EngineRequest,
+    EngineRouters,
+    Listen,
     Obstacle,
+    RequestSlice,
+    beside,
+    find_gates,
     refuse_obstacles,
+    wrap,
 )
-from moegeom.recorder.engines._requests import RequestSlice
 
 
 def plugin() -> None:
@@ -77,8 +80,8 @@ class SchedulerMethods:
         if context.get_parallel().tp_rank:
             return
         _refuse_unrecordable(arguments)
-        asked = Asked(out, checkpoint or arguments.model_path, keep, fold, num_tokens)
-        self._session = _Session(self._scheduler, asked)
+        request = EngineRequest(out, checkpoint or arguments.model_path, keep, fold, num_tokens)
+        self._session = _Session(self._scheduler, request)
 
     def stop(self) -> None:
         """Ends the recording: it is at ``out``, and beside it ``<out>.requests.json``.
@@ -135,14 +138,14 @@ def _refuse_unrecordable(arguments: Any) -> None:
 class _Session:
     """The hooks of one recording in one scheduler."""
 
-    def __init__(self, scheduler: Any, asked: Asked) -> None:
+    def __init__(self, scheduler: Any, request: EngineRequest) -> None:
         runner = scheduler.tp_worker.model_runner
-        routers = find_gates(runner.model, asked.checkpoint or "")
+        routers = find_gates(runner.model, request.checkpoint or "")
         self._recording = EngineRecording(
             runner.model,
             routers,
             _choices(runner.model, routers),
-            asked,
+            request,
             engine=_engine(runner.model),
         )
         self._prompts: dict[str, int] = {}
@@ -200,12 +203,12 @@ def _choices(model: torch.nn.Module, routers: EngineRouters) -> dict[str, Listen
     choices: dict[str, Listen] = {}
     for gate in routers.gates:
         selection: Any = beside(gate.path, selections)
-        if selection is not None and _is_told(selection.topk_config.output_format):
+        if selection is not None and _is_visible(selection.topk_config.output_format):
             choices[gate.path] = functools.partial(_listen, selection)
     return choices
 
 
-def _is_told(output_format: Any) -> bool:
+def _is_visible(output_format: Any) -> bool:
     """Whether the choice is given back; unset where the processor chooses."""
     return output_format is None or output_format.name == "STANDARD"
 

@@ -16,16 +16,19 @@ from typing import Any
 import torch
 
 from moegeom.core.errors import UsageError
-from moegeom.recorder.engines._gates import EngineRouters, beside, find_gates
-from moegeom.recorder.engines._listening import Listen, wrap
 from moegeom.recorder.engines._recording import (
-    Asked,
     EnginePass,
     EngineRecording,
+    EngineRequest,
+    EngineRouters,
+    Listen,
     Obstacle,
+    RequestSlice,
+    beside,
+    find_gates,
     refuse_obstacles,
+    wrap,
 )
-from moegeom.recorder.engines._requests import RequestSlice
 
 
 class RecorderExtension:
@@ -70,11 +73,11 @@ class RecorderExtension:
         if self.rank % parallel.tensor_parallel_size:
             return {"recording": False, "reason": "the first tensor-parallel rank records"}
         _refuse_unrecordable(self.vllm_config)
-        asked = Asked(
+        request = EngineRequest(
             out, checkpoint or self.vllm_config.model_config.model, keep, fold, num_tokens
         )
         self._moegeom = _Session(
-            self.model_runner, asked, parallel.data_parallel_rank, parallel.data_parallel_size
+            self.model_runner, request, parallel.data_parallel_rank, parallel.data_parallel_size
         )
         return self._moegeom.recording.status()
 
@@ -134,14 +137,14 @@ def _refuse_unrecordable(config: Any) -> None:
 class _Session:
     """The hooks of one recording in one worker."""
 
-    def __init__(self, runner: Any, asked: Asked, rank: int, num_ranks: int) -> None:
+    def __init__(self, runner: Any, request: EngineRequest, rank: int, num_ranks: int) -> None:
         model = runner.get_model()
-        routers = find_gates(model, asked.checkpoint or "")
+        routers = find_gates(model, request.checkpoint or "")
         self.recording = EngineRecording(
             model,
             routers,
             _choices(model, routers),
-            asked,
+            request,
             engine=_engine(model),
             rank=rank,
             num_ranks=num_ranks,

@@ -21,9 +21,9 @@ from moegeom.engine.sample import finite_tokens
 from moegeom.engine.task import Task
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
-from moegeom.tokens.ranges import consecutive
+from moegeom.tokens.rows import consecutive
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.tokens.traces.run_b import RunB
+from moegeom.tokens.traces.alignment import RunB
 
 #: Tokens whose choices are compared at all routers, and those that are routed again: in all, and
 #: the most and the least at each.

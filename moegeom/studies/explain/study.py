@@ -41,8 +41,8 @@ from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
 from moegeom.studies.faults.score import Fault, SiteScores, believed, faults, score_site
 from moegeom.studies.log_probs import log_probs
-from moegeom.tokens.traces.counted import CountedSource
-from moegeom.tokens.traces.run_b import RunB, match_run_b
+from moegeom.tokens.traces.alignment import RunB, match_run_b
+from moegeom.tokens.traces.source import CountedSource
 from moegeom.tokens.validity import fingerprint_test
 
 

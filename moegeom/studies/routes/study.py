@@ -24,10 +24,16 @@ from moegeom.tokens.files import name_of, paths_of
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.sources.trace import dialect_and_files, recognises
 from moegeom.tokens.traces.axes import unset_value
-from moegeom.tokens.traces.dialect import DIALECTS, Dialect
-from moegeom.tokens.traces.file_facts import CountsAlone, FileOf
-from moegeom.tokens.traces.first_pass import first_pass
-from moegeom.tokens.traces.trace import BEGINNING, IdsAre, Notes, RequestTrace, Trace
+from moegeom.tokens.traces.survey import CountsAlone, FileOf, first_pass
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    DIALECTS,
+    Dialect,
+    IdsAre,
+    Notes,
+    RequestTrace,
+    Trace,
+)
 
 #: What no trace can tell by itself.
 _OF_CHECKPOINT = (

@@ -50,9 +50,9 @@ from moegeom.studies.signoff.text import (
     measured_line,
     unrecorded_line,
 )
-from moegeom.tokens.held import HeldArrays
+from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.run_b import match_run_b
+from moegeom.tokens.traces.alignment import match_run_b
 
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",

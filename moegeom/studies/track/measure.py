@@ -23,9 +23,9 @@ from moegeom.studies.track.choices import Choices, choices, read_choices, write_
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
-from moegeom.tokens.held import NAME as HELD_NAME
-from moegeom.tokens.held import HeldArrays
-from moegeom.tokens.traces.counted import CountedSource
+from moegeom.tokens.memory import NAME as HELD_NAME
+from moegeom.tokens.memory import HeldArrays
+from moegeom.tokens.traces.source import CountedSource
 
 
 @dataclass(frozen=True, eq=False)

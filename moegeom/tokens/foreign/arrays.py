@@ -16,10 +16,9 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns
 from moegeom.tokens.recording.facts import router_slug
-from moegeom.tokens.rows import Rows
+from moegeom.tokens.rows import Rows, StoredSource
 from moegeom.tokens.source import Request
 from moegeom.tokens.stages import EXPERT_DTYPES, STAGE_TENSORS, StoredTensor
-from moegeom.tokens.stored import StoredSource
 
 #: Keys with these names are facts about tokens, one integer each, and no routers.
 COLUMN_KEYS = ("document", "position", "token_id")

@@ -17,8 +17,7 @@ from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.limits import PARQUET_GROUP_BYTES, PARQUET_WIDTH
 from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.tokens.ranges import shard_ranges
-from moegeom.tokens.rows import assign_rows
+from moegeom.tokens.rows import assign_rows, shard_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns
 from moegeom.core.text import MOST_QUOTED, number_of
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.recording.columns import DTYPES
+from moegeom.tokens.rows import shard_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa

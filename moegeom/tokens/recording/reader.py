@@ -16,9 +16,8 @@ from moegeom.tokens.recording.facts import (
     tensor_file_name,
 )
 from moegeom.tokens.recording.outputs import check_output_shapes
-from moegeom.tokens.rows import FileRows, ShardedRows
+from moegeom.tokens.rows import FileRows, ShardedRows, StoredSource
 from moegeom.tokens.stages import StoredTensor, stored_tensors
-from moegeom.tokens.stored import StoredSource
 
 
 def open_recording(path: str | Path) -> StoredSource:

@@ -10,15 +10,13 @@ from moegeom.core.tokens import TokenSource
 from moegeom.tokens.files import in_folder, name_of
 from moegeom.tokens.source import Request, Source
 from moegeom.tokens.traces.axes import main_stack
-from moegeom.tokens.traces.counted import counted_source
-from moegeom.tokens.traces.dialect import Dialect, find_dialect
 from moegeom.tokens.traces.expert_map import mapped, read_expert_map
-from moegeom.tokens.traces.file_facts import CountsAlone, FileOf
-from moegeom.tokens.traces.first_pass import ALONE, first_pass
-from moegeom.tokens.traces.source import trace_source
+from moegeom.tokens.traces.source import counted_source, trace_source
+from moegeom.tokens.traces.survey import ALONE, CountsAlone, FileOf, first_pass
+from moegeom.tokens.traces.trace import Dialect, find_dialect
 
-#: Files of a folder that are looked at to see whether it holds traces.
-_LOOKED_AT = 3
+#: Files of a folder that show whether it holds traces.
+_FIRST_FILES = 3
 
 
 def recognises(path: Path) -> bool:
@@ -30,7 +28,7 @@ def holds_traces(path: Path) -> bool:
     """Whether the first files of a folder, which is no recording, are traces."""
     if not path.is_dir() or (path / "recording.json").exists():
         return False
-    return any(find_dialect(file, None) is not None for file in in_folder(path)[:_LOOKED_AT])
+    return any(find_dialect(file, None) is not None for file in in_folder(path)[:_FIRST_FILES])
 
 
 def open_source(path: Path, request: Request) -> TokenSource:
@@ -61,15 +59,15 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
     parts = [FileOf(file, dialect) for file in files]
     company = ALONE if request.company is None else request.company
     try:
-        found = first_pass(parts, routers, where, company, dialect.copies)
+        index = first_pass(parts, routers, where, company, dialect.copies)
     except CountsAlone as counts:
         if len(files) > 1:
             raise
         return counted_source(files[0], counts.trace, request.known, request.routers)
-    return trace_source(where, found, request.routers)
+    return trace_source(where, index, request.routers)
 
 
-def dialect_and_files(paths: Sequence[Path], asked: str | None) -> tuple[Dialect, list[Path]]:
+def dialect_and_files(paths: Sequence[Path], name: str | None) -> tuple[Dialect, list[Path]]:
     """Of the first file, and all files: those of a folder are what one run wrote, or all in it.
 
     Raises
@@ -79,8 +77,8 @@ def dialect_and_files(paths: Sequence[Path], asked: str | None) -> tuple[Dialect
     RecordingError
         When a folder is empty, or files of some ending are of another dialect.
     """
-    first = next((path for path in paths if find_dialect(path, asked) is not None), paths[0])
-    dialect = find_dialect(first, asked)
+    first = next((path for path in paths if find_dialect(path, name) is not None), paths[0])
+    dialect = find_dialect(first, name)
     inside = [file for path in paths if path.is_dir() for file in in_folder(path)]
     if dialect is None:
         dialect = next(filter(None, (find_dialect(file, None) for file in inside)), None)
@@ -96,21 +94,21 @@ def dialect_and_files(paths: Sequence[Path], asked: str | None) -> tuple[Dialect
             files += in_folder(path)
     if not files:
         raise RecordingError(f"{paths[0].name}: a folder without files.")
-    _refuse_strangers(files, dialect, asked)
+    _refuse_strangers(files, dialect, name)
     return dialect, files
 
 
-def _refuse_strangers(files: Sequence[Path], dialect: Dialect, asked: str | None) -> None:
+def _refuse_strangers(files: Sequence[Path], dialect: Dialect, name: str | None) -> None:
     """Raises RecordingError where a first file of some ending is no trace of the dialect.
 
     Others are told when they are read; that takes long.
     """
     endings = {file.suffix: file for file in reversed(files)}
     for file in endings.values():
-        if len(files) == 1 or asked is not None or dialect.recognises(file):
+        if len(files) == 1 or name is not None or dialect.recognises(file):
             continue
-        found = find_dialect(file, None)
-        what = "no trace that can be told" if found is None else f"a trace of dialect {found.name}"
+        other = find_dialect(file, None)
+        what = "no trace that can be told" if other is None else f"a trace of dialect {other.name}"
         raise RecordingError(
             f"{file.name} is {what}; {files[0].name} is one of dialect {dialect.name}; expected "
             "one dialect in all files.",

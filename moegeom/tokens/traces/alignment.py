@@ -1,4 +1,4 @@
-"""Which token of a recording each row of a trace is, and the proof of it.
+"""What another run chose for the tokens of a recording, and the proof that these are the tokens.
 
 Requests are matched to documents by their token ids, rows to tokens by the position. Where both
 sides know what was chosen, the match is held against its neighbours: the same rows one or two
@@ -8,7 +8,7 @@ a match that fits better elsewhere is refused with that place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Protocol
@@ -18,7 +18,199 @@ from jaxtyping import Bool, Int, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import number_of, percent
-from moegeom.core.tokens import TokenColumns
+from moegeom.core.tokens import TokenColumns, TokenSource
+from moegeom.tokens.rows import consecutive
+from moegeom.tokens.source import KnownRouter
+
+#: Tokens whose columns are held, of each side: document, position and token id.
+MOST_TOKENS = 100_000_000
+
+#: Tokens of a reference without choices that are routed again, to prove the place by what they are.
+_ROUTED = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class RunB:
+    """Choices of another run; ``token`` is its token for each of the reference's, -1 for none.
+
+    ``notes`` say how many were matched and what proves the match; ``fits`` are the agreements at
+    each shift that was tried, empty where the reference does not know its own choices.
+    """
+
+    source: TokenSource
+    token: Int64[np.ndarray, "tokens"]
+    fits: tuple[Fit, ...]
+    notes: tuple[str, ...]
+
+    def is_matched(self, start: int, stop: int) -> Bool[np.ndarray, "tokens"]:
+        """Which tokens of the reference the other run has."""
+        return self.token[start:stop] >= 0
+
+    def read_chosen(
+        self, router: str, token: Int64[np.ndarray, "some"]
+    ) -> Int32[np.ndarray, "some top_k"]:
+        """What the other run chose for matched tokens of the reference; runs of rows at once."""
+        there = self.token[token]
+        parts = [self.source.read_chosen(router, *rows) for rows in consecutive(there)]
+        choices = [part for part in parts if part is not None]
+        return np.concatenate(choices) if choices else np.empty((0, 0), np.int32)
+
+
+def match_run_b(
+    reference: TokenSource,
+    other: TokenSource,
+    routers: Sequence[KnownRouter],
+    must_fit: bool = True,
+    own: Callable[[str], Integer[np.ndarray, "tokens slots"]] | None = None,
+) -> RunB:
+    """The tokens of ``other`` that are tokens of ``reference``, by document, position and token id.
+
+    Without ``must_fit`` choices that agree better elsewhere are no error: the fits tell of it.
+    ``own`` gives the choices of a router for all tokens of a reference that did not record them.
+
+    Raises
+    ------
+    RecordingError
+        When the other side does not say what it chose, chooses another number of experts, shares no
+        router or token, or fits better shifted; with counts.
+    """
+    shared = [
+        router
+        for router in routers
+        if router.name in other.facts.routers and router.name in reference.facts.routers
+    ]
+    if not shared:
+        raise RecordingError(
+            f"{other.facts.name} and {reference.facts.name} have no router in common."
+        )
+    if not other.facts.has_chosen:
+        raise RecordingError(
+            f"{other.facts.name}: does not say what was chosen; expected choices to compare with.",
+            "moegeom capture records them; traces of engines hold them.",
+        )
+    for source in (reference, other):
+        if source.facts.num_tokens > MOST_TOKENS:
+            raise RecordingError(
+                f"{source.facts.name}: {number_of(source.facts.num_tokens, 'token')}; two runs are "
+                f"matched where each has {MOST_TOKENS:,} at most.",
+                "Compare fewer documents.",
+            )
+    trace = rows_of(other, shared)
+    num_tokens, names = reference.facts.num_tokens, [router.name for router in shared]
+    columns, chosen = reference.read_columns(0, num_tokens), None
+    if reference.facts.has_chosen:
+        chosen = _StoredChoices.of(reference, names)
+    elif own is not None and num_tokens <= _ROUTED:
+        chosen = np.stack([own(name).astype(np.int16) for name in names], axis=1)
+    aligned = align(Reference(reference.facts.name, columns, chosen), trace, must_fit)
+    token = np.full(num_tokens, -1, np.int64)
+    row = np.flatnonzero(aligned.token >= 0)
+    token[aligned.token[row]] = row
+    unproven = "alignment rests on documents, positions and token ids: no choices to prove it by"
+    notes = aligned.notes if chosen is not None else (*aligned.notes, unproven)
+    return RunB(other, token, aligned.fits, notes)
+
+
+def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
+    """What of a source is aligned; its choices are read when they are looked at.
+
+    Raises
+    ------
+    RecordingError
+        When documents are not known or mixed, or choices are not those of the routers.
+    """
+    num_tokens = other.facts.num_tokens
+    columns = other.read_columns(0, num_tokens)
+    if (columns.document < 0).any():
+        raise RecordingError(
+            f"{other.facts.name}: does not say where its documents begin; nothing can be aligned.",
+            DOCUMENTS_HINT,
+        )
+    documents, request = np.unique(columns.document, return_inverse=True)
+    if (np.diff(request) < 0).any():
+        raise RecordingError(
+            f"{other.facts.name}: tokens of its documents are mixed; expected one after the other.",
+            "Merge the recording again (moegeom writes documents in order).",
+        )
+    starts = np.searchsorted(request, np.arange(len(documents)))
+    chosen = _StoredChoices.of(other, [router.name for router in routers])
+    wrong = [router for router in routers if router.top_k != chosen.shape[2]]
+    if wrong:
+        raise RecordingError(
+            f"{other.facts.name}: {chosen.shape[2]} experts a token; router {wrong[0].name} "
+            f"chooses {wrong[0].top_k}."
+        )
+    _refuse_strangers(other, routers)
+    return TraceRows(
+        chosen=chosen,
+        request=request.astype(np.int64),
+        row=(np.arange(num_tokens) - starts[request]).astype(np.int32),
+        position=columns.position,
+        token_id=columns.token_id,
+        names=tuple(str(document) for document in documents),
+    )
+
+
+#: Tokens of which all routers are read before the next.
+_AT_ONCE = 65_536
+
+
+def _refuse_strangers(other: TokenSource, routers: Sequence[KnownRouter]) -> None:
+    """Raises RecordingError for experts that the checkpoint does not have."""
+    for start in range(0, other.facts.num_tokens, _AT_ONCE):
+        stop = min(start + _AT_ONCE, other.facts.num_tokens)
+        for router in routers:
+            ids = other.read_chosen(router.name, start, stop)
+            assert ids is not None, "has choices"
+            beyond = ((ids < 0) | (ids >= router.num_experts)).any(axis=1)
+            if beyond.any():
+                token = int(np.argmax(beyond))
+                raise RecordingError(
+                    f"{other.facts.name}: token {start + token} of router {router.name} names "
+                    f"experts {ids[token].tolist()}; the checkpoint has {router.num_experts}.",
+                    "It was recorded from another model, or holds padding.",
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class _StoredChoices:
+    """Choices (tokens, routers, slots) of a source, of which rows are read when asked for."""
+
+    source: TokenSource
+    routers: Sequence[str]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: TokenSource, routers: Sequence[str]) -> _StoredChoices:
+        """Those of some routers, which choose equally many."""
+        widths = set()
+        for name in routers:
+            first = source.read_chosen(name, 0, 1)
+            if first is None:
+                raise RecordingError(f"{source.facts.name}: holds no choices of router {name}.")
+            widths.add(first.shape[1])
+        if len(widths) > 1:
+            raise RecordingError(
+                f"{source.facts.name}: {' and '.join(map(str, sorted(widths)))} experts a token, "
+                "by router; expected one number."
+            )
+        return cls(source, routers, (source.facts.num_tokens, len(routers), widths.pop()))
+
+    def __getitem__(
+        self, rows: Int64[np.ndarray, "some"]
+    ) -> Int32[np.ndarray, "some routers slots"]:
+        choices = np.empty((len(rows), *self.shape[1:]), np.int32)
+        done = 0
+        for start, stop in consecutive(rows):
+            for index, name in enumerate(self.routers):
+                ids = self.source.read_chosen(name, start, stop)
+                assert ids is not None, "read once in `of`"
+                choices[done : done + stop - start, index] = ids
+            done += stop - start
+        return choices
+
+
+# ---------------------------------------------------------------------------------- alignment
 
 #: Shifts that are tried: rows of the trace against tokens of the reference, and layers.
 TOKEN_SHIFTS = (-2, -1, 0, 1, 2)
@@ -184,9 +376,9 @@ def _match_requests(
     matched: list[int | None] = []
     for request in range(len(trace.names)):
         rows = slice(starts[request], starts[request + 1])
-        found = texts.with_tokens(position[rows], trace.token_id[rows])
+        equal = texts.with_tokens(position[rows], trace.token_id[rows])
         # equal texts are the same tokens: which of them does not matter
-        free = [document for document in found if document not in taken] or found
+        free = [document for document in equal if document not in taken] or equal
         matched.append(free[0] if free else None)
         taken.update(free[:1])
     if not taken:
@@ -207,16 +399,16 @@ class _Texts:
 
         A document that ends before the request does has the beginning.
         """
-        wanted = token_id.astype(np.int64)
+        token_ids = token_id.astype(np.int64)
         first, last = int(position[0]), int(position[-1])
         if last - first + 1 == len(position):
             for length in (len(position), min(_BEGINNING, len(position))):
-                found = self._in_span(first, length).get(wanted[:length].tobytes(), [])
-                if found:
-                    whole = [d for d in found if _has(self._token_ids[d], position, wanted)]
-                    return whole or found
+                begun = self._in_span(first, length).get(token_ids[:length].tobytes(), [])
+                if begun:
+                    whole = [d for d in begun if _has(self._token_ids[d], position, token_ids)]
+                    return whole or begun
             return []
-        return [d for d, ids in enumerate(self._token_ids) if _has(ids, position, wanted)]
+        return [d for d, ids in enumerate(self._token_ids) if _has(ids, position, token_ids)]
 
     def _in_span(self, first: int, length: int) -> dict[bytes, list[int]]:
         if (first, length) not in self._by_span:
@@ -229,9 +421,9 @@ class _Texts:
         return self._by_span[first, length]
 
 
-def _has(ids: np.ndarray, position: np.ndarray, wanted: np.ndarray) -> bool:
+def _has(ids: np.ndarray, position: np.ndarray, token_ids: np.ndarray) -> bool:
     inside = position < len(ids)
-    return bool(inside.any() and (ids[position[inside]] == wanted[inside]).all())
+    return bool(inside.any() and (ids[position[inside]] == token_ids[inside]).all())
 
 
 def _match_by_order(
@@ -261,14 +453,14 @@ def _match_by_order(
 
 def _check_token_ids(reference: Reference, trace: TraceRows, token: np.ndarray) -> None:
     """Raises RecordingError where matched rows are of different token ids."""
-    known = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
-    other = reference.columns.token_id[token[known]]
-    known, other = known[other >= 0], other[other >= 0]
-    wrong = trace.token_id[known] != other
+    rows = np.flatnonzero((token >= 0) & (trace.token_id >= 0))
+    other = reference.columns.token_id[token[rows]]
+    rows, other = rows[other >= 0], other[other >= 0]
+    wrong = trace.token_id[rows] != other
     if wrong.any():
-        row = known[int(np.argmax(wrong))]
+        row = rows[int(np.argmax(wrong))]
         raise RecordingError(
-            f"{reference.name}: {int(wrong.sum()):,} of {len(known):,} matched rows are of another "
+            f"{reference.name}: {int(wrong.sum()):,} of {len(rows):,} matched rows are of another "
             f"token; first in request {trace.names[int(trace.request[row])]} at position "
             f"{int(_positions(trace)[row])}: token {int(trace.token_id[row])} here, "
             f"{int(other[int(np.argmax(wrong))])} there.",
@@ -301,8 +493,8 @@ def _fits(
         first, last = max(0, -by_layers), num_layers - max(0, by_layers)
         if not inside.any() or first >= last:
             continue
-        found = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
-        equal = _equal_sets(rows[inside, first:last], found)
+        shifted = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
+        equal = (rows[inside, first:last] == shifted).all(axis=2)
         fits.append(Fit(by_tokens, by_layers, float(equal.mean()), int(equal.size)))
     return tuple(fits)
 
@@ -315,13 +507,9 @@ def _spread(rows: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
     return rows[np.arange(len(rows)) // _RUN % every == 0]
 
 
-def _equal_sets(one: np.ndarray, other: np.ndarray) -> Bool[np.ndarray, "rows layers"]:
-    return (one == other).all(axis=2)
-
-
 @dataclass(frozen=True)
 class Placing:
-    """Choices as placed against the best other place; ``lead`` is in standard errors."""
+    """Agreement of choices at this place and at the best other; ``lead`` is in standard errors."""
 
     here: Fit
     best: Fit
@@ -343,7 +531,7 @@ class Placing:
     @property
     def measured(self) -> str:
         """Both agreements in words."""
-        here, best = (percent(found.share, ".1f") for found in (self.here, self.best))
+        here, best = (percent(fit.share, ".1f") for fit in (self.here, self.best))
         number = self.here.num_compared
         return f"{here} of {number:,} sets are equal as placed, {best} {self.other_place}"
 
@@ -360,13 +548,13 @@ def placing(fits: Sequence[Fit]) -> Placing:
 
 def _judged(fits: Sequence[Fit], name: str) -> str:
     """What the shifts prove; RecordingError when they prove another place, or nothing."""
-    found = placing(fits)
-    here, measured = found.here, f"{found.measured} ({name})"
-    if found.is_proven:
+    place = placing(fits)
+    here, measured = place.here, f"{place.measured} ({name})"
+    if place.is_proven:
         return f"alignment proven by the choices: {measured}"
-    if found.is_misplaced:
+    if place.is_misplaced:
         raise RecordingError(
-            f"Trace misaligned: {measured}.", f"Shift it: {found.other_place} it fits better."
+            f"Trace misaligned: {measured}.", f"Shift it: {place.other_place} it fits better."
         )
     if here.share >= _SAME_EVERYWHERE:
         return f"choices hardly change from token to token and prove no alignment: {measured}"
@@ -378,9 +566,9 @@ def _judged(fits: Sequence[Fit], name: str) -> str:
 
 
 def _spoken(fit: Fit) -> str:
-    said = [
+    shifts = [
         f"{shift:+d} {unit}{'' if abs(shift) == 1 else 's'}"
         for shift, unit in ((fit.token_shift, "token"), (fit.layer_shift, "layer"))
         if shift
     ]
-    return f"shifted by {' and '.join(said)}" if said else "as placed"
+    return f"shifted by {' and '.join(shifts)}" if shifts else "as placed"

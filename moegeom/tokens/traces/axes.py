@@ -1,13 +1,13 @@
 """Which axis of a trace is what: layers, slots, and whether the numbers can name the experts.
 
-What decides about it is gathered request by request in a ``Survey``; surveys of the parts of a
-trace add up to that of the whole.
+What decides about it is collected request by request as ``AxisEvidence``; the evidence of the parts
+of a trace adds up to that of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -21,8 +21,8 @@ from moegeom.tokens.traces.trace import RequestTrace
 #: Even load would put as many ids above 255 before their absence is taken for wrapping.
 _EXPECTED_ABOVE = 200
 
-#: Shapes, and values behind the chosen experts, that are kept: more of them are refused anyway.
-_MOST_KEPT = 64
+#: Shapes, and values behind the chosen experts, that are recorded: more of them are refused anyway.
+_MOST_VALUES = 64
 
 #: Rows in which most layers show that they hold choices.
 _FIRST_ROWS = 64
@@ -32,9 +32,9 @@ _ENGINE_HINT = "Is the trace of another model?"
 
 @dataclass(frozen=True)
 class Axes:
-    """The index on the layer axis of each router, and what is to be said about it.
+    """The index on the layer axis of each router, and the notes about it.
 
-    ``shape`` is (layers, slots) of the ids as they are read, ``top_k`` the slots that are kept.
+    ``shape`` is (layers, slots) of the ids as they are read, ``top_k`` the slots that hold choices.
     """
 
     routers: tuple[KnownRouter, ...]
@@ -42,6 +42,11 @@ class Axes:
     shape: tuple[int, int]
     top_k: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """What surveys of one trace have in common."""
+        return self.shape, self.columns
 
     def of(self, ids: Integer[np.ndarray, "..."]) -> Integer[np.ndarray, "rows routers top_k"]:
         """Ids of a request at the routers; a view where nothing is left out."""
@@ -53,65 +58,72 @@ class Axes:
 
 @dataclass(frozen=True)
 class Reading:
-    """Ids read as (layers, slots): the layers with choices, and what lies behind the chosen slots.
+    """Ids read as ``shape``, (layers, slots).
 
+    ``holds`` are the layers with choices, ``behind`` the values behind the chosen slots.
     ``num_requests`` counts those that have this shape, or can be given it.
     """
 
+    shape: tuple[int, int]
     holds: tuple[bool, ...]
-    behind: frozenset[int] = frozenset()
+    behind: tuple[int, ...] = ()
     num_requests: int = 0
 
     def and_of(self, other: Reading) -> Reading:
         """That of the requests of both."""
         return Reading(
+            self.shape,
             tuple(a or b for a, b in zip(self.holds, other.holds, strict=True)),
-            frozenset(sorted(self.behind | other.behind)[:_MOST_KEPT]),
+            tuple(sorted({*self.behind, *other.behind})[:_MOST_VALUES]),
             self.num_requests + other.num_requests,
         )
 
 
 @dataclass(frozen=True)
-class Survey:
+class AxisEvidence:
     """What decides about the axes of some requests.
 
-    ``shapes`` are those of one row; of flat ids it is (). ``told`` is the number of layers that
-    the first request with flat ids and a count of tokens has. ``uneven`` names, by number of
-    layers, the first request whose size is no multiple, with its size.
+    ``shapes`` are those of one row; of flat ids it is (). ``declared_layers`` is the number of
+    layers that follows from the first request with flat ids and a count of tokens. ``uneven`` names
+    the first request whose size is no multiple of so many layers: (layers, request, size).
     """
 
     num_requests: int = 0
-    dtypes: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ()
     largest: int = 0
     num_ids: int = 0
-    shapes: frozenset[tuple[int, ...]] = frozenset()
-    told: int | None = None
-    uneven: Mapping[int, tuple[str, int]] = field(default_factory=dict)
-    readings: Mapping[tuple[int, int], Reading] = field(default_factory=dict)
+    shapes: tuple[tuple[int, ...], ...] = ()
+    declared_layers: int | None = None
+    uneven: tuple[tuple[int, str, int], ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     @property
     def is_flat(self) -> bool:
         """Whether some request has no shape."""
         return () in self.shapes
 
-    def and_of(self, other: Survey) -> Survey:
+    def uneven_at(self, num_layers: int) -> tuple[str, int] | None:
+        """The first request whose size is no multiple of so many layers, with its size."""
+        return next(((name, size) for n, name, size in self.uneven if n == num_layers), None)
+
+    def and_of(self, other: AxisEvidence) -> AxisEvidence:
         """That of these requests, and of the others behind them."""
-        readings = dict(self.readings)
-        for shape, reading in other.readings.items():
-            readings[shape] = readings[shape].and_of(reading) if shape in readings else reading
-        return Survey(
+        readings = {reading.shape: reading for reading in self.readings}
+        for one in other.readings:
+            readings[one.shape] = readings[one.shape].and_of(one) if one.shape in readings else one
+        return AxisEvidence(
             self.num_requests + other.num_requests,
-            self.dtypes | other.dtypes,
+            tuple(sorted({*self.dtypes, *other.dtypes})),
             max(self.largest, other.largest),
             self.num_ids + other.num_ids,
-            frozenset(sorted(self.shapes | other.shapes)[:_MOST_KEPT]),
-            other.told if self.told is None else self.told,
-            {**other.uneven, **self.uneven},
-            dict(list(readings.items())[:_MOST_KEPT]),
+            tuple(sorted({*self.shapes, *other.shapes})[:_MOST_VALUES]),
+            other.declared_layers if self.declared_layers is None else self.declared_layers,
+            (*self.uneven, *(one for one in other.uneven if self.uneven_at(one[0]) is None)),
+            tuple(list(readings.values())[:_MOST_VALUES]),
         )
 
 
-def main_stack(known: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, ...]:
+def main_stack(all_routers: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, ...]:
     """The routers that a trace is about, by layer: those of the first stack.
 
     Raises
@@ -120,7 +132,10 @@ def main_stack(known: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, .
         When a layer has several routers, or they choose different numbers of experts.
     """
     routers = tuple(
-        sorted((r for r in known if r.stack == known[0].stack), key=lambda router: router.layer)
+        sorted(
+            (r for r in all_routers if r.stack == all_routers[0].stack),
+            key=lambda router: router.layer,
+        )
     )
     layers = [router.layer for router in routers]
     if len(set(layers)) < len(layers):
@@ -140,42 +155,46 @@ def main_stack(known: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, .
     return routers
 
 
-def survey_of(
-    requests: Sequence[RequestTrace], routers: Sequence[KnownRouter], before: Survey
-) -> Survey:
-    """What decides about the axes of ``requests``, which stand behind those of ``before``."""
-    found = before.told
-    top_k, told, surveyed = routers[0].top_k, None, Survey()
-    for request in requests:
-        if found is None and told is None and request.ids.ndim == 1:
-            told = _told_layers(request, top_k)
-    lengths = _layer_counts(told if found is None else found, routers)
+def evidence_of(
+    requests: Sequence[RequestTrace],
+    routers: Sequence[KnownRouter],
+    declared_layers: int | None = None,
+) -> AxisEvidence:
+    """What decides about the axes of ``requests``.
+
+    Flat ids are read with ``declared_layers``, else with what the first request declares.
+    """
+    top_k = routers[0].top_k
+    flat = [request for request in requests if request.ids.ndim == 1]
+    declared = (_declared_layers(request, top_k) for request in flat)
+    declared_layers = declared_layers or next(filter(None, declared), None)
+    lengths = _layer_counts(declared_layers, routers)
+    evidence = AxisEvidence(declared_layers=declared_layers)
     for run in _alike(requests):
-        request = run[0]
-        ids = request.ids if len(run) == 1 else np.concatenate([one.ids for one in run])
+        name, ids = run[0].name, run[0].ids
+        if len(run) > 1:
+            ids = np.concatenate([one.ids for one in run])
         number = sum(not one.first_row for one in run)
-        readings: dict[tuple[int, int], Reading] = {}
-        uneven: dict[int, tuple[str, int]] = {}
-        if ids.ndim == 3:
-            readings[(ids.shape[1], ids.shape[2])] = _reading(ids, top_k)
-        elif ids.ndim == 1:
-            for length in lengths:
-                if ids.size % (length * top_k):
-                    uneven[length] = (request.name, ids.size)
-                else:
-                    readings[(length, top_k)] = _reading(ids.reshape(-1, length, top_k), top_k)
-        one = Survey(
-            number,
-            frozenset({ids.dtype.name}),
-            int(ids.max(initial=0)),
-            ids.size,
-            frozenset({ids.shape[1:]}),
-            told,
-            uneven,
-            {shape: replace(reading, num_requests=number) for shape, reading in readings.items()},
+        shaped = [ids] if ids.ndim == 3 else []
+        uneven: list[tuple[int, str, int]] = []
+        for length in lengths if ids.ndim == 1 else ():
+            if ids.size % (length * top_k):
+                uneven.append((length, name, ids.size))
+            else:
+                shaped.append(ids.reshape(-1, length, top_k))
+        evidence = evidence.and_of(
+            AxisEvidence(
+                number,
+                (ids.dtype.name,),
+                int(ids.max(initial=0)),
+                ids.size,
+                (ids.shape[1:],),
+                declared_layers,
+                tuple(uneven),
+                tuple(_reading(one, top_k, number) for one in shaped),
+            )
         )
-        surveyed = surveyed.and_of(one)
-    return surveyed
+    return evidence
 
 
 def _alike(requests: Sequence[RequestTrace]) -> Iterator[list[RequestTrace]]:
@@ -185,29 +204,37 @@ def _alike(requests: Sequence[RequestTrace]) -> Iterator[list[RequestTrace]]:
         yield from [alike] if alike[0].ids.ndim == 3 else ([one] for one in alike)
 
 
-def _reading(ids: Integer[np.ndarray, "rows layers slots"], top_k: int) -> Reading:
-    behind = np.unique(ids[:, :, top_k:])[:_MOST_KEPT]
-    return Reading(tuple(_holds_choices(ids).tolist()), frozenset(behind.tolist()))
+def _reading(
+    ids: Integer[np.ndarray, "rows layers slots"], top_k: int, num_requests: int
+) -> Reading:
+    behind = np.unique(ids[:, :, top_k:])[:_MOST_VALUES]
+    holds = _holds_choices(ids).tolist()
+    return Reading(ids.shape[1:], tuple(holds), tuple(behind.tolist()), num_requests)
 
 
-def _told_layers(request: RequestTrace, top_k: int) -> int | None:
-    """Layers that flat ids have by the count of tokens; None where that does not say it."""
+def num_routed_rows(request: RequestTrace) -> int:
+    """Rows that a request has by its count of tokens; 0 where nothing counts them."""
     tokens = request.num_tokens if request.token_ids is None else len(request.token_ids)
-    rows = 0 if tokens is None else tokens - 1 - (request.start or 0)
-    if rows > 0 and request.ids.size % (rows * top_k) == 0:
-        return request.ids.size // (rows * top_k)
+    return 0 if tokens is None else max(0, tokens - 1 - (request.start or 0))
+
+
+def _declared_layers(request: RequestTrace, top_k: int) -> int | None:
+    """Layers that flat ids have by the count of tokens; None where that does not say it."""
+    num_rows = num_routed_rows(request)
+    if num_rows and request.ids.size % (num_rows * top_k) == 0:
+        return request.ids.size // (num_rows * top_k)
     return None
 
 
-def _layer_counts(told: int | None, routers: Sequence[KnownRouter]) -> list[int]:
-    """Numbers of layers that flat ids may have: as told by tokens, all layers, routers alone."""
+def _layer_counts(declared: int | None, routers: Sequence[KnownRouter]) -> list[int]:
+    """Numbers of layers that flat ids may have: as declared, all layers, routers alone."""
     last = routers[-1].layer
-    plausible = [told] if told and len(routers) <= told <= 4 * (last + 1) else []
+    plausible = [declared] if declared and len(routers) <= declared <= 4 * (last + 1) else []
     return list(dict.fromkeys([*plausible, last + 1, len(routers)]))
 
 
 def axes_of(
-    survey: Survey,
+    evidence: AxisEvidence,
     routers: Sequence[KnownRouter],
     layers: tuple[int, ...] | None,
     where: str,
@@ -215,7 +242,7 @@ def axes_of(
 ) -> Axes:
     """The meaning of the axes of a trace; ``layers`` are what it calls its layers.
 
-    Flat ids are given every shape that the checkpoint allows, and keep the first that fits: all of
+    Flat ids are given every shape that the checkpoint allows, and take the first that fits: all of
     them, or those that were tried with it where they are not the whole trace.
 
     Raises
@@ -223,13 +250,11 @@ def axes_of(
     RecordingError
         When an axis, or the dtype, does not fit the checkpoint; with the numbers of both.
     """
-    _check_dtypes(survey, routers, where)
-    if not survey.is_flat:
-        return _axes_of_shape(survey, _one_shape(survey, where), routers, layers, where, is_whole)
+    _check_dtypes(evidence, routers, where)
     refusal = None
-    for shape in _flat_shapes(survey, routers):
+    for shape in _shapes(evidence, routers, where):
         try:
-            return _axes_of_shape(survey, shape, routers, layers, where, is_whole)
+            return _axes_of_shape(evidence, shape, routers, layers, where, is_whole)
         except RecordingError as error:
             refusal = refusal or error
     assert refusal is not None, "there is at least one shape to try"
@@ -237,82 +262,88 @@ def axes_of(
 
 
 def expected_axes(
-    survey: Survey, routers: Sequence[KnownRouter], layers: tuple[int, ...] | None, where: str
+    evidence: AxisEvidence,
+    routers: Sequence[KnownRouter],
+    layers: tuple[int, ...] | None,
+    where: str,
 ) -> Axes:
-    """What the axes are unless requests behind those surveyed contradict.
+    """What the axes are unless requests behind those of the evidence contradict.
 
     Raises
     ------
     RecordingError
         When nothing that follows could make them fit.
     """
-    if not survey.is_flat:
-        shape = _one_shape(survey, where)
-        columns, _ = _columns(shape, routers, layers, where)
-        return Axes(tuple(routers), columns, shape, routers[0].top_k)
-    try:
-        return replace(axes_of(survey, routers, layers, where, is_whole=False), notes=())
-    except RecordingError as refusal:
-        for shape in _flat_shapes(survey, routers):
-            if shape[0] not in survey.uneven:
-                columns, _ = _columns(shape, routers, layers, where)
-                return Axes(tuple(routers), columns, shape, routers[0].top_k)
-        raise refusal from None
+    refusal = None
+    if evidence.is_flat:
+        try:
+            return replace(axes_of(evidence, routers, layers, where, is_whole=False), notes=())
+        except RecordingError as error:
+            refusal = error
+    for shape in _shapes(evidence, routers, where):
+        if evidence.uneven_at(shape[0]) is None:
+            columns, _ = columns_of(shape[0], routers, layers, where)
+            return Axes(tuple(routers), columns, shape, routers[0].top_k)
+    assert refusal is not None, "only flat ids are uneven"
+    raise refusal
 
 
-def _one_shape(survey: Survey, where: str) -> tuple[int, int]:
-    shapes = sorted(survey.shapes)
-    if len(shapes) > 1 or len(shapes[0]) != 2:
-        raise RecordingError(
-            f"{where}: rows have the shapes {_listed(shapes)}; expected one shape, "
-            "(layers, slots), for all requests."
-        )
-    return shapes[0][0], shapes[0][1]
+def _shapes(
+    evidence: AxisEvidence, routers: Sequence[KnownRouter], where: str
+) -> list[tuple[int, int]]:
+    """Shapes (layers, slots) that rows may have: one, or of flat ids those to try."""
+    if evidence.is_flat:
+        return [(n, routers[0].top_k) for n in _layer_counts(evidence.declared_layers, routers)]
+    pairs = [(shape[0], shape[1]) for shape in evidence.shapes if len(shape) == 2]
+    if len(evidence.shapes) > 1 or not pairs:
+        raise _several_shapes(evidence, where)
+    return pairs
 
 
-def _flat_shapes(survey: Survey, routers: Sequence[KnownRouter]) -> list[tuple[int, int]]:
-    return [(length, routers[0].top_k) for length in _layer_counts(survey.told, routers)]
+def _several_shapes(evidence: AxisEvidence, where: str) -> RecordingError:
+    return RecordingError(
+        f"{where}: rows have the shapes {_listed(evidence.shapes)}; expected one shape, "
+        "(layers, slots), for all requests."
+    )
 
 
 def _axes_of_shape(
-    survey: Survey,
+    evidence: AxisEvidence,
     shape: tuple[int, int],
     routers: Sequence[KnownRouter],
     layers: tuple[int, ...] | None,
     where: str,
     is_whole: bool,
 ) -> Axes:
-    if shape[0] in survey.uneven:
-        name, size = survey.uneven[shape[0]]
+    uneven = evidence.uneven_at(shape[0])
+    if uneven is not None:
         raise RecordingError(
-            f"{where}: request {name} holds {size} numbers "
+            f"{where}: request {uneven[0]} holds {uneven[1]} numbers "
             f"without a shape, no multiple of {shape[0]} layers x {shape[1]} experts.",
             _ENGINE_HINT,
         )
-    reading = survey.readings.get(shape, Reading((False,) * shape[0]))
-    if is_whole and reading.num_requests < survey.num_requests:
-        raise RecordingError(
-            f"{where}: rows have the shapes {_listed(sorted(survey.shapes))}; expected one shape, "
-            "(layers, slots), for all requests."
-        )
-    cut = _slots_note(reading, shape, routers, where)
+    unread = Reading(shape, (False,) * shape[0])
+    reading = next((one for one in evidence.readings if one.shape == shape), unread)
+    if is_whole and reading.num_requests < evidence.num_requests:
+        raise _several_shapes(evidence, where)
+    slots = _slots_note(reading, routers, where)
     if not any(reading.holds):
         raise RecordingError(
             f"{where}: nothing was captured: every row of {all_of(shape[0], 'layer')} repeats one "
             "number.",
             "Was capture on when the requests ran? Older vLLM wrote zeros whatever was asked.",
         )
-    columns, notes = _columns(shape, routers, layers, where)
+    columns, notes = columns_of(shape[0], routers, layers, where)
     _check_layers(routers, columns, reading.holds, where)
-    others = [index for index in range(shape[0]) if index not in columns]
-    said = f"layers without router, which hold no choices: {len(others)}"
-    notes = (*cut, *notes, *((said,) if others else ()))
+    num_others = shape[0] - len(set(columns))
+    others = f"layers without router, which hold no choices: {num_others}"
+    notes = (*slots, *notes, *((others,) if num_others else ()))
     return Axes(tuple(routers), columns, shape, routers[0].top_k, notes)
 
 
-def _check_dtypes(survey: Survey, routers: Sequence[KnownRouter], where: str) -> None:
+def _check_dtypes(evidence: AxisEvidence, routers: Sequence[KnownRouter], where: str) -> None:
     """The widest dtype of the file must name every expert; a writer may choose it by request."""
-    widest = max(sorted(survey.dtypes), key=lambda dtype: np.iinfo(dtype).max)
+    widest = max(evidence.dtypes, key=lambda dtype: np.iinfo(dtype).max)
     num_experts = max(router.num_experts for router in routers)
     if np.iinfo(widest).max < num_experts - 1:
         raise RecordingError(
@@ -320,47 +351,44 @@ def _check_dtypes(survey: Survey, routers: Sequence[KnownRouter], where: str) ->
             "Ids above its range have wrapped and are lost; store them wider.",
         )
     # a copy through 8 bits keeps the range of 8 bits, whatever it is stored as afterwards
-    expected = survey.num_ids * max(0, num_experts - 256) / num_experts
-    if survey.largest <= 255 and expected >= _EXPECTED_ABOVE:
+    expected = evidence.num_ids * max(0, num_experts - 256) / num_experts
+    if evidence.largest <= 255 and expected >= _EXPECTED_ABOVE:
         raise RecordingError(
-            f"{where}: none of {survey.num_ids:,} ids is above {survey.largest}, and the "
+            f"{where}: none of {evidence.num_ids:,} ids is above {evidence.largest}, and the "
             f"checkpoint has {num_experts} experts: they went through 8 bits and have wrapped.",
             "uint8 cannot name them; record with a version that stores 16 bits.",
         )
 
 
-def _slots_note(
-    reading: Reading, shape: tuple[int, int], routers: Sequence[KnownRouter], where: str
-) -> tuple[str, ...]:
-    """What is said of slots behind top_k, which are constant and name no expert."""
-    found, top_k = shape[1], routers[0].top_k
-    if found == top_k:
+def _slots_note(reading: Reading, routers: Sequence[KnownRouter], where: str) -> tuple[str, ...]:
+    """A note about slots behind top_k, which are constant and name no expert."""
+    num_slots, top_k = reading.shape[1], routers[0].top_k
+    if num_slots == top_k:
         return ()
     num_experts = max(router.num_experts for router in routers)
     # a layer without a router has zeros in every slot
-    foreign = sorted(value for value in reading.behind if not 0 <= value < num_experts)
-    inside = sorted(value for value in reading.behind if 0 <= value < num_experts)
-    if not foreign or len(foreign) > found - top_k or inside not in ([], [0]):
+    foreign = [value for value in reading.behind if not 0 <= value < num_experts]
+    inside = [value for value in reading.behind if 0 <= value < num_experts]
+    if not foreign or len(foreign) > num_slots - top_k or inside not in ([], [0]):
         raise RecordingError(
-            f"{where}: {number_of(found, 'expert')} a token and layer; the routers of the "
+            f"{where}: {number_of(num_slots, 'expert')} a token and layer; the routers of the "
             f"checkpoint choose {top_k}.",
             _ENGINE_HINT,
         )
     note = (
-        f"{found - top_k} slots behind the {top_k} chosen experts hold {_listed(foreign)} and no "
-        "expert (fused shared experts, or a fixed width): cut"
+        f"{num_slots - top_k} slots behind the {top_k} chosen experts hold {_listed(foreign)} and "
+        "no expert (fused shared experts, or a fixed width): cut"
     )
     return (note,)
 
 
-def _columns(
-    shape: tuple[int, int],
+def columns_of(
+    length: int,
     routers: Sequence[KnownRouter],
     layers: tuple[int, ...] | None,
     where: str,
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The index of each router on an axis of all layers, or of the routers in order."""
-    length = shape[0]
+    """The index of each router on an axis of all layers, or of the routers in order; and notes."""
     if layers is not None:
         return named_layers(where, layers, routers)
     if length == len(routers):
@@ -375,21 +403,21 @@ def _columns(
 
 
 def named_layers(
-    where: str, named: tuple[int, ...], routers: Sequence[KnownRouter]
+    where: str, names: tuple[int, ...], routers: Sequence[KnownRouter]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The index of each router's layer among the layers that the file names."""
-    wanted = tuple(router.layer for router in routers)
-    order = tuple(int(index) for index in np.argsort(named))
-    found = tuple(sorted(named))
-    if found == wanted:
+    layers = tuple(router.layer for router in routers)
+    order = tuple(int(index) for index in np.argsort(names))
+    ordered = tuple(sorted(names))
+    if ordered == layers:
         return order, ()
-    if found == tuple(layer + 1 for layer in wanted):
+    if ordered == tuple(layer + 1 for layer in layers):
         return order, ("layers are counted from 1",)
-    if found in (tuple(range(len(wanted))), tuple(range(1, len(wanted) + 1))):
+    if ordered in (tuple(range(len(layers))), tuple(range(1, len(layers) + 1))):
         return order, ("layers are counted among layers with routers",)
     raise RecordingError(
-        f"{where}: names the layers {_listed(found)}; the routers of the checkpoint are in "
-        f"layers {_listed(wanted)}.",
+        f"{where}: names the layers {_listed(ordered)}; the routers of the checkpoint are in "
+        f"layers {_listed(layers)}.",
         "Ranks of a pipeline count their own layers: give the files of one whole copy.",
     )
 
@@ -397,27 +425,24 @@ def named_layers(
 def _check_layers(
     routers: Sequence[KnownRouter], columns: tuple[int, ...], holds: tuple[bool, ...], where: str
 ) -> None:
-    """Layers without a router must hold no choices, and the others some."""
+    """Raises RecordingError unless exactly the layers with routers hold choices."""
     empty = [r.layer for r, c in zip(routers, columns, strict=True) if not holds[c]]
-    extra = [index for index in np.flatnonzero(holds).tolist() if index not in columns]
+    filled = np.flatnonzero(holds).tolist()
+    extra = [index for index in filled if index not in columns]
     if not empty and not extra:
         return
-    said = []
+    faults = []
     if extra:
-        said.append(f"holds choices in layers {_listed(extra)}, which have no router")
+        faults.append(f"holds choices in layers {_listed(extra)}, which have no router")
     if empty:
-        said.append(f"holds none in layers {_listed(empty)}, which have one")
-    shifted = [
-        shift
-        for shift in (-1, 1)
-        if set(np.flatnonzero(holds).tolist()) == {column + shift for column in columns}
-    ]
+        faults.append(f"holds none in layers {_listed(empty)}, which have one")
+    shift = next((n for n in (-1, 1) if set(filled) == {column + n for column in columns}), None)
     hint = (
-        f"It fits when layers are shifted by {shifted[0]:+d}: is one embedding counted as a layer?"
-        if shifted
-        else "A pipeline stage whose layers were not gathered leaves them empty."
+        "A pipeline stage whose layers were not gathered leaves them empty."
+        if shift is None
+        else f"It fits when layers are shifted by {shift:+d}: is one embedding counted as a layer?"
     )
-    raise RecordingError(f"{where}: {' and '.join(said)}.", hint)
+    raise RecordingError(f"{where}: {' and '.join(faults)}.", hint)
 
 
 def _holds_choices(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "layers"]:
@@ -436,5 +461,5 @@ def unset_value(dtype: np.dtype) -> int:
 
 
 def _listed(values: Sequence[object]) -> str:
-    shown = ", ".join(map(str, values[:8]))
-    return shown + (f" and {len(values) - 8} more" if len(values) > 8 else "")
+    first = ", ".join(map(str, values[:8]))
+    return first + (f" and {len(values) - 8} more" if len(values) > 8 else "")

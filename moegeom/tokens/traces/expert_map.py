@@ -22,17 +22,9 @@ from moegeom.core.files import read_regular, reading
 from moegeom.core.limits import MAP_BYTES, MAP_PLACES
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.axes import named_layers, unset_value
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.rows import is_no_accident
-from moegeom.tokens.traces.trace import (
-    BEGINNING,
-    Pieces,
-    Place,
-    RequestTrace,
-    Trace,
-    whole,
-)
+from moegeom.tokens.traces.axes import columns_of, num_routed_rows, unset_value
+from moegeom.tokens.traces.cleaning import is_no_accident
+from moegeom.tokens.traces.trace import Dialect, Pieces, Place, RequestTrace, Trace
 
 #: Numbers that a message lists.
 _LISTED = 8
@@ -59,10 +51,10 @@ class ExpertMap:
         RecordingError
             When layers do not fit the checkpoint, an expert stands nowhere, or one does not exist.
         """
-        found = [self.layers[number] for number in self._numbers(routers)]
-        for router, places in zip(routers, found, strict=True):
+        layers = [self.layers[number] for number in self._numbers(routers)]
+        for router, places in zip(routers, layers, strict=True):
             self._check(router, places)
-        return found
+        return layers
 
     def _numbers(self, routers: Sequence[KnownRouter]) -> Sequence[int]:
         """Layers of the model where the map has so many, else layers with routers in order."""
@@ -114,7 +106,7 @@ def mapped(dialect: Dialect, expert_map: ExpertMap, routers: Sequence[KnownRoute
         for trace, following in dialect.pieces_from(path, place):
             yield in_experts(trace, expert_map, tables, routers), following
 
-    return replace(dialect, read=lambda path: whole(pieces(path, BEGINNING)), pieces=pieces)
+    return replace(dialect, pieces=pieces)
 
 
 def in_experts(
@@ -171,16 +163,14 @@ def _request(
     ids = _shaped(request, trace, routers)
     if ids.ndim != 3 or ids.dtype.kind not in "iu":
         return request  # refused by the cleaning, in its words
-    columns = _columns(trace, ids.shape[1], routers)
-    if columns is None:
-        return request
+    columns, _ = columns_of(ids.shape[1], routers, trace.layers, trace.where)
     where = f"{trace.where}: request {request.name}"
     most = max(router.num_experts for router in routers) - 1
-    found = ids.astype(ids.dtype if np.iinfo(ids.dtype).max >= most else np.int32)
-    kept = _is_padding(ids[:, list(columns)], routers)
+    experts = ids.astype(ids.dtype if np.iinfo(ids.dtype).max >= most else np.int32)
+    is_padding = _is_padding(ids[:, list(columns)], routers)
     for column, table, router in zip(columns, tables, routers, strict=True):
         places = ids[:, column]
-        is_chosen = _is_chosen(places) & ~kept
+        is_chosen = _is_chosen(places) & ~is_padding
         used = places[is_chosen].astype(np.int64)
         if used.size and used.max() >= len(table):
             raise RecordingError(
@@ -189,8 +179,8 @@ def _request(
                 "The trace is of a run with another map.",
             )
         if used.size and used.min() >= 0:
-            found[is_chosen, column] = table[used]
-    return replace(request, ids=found)
+            experts[is_chosen, column] = table[used]
+    return replace(request, ids=experts)
 
 
 def _shaped(
@@ -199,28 +189,16 @@ def _shaped(
     """Ids of three axes; those without a shape have as many rows as the reply counts tokens."""
     if request.ids.ndim != 1:
         return request.ids
-    tokens = request.num_tokens if request.token_ids is None else len(request.token_ids)
-    num_rows = 0 if tokens is None else tokens - 1 - (request.start or 0)
+    num_rows = num_routed_rows(request)
     width = num_rows * routers[0].top_k
-    if width <= 0 or request.ids.size % width:
-        told = "and no count of tokens" if tokens is None else f"for {number_of(num_rows, 'row')}"
+    if not width or request.ids.size % width:
+        rows = f"for {number_of(num_rows, 'row')}" if num_rows else "and no count of tokens"
         raise RecordingError(
             f"{trace.where}: request {request.name} holds {request.ids.size} places without a "
-            f"shape, {told}; expected a multiple of rows and slots.",
+            f"shape, {rows}; expected a multiple of rows and slots.",
             "With --expert-map, keep the counts of tokens that the reply holds.",
         )
     return request.ids.reshape(num_rows, -1, routers[0].top_k)
-
-
-def _columns(
-    trace: Trace, num_layers: int, routers: Sequence[KnownRouter]
-) -> tuple[int, ...] | None:
-    """The index of each router's layer; None where it has none, which the cleaning refuses."""
-    if trace.layers is not None:
-        return named_layers(trace.where, trace.layers, routers)[0]
-    if num_layers == len(routers):
-        return tuple(range(num_layers))
-    return tuple(r.layer for r in routers) if num_layers > routers[-1].layer else None
 
 
 def _is_chosen(places: Integer[np.ndarray, "rows slots"]) -> Bool[np.ndarray, "rows"]:
@@ -236,12 +214,12 @@ def _is_padding(
 
     The cleaning cuts or refuses them; the same row between others is a choice like any other.
     """
-    found = np.zeros(len(ids), bool)
+    is_padding = np.zeros(len(ids), bool)
     counts_up = (ids == np.arange(ids.shape[2])).all(axis=(1, 2)) & (ids.shape[2] > 1)
-    for ahead, kept in ((counts_up, found), (counts_up[::-1], found[::-1])):
+    for ahead, flags in ((counts_up, is_padding), (counts_up[::-1], is_padding[::-1])):
         run = len(ahead) if ahead.all() else int(np.argmin(ahead))
-        kept[:run] |= is_no_accident(run, routers)
-    return found
+        flags[:run] |= is_no_accident(run, routers)
+    return is_padding
 
 
 def _counts(
@@ -251,10 +229,8 @@ def _counts(
 ) -> Int64[np.ndarray, "steps layers experts"]:
     assert trace.counts is not None, "a log of counts"
     counts = trace.counts
-    columns = _columns(trace, counts.shape[1], routers)
-    if columns is None:
-        return counts
-    found = np.zeros((*counts.shape[:2], max(r.num_experts for r in routers)), np.int64)
+    columns, _ = columns_of(counts.shape[1], routers, trace.layers, trace.where)
+    of_experts = np.zeros((*counts.shape[:2], max(r.num_experts for r in routers)), np.int64)
     for column, table, router in zip(columns, tables, routers, strict=True):
         places = counts[:, column]
         if places.shape[1] > len(table):
@@ -263,8 +239,8 @@ def _counts(
                 f"has {len(table)}.",
                 "The counts are of a run with another map.",
             )
-        np.add.at(found[:, column].T, table[: places.shape[1]], places.T)
-    return found
+        np.add.at(of_experts[:, column].T, table[: places.shape[1]], places.T)
+    return of_experts
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -287,16 +263,15 @@ def read_expert_map(path: Path) -> ExpertMap:
     with reading(path, RecordingError):
         raw = read_regular(path, MAP_BYTES, follows=True)
     try:
-        found = json_value(raw)
+        value = json_value(raw)
     except DocumentError:
-        found = _lines(raw, path.name)
-    if isinstance(found, dict):
-        found = _of_object(found, path.name)
-    if isinstance(found, list) and found and all(isinstance(layer, list) for layer in found):
-        layers = tuple(_places(layer, path.name, n) for n, layer in enumerate(found))
-        return ExpertMap(path.name, layers, shared=len(layers) == 1)
-    if isinstance(found, list) and found:
-        return ExpertMap(path.name, (_places(found, path.name, 0),), shared=True)
+        value = _lines(raw, path.name)
+    if isinstance(value, dict):
+        value = _of_object(value, path.name)
+    if isinstance(value, list) and value:
+        layers = value if all(isinstance(layer, list) for layer in value) else [value]
+        places = tuple(_places(layer, path.name, n) for n, layer in enumerate(layers))
+        return ExpertMap(path.name, places, shared=len(places) == 1)
     raise RecordingError(f"{path.name}: no map of experts; expected {_FORMS}.")
 
 
@@ -317,12 +292,12 @@ def _lines(raw: bytes, name: str) -> Any:
 _ASSIGNED = "initial_global_assignments"
 
 
-def _of_object(found: Mapping[str, Any], name: str) -> Any:
-    if isinstance(found.get(_ASSIGNED), dict):
-        return _by_number(found[_ASSIGNED].items(), name)
-    layers = found.get("layer_list")
+def _of_object(value: Mapping[str, Any], name: str) -> Any:
+    if isinstance(value.get(_ASSIGNED), dict):
+        return _by_number(value[_ASSIGNED].items(), name)
+    layers = value.get("layer_list")
     if isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers):
-        count = found.get("moe_layer_count", len(layers))
+        count = value.get("moe_layer_count", len(layers))
         if count != len(layers):
             raise RecordingError(
                 f"{name}: lists {number_of(len(layers), 'layer')} and counts {quoted(count)}.",

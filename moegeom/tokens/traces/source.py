@@ -1,56 +1,46 @@
-"""A trace of choices as a token source: cleaned by one set of rules, whoever wrote it.
+"""A trace as a token source: choices by token, or counts of choices and no token.
 
-What is cut is counted and said in the notes of the source; what does not fit is refused. Files are
-read twice: a first pass places the rows, and what a scan asks for is read again, piece by piece.
+Files are read twice: the first pass finds the tokens, and what a scan asks for is read again, piece
+by piece, and cleaned in the same way.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer, Shaped
+from jaxtyping import Int32, Int64, Shaped
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.identity import is_unchanged
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns
-from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.recording.columns import unknown_columns
-from moegeom.tokens.rows import assign_rows
+from moegeom.tokens.rows import StoredSource, assign_rows, shard_ranges
+from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.stages import CHOSEN
-from moegeom.tokens.stored import StoredSource
-from moegeom.tokens.traces.file_facts import FileOf, id_dtype
-from moegeom.tokens.traces.first_pass import PlacedFiles
-from moegeom.tokens.traces.rows import RequestRows, RowSpan, token_ids_at
+from moegeom.tokens.traces.axes import main_stack, named_layers
+from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
+from moegeom.tokens.traces.survey import TokenIndex, id_dtype
 from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
 
-#: Bytes of cleaned pieces that are kept: neighbouring ranges, and the samples of small traces, are
-#: read once. The last two are kept whatever they take, since a range may end in the next one.
+#: Bytes of cleaned pieces that stay in memory: neighbouring ranges, and the samples of small
+#: traces, are read once. The last two stay whatever they take, since a range may end in the next.
 CACHE_BYTES = 256_000_000
-_KEPT = 2
+_LEAST_PIECES = 2
 
 
 @dataclass(frozen=True, eq=False)
-class PlacedPart:
-    """The tokens of a request in a piece; ids as they are stored, without a copy where rows that
-    follow one another are tokens.
-    """
-
-    ids: Integer[np.ndarray, "tokens routers slots"]
-    row: Int64[np.ndarray, "tokens"]
-    position: Int32[np.ndarray, "tokens"]
-    token_id: Int32[np.ndarray, "tokens"]
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedPiece:
+class PieceTokens:
     """The tokens of a piece; ``starts`` has the first token of each part, and the number of all."""
 
-    parts: tuple[PlacedPart, ...]
+    parts: tuple[TokenRows, ...]
     starts: tuple[int, ...]
     document: Int64[np.ndarray, "tokens"]
     position: Int32[np.ndarray, "tokens"]
@@ -65,7 +55,7 @@ class PlacedPiece:
             assign_rows(out[at : at + last - first], stored, "a trace")
 
 
-def piece_of(found: PlacedFiles, number: int, trace: Trace) -> PlacedPiece:
+def piece_of(index: TokenIndex, number: int, trace: Trace) -> PieceTokens:
     """The tokens of piece ``number``, which was read as ``trace``.
 
     Raises
@@ -73,17 +63,17 @@ def piece_of(found: PlacedFiles, number: int, trace: Trace) -> PlacedPiece:
     RecordingError
         When it holds other rows than in the first pass.
     """
-    first, last = (int(part) for part in found.first_part[number : number + 2])
+    first, last = (int(part) for part in index.first_part[number : number + 2])
     if len(trace.requests) != last - first:
         raise _changed(trace.where)
-    parts: list[PlacedPart] = []
+    parts: list[TokenRows] = []
     documents: list[int] = []
-    for index, request in enumerate(trace.requests, start=first):
-        if found.document[index] >= 0 and found.part_rows[index]:
-            parts.append(_part(found, index, request, trace))
-            documents.append(int(found.document[index]))
-    lengths = [len(part.row) for part in parts]
-    return PlacedPiece(
+    for part, request in enumerate(trace.requests, start=first):
+        if index.document[part] >= 0 and index.part_rows[part]:
+            parts.append(_part(index, part, request, trace))
+            documents.append(int(index.document[part]))
+    lengths = [len(part.ids) for part in parts]
+    return PieceTokens(
         tuple(parts),
         (0, *np.cumsum(lengths).tolist()),
         np.repeat(np.array(documents, np.int64), lengths),
@@ -93,23 +83,21 @@ def piece_of(found: PlacedFiles, number: int, trace: Trace) -> PlacedPiece:
     )
 
 
-def _part(found: PlacedFiles, index: int, request: RequestTrace, trace: Trace) -> PlacedPart:
-    num_rows, span = int(found.part_rows[index]), RowSpan(*found.part_span[index].tolist())
-    if span.first < 0:  # rows between are no tokens: they are told apart again
-        rows = RequestRows(request, found.axes.routers, trace.last_is_routed, trace.where)
-        placed = rows.placed(request, found.axes.of(request.ids))
-        part = PlacedPart(placed.ids, placed.row.astype(np.int64), placed.position, placed.token_id)
+def _part(index: TokenIndex, part: int, request: RequestTrace, trace: Trace) -> TokenRows:
+    """The tokens of a request in a piece; no copy of ids where rows that follow one another are
+    tokens.
+    """
+    num_rows, span = int(index.part_rows[part]), RowSpan(*index.part_span[part].tolist())
+    ids = index.axes.of(request.ids)
+    if span.first < 0:  # rows between are no tokens: the request is cleaned again
+        cleaning = RequestCleaning(request, index.axes.routers, trace.last_is_routed, trace.where)
+        tokens = cleaning.tokens_of(request, ids)
     else:
         start = span.first - request.first_row
-        ids = found.axes.of(request.ids)[start : start + num_rows]
-        row = np.arange(span.first, span.first + len(ids))
-        position = np.full(len(ids), -1) if span.position < 0 else span.position + row - row[:1]
-        part = PlacedPart(
-            ids, row, position.astype(np.int32), token_ids_at(request, position).astype(np.int32)
-        )
-    if len(part.ids) != num_rows:
+        tokens = TokenRows.of_span(request, ids[start : start + num_rows], span)
+    if len(tokens.ids) != num_rows:
         raise _changed(trace.where)
-    return part
+    return tokens
 
 
 def _changed(where: str) -> RecordingError:
@@ -120,49 +108,56 @@ def _changed(where: str) -> RecordingError:
 
 
 class PieceReader:
-    """Pieces by number, read again by one thread; the last ones are kept.
+    """Pieces by number, read again by one thread; the last ones stay in memory.
 
-    So memory is that of the pieces that are kept, and of one that is being read. Were they read by
-    each thread that needs one, allocators would hold what every thread freed.
+    So memory is that of these, and of one that is being read. Were they read by each thread that
+    needs one, allocators would hold what every thread freed.
     """
 
-    def __init__(self, found: PlacedFiles) -> None:
-        self.found = found
+    def __init__(self, index: TokenIndex) -> None:
+        self.index = index
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="moegeom-pieces")
-        self._held: OrderedDict[int, PlacedPiece] = OrderedDict()
+        self._cache: OrderedDict[int, PieceTokens] = OrderedDict()
         self._size = 0
         self._live: tuple[int, Place | None, Pieces] | None = None
 
-    def piece(self, number: int) -> PlacedPiece:
+    def piece(self, number: int) -> PieceTokens:
         """The tokens of one piece."""
         with self._lock:
-            if number not in self._held:
+            if number not in self._cache:
                 piece = self._thread.submit(self._read_piece, number).result()
                 self._size += piece.num_bytes
-                self._held[number] = piece
-                while self._size > CACHE_BYTES and len(self._held) > _KEPT:
-                    _, gone = self._held.popitem(last=False)
+                self._cache[number] = piece
+                while self._size > CACHE_BYTES and len(self._cache) > _LEAST_PIECES:
+                    _, gone = self._cache.popitem(last=False)
                     self._size -= gone.num_bytes
-            self._held.move_to_end(number)
-            return self._held[number]
+            self._cache.move_to_end(number)
+            return self._cache[number]
 
-    def _read_piece(self, number: int) -> PlacedPiece:
-        return piece_of(self.found, number, self._read(number))
+    def ranges(self, start: int, stop: int) -> Iterator[tuple[PieceTokens, slice, slice]]:
+        """Of tokens ``[start, stop)`` each piece, the tokens in it, and their places among all."""
+        starts = self.index.starts
+        for number, first, last in shard_ranges(starts, start, stop):
+            at = starts[number] + first - start
+            yield self.piece(number), slice(first, last), slice(at, at + last - first)
+
+    def _read_piece(self, number: int) -> PieceTokens:
+        return piece_of(self.index, number, self._read(number))
 
     def _read(self, number: int) -> Trace:
         """A piece as its file has it; where it follows the last one, the file is not begun anew."""
-        file = int(self.found.file[number])
-        place: Place = tuple(self.found.place[number].tolist())
-        opened, identity = self.found.files[file], self.found.identities[file]
-        if isinstance(opened, FileOf) and identity and not is_unchanged(opened.path, identity):
+        file = int(self.index.file[number])
+        place: Place = tuple(self.index.place[number].tolist())
+        opened, identity = self.index.files[file], self.index.identities[file]
+        if not is_unchanged(opened.path, identity):
             raise _changed(opened.label)
         live, self._live = self._live, None
         pieces = live[2] if live is not None and live[:2] == (file, place) else opened.pieces(place)
-        found = next(pieces, None)
-        if found is None:
+        piece = next(pieces, None)
+        if piece is None:
             raise _changed(opened.label)
-        trace, following = found
+        trace, following = piece
         self._live = None if following is None else (file, following, pieces)
         return trace
 
@@ -172,30 +167,27 @@ class _ChosenRows:
     """The choices of one router as rows."""
 
     reader: PieceReader
-    index: int
+    router: int
 
     @property
     def dtype(self) -> np.dtype:
-        return id_dtype(self.reader.found.axes.routers)
+        return id_dtype(self.reader.index.axes.routers)
 
     @property
     def num_rows(self) -> int:
-        return self.reader.found.num_tokens
+        return self.reader.index.num_tokens
 
     @property
     def width(self) -> int:
-        return self.reader.found.axes.top_k
+        return self.reader.index.axes.top_k
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         return (self.width,)
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
-        starts = self.reader.found.starts
-        for number, first, last in shard_ranges(starts, start, start + len(out)):
-            at = starts[number] + first - start
-            piece = self.reader.piece(number)
-            piece.read_into(self.index, first, out[at : at + last - first])
+        for piece, tokens, rows in self.reader.ranges(start, start + len(out)):
+            piece.read_into(self.router, tokens.start, out[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,42 +199,165 @@ class _Columns:
 
     def read(self, start: int, stop: int) -> TokenColumns:
         """Columns of tokens ``[start, stop)``."""
-        found = unknown_columns(stop - start)
-        starts = self.reader.found.starts
-        for number, first, last in shard_ranges(starts, start, stop):
-            at = starts[number] + first - start
-            piece, rows = self.reader.piece(number), slice(at, at + last - first)
+        columns = unknown_columns(stop - start)
+        for piece, tokens, rows in self.reader.ranges(start, stop):
             if self.has_documents:
-                found.document[rows] = piece.document[first:last]
-            found.position[rows] = piece.position[first:last]
-            found.token_id[rows] = piece.token_id[first:last]
-        return found
+                columns.document[rows] = piece.document[tokens]
+            columns.position[rows] = piece.position[tokens]
+            columns.token_id[rows] = piece.token_id[tokens]
+        return columns
 
 
 class TraceSource(StoredSource):
     """Choices of which a piece of a file holds those of every router: it is read whole for one."""
 
 
-def trace_source(name: str, found: PlacedFiles, wanted: Sequence[str]) -> TraceSource:
-    """The tokens that a first pass found as a source of ids, at the ``wanted`` routers."""
-    reader = PieceReader(found)
+def trace_source(name: str, index: TokenIndex, routers: Sequence[str]) -> TraceSource:
+    """The tokens of a trace as a source of ids, at the ``routers`` of these names."""
+    reader = PieceReader(index)
     tensors = {
-        router.name: {CHOSEN.name: _ChosenRows(reader, index)}
-        for index, router in enumerate(found.axes.routers)
-        if router.name in wanted
+        router.name: {CHOSEN.name: _ChosenRows(reader, number)}
+        for number, router in enumerate(index.axes.routers)
+        if router.name in routers
     }
-    has_documents = found.manner.has_documents
+    has_documents = index.kind.has_documents
     facts = SourceFacts(
         name=name,
         stage="ids",
-        num_tokens=found.num_tokens,
+        num_tokens=index.num_tokens,
         routers=tuple(tensors),
         domains=(),
         has_documents=has_documents,
         has_chosen=True,
-        engine=found.manner.dialect,
-        num_documents=found.num_documents if has_documents else None,
-        size_bytes=sum(identity[0] for identity in found.identities if identity is not None),
-        notes=found.notes,
+        engine=index.kind.dialect,
+        num_documents=index.num_documents if has_documents else None,
+        size_bytes=sum(identity[0] for identity in index.identities),
+        notes=index.notes,
     )
     return TraceSource(facts, tensors, _Columns(reader, has_documents))
+
+
+# ------------------------------------------------------------------------------- counts, no tokens
+
+_EXPERTS_HINT = "Is the log of another model, or of one rank of expert parallelism?"
+
+
+class CountedSource:
+    """Slots by step and expert of each router; everything else is refused."""
+
+    def __init__(
+        self, facts: SourceFacts, counts: Mapping[str, Int64[np.ndarray, "steps experts"]]
+    ) -> None:
+        self._facts = facts
+        self._counts = counts
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self._facts
+
+    def counts(self, router: str) -> Int64[np.ndarray, "steps experts"]:
+        """How often each expert of ``router`` was chosen in each step."""
+        if router not in self._counts:
+            raise InternalError(f"{self._facts.name} does not count router {router}.")
+        return self._counts[router]
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        self._refuse()
+
+    def read_values(self, router: str, start: int, stop: int) -> NoReturn:
+        self._refuse()
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> NoReturn:
+        self._refuse()
+
+    def read_chosen(self, router: str, start: int, stop: int) -> NoReturn:
+        self._refuse()
+
+    def read_output(self, router: str, kind: str, start: int, stop: int) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RecordingError(
+            f"{self._facts.name}: counts only, of {self._facts.num_tokens:,} tokens; it holds "
+            "nothing of any token.",
+            "Use moegeom scan, which makes load figures of counts.",
+        )
+
+
+def counted_source(
+    path: Path, trace: Trace, known: Sequence[KnownRouter], names: Sequence[str]
+) -> CountedSource:
+    """A log of counts at the routers of these names, held against all routers of the checkpoint.
+
+    Raises
+    ------
+    RecordingError
+        When layers or experts do not fit, or layers did not see the same tokens.
+    """
+    assert trace.counts is not None, "a log of counts"
+    routers = main_stack(known, trace.where)
+    columns, notes = _count_columns(trace, routers)
+    counts = trace.counts
+    widest = max(router.num_experts for router in routers)
+    if not trace.counts_zeros and counts.shape[2] < widest:
+        counts = np.pad(counts, ((0, 0), (0, 0), (0, widest - counts.shape[2])))
+    by_router = {r.name: counts[:, c] for r, c in zip(routers, columns, strict=True)}
+    for router in routers:
+        if by_router[router.name].shape[1] != router.num_experts:
+            raise RecordingError(
+                f"{trace.where}: counts {by_router[router.name].shape[1]} experts; router "
+                f"{router.name} has {router.num_experts}.",
+                _EXPERTS_HINT,
+            )
+    totals = {router.name: int(by_router[router.name].sum()) for router in routers}
+    empty = [name for name, total in totals.items() if not total]
+    if empty:
+        raise RecordingError(
+            f"{trace.where}: no choices are counted at {', '.join(empty[:6])}.",
+            "A pipeline stage whose layers were not gathered leaves them empty.",
+        )
+    top_k, low, high = routers[0].top_k, min(totals.values()), max(totals.values())
+    texts = [f"Counts of {trace.dialect}, of no token by itself; steps: {len(trace.counts):,}"]
+    if any(total % top_k for total in totals.values()):
+        texts.append(
+            f"totals are no multiples of k = {top_k}: slots were dropped, or k was another"
+        )
+    if low < high:
+        texts.append(
+            f"layers count {low:,} to {number_of(high, 'slot')}: some saw or kept fewer tokens"
+        )
+    facts = SourceFacts(
+        name=path.resolve().name,
+        stage="counts",
+        num_tokens=high // top_k,
+        routers=tuple(router.name for router in routers if router.name in names),
+        domains=(),
+        has_documents=False,
+        has_chosen=False,
+        engine=trace.dialect,
+        size_bytes=path.stat().st_size,
+        notes=(*texts, *trace.notes, *notes),
+    )
+    return CountedSource(facts, by_router)
+
+
+def _count_columns(
+    trace: Trace, routers: Sequence[KnownRouter]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The index of each router's layer; layers without a router must count nothing."""
+    assert trace.counts is not None, "a log of counts"
+    length = trace.counts.shape[1]
+    if trace.layers is not None:
+        return named_layers(trace.where, trace.layers, routers)
+    if length == len(routers):
+        return tuple(range(length)), ()
+    columns = tuple(router.layer for router in routers)
+    filled = np.flatnonzero(trace.counts.any(axis=(0, 2))).tolist()
+    if columns[-1] >= length or not set(filled) <= set(columns):
+        raise RecordingError(
+            f"{trace.where}: {number_of(length, 'layer')}, of which {len(filled)} have counts; "
+            "the checkpoint "
+            f"has {number_of(len(routers), 'router')} in layers {columns[0]} to {columns[-1]}.",
+            "Is the log of another model?",
+        )
+    return columns, (f"layers without router, which count nothing: {length - len(routers)}",)

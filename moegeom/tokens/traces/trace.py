@@ -1,20 +1,24 @@
-"""What an engine or a trainer wrote about its choices, in one form for all dialects.
+"""What a dialect of routing traces is, and what it yields: requests with ids, as the file has them.
 
-A trace is what the file says, parsed and not yet believed: padding, rows of layers without a
-router and rows that are missing are all still there. ``trace_source`` decides about them.
+A dialect turns bytes into arrays and judges nothing. Padding, rows of layers without a router and
+rows that are missing are all still there; cleaning is the same for all dialects.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
-#: Bytes of ids that are held together where a file is read piece by piece.
+from moegeom.core.errors import UsageError
+from moegeom.core.registry import Rooms
+
+#: Bytes of ids that are in memory together where a file is read piece by piece.
 PIECE_BYTES = 16_000_000
 
 IdsAre = Literal["logical", "physical", "unknown"]
@@ -47,8 +51,8 @@ class RequestTrace:
     batch
         What other files of the run call the same batch, where several ranks may write it.
     first_row
-        Above 0 for what follows of a request of which rows were given already. No length of its
-        sequence may be known, and no mask.
+        Above 0 for what follows of a request whose first rows are in an earlier piece. No length of
+        its sequence may be known, and no mask.
     """
 
     name: str
@@ -77,7 +81,7 @@ class Trace:
     requests
         In the order of the file; empty for a log of counts.
     counts
-        Slots by step, layer and expert, where that is all that was kept.
+        Slots by step, layer and expert, where that is all that was recorded.
     counts_zeros
         False where experts that were never chosen are left out of the counts, at their end too.
     layers
@@ -113,23 +117,63 @@ BEGINNING: Place = (0, 0)
 Pieces = Iterator[tuple[Trace, Place | None]]
 
 
-def whole(pieces: Pieces) -> Trace:
-    """All pieces as one trace, in memory."""
-    parts = [trace for trace, _ in pieces]
-    requests: list[RequestTrace] = []
-    for request in (request for part in parts for request in part.requests):
-        if request.first_row:
-            ids = np.concatenate([requests[-1].ids, request.ids])
-            requests[-1] = replace(requests[-1], ids=ids)
+@dataclass(frozen=True)
+class Dialect:
+    """One engine's or trainer's way to store choices.
+
+    ``versions`` are those whose writer was read, ``source`` says where the layout stands.
+    ``recognises`` must be strict: a file that it accepts is not offered to other readers.
+
+    A file is read by ``read``, whole, or by ``pieces``, and then may be of any size: pieces begin
+    at a place that an earlier piece ended at, and each holds some ``PIECE_BYTES`` of ids.
+    ``files`` are those of a folder that one run wrote. With ``copies``, the words of the note about
+    them, files with the choices of an earlier one are left out.
+    """
+
+    name: str
+    versions: str
+    source: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path], Trace] | None = None
+    pieces: Callable[[Path, Place], Pieces] | None = None
+    files: Callable[[Path], Sequence[Path]] | None = None
+    copies: str = ""
+
+    def pieces_from(self, path: Path, place: Place) -> Pieces:
+        """The pieces of a file from ``place`` on; of a dialect without pieces the whole file."""
+        if self.pieces is not None:
+            yield from self.pieces(path, place)
         else:
-            requests.append(request)
-    notes = Notes()
-    for part in parts:
-        notes.add(part.notes)
-    return replace(parts[0], requests=tuple(requests), notes=notes.texts)
+            assert self.read is not None, "a dialect reads whole files or pieces"
+            yield self.read(path), None
+
+
+DIALECTS: Rooms[Dialect] = Rooms("dialect", "moegeom.tokens.traces.dialects", Dialect)
+
+
+def find_dialect(path: Path, name: str | None) -> Dialect | None:
+    """The dialect ``name``, else the one that the file itself shows; None if it shows none.
+
+    Raises
+    ------
+    UsageError
+        When there is no such dialect, or the file could be of several.
+    """
+    if name is not None:
+        return DIALECTS[name]
+    candidates = [dialect for dialect in DIALECTS.all() if dialect.recognises(path)]
+    if len(candidates) > 1:
+        names = ", ".join(dialect.name for dialect in candidates)
+        raise UsageError(f"{path.name}: could be a trace of {names}.", "Say which with --dialect.")
+    return candidates[0] if candidates else None
 
 
 _COUNTED = re.compile(r"(.*): ([0-9,]{1,20})", re.DOTALL)
+
+
+def counted_notes(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """A note for each count that is not 0, behind its words."""
+    return tuple(f"{words}: {count:,}" for words, count in counts.items() if count)
 
 
 class Notes:
@@ -141,15 +185,17 @@ class Notes:
     def add(self, notes: Iterable[str]) -> None:
         """Those of one more piece."""
         for note in notes:
-            counted = _COUNTED.fullmatch(note)
-            if counted is None:
+            match = _COUNTED.fullmatch(note)
+            if match is None:
                 self._counts[note] = None
             else:
-                count = int(counted[2].replace(",", ""))
-                self._counts[counted[1]] = (self._counts.get(counted[1]) or 0) + count
+                count = int(match[2].replace(",", ""))
+                self._counts[match[1]] = (self._counts.get(match[1]) or 0) + count
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The notes in the order in which they came first."""
-        said = self._counts.items()
-        return tuple(text if count is None else f"{text}: {count:,}" for text, count in said)
+        return tuple(
+            words if count is None else f"{words}: {count:,}"
+            for words, count in self._counts.items()
+        )

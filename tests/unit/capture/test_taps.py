@@ -11,9 +11,8 @@ import torch
 
 from moegeom.core.router import Projection
 from moegeom.geometry.rows import normed
-from moegeom.recorder.keep import Keep
+from moegeom.recorder.keep import Keep, RowReader
 from moegeom.recorder.model_store import ModelStore
-from moegeom.recorder.reading import KeptParts
 from moegeom.recorder.taps import Place, Tap, find_places
 from moegeom.router.load import load_routers
 from tests.by_day import by_day
@@ -79,7 +78,7 @@ def test_a_tap_sees_what_the_router_was_given_and_chose(name):
         assert (chosen is None) == (name.partition("__")[0] in AFTER_CAPACITY)
         if chosen is not None:
             assert any(np.array_equal(np.sort(o.chosen), np.sort(chosen)) for o in same)
-        parts = KeptParts(place, Keep("logits")).of(inputs, None)
+        parts = RowReader(place, Keep("logits")).of(inputs, None)
         assert parts.values is not None
         exact = inputs.double().numpy() @ router.weight.T.astype(np.float64)
         if router.logit_bias is not None:
@@ -119,7 +118,7 @@ def test_logits_of_a_cosine_router_are_scaled_cosines():
         projection=Projection(inner.astype(np.float32), shift.astype(np.float32), scale=3.0),
     )
     place = dataclasses.replace(places[0], router=router)
-    parts = KeptParts(place, Keep("logits")).of(inputs, None)
+    parts = RowReader(place, Keep("logits")).of(inputs, None)
     projected = inputs.double().numpy() @ inner.T + shift
     cosine = projected @ similar.T / np.linalg.norm(projected, axis=1, keepdims=True)
     assert parts.values is not None

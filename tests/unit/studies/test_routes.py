@@ -8,7 +8,7 @@ import pytest
 import moegeom as mg
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.traces.dialects import _responses, vllm
+from moegeom.tokens.traces.dialects import _json, vllm
 from tests.by_day import by_day
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.planted import PLANTED
@@ -85,7 +85,7 @@ def test_a_trace_in_many_files_and_pieces_is_what_it_is_in_one(tmp_path, monkeyp
     (tmp_path / "dump").mkdir()
     for number, request in enumerate(requests):
         write_vllm(tmp_path / "dump" / f"{number}.jsonl", [request])
-    monkeypatch.setattr(_responses, "PIECE_BYTES", 1)
+    monkeypatch.setattr(_json, "PIECE_BYTES", 1)
     alone = {"name": "", "given": "", "defects": ()}
     for given in ("whole.jsonl", "dump", "dump/*.jsonl"):
         (found,) = mg.routes(tmp_path / given).value.files

@@ -20,8 +20,8 @@ from moegeom.tokens.traces.alignment import (
     Reference,
     TraceRows,
     align,
+    match_run_b,
 )
-from moegeom.tokens.traces.run_b import match_run_b
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.written import Truth, rows_in_memory, truth
 

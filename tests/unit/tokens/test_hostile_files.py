@@ -28,9 +28,9 @@ from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces import source
-from moegeom.tokens.traces.dialect import DIALECTS
 from moegeom.tokens.traces.dialects import vllm
-from moegeom.tokens.traces.dialects._encodings import nested_ids
+from moegeom.tokens.traces.dialects._json import nested_ids
+from moegeom.tokens.traces.trace import DIALECTS
 from tests.ends import work_ends
 from tests.fuzz.worker import odd_files
 from tests.unit.tokens.conftest import Content, record, refusal

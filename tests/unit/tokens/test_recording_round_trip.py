@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns
 from moegeom.testing.array_source import ArraySource
-from moegeom.tokens.prior import IsotropicRmsPrior
+from moegeom.tokens.memory import IsotropicRmsPrior
 from moegeom.tokens.recording.facts import parse_facts, read_facts, render_facts
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter

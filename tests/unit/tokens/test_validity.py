@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.router import Norm
-from moegeom.tokens.prior import IsotropicRmsPrior
+from moegeom.tokens.memory import IsotropicRmsPrior
 from moegeom.tokens.validity import fingerprint_test, rms_test
 
 RMS = Norm("rms", 1e-6, "norm.weight")

@@ -10,7 +10,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.table import load_kernels
-from moegeom.tokens.held import HeldArrays
+from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.source import Request
 from moegeom.variants.what_if import FitSample, FittedGate, parse_what_ifs
 from tests.unit.scan.routers import SOFTMAX, router_with

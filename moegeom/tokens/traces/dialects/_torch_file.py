@@ -106,7 +106,7 @@ class TorchFile:
     def root(self) -> Any:
         return self.archive.root
 
-    def array(self, found: Any, where: str) -> np.ndarray:
+    def array(self, value: Any, where: str) -> np.ndarray:
         """A tensor, a NumPy array or a flat list of integers.
 
         Raises
@@ -114,23 +114,23 @@ class TorchFile:
         RecordingError
             When it is none of them, damaged, or when it, or all arrays together, are too large.
         """
-        if isinstance(found, PickledTensor | UnreadableTensor):
-            view = self.archive.view(found, where)
+        if isinstance(value, PickledTensor | UnreadableTensor):
+            view = self.archive.view(value, where)
             self._spend(view.size_bytes, where)
             return _integers(self.archive.read(view, where), where)
-        if isinstance(found, PickledArray):
-            return _numpy(found, where, self._spend)
+        if isinstance(value, PickledArray):
+            return _numpy(value, where, self._spend)
         # flat only: lists in a pickle may hold each other over and over
-        if isinstance(found, list):
-            self._spend(8 * len(found), where)
-            if all(type(item) is int and abs(item) < 2**62 for item in found):
-                return np.array(found, np.int64)
-        raise RecordingError(f"{where}: holds {type(found).__name__}; expected an array.")
+        if isinstance(value, list):
+            self._spend(8 * len(value), where)
+            if all(type(item) is int and abs(item) < 2**62 for item in value):
+                return np.array(value, np.int64)
+        raise RecordingError(f"{where}: holds {type(value).__name__}; expected an array.")
 
-    def rows(self, found: Any, where: str) -> Rows:
+    def rows(self, value: Any, where: str) -> Rows:
         """The same, to be read by ranges of its first axis: in place where it lies in one piece."""
-        if isinstance(found, PickledTensor):
-            view = self.archive.view(found, where)
+        if isinstance(value, PickledTensor):
+            view = self.archive.view(value, where)
             stored = DTYPES.get(view.dtype)
             if (
                 view.is_contiguous
@@ -140,7 +140,7 @@ class TorchFile:
             ):
                 dtype = _integers(np.empty(0, stored.numpy), where).dtype
                 return FileRows(self.path, view.offset, dtype, view.shape[0], view.shape[1:])
-        array = self.array(found, where)
+        array = self.array(value, where)
         return ArrayRows(array if array.ndim else array[None], where)
 
     def _spend(self, size: int, where: str) -> None:
@@ -212,19 +212,19 @@ def _archive(path: Path, most: int) -> tuple[Archive, str, bytes]:
 
 
 def _integers(
-    found: np.ndarray, where: str
+    array: np.ndarray, where: str
 ) -> Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]:
-    if found.dtype.kind not in "iub":
-        raise RecordingError(f"{where}: holds {found.dtype}; expected integers.")
-    return found
+    if array.dtype.kind not in "iub":
+        raise RecordingError(f"{where}: holds {array.dtype}; expected integers.")
+    return array
 
 
 def _numpy(
-    found: PickledArray, where: str, spend: Callable[[int, str], None]
+    pickled: PickledArray, where: str, spend: Callable[[int, str], None]
 ) -> Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]:
     """A pickled array: (version, shape, dtype, is_fortran, bytes)."""
     refusal = RecordingError(f"{where}: a NumPy array that is damaged or of no integers.")
-    state = found.state
+    state = pickled.state
     if type(state) is not tuple or len(state) != 5:
         raise refusal
     _, shape, dtype, is_fortran, content = state
@@ -241,14 +241,14 @@ def _numpy(
     raw = _bytes(content, refusal)
     if not all(type(size) is int and 0 <= size < 2**40 for size in shape):
         raise refusal
-    kept = np.dtype(_CODES[dtype.code])
-    if math.prod(shape) * kept.itemsize != len(raw):
+    stored = np.dtype(_CODES[dtype.code])
+    if math.prod(shape) * stored.itemsize != len(raw):
         raise RecordingError(
-            f"{where}: {len(raw)} bytes; shape {shape} of {kept} needs "
-            f"{math.prod(shape) * kept.itemsize}.",
+            f"{where}: {len(raw)} bytes; shape {shape} of {stored} needs "
+            f"{math.prod(shape) * stored.itemsize}.",
             "The file is truncated; copy it again.",
         )
-    return np.frombuffer(raw, kept).reshape(shape, order="F" if is_fortran is True else "C")
+    return np.frombuffer(raw, stored).reshape(shape, order="F" if is_fortran is True else "C")
 
 
 def _bytes(content: Any, refusal: RecordingError) -> bytes:

@@ -21,8 +21,7 @@ from moegeom.core.parquet import parquet_facts
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.stages import EXPERT_DTYPES
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 
 _FILES, _IDS = "layer_*.parquet", "indices"
 
@@ -100,13 +99,13 @@ def _check_samples(path: Path, num_rows: int) -> None:
     if not files or len(files) > _MOST_FILES:
         return
     try:
-        found = sum(sum(parquet_facts(file).sizes) for file in files)
+        num_tokens = sum(sum(parquet_facts(file).sizes) for file in files)
     except (DocumentError, OSError) as error:
         raise RecordingError(f"{path.name}: samples: {first_line(error)}.") from None
-    if found != num_rows:
+    if num_tokens != num_rows:
         raise RecordingError(
             f"{path.name}: layers have {number_of(num_rows, 'row')}; the samples have "
-            f"{number_of(found, 'token')}.",
+            f"{number_of(num_tokens, 'token')}.",
             "A file of samples is missing, or of another capture.",
         )
 

@@ -1,35 +1,94 @@
-"""llama.cpp, ``llama-eval-callback``: the text of every tensor that was computed.
+"""llama.cpp: logs of ``llama-eval-callback`` and ``llama-moe-trace``, counts of ``llama-imatrix``.
 
-The chosen experts of layer N are ``ffn_moe_topk-N``, k numbers for each token of a batch, in
-descending order of their selection scores. An axis longer than 6 is printed with a gap, so that ids
-are whole only for k <= 6, and only in batches of at most 6 tokens (each generated token is one).
-The last layer is computed for those tokens alone whose logits are wanted.
+``llama-eval-callback`` prints every tensor that was computed. The chosen experts of layer N are
+``ffn_moe_topk-N``, k numbers for each token of a batch, in descending order of their selection
+scores. An axis longer than 6 is printed with a gap, so that ids are whole only for k <= 6, and only
+in batches of at most 6 tokens (each generated token is one).
+
+``llama-moe-trace`` writes a line ``layer,expert`` for each choice, and nothing else. Lines stand as
+tensors were computed: a batch (the prompt, then each generated token), its layers, its tokens,
+their k experts. k is the largest number that divides every run of one layer, since a generated
+token is a batch of its own. Versions that read the strided tensor as if it were contiguous wrote
+for a batch of several tokens the ranking of all experts by its first token. Such batches are left
+out.
+
+In both logs the last layer is computed for those tokens alone whose logits are wanted.
+
+``llama-imatrix`` counts how often each expert was chosen, beside its activations:
+``blk.N.ffn_gate_exps.weight.counts`` holds, for each expert, the number of (token, slot) pairs that
+were sent to it, as float32: exact below 2^24. Files converted from the older ``.dat`` hold one
+number for all experts, which is no count of any.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
-from moegeom.core.errors import RecordingError
+from moegeom.checkpoint.formats.gguf import GgufFile
+from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace, counted_notes
+
+
+def _log(
+    path: Path,
+    writer: str,
+    ids: Int32[np.ndarray, "tokens layers slots"],
+    layers: tuple[int, ...],
+    left_out: dict[str, int],
+) -> Trace:
+    """All tokens in the order of a log, as one request."""
+    return Trace(
+        path.name,
+        writer,
+        (RequestTrace("log", ids, is_place=True),),
+        layers=layers,
+        ids_are="logical",
+        has_documents=False,
+        notes=counted_notes(left_out),
+    )
+
+
+_UNCOMPUTED = "tokens left out because the last layer was not computed for them"
+
+
+def _stacked(
+    of_layers: Sequence[np.ndarray], where: str, hint: str = ""
+) -> tuple[Int32[np.ndarray, "tokens layers slots"], int]:
+    """The tokens of a batch that all layers have, and how many the last one left out."""
+    lengths = [len(rows) for rows in of_layers]
+    most, num_rows = lengths[0], lengths[-1]
+    if len(set(lengths[:-1])) > 1 or num_rows > most or num_rows not in (1, most):
+        raise RecordingError(
+            f"{where}: layers of one batch have {sorted(set(lengths))} tokens of "
+            f"{of_layers[-1].shape[1]} experts; expected as many, or 1 at the last.",
+            hint,
+        )
+    rows = [of_layer[-num_rows:] for of_layer in of_layers]
+    return np.stack(rows, axis=1).astype(np.int32, copy=False), most - num_rows
+
+
+# ------------------------------------------------------------------------- llama-eval-callback
 
 #: Numbers of an axis beyond which a gap is printed.
-_SHOWN = 6
+_MOST_PRINTED = 6
 
 _LINE_BYTES = 4096
 
-#: Text of a log that is looked at to recognise it.
-_LOOKED_AT = 4_000_000
+#: Text of a log that is searched to recognise it.
+_SEARCHED = 4_000_000
 
 _PRINTERS = (b"common_debug_cb_eval:", b"ggml_debug:")
 
@@ -50,29 +109,29 @@ class _Printed:
     ids: Int32[np.ndarray, "tokens slots"] | None
 
 
-def recognises(path: Path) -> bool:
+def is_log(path: Path) -> bool:
     """True for a text in which a tensor of chosen experts is printed."""
     if path.suffix not in (".log", ".txt", "") or not path.is_file():
         return False
     with open_regular(path, follows=True) as stream:
-        text = stream.read(_LOOKED_AT)
+        text = stream.read(_SEARCHED)
     return any(printer in text for printer in _PRINTERS) and b"ffn_moe_topk-" in text
 
 
-def read(path: Path) -> Trace:
+def read_log(path: Path) -> Trace:
     """All tokens in the order of the log, as one request."""
     parts: list[Int32[np.ndarray, "tokens layers slots"]] = []
     gaps, uncomputed, size, layers = 0, 0, 0, ()
-    for batch in _batches(path):
-        layers = layers or tuple(printed.layer for printed in batch)
-        found = tuple(printed.layer for printed in batch)
-        if found != layers:
+    for batch in _printed_batches(path):
+        of_batch = tuple(printed.layer for printed in batch)
+        layers = layers or of_batch
+        if of_batch != layers:
             raise RecordingError(
-                f"{batch[0].where}: a batch has {number_of(len(found), 'layer')} with choices, "
+                f"{batch[0].where}: a batch has {number_of(len(of_batch), 'layer')} with choices, "
                 f"the one before it {len(layers)}.",
                 "The log was cut off, or lines are missing.",
             )
-        wide = next((printed for printed in batch if printed.top_k > _SHOWN), None)
+        wide = next((printed for printed in batch if printed.top_k > _MOST_PRINTED), None)
         if wide is not None:
             raise RecordingError(
                 f"{wide.where}: elided: {wide.top_k} experts a token, of which the log shows the "
@@ -82,40 +141,23 @@ def read(path: Path) -> Trace:
         if any(printed.ids is None for printed in batch):
             gaps += 1
             continue
-        # the last layer leaves out tokens whose logits nobody wants
-        num_rows = batch[-1].num_tokens
-        rows = [printed.ids[-num_rows:] for printed in batch if printed.ids is not None]
-        lengths = {printed.num_tokens for printed in batch[:-1]} or {num_rows}
-        if len(lengths) > 1 or max(lengths) < num_rows or num_rows not in (1, max(lengths)):
-            raise RecordingError(
-                f"{batch[0].where}: layers of one batch have {sorted(lengths)} tokens, the last "
-                f"{num_rows}; expected as many, or 1."
-            )
-        uncomputed += max(lengths) - num_rows
-        parts.append(np.stack(rows, axis=1))
+        printed_ids = [printed.ids for printed in batch if printed.ids is not None]
+        stacked, num_left_out = _stacked(printed_ids, batch[0].where)
+        uncomputed += num_left_out
+        parts.append(stacked)
         size += parts[-1].nbytes
         if size > TRACE_BYTES:
             raise RecordingError(f"{path.name}: more than {TRACE_BYTES:,} bytes of ids.")
     if not parts:
         raise RecordingError(
             f"{path.name}: elided: {number_of(gaps, 'batch', 'batches')}, each of more than "
-            f"{_SHOWN} tokens, of which the "
+            f"{_MOST_PRINTED} tokens, of which the "
             f'log shows the first 3 and the last 3 ("...").',
             "Generate token by token, record with moegeom capture, or count with llama-imatrix.",
         )
-    said = (
-        (gaps, f"batches of more than {_SHOWN} tokens, which the log shows with gaps, left out"),
-        (uncomputed, "tokens left out because the last layer was not computed for them"),
-    )
-    return Trace(
-        path.name,
-        "llama.cpp eval-callback",
-        (RequestTrace("log", _joined(parts, path.name), is_place=True),),
-        layers=layers,
-        ids_are="logical",
-        has_documents=False,
-        notes=tuple(f"{text}: {count:,}" for count, text in said if count),
-    )
+    gap = f"batches of more than {_MOST_PRINTED} tokens, which the log shows with gaps, left out"
+    left_out = {gap: gaps, _UNCOMPUTED: uncomputed}
+    return _log(path, "llama.cpp eval-callback", _joined(parts, path.name), layers, left_out)
 
 
 def _joined(parts: list[np.ndarray], name: str) -> Int32[np.ndarray, "tokens layers slots"]:
@@ -128,7 +170,7 @@ def _joined(parts: list[np.ndarray], name: str) -> Int32[np.ndarray, "tokens lay
     return np.concatenate(parts)
 
 
-def _batches(path: Path) -> Iterator[list[_Printed]]:
+def _printed_batches(path: Path) -> Iterator[list[_Printed]]:
     """Tensors by batch: a batch ends where layers begin again."""
     batch: list[_Printed] = []
     for printed in _tensors(path):
@@ -173,9 +215,9 @@ def _parse(
     body: list[bytes], last: bytes, num_tokens: int, top_k: int, where: str
 ) -> Int32[np.ndarray, "tokens slots"] | None:
     """The ids, held against the printed sum; None where there is a gap."""
-    if num_tokens > _SHOWN or top_k > _SHOWN:
+    if num_tokens > _MOST_PRINTED or top_k > _MOST_PRINTED:
         return None
-    rows = [found for line in body if (found := _NUMBER.findall(line))]
+    rows = [numbers for line in body if (numbers := _NUMBER.findall(line))]
     total = _NUMBER.search(last.partition(b"sum = ")[2])
     if len(rows) != num_tokens or any(len(row) != top_k for row in rows) or total is None:
         raise RecordingError(
@@ -195,6 +237,208 @@ DIALECT = Dialect(
     name="llama_cpp",
     versions="common/debug.cpp 27c299a6ec and examples/eval-callback fe0686164d (2025, 2026)",
     source="llama.cpp common/debug.cpp (common_debug_print_tensor), build_moe_ffn",
-    recognises=recognises,
-    read=read,
+    recognises=is_log,
+    read=read_log,
+)
+
+
+# --------------------------------------------------------------------------------- llama-moe-trace
+
+_NAMES = ("layer", "expert")
+
+_LINE = re.compile(rb"\d{1,4},-?\d{1,7}")
+
+_CUT_OFF = "The file was cut off, or lines are missing."
+
+#: A batch in which no expert stands twice is believed to be no accident below this probability.
+_LOG10_ACCIDENT = -9.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Runs of ids by layer, in the order of the file."""
+
+    layers: tuple[int, ...]
+    ids: tuple[Int64[np.ndarray, "_"], ...]
+
+
+def is_moe_trace(path: Path) -> bool:
+    """True for lines of two whole numbers without a header."""
+    lines = first_lines(path)
+    return len(lines) > 1 and all(_LINE.fullmatch(line) for line in lines)
+
+
+def read_moe_trace(path: Path) -> Trace:
+    """All tokens in the order of the file, as one request."""
+    lines = csv_numbers(path, _NAMES)
+    if not len(lines) or np.abs(lines).max() >= 2**31 or lines[:, 0].min() < 0:
+        raise RecordingError(
+            f"{path.name}: {number_of(len(lines), 'line')}; expected layers and experts."
+        )
+    batches = list(_batches(lines))
+    layers = batches[0].layers
+    if any(batch.layers != layers for batch in batches):
+        odd = next(batch.layers for batch in batches if batch.layers != layers)
+        raise RecordingError(
+            f"{path.name}: a batch has {number_of(len(odd), 'layer')}, the first {len(layers)}.",
+            _CUT_OFF,
+        )
+    top_k = math.gcd(*(len(ids) for batch in batches for ids in batch.ids))
+    num_experts = int(lines[:, 1].max()) + 1
+    parts, rankings, uncomputed = [], 0, 0
+    for batch in batches:
+        if _is_ranking(batch, top_k, num_experts):
+            rankings += 1
+            continue
+        rows = [ids.reshape(-1, top_k) for ids in batch.ids]
+        stacked, num_left_out = _stacked(rows, path.name, _CUT_OFF)
+        uncomputed += num_left_out
+        parts.append(stacked)
+    if not parts:
+        raise RecordingError(
+            f"{path.name}: {number_of(rankings, 'batch', 'batches')}, each the ranking of all "
+            "experts by its first token, and no choices.",
+            "This version of llama-moe-trace reads the choices of a prompt wrongly: generate "
+            "tokens (-n), or take one that honours strides.",
+        )
+    left_out = {
+        "batches left out that rank all experts in place of choices": rankings,
+        _UNCOMPUTED: uncomputed,
+    }
+    return _log(path, "llama.cpp moe-trace", np.concatenate(parts), layers, left_out)
+
+
+def _batches(lines: Int64[np.ndarray, "lines columns"]) -> Iterator[_Batch]:
+    """Runs of one layer, cut into batches where layers begin again."""
+    layer = lines[:, 0]
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(layer) != 0]))
+    again = np.concatenate([[True], np.diff(layer[starts]) < 0])
+    runs = np.split(lines[:, 1], starts[1:])
+    bounds = [*np.flatnonzero(again).tolist(), len(starts)]
+    for first, last in itertools.pairwise(bounds):
+        yield _Batch(tuple(layer[starts[first:last]].tolist()), tuple(runs[first:last]))
+
+
+def _is_ranking(batch: _Batch, top_k: int, num_experts: int) -> bool:
+    """Whether the first numbers of every layer, up to one for each expert, are all different.
+
+    Even rows of distinct experts drawn at random would do that with a probability that is too
+    small to come by chance.
+    """
+    log10, is_even = 0.0, True
+    for ids in batch.ids:
+        seen = ids[:num_experts]
+        num_rows = len(seen) // top_k
+        if num_rows > 1:
+            is_even &= len(np.unique(seen)) == len(seen)
+            log10 += _log10_all_different(num_rows, top_k, num_experts)
+    return is_even and log10 < _LOG10_ACCIDENT
+
+
+def _log10_all_different(num_rows: int, top_k: int, num_experts: int) -> float:
+    """log10 of the probability that random sets of k experts have none in common.
+
+    The multinomial E! / (k!^n (E - n k)!) over the n-th power of the binomial of E and k.
+    """
+    e, k, n = num_experts, top_k, num_rows
+    of_all = math.lgamma(e + 1) - n * math.lgamma(k + 1) - math.lgamma(e - n * k + 1)
+    of_one = math.lgamma(e + 1) - math.lgamma(k + 1) - math.lgamma(e - k + 1)
+    return (of_all - n * of_one) / math.log(10)
+
+
+MOE_TRACE = Dialect(
+    name="llama_moe_trace",
+    versions="llama.cpp PR 28544 as opened (0a5bc4d) and at 879f4d67a1 (2026-09)",
+    source="examples/moe-trace/moe-trace.cpp (moe_cb); build_moe_ffn",
+    recognises=is_moe_trace,
+    read=read_moe_trace,
+)
+
+
+# ----------------------------------------------------------------------------------- llama-imatrix
+
+_COUNTS = re.compile(r"blk\.(\d{1,4})\.ffn_(?:gate|up|down|gate_up)_exps\.weight\.counts")
+
+#: From here on float32 holds even numbers only.
+_EXACT = 2**24
+
+_MOST_EXPERTS = 65_536
+
+
+def is_imatrix(path: Path) -> bool:
+    """True for a GGUF file that calls itself an importance matrix."""
+    if path.suffix != ".gguf" or not path.is_file():
+        return False
+    try:
+        return _open(path).header.settings.get("general.type") == "imatrix"
+    except CheckpointError:
+        return False
+
+
+def read_imatrix(path: Path) -> Trace:
+    """One step of counts by layer and expert."""
+    file = _open(path)
+    by_layer: dict[int, np.ndarray] = {}
+    for name in sorted(file.names()):
+        match = _COUNTS.fullmatch(name)
+        if match is None:
+            continue
+        layer, counts = int(match[1]), _counts(file, name, path.name)
+        if not np.array_equal(by_layer.setdefault(layer, counts), counts):
+            raise RecordingError(
+                f"{path.name}: the counts of the matrices of layer {layer} differ.",
+                "They count the same tokens; was the file put together from several?",
+            )
+    if not by_layer:
+        raise RecordingError(f"{path.name}: holds no counts of experts: a model without experts.")
+    layers = tuple(sorted(by_layer))
+    counts = [by_layer[layer] for layer in layers]
+    if len({len(of_layer) for of_layer in counts}) > 1:
+        raise RecordingError(f"{path.name}: layers have different numbers of experts.")
+    if all(len(np.unique(of_layer)) == 1 for of_layer in counts):
+        raise RecordingError(
+            f"{path.name}: every expert has {int(counts[0][0]):,} in every layer: converted from "
+            "an older file, which did not count.",
+            "Run llama-imatrix anew and write GGUF.",
+        )
+    inexact = sum(int((of_layer >= _EXACT).sum()) for of_layer in counts)
+    return Trace(
+        path.name,
+        "llama-imatrix",
+        counts=np.stack(counts)[None],
+        layers=layers,
+        ids_are="logical",
+        notes=counted_notes({"counts beyond 2^24, which are rounded": inexact}),
+    )
+
+
+def _counts(file: GgufFile, name: str, where: str) -> np.ndarray:
+    info = file.info(name)
+    if info.dtype != "F32" or len(info.shape) != 2 or info.shape[1] != 1:
+        raise RecordingError(
+            f"{where}: {name} is {info.dtype} of shape {info.shape}; expected F32 (experts, 1)."
+        )
+    if not 2 <= info.shape[0] <= _MOST_EXPERTS:
+        raise RecordingError(f"{where}: {name} counts {info.shape[0]} experts.")
+    with np.errstate(invalid="ignore"):  # a signalling nan is none of the counts either
+        counts = file.read(name)[:, 0].astype(np.float64)
+    if not np.isfinite(counts).all() or (counts < 0).any() or (counts != np.rint(counts)).any():
+        raise RecordingError(
+            f"{where}: {name} holds {counts.min():g} to {counts.max():g}, no counts."
+        )
+    if counts.max() >= 2**62:
+        raise RecordingError(f"{where}: {name} counts up to {counts.max():g}.")
+    return counts.astype(np.int64)
+
+
+def _open(path: Path) -> GgufFile:
+    return GgufFile(CountingFile(path, path.name, ReadLog()))
+
+
+IMATRIX = Dialect(
+    name="llama_imatrix",
+    versions="GGUF since PR 9400 (2025)",
+    source="llama.cpp tools/imatrix/imatrix.cpp, 006e7ef991",
+    recognises=is_imatrix,
+    read=read_imatrix,
 )

@@ -1,8 +1,13 @@
-"""Megatron-LM, ``--moe-routing-trace-path``: a line of JSON for each step, layer and microbatch.
+"""Megatron-LM: routing traces, and counts of tokens by expert.
 
-A line has no token ids and no requests: tokens of a batch, in its order. In training layers count
-from 0, in inference with replay from 1. Activation recomputation writes a line twice, ranks of
-tensor parallelism write the same lines, and ranks of a pipeline count their own layers.
+``--moe-routing-trace-path`` writes a line of JSON for each step, layer and microbatch. A line has
+no token ids and no requests: tokens of a batch, in its order. In training layers count from 0, in
+inference with replay from 1. Activation recomputation writes a line twice, ranks of tensor
+parallelism write the same lines, and ranks of a pipeline count their own layers.
+
+``--save-tokens-per-expert-interval`` writes counts by iteration, layer and microbatch:
+``tokens_per_expert/rank0.jsonl`` counts the experts of its own rank, behind the dispatch. Which
+experts those are is not written: with expert parallelism the ranks cannot be put together.
 """
 
 from __future__ import annotations
@@ -13,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Int64, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import quoted
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._encodings import nested_ids
-from moegeom.tokens.traces.dialects._json_records import json_records, whole_number
+from moegeom.tokens.traces.dialects._json import json_records, nested_ids, shows, whole_number
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     PIECE_BYTES,
+    Dialect,
     Pieces,
     Place,
     RequestTrace,
     Trace,
-    whole,
+    counted_notes,
 )
 
 _FILES = "router_trace_rank*.jsonl"
@@ -36,7 +41,7 @@ _FILES = "router_trace_rank*.jsonl"
 _Batches = dict[tuple[int, int], dict[int, Integer[np.ndarray, "tokens slots"]]]
 
 
-def recognises(path: Path) -> bool:
+def is_routing_trace(path: Path) -> bool:
     """True for a folder with such files, and for one of them."""
     if path.is_dir():
         return not (path / "recording.json").exists() and any(path.glob(_FILES))
@@ -48,17 +53,12 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.glob(_FILES), key=_rank)
 
 
-def read(path: Path) -> Trace:
-    """Every microbatch of a rank as a request, by step."""
-    return whole(pieces(path, BEGINNING))
-
-
 def pieces(path: Path, place: Place) -> Pieces:
     """Microbatches by pieces of whole steps, where each step stands in one run of lines."""
     steps = _Steps(path)
     size, begun = 0, place
     for record in json_records(path, place):
-        line, where = record.found, record.where
+        line, where = record.value, record.where
         block = line.get("block", "decoder")
         if block != "decoder":
             steps.num_other_blocks += 1
@@ -104,23 +104,23 @@ class _Steps:
                 "Sort its lines by step, or cut it into several files.",
             )
         self._steps.add(step)
-        known = self._lines.setdefault((step, layer), [])
-        if any(np.array_equal(ids, before) for before in known):
+        lines = self._lines.setdefault((step, layer), [])
+        if any(np.array_equal(ids, before) for before in lines):
             self._num_recomputed += 1
         else:
-            known.append(ids)
+            lines.append(ids)
 
     def trace(self) -> Trace:
         """A request for each microbatch."""
         batches: _Batches = {}
-        for (step, layer), found in self._lines.items():
-            for number, ids in enumerate(found):
+        for (step, layer), lines in self._lines.items():
+            for number, ids in enumerate(lines):
                 batches.setdefault((step, number), {})[layer] = ids
         layers = _common_layers(batches, self._path.name) if batches else None
-        said = (
-            (self._num_recomputed, "lines written twice by recomputation, left out"),
-            (self.num_other_blocks, "lines of prediction heads (mtp), left out"),
-        )
+        counts = {
+            "lines written twice by recomputation, left out": self._num_recomputed,
+            "lines of prediction heads (mtp), left out": self.num_other_blocks,
+        }
         return Trace(
             self._path.name,
             "Megatron-LM",
@@ -135,7 +135,7 @@ class _Steps:
             layers=layers,
             ids_are="logical",
             has_documents=False,
-            notes=tuple(f"{text}: {count:,}" for count, text in said if count),
+            notes=counted_notes(counts),
         )
 
 
@@ -154,14 +154,14 @@ def _ids(line: Mapping[str, Any], where: str) -> Integer[np.ndarray, "tokens slo
 
 def _common_layers(batches: _Batches, name: str) -> tuple[int, ...]:
     """The layers of every microbatch, which must be the same."""
-    found = sorted({tuple(sorted(batch)) for batch in batches.values()})
-    if len(found) != 1:
+    layers = sorted({tuple(sorted(batch)) for batch in batches.values()})
+    if len(layers) != 1:
         raise RecordingError(
-            f"{name}: microbatches have {len(found)} different sets of layers ({_some(found)}).",
+            f"{name}: microbatches have {len(layers)} different sets of layers ({_some(layers)}).",
             "A line is missing (dropped or padded tokens are not traced), the run was cut off, or "
             "ranks are of different stages of a pipeline.",
         )
-    return found[0]
+    return layers[0]
 
 
 def _stacked(
@@ -176,8 +176,8 @@ def _stacked(
     return np.stack([batch[layer] for layer in layers], axis=1)
 
 
-def _some(found: Sequence[Any]) -> str:
-    return "; ".join(json.dumps(list(item)[:8]) for item in found[:3])
+def _some(values: Sequence[Any]) -> str:
+    return "; ".join(json.dumps(list(item)[:8]) for item in values[:3])
 
 
 def _rank(file: Path) -> int:
@@ -189,9 +189,73 @@ DIALECT = Dialect(
     name="megatron",
     versions="Megatron-LM d98e8a64dd (2026-08-22)",
     source="megatron/core/transformer/moe/router_trace.py; PR 5220",
-    recognises=recognises,
-    read=read,
+    recognises=is_routing_trace,
     pieces=pieces,
     files=files_of,
     copies="ranks with the same lines as another, left out",
+)
+
+
+# ----------------------------------------------------------------------------- tokens by expert
+
+#: More slots than a microbatch has; sums of many stay exact.
+_MOST = 2**40
+
+
+def read_counts(path: Path) -> Trace:
+    """One step for each iteration, its microbatches added up."""
+    steps: dict[int, dict[int, Int64[np.ndarray, "experts"]]] = {}
+    others = 0
+    for record in json_records(path):
+        where, line = record.where, record.value
+        if line.get("block", "decoder") != "decoder":
+            others += 1
+            continue
+        step, layer, counts = (
+            whole_number(line, "iter", where),
+            whole_number(line, "layer", where),
+            _counts(line, where),
+        )
+        if layer in steps.setdefault(step, {}):
+            raise RecordingError(f"{where}: layer {layer} of iteration {step} stands twice.")
+        steps[step][layer] = counts
+    shapes = {
+        (tuple(sorted(of_step)), frozenset(len(c) for c in of_step.values()))
+        for of_step in steps.values()
+    }
+    if len(shapes) != 1 or len(next(iter(shapes))[1]) != 1:
+        raise RecordingError(
+            f"{path.name}: {len(steps)} iterations with {len(shapes)} different sets of layers and "
+            "experts; expected one.",
+            "The file was cut off, or is of several runs.",
+        )
+    layers, (num_experts,) = next(iter(shapes))
+    if len(steps) * len(layers) * num_experts * 8 > TRACE_BYTES:
+        raise RecordingError(f"{path.name}: more than {TRACE_BYTES:,} bytes of counts.")
+    counts = np.stack([np.stack([steps[s][layer] for layer in layers]) for s in sorted(steps)])
+    return Trace(
+        path.name,
+        "Megatron-LM (one rank, behind the dispatch)",
+        counts=counts,
+        layers=layers,
+        ids_are="logical",
+        notes=counted_notes({"lines of prediction heads (mtp), left out": others}),
+    )
+
+
+def _counts(line: Mapping[str, Any], where: str) -> Int64[np.ndarray, "experts"]:
+    counts = nested_ids(line.get("tpe"), f"{where}: tpe")
+    if counts.ndim != 2 or not counts.size or counts.min() < 0 or counts.max() > _MOST:
+        raise RecordingError(
+            f"{where}: tpe has shape {counts.shape}; expected counts (microbatches, experts)."
+        )
+    return counts.astype(np.int64).sum(axis=0)
+
+
+COUNTS = Dialect(
+    name="megatron_counts",
+    versions="Megatron-LM d98e8a64dd (2026-08-22)",
+    source="megatron/core/transformer/moe (tokens per expert); PR 3842",
+    recognises=lambda path: shows(path, rb'"iter"\s{0,9}:', rb'"layer"\s{0,9}:', rb'"tpe"\s{0,9}:'),
+    read=read_counts,
 )

@@ -14,38 +14,30 @@ from jaxtyping import Int32
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._json_records import json_records, shows, whole_number
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces.dialects._json import json_records, shows, whole_number
+from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 
 _LAYER, _TOKEN, _EXPERT, _WEIGHT = "layer", "token_idx", "expert_idx", "gate_weight"
-
-_FIELDS = tuple(
-    rb'"' + name.encode() + rb'"\s{0,9}:' for name in (_LAYER, _TOKEN, _EXPERT, _WEIGHT)
-)
-
-
-def recognises(path: Path) -> bool:
-    """True for lines with all four fields."""
-    return shows(path, *_FIELDS)
 
 
 def read(path: Path) -> Trace:
     """All tokens by number, as one batch; a token between others that has no line is empty."""
-    found: list[tuple[int, int, int]] = []
+    choices: list[tuple[int, int, int]] = []
     weights: list[float] = []
     for record in json_records(path):
-        where, line = record.where, record.found
+        where, line = record.where, record.value
         expert, weight = line.get(_EXPERT), line.get(_WEIGHT)
         if type(expert) is not int or not abs(expert) < 2**31:
             raise RecordingError(f"{where}: '{_EXPERT}' is {expert!r:.40}; expected an expert.")
-        found.append((whole_number(line, _TOKEN, where), whole_number(line, _LAYER, where), expert))
+        choices.append(
+            (whole_number(line, _TOKEN, where), whole_number(line, _LAYER, where), expert)
+        )
         if isinstance(weight, bool) or not isinstance(weight, int | float) or abs(weight) > 2**127:
             raise RecordingError(f"{where}: '{_WEIGHT}' is {weight!r:.40}; expected a number.")
         weights.append(float(weight))
-    if not found:
+    if not choices:
         raise RecordingError(f"{path.name}: no choices.")
-    layers, ids = _arranged(path.name, np.array(found, np.int64), np.array(weights))
+    layers, ids = _arranged(path.name, np.array(choices, np.int64), np.array(weights))
     return Trace(
         path.name,
         "moe-atlas",
@@ -56,11 +48,11 @@ def read(path: Path) -> Trace:
 
 
 def _arranged(
-    name: str, found: np.ndarray, weights: np.ndarray
+    name: str, choices: np.ndarray, weights: np.ndarray
 ) -> tuple[tuple[int, ...], Int32[np.ndarray, "tokens layers slots"]]:
     """Layers, and ids by token; -1 for a token that has no line at a layer."""
-    order = np.lexsort((-weights, found[:, 1], found[:, 0]))
-    token, layer, expert = found[order].T
+    order = np.lexsort((-weights, choices[:, 1], choices[:, 0]))
+    token, layer, expert = choices[order].T
     first = np.concatenate([[True], (np.diff(token) != 0) | (np.diff(layer) != 0)])
     starts = np.flatnonzero(first)
     slots = np.diff(starts, append=len(token))
@@ -89,6 +81,9 @@ DIALECT = Dialect(
     name="moe_atlas",
     versions="the fields as users describe them",
     source="no writer is public; layer, token_idx, expert_idx, gate_weight, one choice to a line",
-    recognises=recognises,
+    recognises=lambda path: shows(
+        path,
+        *(rb'"%b"\s{0,9}:' % name.encode() for name in (_LAYER, _TOKEN, _EXPERT, _WEIGHT)),
+    ),
     read=read,
 )

@@ -1,96 +1,164 @@
-"""SGLang, ``return_routed_experts``: base64 of raw 32-bit integers whose shape is not stored.
+"""SGLang: replies with ``return_routed_experts``, and counts of its expert distribution recorders.
 
-``/generate`` puts it into ``meta_info``, the OpenAI endpoints into ``sglext`` (also spelled
-``sgl_ext``) of the reply or of its first choice. The order of the k experts means nothing.
+Replies hold base64 of raw 32-bit integers whose shape is not stored. ``/generate`` puts it into
+``meta_info``, the OpenAI endpoints into ``sglext`` (also spelled ``sgl_ext``) of the reply or of
+its first choice. The order of the k experts means nothing.
+
+The recorder's mode ``stat`` dumps ``logical_count``, (steps, layers, experts), in a file of
+``torch.save``; the buffer is dumped whole, so steps that were not used are zeros. Ranks of tensor
+parallelism are added up: shares are right, totals may be multiples. Mode ``per_token`` holds
+physical ids without requests.
+
+The first recorder wrote ``expert_distribution_rank<n>_timestamp<t>.csv``, lines of
+``layer_id,expert_id,count`` of what one rank saw; experts that were never chosen are not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from moegeom.tokens.traces.dialect import Dialect
-from moegeom.tokens.traces.dialects._encodings import Encodings, decoded, flat_int32, nested_ids
-from moegeom.tokens.traces.dialects._json_records import shows
-from moegeom.tokens.traces.dialects._responses import (
-    count_or_none,
-    is_place,
-    joined,
-    object_list,
-    replies_pieces,
-    reply_name,
-    token_ids_or_none,
-    total,
+import numpy as np
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.limits import COUNTS
+from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
+from moegeom.tokens.traces.dialects._json import (
+    ReplyFields,
+    decoded,
+    flat_int32,
+    nested_ids,
+    replies,
+    shows,
 )
-from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, RequestTrace, Trace, whole
+from moegeom.tokens.traces.dialects._torch_file import has_keys, open_torch_file
+from moegeom.tokens.traces.trace import Dialect, Trace, counted_notes
 
-_ENCODINGS: Encodings = {"base64 without shape": flat_int32, "nested lists": nested_ids}
-
-_EXTENSIONS = ("sglext", "sgl_ext")
-
-_FIELDS = (rb'"routed_experts"', rb'"(meta_info|sglext|sgl_ext)"\s{0,9}:')
-
-
-def recognises(path: Path) -> bool:
-    """True for replies with routed experts in one of SGLang's places."""
-    return shows(path, *_FIELDS)
-
-
-def read(path: Path) -> Trace:
-    """Every request of the file; those without routed experts are counted."""
-    return whole(pieces(path, BEGINNING))
-
-
-def pieces(path: Path, place: Place) -> Pieces:
-    """The requests by pieces."""
-    return replies_pieces(path, place, "SGLang", _requests)
-
-
-def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
-    meta = reply.get("meta_info")
-    if isinstance(meta, Mapping):
-        yield from _request(reply, meta, meta, reply_name(meta, where), where)
-        return
-    usage, name = reply.get("usage"), reply_name(reply, where)
-    choices = object_list(reply, "choices", where)
-    # only the first choice is captured where there are several, and usage adds them up
-    counts = usage if isinstance(usage, Mapping) and len(choices) == 1 else {}
-    for holder in (reply, *choices[:1]):
-        for key in _EXTENSIONS:
-            if isinstance(holder.get(key), Mapping):
-                yield from _request(reply, holder[key], counts, name, where)
-                return
-
-
-def _request(
-    reply: Mapping[str, Any],
-    holder: Mapping[str, Any],
-    counts: Mapping[str, Any],
-    name: str,
-    where: str,
-) -> Iterator[RequestTrace]:
-    if holder.get("routed_experts") is None:
-        return
-    prompt = token_ids_or_none(reply.get("input_ids"), where)
-    num_prompt = count_or_none(counts, "prompt_tokens", where)
-    generated = count_or_none(counts, "completion_tokens", where)
-    yield RequestTrace(
-        name,
-        decoded(holder["routed_experts"], _ENCODINGS, where),
-        token_ids=joined(prompt, token_ids_or_none(reply.get("output_ids"), where)),
-        num_tokens=total(num_prompt, generated),
-        num_prompt=num_prompt,
-        start=count_or_none(holder, "routed_experts_start_len", where),
-        is_place=is_place(name, where),
-    )
-
+_OF_GENERATE = ReplyFields(
+    items="meta_info",
+    decode=partial(decoded, {"base64 without shape": flat_int32, "nested lists": nested_ids}),
+    name=("id", "request_id", "rid"),
+    prompt=("/input_ids",),
+    generated=("/output_ids",),
+    num_prompt=("prompt_tokens",),
+    num_generated=("completion_tokens",),
+    start=("routed_experts_start_len",),
+    label="",
+)
+_OF_OPENAI = replace(
+    _OF_GENERATE,
+    name=("/id", "/request_id", "/rid"),
+    num_prompt=("/usage.prompt_tokens",),
+    num_generated=("/usage.completion_tokens",),
+)
+_EXTENSIONS = ("sglext", "sgl_ext", "choices[0].sglext", "choices[0].sgl_ext")
 
 DIALECT = Dialect(
     name="sglang",
     versions="0.5.7 to 0.5.23",
     source="sglang/srt/state_capturer/routed_experts.py, detokenizer_manager.py; PR 12162",
-    recognises=recognises,
-    read=read,
-    pieces=pieces,
+    recognises=lambda path: shows(
+        path, rb'"routed_experts"', rb'"(meta_info|sglext|sgl_ext)"\s{0,9}:'
+    ),
+    pieces=replies(
+        "SGLang", [_OF_GENERATE, *(replace(_OF_OPENAI, items=items) for items in _EXTENSIONS)]
+    ),
+)
+
+#: More slots than any step or run has; sums of many stay exact.
+_MOST = 2**40
+
+_COUNTS, _RECORDS = "logical_count", "records"
+
+
+def is_recorded(path: Path) -> bool:
+    """True for the dictionaries that the recorder dumps."""
+    return has_keys(path, _COUNTS) or has_keys(path, _RECORDS, "last_physical_to_logical_map")
+
+
+def recorded_counts(path: Path) -> Trace:
+    """The counts; RecordingError for the other modes."""
+    file = open_torch_file(path)
+    root = file.root if isinstance(file.root, dict) else {}
+    if _COUNTS not in root:
+        raise RecordingError(
+            f"{path.name}: records of single passes: physical ids of the tokens of a batch, "
+            "without requests.",
+            "Use return_routed_experts of the server, or the recorder's mode stat.",
+        )
+    counts = file.array(root[_COUNTS], f"{path.name}: {_COUNTS}")
+    if counts.ndim != 3 or 0 in counts.shape or counts.min() < 0 or counts.max() > _MOST:
+        raise RecordingError(
+            f"{path.name}: {_COUNTS} has shape {counts.shape} and values from "
+            f"{counts.min(initial=0)} to {counts.max(initial=0)}; expected counts (steps, layers, "
+            "experts)."
+        )
+    used = counts.any(axis=(1, 2))
+    if not used.any():
+        raise RecordingError(f"{path.name}: every count is 0: nothing was recorded.")
+    return Trace(
+        path.name,
+        "SGLang recorder",
+        counts=counts[used].astype(np.int64),
+        ids_are="logical",
+        notes=counted_notes(
+            {"steps of the buffer that were not used, left out": int((~used).sum())}
+        ),
+    )
+
+
+RECORDER = Dialect(
+    name="sglang_recorder",
+    versions="0.5.23",
+    source="sglang/srt/eplb/expert_distribution.py",
+    recognises=is_recorded,
+    read=recorded_counts,
+)
+
+_NAMES = ("layer_id", "expert_id", "count")
+
+#: Layers and experts of any model.
+_MOST_LAYERS, _MOST_EXPERTS = 4096, 65_536
+
+
+def counts_of_a_rank(path: Path) -> Trace:
+    """The counts as one step."""
+    lines = csv_numbers(path, _NAMES, num_headers=1)
+    if not len(lines):
+        raise RecordingError(f"{path.name}: every count is 0: nothing was recorded.")
+    most = (_MOST_LAYERS - 1, _MOST_EXPERTS - 1, _MOST)
+    if (lines < 0).any() or (lines > most).any():
+        raise RecordingError(
+            f"{path.name}: values from {lines.min(axis=0).tolist()} to "
+            f"{lines.max(axis=0).tolist()}; expected layers, experts and counts."
+        )
+    layers, layer = np.unique(lines[:, 0], return_inverse=True)
+    num_experts = int(lines[:, 1].max()) + 1
+    if len(layers) * num_experts > COUNTS:
+        raise RecordingError(f"{path.name}: {len(layers)} x {num_experts:,} layers and experts.")
+    key = layer * num_experts + lines[:, 1]
+    if len(np.unique(key)) < len(key):
+        raise RecordingError(
+            f"{path.name}: an expert of a layer stands twice in it.",
+            "Are these files of several ranks, one behind the other?",
+        )
+    counts = np.zeros((1, len(layers), num_experts), np.int64)
+    counts[0, layer, lines[:, 1]] = lines[:, 2]
+    return Trace(
+        path.name,
+        "SGLang's first recorder (one rank)",
+        counts=counts,
+        layers=tuple(layers.tolist()),
+        counts_zeros=False,
+        ids_are="logical",
+    )
+
+
+FIRST_RECORDER = Dialect(
+    name="sglang_csv",
+    versions="0.4.4 to 0.4.5",
+    source="python/sglang/srt/managers/expert_distribution.py (dump_record); issue 5275",
+    recognises=lambda path: first_lines(path, 1) == [",".join(_NAMES).encode()],
+    read=counts_of_a_rank,
 )

@@ -13,29 +13,18 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._torch_file import TorchFile, has_keys, open_torch_file
 from moegeom.tokens.traces.trace import (
-    BEGINNING,
     PIECE_BYTES,
+    Dialect,
     Pieces,
     Place,
     RequestTrace,
     Trace,
-    whole,
+    counted_notes,
 )
 
 _FIELD = "rollout_routed_experts"
-
-
-def recognises(path: Path) -> bool:
-    """True for a file of torch that mentions samples and their routed experts."""
-    return has_keys(path, "samples", _FIELD)
-
-
-def read(path: Path) -> Trace:
-    """Every sample with routed experts; those without (before their first turn) are counted."""
-    return whole(pieces(path, BEGINNING))
 
 
 def pieces(path: Path, place: Place) -> Pieces:
@@ -45,23 +34,23 @@ def pieces(path: Path, place: Place) -> Pieces:
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise RecordingError(f"{path.name}: holds no list of samples.")
     requests: list[RequestTrace] = []
-    without = size = 0
+    num_missing = size = 0
+
+    def piece() -> Trace:
+        notes = counted_notes({"samples without routed experts": num_missing})
+        return Trace(path.name, "slime or miles", tuple(requests), notes=notes)
+
     for number in range(place[0], len(samples)):
         if size >= PIECE_BYTES:
-            yield _piece(path, requests, without), (number, 0)
-            requests, without, size = [], 0, 0
+            yield piece(), (number, 0)
+            requests, num_missing, size = [], 0, 0
         sample = samples[number]
         if sample.get(_FIELD) is None:
-            without += 1
+            num_missing += 1
             continue
         requests.append(_request(file, number, sample))
         size += requests[-1].ids.nbytes
-    yield _piece(path, requests, without), None
-
-
-def _piece(path: Path, requests: list[RequestTrace], without: int) -> Trace:
-    notes = (f"samples without routed experts: {without:,}",) if without else ()
-    return Trace(path.name, "slime or miles", tuple(requests), notes=notes)
+    yield piece(), None
 
 
 def _request(file: TorchFile, number: int, sample: dict[Any, Any]) -> RequestTrace:
@@ -93,7 +82,6 @@ DIALECT = Dialect(
     name="slime",
     versions="slime 624b824a89 and miles 31f1ca961a (2026-08-21)",
     source="slime/utils/types.py (Sample), slime/ray/rollout.py; PRs slime 715, 810, 1045",
-    recognises=recognises,
-    read=read,
+    recognises=lambda path: has_keys(path, "samples", _FIELD),
     pieces=pieces,
 )

@@ -175,6 +175,7 @@ def test_sequences_that_the_trainer_filled_up_are_left_out(tmp_path):
 
 def test_packed_payloads_are_refused_and_so_are_some_without_masks(tmp_path):
     arrays = tunix_arrays(TRUTH.written)
+    arrays["routed_experts"][:, -1, 1:] = (9, 3, 7, 1)  # padding, whatever it holds
     segments = np.ones(arrays["routed_experts"].shape[:2], np.int32)
     np.savez(tmp_path / "p.npz", **arrays, segment_ids=segments)
     assert_read(tmp_path / "p.npz", TRUTH.routed)

@@ -16,23 +16,15 @@ from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.tokens.files import TokenFiles, natural
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces import dialects, rows, source
-from moegeom.tokens.traces.axes import Survey
-from moegeom.tokens.traces.file_facts import facts_of
-from moegeom.tokens.traces.journal import FileJournal
-from moegeom.tokens.traces.trace import RequestTrace, Trace
+from moegeom.tokens.traces import dialects, source
+from moegeom.tokens.traces.survey import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
-    EXPERTS,
     FIRST,
     NAMES,
-    NUM_LAYERS,
-    TOP_K,
     WRITERS,
-    InMemory,
     Writer,
     Written,
-    known,
     lines,
     megatron_lines,
     opened,
@@ -152,9 +144,10 @@ def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch
     whole = everything(opened(tmp_path / "rows.npy"))
     assert "cut at the beginning (prefix not captured): 3" in str(whole[0].notes)
     assert "rows equal to the row before" in str(whole[0].notes)
-    monkeypatch.setattr(vllm, "PIECE_BYTES", 7 * ids[0].nbytes)  # cuts the run of stale rows
-    assert_same(opened(tmp_path / "rows.npy"), whole)
-    assert_same(opened(tmp_path / "fortran.npy"), whole)
+    for num_rows in (1, 7):  # cuts the run of stale rows
+        monkeypatch.setattr(vllm, "PIECE_BYTES", num_rows * ids[0].nbytes)
+        assert_same(opened(tmp_path / "rows.npy"), whole)
+        assert_same(opened(tmp_path / "fortran.npy"), whole)
 
 
 def test_flat_ids_whose_layers_a_later_file_tells_are_read_by_them(tmp_path):
@@ -248,6 +241,9 @@ def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
     found, read = first_pass(files)
     assert read == [paths[2].name]
     assert_same(found, everything(opened(files, writer.dialect)))
+    found, read = first_pass(files)
+    assert read == []
+    assert_same(found, everything(opened(files, writer.dialect)))
     for kept in (tmp_path / "kept").iterdir():  # what is damaged is read again
         kept.write_bytes(kept.read_bytes()[:-50])
     found, read = first_pass(files)
@@ -257,61 +253,16 @@ def test_a_journal_stands_for_files_that_were_read(name, tmp_path):
         first_pass(files)
 
 
-def odd_request(number: int) -> RequestTrace:
-    """One of many: most are sound, and each twentieth has one of these oddities."""
-    draw = np.random.default_rng(number)
-    length = int(draw.integers(1, 30))
-    ids = np.argsort(draw.random((length, NUM_LAYERS, EXPERTS)), axis=2)[:, :, :TOP_K]
-    ids[:, :FIRST] = 0
-    tokens = draw.integers(0, 999, length + 1)
-    request = RequestTrace(f"r{number}", ids.astype(np.uint8), token_ids=tokens)
-    at = draw.integers(length)
-    match number % 40:
-        case 0:
-            ids[at] = 7  # says nothing
-        case 1:
-            ids[length // 2 :] = 0
-        case 2:
-            ids[1:] = ids[:-1].copy()
-        case 3:
-            ids[at:, FIRST:] = np.arange(TOP_K)
-        case 4:
-            ids[at, FIRST, :2] = 3  # twice
-        case 5:
-            ids[at, FIRST, 0] = EXPERTS
-        case 6:
-            return replace(request, ids=ids, start=2, token_ids=None)
-        case 7:
-            return replace(request, ids=ids, token_ids=None, num_tokens=length + 3, start=2)
-        case 8:
-            return replace(request, ids=ids, token_ids=None)
-        case 9:
-            return replace(request, ids=ids[:0], token_ids=None)
-        case 10:
-            return replace(request, ids=ids, token_ids=tokens[:-1], mask=draw.random(length) < 0.7)
-        case 11:
-            return replace(request, ids=ids, num_tokens=length + 7)
-    return replace(request, ids=ids.astype(np.uint8))
-
-
-def test_requests_looked_at_together_are_what_each_is_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trace = Trace("t", "vLLM", tuple(map(odd_request, range(400))), ids_are="logical")
-
-    def facts() -> tuple[dict[str, object], list[str]]:
-        refused: list[str] = []
-        found = facts_of(
-            InMemory(trace),
-            known(),
-            Survey(),
-            "t",
-            lambda name, error: refused.append(f"{name}: {error}"),
-        )
-        compared = ("digest", "content", "is_positioned", "part_rows", "part_span", "cut")
-        return {name: getattr(found, name) for name in compared}, refused
-
-    together = facts()
-    monkeypatch.setattr(rows, "_WORTH_WHILE", 10**9)
-    np.testing.assert_equal(together, facts())
-    assert len(together[1]) > 20  # some are refused, and the others are tokens
+def test_a_journal_of_files_whose_layers_others_tell_is_not_believed(tmp_path):
+    """Flat ids of routers alone: by themselves zeros may be rows of all layers of the model."""
+    (tmp_path / "kept").mkdir()
+    company = Company(FileJournal(tmp_path / "kept", "terms"))
+    for number, request in enumerate(truth().written[:2]):
+        ids = request.ids[:16, FIRST:] * number
+        write_sglang(tmp_path / f"{number}.jsonl", [replace(request, ids=ids)])
+        record = json.loads((tmp_path / f"{number}.jsonl").read_text())
+        del record["output_ids"], record["meta_info"]["completion_tokens"]
+        lines(tmp_path / f"{number}.jsonl", [record])
+    refuse("nothing was captured", tmp_path / "0.jsonl", company=company)
+    both = f"{tmp_path}/*.jsonl"
+    assert_same(opened(both, company=company), everything(opened(both)))

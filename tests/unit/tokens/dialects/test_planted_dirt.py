@@ -11,9 +11,8 @@ import pytest
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.traces.alignment import align
-from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
-from moegeom.tokens.traces.run_b import rows_of
+from moegeom.tokens.traces.alignment import align, rows_of
+from moegeom.tokens.traces.trace import DIALECTS, find_dialect
 from tests.by_day import by_day
 from tests.unit.tokens.dialects.planted import OMITTED, PLANTED, Outcome, Planted
 from tests.unit.tokens.dialects.written import WRITERS, Writer, known, truth

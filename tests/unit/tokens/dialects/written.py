@@ -24,11 +24,10 @@ from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import Reference, TraceRows
-from moegeom.tokens.traces.first_pass import first_pass
-from moegeom.tokens.traces.run_b import rows_of
+from moegeom.tokens.traces.alignment import Reference, TraceRows, rows_of
 from moegeom.tokens.traces.source import trace_source
-from moegeom.tokens.traces.trace import BEGINNING, Pieces, Place, Trace
+from moegeom.tokens.traces.survey import FileOf, first_pass
+from moegeom.tokens.traces.trace import Dialect, Trace
 
 #: Layer 0 is dense; three layers of 64 experts choose 4.
 FIRST, NUM_LAYERS, EXPERTS, TOP_K = 1, 4, 64, 4
@@ -63,22 +62,9 @@ def chosen(source: TokenSource) -> np.ndarray:
     return np.stack([source.read_chosen(n, 0, source.facts.num_tokens) for n in NAMES], axis=1)
 
 
-@dataclass(frozen=True)
-class InMemory:
-    trace: Trace
-
-    @property
-    def label(self) -> str:
-        return self.trace.where
-
-    def pieces(self, place: Place) -> Pieces:
-        """The trace."""
-        assert place == BEGINNING
-        yield self.trace, None
-
-
 def rows_in_memory(trace: Trace) -> TraceRows:
-    found = first_pass([InMemory(trace)], known(), trace.where)
+    of_memory = Dialect("memory", "", "", recognises=lambda path: False, read=lambda path: trace)
+    found = first_pass([FileOf(Path(__file__), of_memory)], known(), trace.where)
     names = [router.name for router in known()]
     return rows_of(trace_source(trace.where, found, names), known())
 

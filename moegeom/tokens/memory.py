@@ -1,0 +1,259 @@
+"""Tokens that no file holds: arrays in memory, and a synthetic prior.
+
+The prior is for questions of geometry: directions without preference, norms as after RMS. It
+answers nothing about load or entropy, and it is named in every row that it produces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from moegeom.core.digest import digest_of
+from moegeom.core.errors import InternalError, RecordingError, UsageError
+from moegeom.core.registry import unknown_name
+from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
+from moegeom.tokens.foreign.arrays import (
+    COLUMN_DTYPES,
+    COLUMN_KEYS,
+    assign_layers,
+    assign_routers,
+    foreign_source,
+    foreign_tensor,
+    is_stack,
+)
+from moegeom.tokens.recording.columns import unknown_columns
+from moegeom.tokens.recording.outputs import check_output_kind
+from moegeom.tokens.rows import ArrayRows, check_range
+from moegeom.tokens.source import Request
+from moegeom.tokens.stages import STAGE_TENSORS
+
+#: What messages call them.
+NAME = Path("arrays in memory")
+
+#: The key of the only array.
+_ONLY = "array"
+
+
+@dataclass(frozen=True, eq=False)
+class HeldArrays:
+    """Arrays by key, as in an npz file; a request says which router each belongs to.
+
+    Beside them ``document``, ``position`` and ``token_id`` of each token.
+    """
+
+    arrays: Mapping[str, Shaped[np.ndarray, "..."]]
+
+    @property
+    def digest(self) -> str:
+        """A hash of keys and numbers: results of other arrays are not those of these."""
+        return digest_of(self.arrays)
+
+    def open(self, request: Request) -> TokenSource:
+        """The token source that they are, with the routers of the request.
+
+        Raises
+        ------
+        UsageError
+            When the request does not say what the numbers are.
+        RecordingError
+            When they cannot be assigned to routers, or are no numbers of that kind.
+        """
+        if request.stage is None:
+            raise UsageError(
+                f"{NAME} do not say what their numbers are.",
+                f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
+            )
+        tensor = foreign_tensor(NAME, request)
+        keys = [key for key in self.arrays if key not in COLUMN_KEYS]
+        if all(key.isdecimal() for key in keys) and not request.router_map:
+            request = replace(request, router_map=_of_layers(keys, request))
+        dtypes = tuple(tensor.dtypes.values())
+        if is_stack(keys, request):
+            layers = self._layers(keys[0], dtypes)
+            rows = assign_layers(NAME, keys[0], layers, request)
+        else:
+            routers = assign_routers(NAME, keys, request)
+            rows = {name: self._rows(key, dtypes) for name, key in routers.items()}
+        columns = {
+            key: self._rows(key, COLUMN_DTYPES, is_column=True)
+            for key in COLUMN_KEYS
+            if key in self.arrays
+        }
+        size = sum(array.nbytes for array in self.arrays.values())
+        return foreign_source(NAME, request, tensor, rows, columns, size)
+
+    def _rows(self, key: str, dtypes: Sequence[np.dtype], is_column: bool = False) -> ArrayRows:
+        array = self._checked(key, dtypes, (1,) if is_column else (2,))
+        return ArrayRows(array.reshape(len(array), -1), f"{NAME}: {key}")
+
+    def _layers(self, key: str, dtypes: Sequence[np.dtype]) -> list[ArrayRows]:
+        array = self._checked(key, dtypes, (2, 3))
+        parts = [array] if array.ndim == 2 else list(array)
+        return [ArrayRows(part, f"{NAME}: {key}") for part in parts]
+
+    def _checked(
+        self, key: str, dtypes: Sequence[np.dtype], dims: tuple[int, ...]
+    ) -> Shaped[np.ndarray, "..."]:
+        array = self.arrays[key]
+        if array.dtype not in dtypes:
+            expected = " or ".join(map(str, dtypes))
+            raise RecordingError(f"{NAME}: {key} is {array.dtype}; expected {expected}.")
+        if array.ndim not in dims or 0 in array.shape:
+            shapes = {1: "(tokens,)", 2: "(tokens, width)", 3: "(layers, tokens, width)"}
+            raise RecordingError(
+                f"{NAME}: {key} has shape {array.shape}; expected "
+                f"{' or '.join(shapes[number] for number in dims)}, none of them 0."
+            )
+        return array
+
+
+def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:
+    """The router of each number that is that of one layer of one stack."""
+    names: dict[str, list[str]] = {}
+    for one in request.known:
+        names.setdefault(str(one.layer), []).append(one.name)
+    return {key: names[key][0] for key in keys if len(names.get(key, ())) == 1}
+
+
+def hold(value: Any) -> HeldArrays:
+    """Arrays or tensors of whatever library, one, several in the order of layers, or by name.
+
+    An array [layers, tokens, width] is that of all routers. Keys are names of routers, as
+    ``text/0`` or ``text.0``, numbers of layers, or any that ``router_map`` explains.
+
+    Raises
+    ------
+    RecordingError
+        When there is nothing in it, or layers have different numbers of tokens.
+    """
+    if isinstance(value, Mapping):
+        arrays = {str(key): as_array(one) for key, one in value.items()}
+        if not set(arrays) - set(COLUMN_KEYS):
+            raise RecordingError(f"{NAME}: there is none.", "Name one for each router.")
+        return HeldArrays(arrays)
+    if isinstance(value, list | tuple) and value and np.ndim(as_array(value[0])) == 2:
+        layers = [as_array(one) for one in value]
+        shapes = {layer.shape for layer in layers}
+        if len(shapes) > 1:
+            raise RecordingError(
+                f"{NAME}: layers of the shapes {', '.join(map(str, sorted(shapes)))}; expected one."
+            )
+        return HeldArrays({_ONLY: np.stack(layers)})
+    return HeldArrays({_ONLY: as_array(value)})
+
+
+def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
+    """The numbers as NumPy has them; a tensor of a device is copied to the host.
+
+    NumPy has no bfloat16 of its own: tensors of it are widened to float32, which changes none.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype).endswith("bfloat16") else value
+    return np.asarray(value)
+
+
+#: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.
+BLOCK = 256
+
+
+class IsotropicRmsPrior:
+    r"""Router inputs ``y = gain * u``, with u uniform on the sphere of radius ``sqrt(hidden)``.
+
+    This is what an RMS norm gives when every direction of the residual stream is equally likely.
+
+    Parameters
+    ----------
+    routers
+        (name, gain of the norm in front or None, hidden size) of each router.
+    seed
+        Equal seeds give equal numbers. Each block of 256 tokens of each router has a counter-based
+        stream of its own, so every range of tokens has the same bits however it is cut, and
+        neither the other routers nor ``num_tokens`` matter.
+    """
+
+    name = "isotropic-rms"
+
+    def __init__(
+        self,
+        routers: tuple[tuple[str, Float32[np.ndarray, "hidden"] | None, int], ...],
+        num_tokens: int,
+        seed: int,
+    ) -> None:
+        self._gains = {name: gain for name, gain, _ in routers}
+        self._hidden = {name: hidden for name, _, hidden in routers}
+        self._keys = {name: _philox_key(seed, name) for name in self._hidden}
+        for name, gain in self._gains.items():
+            if gain is not None and gain.shape != (self._hidden[name],):
+                raise InternalError(
+                    f"{name}: gain has shape {gain.shape}; expected ({self._hidden[name]},)."
+                )
+        self._facts = SourceFacts(
+            name=f"prior {self.name}, seed {seed}",
+            stage="router_input",
+            num_tokens=num_tokens,
+            routers=tuple(self._hidden),
+            domains=(),
+            has_documents=False,
+            has_chosen=False,
+            is_synthetic=True,
+        )
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self._facts
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        check_range(self._facts, start, stop)
+        return unknown_columns(stop - start)
+
+    def read_values(
+        self, router: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens width"]:
+        if router not in self._hidden:
+            error = unknown_name("router in the prior", router, self._hidden)
+            raise RecordingError(error.message, error.hint)
+        check_range(self._facts, start, stop)
+        out = np.empty((stop - start, self._hidden[router]), np.float32)
+        for block in range(start // BLOCK, -(-stop // BLOCK)):
+            first, last = max(start, block * BLOCK), min(stop, (block + 1) * BLOCK)
+            rows = self._block(router, block)
+            out[first - start : last - start] = rows[first - block * BLOCK : last - block * BLOCK]
+        return out
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        raise RecordingError(
+            f"{self._facts.name}: top logits of {router}, tokens [{start}, {stop}), were asked "
+            "for; a prior has router inputs only."
+        )
+
+    def read_chosen(self, router: str, start: int, stop: int) -> None:
+        """None: nobody chose."""
+        del router, start, stop
+
+    def read_output(self, router: str, kind: str, start: int, stop: int) -> None:
+        """None: no expert ran."""
+        del router, start, stop
+        check_output_kind(kind)
+
+    def _block(self, router: str, block: int) -> Float32[np.ndarray, "block hidden"]:
+        hidden, gain = self._hidden[router], self._gains[router]
+        # The block is the second word of the counter: 2^64 draws lie between two blocks.
+        stream = np.random.Philox(key=self._keys[router], counter=[0, block, 0, 0])
+        rows = np.random.Generator(stream).standard_normal((BLOCK, hidden), dtype=np.float32)
+        squares = np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True)
+        rows *= np.sqrt(hidden / squares).astype(np.float32)
+        return rows if gain is None else rows * gain.astype(np.float32)
+
+
+def _philox_key(seed: int, router: str) -> np.ndarray:
+    """128 bits from seed and router name, the same on every machine and Python."""
+    digest = hashlib.sha256(f"{seed}:{router}".encode()).digest()
+    return np.frombuffer(digest[:16], "<u8").astype(np.uint64)
