@@ -17,8 +17,8 @@ from moegeom.core.errors import UsageError
 from moegeom.studies.cells.ball import ball_cells as balls
 from moegeom.studies.cells.ball import box as boxes
 from moegeom.studies.cells.ball.cell_distance import nearest_vertices
-from moegeom.studies.cells.ball.nearest import arrangement_of
 from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
+from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.exact.exact_nearest import exact_nearest
 from moegeom.studies.cells.exact.rank import common_tie
@@ -100,7 +100,7 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
     generator = np.random.default_rng(d)
     centre = generator.standard_normal(d)
     found = balls.ball_cells(weight, bias, k, centre, 1.5, PLENTY)
-    exact, point = arrangement_of(weight, bias), in_fractions(centre)
+    exact, point = Arrangement.of(weight, bias), in_fractions(centre)
 
     def check(expert_set, exchanged, lower, upper):
         squared = exact_nearest(exact, frozenset(expert_set), point, exchanged).squared
@@ -161,7 +161,7 @@ def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, 
     except ValueError as error:
         assert "degenerate" in str(error)
         return
-    exact, whole = arrangement_of(weight, bias), exact_cells(weight, bias, k)
+    exact, whole = Arrangement.of(weight, bias), exact_cells(weight, bias, k)
 
     def is_met(expert_set, exchanged=None):
         squared = exact_nearest(exact, expert_set, centre, exchanged).squared
@@ -212,7 +212,7 @@ def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
     assert dict(zip(rows, result.hops.tolist(), strict=True)) == steps
     near = {pair for pair in facets if min(steps.get(cell, 99) for cell in pair) < hops}
     assert named(result)[1] == near
-    exact, centre = arrangement_of(weight, bias), in_fractions(point)
+    exact, centre = Arrangement.of(weight, bias), in_fractions(point)
     for n in range(0, len(rows), 7):
         squared = exact_nearest(exact, frozenset(rows[n]), centre).squared
         assert holds(result.distance_lower[n], squared, result.distance_upper[n])
@@ -342,7 +342,7 @@ def test_a_ball_that_holds_the_tip_anywhere_has_the_cells_of_the_whole_slice(k):
     assert named(whole) == expected
     assert_array_equal(choices(whole.witness, weight, bias, k), whole.expert_set)
     centre = [Fraction(0)] * 3
-    exact = arrangement_of(weight, bias)
+    exact = Arrangement.of(weight, bias)
     squares = {c: exact_nearest(exact, frozenset(c), centre).squared for c in expected[0]}
     for radius in (np.nextafter(0.75, 1.0), 2.0, 1e6):
         found = found_in(weight, bias, k, radius, is_near=radius > 1.0)
@@ -456,7 +456,7 @@ class Diagram:
         """The square of the distance of a facet, and the experts on the level at its foot."""
         cell = frozenset(self.found.expert_set[self.found.facets[facet, 0]].tolist())
         pair = int(self.swapped[0][facet]), int(self.swapped[1][facet])
-        instance = arrangement_of(self.weight, self.bias)
+        instance = Arrangement.of(self.weight, self.bias)
         nearest = exact_nearest(instance, cell, in_fractions(self.centre), pair)
         logits = helpers.exact_logits(self.weight, self.bias, nearest.point)
         return nearest.squared, logits.count(logits[pair[0]])

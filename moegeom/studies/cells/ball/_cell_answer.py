@@ -1,4 +1,18 @@
-"""What is known of a cell or facet: a dual active-set search in float64, and what it proves."""
+r"""What is known of a cell or facet: a dual active-set search in float64, and what it proves.
+
+.. math:: \min |y|^2 \quad\text{s.t.}\quad a_m y + g_m \ge 0, \qquad a_{ij} = w_i - w_j, \;
+   g_{ij} = z_i(c) - z_j(c)
+
+for i in S and j not in S, with equality for the pair that a facet exchanges. Any multipliers
+:math:`\lambda \ge 0` (of either sign for the equation) prove, by weak duality,
+
+.. math:: |y| \ge -\lambda g \,/\, |\textstyle\sum_m \lambda_m a_m|
+
+for every y that satisfies the constraints, and any point that satisfies them proves the other side.
+Rounding is bounded as in a dot product of n terms, :math:`\gamma_n = n u`, each n twice what it
+needs to be. Source: Goldfarb and Idnani 1983; docs/theory.md G2. Oracles in the tests: the same in
+exact arithmetic, and the least distance program of Lawson and Hanson by NNLS.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +54,18 @@ class Ball(NamedTuple):
     weight: Float64[np.ndarray, "experts dims"]
     shift: Float64[np.ndarray, "experts"]
     limits: Limits
+
+
+def shifted(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    centre: Float64[np.ndarray, "dims"],
+) -> tuple[Float64[np.ndarray, "experts"], Float64[np.ndarray, "experts"]]:
+    """Logits at the centre, and bounds of their rounding; none where the centre is 0."""
+    terms = weight * centre
+    reach = np.abs(bias) + np.abs(terms).sum(axis=1)
+    gamma = 2.0 * (weight.shape[1] + 2) * _UNIT if terms.any() else 0.0
+    return bias + terms.sum(axis=1), gamma * reach
 
 
 def ball_around(

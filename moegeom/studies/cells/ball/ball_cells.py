@@ -17,14 +17,13 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
-from moegeom.studies.cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around
+from moegeom.studies.cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around, shifted
 from moegeom.studies.cells.ball.cell_distance import (
     BallFacets,
     cell_distance,
     facet_distance_loop,
     nearest_vertices,
 )
-from moegeom.studies.cells.ball.nearest import arrangement_of, shifted
 from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
 from moegeom.studies.cells.exact.rank import common_tie
@@ -103,7 +102,7 @@ class BallProblem:
     @cached_property
     def exact(self) -> Arrangement:
         """The experts that are kept, as fractions."""
-        return arrangement_of(*self.own)
+        return Arrangement.of(*self.own)
 
     def start(self) -> Bool[np.ndarray, "kept"]:
         """The cell of the centre; where experts tie there, that of a point close by in the ball."""

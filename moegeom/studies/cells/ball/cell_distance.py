@@ -1,8 +1,7 @@
-r"""Distances from a centre to cells and facets, with proved bounds: the quadratic program,
-compiled.
+"""Distances from a centre to cells and facets, with proved bounds: the quadratic program, compiled.
 
-The reference is :func:`moegeom.studies.cells.ball.nearest.nearest`, which has the formulas; here
-the search ends as soon as the radius is passed, and an answer that float64 cannot prove stays OPEN.
+A search ends as soon as the radius is passed, and an answer that float64 cannot prove stays OPEN:
+:func:`moegeom.studies.cells.exact.exact_nearest.exact_nearest` settles it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from moegeom.studies.cells.ball._cell_answer import (
     answer,
     excluded,
     ordered,
+    shifted,
     work_for,
 )
-from moegeom.studies.cells.ball.nearest import shifted
 from moegeom.studies.cells.walk._level_diagram import facets_at
 from moegeom.studies.cells.walk.enumeration import SimpleVertices
 from moegeom.studies.cells.walk.level_walk import Weighed, weighed

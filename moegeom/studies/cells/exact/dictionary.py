@@ -22,6 +22,9 @@ from functools import cached_property
 from math import lcm
 from operator import mul
 
+import numpy as np
+from jaxtyping import Float64
+
 Rows = Sequence[Sequence[Fraction]]
 
 
@@ -44,6 +47,14 @@ class Arrangement:
 
     weight: Rows
     bias: Sequence[Fraction]
+
+    @staticmethod
+    def of(
+        weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"]
+    ) -> Arrangement:
+        """The same numbers as fractions."""
+        rows = [[Fraction(value) for value in row] for row in weight.tolist()]
+        return Arrangement(rows, [Fraction(value) for value in bias.tolist()])
 
     @property
     def num_experts(self) -> int:

@@ -10,9 +10,9 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Bool, Float64, Int16
 
-from moegeom.studies.cells.ball.nearest import arrangement_of
 from moegeom.studies.cells.exact.certificate import cell_certificate
 from moegeom.studies.cells.exact.certificate_check import CellPoint, NoCell, check_certificate
+from moegeom.studies.cells.exact.dictionary import Arrangement
 from moegeom.studies.cells.exact.exact_nearest import exact_nearest
 from moegeom.studies.cells.exact.problem import ExactProblem, Point, exact_logit, solve_strictly
 
@@ -189,7 +189,7 @@ class _Cell:
             yield self._shortened(inside)
             return
         centre = [Fraction(0)] * len(inside)
-        arrangement = arrangement_of(self._weight, self._bias)
+        arrangement = Arrangement.of(self._weight, self._bias)
         nearest = exact_nearest(arrangement, frozenset(self.expert_set), centre).point
         if nearest is None:
             return
