@@ -24,7 +24,7 @@ from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.certificate_check import CellPoint
 from moegeom.studies.cells.exact.witness import check_witness
 from moegeom.studies.cells.graph.facet_graph import Swaps, swaps
-from moegeom.studies.cells.pictures import (
+from moegeom.studies.cells.pictures.records import (
     CircleCells,
     PlaneCells,
     RasterCells,
@@ -32,9 +32,8 @@ from moegeom.studies.cells.pictures import (
     SlicePicture,
     SpaceCells,
     TokenMarks,
-    figure_csv,
-    write_picture,
 )
+from moegeom.studies.cells.pictures.write import figure_csv, write_picture
 from moegeom.studies.cells.plane.polygons import polygons
 from moegeom.studies.cells.plane.raster_frame import PixelState
 from moegeom.studies.cells.study.found import MOST_MEASURED, FoundCells, Scaled
@@ -320,16 +319,7 @@ def draw(looked: Looked, model: str, request: CellsRequest) -> tuple[str, ...]:
     """
     assert request.plot is not None
     picture = _picture(looked, model, request)
-    write_picture(
-        picture,
-        request.plot,
-        view=request.view,
-        expert=request.expert,
-        band=request.band,
-        with_caption=request.caption,
-        width=request.width,
-        dpi=request.dpi,
-    )
+    write_picture(picture, request.plot, request.picture)
     names = [request.plot.name]
     for name, text in figure_csv(picture).items():
         path = request.plot.with_name(f"{request.plot.stem}.{name}.csv")

@@ -11,7 +11,8 @@ from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import TokensRequest
-from moegeom.studies.cells.pictures import check_picture
+from moegeom.studies.cells.pictures.records import PictureOptions
+from moegeom.studies.cells.pictures.write import check_picture
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 
@@ -65,6 +66,11 @@ class CellsRequest(TokensRequest):
     caption: bool = False
     width: float = 89.0
     dpi: int = 300
+
+    @property
+    def picture(self) -> PictureOptions:
+        """What was asked of the picture. Raises UsageError for a value out of range."""
+        return PictureOptions(self.view, self.expert, self.band, self.width, self.caption, self.dpi)
 
 
 def check_request(request: CellsRequest) -> None:
@@ -165,7 +171,7 @@ def _check_plot(request: CellsRequest) -> None:
             f"--plot draws the whole slice, not what {name} leaves of it.",
             "frame=R, from Python, is half the side of what is drawn.",
         )
-    check_picture(request.plot, view=request.view, band=request.band, width=request.width)
+    check_picture(request.plot, request.picture)
     if not request.plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {request.plot}: the folder does not exist.")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from moegeom.studies.cells.pictures._picture import Frame, PlaneCells
+from moegeom.studies.cells.pictures.records import Frame, PlaneCells
 
 #: Share of the frame by which a convex region may miss its hull: rounding of the corners.
 _ROUNDING = 1e-9

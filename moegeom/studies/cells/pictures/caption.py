@@ -1,13 +1,13 @@
-"""The sentence or two below a picture, in what the font of the page can draw."""
+"""The title of a picture and the sentence or two below it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from moegeom.core.text import number_of, percent
+from moegeom.document.paper import cut
 from moegeom.document.untrusted import printable
-from moegeom.studies.cells.pictures._picture import (
+from moegeom.studies.cells.pictures.records import (
     OPEN,
     CircleCells,
     PlaneCells,
@@ -16,52 +16,6 @@ from moegeom.studies.cells.pictures._picture import (
     SlicePicture,
     SpaceCells,
 )
-
-
-def _font() -> Any:
-    from matplotlib.font_manager import findfont, get_font
-
-    return get_font(findfont("DejaVu Sans"))
-
-
-def drawable(text: str) -> str:
-    r"""The same text; characters that the font lacks or that no line can hold as ``\u4e2d``."""
-    font = _font()
-    return "".join(c if font.get_char_index(ord(c)) else _escaped(c) for c in printable(text))
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def text_width(text: str, size: float) -> float:
-    """Points of a drawable text."""
-    font = _font()
-    font.set_size(size, 72)
-    font.set_text(text, 0.0)
-    return font.get_width_height()[0] / 64
-
-
-def shortened(text: str, width: float, size: float) -> str:
-    """The text, or its beginning and end with an ellipsis between, in at most ``width`` points."""
-    if text_width(text, size) <= width:
-        return text
-    fits, too_long = 1, len(text)
-    while too_long - fits > 1:
-        kept = (fits + too_long) // 2
-        if text_width(cut(text, kept), size) <= width:
-            fits = kept
-        else:
-            too_long = kept
-    return cut(text, fits)
-
-
-def cut(text: str, kept: int) -> str:
-    """The text, or so many of its characters, two thirds from its beginning, and an ellipsis."""
-    if len(text) <= kept:
-        return text
-    tail = kept // 3
-    return text[: kept - tail].rstrip() + "\u2026" + text[len(text) - tail :].lstrip()
 
 
 def caption_text(picture: SlicePicture) -> str:
@@ -84,9 +38,9 @@ def caption_text(picture: SlicePicture) -> str:
 
 def _bounded(caption: SliceCaption) -> SliceCaption:
     """The caption with its texts on one line each and not too long: others named what is there."""
-    kept = {"model": 160, "router": 160, "subspace": 160, "remark": 600, "version": 40}
-    shown = printable(caption)
-    return dataclasses.replace(shown, **{n: cut(getattr(shown, n), k) for n, k in kept.items()})
+    most = {"model": 160, "router": 160, "subspace": 160, "remark": 600, "version": 40}
+    text = printable(caption)
+    return dataclasses.replace(text, **{n: cut(getattr(text, n), m) for n, m in most.items()})
 
 
 def title_text(picture: SlicePicture) -> str:

@@ -1,24 +1,23 @@
-"""Colours of cells, by their expert sets, and which of these a picture names."""
+"""Colours of cells, by their expert sets, which of these a picture names, and its page."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
-from moegeom.studies.cells.pictures._caption import percent_text
-from moegeom.studies.cells.pictures._picture import (
-    CircleCells,
+from moegeom.document.chart import INK, Axis, Discs, Key, Label, Page, Picture, Shape
+from moegeom.studies.cells.pictures.caption import caption_text, percent_text, title_text
+from moegeom.studies.cells.pictures.records import (
     ExpertSet,
-    PlaneCells,
-    RasterCells,
+    Frame,
+    PictureOptions,
     SlicePicture,
-    SpaceCells,
+    TokenMarks,
     expert_set_text,
 )
 
@@ -43,10 +42,8 @@ PALETTE = (
 #: Steps that visit all colours: without a factor in common with their number.
 _STEPS = (1, 3, 5, 9, 11, 13)
 
-INK = "#1a1a1a"
-FAINT = "#8c8c8c"
+#: Where a cell is not of interest.
 PALE = "#eeeeee"
-ACCENT = "#d55e00"
 
 
 def preferred(expert_set: ExpertSet) -> list[int]:
@@ -87,22 +84,11 @@ LETTERS = "ABCDEFGHIJKL"
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    """One line: a box in a colour with a letter, or a mark of a token, or nothing."""
-
-    text: str
-    colour: str = ""
-    letter: str = ""
-    mark: str = ""
-    hatch: str = ""
-
-
-@dataclass(frozen=True)
 class Legend:
     """``letters`` by cell; ``head`` names the experts that all named expert sets have."""
 
     head: str
-    entries: tuple[LegendEntry, ...]
+    keys: tuple[Key, ...]
     letters: dict[int, str]
 
 
@@ -110,27 +96,24 @@ def legend_of(
     expert_sets: Sequence[ExpertSet],
     sizes: Float64[np.ndarray, "cells"],
     colours: Int64[np.ndarray, "cells"],
+    *more: Key,
     what: str = "cells",
 ) -> Legend:
-    """The largest expert sets with letters, the rest as a count and a share."""
+    """The largest expert sets with letters, the rest as a count and a share, then ``more`` keys."""
     seen = np.flatnonzero(sizes > 0)
     order = seen[np.argsort(-sizes[seen], kind="stable")]
     named, rest = order[: len(LETTERS)].tolist(), order[len(LETTERS) :]
     shared = shared_experts([expert_sets[cell] for cell in named])
-    entries = []
+    keys = []
     for letter, cell in zip(LETTERS, named, strict=False):
         own = tuple(expert for expert in expert_sets[cell] if expert not in shared)
         text = expert_set_text(own) or "no other"
-        entries.append(LegendEntry(text, PALETTE[int(colours[cell])], letter))
+        keys.append(Key(text, PALETTE[int(colours[cell])], letter))
     if len(rest):
         share = percent_text(float(sizes[rest].sum() / sizes.sum()))
-        entries.append(LegendEntry(f"{len(rest):,} more {what}, {share}"))
+        keys.append(Key(f"{len(rest):,} more {what}, {share}"))
     head = f"{expert_set_text(tuple(sorted(shared)))} and:" if shared else ""
-    return Legend(
-        head,
-        tuple(entries),
-        dict(zip(named, LETTERS, strict=False)),
-    )
+    return Legend(head, (*keys, *more), dict(zip(named, LETTERS, strict=False)))
 
 
 def shared_experts(expert_sets: Sequence[ExpertSet]) -> frozenset[int]:
@@ -140,32 +123,65 @@ def shared_experts(expert_sets: Sequence[ExpertSet]) -> frozenset[int]:
     return functools.reduce(frozenset.__and__, map(frozenset, expert_sets))
 
 
-def with_entries(legend: Legend, *more: LegendEntry) -> Legend:
-    """The legend with lines at its end."""
-    return dataclasses.replace(legend, entries=(*legend.entries, *more))
+def letter_labels(
+    letters: Mapping[int, str], places: Mapping[int, tuple[float, ...]]
+) -> Iterator[Label]:
+    """The letter of each cell that has a place for it."""
+    for cell, place in places.items():
+        yield Label(letters[cell], place, is_bold=True)
 
 
-def token_entries(picture: SlicePicture) -> tuple[LegendEntry, ...]:
-    """What filled and hollow marks are and how many are drawn."""
-    match picture:
-        case SpaceCells():
-            return ()
-        case CircleCells():
-            if picture.token_angle is None or picture.is_own is None:
-                return ()
-            return _counts(picture.is_own)
-        case PlaneCells() | RasterCells():
-            if picture.tokens is None:
-                return ()
-            tokens, (x0, x1, y0, y1) = picture.tokens, picture.frame
-            x, y = tokens.place.T
-            is_drawn = (x >= x0) & (x <= x1) & (y >= y0) & (y <= y1)
-            return _counts(tokens.is_own[is_drawn])
+def token_discs(tokens: TokenMarks | None) -> Iterator[Discs]:
+    """Discs that are filled only where the token's own expert set is that of the place."""
+    if tokens is None:
+        return
+    number = len(tokens.place)
+    area = float(np.clip(200 / max(number, 1), 1.2, 9.0))
+    pale = 0.7 if number > 300 else 1.0
+    for name, is_drawn, colour, size, rim, opacity in (
+        ("tokens-elsewhere", ~tokens.is_own, "none", area, 0.35, pale),
+        ("tokens-own", tokens.is_own, INK, max(2 * area, 5.0), 0.5, 1.0),
+    ):
+        yield Discs(name, tokens.place[is_drawn], size, colour, rim, opacity)
 
 
-def _counts(is_own: Bool[np.ndarray, "tokens"]) -> tuple[LegendEntry, ...]:
+def token_keys(tokens: TokenMarks | None, frame: Frame) -> tuple[Key, ...]:
+    """What filled and hollow discs are, and how many of them the frame holds."""
+    if tokens is None:
+        return ()
+    x0, x1, y0, y1 = frame
+    x, y = tokens.place.T
+    is_own = tokens.is_own[(x >= x0) & (x <= x1) & (y >= y0) & (y <= y1)]
     own = int(is_own.sum())
     return (
-        LegendEntry(f"token in its own cell ({own:,})", mark="own"),
-        LegendEntry(f"token of another cell ({len(is_own) - own:,})", mark="else"),
+        Key(f"token in its own cell ({own:,})", disc=INK),
+        Key(f"token of another cell ({len(is_own) - own:,})", disc="none"),
     )
+
+
+# -------------------------------------------------------------------------------------------- pages
+def frame_page(frame: Frame, options: PictureOptions) -> Page:
+    """A page for the frame: as high as it is wide where the frame is, unless that is extreme."""
+    ratio = np.clip((frame[3] - frame[2]) / (frame[1] - frame[0]), 0.35, 1.6)
+    return Page(options.width, float(ratio))
+
+
+def frame_axes(frame: Frame) -> tuple[Axis, Axis]:
+    """The coordinates of the plane."""
+    x0, x1, y0, y1 = frame
+    return Axis("first coordinate", low=x0, high=x1), Axis("second coordinate", low=y0, high=y1)
+
+
+def picture_of(
+    cells: SlicePicture,
+    options: PictureOptions,
+    page: Page,
+    axes: Sequence[Axis],
+    shapes: Sequence[Shape],
+    legend: Legend,
+    subtitle: str = "",
+) -> Picture:
+    """The shapes on their page, with the title and the caption of the slice."""
+    caption = caption_text(cells) if options.with_caption else ""
+    title, keys = title_text(cells), legend.keys
+    return Picture(page, title, subtitle, caption, axes, shapes, keys, legend.head, options.dpi)
