@@ -23,8 +23,8 @@ from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.exact.exact_nearest import exact_nearest
 from moegeom.studies.cells.exact.rank import common_tie
 from moegeom.studies.cells.graph.facet_graph import swaps
-from moegeom.studies.cells.study.found import FoundCells, find_cells, with_witnesses
 from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.search import FoundCells, find_cells, with_witnesses
 from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
 from tests.by_day import by_day
 from tests.oracle import helpers

@@ -21,7 +21,7 @@ from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets, sw
 from moegeom.studies.cells.plane import raster as pixels
 from moegeom.studies.cells.plane.circle import circle_arcs
 from moegeom.studies.cells.plane.polygons import polygons
-from moegeom.studies.cells.plane.raster import plane_raster, raster
+from moegeom.studies.cells.plane.raster import plane_raster
 from moegeom.studies.cells.plane.raster_enclosure import Rectangles
 from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
 from moegeom.studies.cells.plane.score_ranges import score_ranges
@@ -63,7 +63,8 @@ class Case:
         return [getattr(self, name) for name in fields]
 
     def raster(self, size=(14, 11), frame=FRAME, **options):
-        return raster(*self.plane(), frame, size, self.projection, **options)
+        router = plane_router(*self.plane(), self.projection)
+        return plane_raster(router, Frame(*frame, *size), **options)
 
     def choice(self, points):
         """By the reference, from inputs of the full space."""

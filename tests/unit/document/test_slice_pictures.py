@@ -17,10 +17,15 @@ import pytest
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.pictures.caption import caption_text
-from moegeom.studies.cells.pictures.facet_names import facet_names
-from moegeom.studies.cells.pictures.legend import cell_colours
-from moegeom.studies.cells.pictures.polygons import area, areas, eroded, hull, region_of
+from moegeom.studies.cells.pictures.page import caption_text, cell_colours
+from moegeom.studies.cells.pictures.plane import (
+    area,
+    areas,
+    eroded,
+    facet_names,
+    hull,
+    region_of,
+)
 from moegeom.studies.cells.pictures.records import (
     CircleCells,
     PictureOptions,

@@ -14,8 +14,8 @@ from moegeom.geometry.capacity.cell_bounds import expected_diagram
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.studies.cells.document import document
 from moegeom.studies.cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
-from moegeom.studies.cells.study.found import enough_vertices
 from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.search import enough_vertices
 from moegeom.studies.cells.study.study import cells
 from tests.unit.studies.samples import unwrapped, worded
 

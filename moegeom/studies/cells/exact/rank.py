@@ -60,10 +60,7 @@ def common_tie(
     if _echelon(rows) != [*range(dims)]:
         return None
     on = [0, *(1 + row for row in _echelon(rows[:, :dims].T))]
-    arrangement = Arrangement(
-        [[Fraction(value) for value in row] for row in weight.tolist()],
-        [Fraction(value) for value in bias.tolist()],
-    )
+    arrangement = Arrangement.of(weight, bias)
     vertex = dictionary(arrangement, on)
     assert vertex is not None, "rows that are independent modulo a prime are independent"
     if len(vertex.tied) < experts:
@@ -112,32 +109,13 @@ def independent_columns(weight: Sequence[Sequence[Fraction]]) -> list[int]:
     ]
     if not rows:
         return []
-    columns = _columns(
-        [[value.numerator * pow(value.denominator, -1, _PRIME) for value in row] for row in rows]
-    )
+    residues = [
+        [value.numerator * pow(value.denominator, -1, _PRIME) % _PRIME for value in row]
+        for row in rows
+    ]
+    columns = _echelon(np.array(residues, np.int64))
     most = min(len(rows), len(rows[0]))
     return columns if len(columns) == most else _exact_columns(rows)
-
-
-def _columns(rows: list[list[int]]) -> list[int]:
-    """Pivot columns of the row echelon form modulo the prime."""
-    found, rank = [], 0
-    for column in range(len(rows[0])):
-        pivot = next((r for r in range(rank, len(rows)) if rows[r][column] % _PRIME), None)
-        if pivot is None:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        inverse = pow(rows[rank][column], -1, _PRIME)
-        own = [value * inverse % _PRIME for value in rows[rank]]
-        for r in range(rank + 1, len(rows)):
-            factor = rows[r][column] % _PRIME
-            if factor:
-                rows[r] = [(v - factor * o) % _PRIME for v, o in zip(rows[r], own, strict=True)]
-        found.append(column)
-        rank += 1
-        if rank == len(rows):
-            break
-    return found
 
 
 def rank(rows: list[list[Fraction]]) -> int:

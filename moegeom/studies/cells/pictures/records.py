@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, UInt8
+from jaxtyping import Bool, Float64, Int32, Int64, Integer, UInt8
 
 from moegeom.core.errors import UsageError
 
@@ -67,9 +67,6 @@ ExpertSet = tuple[int, ...]
 #: x0, x1, y0, y1 of the part of the plane that is drawn.
 Frame = tuple[float, float, float, float]
 
-#: States of a pixel.
-CONSTANT, CROSSED, OPEN = range(3)
-
 
 @dataclass(frozen=True, eq=False)
 class SliceCaption:
@@ -128,8 +125,8 @@ class PlaneCells:
     offset: Float64[np.ndarray, "cells"]
     facet_ends: Float64[np.ndarray, "facets 2 2"]
     facet_cells: Int64[np.ndarray, "facets 2"]
-    facet_out: Int64[np.ndarray, "facets"]
-    facet_into: Int64[np.ndarray, "facets"]
+    facet_out: Integer[np.ndarray, "facets"]
+    facet_into: Integer[np.ndarray, "facets"]
     tokens: TokenMarks | None = None
 
 
@@ -137,8 +134,8 @@ class PlaneCells:
 class RasterCells:
     """Cells of any router in a plane, by pixels; row 0 is the lowest, at y0.
 
-    ``label`` is the place in ``expert_sets``, below 0 where none is known. ``state`` is 0 where one
-    expert set is proved for the whole pixel, 1 where a facet crosses it, 2 where nothing is proved.
+    ``label`` is the place in ``expert_sets``, below 0 where none is known; ``state`` that of
+    :class:`~moegeom.studies.cells.plane.raster_frame.PixelState`.
     """
 
     caption: SliceCaption
@@ -160,8 +157,8 @@ class SpaceCells:
     place: Float64[np.ndarray, "cells 3"]
     expert_sets: tuple[ExpertSet, ...]
     facets: Int64[np.ndarray, "facets 2"]
-    out: Int64[np.ndarray, "facets"]
-    into: Int64[np.ndarray, "facets"]
+    out: Integer[np.ndarray, "facets"]
+    into: Integer[np.ndarray, "facets"]
     tokens_inside: Int64[np.ndarray, "cells"] | None = None
 
 

@@ -21,7 +21,7 @@ from moegeom.document.chart import (
     Segments,
 )
 from moegeom.document.colours import parsed
-from moegeom.studies.cells.pictures.legend import (
+from moegeom.studies.cells.pictures.page import (
     PALETTE,
     cell_colours,
     frame_axes,
@@ -33,8 +33,6 @@ from moegeom.studies.cells.pictures.legend import (
     token_keys,
 )
 from moegeom.studies.cells.pictures.records import (
-    CROSSED,
-    OPEN,
     CircleCells,
     PictureOptions,
     RasterCells,
@@ -42,6 +40,7 @@ from moegeom.studies.cells.pictures.records import (
     TokenMarks,
     expert_set_text,
 )
+from moegeom.studies.cells.plane.raster_frame import PixelState
 
 # ------------------------------------------------------------------------------------------- circle
 #: Inner and outer radius of the ring, where tokens and names lie, and what the axes show.
@@ -132,14 +131,17 @@ _OPEN_GREY, _CROSSED_GREY = "#c8c8c8", "#3a3a3a"
 def raster_picture(cells: RasterCells, options: PictureOptions) -> Picture:
     """Pixels by expert set; those that a facet crosses are dark, undecided ones hatched."""
     colours, page = raster_colours(cells), frame_page(cells.frame, options)
-    is_open = cells.state == OPEN
+    is_open = cells.state == PixelState.OPEN
     decided = cells.label[(cells.label >= 0) & ~is_open]
     counts = np.bincount(decided, minlength=len(cells.expert_sets)).astype(np.float64)
     legend = legend_of(
         cells.expert_sets,
         counts,
         colours,
-        Key(f"crossed by a facet ({(cells.state == CROSSED).sum():,} pixels)", _CROSSED_GREY),
+        Key(
+            f"crossed by a facet ({(cells.state == PixelState.CROSSED).sum():,} pixels)",
+            _CROSSED_GREY,
+        ),
         Key(f"not decided ({is_open.sum():,} pixels)", _OPEN_GREY, hatch="////"),
         *token_keys(cells.tokens, cells.frame),
     )
@@ -167,8 +169,8 @@ def _pixels(
 ) -> UInt8[np.ndarray, "height width 3"]:
     table = np.array([parsed(shade) for shade in [*(PALETTE[c] for c in colours), _OPEN_GREY]])
     image = table[np.where(cells.label >= 0, cells.label, len(colours))]
-    image[cells.state == CROSSED] = parsed(_CROSSED_GREY)
-    image[cells.state == OPEN] = parsed(_OPEN_GREY)
+    image[cells.state == PixelState.CROSSED] = parsed(_CROSSED_GREY)
+    image[cells.state == PixelState.OPEN] = parsed(_OPEN_GREY)
     return image.astype(np.uint8)
 
 
@@ -200,7 +202,7 @@ def _raster_letters(cells: RasterCells, page: Page, letters: dict[int, str]) -> 
     height, width = cells.state.shape
     places = {}
     for label in letters:
-        is_own = np.pad((cells.label == label) & (cells.state != OPEN), 1)
+        is_own = np.pad((cells.label == label) & (cells.state != PixelState.OPEN), 1)
         depth = np.asarray(distance_transform_edt(is_own))
         row, column = np.unravel_index(int(depth.argmax()), depth.shape)
         if float(depth[row, column]) * page.drawing[0] / width >= 0.55 * SIZE:

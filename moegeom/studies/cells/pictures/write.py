@@ -12,12 +12,12 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.registry import unknown_name
 from moegeom.document import paper
 from moegeom.document.chart import Picture
-from moegeom.studies.cells.pictures.plane_views import (
+from moegeom.studies.cells.pictures.plane import (
+    areas,
     expert_picture,
     plane_picture,
     tropical_picture,
 )
-from moegeom.studies.cells.pictures.polygons import areas
 from moegeom.studies.cells.pictures.records import (
     CircleCells,
     PictureOptions,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt8
+from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 
-from moegeom.core.router import GroupMask, Projection, Rule
+from moegeom.core.router import GroupMask, Rule
 from moegeom.geometry.selection import group_scores, kept_groups
 from moegeom.studies.cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles
 from moegeom.studies.cells.plane.raster_frame import (
@@ -22,7 +22,6 @@ from moegeom.studies.cells.plane.raster_frame import (
     PlaneRouter,
     Raster,
     check_frame,
-    plane_router,
 )
 from moegeom.studies.cells.plane.score_ranges import score_ranges
 
@@ -255,35 +254,17 @@ MOST_PARTS = 1 << 20
 _FAR = np.iinfo(np.int32).max
 
 
-def raster(
-    rule: Rule,
-    weight: Float[np.ndarray, "experts hidden"],
-    logit_bias: Float[np.ndarray, "experts"] | None,
-    selection_bias: Float[np.ndarray, "experts"] | None,
-    centre: Float[np.ndarray, "hidden"],
-    basis: Float[np.ndarray, "hidden 2"],
-    frame: tuple[float, float, float, float],
-    size: tuple[int, int],
-    projection: Projection | None = None,
-    depth: int = 3,
-) -> Raster:
-    r"""Which set a router of any rule chooses at :math:`y = c + B u`, for u in a frame.
-
-    ``frame`` is (x0, x1, y0, y1) in coordinates u, ``size`` (width, height) in pixels; pixels are
-    halved up to ``depth`` times. What is proved holds for :math:`(W B) u + (W c + b)` with products
-    rounded to float64 once, both for the exact rule and for its evaluation in float64. A tie that
-    does not go away is never proved. Time grows with the length of the facets in pixels.
-
-    Raises ValueError where the numbers are not finite, the frame is empty, or its pixels are too
-    small for float64. Source: :mod:`moegeom.studies.cells.plane.raster_enclosure`. Oracle in tests:
-    the rule at random points, and exact arithmetic for affine rules.
-    """
-    router = plane_router(rule, weight, logit_bias, selection_bias, centre, basis, projection)
-    return plane_raster(router, Frame(*frame, *size), depth)
-
-
 def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
-    """What :func:`raster` gives, of a router that is given on its plane."""
+    """Which set a router of any rule chooses at each point of a frame, by pixels.
+
+    Pixels are halved up to ``depth`` times. What is proved holds for the numbers of the router on
+    the plane, both for the exact rule and for its evaluation in float64. A tie that does not go
+    away is never proved. Time grows with the length of the facets in pixels.
+
+    Raises ValueError where the frame is empty, or its pixels are too small for float64. Source:
+    :mod:`moegeom.studies.cells.plane.raster_enclosure`. Oracle in tests: the rule at random points,
+    and exact arithmetic for affine rules.
+    """
     check_frame(frame, depth)
     found = ExpertSets()
     label = np.full((frame.height, frame.width), -1, dtype=np.int32)

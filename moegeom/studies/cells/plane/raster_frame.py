@@ -118,9 +118,9 @@ class PixelState(IntEnum):
     proved. ``OPEN``: neither, down to the last subdivision.
     """
 
-    OPEN = 0
-    CONSTANT = 1
-    CROSSED = 2
+    CONSTANT = 0
+    CROSSED = 1
+    OPEN = 2
 
 
 @dataclass(frozen=True)

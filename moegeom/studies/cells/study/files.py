@@ -34,11 +34,12 @@ from moegeom.studies.cells.pictures.records import (
     TokenMarks,
 )
 from moegeom.studies.cells.pictures.write import figure_csv, write_picture
+from moegeom.studies.cells.plane.circle import Arcs
 from moegeom.studies.cells.plane.polygons import polygons
 from moegeom.studies.cells.plane.raster_frame import PixelState
-from moegeom.studies.cells.study.found import MOST_MEASURED, FoundCells, Scaled
 from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.router import Looked, equal_experts
+from moegeom.studies.cells.study.router import SlicedRouter, equal_experts
+from moegeom.studies.cells.study.search import MOST_MEASURED, Scaled, SliceCells
 from moegeom.studies.cells.study.slices import frame_of
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
@@ -72,27 +73,24 @@ class CellFiles:
         self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
         self.names: tuple[str, ...] = ()
 
-    def add(self, looked: Looked) -> int | None:
+    def add(self, sliced: SlicedRouter) -> int | None:
         """Rows of one router, and its slice as an npz file that --subspace reads.
 
         Returns how many witnesses were checked in integers; None where nobody asked for that.
         """
         num_checked = 0
-        for found in looked.found:
-            if found.is_whole:
-                self._tables["cells"].append(_cells(looked, found, self._request))
-                self._tables["facets"].append(_facets(looked, found, self._request))
-                num_checked += len(found.expert_set)
-        if looked.part is not None and looked.weight is not None:
+        for cells in sliced.cells:
+            if cells.is_whole:
+                self._tables["cells"].append(_cells(sliced, cells, self._request))
+                self._tables["facets"].append(_facets(sliced, cells, self._request))
+                num_checked += len(cells.expert_set)
+        part = sliced.requested.part
+        if part is not None and sliced.weight is not None:
+            path = self._partial / "slices" / f"{slug(sliced.router.name)}.npz"
+            weight, bias = sliced.instance
             with writing(self._out):
-                (self._partial / "slices").mkdir(exist_ok=True)
-                np.savez(
-                    self._partial / "slices" / f"{slug(looked.router.name)}.npz",
-                    centre=looked.part.centre,
-                    basis=looked.part.basis,
-                    weight=looked.weight,
-                    bias=np.zeros(len(looked.weight)) if looked.bias is None else looked.bias,
-                )
+                path.parent.mkdir(exist_ok=True)
+                np.savez(path, centre=part.centre, basis=part.basis, weight=weight, bias=bias)
         return num_checked if self._request.certify else None
 
     def finish(self) -> None:
@@ -115,112 +113,106 @@ class CellFiles:
         shutil.rmtree(self._work, ignore_errors=True)
 
 
-def _cells(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
-    count = len(found.expert_set)
+def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
+    count = len(cells.expert_set)
     columns: dict[str, Any] = {
-        "router": pa.repeat(looked.router.name, count),
+        "router": pa.repeat(sliced.router.name, count),
         "cell": np.arange(count),
-        "expert_set": _rows(found.expert_set),
-        "witness": _rows(found.witness, np.isin(np.arange(count), list(found.exact))),
-        "witness_exact": _rational(found),
-        "num_facets": np.bincount(found.facets.ravel(), minlength=count),
-        "witness_input": _inputs(looked, found.witness),
-        **_pair(found.cell_distance),
+        "expert_set": _rows(cells.expert_set),
+        "witness": _rows(cells.witness, np.isin(np.arange(count), list(cells.exact))),
+        "witness_exact": _rational(cells),
+        "num_facets": np.bincount(cells.facets.ravel(), minlength=count),
+        "witness_input": _inputs(sliced, cells.witness),
+        **_pair(cells.cell_distance),
     }
-    if found.at is not None:
-        columns["token"] = pa.repeat(found.at, count)
-    if found.hops is not None:
-        columns["hops"] = found.hops
-    if found.is_bounded is not None:
-        columns["is_bounded"] = found.is_bounded
-    if looked.placed is not None and found.at is None:
-        inside = looked.placed.cell
+    if cells.at is not None:
+        columns["token"] = pa.repeat(cells.at, count)
+    if cells.hops is not None:
+        columns["hops"] = cells.hops
+    if cells.is_bounded is not None:
+        columns["is_bounded"] = cells.is_bounded
+    if sliced.tokens is not None and cells.at is None:
+        inside = sliced.tokens.cell
         columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
-        own = inside[looked.placed.is_own & (inside >= 0)]
+        own = inside[sliced.tokens.is_own & (inside >= 0)]
         columns["num_own_tokens"] = np.bincount(own, minlength=count)
-    weight, bias = _numbers(looked)
+    weight, bias = sliced.instance
     if request.inradius:
-        columns["inradius"] = _inradii(weight, bias, found, request)
+        columns["inradius"] = _inradii(weight, bias, cells, request)
     if request.certify:
-        _check(weight, bias, found, request.tie_broken)
+        _check(weight, bias, cells, request.tie_broken)
         columns["is_checked"] = pa.repeat(True, count)
     return cell_table("cells", columns)
 
 
-def _facets(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
-    count, swapped = len(found.facets), swaps(found.expert_set, found.facets)
+def _facets(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
+    count, swapped = len(cells.facets), swaps(cells.expert_set, cells.facets)
     ends = np.cumsum(swapped.num)
     columns: dict[str, Any] = {
-        "router": pa.repeat(looked.router.name, count),
-        "cell": found.facets[:, 0],
-        "other_cell": found.facets[:, 1],
+        "router": pa.repeat(sliced.router.name, count),
+        "cell": cells.facets[:, 0],
+        "other_cell": cells.facets[:, 1],
         "experts_out": _lists(swapped.out, ends),
         "experts_in": _lists(swapped.into, ends),
-        **_pair(_distances(looked, found, swapped, request)),
+        **_pair(_distances(sliced, cells, swapped, request)),
     }
-    if found.at is not None:
-        columns["token"] = pa.repeat(found.at, count)
+    if cells.at is not None:
+        columns["token"] = pa.repeat(cells.at, count)
     return cell_table("facets", columns)
 
 
 def _inradii(
-    weight: np.ndarray, bias: np.ndarray, found: FoundCells, request: CellsRequest
+    weight: np.ndarray, bias: np.ndarray, cells: SliceCells, request: CellsRequest
 ) -> list[float | None]:
     """None where no radius could be proved."""
     scaled = Scaled.of(weight, bias, request, is_metric=True)
-    offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
-    equal = equal_experts(scaled.weight, offset, request)
-    radii = inradii(scaled.weight, offset, found.expert_set, found.facets, equal)
+    equal = equal_experts(scaled.weight, scaled.bias, request)
+    radii = inradii(scaled.weight, scaled.bias, cells.expert_set, cells.facets, equal)
     radii = np.ldexp(radii, scaled.longer)
     return [None if np.isnan(radius) else radius for radius in radii.tolist()]
 
 
 def _distances(
-    looked: Looked, found: FoundCells, swapped: Swaps, request: CellsRequest
+    sliced: SlicedRouter, cells: SliceCells, swapped: Swaps, request: CellsRequest
 ) -> np.ndarray | None:
     """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
-    if found.at is not None or found.facet_distance is not None:
-        return found.facet_distance
-    if len(found.facets) > MOST_MEASURED or (swapped.num != 1).any():
+    if cells.at is not None or cells.facet_distance is not None:
+        return cells.facet_distance
+    if len(cells.facets) > MOST_MEASURED or (swapped.num != 1).any():
         return None
-    weight, bias = _numbers(looked)
+    weight, bias = sliced.instance
     centre = np.zeros(weight.shape[1])
-    if looked.sample is not None and looked.part is not None:
-        mean = looked.sample.inputs.astype(np.float64).mean(axis=0)
-        centre = looked.part.coordinates(mean[None, :])[0]
+    if sliced.sample is not None and sliced.requested.part is not None:
+        mean = sliced.sample.inputs.astype(np.float64).mean(axis=0)
+        centre = sliced.requested.part.coordinates(mean[None, :])[0]
     scaled = Scaled.of(weight, bias, request, is_metric=True)
-    offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
-    centre = np.ldexp(centre, -scaled.exponent)
     brackets = facet_distances(
         scaled.weight,
-        offset,
-        found.expert_set,
-        found.facets,
+        scaled.bias,
+        cells.expert_set,
+        cells.facets,
         swapped.first,
-        centre,
+        np.ldexp(centre, -scaled.exponent),
         request.num_workers or num_workers(),
-        found.simple,
+        cells.simple,
     )
     return np.ldexp(brackets, scaled.longer)
 
 
-def _numbers(looked: Looked) -> tuple[np.ndarray, np.ndarray]:
-    assert looked.weight is not None
-    bias = np.zeros(len(looked.weight)) if looked.bias is None else looked.bias
-    return looked.weight, bias
-
-
-def _inputs(looked: Looked, witness: np.ndarray) -> pa.Array:
-    if looked.part is None or len(witness) * looked.router.hidden_size > _MOST_COORDINATES:
+def _inputs(sliced: SlicedRouter, witness: np.ndarray) -> pa.Array:
+    if (
+        sliced.requested.part is None
+        or len(witness) * sliced.router.hidden_size > _MOST_COORDINATES
+    ):
         return pa.nulls(len(witness))
-    rows = looked.part.inputs(witness).astype(np.float32)
+    rows = sliced.requested.part.inputs(witness).astype(np.float32)
     return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
 
 
-def _rational(found: FoundCells) -> pa.Array:
+def _rational(cells: SliceCells) -> pa.Array:
     """Certificates of the cells that have no float64 witness, as JSON."""
-    texts = np.full(len(found.expert_set), None, object)
-    for n, point in found.exact.items():
+    texts = np.full(len(cells.expert_set), None, object)
+    for n, point in cells.exact.items():
         texts[n] = json.dumps(point.as_json())
     return pa.array(texts, pa.string())
 
@@ -247,11 +239,11 @@ def _pair(bracket: np.ndarray | None) -> Mapping[str, np.ndarray]:
     return {"distance_lower": bracket[:, 0], "distance_upper": bracket[:, 1]}
 
 
-def _check(weight: np.ndarray, bias: np.ndarray, found: FoundCells, tie_broken: bool) -> None:
+def _check(weight: np.ndarray, bias: np.ndarray, cells: SliceCells, tie_broken: bool) -> None:
     """Every witness in integers. Raises InternalError for one that lies in no cell of its own."""
-    rows = zip(found.expert_set.tolist(), found.witness.tolist(), strict=True)
+    rows = zip(cells.expert_set.tolist(), cells.witness.tolist(), strict=True)
     for n, (row, point) in enumerate(rows):
-        proof = found.exact.get(n) or CellPoint(tuple(Fraction(value) for value in point))
+        proof = cells.exact.get(n) or CellPoint(tuple(Fraction(value) for value in point))
         try:
             check_witness(weight, bias, row, proof, tie_broken)
         except ValueError as error:
@@ -309,7 +301,7 @@ def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
 
 
 # ----------------------------------------------------------------------------------------- pictures
-def draw(looked: Looked, model: str, request: CellsRequest) -> tuple[str, ...]:
+def draw(sliced: SlicedRouter, model: str, request: CellsRequest) -> tuple[str, ...]:
     """Writes the picture, and one CSV file beside it for each of its tables; their names.
 
     Raises
@@ -318,7 +310,7 @@ def draw(looked: Looked, model: str, request: CellsRequest) -> tuple[str, ...]:
         When the slice has neither two nor three dimensions, or the file cannot be written.
     """
     assert request.plot is not None
-    picture = _picture(looked, model, request)
+    picture = _picture(sliced, model, request)
     write_picture(picture, request.plot, request.picture)
     names = [request.plot.name]
     for name, text in figure_csv(picture).items():
@@ -328,35 +320,37 @@ def draw(looked: Looked, model: str, request: CellsRequest) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _picture(looked: Looked, model: str, request: CellsRequest) -> SlicePicture:
-    caption = _caption(looked, model, request)
-    if looked.arcs is not None:
-        return _circle(looked, caption)
-    if looked.pixels is not None:
-        return _pixels(looked, caption)
-    found = looked.found[0] if len(looked.found) == 1 else None
-    dims = looked.record.dims
-    if found is None or not found.is_whole or dims not in (2, 3):
+def _picture(sliced: SlicedRouter, model: str, request: CellsRequest) -> SlicePicture:
+    caption = _caption(sliced, model, request)
+    if sliced.arcs is not None:
+        return _circle(sliced, sliced.arcs, caption)
+    if sliced.pixels is not None:
+        assert sliced.frame is not None
+        label, state, sets = sliced.pixels.label, sliced.pixels.state, sliced.pixels.expert_sets
+        return RasterCells(caption, sliced.frame, label, state, sets, _marks(sliced))
+    cells = sliced.cells[0] if len(sliced.cells) == 1 else None
+    dims = sliced.record.dims
+    if cells is None or not cells.is_whole or dims not in (2, 3):
         raise UsageError(
-            f"--plot: a slice of 2 or 3 dimensions is drawn; this one is {looked.asked.text} with "
-            f"{dims:,}.",
+            "--plot: a slice of 2 or 3 dimensions is drawn; this one is "
+            f"{sliced.requested.text} with {dims:,}.",
             "Add --subspace pca:2, random:2 or plane:A,B,C.",
         )
-    if not len(found.expert_set) or not np.isfinite(found.witness).all():
-        raise UsageError(f"--plot: {looked.asked.text} has no cell that could be drawn.")
+    if not len(cells.expert_set) or not np.isfinite(cells.witness).all():
+        raise UsageError(f"--plot: {sliced.requested.text} has no cell that could be drawn.")
     if dims == 3:
-        return _space(looked, found, caption)
-    return _plane(looked, found, caption, request)
+        return _space(sliced, cells, caption)
+    return _plane(sliced, cells, caption, request)
 
 
-def _caption(looked: Looked, model: str, request: CellsRequest) -> SliceCaption:
-    record, share, count = looked.record, None, None
-    if looked.placed is not None and looked.sample is not None:
-        is_own = looked.placed.is_own[_drawn_rows(looked)]
+def _caption(sliced: SlicedRouter, model: str, request: CellsRequest) -> SliceCaption:
+    record, share, count = sliced.record, None, None
+    if sliced.tokens is not None and sliced.sample is not None:
+        is_own = sliced.tokens.is_own[_drawn_rows(sliced)]
         count, share = len(is_own), float(is_own.mean())
-    is_certified = looked.arcs is None or bool(looked.arcs.is_proved.all())
-    if looked.pixels is not None:
-        is_certified = looked.pixels.count(PixelState.OPEN) == 0
+    is_certified = sliced.arcs is None or bool(sliced.arcs.is_proved.all())
+    if sliced.pixels is not None:
+        is_certified = sliced.pixels.count(PixelState.OPEN) == 0
     return SliceCaption(
         model=model,
         router=record.router,
@@ -378,114 +372,78 @@ _TIED = "Where nothing is drawn equal experts tie for the last place: that is in
 
 
 def _plane(
-    looked: Looked, found: FoundCells, caption: SliceCaption, request: CellsRequest
+    sliced: SlicedRouter, cells: SliceCells, caption: SliceCaption, request: CellsRequest
 ) -> PlaneCells:
-    assert looked.weight is not None
-    weight = looked.weight
-    bias = np.zeros(len(weight)) if looked.bias is None else looked.bias
-    points = None if looked.placed is None else looked.placed.place
-    frame = frame_of(points, looked.asked, looked.sample, request, _spread(found))
+    weight, bias = sliced.instance
+    points = None if sliced.tokens is None else sliced.tokens.place
+    frame = frame_of(points, sliced.requested, sliced.sample, request, _spread(cells))
     equal = equal_experts(weight, bias, request)
-    drawn = polygons(weight, bias, found.expert_set, found.facets, frame, equal)
-    inside = ~np.isnan(drawn.facet_ends[:, 0, 0])
-    out, into = swaps(found.expert_set, found.facets[inside]).first
-    chosen = found.expert_set.astype(np.int64)
+    outlines = polygons(weight, bias, cells.expert_set, cells.facets, frame, equal)
+    is_inside = ~np.isnan(outlines.facet_ends[:, 0, 0])
+    out, into = (experts[is_inside] for experts in cells.exchanged)
+    chosen = cells.expert_set.astype(np.int64)
     return PlaneCells(
         caption=caption,
         frame=frame,
-        expert_sets=tuple(map(tuple, found.expert_set.tolist())),
-        polygons=drawn.corners,
+        expert_sets=tuple(map(tuple, cells.expert_set.tolist())),
+        polygons=outlines.corners,
         gradient=weight[chosen].sum(axis=1),
         offset=bias[chosen].sum(axis=1),
-        facet_ends=drawn.facet_ends[inside],
-        facet_cells=found.facets[inside],
+        facet_ends=outlines.facet_ends[is_inside],
+        facet_cells=cells.facets[is_inside],
         facet_out=out,
         facet_into=into,
-        tokens=_marks(looked),
+        tokens=_marks(sliced),
     )
 
 
-def _spread(found: FoundCells) -> float:
+def _spread(cells: SliceCells) -> float:
     """Half the side of a frame that holds most of the bounded cells."""
-    if not len(found.witness):
+    if not len(cells.witness):
         return 1.0
-    return float(np.quantile(np.abs(found.witness).max(axis=1), 0.8)) or 1.0
+    return float(np.quantile(np.abs(cells.witness).max(axis=1), 0.8)) or 1.0
 
 
-def _marks(looked: Looked) -> TokenMarks | None:
+def _marks(sliced: SlicedRouter) -> TokenMarks | None:
     """All tokens; on a plane through three of them those three, which lie on it."""
-    if looked.placed is None or looked.sample is None:
+    if sliced.tokens is None or sliced.sample is None:
         return None
-    rows = _drawn_rows(looked)
-    distance = looked.sample.distance
+    rows = _drawn_rows(sliced)
+    distance = sliced.sample.distance
     return TokenMarks(
-        place=looked.placed.place[rows],
-        is_own=looked.placed.is_own[rows],
+        place=sliced.tokens.place[rows],
+        is_own=sliced.tokens.is_own[rows],
         distance=None if distance is None else distance[rows],
-        number=looked.sample.token[rows],
+        number=sliced.sample.token[rows],
     )
 
 
-def _drawn_rows(looked: Looked) -> np.ndarray:
-    assert looked.sample is not None
-    if looked.asked.at:
-        return looked.sample.rows_of(looked.asked.at, "--subspace")
-    return np.arange(len(looked.sample.token))
+def _drawn_rows(sliced: SlicedRouter) -> np.ndarray:
+    assert sliced.sample is not None
+    if sliced.requested.at:
+        return sliced.sample.rows_of(sliced.requested.at, "--subspace")
+    return np.arange(len(sliced.sample.token))
 
 
-def _space(looked: Looked, found: FoundCells, caption: SliceCaption) -> SpaceCells:
-    out, into = swaps(found.expert_set, found.facets).first
+def _space(sliced: SlicedRouter, cells: SliceCells, caption: SliceCaption) -> SpaceCells:
     inside = None
-    if looked.placed is not None:
-        cell = looked.placed.cell
-        inside = np.bincount(cell[cell >= 0], minlength=len(found.expert_set)).astype(np.int64)
-    return SpaceCells(
-        caption=caption,
-        place=found.witness,
-        expert_sets=tuple(map(tuple, found.expert_set.tolist())),
-        facets=found.facets,
-        out=out,
-        into=into,
-        tokens_inside=inside,
-    )
+    if sliced.tokens is not None:
+        cell = sliced.tokens.cell
+        inside = np.bincount(cell[cell >= 0], minlength=len(cells.expert_set)).astype(np.int64)
+    expert_sets = tuple(map(tuple, cells.expert_set.tolist()))
+    return SpaceCells(caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside)
 
 
-def _pixels(looked: Looked, caption: SliceCaption) -> RasterCells:
-    assert looked.pixels is not None
-    assert looked.frame is not None
-    # the order in which a picture counts states
-    order = (PixelState.CONSTANT, PixelState.CROSSED, PixelState.OPEN)
-    state = np.zeros(looked.pixels.state.shape, np.uint8)
-    for number, known in enumerate(order):
-        state[looked.pixels.state == known] = number
-    return RasterCells(
-        caption=caption,
-        frame=looked.frame,
-        label=looked.pixels.label,
-        state=state,
-        expert_sets=looked.pixels.expert_sets,
-        tokens=_marks(looked),
-    )
-
-
-def _circle(looked: Looked, caption: SliceCaption) -> CircleCells:
-    assert looked.arcs is not None
-    arcs, asked, sample = looked.arcs, looked.asked, looked.sample
+def _circle(sliced: SlicedRouter, arcs: Arcs, caption: SliceCaption) -> CircleCells:
+    requested, sample = sliced.requested, sliced.sample
     angle, is_own = None, None
-    if sample is not None and asked.circle is not None and asked.centre is not None:
-        rows = sample.rows_of(asked.at, "--subspace")
-        steps = (sample.inputs[rows].astype(np.float64) - asked.centre) @ np.linalg.pinv(
-            asked.circle
-        ).T
-        angle = np.mod(np.arctan2(steps[:, 1], steps[:, 0]), 2.0 * np.pi)
+    if sample is not None and requested.circle is not None and requested.centre is not None:
+        rows = sample.rows_of(requested.at, "--subspace")
+        steps = sample.inputs[rows].astype(np.float64) - requested.centre
+        cosine, sine = np.linalg.pinv(requested.circle) @ steps.T
+        angle = np.mod(np.arctan2(sine, cosine), 2.0 * np.pi)
         turned = np.where(angle < arcs.start[0], angle + 2.0 * np.pi, angle)
         arc = np.searchsorted(arcs.start, turned, side="right") - 1
         is_own = (arcs.expert_set[arc] == np.sort(sample.chosen[rows], axis=1)).all(axis=1)
-    return CircleCells(
-        caption=caption,
-        expert_sets=tuple(map(tuple, arcs.expert_set.tolist())),
-        start=arcs.start,
-        stop=arcs.stop,
-        token_angle=angle,
-        is_own=is_own,
-    )
+    expert_sets = tuple(map(tuple, arcs.expert_set.tolist()))
+    return CircleCells(caption, expert_sets, arcs.start, arcs.stop, angle, is_own)

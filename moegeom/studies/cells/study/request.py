@@ -172,8 +172,6 @@ def _check_plot(request: CellsRequest) -> None:
             "frame=R, from Python, is half the side of what is drawn.",
         )
     check_picture(request.plot, request.picture)
-    if not request.plot.absolute().parent.is_dir():
-        raise UsageError(f"--plot {request.plot}: the folder does not exist.")
 
 
 def parse_view(text: str) -> tuple[str, int | None]:

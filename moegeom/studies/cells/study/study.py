@@ -20,7 +20,7 @@ from moegeom.studies.cells.exact.certificate_check import CellPoint, Weights, ch
 from moegeom.studies.cells.record import Answer, Enumerations, RouterCells
 from moegeom.studies.cells.study.files import CellFiles, draw
 from moegeom.studies.cells.study.request import CellsRequest, check_request, matrix_router
-from moegeom.studies.cells.study.router import look_at, prediction
+from moegeom.studies.cells.study.router import prediction, sliced_router
 from moegeom.studies.cells.study.slices import (
     RequestedSlice,
     SliceTokens,
@@ -83,11 +83,11 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
                 )
                 continue
             told = None if watch is None else ToldWalk(watch, router.name)
-            looked = look_at(router, asked, sample, request, told)
-            checked = None if files is None else files.add(looked)
-            found.append(replace(looked.record, num_checked=checked))
+            sliced = sliced_router(router, asked, sample, request, told)
+            checked = None if files is None else files.add(sliced)
+            found.append(replace(sliced.record, num_checked=checked))
             if request.plot is not None:
-                drawn = draw(looked, _model(opened), request)
+                drawn = draw(sliced, _model(opened), request)
         if files is not None:
             files.finish()
     except BaseException:

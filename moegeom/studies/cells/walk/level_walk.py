@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -156,10 +155,7 @@ class _Walk:
     @property
     def _arrangement(self) -> Arrangement:
         if self._exact is None:
-            self._exact = Arrangement(
-                [[Fraction(value) for value in row] for row in self._weight.tolist()],
-                [Fraction(value) for value in self._bias.tolist()],
-            )
+            self._exact = Arrangement.of(self._weight, self._bias)
         return self._exact
 
     def _make(self, slots: int) -> None:

@@ -198,10 +198,7 @@ def settled_cells(
     no cell splits them. A tenth of a millisecond for each vertex that was settled in exact
     arithmetic, some more where no vertex of a cell is simple. Oracle in tests: ``exact_cells``.
     """
-    arrangement = Arrangement(
-        [[Fraction(value) for value in row] for row in weight.tolist()],
-        [Fraction(value) for value in bias.tolist()],
-    )
+    arrangement = Arrangement.of(weight, bias)
     rising = _rising(walked, arrangement)
     cells = cells_of(walked, rising, k)
     between = facets_of(walked, rising, k, cells.masks).in_order()
