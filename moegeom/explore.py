@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from moegeom.document.report import Report
 from moegeom.engine.parameters import asks, request_of
+from moegeom.routing_cells.study.request import CellsRequest, parse_view
 from moegeom.studies.attention.record import AttentionRequest
 from moegeom.studies.balance.record import BalanceRequest
 from moegeom.studies.capacity.request import CapacityRequest
-from moegeom.studies.cells.study.request import CellsRequest, parse_view
 from moegeom.studies.continuity.record import ContinuityRequest
 from moegeom.studies.hmoe.record import HmoeRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
@@ -28,10 +28,10 @@ from moegeom.studies.whatif.record import WhatIfRequest
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
+    from moegeom.routing_cells.record import Enumerations
     from moegeom.studies.attention.record import Attention
     from moegeom.studies.balance.record import Balance
     from moegeom.studies.capacity.record import Capacity
-    from moegeom.studies.cells.record import Enumerations
     from moegeom.studies.continuity.record import Continuity
     from moegeom.studies.hmoe.record import Mixtures
     from moegeom.studies.outputs.record import Outputs
@@ -210,8 +210,8 @@ def cells(
     >>> found.value.routers[0].cells.num_cells > 10
     True
     """
-    from moegeom.studies.cells.document import document
-    from moegeom.studies.cells.study.study import cells as listed
+    from moegeom.routing_cells.document import document
+    from moegeom.routing_cells.study.study import cells as listed
 
     view, expert = parse_view(options.pop("view", "cells"))
     options = {"expert": expert, **options, "view": view}

@@ -41,9 +41,9 @@ from moegeom.geometry.capacity.region_bounds import (
     zonotope_vertices,
 )
 from moegeom.geometry.selection import margin, top_k
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.graph.facet_graph import facet_graph, swaps, visited_graph
-from moegeom.studies.cells.walk.enumeration import enumerate_cells
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.graph.facet_graph import facet_graph, swaps, visited_graph
+from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from tests.by_day import by_day
 from tests.oracle.helpers import choices, exact_logits, router, rows_of
 

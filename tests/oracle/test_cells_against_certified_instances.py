@@ -10,13 +10,13 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
-from moegeom.studies.cells.ball.ball_cells import cells_within_hops
-from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary, inverse_of
-from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
-from moegeom.studies.cells.exact.rank import independent_columns, independent_columns_of
-from moegeom.studies.cells.walk import enumeration
-from moegeom.studies.cells.walk._level_vertex import UNORDERED
-from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.routing_cells.ball.ball_cells import cells_within_hops
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, inverse_of
+from moegeom.routing_cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
+from moegeom.routing_cells.exact.rank import independent_columns, independent_columns_of
+from moegeom.routing_cells.walk import enumeration
+from moegeom.routing_cells.walk._level_vertex import UNORDERED
+from moegeom.routing_cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from tests.by_day import IS_NIGHT, by_day
 from tests.oracle import helpers
 from tests.oracle.helpers import INSTANCES, arrays, choices, digest, named, router, rows_of

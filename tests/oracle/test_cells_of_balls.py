@@ -14,18 +14,18 @@ from hypothesis.extra.numpy import arrays as some_array
 from numpy.testing import assert_array_equal
 
 from moegeom.core.errors import UsageError
-from moegeom.studies.cells.ball import ball_cells as balls
-from moegeom.studies.cells.ball import box as boxes
-from moegeom.studies.cells.ball.cell_distance import nearest_vertices
-from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
-from moegeom.studies.cells.exact.dictionary import Arrangement
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.exact.exact_nearest import exact_nearest
-from moegeom.studies.cells.exact.rank import common_tie
-from moegeom.studies.cells.graph.facet_graph import swaps
-from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.search import FoundCells, find_cells, with_witnesses
-from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.routing_cells.ball import ball_cells as balls
+from moegeom.routing_cells.ball import box as boxes
+from moegeom.routing_cells.ball.cell_distance import nearest_vertices
+from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
+from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.exact.exact_nearest import exact_nearest
+from moegeom.routing_cells.exact.rank import common_tie
+from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.search import FoundCells, find_cells, with_witnesses
+from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from tests.by_day import by_day
 from tests.oracle import helpers
 from tests.oracle.helpers import PLENTY, ahead, choices, in_fractions, named, router, rows_of

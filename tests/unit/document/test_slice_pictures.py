@@ -16,9 +16,9 @@ import pytest
 
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.pictures.page import caption_text, cell_colours
-from moegeom.studies.cells.pictures.plane import (
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.pictures.page import caption_text, cell_colours
+from moegeom.routing_cells.pictures.plane import (
     area,
     areas,
     eroded,
@@ -26,7 +26,7 @@ from moegeom.studies.cells.pictures.plane import (
     hull,
     region_of,
 )
-from moegeom.studies.cells.pictures.records import (
+from moegeom.routing_cells.pictures.records import (
     CircleCells,
     PictureOptions,
     PlaneCells,
@@ -35,8 +35,8 @@ from moegeom.studies.cells.pictures.records import (
     SpaceCells,
     TokenMarks,
 )
-from moegeom.studies.cells.pictures.views import near_places, runs
-from moegeom.studies.cells.pictures.write import check_picture, figure_csv, write_picture
+from moegeom.routing_cells.pictures.views import near_places, runs
+from moegeom.routing_cells.pictures.write import check_picture, figure_csv, write_picture
 from tests.by_day import by_day, one_of_each
 
 FRAME = (-3.0, 3.0, -2.0, 2.0)
