@@ -264,7 +264,7 @@ _MM, _WIDE, _BESIDE = 72 / 25.4, 130.0, 0.25
 
 
 @dataclass(frozen=True)
-class Page:
+class PicturePage:
     """Points of a page for a drawing whose height is ``ratio`` times its width.
 
     ``millimetres`` is the width of the page; left, right and bottom is room around the drawing.
@@ -306,7 +306,7 @@ class Picture:
     ``head`` stands above the ``keys`` of the legend. ``dpi`` counts where pixels do.
     """
 
-    page: Page
+    page: PicturePage
     title: str
     subtitle: str
     caption: str

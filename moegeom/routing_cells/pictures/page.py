@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.chart import INK, Axis, Discs, Key, Label, Page, Picture, Shape
+from moegeom.document.chart import INK, Axis, Discs, Key, Label, Picture, PicturePage, Shape
 from moegeom.document.paper import cut
 from moegeom.document.untrusted import printable
 from moegeom.routing_cells.pictures.records import (
@@ -270,10 +270,10 @@ def token_keys(tokens: TokenMarks | None, frame: Frame) -> tuple[Key, ...]:
 
 
 # -------------------------------------------------------------------------------------------- pages
-def frame_page(frame: Frame, options: PictureOptions) -> Page:
+def frame_page(frame: Frame, options: PictureOptions) -> PicturePage:
     """A page for the frame: as high as it is wide where the frame is, unless that is extreme."""
     ratio = np.clip((frame[3] - frame[2]) / (frame[1] - frame[0]), 0.35, 1.6)
-    return Page(options.width, float(ratio))
+    return PicturePage(options.width, float(ratio))
 
 
 def frame_axes(frame: Frame) -> tuple[Axis, Axis]:
@@ -285,7 +285,7 @@ def frame_axes(frame: Frame) -> tuple[Axis, Axis]:
 def picture_of(
     cells: SlicePicture,
     options: PictureOptions,
-    page: Page,
+    page: PicturePage,
     axes: Sequence[Axis],
     shapes: Sequence[Shape],
     legend: Legend,

@@ -17,8 +17,8 @@ from moegeom.document.chart import (
     Axis,
     Key,
     Label,
-    Page,
     Picture,
+    PicturePage,
     Polygons,
     Segments,
 )
@@ -132,26 +132,26 @@ def tropical_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
     ]
     legend = legend_of(cells.expert_sets, areas(cells), colours)
     subtitle = f"sum of the {cells.caption.top_k} largest logits over its cells"
-    page = Page(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
+    page = PicturePage(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
     return picture_of(cells, options, page, axes, shapes, legend, subtitle)
 
 
 # --------------------------------------------------------------------------- names and letters
-def _line_width(cells: PlaneCells, page: Page) -> float:
+def _line_width(cells: PlaneCells, page: PicturePage) -> float:
     """Thinner lines the more facets there are, so that cells remain to be seen."""
     crowd = float(np.sqrt(max(len(cells.facet_ends), 1)) / page.drawing[0])
     return float(np.clip(0.035 / max(crowd, 1e-9), 0.08, 0.7))
 
 
 def _to_page(
-    cells: PlaneCells, page: Page
+    cells: PlaneCells, page: PicturePage
 ) -> tuple[Float64[np.ndarray, "2"], Float64[np.ndarray, "2"]]:
     """Origin and points per unit."""
     x0, x1, y0, y1 = cells.frame
     return np.array([x0, y0], np.float64), np.array(page.drawing) / np.array([x1 - x0, y1 - y0])
 
 
-def _letters(cells: PlaneCells, page: Page, letters: dict[int, str]) -> list[Label]:
+def _letters(cells: PlaneCells, page: PicturePage, letters: dict[int, str]) -> list[Label]:
     """The letter of each named cell at its centre, where there is room."""
     origin, scale = _to_page(cells, page)
     places = {}
@@ -163,7 +163,7 @@ def _letters(cells: PlaneCells, page: Page, letters: dict[int, str]) -> list[Lab
     return list(letter_labels(letters, places))
 
 
-def _names(cells: PlaneCells, page: Page, letters: list[Label]) -> list[Label]:
+def _names(cells: PlaneCells, page: PicturePage, letters: list[Label]) -> list[Label]:
     """Names of facets that cross no other facet, letter or token."""
     (origin, scale), (width, height) = _to_page(cells, page), page.drawing
     ends = (cells.facet_ends - origin) * scale

@@ -14,8 +14,8 @@ from moegeom.document.chart import (
     Discs,
     Key,
     Label,
-    Page,
     Picture,
+    PicturePage,
     Pixels,
     Polygons,
     Segments,
@@ -78,7 +78,7 @@ def circle_picture(cells: CircleCells, options: PictureOptions) -> Picture:
     middle = _on_circle((cells.start + cells.stop) / 2, (_INNER + _OUTER) / 2)
     places = {arc: tuple(middle[arc].tolist()) for arc in legend.letters if sizes[arc] > _ROOM}
     shapes += [*token_discs(tokens), *letter_labels(legend.letters, places)]
-    axis, page = Axis("", low=-_EDGE, high=_EDGE), Page(options.width, 1.0, 4.0, 4.0, 4.0)
+    axis, page = Axis("", low=-_EDGE, high=_EDGE), PicturePage(options.width, 1.0, 4.0, 4.0, 4.0)
     return picture_of(cells, options, page, (axis, axis), shapes, legend)
 
 
@@ -194,7 +194,7 @@ def _corners(
     return np.stack([np.stack(corner, 1) for corner in corners], 1)
 
 
-def _raster_letters(cells: RasterCells, page: Page, letters: dict[int, str]) -> list[Label]:
+def _raster_letters(cells: RasterCells, page: PicturePage, letters: dict[int, str]) -> list[Label]:
     """Each letter at the pixel deepest inside the expert set's pixels, where there is room."""
     from scipy.ndimage import distance_transform_edt
 
@@ -247,7 +247,7 @@ def space_picture(cells: SpaceCells, options: PictureOptions) -> Picture:
         f"{number_of(number, 'cell')}, sized by {'tokens inside' if by_tokens else 'facets'}, "
         f"{number_of(len(cells.facets), 'facet')}{far}"
     )
-    page = Page(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
+    page = PicturePage(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
     return picture_of(cells, options, page, axes, shapes, legend, subtitle)
 
 

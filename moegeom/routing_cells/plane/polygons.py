@@ -14,7 +14,7 @@ Frame = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Polygons:
+class Outlines:
     """Counter-clockwise corners of each cell in the frame; none of a cell that lies outside.
 
     ``facet_ends`` [facets, 2, 2] are the ends of each facet in the frame, nan for one that lies
@@ -32,7 +32,7 @@ def polygons(
     facets: Int64[np.ndarray, "facets 2"],
     frame: Frame,
     equal: Sequence[Int64[np.ndarray, "_"]] = (),
-) -> Polygons:
+) -> Outlines:
     """The frame (x0, x1, y0, y1) cut by the facets of each cell, and each facet cut by the others.
 
     ``facets`` are those of the whole diagram: a cell is the intersection of the half-planes of its
@@ -47,7 +47,7 @@ def polygons(
         for n, facet in enumerate(label):
             if facet >= 0 and facets[facet, 0] == cell:
                 ends[facet] = found[n], found[(n + 1) % len(found)]
-    return Polygons(tuple(corners), ends)
+    return Outlines(tuple(corners), ends)
 
 
 #: The label of a side that is no facet: of the frame, or of a region without a cell.
