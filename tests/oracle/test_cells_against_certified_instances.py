@@ -132,8 +132,7 @@ def test_a_direction_that_float64_cannot_order_changes_no_cell_and_no_facet(monk
     whole, walk = enumerate_cells(weight, bias, 3), enumeration.level_walk
 
     def unordered(*arguments):
-        walked = walk(*arguments)
-        return replace(walked, rising=(walked.rising // 2) | UNORDERED)
+        return replace(w := walk(*arguments), rising=(w.rising // 2) | UNORDERED)
 
     monkeypatch.setattr(enumeration, "level_walk", unordered)
     found = enumerate_cells(weight, bias, 3)

@@ -42,7 +42,7 @@ def caption_text(picture: SlicePicture) -> str:
         + _variance(picture)
         + ".",
         f"{_content(picture)}.",
-        _own(picture),
+        _own(caption),
         _seed(picture) + f"moegeom {caption.version}.",
     ]
     if caption.remark:
@@ -101,24 +101,10 @@ def _content(picture: SlicePicture) -> str:
     return f"{', '.join(counts)}; {proof}"
 
 
-def own_counts(picture: SlicePicture) -> tuple[int, int] | None:
-    """Tokens that lie in the cell they are drawn in, and all; None where that is unknown."""
-    caption = picture.caption
-    if caption.own_cell_share is not None and caption.num_tokens is not None:
-        return round(caption.own_cell_share * caption.num_tokens), caption.num_tokens
-    is_own = None
-    if isinstance(picture, CircleCells):
-        is_own = picture.is_own
-    elif not isinstance(picture, SpaceCells) and picture.tokens is not None:
-        is_own = picture.tokens.is_own
-    return None if is_own is None else (int(is_own.sum()), len(is_own))
-
-
-def _own(picture: SlicePicture) -> str:
-    counts = own_counts(picture)
-    if counts is None:
+def _own(caption: SliceCaption) -> str:
+    if caption.num_own is None or caption.num_tokens is None:
         return ""
-    own, tokens = counts
+    own, tokens = caption.num_own, caption.num_tokens
     share = own / tokens if tokens else 0.0
     return (
         f"{own:,} of {tokens:,} tokens ({percent_text(share)}) "

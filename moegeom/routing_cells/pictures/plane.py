@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -397,25 +396,13 @@ def _clipped(
 
 
 def hull(points: Float64[np.ndarray, "points 2"]) -> Float64[np.ndarray, "corners 2"]:
-    """Corners of the convex hull, counter-clockwise [Andrew's chain]."""
-    ordered = sorted(set(map(tuple, points.tolist())))
-    if len(ordered) < 3:
-        return np.array(ordered, np.float64).reshape(-1, 2)
-    below, above = _chain(ordered), _chain(ordered[::-1])
-    return np.array(below[:-1] + above[:-1], np.float64)
+    """Corners of the convex hull, counter-clockwise; none of points that span no area."""
+    from scipy.spatial import ConvexHull, QhullError
 
-
-def _chain(ordered: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    chain: list[tuple[float, ...]] = []
-    for point in ordered:
-        while len(chain) > 1 and _turn(chain[-2], chain[-1], point) <= 0:
-            chain.pop()
-        chain.append(point)
-    return chain
-
-
-def _turn(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> float:
-    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+    try:
+        return points[ConvexHull(points).vertices]
+    except QhullError:  # on a line, but for rounding
+        return points[:0]
 
 
 @dataclass(frozen=True, eq=False)

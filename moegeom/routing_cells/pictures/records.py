@@ -73,9 +73,9 @@ class SliceCaption:
     """Where a picture comes from, and how much of the tokens' routing it shows.
 
     ``subspace`` as in "pca:2 of 16384 tokens"; ``variance_share`` is the share of the tokens'
-    variance within it, ``own_cell_share`` the share of tokens whose own choice of experts is that
-    of the place where they are drawn. What is unknown is None. ``is_certified`` says that every
-    cell and facet is proved; ``remark`` is one sentence, or empty.
+    variance within it, ``num_own`` how many tokens choose what the slice chooses at the place where
+    they are drawn. What is unknown is None. ``is_certified`` says that every cell and facet is
+    proved; ``remark`` is one sentence, or empty.
     """
 
     model: str
@@ -84,7 +84,7 @@ class SliceCaption:
     num_experts: int
     subspace: str
     variance_share: float | None
-    own_cell_share: float | None
+    num_own: int | None
     num_tokens: int | None
     seed: int | None
     version: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -344,10 +345,9 @@ def _picture(sliced: SlicedRouter, model: str, request: CellsRequest) -> SlicePi
 
 
 def _caption(sliced: SlicedRouter, model: str, request: CellsRequest) -> SliceCaption:
-    record, share, count = sliced.record, None, None
-    if sliced.tokens is not None and sliced.sample is not None:
+    record, is_own = sliced.record, None
+    if sliced.tokens is not None:
         is_own = sliced.tokens.is_own[_drawn_rows(sliced)]
-        count, share = len(is_own), float(is_own.mean())
     is_certified = sliced.arcs is None or bool(sliced.arcs.is_proved.all())
     if sliced.pixels is not None:
         is_certified = sliced.pixels.count(PixelState.OPEN) == 0
@@ -358,8 +358,8 @@ def _caption(sliced: SlicedRouter, model: str, request: CellsRequest) -> SliceCa
         num_experts=record.num_experts,
         subspace=record.subspace,
         variance_share=record.variance_share,
-        own_cell_share=share,
-        num_tokens=count,
+        num_own=None if is_own is None else int(is_own.sum()),
+        num_tokens=None if is_own is None else len(is_own),
         seed=request.seed,
         version=__version__,
         is_certified=is_certified,
@@ -445,5 +445,6 @@ def _circle(sliced: SlicedRouter, arcs: Arcs, caption: SliceCaption) -> CircleCe
         turned = np.where(angle < arcs.start[0], angle + 2.0 * np.pi, angle)
         arc = np.searchsorted(arcs.start, turned, side="right") - 1
         is_own = (arcs.expert_set[arc] == np.sort(sample.chosen[rows], axis=1)).all(axis=1)
+        caption = replace(caption, num_own=int(is_own.sum()), num_tokens=len(is_own))
     expert_sets = tuple(map(tuple, arcs.expert_set.tolist()))
     return CircleCells(caption, expert_sets, arcs.start, arcs.stop, angle, is_own)
