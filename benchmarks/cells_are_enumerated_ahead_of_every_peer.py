@@ -47,9 +47,9 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moegeom.studies.cells.ball.ball_cells import ball_cells
-from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
-from moegeom.studies.cells.walk.level_walk import level_walk
+from moegeom.routing_cells.ball.ball_cells import ball_cells
+from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.routing_cells.walk.level_walk import level_walk
 
 #: (E, k, d)
 AGAINST_PEERS = (

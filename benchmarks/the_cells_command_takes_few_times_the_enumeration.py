@@ -22,7 +22,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import moegeom as mg
-from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
 
 #: (E, k, d), and whether the router has a bias.
 ROUTERS = (((64, 8, 3), True), ((64, 6, 4), True), ((64, 4, 6), True), ((64, 4, 6), False))

@@ -16,7 +16,7 @@ from moegeom.document.report import GateReport, Report, ScanReport
 from moegeom.engine.parameters import in_python
 from moegeom.engine.request import Terms
 from moegeom.engine.route import RoutedTokens
-from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.routing_cells.study.request import CellsRequest
 from moegeom.studies.opened import Checkpoint, Recording
 from moegeom_cli.command import COMMANDS, Commands, typed_name
 

@@ -7,7 +7,7 @@ from moegeom.studies.boundary.record import BoundaryReport
 from moegeom.studies.capacity.record import Capacity
 from moegeom.studies.continuity.record import Continuity
 from moegeom.studies.diff.record import Difference
-from moegeom.studies.cells.record import Enumerations
+from moegeom.routing_cells.record import Enumerations
 from moegeom.studies.explain.record import Explanation
 from moegeom.studies.check.record import Gate
 from moegeom.tokens.memory import HeldArrays

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from moegeom.document.report import Report
 from moegeom.engine.parameters import asks, request_of
+from moegeom.routing_cells.study.request import CellsRequest, parse_view
 from moegeom.studies.attention.record import AttentionRequest
 from moegeom.studies.capacity.request import CapacityRequest
-from moegeom.studies.cells.study.request import CellsRequest, parse_view
 from moegeom.studies.hmoe.record import HmoeRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
 from moegeom.studies.routes.record import RoutesRequest
@@ -22,9 +22,9 @@ from moegeom.studies.whatif.record import WhatIfRequest
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
+    from moegeom.routing_cells.record import Enumerations
     from moegeom.studies.attention.record import Attention
     from moegeom.studies.capacity.record import Capacity
-    from moegeom.studies.cells.record import Enumerations
     from moegeom.studies.hmoe.record import Mixtures
     from moegeom.studies.routes.record import Routes
     from moegeom.studies.whatif.record import WhatIfReport
@@ -102,8 +102,8 @@ def cells(
     >>> found.value.routers[0].cells.num_cells > 10
     True
     """
-    from moegeom.studies.cells.document import document
-    from moegeom.studies.cells.study.study import cells as listed
+    from moegeom.routing_cells.document import document
+    from moegeom.routing_cells.study.study import cells as listed
 
     view, expert = parse_view(options.pop("view", "cells"))
     options = {"expert": expert, **options, "view": view}

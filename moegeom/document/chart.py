@@ -1,7 +1,9 @@
 """What a figure shows: panels of marks over two axes, in words that need no legend of their own.
 
 A figure is data. ``document/svg.py`` draws it on a page, ``document/paper.py`` into a file for a
-paper; both give a meaning the same colour everywhere.
+paper; both give a meaning the same colour everywhere. A picture, of a plane or of space, is data
+too: shapes in colours that it chooses itself, and a legend that says what they are. Only
+``document/paper.py`` draws it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64, UInt8
 
 #: What a mark is about; each meaning has one colour, on pages and on paper: tokens, random (the
 #: random router), limit, other (what A is compared with), dim. Groups without a meaning of their
@@ -166,3 +171,147 @@ class Chart:
     alt: str
     panels: Sequence[Panel]
     columns: Sequence[tuple[str, Sequence[str | int | float | None]]]
+
+
+# ----------------------------------------------------------------------------------------- pictures
+#: Points of the sizes of type of a picture.
+SIZE, SMALL = 7.0, 6.0
+
+#: Lines and texts of a picture.
+INK = "#1a1a1a"
+
+
+@dataclass(frozen=True, eq=False)
+class Polygons:
+    """Filled polygons, each in its colour; those of fewer than three corners are left out.
+
+    ``name`` is that of their group in an SVG file. Edges are in the colour of the polygon, unless
+    ``edge`` is another one; ``width`` is theirs, in points. ``hatch`` is a pattern over the colour.
+    """
+
+    name: str
+    corners: Sequence[Float64[np.ndarray, "_ dims"]]
+    colours: Sequence[str]
+    edge: str = ""
+    width: float = 0.15
+    hatch: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Straight lines from one place to another."""
+
+    name: str
+    ends: Float64[np.ndarray, "segments 2 dims"]
+    colour: str = INK
+    width: float = 0.5
+    opacity: float = 1.0
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Discs:
+    """Discs with a rim in ink, of areas in points squared and colours for each or for all.
+
+    The colour "none" leaves all of them hollow.
+    """
+
+    name: str
+    places: Float64[np.ndarray, "discs dims"]
+    areas: Float64[np.ndarray, "discs"] | float
+    colours: Sequence[str] | str
+    rim: float = 0.35
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """Red, green and blue of pixels that fill the axes; row 0 is the lowest."""
+
+    name: str
+    colours: UInt8[np.ndarray, "height width 3"]
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text around a place, turned by degrees; ``side`` of it is at the place."""
+
+    text: str
+    place: tuple[float, ...]
+    angle: float = 0.0
+    size: float = SIZE
+    is_bold: bool = False
+    side: Literal["left", "center", "right"] = "center"
+
+
+Shape = Polygons | Segments | Discs | Pixels | Label
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of a legend: a box in a colour with a letter, or a disc, or neither."""
+
+    text: str
+    colour: str = ""
+    letter: str = ""
+    disc: str = ""
+    hatch: str = ""
+
+
+#: Points of a millimetre; from so many millimetres on the legend is beside the drawing, which
+#: leaves it this share of the page.
+_MM, _WIDE, _BESIDE = 72 / 25.4, 130.0, 0.25
+
+
+@dataclass(frozen=True)
+class PicturePage:
+    """Points of a page for a drawing whose height is ``ratio`` times its width.
+
+    ``millimetres`` is the width of the page; left, right and bottom is room around the drawing.
+    """
+
+    millimetres: float
+    ratio: float
+    left: float = 30.0
+    right: float = 9.0
+    bottom: float = 22.0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the legend stands beside the drawing, not below it."""
+        return self.millimetres >= _WIDE
+
+    @property
+    def width(self) -> float:
+        """Points of the page."""
+        return self.millimetres * _MM
+
+    @property
+    def legend(self) -> float:
+        """Points of the legend beside the drawing; 0 where it is below."""
+        return _BESIDE * self.width if self.is_wide else 0.0
+
+    @property
+    def drawing(self) -> tuple[float, float]:
+        """Width and height of the drawing."""
+        width = self.width - self.left - self.right - self.legend
+        return width, width * self.ratio
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """Shapes, the first below all others, with a title, a legend and a caption.
+
+    Three ``axes`` make a drawing in space; axes without labels are not drawn.
+    ``head`` stands above the ``keys`` of the legend. ``dpi`` counts where pixels do.
+    """
+
+    page: PicturePage
+    title: str
+    subtitle: str
+    caption: str
+    axes: Sequence[Axis]
+    shapes: Sequence[Shape]
+    keys: Sequence[Key]
+    head: str = ""
+    dpi: int = 300

@@ -1,4 +1,4 @@
-"""A figure as a file for a paper: SVG, PDF or PNG, drawn by matplotlib from the same data."""
+"""A figure or a picture as a file for a paper: SVG, PDF or PNG, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from moegeom.core.extras import refuse_absent
 from moegeom.core.files import write_whole
 from moegeom.core.text import figure_text
 from moegeom.document.chart import (
+    INK,
+    SIZE,
+    SMALL,
     Areas,
     Axis,
     Bars,
     Chart,
+    Discs,
     Guide,
     Heat,
+    Label,
     Mark,
     Numbers,
     Panel,
+    Picture,
+    Pixels,
     Points,
+    Polygons,
     Polyline,
+    Segments,
 )
 from moegeom.document.colours import GROUPS, is_dark, of_role, ramp
 from moegeom.document.svg import shades, tick_text
@@ -33,6 +42,7 @@ from moegeom.document.untrusted import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Endings of files that can be drawn.
 ENDINGS = (".svg", ".pdf", ".png")
@@ -52,19 +62,22 @@ _STYLE: Any = {
 }
 
 
-def refuse_undrawable(path: Path) -> None:
-    """Raises before any work what would stop :func:`write_figure`.
+#: What no file of an equal figure may differ by, by the ending of its name.
+_METADATA: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def refuse_undrawable(
+    path: Path, hint: str = "--html FILE draws every figure on a page, and needs no library for it."
+) -> None:
+    """Raises before any work what would stop :func:`write_figure` or :func:`write_picture`.
 
     Raises
     ------
     UsageError
         For another ending than those of ENDINGS, and without matplotlib.
     """
-    if path.suffix not in ENDINGS:
-        raise UsageError(
-            f"--plot {path}: expected a name that ends in {', '.join(ENDINGS)}.",
-            "--html FILE draws every figure on a page, and needs no library for it.",
-        )
+    if path.suffix.lower() not in ENDINGS:
+        raise UsageError(f"--plot {path}: expected a name that ends in {', '.join(ENDINGS)}.", hint)
     refuse_absent("matplotlib", "plots", "--plot")
 
 
@@ -106,10 +119,14 @@ def write_figure(figure: Chart, path: Path) -> None:
         drawn.suptitle(shown.title, fontsize=10)
         caption = f"{shown.shows} It does not show: {shown.shows_not}"
         drawn.supxlabel(textwrap.fill(caption, int(18 * width)), fontsize=7, x=0.02, ha="left")
-        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-        facts = {"format": path.suffix[1:], "metadata": metadata, "dpi": 200}
-        write_whole(path, lambda file: drawn.savefig(file, **facts))
+        _save(drawn, path, dpi=200)
         plt.close(drawn)
+
+
+def _save(figure: Figure, path: Path, dpi: int) -> None:
+    ending = path.suffix.lower()
+    facts: Any = {"format": ending[1:], "metadata": _METADATA.get(ending), "dpi": dpi}
+    write_whole(path, lambda file: figure.savefig(file, **facts))
 
 
 def _height(panel: Panel) -> float:
@@ -292,3 +309,260 @@ def _names(mark: Mark) -> Sequence[str]:
             return mark.names
         case _:
             return ()
+
+
+# ----------------------------------------------------------------------------------------- pictures
+_PICTURE_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": SIZE,
+    "axes.spines.top": True,
+    "axes.spines.right": True,
+    "axes.linewidth": 0.5,
+    "axes.labelsize": SMALL,
+    "axes.edgecolor": "#8c8c8c",
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.major.size": 2.0,
+    "ytick.major.size": 2.0,
+    "hatch.linewidth": 0.4,
+}
+
+#: Points of a line of the legend and of its box, between box and text, and of a line of a caption.
+_LINE, _BOX, _EDGE, _CAPTION = 9.0, 7.0, 3.0, 8.5
+
+#: Discs and segments beyond which they are drawn as pixels, also in SVG and PDF.
+_MOST_DISCS, _MOST_SEGMENTS = 2000, 20_000
+
+
+def write_picture(picture: Picture, path: Path) -> None:
+    """The picture with its legend and caption; equal pictures are equal bytes.
+
+    Raises
+    ------
+    UsageError
+        As :func:`refuse_undrawable`.
+    """
+    refuse_undrawable(path)
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", _STYLE | _PICTURE_STYLE]):
+        page, (across, along) = picture.page, picture.page.drawing
+        titles = [_fitted(_in_font(picture.title), page.width - 8, SIZE)]
+        titles += _wrapped(picture.subtitle, page.width - 8)
+        lines = _wrapped(picture.caption, page.width - 8)
+        texts = [_in_font(key.text) for key in picture.keys]
+        widest = _BOX + _EDGE + max((_width(text, SMALL) for text in texts), default=0.0) + 8
+        columns = 1 if page.is_wide else max(1, int((page.width - 8) // widest))
+        legend = _LINE * (-(-len(texts) // columns) + bool(picture.head))
+        top, foot = 6 + _LINE * len(titles), _CAPTION * len(lines) + (4 if lines else 0)
+        drawing = max(along + page.bottom, legend) if page.is_wide else along + page.bottom
+        height = top + drawing + (0 if page.is_wide else legend + 2) + foot
+        figure = Figure(figsize=(page.width / 72, height / 72))
+        foot_of_drawing = height - top - along
+        sheet: Any = figure.add_axes((0, 0, 1, 1), xlim=(0, page.width), ylim=(0, height))
+        sheet.set_axis_off()
+        box = (page.left / page.width, foot_of_drawing / height)
+        _draw(figure, picture, (*box, across / page.width, along / height))
+        for number, line in enumerate(titles):
+            size = SMALL if number else SIZE
+            sheet.text(4, height - 9 - number * _LINE, line, size=size, color=INK)
+        for number, line in enumerate(lines):
+            sheet.text(4, foot - 8 - number * _CAPTION, line, size=SMALL, color=INK)
+        if page.is_wide:
+            corner, right = (page.width - page.legend + 6, height - top), page.width
+        else:
+            corner, right = (4.0, foot_of_drawing - page.bottom), page.width - 4
+        _legend(sheet, picture, texts, corner, right, columns)
+        _save(figure, path, picture.dpi)
+
+
+def _draw(figure: Figure, picture: Picture, box: tuple[float, float, float, float]) -> None:
+    """The axes and what they hold, in order."""
+    from matplotlib.ticker import MaxNLocator
+
+    is_space = len(picture.axes) == 3
+    axes: Any = figure.add_axes(box, projection="3d" if is_space else None)
+    if is_space:
+        axes.computed_zorder = False
+        axes.grid(visible=False)
+        axes.view_init(elev=24, azim=-58)
+        axes.set_box_aspect((1, 1, 0.85), zoom=1.1)
+    for name, facts in zip("xyz", picture.axes, strict=False):
+        axis = getattr(axes, f"{name}axis")
+        axes.set(**{f"{name}lim": (facts.low, facts.high)})
+        axis.set_major_locator(MaxNLocator(4, prune="both") if is_space else MaxNLocator(5))
+        axis.set_label_text(facts.label)
+        axis.labelpad = -8 if is_space else 1.5
+        axis.set_tick_params(pad=-3 if is_space else 1.5)
+        if is_space:
+            axis.set_pane_color((1.0, 1.0, 1.0, 0.0))
+            axis.line.set_linewidth(0.4)
+        elif not facts.label:
+            axes.set_axis_off()
+    for order, shape in enumerate(picture.shapes):
+        _SHAPES[type(shape)](axes, shape, is_space, order + 1)
+
+
+def _legend(
+    sheet: Any,
+    picture: Picture,
+    texts: Sequence[str],
+    corner: tuple[float, float],
+    right: float,
+    columns: int,
+) -> None:
+    from matplotlib.patches import Rectangle
+
+    (left, top), down = corner, -(-len(texts) // columns)
+    step, looks = (right - left) / columns, {"size": SMALL, "color": INK}
+    if picture.head:
+        sheet.text(left, top - _BOX, _fitted(_in_font(picture.head), right - left, SMALL), **looks)
+        top -= _LINE
+    for number, (key, text) in enumerate(zip(picture.keys, texts, strict=True)):
+        x, y = left + number // down * step, top - number % down * _LINE - _BOX
+        if key.colour:
+            colours: Any = {"facecolor": key.colour, "edgecolor": INK, "hatch": key.hatch}
+            sheet.add_patch(Rectangle((x, y - 1.2), _BOX, _BOX, linewidth=0, **colours))
+        if key.letter:
+            sheet.text(x + _BOX / 2, y, key.letter, ha="center", weight="bold", **looks)
+        if key.disc:
+            rim = {"markerfacecolor": key.disc, "markeredgecolor": INK, "markeredgewidth": 0.6}
+            sheet.plot(x + _BOX / 2, y + 2.1, marker="o", markersize=3.5, **rim)
+        start = x + _BOX + _EDGE if key.colour or key.disc else x
+        sheet.text(start, y, _fitted(text, x + step - start - 2, SMALL), **looks)
+
+
+def _filled(axes: Any, shape: Polygons, is_space: bool, order: int) -> None:
+    from matplotlib.collections import PolyCollection
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    pairs = zip(shape.corners, shape.colours, strict=True)
+    pairs = [(corners, colour) for corners, colour in pairs if len(corners) > 2]
+    corners, colours = [each for each, _ in pairs], [colour for _, colour in pairs]
+    looks: Any = {
+        "facecolors": colours,
+        "edgecolors": shape.edge or colours,
+        "linewidths": shape.width,
+        "hatch": shape.hatch or None,
+        "gid": shape.name,
+        "zorder": order,
+    }
+    if is_space and corners:
+        # of unequal numbers of corners matplotlib fills the rest with whatever was in memory
+        most = max(map(len, corners))
+        even = [np.concatenate([p, np.repeat(p[-1:], most - len(p), axis=0)]) for p in corners]
+        axes.add_collection3d(Poly3DCollection(even, **looks))
+    elif not is_space:
+        axes.add_collection(PolyCollection(corners, **looks), autolim=False)
+
+
+def _segments(axes: Any, shape: Segments, is_space: bool, order: int) -> None:
+    from matplotlib.collections import LineCollection
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+    looks: Any = {
+        "colors": shape.colour,
+        "linewidths": shape.width,
+        "alpha": shape.opacity,
+        "linestyles": (0, (3, 2)) if shape.is_dashed else "solid",
+        "capstyle": "butt" if shape.is_dashed else "round",
+        "rasterized": len(shape.ends) > _MOST_SEGMENTS,
+        "gid": shape.name,
+        "zorder": order,
+    }
+    if is_space and len(shape.ends):
+        axes.add_collection3d(Line3DCollection(list(shape.ends), **looks))
+    elif not is_space:
+        axes.add_collection(LineCollection(list(shape.ends), **looks), autolim=False)
+
+
+def _discs(axes: Any, shape: Discs, is_space: bool, order: int) -> None:
+    looks: Any = {
+        "s": shape.areas,
+        "facecolors": shape.colours,
+        "edgecolors": INK,
+        "linewidths": shape.rim,
+        "alpha": shape.opacity,
+        "rasterized": len(shape.places) > _MOST_DISCS,
+        "gid": shape.name,
+        "zorder": order,
+    }
+    axes.scatter(*shape.places.T, **looks, **({"depthshade": False} if is_space else {}))
+
+
+def _pixels(axes: Any, shape: Pixels, _: bool, order: int) -> None:
+    looks: Any = {"origin": "lower", "interpolation": "nearest", "aspect": "auto"}
+    extent = (*axes.get_xlim(), *axes.get_ylim())
+    axes.imshow(shape.colours, extent=extent, gid=shape.name, zorder=order, **looks)
+
+
+def _label(axes: Any, shape: Label, is_space: bool, order: int) -> None:
+    turn: Any = {} if is_space else {"rotation": shape.angle, "rotation_mode": "anchor"}
+    axes.text(
+        *shape.place,
+        shape.text,
+        ha=shape.side,
+        va="center" if is_space else "center_baseline",
+        weight="bold" if shape.is_bold else "normal",
+        size=shape.size,
+        zorder=order,
+        **turn,
+    )
+
+
+_SHAPES: dict[type, Callable[..., None]] = {
+    Polygons: _filled,
+    Segments: _segments,
+    Discs: _discs,
+    Pixels: _pixels,
+    Label: _label,
+}
+
+
+def _font() -> Any:
+    from matplotlib.font_manager import findfont, get_font
+
+    return get_font(findfont("DejaVu Sans"))
+
+
+def _in_font(text: str) -> str:
+    r"""The same text; characters that the font lacks or that no line can hold as ``\u4e2d``."""
+    font = _font()
+    escaped = (
+        c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode("ascii")
+        for c in printable(text)
+    )
+    return "".join(escaped)
+
+
+def _width(text: str, size: float) -> float:
+    """Points of a text in the font."""
+    font = _font()
+    font.set_size(size, 72)
+    font.set_text(text, 0.0)
+    return font.get_width_height()[0] / 64
+
+
+def _fitted(text: str, width: float, size: float) -> str:
+    """The text, or its beginning and end with an ellipsis between, in at most ``width`` points."""
+    most = len(text)
+    while most > 1 and (points := _width(cut(text, most), size)) > width:
+        most = min(most - 1, int(most * width / points))
+    return cut(text, most)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or so many of its characters, two thirds from its beginning, and an ellipsis."""
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return text[: most - tail].rstrip() + "\u2026" + text[len(text) - tail :].lstrip()
+
+
+def _wrapped(text: str, width: float) -> list[str]:
+    """Lines of at most ``width`` points at the size of a caption; none of an empty text."""
+    each = _width(line := _in_font(text), SMALL) / max(len(line), 1)
+    return textwrap.wrap(line, max(20, int(0.97 * width / max(each, 1e-9))))

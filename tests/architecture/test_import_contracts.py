@@ -31,7 +31,7 @@ def house(tmp_path):
     (tmp_path / "pyproject.toml").write_text("".join(contracts[1:]), "utf-8")
     floors = """
         checkpoint checks core document engine engine/devices geometry kernels kernels/cpu
-        kernels/cuda measure metrics recorder results router studies studies/cells testing tokens trainable
+        kernels/cuda measure metrics recorder results router routing_cells studies testing tokens trainable
         variants
     """.split()
     for folder in [tmp_path / "cli/moegeom_cli", tmp_path / "moegeom"]:
@@ -62,7 +62,7 @@ PLANTED = {
     "checks/run.py": ("moegeom.document",),
     "engine/loop.py": ("cupy", "moegeom.metrics"),
     "kernels/cpu/fused.py": ("cupy",),
-    "studies/diff.py": ("moegeom.studies.cells",),
+    "studies/diff.py": ("moegeom.routing_cells",),
     "pipeline.py": ("moegeom.studies",),
 }
 

@@ -148,9 +148,9 @@ def test_only_compiled_kernels_escape_the_hook(conftest):
     """
     compiled = (
         "moegeom/kernels/cpu/",
-        "moegeom/studies/cells/walk/",
-        "moegeom/studies/cells/ball/",
-        "moegeom/studies/cells/graph/_searches.py",
+        "moegeom/routing_cells/walk/",
+        "moegeom/routing_cells/ball/",
+        "moegeom/routing_cells/graph/_searches.py",
         "moegeom/studies/faults/_bits.py",
     )
     outside = [

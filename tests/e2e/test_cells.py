@@ -14,11 +14,11 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
-from moegeom.studies.cells.exact.certificate_check import check_certificate, from_json
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.study import router as study_router
-from moegeom.studies.cells.study.request import CellsRequest, read_named
-from moegeom.studies.cells.study.study import cells as cells_of
+from moegeom.routing_cells.exact.certificate_check import check_certificate, from_json
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.study import router as study_router
+from moegeom.routing_cells.study.request import CellsRequest, read_named
+from moegeom.routing_cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples

@@ -99,7 +99,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.capacity": lambda: mg.capacity(
         experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True
     ),
-    "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
+    "routing_cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
     "studies.regions": lambda: mg.regions(
         MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
     ),

@@ -17,12 +17,12 @@ from numpy.testing import assert_allclose
 
 import moegeom as mg
 from moegeom.core.errors import UsageError
-from moegeom.studies.cells.exact.certificate import (
+from moegeom.routing_cells.exact.certificate import (
     cell_certificate,
     facet_certificate,
     solve_strictly,
 )
-from moegeom.studies.cells.exact.certificate_check import (
+from moegeom.routing_cells.exact.certificate_check import (
     MOST_DIGITS,
     CellPoint,
     FacetPoint,
@@ -31,9 +31,9 @@ from moegeom.studies.cells.exact.certificate_check import (
     check_certificate,
     from_json,
 )
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.exact.witness import check_witness, strict_witnesses
-from moegeom.studies.cells.walk.enumeration import enumerate_cells
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.exact.witness import check_witness, strict_witnesses
+from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from tests.by_day import IS_NIGHT, by_day
 from tests.oracle import helpers
 from tests.oracle.helpers import SMALL, ahead, arrays, choices, digest, router, rows_of

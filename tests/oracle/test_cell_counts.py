@@ -41,10 +41,9 @@ from moegeom.geometry.capacity.region_bounds import (
     zonotope_vertices,
 )
 from moegeom.geometry.selection import margin, top_k
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.graph.facet_graph import facet_graph, swaps, visited_graph
-from moegeom.studies.cells.walk.enumeration import collected
-from moegeom.studies.cells.walk.level_walk import level_walk
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.graph.facet_graph import facet_graph, swaps, visited_graph
+from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from tests.by_day import by_day
 from tests.oracle.helpers import choices, exact_logits, router, rows_of
 
@@ -168,9 +167,8 @@ def test_the_mean_diagram_is_that_of_random_routers(experts, k, dims, routers):
         mixture = random.standard_normal((dims, dims)) + 2 * np.eye(dims)
         weight = random.standard_normal((experts, dims)) @ mixture + 5.0
         bias = 3.0 * random.standard_normal(experts) + weight.sum(axis=1) - 2.0
-        walked = level_walk(weight, bias, k, 10**6)
-        cells = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
-        found.append([len(walked.on), len(cells.expert_set), len(cells.facets)])
+        cells = enumerate_cells(weight, bias, k)
+        found.append([cells.num_vertices, len(cells.expert_set), len(cells.facets)])
     wanted = expected_diagram(experts, k, dims, is_central=False)
     error = np.std(found, axis=0, ddof=1) / math.sqrt(routers)
     distance = np.mean(found, axis=0) - [wanted.vertices, wanted.cells, wanted.facets]

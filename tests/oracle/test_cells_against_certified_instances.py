@@ -1,6 +1,7 @@
 """Oracles: instances whose every answer has an exact certificate, exact arithmetic, Qhull, HiGHS."""
 
 import hashlib
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 
@@ -9,11 +10,13 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
-from moegeom.studies.cells.ball.ball_cells import cells_within_hops
-from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary, inverse_of
-from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
-from moegeom.studies.cells.exact.rank import independent_columns, independent_columns_of
-from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.routing_cells.ball.ball_cells import cells_within_hops
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, inverse_of
+from moegeom.routing_cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
+from moegeom.routing_cells.exact.rank import independent_columns, independent_columns_of
+from moegeom.routing_cells.walk import enumeration
+from moegeom.routing_cells.walk._level_vertex import UNORDERED
+from moegeom.routing_cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from tests.by_day import IS_NIGHT, by_day
 from tests.oracle import helpers
 from tests.oracle.helpers import INSTANCES, arrays, choices, digest, named, router, rows_of
@@ -122,6 +125,20 @@ def test_columns_that_depend_on_others_and_threads_change_no_cell_of_the_walk():
     assert one.num_vertices > 1024
     assert_array_equal(one.expert_set, two.expert_set)
     assert_array_equal(one.facets, two.facets)
+
+
+def test_a_direction_that_float64_cannot_order_changes_no_cell_and_no_facet(monkeypatch):
+    weight, bias = router(9, 3)
+    whole, walk = enumerate_cells(weight, bias, 3), enumeration.level_walk
+
+    def unordered(*arguments):
+        return replace(w := walk(*arguments), rising=(w.rising // 2) | UNORDERED)
+
+    monkeypatch.setattr(enumeration, "level_walk", unordered)
+    found = enumerate_cells(weight, bias, 3)
+    for name in ("expert_set", "is_bounded", "facets"):
+        assert_array_equal(getattr(found, name), getattr(whole, name))
+    assert_array_equal(choices(found.witness, weight, bias, 3), whole.expert_set)
 
 
 def test_wide_routers_have_every_subset_and_ranks_are_certified():

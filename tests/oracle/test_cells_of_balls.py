@@ -14,19 +14,18 @@ from hypothesis.extra.numpy import arrays as some_array
 from numpy.testing import assert_array_equal
 
 from moegeom.core.errors import UsageError
-from moegeom.studies.cells.ball import ball_cells as balls
-from moegeom.studies.cells.ball import box as boxes
-from moegeom.studies.cells.ball.cell_distance import nearest_vertices
-from moegeom.studies.cells.ball.nearest import arrangement_of
-from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.exact.exact_nearest import exact_nearest
-from moegeom.studies.cells.exact.rank import common_tie
-from moegeom.studies.cells.graph.facet_graph import swaps
-from moegeom.studies.cells.study.found import FoundCells, find_cells, with_witnesses
-from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.walk.enumeration import AllSubsets, collected, enumerate_cells
-from moegeom.studies.cells.walk.level_walk import level_walk
+from moegeom.routing_cells.ball import ball_cells as balls
+from moegeom.routing_cells.ball import box as boxes
+from moegeom.routing_cells.ball.cell_distance import nearest_vertices
+from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
+from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.exact.exact_nearest import exact_nearest
+from moegeom.routing_cells.exact.rank import common_tie
+from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.search import FoundCells, find_cells, with_witnesses
+from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from tests.by_day import by_day
 from tests.oracle import helpers
 from tests.oracle.helpers import PLENTY, ahead, choices, in_fractions, named, router, rows_of
@@ -43,10 +42,10 @@ def holds(lower: float, squared, upper: float) -> bool:
 
 
 def walked(weight: np.ndarray, bias: np.ndarray, k: int):
-    """All cells and facets of the whole space."""
-    walk = level_walk(weight, bias, k, PLENTY)
-    assert walk.is_whole
-    return collected(walk.on, walk.above, walk.is_simple, walk.rays, weight, bias, k)
+    """All cells and facets of the whole space, and the experts that each facet exchanges."""
+    whole = enumerate_cells(weight, bias, k, most=PLENTY)
+    assert whole.is_whole
+    return whole, *swaps(whole.expert_set, whole.facets).first
 
 
 @pytest.mark.parametrize("instance", BALLS, ids=lambda instance: instance["name"])
@@ -69,18 +68,16 @@ def test_the_search_finds_what_the_walk_and_the_filter_find(experts, k, d, radiu
     weight, bias = router(experts, d)
     centre = np.zeros(d)
     found = balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
-    whole = walked(weight, bias, k)
-    met = balls.filter_ball(
-        weight, bias, whole.expert_set, whole.facets, whole.out, whole.into, centre, radius
-    )
+    whole, out, into = walked(weight, bias, k)
+    met = balls.filter_ball(weight, bias, whole.expert_set, whole.facets, out, into, centre, radius)
     assert_array_equal(found.expert_set, whole.expert_set[met.cells])
     place, kept = np.cumsum(met.cells) - 1, np.flatnonzero(met.facets)
     theirs = place[whole.facets[kept]]
     order = np.lexsort(theirs.T[::-1])
     kept = kept[order]
     assert_array_equal(found.facets, theirs[order])
-    assert_array_equal(found.out, whole.out[kept])
-    assert_array_equal(found.into, whole.into[kept])
+    both = np.sort(np.stack([out, into], axis=1)[kept], axis=1)
+    assert_array_equal(np.stack([found.out, found.into], axis=1), both)
     if cells is not None:
         assert (len(found.expert_set), len(found.facets)) == (cells, facets)
     # both brackets hold the same number
@@ -100,7 +97,7 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
     generator = np.random.default_rng(d)
     centre = generator.standard_normal(d)
     found = balls.ball_cells(weight, bias, k, centre, 1.5, PLENTY)
-    exact, point = arrangement_of(weight, bias), in_fractions(centre)
+    exact, point = Arrangement.of(weight, bias), in_fractions(centre)
 
     def check(expert_set, exchanged, lower, upper):
         squared = exact_nearest(exact, frozenset(expert_set), point, exchanged).squared
@@ -122,12 +119,12 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
 
 def test_facets_have_one_distance_on_any_number_of_threads_and_only_small_walks_keep_vertices():
     weight, bias = router(64, 3)
-    cells = walked(weight, bias, 8)
-    given = weight, bias, cells.expert_set, cells.facets, (cells.out, cells.into), np.ones(3)
+    cells, out, into = walked(weight, bias, 8)
+    given = weight, bias, cells.expert_set, cells.facets, (out, into), np.ones(3)
     found = balls.facet_distances(*given)
     assert len(found) > 3 * 4096
     assert_array_equal(found, balls.facet_distances(*given, threads=3))
-    met = balls.filter_ball(*given[:4], cells.out, cells.into, np.ones(3), np.inf)
+    met = balls.filter_ball(*given[:4], out, into, np.ones(3), np.inf)
     assert_array_equal(found, np.stack([met.facet_lower, met.facet_upper], axis=1))
     cut, whole = (balls.ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
     assert (len(cut.expert_set), cut.is_whole, whole.is_whole) == (100, False, True)
@@ -161,7 +158,7 @@ def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, 
     except ValueError as error:
         assert "degenerate" in str(error)
         return
-    exact, whole = arrangement_of(weight, bias), exact_cells(weight, bias, k)
+    exact, whole = Arrangement.of(weight, bias), exact_cells(weight, bias, k)
 
     def is_met(expert_set, exchanged=None):
         squared = exact_nearest(exact, expert_set, centre, exchanged).squared
@@ -212,7 +209,7 @@ def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
     assert dict(zip(rows, result.hops.tolist(), strict=True)) == steps
     near = {pair for pair in facets if min(steps.get(cell, 99) for cell in pair) < hops}
     assert named(result)[1] == near
-    exact, centre = arrangement_of(weight, bias), in_fractions(point)
+    exact, centre = Arrangement.of(weight, bias), in_fractions(point)
     for n in range(0, len(rows), 7):
         squared = exact_nearest(exact, frozenset(rows[n]), centre).squared
         assert holds(result.distance_lower[n], squared, result.distance_upper[n])
@@ -225,7 +222,7 @@ def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
 
 def test_hops_are_those_of_breadth_first_search_over_all_facets():
     weight, bias = router(16, 3)
-    facets = named(walked(weight, bias, 4))[1]
+    facets = named(walked(weight, bias, 4)[0])[1]
     for hops in (0, 1, 3, 50):
         assert_are_hops(weight, bias, 4, np.array([0.3, -0.2, 0.5]), hops, facets)
     weight, tip = coarse_rows(8, 3), np.array([0.5, -0.25, 0.5])
@@ -342,7 +339,7 @@ def test_a_ball_that_holds_the_tip_anywhere_has_the_cells_of_the_whole_slice(k):
     assert named(whole) == expected
     assert_array_equal(choices(whole.witness, weight, bias, k), whole.expert_set)
     centre = [Fraction(0)] * 3
-    exact = arrangement_of(weight, bias)
+    exact = Arrangement.of(weight, bias)
     squares = {c: exact_nearest(exact, frozenset(c), centre).squared for c in expected[0]}
     for radius in (np.nextafter(0.75, 1.0), 2.0, 1e6):
         found = found_in(weight, bias, k, radius, is_near=radius > 1.0)
@@ -456,7 +453,7 @@ class Diagram:
         """The square of the distance of a facet, and the experts on the level at its foot."""
         cell = frozenset(self.found.expert_set[self.found.facets[facet, 0]].tolist())
         pair = int(self.swapped[0][facet]), int(self.swapped[1][facet])
-        instance = arrangement_of(self.weight, self.bias)
+        instance = Arrangement.of(self.weight, self.bias)
         nearest = exact_nearest(instance, cell, in_fractions(self.centre), pair)
         logits = helpers.exact_logits(self.weight, self.bias, nearest.point)
         return nearest.squared, logits.count(logits[pair[0]])

@@ -15,19 +15,19 @@ from sklearn.decomposition import PCA
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
-from moegeom.studies.cells.ball.inradius import inradii
-from moegeom.studies.cells.exact.crossings import crossing_rate, exact_crossings
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets, sweep
-from moegeom.studies.cells.plane import raster as pixels
-from moegeom.studies.cells.plane.circle import circle_arcs
-from moegeom.studies.cells.plane.polygons import polygons
-from moegeom.studies.cells.plane.raster import plane_raster, raster
-from moegeom.studies.cells.plane.raster_enclosure import Rectangles
-from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
-from moegeom.studies.cells.plane.score_ranges import score_ranges
-from moegeom.studies.cells.plane.subspace import principal_slice, random_slice, slice_through
-from moegeom.studies.cells.walk.enumeration import enumerate_cells
-from moegeom.studies.cells.walk.segment_crossings import segment_crossings
+from moegeom.routing_cells.ball.inradius import inradii
+from moegeom.routing_cells.exact.crossings import crossing_rate, exact_crossings
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets, sweep
+from moegeom.routing_cells.plane import raster as pixels
+from moegeom.routing_cells.plane.circle import circle_arcs
+from moegeom.routing_cells.plane.polygons import polygons
+from moegeom.routing_cells.plane.raster import plane_raster
+from moegeom.routing_cells.plane.raster_enclosure import Rectangles
+from moegeom.routing_cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
+from moegeom.routing_cells.plane.score_ranges import score_ranges
+from moegeom.routing_cells.plane.subspace import principal_slice, random_slice, slice_through
+from moegeom.routing_cells.walk.enumeration import enumerate_cells
+from moegeom.routing_cells.walk.segment_crossings import segment_crossings
 from tests.by_day import by_day
 from tests.oracle.helpers import ahead, choices, exact_logits, in_fractions, router, rows_of
 
@@ -63,7 +63,8 @@ class Case:
         return [getattr(self, name) for name in fields]
 
     def raster(self, size=(14, 11), frame=FRAME, **options):
-        return raster(*self.plane(), frame, size, self.projection, **options)
+        router = plane_router(*self.plane(), self.projection)
+        return plane_raster(router, Frame(*frame, *size), **options)
 
     def choice(self, points):
         """By the reference, from inputs of the full space."""

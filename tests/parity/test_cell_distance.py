@@ -1,4 +1,4 @@
-"""The compiled search for the nearest point against its reference, exact arithmetic and NNLS."""
+"""The compiled search for the nearest point against exact arithmetic and NNLS."""
 
 import math
 from fractions import Fraction
@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from moegeom.studies.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around
-from moegeom.studies.cells.ball.ball_cells import ball_cells
-from moegeom.studies.cells.ball.cell_distance import Distances, cell_distance
-from moegeom.studies.cells.ball.nearest import arrangement_of, nearest, shifted
-from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
+from moegeom.routing_cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around, shifted
+from moegeom.routing_cells.ball.ball_cells import ball_cells
+from moegeom.routing_cells.ball.cell_distance import Distances, cell_distance
+from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.exact_nearest import (
+    ExactNearest,
+    Inner,
+    exact_nearest,
+    inner,
+    root_bracket,
+)
 from tests.oracle.helpers import ahead, in_fractions, shortest_move
 
-#: Distances agree to this many parts; both are well inside their brackets.
+#: Brackets are no wider than this share of the distance.
 RTOL = 1e-7
 
 SHAPES = [(8, 2, 1), (8, 2, 2), (12, 3, 3), (16, 4, 5), (10, 3, 8)]
@@ -53,9 +59,9 @@ class Case:
         ball = ball_around(self.weight, shift, error.max(), radius, 1.0)
         return cell_distance(ball, inside, pairs)
 
-    def exact_squares(self) -> list[Fraction | None]:
-        exact, centre = arrangement_of(self.weight, self.bias), in_fractions(self.centre)
-        return [exact_nearest(exact, frozenset(row), centre, p).squared for row, p in self.places]
+    def exact(self) -> list[ExactNearest]:
+        exact, centre = Arrangement.of(self.weight, self.bias), in_fractions(self.centre)
+        return [exact_nearest(exact, frozenset(row), centre, pair) for row, pair in self.places]
 
 
 def assert_holds(lower: float, upper: float, squared: Fraction) -> None:
@@ -64,34 +70,31 @@ def assert_holds(lower: float, upper: float, squared: Fraction) -> None:
 
 
 @every_shape
-def test_brackets_of_kernel_and_reference_hold_the_exact_distance_which_multipliers_prove(shape):
+def test_brackets_hold_the_exact_distance_which_multipliers_prove(shape):
     """The gradient of half the squared distance is the sum of the active slopes."""
     case = Case(*shape)
     kernel = case.distances()
     assert {MET, EMPTY} >= set(kernel.state.tolist())  # random numbers leave nothing open
-    for n, squared in enumerate(case.exact_squares()):
-        row, pair = case.places[n]
+    for n, exact in enumerate(case.exact()):
+        _, pair = case.places[n]
         active = [(i, j) for i, j in kernel.pairs[n].tolist() if i >= 0]
         weights = kernel.multipliers[n, : len(active)]
         slopes = np.array([case.weight[i] - case.weight[j] for i, j in active]).reshape(
             -1, shape[2]
         )
         assert all(w >= 0.0 or some == pair for w, some in zip(weights, active, strict=True))
-        reference = nearest(case.weight, case.bias, row, case.centre, pair)
-        if squared is None:
+        if exact.point is None or exact.squared is None:
             gaps = slopes @ case.centre + [case.bias[i] - case.bias[j] for i, j in active]
             assert_allclose(weights @ slopes, 0.0, atol=1e-9 * np.abs(weights).max())
             assert weights @ gaps < 0.0
             assert kernel.state[n] == EMPTY
-            assert reference.distance == kernel.lower[n] == math.inf
-            assert np.isnan(reference.point).all()
+            assert kernel.lower[n] == math.inf
             continue
         assert kernel.state[n] == MET
         assert_allclose(weights @ slopes, kernel.step[n], rtol=1e-6, atol=1e-6)
-        assert_holds(kernel.lower[n], kernel.upper[n], squared)
-        assert_holds(reference.lower, reference.upper, squared)
-        assert_allclose(reference.distance, np.linalg.norm(kernel.step[n]), rtol=RTOL, atol=0.0)
-        assert_allclose(reference.point, case.centre + kernel.step[n], rtol=1e-5, atol=1e-5)
+        assert_holds(kernel.lower[n], kernel.upper[n], exact.squared)
+        point = [float(value) for value in exact.point]
+        assert_allclose(point, case.centre + kernel.step[n], rtol=1e-5, atol=1e-5)
 
 
 def test_facets_that_a_search_of_a_ball_lists_have_the_distances_that_they_have_alone():
@@ -125,10 +128,10 @@ def test_facets_far_from_the_centre_are_proved_in_float64():
     kernel = case.distances()
     assert OPEN not in kernel.state.tolist()
     assert (kernel.state == MET).sum() > 20
-    for n, squared in enumerate(case.exact_squares()):
+    for n, exact in enumerate(case.exact()):
         if kernel.state[n] == MET:
-            assert squared is not None
-            assert_holds(kernel.lower[n], kernel.upper[n], squared)
+            assert exact.squared is not None
+            assert_holds(kernel.lower[n], kernel.upper[n], exact.squared)
 
 
 def assert_is_optimal(seed: int) -> None:
@@ -141,7 +144,7 @@ def assert_is_optimal(seed: int) -> None:
     chosen = sorted(generator.permutation(experts)[:k].tolist())
     others = [j for j in range(experts) if j not in chosen]
     exchanged = None if seed % 2 else (chosen[0], others[-1])
-    best = exact_nearest(arrangement_of(weight, bias), frozenset(chosen), centre, exchanged)
+    best = exact_nearest(Arrangement.of(weight, bias), frozenset(chosen), centre, exchanged)
     exact = in_fractions(weight)
     proof = list(zip(best.multipliers, best.pairs, strict=True))
     steps = [[v * (exact[i][m] - exact[j][m]) for v, (i, j) in proof] for m in range(d)]
@@ -196,19 +199,17 @@ def test_rounding_that_no_bound_covers_is_left_open_and_settled_exactly():
     for radius, state in [(1.0 - 1e-9, BEYOND), (1.0, OPEN), (1.0 + 1e-9, MET)]:
         kernel = cell_distance(ball_around(weight, bias, 0.0, radius, 1.0), inside, pair)
         assert kernel.state.tolist() == [state]
-    reference = nearest(weight, bias, [0], np.zeros(1), (0, 1))
-    assert reference.lower <= 1.0 <= reference.upper
+    exact = exact_nearest(Arrangement.of(weight, bias), {0}, [Fraction(0)], (0, 1))
+    assert exact.squared == 1
 
 
 def test_an_infinite_distance_is_proved_and_not_only_large():
     # w2 is nearly the mean of w0 and w1: the cell of 2 is far away, or nowhere
-    for lift, state, expected in [(2.0**-40, MET, 2.0**40), (0.0, EMPTY, math.inf)]:
+    for lift, state, expected in [(2.0**-40, MET, 2**80), (0.0, EMPTY, None)]:
         weight = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, lift]])
         bias = np.array([0.0, 0.0, -1.0])
-        reference = nearest(weight, bias, [2], np.zeros(2))
-        assert (reference.upper == math.inf) == (state == EMPTY)
-        assert state == MET or reference.proof == "exact"
-        assert_allclose(reference.distance, expected, rtol=1e-9)
+        exact = exact_nearest(Arrangement.of(weight, bias), {2}, [Fraction(0)] * 2)
+        assert exact.squared == expected
         ball = ball_around(weight, bias, 0.0, math.inf, 1.0)
         kernel = cell_distance(ball, np.array([[False, False, True]]), np.array([[-1, -1]]))
         assert kernel.state[0] in (state, OPEN)
@@ -223,9 +224,9 @@ def test_an_infinite_distance_is_proved_and_not_only_large():
 
 
 def test_the_interior_of_a_facet_is_told_from_a_corner_and_from_a_shared_facet():
-    cross = arrangement_of(np.vstack([np.eye(2), -np.eye(2)]), np.zeros(4))
+    cross = Arrangement.of(np.vstack([np.eye(2), -np.eye(2)]), np.zeros(4))
     line = np.array([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [-2.0, 0.0]])
-    duplicates = arrangement_of(line, np.zeros(4))
+    duplicates = Arrangement.of(line, np.zeros(4))
     for arrangement, cell, pair, expected in (
         (cross, {0}, (0, 1), Inner.WHOLE),
         (cross, {0}, (0, 2), Inner.THIN),

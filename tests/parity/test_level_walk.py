@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
-from moegeom.studies.cells.exact.exact_walk import exact_walk
-from moegeom.studies.cells.exact.rank import independent_columns
-from moegeom.studies.cells.walk import _level_diagram, _level_vertex
-from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
-from moegeom.studies.cells.walk.level_walk import Walked, level_walk
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary
+from moegeom.routing_cells.exact.exact_walk import exact_walk
+from moegeom.routing_cells.exact.rank import independent_columns
+from moegeom.routing_cells.walk import _level_diagram, _level_vertex
+from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.routing_cells.walk.level_walk import Walked, level_walk
 from tests.oracle.helpers import INSTANCES, PLENTY, arrays, digest, in_fractions, router
 
 

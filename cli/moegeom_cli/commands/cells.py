@@ -72,9 +72,9 @@ def run(
     """List the routing cells and facets of a slice, prove or refute one set, or draw them."""
     from moegeom.core.finding import EXIT_INCONCLUSIVE
     from moegeom.engine.parameters import request_of
-    from moegeom.studies.cells.document import document
-    from moegeom.studies.cells.study.request import CellsRequest, parse_view
-    from moegeom.studies.cells.study.study import cells
+    from moegeom.routing_cells.document import document
+    from moegeom.routing_cells.study.request import CellsRequest, parse_view
+    from moegeom.routing_cells.study.study import cells
 
     kind, expert = parse_view(view)
     request = request_of(

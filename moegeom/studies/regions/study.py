@@ -27,20 +27,20 @@ from moegeom.geometry.region_counts import (
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
-from moegeom.studies.announced import announce
-from moegeom.studies.cells.exact.crossings import crossing_rate
-from moegeom.studies.cells.graph.facet_graph import swaps
-from moegeom.studies.cells.plane.subspace import Slice
-from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.slices import (
+from moegeom.routing_cells.exact.crossings import crossing_rate
+from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.plane.subspace import Slice
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.slices import (
     RequestedSlice,
     SliceTokens,
     frame_of,
     requested_slice,
     token_sample,
 )
-from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
-from moegeom.studies.cells.walk.segment_crossings import segment_crossings
+from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.routing_cells.walk.segment_crossings import segment_crossings
+from moegeom.studies.announced import announce
 from moegeom.studies.regions import STUDY
 from moegeom.studies.regions.record import (
     EarlierRegions,

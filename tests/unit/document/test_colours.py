@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, parsed
-from moegeom.studies.cells.pictures._legend import PALETTE
+from moegeom.routing_cells.pictures.page import PALETTE
 
 #: Machado, Oliveira and Fernandes 2009, severity 1, on linear red, green and blue.
 SEEN_BY = {

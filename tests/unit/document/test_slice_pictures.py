@@ -16,23 +16,20 @@ import pytest
 
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
-from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.pictures import (
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.routing_cells.pictures.page import caption_text, cell_colours
+from moegeom.routing_cells.pictures.plane import area, areas, eroded, facet_names, hull, region_of
+from moegeom.routing_cells.pictures.records import (
     CircleCells,
+    PictureOptions,
     PlaneCells,
     RasterCells,
     SliceCaption,
     SpaceCells,
     TokenMarks,
-    caption_text,
-    figure_csv,
-    write_picture,
 )
-from moegeom.studies.cells.pictures._legend import cell_colours
-from moegeom.studies.cells.pictures._plane_view import facet_names
-from moegeom.studies.cells.pictures._polygons import area, areas, eroded, hull, region_of
-from moegeom.studies.cells.pictures._raster_view import runs
-from moegeom.studies.cells.pictures._space_view import shown_places
+from moegeom.routing_cells.pictures.views import near_places, runs
+from moegeom.routing_cells.pictures.write import check_picture, figure_csv, write_picture
 from tests.by_day import by_day, one_of_each
 
 FRAME = (-3.0, 3.0, -2.0, 2.0)
@@ -43,7 +40,7 @@ CAPTION = SliceCaption(
     num_experts=7,
     subspace="pca:2 of 16384 tokens",
     variance_share=0.183,
-    own_cell_share=3 / 16384,
+    num_own=3,
     num_tokens=16384,
     seed=5,
     version="0.1.0",
@@ -154,7 +151,7 @@ WAYS = {
 
 def written(picture, folder: Path, suffix: str, **options) -> bytes:
     path = folder / f"picture{suffix}"
-    write_picture(picture, path, **options)
+    write_picture(picture, path, PictureOptions(**options))
     assert [file.name for file in folder.iterdir()] == [path.name]
     content = path.read_bytes()
     path.unlink()
@@ -211,7 +208,6 @@ def test_settings_of_the_caller_change_nothing(tmp_path):
 #: Options that mean nothing, by the picture that they are given for.
 NO_OPTIONS = [
     ("plane", {"view": "cell"}),
-    ("plane", {"colour": "red"}),
     ("plane", {"view": "expert"}),
     ("plane", {"view": "expert", "expert": 7}),
     ("plane", {"width": 5.0}),
@@ -224,12 +220,12 @@ NO_OPTIONS = [
 
 def test_endings_and_options_that_mean_nothing_are_refused_with_a_hint(tmp_path):
     for ending in ("gif", "", "svg.gz", "html"):
-        with pytest.raises(UsageError, match="ending") as refused:
-            write_picture(PLANE, tmp_path / f"picture.{ending}")
+        with pytest.raises(UsageError, match="a name that ends in") as refused:
+            check_picture(tmp_path / f"picture.{ending}", PictureOptions())
         assert all(way in refused.value.hint for way in (*ENDINGS, "--html FILE"))
     for kind, options in NO_OPTIONS:
         with pytest.raises(UsageError) as refused:
-            write_picture(PICTURES[kind], tmp_path / "picture.svg", **options)
+            write_picture(PICTURES[kind], tmp_path / "picture.svg", PictureOptions(**options))
         assert refused.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -246,13 +242,15 @@ def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(fra
 
 
 def test_tokens_are_filled_exactly_where_the_cell_is_their_own(tmp_path):
-    own = int(PLANE.tokens.is_own.sum())
-    svg = written(PLANE, tmp_path, ".svg")
-    filled, hollow = layer(svg, "tokens-own"), layer(svg, "tokens-elsewhere")
-    assert (len(filled), len(hollow)) == (own, len(PLANE.tokens.place) - own)
-    assert all("fill: none" not in mark.get("style", "") for mark in filled)
-    assert all("fill: none" in mark.get("style", "") for mark in hollow)
-    assert f"token in its own cell ({own})" in text_of(svg)
+    for number in (40, 400):  # many are paler
+        tokens = marks(number)
+        own = int(tokens.is_own.sum())
+        svg = written(dataclasses.replace(PLANE, tokens=tokens), tmp_path, ".svg")
+        filled, hollow = layer(svg, "tokens-own"), layer(svg, "tokens-elsewhere")
+        assert (len(filled), len(hollow)) == (own, number - own)
+        assert all("fill: none" not in mark.get("style", "") for mark in filled)
+        assert all("fill: none" in mark.get("style", "") for mark in hollow)
+        assert f"token in its own cell ({own})" in text_of(svg)
     # many become one image
     many = written(plane(tokens=marks(4000)), tmp_path, ".svg", dpi=100)
     assert layer(many, "tokens-elsewhere") == []
@@ -266,16 +264,12 @@ def test_a_caption_names_what_is_known_and_nothing_else():
         "(18.3 % of the variance). 7 cells and 11 facets in the frame; every one proved. "
         "3 of 16,384 tokens (0.02 %) lie in the cell they are drawn in. Seed 5; moegeom 0.1.0."
     )
-    unknown = {"variance_share": None, "own_cell_share": None, "num_tokens": None, "seed": None}
+    unknown = {"variance_share": None, "num_own": None, "num_tokens": None, "seed": None}
     caption = dataclasses.replace(CAPTION, **unknown, is_certified=False, remark="Only a part.")
     text = caption_text(dataclasses.replace(space(), caption=caption))
     for word in ("None", "Seed", "tokens)", "lie in"):
         assert word not in text
     assert "not all of it proved. Only a part. moegeom" in text
-    # tokens of the picture are counted where the caption has no share
-    caption = dataclasses.replace(CAPTION, own_cell_share=None, num_tokens=None)
-    text = caption_text(dataclasses.replace(circle(), caption=caption))
-    assert "1 of 3 tokens (33.3 %) lies in the cell" in text
 
 
 def test_a_caption_is_drawn_only_when_asked_for_and_as_it_is_or_by_number(tmp_path):
@@ -349,6 +343,7 @@ def test_cells_fill_the_frame_and_a_region_is_convex_for_top_1_and_has_their_sha
     assert len(served) > 3
     assert all(region_of(picture, expert).is_convex for expert in served)
     np.testing.assert_allclose(sum(region_of(picture, e).share for e in served), 1.0, rtol=1e-12)
+    assert len(hull(np.array([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5 + 2**-53]]))) == 0
 
 
 def test_the_convexity_of_a_region_is_that_of_sampled_segments():
@@ -413,16 +408,6 @@ def is_inside(polygon, point) -> bool:
     return len(polygon) >= 3 and bool(is_left.all())
 
 
-def test_the_hull_is_that_of_qhull():
-    from scipy.spatial import ConvexHull
-
-    points = np.random.default_rng(6).standard_normal((60, 2))
-    found = ConvexHull(points)
-    corners = hull(np.concatenate([points, points[:5]]))
-    np.testing.assert_allclose(area(corners), found.volume, rtol=1e-12)
-    assert {tuple(c) for c in corners} == {tuple(p) for p in points[found.vertices]}
-
-
 def test_names_of_facets_have_each_expert_on_its_own_side_and_do_not_touch():
     picture = plane(12, 3)
     ends, size = picture.facet_ends * 60, 6.0
@@ -433,7 +418,7 @@ def test_names_of_facets_have_each_expert_on_its_own_side_and_do_not_touch():
         ends, towards, picture.facet_out, picture.facet_into, *nothing, size=size, most=20
     )
     assert len(names) > 8
-    places = np.array([(name.x, name.y) for name in names])
+    places = np.array([name.place for name in names])
     apart = np.linalg.norm(places[:, None] - places, axis=-1) + 99 * np.eye(len(places))
     assert apart.min() > 0.7 * size
     for name in names:
@@ -441,7 +426,7 @@ def test_names_of_facets_have_each_expert_on_its_own_side_and_do_not_touch():
         step = 5 * np.array([np.cos(np.radians(name.angle)), np.sin(np.radians(name.angle))])
         assert -90 <= name.angle <= 90
         for side, expert, other in ((-step, left, right), (step, right, left)):
-            here = (np.array([name.x, name.y]) + side) / 60
+            here = (np.array(name.place) + side) / 60
             cell = int(np.argmax(picture.gradient @ here + picture.offset))
             assert expert in picture.expert_sets[cell]
             assert other not in picture.expert_sets[cell]
@@ -456,8 +441,8 @@ def test_no_name_covers_what_is_to_be_kept_free():
     def named(points):
         return facet_names(ends, towards, one, two, free, np.array(points, float), 6.0, 5)
 
-    assert [n.y for n in named([[50.0, 0.0]])] == [30.0]
-    assert [n.y for n in named([[2.0, 30.0]])] == [21.0]
+    assert [n.place[1] for n in named([[50.0, 0.0]])] == [30.0]
+    assert [n.place[1] for n in named([[2.0, 30.0]])] == [21.0]
     assert named([[2.0, y] for y in range(60)]) == []
 
 
@@ -478,11 +463,11 @@ def test_undecided_pixels_are_hatched_and_counted(tmp_path):
 
 def test_a_far_cell_is_drawn_nearer_on_its_ray_and_the_title_says_so(tmp_path):
     plain = space()
-    assert shown_places(plain)[1]
+    assert near_places(plain)[1]
     place = plain.place.copy()
     place[0] *= 1e6
     far = dataclasses.replace(plain, place=place)
-    shown, is_true = shown_places(far)
+    shown, is_true = near_places(far)
     assert not is_true
     middle = np.median(place, axis=0)
     rays = [(p - middle) / np.linalg.norm(p - middle, axis=1)[:, None] for p in (shown, place)]

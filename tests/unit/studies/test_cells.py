@@ -12,11 +12,11 @@ import pytest
 from moegeom.core.errors import UsageError
 from moegeom.geometry.capacity.cell_bounds import expected_diagram
 from moegeom.router.requested_family import RequestedFamily
-from moegeom.studies.cells.document import document
-from moegeom.studies.cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
-from moegeom.studies.cells.study.found import enough_vertices
-from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.study import cells
+from moegeom.routing_cells.document import document
+from moegeom.routing_cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.search import enough_vertices
+from moegeom.routing_cells.study.study import cells
 from tests.unit.studies.samples import unwrapped, worded
 
 

@@ -1,0 +1,558 @@
+r"""Cells and facets that meet an open ball, or are few steps away, breadth first over the facets.
+
+From a cell every pair (out, into) is asked whether its facet meets :math:`|x - c| < R`: no, by weak
+duality; yes, by a point where that pair alone ties; and where float64 proves neither, in exact
+arithmetic. Facets inside the ball are one-swap facets unless a second pair ties on the whole of
+one: that is found, and refused. Cells inside a ball are connected through its facets, so that none
+is missed. Source: docs/theory.md G2. Oracle in the tests: certified instances and the level walk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int16, Int64
+
+from moegeom.routing_cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around, shifted
+from moegeom.routing_cells.ball.cell_distance import (
+    BallFacets,
+    cell_distance,
+    facet_distance_loop,
+    nearest_vertices,
+)
+from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
+from moegeom.routing_cells.exact.rank import common_tie
+from moegeom.routing_cells.walk.enumeration import Enumeration, SimpleVertices, enumerate_cells
+from moegeom.routing_cells.walk.level_walk import WalkWatch
+
+_UNIT = 2.0**-53
+
+
+class TooManyTies(ValueError):
+    """More facets were left to exact arithmetic than a search may take time for."""
+
+
+@dataclass(frozen=True, eq=False)
+class BallProblem:
+    """The experts that are neither surely chosen nor surely not, anywhere in the ball."""
+
+    experts: int
+    fixed: Int64[np.ndarray, "fixed"]
+    kept: Int64[np.ndarray, "kept"]
+    k: int
+    ball: Ball
+    sure: Bool[np.ndarray, "kept kept"]
+    foot: Float64[np.ndarray, "kept kept"]
+    centre: Float64[np.ndarray, "dims"]
+    own: tuple[Float64[np.ndarray, "kept dims"], Float64[np.ndarray, "kept"]]
+
+    @staticmethod
+    def of(
+        weight: Float64[np.ndarray, "experts dims"],
+        bias: Float64[np.ndarray, "experts"],
+        k: int,
+        centre: Float64[np.ndarray, "dims"],
+        radius: float,
+    ) -> BallProblem:
+        """Raises ValueError for arguments without a meaning."""
+        _check(weight, bias, k, centre, radius)
+        shift, error = shifted(weight, bias, centre)
+        gap = shift[:, None] - shift[None]
+        loss = 1.01 * (error[:, None] + error[None]) + 4.0 * _UNIT * np.abs(gap)
+        slope = weight[:, None] - weight[None]
+        # rounded up, and more where squares may have vanished
+        length = np.linalg.norm(slope, axis=2) * (1.0 + 2.0 * (slope.shape[2] + 4) * _UNIT)
+        length += 1e-150 * slope.any(axis=2)
+        change = np.zeros_like(length)
+        np.multiply(radius * (1.0 + 4.0 * _UNIT), length, out=change, where=length > 0.0)
+        sure = gap - loss > change
+        foot = np.full_like(gap, np.inf)
+        np.divide(np.abs(gap) - loss, length, out=foot, where=length > 0.0)
+        foot *= 1.0 - 4.0 * _UNIT
+        foot[(length == 0.0) & (np.abs(gap) <= loss)] = 0.0
+        is_fixed = sure.sum(axis=1) >= len(bias) - k
+        is_kept = ~is_fixed & (sure.sum(axis=0) < k)
+        fixed, kept = np.flatnonzero(is_fixed), np.flatnonzero(is_kept)
+        feet = foot[np.isfinite(foot) & (foot > 0.0)]
+        typical = float(np.median(feet)) if len(feet) else 1.0
+        among = np.ix_(kept, kept)
+        return BallProblem(
+            len(bias),
+            fixed,
+            kept,
+            k - len(fixed),
+            ball_around(
+                weight[kept],
+                shift[kept],
+                error[kept].max(initial=0.0),
+                radius,
+                min(radius, typical),
+            ),
+            np.ascontiguousarray(sure[among]),
+            np.ascontiguousarray(foot[among]),
+            centre,
+            (weight[kept], bias[kept]),
+        )
+
+    @cached_property
+    def exact(self) -> Arrangement:
+        """The experts that are kept, as fractions."""
+        return Arrangement.of(*self.own)
+
+    def start(self) -> Bool[np.ndarray, "kept"]:
+        """The cell of the centre; where experts tie there, that of a point close by in the ball."""
+        inside = np.zeros(len(self.kept), np.bool_)
+        if self.k in (0, len(self.kept)):
+            inside[:] = self.k > 0
+            return inside
+        centre = [Fraction(value) for value in self.centre.tolist()]
+        for attempt in range(9):
+            # lengths below a thousandth of the scale, in directions without pattern
+            angle = np.sin((attempt + 1.0) * (1.0 + np.arange(len(centre))) ** 1.5)
+            size = self.ball.limits.scale * 2.0**-11 / math.sqrt(len(centre)) if attempt else 0.0
+            step = [Fraction(value) for value in (size * angle).tolist()]
+            point = [c + y for c, y in zip(centre, step, strict=True)]
+            logits = [
+                sum((w * x for w, x in zip(row, point, strict=True)), offset)
+                for row, offset in zip(self.exact.weight, self.exact.bias, strict=True)
+            ]
+            order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+            if logits[order[self.k - 1]] > logits[order[self.k]]:
+                inside[order[: self.k]] = True
+                return inside
+        raise ValueError("degenerate: experts tie around the centre, not only at it")
+
+    def settled(
+        self, inside: Bool[np.ndarray, "kept"], exchanged: tuple[int, int] | None, is_open: bool
+    ) -> tuple[bool, float, float]:
+        """Whether a cell or facet meets the ball, and its bracket, in exact arithmetic.
+
+        ``is_open`` says that its relative interior is known to be whole.
+        """
+        expert_set = frozenset(np.flatnonzero(inside).tolist())
+        centre = [Fraction(value) for value in self.centre.tolist()]
+        found = exact_nearest(self.exact, expert_set, centre, exchanged)
+        if found.point is None or found.squared is None:
+            return False, math.inf, math.inf
+        lower, upper = root_bracket(found.squared)
+        radius = self.ball.limits.radius
+        if math.isfinite(radius) and found.squared >= Fraction(radius) ** 2:
+            return False, lower, upper
+        if is_open:
+            return True, lower, upper
+        kind = inner(self.exact, expert_set, found.point, exchanged)
+        if kind is Inner.SHARED:
+            names = [int(self.kept[expert]) for expert in exchanged or ()]
+            raise ValueError(f"degenerate: others tie wherever experts {names} do; walk instead")
+        return kind is Inner.WHOLE, lower, upper
+
+    def filtered(
+        self,
+        inside: Bool[np.ndarray, "cells experts"],
+        pairs: Int64[np.ndarray, "cells 2"],
+        threads: int = 1,
+    ) -> tuple[Float64[np.ndarray, "cells 2"], int]:
+        """Brackets of cells or facets, infinite above where not met; how many were settled."""
+        bracket = np.empty((len(inside), 2))
+        bracket[:] = self.ball.limits.radius, math.inf
+        number = np.full(self.experts + 1, -2, np.int64)
+        number[self.kept], number[-1] = np.arange(len(self.kept)), -1
+        pairs = number[pairs]
+        dropped = np.ones(self.experts, np.bool_)
+        dropped[self.kept] = dropped[self.fixed] = False
+        can = inside[:, self.fixed].all(axis=1) & ~inside[:, dropped].any(axis=1)
+        rows = np.flatnonzero(can & (pairs != -2).all(axis=1))
+        if not self.ball.limits.error and (self.ball.shift == self.ball.shift[:1]).all():
+            bracket[rows] = 0.0  # all experts tie at the centre, which each closed set holds
+            return bracket, 0
+        is_all = len(rows) == len(inside) and len(self.kept) == self.experts
+        reduced = inside if is_all else np.ascontiguousarray(inside[np.ix_(rows, self.kept)])
+        found = cell_distance(self.ball, reduced, pairs[rows], threads)
+        bracket[rows, 0] = found.lower
+        bracket[rows, 1] = np.where(found.state == MET, found.upper, math.inf)
+        left = np.flatnonzero(found.state == OPEN).tolist()
+        for n in left:
+            pair = tuple(pairs[rows[n]].tolist())
+            exchanged = (pair[0], pair[1]) if pair[0] >= 0 else None
+            is_met, lower, upper = self.settled(reduced[n], exchanged, is_open=True)
+            bracket[rows[n]] = lower, upper if is_met else math.inf
+        return bracket, len(left)
+
+
+#: Facets that there is room for at first.
+_FACETS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class BallCells:
+    """Cells in the order of their sorted experts, and the facets between them.
+
+    Distances are those from the centre to the closed cell or facet, in proved brackets; ``nearest``
+    is a point of the cell, but for its own rounding, no farther than ``distance_upper``; ``hops``
+    are the facets crossed from the first cell. A facet is a pair of cells, ``out`` the expert that
+    only the first has, ``into`` the one that only the second has, out < into. ``gap`` is the least
+    proved distance between the radius and that of any cell, facet or rejected facet, infinite where
+    there is no ball; ``num_tests``
+    counts facets that were asked for, ``num_exact`` those that exact arithmetic decided.
+    ``is_whole`` is False where ``most`` cells were found and there are more.
+    """
+
+    expert_set: Int16[np.ndarray, "cells k"]
+    distance_lower: Float64[np.ndarray, "cells"]
+    distance_upper: Float64[np.ndarray, "cells"]
+    nearest: Float64[np.ndarray, "cells dims"]
+    hops: Int64[np.ndarray, "cells"]
+    facets: Int64[np.ndarray, "facets 2"]
+    out: Int16[np.ndarray, "facets"]
+    into: Int16[np.ndarray, "facets"]
+    facet_distance_lower: Float64[np.ndarray, "facets"]
+    facet_distance_upper: Float64[np.ndarray, "facets"]
+    gap: float
+    num_tests: int
+    num_exact: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MetBall:
+    """Which cells and facets meet the open ball, and proved brackets of their distances.
+
+    The upper end is infinite where the ball is not met.
+    """
+
+    cells: Bool[np.ndarray, "cells"]
+    cell_lower: Float64[np.ndarray, "cells"]
+    cell_upper: Float64[np.ndarray, "cells"]
+    facets: Bool[np.ndarray, "facets"]
+    facet_lower: Float64[np.ndarray, "facets"]
+    facet_upper: Float64[np.ndarray, "facets"]
+    num_exact: int
+
+
+def ball_cells(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    k: int,
+    centre: Float64[np.ndarray, "dims"],
+    radius: float,
+    most: int,
+) -> BallCells:
+    """All strict cells that meet the ball |x - c| < R, and the one-swap facets that meet it.
+
+    Every answer is proved, so that the list is complete where it ``is_whole``. Raises ValueError,
+    with the word degenerate, where experts other than the exchanged ones tie on the whole of a
+    facet inside the ball (equal experts, several pairs on one hyperplane), for cells may then be
+    joined by other facets alone; ties in fewer dimensions are told apart exactly and do no harm.
+    """
+    return cells_of_ball(BallProblem.of(weight, bias, k, centre, radius), most)
+
+
+def cells_of_ball(
+    problem: BallProblem, most: int, most_exact: float = math.inf, watch: WalkWatch | None = None
+) -> BallCells:
+    """``ball_cells`` of a problem that is made already.
+
+    A point where many experts tie is the nearest one of most facets around it, each of which takes
+    a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
+    ``watch`` is told how many there were.
+    """
+    if not math.isfinite(problem.ball.limits.radius):
+        raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
+    return _Found(problem, most, most_exact, watch).run(None)
+
+
+def cells_within_hops(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    k: int,
+    point: Float64[np.ndarray, "dims"],
+    hops: int,
+    most: int,
+) -> BallCells:
+    """The strict cells that at most so many one-swap facets part from the cell of a point.
+
+    Facets are those of the cells with fewer hops. Of a point on a tie the first cell is one close
+    by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
+    most answers are left to exact arithmetic: take independent columns first.
+    """
+    problem = BallProblem.of(weight, bias, k, point, math.inf)
+    found = _Found(problem, most)
+    if common_tie(weight, bias) is not None:
+        # the tip is in every closed facet, and the nearest point of many: whole cones are walked
+        whole = enumerate_cells(weight, bias, k, most=most)
+        if isinstance(whole, Enumeration) and whole.is_whole:
+            return found.of_walk(whole, hops)
+    return found.run(hops)
+
+
+def filter_ball(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    facets: Int64[np.ndarray, "facets 2"],
+    out: Int16[np.ndarray, "facets"],
+    into: Int16[np.ndarray, "facets"],
+    centre: Float64[np.ndarray, "dims"],
+    radius: float,
+) -> MetBall:
+    """Which of the cells and facets of an enumeration meet the open ball, each answer proved.
+
+    Cells must be open and not empty, facets of d - 1 dimensions and between cells that differ in
+    ``out``, which only the first has, and ``into``: for those the distance of the closed set
+    decides. Where the cells cannot meet the ball for an expert that is surely above or below, the
+    lower end of the bracket is the radius itself.
+    """
+    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, radius)
+    inside = _members(expert_set, len(bias))
+    no_pair = np.full((len(expert_set), 2), -1, np.int64)
+    cells, cell_exact = problem.filtered(inside, no_pair)
+    pairs = np.stack([out, into], axis=1).astype(np.int64)
+    facets, facet_exact = problem.filtered(inside[facets[:, 0]], pairs)
+    return MetBall(
+        cells[:, 1] < math.inf,
+        cells[:, 0],
+        cells[:, 1],
+        facets[:, 1] < math.inf,
+        facets[:, 0],
+        facets[:, 1],
+        cell_exact + facet_exact,
+    )
+
+
+def facet_distances(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    facets: Int64[np.ndarray, "facets 2"],
+    swapped: tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]],
+    centre: Float64[np.ndarray, "dims"],
+    threads: int = 1,
+    simple: SimpleVertices | None = None,
+) -> Float64[np.ndarray, "facets 2"]:
+    """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length.
+
+    Facets and their cells in order; with vertices of their diagram, only those whose nearest point
+    is none of them need a search.
+    """
+    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, math.inf)
+    if simple is None:
+        bracket = np.full((len(facets), 2), math.inf)
+    else:
+        bracket = nearest_vertices(weight, bias, expert_set, facets, centre, simple)
+    left = np.flatnonzero(bracket[:, 1] == math.inf)
+    inside = _members(expert_set, len(bias))[facets[left, 0]]
+    pairs = np.stack(swapped, axis=1)[left].astype(np.int64)
+    bracket[left] = problem.filtered(inside, pairs, threads)[0]
+    return bracket
+
+
+def _members(
+    expert_set: Int16[np.ndarray, "cells k"], experts: int
+) -> Bool[np.ndarray, "cells experts"]:
+    inside = np.zeros((len(expert_set), experts), np.bool_)
+    np.put_along_axis(inside, expert_set.astype(np.int64), True, axis=1)
+    return inside
+
+
+def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, radius: float) -> None:
+    if not 0 < k <= len(bias):
+        raise ValueError(f"top-{k} of {len(bias)} experts; k must be from 1 to their number")
+    if not radius > 0.0:
+        raise ValueError(f"radius {radius}; must be positive")
+    if not all(np.isfinite(values).all() for values in (weight, bias, centre)):
+        raise ValueError("NaN or infinity among the numbers of the router or the centre")
+
+
+class _Found:
+    """Cells and facets that grow while the search goes on."""
+
+    def __init__(
+        self,
+        problem: BallProblem,
+        most: int,
+        most_exact: float = math.inf,
+        watch: WalkWatch | None = None,
+    ) -> None:
+        self._problem, self._most, self._most_exact = problem, most, most_exact
+        self._watch = watch
+        start = problem.start()
+        self._inside = [start[None]]
+        self._hops = [np.zeros(1, np.int64)]
+        self._number = {np.packbits(start).tobytes(): 0}
+        self._facets: list[Int64[np.ndarray, "facets 4"]] = []
+        self._brackets: list[Float64[np.ndarray, "facets 2"]] = []
+        self._margin, self._tests, self._num_exact = np.array([np.inf]), np.zeros(1, np.int64), 0
+        self._is_whole = True
+
+    def run(self, hops: int | None) -> BallCells:
+        """Crosses facets until no new cell is found, or so many times."""
+        frontier, first, level = self._inside[0], 0, 0
+        known = np.empty((0, 3), np.int64)
+        while len(frontier) and self._is_whole and (hops is None or level < hops):
+            level += 1
+            facet, bracket = self._facets_of(frontier, known)
+            new, facets = self._entered(frontier, first, facet)
+            # of a facet inside the frontier, which both cells find, the first finding is kept
+            stop = first + len(frontier)
+            is_kept = (facets[:, 1] >= stop) | (facets[:, 1] > facets[:, 0])
+            is_kept &= facets[:, 1] >= 0
+            self._facets.append(facets[is_kept])
+            self._brackets.append(bracket[is_kept])
+            self._inside.append(new)
+            self._hops.append(np.full(len(new), level, np.int64))
+            back = facets[facets[:, 1] >= stop][:, [1, 3, 2]] - [stop, 0, 0]
+            known = np.ascontiguousarray(back[np.argsort(back[:, 0], kind="stable")])
+            frontier, first = new, stop
+        return self._result()
+
+    def of_walk(self, whole: Enumeration, hops: int) -> BallCells:
+        """The same of all cells and facets of the space, none of them surely above or below."""
+        inside, facets = _members(whole.expert_set, self._problem.experts), whole.facets
+        level = np.full(len(inside), -1, np.int64)
+        level[(inside == self._inside[0]).all(axis=1)] = 0
+        for step in range(hops):
+            near = facets[(level[facets] == step).any(axis=1)].ravel()
+            level[near[level[near] < 0]] = step + 1
+        is_near = level >= 0
+        is_kept = is_near[facets].all(axis=1) & (level[facets] < hops).any(axis=1)
+        one, other = inside[facets[is_kept, 0]], inside[facets[is_kept, 1]]
+        leaving, entering = one & ~other, other & ~one
+        if (leaving.sum(axis=1) > 1).any():
+            raise ValueError("degenerate: several pairs tie on one facet; walk instead")
+        pairs = np.stack([leaving.argmax(axis=1), entering.argmax(axis=1)], axis=1)
+        bracket, num_exact = self._problem.filtered(one, pairs)
+        number = np.cumsum(is_near) - 1
+        self._facets = [np.concatenate([number[facets[is_kept]], pairs], axis=1)]
+        self._inside, self._hops, self._brackets = [inside[is_near]], [level[is_near]], [bracket]
+        self._num_exact += num_exact
+        return self._result()
+
+    def _facets_of(
+        self, frontier: Bool[np.ndarray, "cells kept"], known: Int64[np.ndarray, "known 3"]
+    ) -> tuple[Int64[np.ndarray, "facets 3"], Float64[np.ndarray, "facets 2"]]:
+        """Facets of the cells that are not known yet: cell, out and into, and their brackets."""
+        problem, facets, brackets = self._problem, [], []
+        most = max(_FACETS, problem.k * (len(problem.kept) - problem.k))
+        facet, state = np.empty((most, 3), np.int64), np.empty(most, np.uint8)
+        bracket, first = np.empty((most, 2)), 0
+        room = BallFacets(facet, state, bracket, self._margin, self._tests)
+        cells = np.ascontiguousarray(frontier)
+        while first < len(frontier):
+            first, num = facet_distance_loop(
+                problem.ball, problem.sure, problem.foot, cells, first, known, room
+            )
+            for n in np.flatnonzero(state[:num] == OPEN).tolist():
+                state[n], bracket[n] = self._settled(frontier, *facet[n].tolist())
+            is_met = state[:num] == MET
+            facets.append(facet[:num][is_met])
+            brackets.append(bracket[:num][is_met])
+        return np.concatenate(facets), np.concatenate(brackets)
+
+    def _settled(
+        self, frontier: Bool[np.ndarray, "cells kept"], cell: int, out: int, into: int
+    ) -> tuple[int, tuple[float, float]]:
+        if self._num_exact >= self._most_exact:
+            raise TooManyTies(
+                f"more than {self._num_exact:,} facets are left to exact arithmetic, as many "
+                "experts tie, or nearly so, at one point of the ball"
+            )
+        self._num_exact += 1
+        if self._watch is not None:
+            self._watch.settles(self._num_exact)
+        is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
+        if not is_met and lower < math.inf:
+            away = max(0.0, lower - self._problem.ball.limits.radius)
+            self._margin[0] = min(self._margin[0], away)
+        return MET if is_met else BEYOND, (lower, upper)
+
+    def _entered(
+        self,
+        frontier: Bool[np.ndarray, "cells kept"],
+        first: int,
+        facet: Int64[np.ndarray, "facets 3"],
+    ) -> tuple[Bool[np.ndarray, "new kept"], Int64[np.ndarray, "facets 4"]]:
+        """Numbers the cells behind the facets; new ones, and both cells, out and into of each."""
+        if not len(facet):
+            return frontier[:0], np.empty((0, 4), np.int64)
+        rows = np.arange(len(facet))
+        behind = frontier[facet[:, 0]]
+        behind[rows, facet[:, 1]] = False
+        behind[rows, facet[:, 2]] = True
+        packed = np.packbits(behind, axis=1)
+        keys = packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]
+        _, places, kind = np.unique(keys, return_index=True, return_inverse=True)
+        numbers, new = np.empty(len(places), np.int64), []
+        for n in np.argsort(places).tolist():
+            key = packed[places[n]].tobytes()
+            number = self._number.get(key, -1)
+            if number < 0 and len(self._number) < self._most:
+                number = self._number[key] = len(self._number)
+                new.append(behind[places[n]])
+            elif number < 0:
+                self._is_whole = False
+            numbers[n] = number
+        found = np.stack([first + facet[:, 0], numbers[kind], facet[:, 1], facet[:, 2]], axis=1)
+        return np.array(new, np.bool_).reshape(len(new), frontier.shape[1]), found
+
+    def _result(self) -> BallCells:
+        problem = self._problem
+        inside, hops = np.concatenate(self._inside), np.concatenate(self._hops)
+        whole = np.zeros((len(inside), problem.experts), np.bool_)
+        whole[:, problem.fixed] = True
+        whole[:, problem.kept] = inside
+        k = problem.k + len(problem.fixed)
+        expert_set = np.nonzero(whole)[1].reshape(len(inside), k)
+        order = np.lexsort(expert_set.T[::-1])
+        bracket, step = self._distances(inside)
+        facets = np.concatenate([np.empty((0, 4), np.int64), *self._facets])
+        brackets = np.concatenate([np.empty((0, 2)), *self._brackets])
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        out, into = problem.kept[facets[:, 2]], problem.kept[facets[:, 3]]
+        is_turned = (out > into)[:, None]
+        cells = place[np.where(is_turned, facets[:, 1::-1], facets[:, :2])]
+        by_cell = np.lexsort([cells[:, 1], cells[:, 0]])
+        ends = [self._margin[0]]
+        if math.isfinite(problem.ball.limits.radius):
+            reached = np.concatenate([bracket[:, 1], brackets[:, 1]])
+            ends.append(problem.ball.limits.radius - float(reached.max()))
+        return BallCells(
+            expert_set=expert_set[order].astype(np.int16),
+            distance_lower=bracket[order, 0],
+            distance_upper=bracket[order, 1],
+            nearest=problem.centre + step[order],
+            hops=hops[order],
+            facets=cells[by_cell],
+            out=np.minimum(out, into)[by_cell].astype(np.int16),
+            into=np.maximum(out, into)[by_cell].astype(np.int16),
+            facet_distance_lower=brackets[by_cell, 0],
+            facet_distance_upper=brackets[by_cell, 1],
+            gap=max(0.0, float(min(ends))),
+            num_tests=int(self._tests[0]),
+            num_exact=self._num_exact,
+            is_whole=self._is_whole,
+        )
+
+    def _distances(
+        self, inside: Bool[np.ndarray, "cells kept"]
+    ) -> tuple[Float64[np.ndarray, "cells 2"], Float64[np.ndarray, "cells dims"]]:
+        """Brackets of the distances of cells, and steps to their nearest points."""
+        problem = self._problem
+        no_pair = np.full((len(inside), 2), -1, np.int64)
+        limits = problem.ball.limits._replace(radius=math.inf)
+        found = cell_distance(problem.ball._replace(limits=limits), inside, no_pair)
+        bracket, step = np.stack([found.lower, found.upper], axis=1), found.step
+        for n in np.flatnonzero(found.state != MET).tolist():
+            self._num_exact += 1
+            expert_set = frozenset(np.flatnonzero(inside[n]).tolist())
+            centre = [Fraction(value) for value in problem.centre.tolist()]
+            exact = exact_nearest(problem.exact, expert_set, centre)
+            assert exact.point is not None and exact.squared is not None, "a facet proved the cell"
+            bracket[n] = root_bracket(exact.squared)
+            step[n] = [float(x - c) for x, c in zip(exact.point, centre, strict=True)]
+        return bracket, step

@@ -1,0 +1,1 @@
+"""Pictures of slices: from cells to shapes, captions and tables of numbers."""

@@ -1,0 +1,429 @@
+"""A picture of the choices on a plane, in which every pixel carries its proof or says it has none.
+
+Rectangles are halved, all undecided ones of a level at once, until one set is proved for each; at
+the size of a pixel points with different choices prove the opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int32, Int64, UInt8
+
+from moegeom.core.router import GroupMask, Rule
+from moegeom.geometry.selection import group_scores, kept_groups
+from moegeom.routing_cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles
+from moegeom.routing_cells.plane.raster_frame import (
+    Frame,
+    PixelState,
+    PlaneRouter,
+    Raster,
+    check_frame,
+)
+from moegeom.routing_cells.plane.score_ranges import score_ranges
+
+#: Rivals outside the chosen set that are compared with it one by one.
+MOST_RIVALS = 16
+#: Experts of a group whose pairs are compared one by one.
+MOST_LEADERS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class KeptCells:
+    """Which groups a mask keeps: ``at_centre``, ``always`` and ``perhaps``.
+
+    The latter two hold for every point of a rectangle.
+    """
+
+    at_centre: Bool[np.ndarray, "rectangles groups"]
+    always: Bool[np.ndarray, "rectangles groups"]
+    perhaps: Bool[np.ndarray, "rectangles groups"]
+
+
+def certain_choice(
+    scores: Enclosure, rule: Rule
+) -> tuple[Bool[np.ndarray, "rectangles"], Int64[np.ndarray, "rectangles k"]]:
+    r"""Whether one set is chosen at every point of each rectangle, and the set at the centre.
+
+    The set S of the centre, in ascending order, is the choice everywhere where each of its experts
+    is certainly ahead of each other one that a mask may let through. Without groups that is
+    :math:`q_i > q_j` for all i in S and j outside. With groups the experts of S belong to groups
+    that are certainly kept, are ahead of the rivals in groups that are possibly kept, and of the
+    fill of the mask if it stands for an expert outside S. Masked experts within S (a fill that
+    beats kept scores, or fewer kept experts than slots) are those of lowest index: they are all
+    equal, so that the kept groups alone decide who they are. Where two groups compete for one
+    place, S is also proved by either of them choosing it.
+
+    A tie of two scores is never certain. Source: docs/theory.md E2. Oracle in tests:
+    :func:`~moegeom.geometry.selection.route` at random points.
+    """
+    groups = rule.groups
+    with np.errstate(over="ignore", invalid="ignore"):
+        if groups is None:
+            one = np.ones((len(scores.value), 1), dtype=bool)
+            return _certain(scores, KeptCells(one, one, one), rule.top_k, -np.inf)
+        kept = _kept_groups(scores, groups)
+        proved, chosen = _certain(scores, kept, rule.top_k, groups.fill)
+        is_duel = (kept.always != kept.perhaps).sum(axis=1) == 2
+        is_duel &= kept.always.sum(axis=1) == groups.num_kept - 1
+        left = np.flatnonzero(is_duel & ~proved)
+        if len(left):
+            always, perhaps = kept.always[left], kept.perhaps[left]
+            proved[left] = True
+            for side in (_first, _last):
+                mask = always | side(always != perhaps)
+                is_one, same = _certain(
+                    _rows(scores, left), KeptCells(mask, mask, mask), rule.top_k, groups.fill
+                )
+                proved[left] &= is_one & (same == chosen[left]).all(axis=1)
+        return proved, chosen
+
+
+def _first(marks: np.ndarray) -> np.ndarray:
+    """The first mark of each row alone."""
+    return marks & (np.cumsum(marks, axis=1) == 1)
+
+
+def _last(marks: np.ndarray) -> np.ndarray:
+    return _first(marks[:, ::-1])[:, ::-1]
+
+
+def _certain(
+    scores: Enclosure, groups: KeptCells, k: int, fill: float
+) -> tuple[np.ndarray, np.ndarray]:
+    size = scores.value.shape[1] // groups.always.shape[1]
+    at_centre, is_always, is_possible = (
+        np.repeat(kept, size, axis=1) for kept in (groups.at_centre, groups.always, groups.perhaps)
+    )
+    masked = np.where(at_centre, scores.value, fill)
+    chosen = np.sort(_largest(masked, k, fill), axis=1)
+    kept, always, perhaps = (
+        np.take_along_axis(mask, chosen, axis=1) for mask in (at_centre, is_always, is_possible)
+    )
+    # of S, an expert is in a kept group for certain, or in a masked one
+    is_settled = np.all(np.where(kept, always, ~perhaps), axis=1)
+    is_settled &= np.all(kept, axis=1) | np.all(groups.always == groups.perhaps, axis=1)
+    low = np.where(kept, np.take_along_axis(scores.low, chosen, axis=1), fill)
+    others = ~is_always
+    np.put_along_axis(others, chosen, False, axis=1)
+    beats_fill = np.all(~kept | (low > fill), axis=1) | ~others.any(axis=1)
+    rivals = np.where(is_possible, scores.high, -np.inf)
+    np.put_along_axis(rivals, chosen, -np.inf, axis=1)
+    is_likely = is_settled & beats_fill & ~np.isnan(rivals).any(axis=1)
+    lowest = low.min(axis=1)
+    proved = is_likely & ((lowest > rivals.max(axis=1)) | np.isneginf(rivals).all(axis=1))
+    left = np.flatnonzero(is_likely & ~proved)
+    if len(left):
+        proved[left] = _ahead_of_all(
+            _rows(scores, left), rivals[left], chosen[left], kept[left], fill
+        )
+    return proved, chosen
+
+
+def _largest(values: np.ndarray, k: int, fill: float) -> np.ndarray:
+    """Indices of the k largest; of those at the fill, which are equal for certain, the lowest."""
+    chosen = np.argpartition(-values, k - 1, axis=1)[:, :k]
+    smallest = np.take_along_axis(values, chosen, axis=1).min(axis=1)
+    ties = np.flatnonzero(smallest == fill)
+    if len(ties):
+        chosen[ties] = np.argsort(-values[ties], axis=1, kind="stable")[:, :k]
+    return chosen
+
+
+def _ahead_of_all(
+    scores: Enclosure, rivals: np.ndarray, chosen: np.ndarray, kept: np.ndarray, fill: float
+) -> np.ndarray:
+    """Every expert of the set ahead of every rival, the nearest rivals pair by pair."""
+    count = min(MOST_RIVALS, rivals.shape[1])
+    nearest = np.argpartition(-rivals, count - 1, axis=1)[:, :count]
+    near_high = np.take_along_axis(rivals, nearest, axis=1)
+    np.put_along_axis(rivals, nearest, -np.inf, axis=1)
+    members, others = _taken(scores, chosen), _taken(scores, nearest)
+    low = np.where(kept, members.low, fill)
+    is_ahead = low[:, :, None] > near_high[:, None, :]
+    is_ahead |= kept[:, :, None] & (_least_gap(members, others) > 0.0)
+    # no rival at all stands behind -inf
+    is_ahead |= np.isneginf(near_high)[:, None, :]
+    beyond = rivals.max(axis=1)
+    is_far = (low.min(axis=1) > beyond) | np.isneginf(beyond)
+    return np.all(is_ahead, axis=(1, 2)) & is_far
+
+
+def _least_gap(ahead: Enclosure, behind: Enclosure) -> np.ndarray:
+    """Lower bounds of the difference of each two quantities, (rectangles, ahead, behind)."""
+    half = ahead.half[:, :, None, None]
+    change = np.abs(ahead.along_x[:, :, None] - behind.along_x[:, None, :]) * half[:, 0]
+    change += np.abs(ahead.along_y[:, :, None] - behind.along_y[:, None, :]) * half[:, 1]
+    change += ahead.rest[:, :, None] + behind.rest[:, None, :]
+    return ahead.value[:, :, None] - behind.value[:, None, :] - change * (1.0 + SPARE)
+
+
+def _kept_groups(scores: Enclosure, groups: GroupMask) -> KeptCells:
+    """Groups that are provably unchanged or perhaps, from which group is ahead of which."""
+    size = scores.value.shape[1] // groups.num_groups
+    at_centre = kept_groups(group_scores(scores.value, groups), groups.num_kept)
+    count = 1 if groups.score == "max" or size == 1 else 2
+    low, high = (_top_sum(bound, groups.num_groups, count) for bound in (scores.low, scores.high))
+    always, perhaps = _kept(low[:, :, None] > high[:, None, :], groups.num_kept)
+    left = np.flatnonzero(np.any(always != perhaps, axis=1))
+    if len(left):
+        ahead = low[left][:, :, None] > high[left][:, None, :]
+        ahead |= _groups_ahead(_rows(scores, left), low[left], groups.num_groups, count)
+        always[left], perhaps[left] = _kept(ahead, groups.num_kept)
+    return KeptCells(at_centre, always, perhaps)
+
+
+def _kept(ahead: np.ndarray, num_kept: int) -> tuple[np.ndarray, np.ndarray]:
+    """Groups ahead of all that can be dropped, and groups that not too many are ahead of."""
+    always = ahead.sum(axis=2) >= ahead.shape[1] - num_kept
+    return np.asarray(always), np.asarray(ahead.sum(axis=1) < num_kept)
+
+
+def _top_sum(bound: np.ndarray, num_groups: int, count: int) -> np.ndarray:
+    """Sum of the one or two largest of each group."""
+    grouped = bound.reshape(len(bound), num_groups, -1)
+    if count == 1:
+        return grouped.max(axis=2)
+    return np.partition(grouped, -2, axis=2)[:, :, -2:].sum(axis=2)
+
+
+def _groups_ahead(scores: Enclosure, low: np.ndarray, num_groups: int, count: int) -> np.ndarray:
+    """Whether group g is ahead of group h, by the leaders of g at the centre.
+
+    The score of g is at least that of its leaders at the centre; the score of h is that of some of
+    its experts: each one or two of the first four, or fewer of them and the best of the rest.
+    """
+    rectangles, experts = scores.value.shape
+    size = experts // num_groups
+    number = min(MOST_LEADERS, size)
+    grouped = scores.value.reshape(rectangles, num_groups, size)
+    order = np.argsort(-grouped, axis=2, kind="stable")
+    first = (np.arange(num_groups) * size)[:, None]
+    leaders = (order[:, :, :number] + first).reshape(rectangles, -1)
+    taken = _taken(scores, leaders)
+    best = _sums(taken, num_groups, [tuple(range(count))])
+    parties = list(combinations(range(number), count))
+    gap = _least_gap(best, _sums(taken, num_groups, parties))
+    shape = rectangles, num_groups, num_groups, len(parties)
+    ahead = np.all(gap.reshape(shape) > 0.0, axis=3)
+    if number == size:
+        return ahead
+    high = np.take_along_axis(scores.high.reshape(grouped.shape), order, axis=2)
+    beyond = high[:, :, number:].max(axis=2)
+    if count == 2:
+        beyond = beyond + high.max(axis=2)
+    return ahead & (low[:, :, None] > beyond[:, None, :])
+
+
+def _sums(leaders: Enclosure, num_groups: int, parties: list[tuple[int, ...]]) -> Enclosure:
+    """Sums of the leaders of each group: (rectangles, groups x parties)."""
+
+    def total(array: Float64[np.ndarray, "rectangles leaders"]) -> np.ndarray:
+        grouped = array.reshape(len(array), num_groups, -1)
+        return grouped[:, :, np.array(parties)].sum(axis=3).reshape(len(array), -1)
+
+    return Enclosure(
+        total(leaders.value),
+        total(leaders.along_x),
+        total(leaders.along_y),
+        total(leaders.rest),
+        leaders.half,
+    )
+
+
+def _taken(scores: Enclosure, experts: np.ndarray) -> Enclosure:
+    """Some experts of each rectangle."""
+    parts = (scores.value, scores.along_x, scores.along_y, scores.rest)
+    value, along_x, along_y, rest = (np.take_along_axis(a, experts, axis=1) for a in parts)
+    return Enclosure(value, along_x, along_y, rest, scores.half)
+
+
+def _rows(scores: Enclosure, rows: np.ndarray) -> Enclosure:
+    """Some of the rectangles."""
+    parts = (scores.value, scores.along_x, scores.along_y, scores.rest, scores.half)
+    return Enclosure(*(a[rows] for a in parts))
+
+
+#: Samples of a pixel: its corners, a little to the inside, opposite ones first, and its centre.
+_SAMPLES = np.array([[-1, -1], [1, 1], [-1, 1], [1, -1], [0, 0]]) * (1.0 - 2.0**-6)
+#: Parts of open pixels that are looked at together; pixels stay open where that were more.
+MOST_PARTS = 1 << 20
+_FAR = np.iinfo(np.int32).max
+
+
+def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
+    """Which set a router of any rule chooses at each point of a frame, by pixels.
+
+    Pixels are halved up to ``depth`` times. What is proved holds for the numbers of the router on
+    the plane, both for the exact rule and for its evaluation in float64. A tie that does not go
+    away is never proved. Time grows with the length of the facets in pixels.
+
+    Raises ValueError where the frame is empty, or its pixels are too small for float64. Source:
+    :mod:`moegeom.routing_cells.plane.raster_enclosure`. Oracle in tests: the rule at random points,
+    and exact arithmetic for affine rules.
+    """
+    check_frame(frame, depth)
+    found = ExpertSets()
+    label = np.full((frame.height, frame.width), -1, dtype=np.int32)
+    state = np.full(label.shape, PixelState.OPEN, dtype=np.uint8)
+    bounds = np.array([[0, frame.width, 0, frame.height]])
+    while len(bounds):
+        is_proved, number = proved_sets(router, frame.rectangles(bounds, 1), found)
+        _fill(label, bounds[is_proved], number[is_proved])
+        bounds = bounds[~is_proved]
+        is_pixel = (bounds[:, 1] - bounds[:, 0] == 1) & (bounds[:, 3] - bounds[:, 2] == 1)
+        bounds = _split(bounds[~is_pixel])
+    state[label >= 0] = PixelState.CONSTANT
+    rows, columns = np.nonzero(label < 0)
+    pixels = np.stack([columns, columns + 1, rows, rows + 1], axis=1)
+    if len(pixels):
+        label[rows, columns], state[rows, columns] = _looked_into(
+            router, frame, pixels, depth, found
+        )
+    return _in_order(label, state, found)
+
+
+def _fill(
+    label: Int32[np.ndarray, "height width"],
+    bounds: Int64[np.ndarray, "n 4"],
+    number: Int32[np.ndarray, "n"],
+) -> None:
+    """All pixels of each rectangle get its number; rectangles of one shape at once."""
+    shapes = np.stack([bounds[:, 1] - bounds[:, 0], bounds[:, 3] - bounds[:, 2]], axis=1)
+    for wide, high in np.unique(shapes, axis=0):
+        same = np.flatnonzero((shapes == (wide, high)).all(axis=1))
+        columns = bounds[same, 0][:, None, None] + np.arange(wide)[None, None, :]
+        rows = bounds[same, 2][:, None, None] + np.arange(high)[None, :, None]
+        label[rows, columns] = number[same][:, None, None]
+
+
+def _split(bounds: Int64[np.ndarray, "n 4"]) -> Int64[np.ndarray, "m 4"]:
+    """Halves of each side that is longer than 1."""
+    for low, high in ((0, 1), (2, 3)):
+        is_long = bounds[:, high] - bounds[:, low] > 1
+        middle = (bounds[:, low] + bounds[:, high]) // 2
+        first, second = bounds.copy(), bounds[is_long].copy()
+        first[is_long, high] = second[:, low] = middle[is_long]
+        bounds = np.concatenate([first, second])
+    return bounds
+
+
+def _looked_into(
+    router: PlaneRouter,
+    frame: Frame,
+    pixels: Int64[np.ndarray, "n 4"],
+    depth: int,
+    found: ExpertSets,
+) -> tuple[Int32[np.ndarray, "n"], UInt8[np.ndarray, "n"]]:
+    """Labels and states of pixels that were not proved as a whole.
+
+    Of each pixel the lowest and the highest number of a proved set is kept: points, and parts that
+    are proved as a whole. It is crossed where they differ, constant where no part is left. Where
+    nothing is proved at any of five points a tie stays, which halving would not end.
+    """
+    lowest = np.full(len(pixels), _FAR, dtype=np.int32)
+    highest = np.full(len(pixels), -1, dtype=np.int32)
+    is_open = np.zeros(len(pixels), dtype=bool)
+    owner = np.arange(len(pixels))
+    bounds, parts = pixels, 1
+    for level in range(depth + 1):
+        if level and 4 * len(bounds) > MOST_PARTS:
+            break
+        if level:
+            bounds, parts = _split(2 * bounds), 2 * parts
+            owner = np.tile(owner, 4)
+            is_proved, number = proved_sets(router, frame.rectangles(bounds, parts), found)
+            _note(lowest, highest, owner[is_proved], number[is_proved])
+            bounds, owner = bounds[~is_proved], owner[~is_proved]
+        bounds, owner = _without(bounds, owner, lowest < highest)
+        for sample in _SAMPLES:
+            rectangles = frame.rectangles(bounds, parts)
+            points = rectangles.centre + sample * (rectangles.half - frame.padding)
+            is_proved, number = proved_sets(
+                router, Rectangles(points, np.zeros_like(points)), found
+            )
+            _note(lowest, highest, owner[is_proved], number[is_proved])
+            bounds, owner = _without(bounds, owner, lowest < highest)
+        is_open[owner[highest[owner] < 0]] = True
+        bounds, owner = _without(bounds, owner, is_open)
+    is_open[owner] = True
+    state = np.where(is_open, PixelState.OPEN, PixelState.CONSTANT).astype(np.uint8)
+    state[lowest < highest] = PixelState.CROSSED
+    label = lowest
+    others = np.flatnonzero(state != PixelState.CONSTANT)
+    centre = frame.rectangles(pixels[others], 1).centre
+    for some in chunks(len(others), router):
+        label[others[some]] = found.numbered(router.choice(centre[some]))
+    return label, state
+
+
+def _note(lowest: np.ndarray, highest: np.ndarray, owner: np.ndarray, number: np.ndarray) -> None:
+    np.minimum.at(lowest, owner, number)
+    np.maximum.at(highest, owner, number)
+
+
+def _without(
+    bounds: np.ndarray, owner: np.ndarray, is_done: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What belongs to pixels that are not done."""
+    left = ~is_done[owner]
+    return bounds[left], owner[left]
+
+
+def _in_order(label: np.ndarray, state: np.ndarray, found: ExpertSets) -> Raster:
+    expert_sets = found.listed()
+    order = sorted(range(len(expert_sets)), key=expert_sets.__getitem__)
+    place = np.empty(len(order), dtype=np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    return Raster(place[label], state, tuple(expert_sets[i] for i in order))
+
+
+#: Numbers of one array of a chunk: all arrays of a chunk together stay within some 50 MB.
+_CHUNK = 1 << 15
+
+
+class ExpertSets:
+    """Numbers of chosen sets, in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self._number: dict[bytes, int] = {}
+        self._size = 0
+
+    def numbered(self, chosen: np.ndarray) -> Int32[np.ndarray, "n"]:
+        """Number of each row, new ones included."""
+        rows = np.ascontiguousarray(chosen, dtype=np.int32)
+        self._size = rows.shape[1]
+        number = self._number
+        keys = rows.view(f"V{rows.itemsize * self._size}").ravel().tolist()
+        return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int32)
+
+    def listed(self) -> list[tuple[int, ...]]:
+        """All sets so far, by number."""
+        return [tuple(np.frombuffer(key, dtype=np.int32).tolist()) for key in self._number]
+
+
+def proved_sets(
+    router: PlaneRouter, rectangles: Rectangles, found: ExpertSets
+) -> tuple[Bool[np.ndarray, "n"], Int32[np.ndarray, "n"]]:
+    """Whether one set is chosen on each rectangle, and its number (-1 where it is not proved)."""
+    is_proved = np.zeros(len(rectangles.centre), dtype=bool)
+    number = np.full(len(is_proved), -1, dtype=np.int32)
+    for some in chunks(len(is_proved), router):
+        part = Rectangles(rectangles.centre[some], rectangles.half[some])
+        is_proved[some], chosen = certain_choice(score_ranges(router, part), router.rule)
+        hits = np.flatnonzero(is_proved[some])
+        number[some][hits] = found.numbered(chosen[hits])
+    return is_proved, number
+
+
+def chunks(total: int, router: PlaneRouter) -> Iterator[slice]:
+    """Slices of so many rectangles that their arrays stay within a cache."""
+    experts = len(router.offset)
+    groups = 0 if router.rule.groups is None else router.rule.groups.num_groups
+    pairs = max(router.rule.top_k * min(experts, 16), 6 * groups * groups)
+    step = max(_CHUNK // max(experts, pairs), 1)
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))

@@ -1,0 +1,450 @@
+"""``--out``: cells.parquet, facets.parquet, and the slice and its numbers of each router."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from moegeom import __version__
+from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.files import move_folder, new_folder, refuse_existing, write_whole, writing
+from moegeom.core.parquet import write_table
+from moegeom.engine.plan import num_workers
+from moegeom.results.reader import SCHEMA_VERSION
+from moegeom.results.writer import slug
+from moegeom.routing_cells.ball.ball_cells import facet_distances
+from moegeom.routing_cells.ball.inradius import inradii
+from moegeom.routing_cells.exact.certificate_check import CellPoint
+from moegeom.routing_cells.exact.witness import check_witness
+from moegeom.routing_cells.graph.facet_graph import Swaps, swaps
+from moegeom.routing_cells.pictures.records import (
+    CircleCells,
+    PlaneCells,
+    RasterCells,
+    SliceCaption,
+    SlicePicture,
+    SpaceCells,
+    TokenMarks,
+)
+from moegeom.routing_cells.pictures.write import figure_csv, write_picture
+from moegeom.routing_cells.plane.circle import Arcs
+from moegeom.routing_cells.plane.polygons import polygons
+from moegeom.routing_cells.plane.raster_frame import PixelState
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.router import SlicedRouter, equal_experts
+from moegeom.routing_cells.study.search import MOST_MEASURED, Scaled, SliceCells
+from moegeom.routing_cells.study.slices import frame_of
+
+#: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
+#: and follow from the slice.
+_MOST_COORDINATES = 20_000_000
+
+#: Columns whose values recur, as Parquet calls them: dictionaries of the others cost time and room.
+_RECURRING = [
+    "router",
+    "expert_set.list.element",
+    "experts_out.list.element",
+    "experts_in.list.element",
+]
+
+
+def _are_cells(folder: Path) -> bool:
+    return (folder / "cells.parquet").is_file()
+
+
+class CellFiles:
+    """The folder ``out`` while it is made: beside it, moved when it is whole."""
+
+    def __init__(self, request: CellsRequest) -> None:
+        assert request.out is not None
+        self._out, self._request = request.out, request
+        hint = "Choose another --out, or --overwrite."
+        refuse_existing(self._out, hint, _are_cells if request.overwrite else None)
+        self._work = new_folder(self._out)
+        self._partial = self._work / "whole"  # with the rights of a folder that is made now
+        self._partial.mkdir()
+        self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
+        self.names: tuple[str, ...] = ()
+
+    def add(self, sliced: SlicedRouter) -> int | None:
+        """Rows of one router, and its slice as an npz file that --subspace reads.
+
+        Returns how many witnesses were checked in integers; None where nobody asked for that.
+        """
+        num_checked = 0
+        for cells in sliced.cells:
+            if cells.is_whole:
+                self._tables["cells"].append(_cells(sliced, cells, self._request))
+                self._tables["facets"].append(_facets(sliced, cells, self._request))
+                num_checked += len(cells.expert_set)
+        part = sliced.requested.part
+        if part is not None and sliced.weight is not None:
+            path = self._partial / "slices" / f"{slug(sliced.router.name)}.npz"
+            weight, bias = sliced.instance
+            with writing(self._out):
+                path.parent.mkdir(exist_ok=True)
+                np.savez(path, centre=part.centre, basis=part.basis, weight=weight, bias=bias)
+        return num_checked if self._request.certify else None
+
+    def finish(self) -> None:
+        """Writes the tables and moves everything to ``out``."""
+        import pyarrow as pa
+
+        with writing(self._out):
+            for name, parts in self._tables.items():
+                empty = cell_table(name, {"router": []})
+                table, path = pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet"
+                write_table(table, path, use_dictionary=_RECURRING)
+        self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
+        # what is there was seen to hold cells
+        replaced = self._work / "replaced" if self._request.overwrite else None
+        move_folder(self._partial, self._out, replaced)
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes what was written until now."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+
+def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
+    count = len(cells.expert_set)
+    columns: dict[str, Any] = {
+        "router": pa.repeat(sliced.router.name, count),
+        "cell": np.arange(count),
+        "expert_set": _rows(cells.expert_set),
+        "witness": _rows(cells.witness, np.isin(np.arange(count), list(cells.exact))),
+        "witness_exact": _rational(cells),
+        "num_facets": np.bincount(cells.facets.ravel(), minlength=count),
+        "witness_input": _inputs(sliced, cells.witness),
+        **_pair(cells.cell_distance),
+    }
+    if cells.at is not None:
+        columns["token"] = pa.repeat(cells.at, count)
+    if cells.hops is not None:
+        columns["hops"] = cells.hops
+    if cells.is_bounded is not None:
+        columns["is_bounded"] = cells.is_bounded
+    if sliced.tokens is not None and cells.at is None:
+        inside = sliced.tokens.cell
+        columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
+        own = inside[sliced.tokens.is_own & (inside >= 0)]
+        columns["num_own_tokens"] = np.bincount(own, minlength=count)
+    weight, bias = sliced.instance
+    if request.inradius:
+        columns["inradius"] = _inradii(weight, bias, cells, request)
+    if request.certify:
+        _check(weight, bias, cells, request.tie_broken)
+        columns["is_checked"] = pa.repeat(True, count)
+    return cell_table("cells", columns)
+
+
+def _facets(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
+    count, swapped = len(cells.facets), swaps(cells.expert_set, cells.facets)
+    ends = np.cumsum(swapped.num)
+    columns: dict[str, Any] = {
+        "router": pa.repeat(sliced.router.name, count),
+        "cell": cells.facets[:, 0],
+        "other_cell": cells.facets[:, 1],
+        "experts_out": _lists(swapped.out, ends),
+        "experts_in": _lists(swapped.into, ends),
+        **_pair(_distances(sliced, cells, swapped, request)),
+    }
+    if cells.at is not None:
+        columns["token"] = pa.repeat(cells.at, count)
+    return cell_table("facets", columns)
+
+
+def _inradii(
+    weight: np.ndarray, bias: np.ndarray, cells: SliceCells, request: CellsRequest
+) -> list[float | None]:
+    """None where no radius could be proved."""
+    scaled = Scaled.of(weight, bias, request, is_metric=True)
+    equal = equal_experts(scaled.weight, scaled.bias, request)
+    radii = inradii(scaled.weight, scaled.bias, cells.expert_set, cells.facets, equal)
+    radii = np.ldexp(radii, scaled.longer)
+    return [None if np.isnan(radius) else radius for radius in radii.tolist()]
+
+
+def _distances(
+    sliced: SlicedRouter, cells: SliceCells, swapped: Swaps, request: CellsRequest
+) -> np.ndarray | None:
+    """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
+    if cells.at is not None or cells.facet_distance is not None:
+        return cells.facet_distance
+    if len(cells.facets) > MOST_MEASURED or (swapped.num != 1).any():
+        return None
+    weight, bias = sliced.instance
+    centre = np.zeros(weight.shape[1])
+    if sliced.sample is not None and sliced.requested.part is not None:
+        mean = sliced.sample.inputs.astype(np.float64).mean(axis=0)
+        centre = sliced.requested.part.coordinates(mean[None, :])[0]
+    scaled = Scaled.of(weight, bias, request, is_metric=True)
+    brackets = facet_distances(
+        scaled.weight,
+        scaled.bias,
+        cells.expert_set,
+        cells.facets,
+        swapped.first,
+        np.ldexp(centre, -scaled.exponent),
+        request.num_workers or num_workers(),
+        cells.simple,
+    )
+    return np.ldexp(brackets, scaled.longer)
+
+
+def _inputs(sliced: SlicedRouter, witness: np.ndarray) -> pa.Array:
+    if (
+        sliced.requested.part is None
+        or len(witness) * sliced.router.hidden_size > _MOST_COORDINATES
+    ):
+        return pa.nulls(len(witness))
+    rows = sliced.requested.part.inputs(witness).astype(np.float32)
+    return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
+
+
+def _rational(cells: SliceCells) -> pa.Array:
+    """Certificates of the cells that have no float64 witness, as JSON."""
+    texts = np.full(len(cells.expert_set), None, object)
+    for n, point in cells.exact.items():
+        texts[n] = json.dumps(point.as_json())
+    return pa.array(texts, pa.string())
+
+
+def _rows(values: np.ndarray, is_missing: np.ndarray | None = None) -> pa.ListArray:
+    """A list for each row."""
+    count, width = values.shape
+    return _lists(values.ravel(), width * np.arange(1, count + 1), is_missing)
+
+
+def _lists(
+    values: np.ndarray, ends: np.ndarray, is_missing: np.ndarray | None = None
+) -> pa.ListArray:
+    """The values up to each of the ends as a list of their own."""
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        offsets, pa.array(values), mask=None if is_missing is None else pa.array(is_missing)
+    )
+
+
+def _pair(bracket: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    if bracket is None:
+        return {}
+    return {"distance_lower": bracket[:, 0], "distance_upper": bracket[:, 1]}
+
+
+def _check(weight: np.ndarray, bias: np.ndarray, cells: SliceCells, tie_broken: bool) -> None:
+    """Every witness in integers. Raises InternalError for one that lies in no cell of its own."""
+    rows = zip(cells.expert_set.tolist(), cells.witness.tolist(), strict=True)
+    for n, (row, point) in enumerate(rows):
+        proof = cells.exact.get(n) or CellPoint(tuple(Fraction(value) for value in point))
+        try:
+            check_witness(weight, bias, row, proof, tie_broken)
+        except ValueError as error:
+            raise InternalError(f"the witness of cell {row} fails its check: {error}") from error
+
+
+#: Columns of each table: name, type, unit, text.
+CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
+    "cells": (
+        ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
+        ("cell", pa.int64(), "", "number of the cell, from 0 at each router"),
+        ("token", pa.int64(), "", "token that the search began at; missing for the whole slice"),
+        ("expert_set", pa.list_(pa.int32()), "", "experts that are chosen there, ascending"),
+        ("witness", pa.list_(pa.float64()), "input", "a point inside, in coordinates of the slice"),
+        ("witness_exact", pa.string(), "", "where no float64 point was found inside: a rational"),
+        ("witness_input", pa.list_(pa.float32()), "input", "the same point as router input"),
+        ("num_facets", pa.int64(), "", "facets of the cell"),
+        ("is_bounded", pa.bool_(), "", "missing where a ball, a box or steps bound the search"),
+        ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
+        ("inradius", pa.float64(), "input", "radius of the largest ball inside (inradius)"),
+        ("distance_lower", pa.float64(), "input", "to the cell, from the centre or the token"),
+        ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
+        ("hops", pa.int64(), "", "facets between the token's cell and this one"),
+        ("num_tokens", pa.int64(), "tokens", "tokens drawn inside"),
+        ("num_own_tokens", pa.int64(), "tokens", "of these, tokens whose own choice this is"),
+    ),
+    "facets": (
+        ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
+        ("token", pa.int64(), "", "token that the search began at; missing for the whole slice"),
+        ("cell", pa.int64(), "", "the cell that comes first"),
+        ("other_cell", pa.int64(), "", "the cell on the other side"),
+        ("experts_out", pa.list_(pa.int32()), "", "experts that only the first cell has"),
+        ("experts_in", pa.list_(pa.int32()), "", "experts that only the other cell has"),
+        ("distance_lower", pa.float64(), "input", "to the facet, from the tokens' mean"),
+        ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
+    ),
+}
+
+
+def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    """Columns as a table of :data:`CELL_TABLES`; those that are not given are missing."""
+    length = len(next(iter(columns.values())))
+    fields, arrays = [], []
+    for column, kind, unit, text in CELL_TABLES[name]:
+        values = columns.get(column)
+        if values is None:
+            arrays.append(pa.nulls(length, kind))
+        else:
+            is_array = isinstance(values, pa.Array)
+            arrays.append(values.cast(kind) if is_array else pa.array(values, kind))
+        facts = {"text": text, "unit": unit}
+        fields.append(pa.field(column, kind, metadata={k: v for k, v in facts.items() if v}))
+    schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+# ----------------------------------------------------------------------------------------- pictures
+def draw(sliced: SlicedRouter, model: str, request: CellsRequest) -> tuple[str, ...]:
+    """Writes the picture, and one CSV file beside it for each of its tables; their names.
+
+    Raises
+    ------
+    UsageError
+        When the slice has neither two nor three dimensions, or the file cannot be written.
+    """
+    assert request.plot is not None
+    picture = _picture(sliced, model, request)
+    write_picture(picture, request.plot, request.picture)
+    names = [request.plot.name]
+    for name, text in figure_csv(picture).items():
+        path = request.plot.with_name(f"{request.plot.stem}.{name}.csv")
+        write_whole(path, text)
+        names.append(path.name)
+    return tuple(names)
+
+
+def _picture(sliced: SlicedRouter, model: str, request: CellsRequest) -> SlicePicture:
+    caption = _caption(sliced, model, request)
+    if sliced.arcs is not None:
+        return _circle(sliced, sliced.arcs, caption)
+    if sliced.pixels is not None:
+        assert sliced.frame is not None
+        label, state, sets = sliced.pixels.label, sliced.pixels.state, sliced.pixels.expert_sets
+        return RasterCells(caption, sliced.frame, label, state, sets, _marks(sliced))
+    cells = sliced.cells[0] if len(sliced.cells) == 1 else None
+    dims = sliced.record.dims
+    if cells is None or not cells.is_whole or dims not in (2, 3):
+        raise UsageError(
+            "--plot: a slice of 2 or 3 dimensions is drawn; this one is "
+            f"{sliced.requested.text} with {dims:,}.",
+            "Add --subspace pca:2, random:2 or plane:A,B,C.",
+        )
+    if not len(cells.expert_set) or not np.isfinite(cells.witness).all():
+        raise UsageError(f"--plot: {sliced.requested.text} has no cell that could be drawn.")
+    if dims == 3:
+        return _space(sliced, cells, caption)
+    return _plane(sliced, cells, caption, request)
+
+
+def _caption(sliced: SlicedRouter, model: str, request: CellsRequest) -> SliceCaption:
+    record, is_own = sliced.record, None
+    if sliced.tokens is not None:
+        is_own = sliced.tokens.is_own[_drawn_rows(sliced)]
+    is_certified = sliced.arcs is None or bool(sliced.arcs.is_proved.all())
+    if sliced.pixels is not None:
+        is_certified = sliced.pixels.count(PixelState.OPEN) == 0
+    return SliceCaption(
+        model=model,
+        router=record.router,
+        top_k=record.top_k,
+        num_experts=record.num_experts,
+        subspace=record.subspace,
+        variance_share=record.variance_share,
+        num_own=None if is_own is None else int(is_own.sum()),
+        num_tokens=None if is_own is None else len(is_own),
+        seed=request.seed,
+        version=__version__,
+        is_certified=is_certified,
+        remark=_TIED if record.cells is not None and record.cells.num_tied else "",
+    )
+
+
+#: What is blank in a picture of a router with equal experts.
+_TIED = "Where nothing is drawn equal experts tie for the last place: that is in no cell."
+
+
+def _plane(
+    sliced: SlicedRouter, cells: SliceCells, caption: SliceCaption, request: CellsRequest
+) -> PlaneCells:
+    weight, bias = sliced.instance
+    points = None if sliced.tokens is None else sliced.tokens.place
+    frame = frame_of(points, sliced.requested, sliced.sample, request, _spread(cells))
+    equal = equal_experts(weight, bias, request)
+    outlines = polygons(weight, bias, cells.expert_set, cells.facets, frame, equal)
+    is_inside = ~np.isnan(outlines.facet_ends[:, 0, 0])
+    out, into = (experts[is_inside] for experts in cells.exchanged)
+    chosen = cells.expert_set.astype(np.int64)
+    return PlaneCells(
+        caption=caption,
+        frame=frame,
+        expert_sets=tuple(map(tuple, cells.expert_set.tolist())),
+        polygons=outlines.corners,
+        gradient=weight[chosen].sum(axis=1),
+        offset=bias[chosen].sum(axis=1),
+        facet_ends=outlines.facet_ends[is_inside],
+        facet_cells=cells.facets[is_inside],
+        facet_out=out,
+        facet_into=into,
+        tokens=_marks(sliced),
+    )
+
+
+def _spread(cells: SliceCells) -> float:
+    """Half the side of a frame that holds most of the bounded cells."""
+    if not len(cells.witness):
+        return 1.0
+    return float(np.quantile(np.abs(cells.witness).max(axis=1), 0.8)) or 1.0
+
+
+def _marks(sliced: SlicedRouter) -> TokenMarks | None:
+    """All tokens; on a plane through three of them those three, which lie on it."""
+    if sliced.tokens is None or sliced.sample is None:
+        return None
+    rows = _drawn_rows(sliced)
+    distance = sliced.sample.distance
+    return TokenMarks(
+        place=sliced.tokens.place[rows],
+        is_own=sliced.tokens.is_own[rows],
+        distance=None if distance is None else distance[rows],
+        number=sliced.sample.token[rows],
+    )
+
+
+def _drawn_rows(sliced: SlicedRouter) -> np.ndarray:
+    assert sliced.sample is not None
+    if sliced.requested.at:
+        return sliced.sample.rows_of(sliced.requested.at, "--subspace")
+    return np.arange(len(sliced.sample.token))
+
+
+def _space(sliced: SlicedRouter, cells: SliceCells, caption: SliceCaption) -> SpaceCells:
+    inside = None
+    if sliced.tokens is not None:
+        cell = sliced.tokens.cell
+        inside = np.bincount(cell[cell >= 0], minlength=len(cells.expert_set)).astype(np.int64)
+    expert_sets = tuple(map(tuple, cells.expert_set.tolist()))
+    return SpaceCells(caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside)
+
+
+def _circle(sliced: SlicedRouter, arcs: Arcs, caption: SliceCaption) -> CircleCells:
+    requested, sample = sliced.requested, sliced.sample
+    angle, is_own = None, None
+    if sample is not None and requested.circle is not None and requested.centre is not None:
+        rows = sample.rows_of(requested.at, "--subspace")
+        steps = sample.inputs[rows].astype(np.float64) - requested.centre
+        cosine, sine = np.linalg.pinv(requested.circle) @ steps.T
+        angle = np.mod(np.arctan2(sine, cosine), 2.0 * np.pi)
+        turned = np.where(angle < arcs.start[0], angle + 2.0 * np.pi, angle)
+        arc = np.searchsorted(arcs.start, turned, side="right") - 1
+        is_own = (arcs.expert_set[arc] == np.sort(sample.chosen[rows], axis=1)).all(axis=1)
+        caption = replace(caption, num_own=int(is_own.sum()), num_tokens=len(is_own))
+    expert_sets = tuple(map(tuple, arcs.expert_set.tolist()))
+    return CircleCells(caption, expert_sets, arcs.start, arcs.stop, angle, is_own)

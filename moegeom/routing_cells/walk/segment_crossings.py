@@ -1,0 +1,210 @@
+r"""How often the top-k set changes along segments, in certified float64.
+
+The reference is :func:`moegeom.routing_cells.exact.crossings.exact_crossings`, which is also where
+pairs go whose changes float64 cannot prove.
+
+The sets along a line follow each other as intervals. A chain of sets that begins with the strict
+top k of the one end and ends with that of the other, and whose every link is an exchange at a point
+where no third expert ties, is therefore all of them: it needs no proof of the order of its points.
+Where ``out`` and ``into`` tie, :math:`t : 1 - t = p : q` with :math:`p = a_{out} - a_{into}` and
+:math:`q = b_{into} - b_{out}`, both positive, and expert i is above them if
+
+.. math:: (a_i - a_{out}) q + (b_i - b_{out}) p > 0,
+
+a determinant of order 2 in differences of the given numbers, off by at most 8 u times the sum of
+its absolute terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from numba import njit
+
+from moegeom.kernels.cpu import INNER, kernel
+from moegeom.routing_cells.exact.crossings import Crossing, exact_crossings
+
+#: Eight units of roundoff, a number over all that underflow may lose, and one under all that may
+#: overflow.
+_ROUNDING, _UNDERFLOW, _LARGE = 2.0**-50, 1e-300, 1e150
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentCrossings:
+    """Changes of the top-k set on each segment, and where float64 could not prove them.
+
+    ``at`` are the places of the changes of all segments in a row, from ``first[s]`` to
+    ``first[s + 1]``, to a relative error of 1e-15; empty where they were not asked for.
+    """
+
+    count: Int64[np.ndarray, "segments"]
+    is_exact: Bool[np.ndarray, "segments"]
+    first: Int64[np.ndarray, "segments+1"]
+    at: Float64[np.ndarray, "changes"]
+
+    @property
+    def num_exact(self) -> int:
+        """Segments that exact arithmetic decided."""
+        return int(self.is_exact.sum())
+
+
+def segment_crossings(
+    logits_a: np.ndarray, logits_b: np.ndarray, k: int, with_places: bool = False
+) -> SegmentCrossings:
+    """How often the k largest of (1 - t) a + t b change for t from 0 to 1, for pairs of rows.
+
+    Ties as in ``exact_crossings``. A few passes over the E logits for each change and for each end;
+    pairs that are not proved (ties at an end, or of three experts) take a thousand times that.
+    Raises ValueError for shapes that differ, k outside 1..E and logits that are not finite.
+    """
+    if logits_a.shape != logits_b.shape or logits_a.ndim != 2:
+        raise ValueError(f"logits of segments of shapes {logits_a.shape} and {logits_b.shape}")
+    a = np.ascontiguousarray(logits_a, dtype=np.float64)
+    b = np.ascontiguousarray(logits_b, dtype=np.float64)
+    pairs, experts = a.shape
+    if not 1 <= k <= experts:
+        raise ValueError(f"top_k {k} of {experts} experts")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("logits at the ends of a segment that are not finite")
+    count, first = np.zeros(pairs, np.int64), np.zeros(pairs + 1, np.int64)
+    at = np.empty(0)
+    if k < experts:
+        _count_crossings(a, b, k, count, first, at)
+    is_exact = count < 0
+    settled = {int(s): exact_crossings(a[s], b[s], k) for s in np.flatnonzero(is_exact)}
+    for segment, crossings in settled.items():
+        count[segment] = len(crossings)
+    np.cumsum(count, out=first[1:])
+    if with_places and k < experts:
+        at = _places(a, b, k, first, settled)
+    return SegmentCrossings(count, is_exact, first, at)
+
+
+def _places(
+    a: np.ndarray, b: np.ndarray, k: int, first: np.ndarray, settled: dict[int, list[Crossing]]
+) -> np.ndarray:
+    at = np.empty(first[-1])
+    proved = np.setdiff1d(np.arange(len(a)), np.array(sorted(settled), np.int64))
+    where = np.empty(len(proved) + 1, np.int64)
+    where[:-1], where[-1] = first[proved], first[-1]
+    _count_crossings(a[proved], b[proved], k, np.empty(len(proved), np.int64), where, at)
+    for segment, crossings in settled.items():
+        for number, crossing in enumerate(crossings):
+            at[first[segment] + number] = float(crossing.at)
+    return at
+
+
+@njit(**INNER)
+def _load(a, b, k, lines):
+    """Lines with the k that are largest at the left end in front; whether they are so strictly.
+
+    Not for numbers whose differences or their products are beyond float64.
+    """
+    experts = len(a)
+    for i in range(experts):
+        if not (abs(a[i]) < _LARGE and abs(b[i]) < _LARGE):
+            return False
+        lines[0, i], lines[1, i], lines[2, i] = a[i], b[i], b[i] - a[i]
+    first = lines[0]
+    for place in range(k):
+        best = place
+        for i in range(place + 1, experts):
+            if first[i] > first[best]:
+                best = i
+        _swap(lines, place, best)
+    most = first[k]
+    for i in range(k + 1, experts):
+        most = max(most, first[i])
+    return first[k - 1] > most
+
+
+@njit(**INNER)
+def _swap(lines, one, other):
+    for row in range(3):
+        lines[row, one], lines[row, other] = lines[row, other], lines[row, one]
+
+
+@njit(**INNER, fastmath={"nnan", "nsz"})
+def _extremes(values, k):
+    """The place of the least of the first k values, and of the largest of the others."""
+    least, most = values[0], values[k]
+    for i in range(1, k):
+        least = min(least, values[i])
+    for i in range(k + 1, len(values)):
+        most = max(most, values[i])
+    out, into = 0, k
+    while values[out] != least:
+        out += 1
+    while values[into] != most:
+        into += 1
+    return out, into
+
+
+@njit(**INNER)
+def _next_exchange(lines, k, values):
+    """The pair that is exchanged first, by Newton steps from t = 1; (-1, -1) for no exchange.
+
+    A proposal: of what follows from it nothing is taken that is not proved.
+    """
+    a, b, slope = lines[0], lines[1], lines[2]
+    out, into = _extremes(b, k)
+    if b[out] > b[into]:
+        return -1, -1
+    nearest = np.inf
+    one, other = out, into
+    while True:
+        p, q = a[one] - a[other], b[other] - b[one]
+        if not (p > 0.0 and q > 0.0 and p / (p + q) < nearest):
+            return out, into
+        nearest = p / (p + q)
+        out, into = one, other
+        for i in range(len(a)):
+            values[i] = a[i] + nearest * slope[i]
+        one, other = _extremes(values, k)
+        if one == out and other == into:
+            return out, into
+
+
+@njit(**INNER)
+def _is_proved(lines, k, out, into):
+    """Whether the two tie at a point of the segment where all others are on their sides."""
+    a, b = lines[0], lines[1]
+    p, q = a[out] - a[into], b[into] - b[out]
+    if not (p > 0.0 and q > 0.0):
+        return False
+    height, other_height = a[out], b[out]
+    proved = 0
+    for i in range(k):
+        left, right = (a[i] - height) * q, (b[i] - other_height) * p
+        proved += left + right > _ROUNDING * (abs(left) + abs(right)) + _UNDERFLOW
+    for i in range(k, len(a)):
+        left, right = (height - a[i]) * q, (other_height - b[i]) * p
+        proved += left + right > _ROUNDING * (abs(left) + abs(right)) + _UNDERFLOW
+    # of ``into`` the two terms are p q and - p q, rounded alike, and that of ``out`` are 0
+    return proved == len(a) - 2
+
+
+@kernel()
+def _count_crossings(a, b, k, count, first, at):
+    """Changes of each pair, -1 where they are not proved; their places if there is room in at."""
+    pairs, experts = a.shape
+    lines, values = np.empty((3, experts)), np.empty(experts)
+    for pair in range(pairs):
+        count[pair] = -1
+        if not _load(a[pair], b[pair], k, lines):
+            continue
+        number = 0
+        while True:
+            out, into = _next_exchange(lines, k, values)
+            if out < 0:
+                count[pair] = number
+                break
+            if not _is_proved(lines, k, out, into):
+                break
+            if len(at) > 0:
+                p, q = lines[0, out] - lines[0, into], lines[1, into] - lines[1, out]
+                at[first[pair] + number] = p / (p + q)
+            _swap(lines, out, into)
+            number += 1
