@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from moegeom.core.finding import SEVERITY_ORDER, Severity
 from moegeom.core.router import format_layers
 
 if TYPE_CHECKING:
-    from moegeom.checks.check import Statement
+    from moegeom.checks.check import Check
 
 #: Probability that a healthy checkpoint fails any statistical check of a run by chance.
 FAMILY_WISE_ERROR = 0.005
@@ -94,11 +94,11 @@ class Profile:
         """True when the check with this code is to be judged."""
         return code.startswith(self.select)
 
-    def judges(self, check: Statement[Any]) -> bool:
+    def judges(self, check: Check) -> bool:
         """True when the check is to be judged: selected, and one of the profile it extends."""
         return self.selects(check.code) and self.base in (check.only_in or BUILT_IN)
 
-    def override(self, check: Statement[Any]) -> Severity | None:
+    def override(self, check: Check) -> Severity | None:
         """What all findings of a check weigh here; None where each weighs what it says."""
         own = self.severity.get(check.code)
         return check.severities.get(self.base) if own is None else own
@@ -131,7 +131,7 @@ class Profile:
 DEFAULT = Profile()
 
 
-def told(profile: Profile, checks: Iterable[Statement[Any]]) -> tuple[str, ...]:
+def told(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
     """What this profile judges otherwise than moegeom does by itself, in sentences.
 
     For the screen: who reads a verdict must see what was switched off, lowered or accepted.
@@ -161,7 +161,7 @@ def told(profile: Profile, checks: Iterable[Statement[Any]]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _built_in(base: BuiltIn, checks: Sequence[Statement[Any]]) -> str:
+def _built_in(base: BuiltIn, checks: Sequence[Check]) -> str:
     """By which built-in profile is judged, and which checks weigh less in it."""
     lower = [
         check.code

@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moegeom.checks.check import (
     CHECKS,
@@ -15,9 +14,9 @@ from moegeom.checks.check import (
     Check,
     Claim,
     Limits,
-    Statement,
     Tested,
     Unknown,
+    page_of,
 )
 from moegeom.checks.measured import (
     Measured,
@@ -25,11 +24,10 @@ from moegeom.checks.measured import (
     knows_config,
     layer_of,
     place_of,
+    unseen,
 )
-from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
-from moegeom.checks.unseen import unseen
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
@@ -50,7 +48,7 @@ NOT_LOOKED_AT = (TRAINED, EXPERTS, "other engines", "quantised activations")
 class JudgedCheck:
     """Claims of one check, or why there are none."""
 
-    check: Statement[Any]
+    check: Check
     claims: Sequence[Claim] = ()
     state: State | None = None
     reason: str = ""
@@ -325,7 +323,7 @@ def _is_ignored(code: str, router: str, profile: Profile) -> str:
     return entry.reason if entry else ""
 
 
-def _gathered(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
+def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
     """Findings as they are, or one for all layers with the evidence of the worst, the first."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -333,7 +331,7 @@ def _gathered(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
     return [told for group in groups.values() for told in _as_one(check, group)]
 
 
-def _as_one(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
+def _as_one(check: Check, findings: list[Finding]) -> list[Finding]:
     if len(findings) <= MOST_ALIKE:
         return findings
     worst = findings[0]

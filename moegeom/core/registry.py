@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from inspect import getdoc
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from moegeom.core.errors import InternalError, UsageError
 
@@ -20,6 +21,25 @@ class Named(Protocol):
 
 T = TypeVar("T")
 N = TypeVar("N", bound=Named)
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+
+def record_of_function(
+    record: Callable[Concatenate[str, str, F, P], T],
+) -> Callable[P, Callable[[F], T]]:
+    """The decorator that makes a record of a function: of its name, its docstring, and itself.
+
+    Those are the first three fields of ``record``; the decorator takes the others.
+    """
+
+    def with_fields(*args: P.args, **fields: P.kwargs) -> Callable[[F], T]:
+        def named(function: F) -> T:
+            return record(function.__name__, getdoc(function) or "", function, *args, **fields)
+
+        return named
+
+    return with_fields
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:

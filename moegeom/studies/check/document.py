@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.checks.pages import Page
+from moegeom.checks.check import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
 from moegeom.document.header import header, skipped, tokens_line

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moegeom.checks.pages import SECTIONS, page_of
+from moegeom.checks.check import SECTIONS, page_of
 from moegeom.core.finding import Verdict
 from moegeom.studies.track.history import Concentration, History, RouterHistory
 from moegeom.studies.track.series_check import SERIES_CHECKS, judge_series
