@@ -17,12 +17,7 @@ _attention_check = partial(
 )
 
 
-@_attention_check(
-    "MGA101",
-    "an attention gate is zero",
-    "warning",
-    alike=same_sentence,
-)
+@_attention_check("MGA101", "an attention gate is zero", "warning", alike=same_sentence)
 def attention_gate_zero(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """No head has an attention gate of zeros.
 
@@ -45,11 +40,7 @@ def attention_gate_zero(measured: Measured, limits: Limits) -> Iterator[Finding]
             )
 
 
-@_attention_check(
-    "MGA102",
-    "an attention gate or sink is not finite",
-    "error",
-)
+@_attention_check("MGA102", "an attention gate or sink is not finite", "error")
 def attention_not_finite(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """Every attention gate and every learned sink is finite.
 
@@ -74,11 +65,7 @@ def attention_not_finite(measured: Measured, limits: Limits) -> Iterator[Finding
             )
 
 
-@_attention_check(
-    "MGA103",
-    "an attention gate has another shape than its heads",
-    "error",
-)
+@_attention_check("MGA103", "an attention gate has another shape than its heads", "error")
 def attention_gate_shape(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Attention gates and sinks have the shape that their heads use.
 

@@ -11,11 +11,7 @@ from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
 
-@check(
-    "MGI105",
-    "config and tensors contradict each other",
-    "error",
-)
+@check("MGI105", "config and tensors contradict each other", "error")
 def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Config and tensors agree.
 
@@ -42,11 +38,7 @@ def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]
         )
 
 
-@check(
-    "MGI106",
-    "the storage of a router is not known",
-    "error",
-)
+@check("MGI106", "the storage of a router is not known", "error")
 def storage_unknown(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """What every tensor beside a router means is known.
 
@@ -62,11 +54,7 @@ def storage_unknown(measured: Measured, limits: Limits) -> Iterator[Finding]:
     yield from storage_unknown.refused(measured)
 
 
-@check(
-    "MGI107",
-    "a part of a router is missing",
-    "error",
-)
+@check("MGI107", "a part of a router is missing", "error")
 def part_missing(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Every router has all its parts.
 
@@ -147,12 +135,7 @@ def out_of_range(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield dataclasses.replace(finding, severity="warning") if one["is_legal"] else finding
 
 
-@check(
-    "MGI115",
-    "routers were not looked at",
-    "error",
-    only_in=("release",),
-)
+@check("MGI115", "routers were not looked at", "error", only_in=("release"))
 def not_looked_at(measured: Measured, limits: Limits) -> Iterator[Unknown]:
     """Every router of the checkpoint was looked at.
 

@@ -185,11 +185,7 @@ def _gains(rows: Sequence[Row]) -> str:
     return "The gains of the norm in front differ: the router alone was copied."
 
 
-@check(
-    "MGI114",
-    "copies of a router differ",
-    "error",
-)
+@check("MGI114", "copies of a router differ", "error")
 def copies_differ(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """A router that is stored several times is the same everywhere.
 

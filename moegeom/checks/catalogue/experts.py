@@ -62,11 +62,7 @@ def unreachable(measured: Measured, limits: Limits) -> Iterator[Finding]:
         )
 
 
-@check(
-    "MGI109",
-    "every expert is chosen",
-    "error",
-)
+@check("MGI109", "every expert is chosen", "error")
 def nothing_routed(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Fewer experts are chosen than there are.
 

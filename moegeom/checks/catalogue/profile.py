@@ -16,12 +16,7 @@ from moegeom.core.finding import Finding
 _ROUNDED = 1e-6
 
 
-@check(
-    "MGP901",
-    "a threshold of the profile is broken",
-    "error",
-    alike=same_sentence,
-)
+@check("MGP901", "a threshold of the profile is broken", "error", alike=same_sentence)
 def profile_threshold(measured: Measured, limits: Limits) -> Iterator[Claim]:
     """Every column is within the thresholds of the profile.
 

@@ -16,12 +16,7 @@ from moegeom.studies.track.history import History, RouterHistory
 from moegeom.studies.track.series_check import series_check
 
 
-@series_check(
-    "MGT106",
-    "a step cannot be read",
-    "error",
-    of_each_step=True,
-)
+@series_check("MGT106", "a step cannot be read", "error", of_each_step=True)
 def steps_unread(history: History) -> Iterator[Unknown]:
     """Every step that is there can be read.
 
@@ -40,12 +35,7 @@ def steps_unread(history: History) -> Iterator[Unknown]:
         yield Unknown(name, reason)
 
 
-@series_check(
-    "MGT107",
-    "a step fails a check of integrity",
-    "error",
-    of_each_step=True,
-)
+@series_check("MGT107", "a step fails a check of integrity", "error", of_each_step=True)
 def steps_broken(history: History) -> Iterator[Finding]:
     """No step fails a check of integrity.
 
@@ -69,12 +59,7 @@ def steps_broken(history: History) -> Iterator[Finding]:
         )
 
 
-@series_check(
-    "MGT101",
-    "an earlier state is there again",
-    "error",
-    least_steps=lambda history: 3,
-)
+@series_check("MGT101", "an earlier state is there again", "error", least_steps=lambda history: 3)
 def state_repeated(history: History) -> Iterator[Tested]:
     """No router is again, bit for bit, what it was at an earlier step.
 
@@ -151,12 +136,7 @@ class _Return:
         return self.undone.share >= _LEAST_UNDONE and self.undone.nearness <= _MOST_NEARNESS
 
 
-@series_check(
-    "MGT103",
-    "updates of a router are undone",
-    "warning",
-    least_steps=lambda history: 3,
-)
+@series_check("MGT103", "updates of a router are undone", "warning", least_steps=lambda history: 3)
 def updates_undone(history: History) -> Iterator[Tested]:
     """No step takes back what the steps before it did to a router.
 
@@ -230,12 +210,7 @@ def _is_same(router: RouterHistory, now: int, earlier: int) -> bool:
 _LEAST_DIFFERENT = 3
 
 
-@series_check(
-    "MGT102",
-    "the selection bias was reset",
-    "error",
-    needs_bias=True,
-)
+@series_check("MGT102", "the selection bias was reset", "error", needs_bias=True)
 def bias_reset(history: History) -> Iterator[Finding]:
     """No selection bias that had been moved is back at one number for all experts.
 
