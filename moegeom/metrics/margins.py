@@ -23,7 +23,7 @@ from moegeom.geometry.histogram import (
 )
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import ORDERS
-from moegeom.kernels.reductions._counters import means
+from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED, TIES
 from moegeom.kernels.reductions.scores import EXTRAS, FIRST_ORDER, LADDER
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, metric
-from moegeom.kernels.reductions._counters import means
+from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions.scores import (
     FIXED_POINT,
     LARGE_UNIT,

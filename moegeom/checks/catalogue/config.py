@@ -135,7 +135,7 @@ def out_of_range(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield dataclasses.replace(finding, severity="warning") if one["is_legal"] else finding
 
 
-@check("MGI115", "routers were not looked at", "error", only_in=("release"))
+@check("MGI115", "routers were not looked at", "error", only_in=("release",))
 def not_looked_at(measured: Measured, limits: Limits) -> Iterator[Unknown]:
     """Every router of the checkpoint was looked at.
 

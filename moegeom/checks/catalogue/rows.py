@@ -13,7 +13,7 @@ from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
 
-@check("MGI101", "a router row is not finite", "error", ("num_non_finite_rows"))
+@check("MGI101", "a router row is not finite", "error", ("num_non_finite_rows",))
 def non_finite_rows(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Every router row is finite.
 
@@ -69,7 +69,7 @@ def non_finite_gain(measured: Measured, limits: Limits) -> Iterator[Finding]:
             )
 
 
-@check("MGI103", "a router row is zero", "error", ("num_zero_rows"))
+@check("MGI103", "a router row is zero", "error", ("num_zero_rows",))
 def zero_rows(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """No router row is zero.
 
@@ -95,7 +95,7 @@ def zero_rows(measured: Measured, limits: Limits) -> Iterator[Finding]:
         )
 
 
-@check("MGI104", "two experts share a router row", "error", ("num_duplicate_rows"))
+@check("MGI104", "two experts share a router row", "error", ("num_duplicate_rows",))
 def duplicate_rows(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """No two experts share a router row.
 

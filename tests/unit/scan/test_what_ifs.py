@@ -13,7 +13,7 @@ from moegeom.core.row_keys import ALL
 from moegeom.core.tokens import TILE
 from moegeom.engine import loop
 from moegeom.measure.finish import MeasuredRouter
-from moegeom.measure.what_ifs import with_what_ifs
+from moegeom.measure.passes import with_what_ifs
 from moegeom.metrics import METRICS
 from moegeom.variants.what_if import WHAT_IFS
 from moegeom.variants.whatif import _choices
