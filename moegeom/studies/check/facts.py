@@ -1,8 +1,9 @@
-"""What loaders take of a checkpoint's folder: whose answer is judged, who loads other routers."""
+"""What checks judge beside results: what loaders take, experts by sample, gates of attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,18 @@ from moegeom.checkpoint.open import FORMATS, open_answer
 from moegeom.checkpoint.ranks import difference_of, of_rank_folders
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import MoeGeomError
+from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError
 from moegeom.core.router import Router
+from moegeom.document.header import size
 from moegeom.engine.session import Session
+from moegeom.router.attention.tensors import (
+    AttentionTensors,
+    HeadShapeError,
+    attention_layers,
+    recognise_attention,
+)
+from moegeom.router.expert_beginnings import Beginning, expert_beginnings
+from moegeom.router.expert_tensors import open_experts
 from moegeom.router.family_file import family_of_class
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED
@@ -191,3 +201,93 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
 def _modules(router: Router) -> set[str]:
     """The modules that hold the tensors of a router."""
     return {tensor.rpartition(".")[0] for tensor in router.provenance.tensors} - {""}
+
+
+def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, Any]:
+    """``matrices`` with what ``expert_spread`` finds in each, and routers that are left out.
+
+    What is not known is None. ``announce`` is told how much is read before it is.
+    """
+    from moegeom.geometry.expert_spread import expert_spread  # which loads scipy
+
+    left_out: list[dict[str, str]] = []
+    beginnings_by_router: list[tuple[str, Beginning]] = []
+    for router in (router for router in opened.chosen if not router.listed):
+        try:
+            if router.num_experts < 2:
+                raise RouterError("one expert lies apart from none.")
+            beginnings = expert_beginnings(open_experts(opened.store, router))
+            beginnings_by_router += [(router.name, beginning) for beginning in beginnings]
+        except (CheckpointError, RouterError) as error:
+            left_out.append({"router": router.name, "reason": error.message.rstrip(".")})
+    announce(f"reads {sum(one.size for _, one in beginnings_by_router):,} bytes of experts")
+    matrices: list[dict[str, Any]] = []
+    for name, beginning in beginnings_by_router:
+        try:
+            spread = expert_spread(beginning.read(), beginning.unit)
+        except (CheckpointError, RouterError) as error:
+            left_out.append({"router": name, "reason": error.message.rstrip(".")})
+            continue
+        facts = dataclasses.asdict(spread) | {"farthest": spread.farthest}
+        finite = {key: None if value != value else value for key, value in facts.items()}
+        matrices.append({"router": name, "matrix": beginning.matrix, **finite})
+    return {"matrices": matrices, "left_out": left_out}
+
+
+def attention_facts(opened: Session, announce: Callable[[str], None]) -> list[dict[str, Any]]:
+    """One entry for each gate and each row of sinks; empty where none is known.
+
+    ``refused`` says why a tensor cannot be used by the heads (``is_shape``: for its shape), the
+    others are numbers of heads: with values that are not finite, and whose gate rows and biases are
+    all zero. ``announce`` is told how much is read before it is.
+    """
+    family = recognise_attention(opened.store.config)
+    if family is None:
+        return []
+    chosen = {router.layer for router in opened.chosen}
+    layers = attention_layers(opened.store, family, None if opened.terms.layers is None else chosen)
+    announce(f"reads {size(sum(map(_gate_bytes, layers)))} of gates and sinks of attention")
+    facts = []
+    for layer in layers:
+        if layer.gate is not None:
+            facts.append(_fact(layer, layer.gate.name, _gate))
+        if layer.sinks is not None:
+            facts.append(_fact(layer, layer.sinks, _sinks))
+    return facts
+
+
+def _gate_bytes(layer: AttentionTensors) -> int:
+    try:
+        return layer.gate_bytes
+    except (CheckpointError, RouterError):
+        return 0
+
+
+def _fact(
+    layer: AttentionTensors, tensor: str, look: Callable[[AttentionTensors], dict[str, Any]]
+) -> dict[str, Any]:
+    fact: dict[str, Any] = {"layer": layer.name, "tensor": layer.start + tensor, "refused": ""}
+    try:
+        return fact | {"num_heads": layer.num_heads} | look(layer)
+    except (CheckpointError, RouterError) as error:
+        is_shape = isinstance(error, HeadShapeError)
+        return fact | {"refused": error.message.rstrip("."), "is_shape": is_shape}
+
+
+def _gate(layer: AttentionTensors) -> dict[str, Any]:
+    gate = layer.read_gate()
+    parts = np.concatenate([gate.rows, gate.bias[:, :, None]], axis=2)
+    return {
+        "not_finite": _heads(~np.isfinite(parts).all(axis=(1, 2))),
+        "zero": _heads((parts == 0.0).all(axis=(1, 2))),
+    }
+
+
+def _sinks(layer: AttentionTensors) -> dict[str, Any]:
+    """A logit of minus infinity is a head without a sink, and zero is one like others."""
+    sinks = layer.read_sinks()
+    return {"not_finite": _heads(np.any(np.isnan(sinks) | np.isposinf(sinks), axis=1)), "zero": []}
+
+
+def _heads(mask: Any) -> list[int]:
+    return np.flatnonzero(mask).tolist()
