@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.core.errors import UsageError
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.tokens.traces.trace import Pieces, Place, Trace
 
 
@@ -44,9 +44,7 @@ class Dialect:
             yield self.read(path), None
 
 
-DIALECTS: Registry[Dialect] = Registry(
-    "dialect", "moegeom.tokens.traces.dialects", "DIALECT", Dialect
-)
+DIALECTS = Rooms("dialect", "moegeom.tokens.traces.dialects", Dialect)
 
 
 def find_dialect(path: Path, asked: str | None) -> Dialect | None:
