@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from moegeom.metrics.near_flips import NEAR
 
 from moegeom.core.errors import NonFiniteError, RouterError
 from moegeom.core.router import Norm, Projection, Router, RouterSet
@@ -13,6 +12,7 @@ from moegeom.core.tokens import TILE
 from moegeom.engine.checkpoint_b import CheckpointB, routers_of_b
 from moegeom.geometry.selection import Routing, route
 from moegeom.metrics import METRICS
+from moegeom.metrics.flips import NEAR
 from tests.unit.scan import made
 
 COMPARING = [metric for metric in METRICS.all() if metric.scope == "flip"]
