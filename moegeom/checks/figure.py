@@ -35,8 +35,8 @@ class Figure:
 
     def basis(self, digits: int) -> str:
         """Where the limit comes from, and how well the figure is known, to so many digits."""
-        told = range_text(self.value, self.error, self.row["num_blocks"], digits)
-        return f"heuristic; 95 % range over documents {told}"
+        spread = range_text(self.value, self.error, self.row["num_blocks"], digits)
+        return f"heuristic; 95 % range over documents {spread}"
 
 
 def _figure_check(

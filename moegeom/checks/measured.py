@@ -83,8 +83,8 @@ class Measured:
         """A command for one layer on the same tokens; empty where they have no name."""
         if self.tokens == NO_NAME:
             return ""
-        asked = (f"--tokens {self.tokens}", self.options, f"--layers {layer_of(router)}", extra)
-        return " ".join([f"moegeom {command}", self.checkpoint, *filter(None, asked)])
+        parts = (f"--tokens {self.tokens}", self.options, f"--layers {layer_of(router)}", extra)
+        return " ".join([f"moegeom {command}", self.checkpoint, *filter(None, parts)])
 
 
 def knows_config(run: Mapping[str, Any]) -> bool:
@@ -210,8 +210,8 @@ def unseen(measured: Measured) -> Iterator[str]:
         if other["reason"]:
             yield f"what {listing(other['loaders'])} load ({other['reason']})"
     if lost := num_non_finite(measured.run):
-        given = (measured.run.get("tokens") or {}).get("num_tokens", lost)
-        yield f"{lost:,} of {number_of(given, 'token')} (not finite)"
+        total = (measured.run.get("tokens") or {}).get("num_tokens", lost)
+        yield f"{lost:,} of {number_of(total, 'token')} (not finite)"
     silent = sum(not row.get("num_tokens") for row in measured.layers)
     if measured.has_tokens and silent:
         yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
@@ -235,7 +235,7 @@ def unseen_routers(measured: Measured) -> Iterator[str]:
     checkpoint, routers = measured.run.get("checkpoint", {}), measured.run.get("routers", ())
     counted = {tensor for facts in routers for tensor in facts.get("tensors", ())}
     skipped = {entry["tensor"] for entry in checkpoint.get("skipped", ())} - counted
-    found = len(routers)
-    known = checkpoint.get("num_routers", found) + len(skipped)
-    if known > found:
-        yield f"{known - found} of {known} routers"
+    num_measured = len(routers)
+    num_named = checkpoint.get("num_routers", num_measured) + len(skipped)
+    if num_named > num_measured:
+        yield f"{num_named - num_measured} of {num_named} routers"

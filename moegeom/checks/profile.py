@@ -131,34 +131,34 @@ class Profile:
 DEFAULT = Profile()
 
 
-def told(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
+def deviations(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
     """What this profile judges otherwise than moegeom does by itself, in sentences.
 
     For the screen: who reads a verdict must see what was switched off, lowered or accepted.
     """
     checks = sorted(checks, key=lambda check: check.code)
-    said = [] if profile.base == "default" else [_built_in(profile.base, checks)]
+    sentences = [] if profile.base == "default" else [_built_in(profile.base, checks)]
     off = [check.code for check in checks if not profile.selects(check.code)]
-    said += [f"not judged: {_codes(off)}"] if off else []
+    sentences += [f"not judged: {_codes(off)}"] if off else []
     for check in checks:
         usual = check.severities.get(profile.base, check.severity)
         severity = profile.severity.get(check.code, usual)
         if severity != usual:
-            said.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
+            sentences.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
         settings = profile.limits.get(check.code, LimitSettings())
         for values, where in _limits_of(settings):
-            said += [
+            sentences += [
                 f"{check.code} {limit.name} {values[limit.name]:g}{where}, not {limit.default:g}"
                 for limit in check.limits
                 if values.get(limit.name, limit.default) != limit.default
             ]
     for entry in profile.ignore:
         layers = "" if entry.layers is None else f" in layers {format_layers(entry.layers)}"
-        said.append(f"{entry.code} is accepted{layers}: {entry.reason}")
+        sentences.append(f"{entry.code} is accepted{layers}: {entry.reason}")
     if profile.family_wise_error != FAMILY_WISE_ERROR:
         error = profile.family_wise_error
-        said.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
-    return tuple(said)
+        sentences.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
+    return tuple(sentences)
 
 
 def _built_in(base: BuiltIn, checks: Sequence[Check]) -> str:
@@ -179,6 +179,6 @@ def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], s
 
 
 def _codes(codes: Sequence[str]) -> str:
-    shown = ", ".join(codes[:_MOST_CODES])
+    listed = ", ".join(codes[:_MOST_CODES])
     rest = len(codes) - _MOST_CODES
-    return shown + (f" and {rest} more checks" if rest > 0 else "")
+    return listed + (f" and {rest} more checks" if rest > 0 else "")

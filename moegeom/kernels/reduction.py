@@ -216,10 +216,10 @@ def block_counters(
 
 def block_total(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
     """Counts [blocks, *tail] summed to [*tail]; zeros for a single population, which has none."""
-    kept = np.full(NUM_BLOCKS, population is None)
+    counted = np.full(NUM_BLOCKS, population is None)
     if without is not None:
-        kept[without] = False
-    return total_of(counts[kept])
+        counted[without] = False
+    return total_of(counts[counted])
 
 
 def added(first: State, second: State) -> State:

@@ -121,9 +121,9 @@ def _would(release: Verdict) -> str:
     stopping = _stopping(release)
     if not stopping:
         return "would pass on what was checked"
-    shown = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
+    examples = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
     rest = len(stopping) - _MOST_CODES
-    codes = shown + (f" and {rest} more" if rest > 0 else "")
+    codes = examples + (f" and {rest} more" if rest > 0 else "")
     if release.exit_code == EXIT_FAILED:
         count = sum(len(outcome.findings) for outcome in stopping)
         return f"would fail on {codes} ({number_of(count, 'finding')})"

@@ -189,11 +189,11 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
         names = open_answer(folder, LoadedFiles("", (file,))).names()
     except MoeGeomError as error:
         return {"file": file, "routers": [], "reason": error.message.rstrip(".")}
-    held = [f".{name}." for name in names]
+    dotted = [f".{name}." for name in names]
     changed = [
         router.name
         for router in opened.routers.routers
-        if any(f".{module}." in name for module in _modules(router) for name in held)
+        if any(f".{module}." in name for module in _modules(router) for name in dotted)
     ]
     return {"file": file, "routers": changed, "reason": ""}
 

@@ -23,7 +23,7 @@ from moegeom.checks import (
 )
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
 from moegeom.checks.drift import Drift, SinceBaseline
-from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, told
+from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, deviations
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
     fail_on,
@@ -89,7 +89,7 @@ def gate(
         release = next(verdicts)
     verdict = dataclasses.replace(
         verdict,
-        profile=profile_told(request, profile),
+        profile=profile_origin(request, profile),
         not_looked_at=(*verdict.not_looked_at, *_other_side(request)),
     )
     written = None
@@ -166,13 +166,13 @@ def lies_with(folder: Path, target: str) -> bool:
     )
 
 
-def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
+def profile_origin(request: GateRequest, profile: Profile) -> tuple[str, ...]:
     """By which file is judged and what that changes, for the screen; empty where by none."""
     path = profile_path(request)
     if request.profile is not None and path is None:
-        return told(profile, CHECKS.all())
+        return deviations(profile, CHECKS.all())
     if path is not None:
-        changes = told(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
+        changes = deviations(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
         return (str(path.resolve()), *changes)
     beside = Path.cwd() / PROFILE_NAME
     if beside.exists():
@@ -195,16 +195,16 @@ def measured_target(
     """Results of the target, read, measured on tokens, or what its weights tell; and the target,
     where it is a checkpoint whose routers can be read.
     """
-    if (found := results_at(request.target)) is not None:
+    if (results := results_at(request.target)) is not None:
         _refuse_measuring(request)
-        return found, None
+        return results, None
     assert isinstance(request.target, str)
     try:
         has_tokens = request.tokens is not None
         opened = Session.of(request.target, request, with_listed=has_tokens, with_varying=True)
         if not has_tokens and request.out is None:
             return lint(request.target, request, opened, watch), opened
-        asked = ScanRequest(
+        scanned = ScanRequest(
             checkpoint=request.target,
             out=request.out,
             tokens=request.tokens,
@@ -213,9 +213,11 @@ def measured_target(
         )
         # results in memory leave nothing to go on with
         opened = (
-            opened.on(request.tokens) if request.out is None else with_tokens(asked, opened, watch)
+            opened.on(request.tokens)
+            if request.out is None
+            else with_tokens(scanned, opened, watch)
         )
-        return results_of(asked, watch, functools.partial(scan, opened=opened)), opened
+        return results_of(scanned, watch, functools.partial(scan, opened=opened)), opened
     except RouterError as refusal:
         # a refusal that a check stands for is its finding, with tokens as without
         if not refusal.code:
@@ -239,9 +241,9 @@ def _refuse_measuring(request: GateRequest) -> None:
         ),
         *("unverified", "restart", "overwrite", "experts", "attention"),
     )
-    given = [name for name in options if getattr(request, name) != getattr(default, name)]
-    if given:
-        flag = option_of(given[0])
+    early = [name for name in options if getattr(request, name) != getattr(default, name)]
+    if early:
+        flag = option_of(early[0])
         raise UsageError(
             f"{request.name} holds results, which were measured before; {flag} comes too late.",
             f"Leave {flag} out, or name a checkpoint.",
@@ -250,15 +252,15 @@ def _refuse_measuring(request: GateRequest) -> None:
 
 def check_thresholds(profile: Profile) -> None:
     """Raises UsageError when a threshold names no figure of the table ``layers``."""
-    known = [
+    columns = [
         column.name
         for metric in METRICS.all()
         for column in read_columns_of(metric, "layers")
         if column.kind in ("float", "int")
     ]
     for threshold in profile.thresholds:
-        if threshold.column not in known:
-            raise unknown_name("column of layers", threshold.column, known)
+        if threshold.column not in columns:
+            raise unknown_name("column of layers", threshold.column, columns)
 
 
 def measured_of(request: GateRequest, results: ResultsView, baseline: Baseline | None) -> Measured:
@@ -285,8 +287,8 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
     """The same results with a hash of each expert's weights in the rows of ``experts``."""
 
     def sampled(row: Mapping[str, Any]) -> dict[str, Any]:
-        found = samples.digests.get(row["router"])
-        return {**row, "expert_sample": found[row["expert"]] if found else None}
+        digests = samples.digests.get(row["router"])
+        return {**row, "expert_sample": digests[row["expert"]] if digests else None}
 
     experts = [sampled(row) for row in results.rows("experts")]
     return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
