@@ -17,20 +17,15 @@ from moegeom.core.parquet_footer import Chunk, RowGroup, most_inflated, read_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 
 @dataclass(frozen=True)
 class ParquetFacts:
-    """What the end of a file says: columns with their types, and rows by group.
-
-    ``footer`` is the same as Arrow holds it, so that it is parsed once and not for each read.
-    """
+    """What the end of a file says: columns with their types, and rows by group."""
 
     path: Path
     schema: pa.Schema
     groups: tuple[RowGroup, ...]
-    footer: pq.FileMetaData
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -110,7 +105,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
         if len(groups) > PARQUET_GROUPS:
             raise DocumentError(f"has {len(groups)} row groups, more than {PARQUET_GROUPS}")
         with opened(path) as source, pq.ParquetFile(source) as file:
-            schema, footer = file.schema_arrow, file.metadata
+            schema = file.schema_arrow
             names = schema.names
     except FileNotFoundError:
         raise
@@ -124,7 +119,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
         raise DocumentError(f"has two columns of the name {twice[:60]!r}")
     if min((group.num_rows for group in groups), default=0) < 0:
         raise DocumentError("has row groups of less than no rows")
-    return ParquetFacts(path, schema, groups, footer)
+    return ParquetFacts(path, schema, groups)
 
 
 def read_columns(
@@ -151,10 +146,7 @@ def read_columns(
     wanted = list(range(len(facts.groups)) if groups is None else groups)
     try:
         leaves = facts.leaves(texts)
-        with (
-            opened(facts.path) as source,
-            pq.ParquetFile(source, metadata=facts.footer, read_dictionary=leaves) as file,
-        ):
+        with opened(facts.path) as source, pq.ParquetFile(source, read_dictionary=leaves) as file:
             table = file.read_row_groups(wanted, columns=list(names), use_threads=False)
         table.validate(full=True)
         columns = [
