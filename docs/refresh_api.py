@@ -152,7 +152,7 @@ def _help(command: str) -> dict[str, str]:
 
 @cache
 def _of_all_commands() -> dict[str, str]:
-    names = [name for name in COMMANDS if name not in LISTS]
+    names = [name for name in COMMANDS.names() if name not in LISTS]
     return {option: text for name in names for option, text in _help(name).items()}
 
 

@@ -39,7 +39,25 @@ class Command:
 
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
-COMMANDS = modules_of("moegeom_cli.commands")
+_MODULES = modules_of("moegeom_cli.commands")
+
+
+class _Commands:
+    """The commands of the folder, each imported by itself."""
+
+    def names(self) -> list[str]:
+        """Names of their modules, sorted."""
+        return _MODULES
+
+    def __getitem__(self, name: str) -> Command:
+        return importlib.import_module(f"moegeom_cli.commands.{name}").COMMAND
+
+    def all(self) -> list[Command]:
+        """Every command, in the order of names."""
+        return [self[name] for name in self.names()]
+
+
+COMMANDS = _Commands()
 
 #: What the parser calls a value, and what people call it.
 _VALUES = {
@@ -69,15 +87,6 @@ _RANGES = (
 )
 
 
-def command_of(module: str) -> Command:
-    """What a module of the folder says of its command; imports that module alone."""
-    return _imported(module).COMMAND
-
-
-def _imported(module: str) -> Any:
-    return importlib.import_module(f"moegeom_cli.commands.{module}")
-
-
 def typed_name(module: str) -> str:
     """``boundary-report`` for ``boundary_report``: a command as it is typed."""
     return module.replace("_", "-")
@@ -85,11 +94,9 @@ def typed_name(module: str) -> str:
 
 def command_names() -> list[str]:
     """All commands as they are typed, in the order of the help; imports their modules."""
-    commands = {name: command_of(name) for name in COMMANDS}
+    found = {name: COMMANDS[name] for name in COMMANDS.names()}
     groups = list(Group)
-    ordered = sorted(
-        commands, key=lambda name: (groups.index(commands[name].group), commands[name].place)
-    )
+    ordered = sorted(found, key=lambda name: (groups.index(found[name].group), found[name].place))
     return [typed_name(name) for name in ordered]
 
 
@@ -112,7 +119,7 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         module = cmd_name.replace("-", "_")
-        if module not in COMMANDS or cmd_name != typed_name(module):
+        if module not in COMMANDS.names() or cmd_name != typed_name(module):
             return None
         if cmd_name not in self.commands:
             self.commands[cmd_name] = _built(module)
@@ -121,7 +128,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As the parser does, which suggests a spelling from those it has seen."""
         if args and self.get_command(ctx, args[0]) is None:
-            for name in map(typed_name, COMMANDS):
+            for name in map(typed_name, COMMANDS.names()):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
@@ -132,7 +139,7 @@ class Commands(TyperGroup):
         for group in Group:
             with formatter.section(group.value):
                 for name in names:
-                    command = command_of(name.replace("-", "_"))
+                    command = COMMANDS[name.replace("-", "_")]
                     if command.group is group:
                         said = self.get_command(ctx, name).get_short_help_str(10**6)
                         formatter.write_dl([(name.ljust(widest), said)])
@@ -167,10 +174,10 @@ class Helpful(TyperCommand):
 
 
 def _built(module: str) -> Any:
-    command = command_of(module)
+    command = COMMANDS[module]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
-        _imported(module).run
+        importlib.import_module(f"moegeom_cli.commands.{module}").run
     )
     built = typer.main.get_command(alone)
     assert isinstance(built, Helpful)

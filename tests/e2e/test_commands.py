@@ -12,7 +12,7 @@ from typer.main import get_command
 from moegeom.results.reader import open_results
 from moegeom_cli.app import app
 from moegeom_cli.command import COMMANDS as COMMAND_FILES
-from moegeom_cli.command import Group, command_names, command_of
+from moegeom_cli.command import Group, command_names
 from tests.by_day import by_day
 from tests.e2e.conftest import environment, widest
 
@@ -154,7 +154,7 @@ def test_a_prior_gives_geometry_and_no_load(moegeom, place):
 def test_the_example_of_a_command_is_parsed_by_it():
     for name in COMMANDS:
         command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
-        program, typed, *arguments = shlex.split(command_of(name.replace("-", "_")).example)
+        program, typed, *arguments = shlex.split(COMMAND_FILES[name.replace("-", "_")].example)
         assert (program, typed) == ("moegeom", name)
         command.make_context(name, arguments)
 
@@ -166,14 +166,14 @@ def test_help_is_in_groups_never_cut_and_speaks_of_values_and_not_of_types(
     screen = moegeom(tmp_path, "--help", COLUMNS=str(columns)).out
     assert [group for group in Group if f"\n{group.value}:\n" not in screen] == []
     examples = re.findall(r"\$ (moegeom .*)", screen)
-    assert sorted(examples) == sorted(command.example for command in map(command_of, COMMAND_FILES))
+    assert sorted(examples) == sorted(command.example for command in COMMAND_FILES.all())
     assert "..." not in screen.replace("[ARGS]...", "")
     assert widest(screen) <= columns
     assert widest(screen) > 90 or columns == 80
     for name in COMMANDS:
         ran = moegeom(tmp_path, name, "--help", COLUMNS=str(columns), code=0)
         example, blank, usage, *rest = ran.out.splitlines()
-        assert example == f"Example: {command_of(name.replace('-', '_')).example}"
+        assert example == f"Example: {COMMAND_FILES[name.replace('-', '_')].example}"
         assert (ran.err, blank, usage[:6]) == ("", "", "Usage:")
         assert "{" not in usage
         assert re.findall(r"<(?:int|str|path|float|list)\b[^>]*>|x[<>]=?[\d.]|<=x", ran.out) == []
@@ -181,7 +181,7 @@ def test_help_is_in_groups_never_cut_and_speaks_of_values_and_not_of_types(
 
 
 def test_every_command_stands_in_a_place_of_its_own():
-    places = [(command.group, command.place) for command in map(command_of, COMMAND_FILES)]
+    places = [(command.group, command.place) for command in COMMAND_FILES.all()]
     assert len(set(places)) == len(places)
 
 

@@ -323,7 +323,9 @@ OTHER_TOKENS = {"attention", "merge"}
 
 def taking_tokens() -> set[str]:
     """Commands with an option --tokens that names files of tokens."""
-    modules = {name: importlib.import_module(f"moegeom_cli.commands.{name}") for name in COMMANDS}
+    modules = {
+        name: importlib.import_module(f"moegeom_cli.commands.{name}") for name in COMMANDS.names()
+    }
     return {
         name.replace("_", "-")
         for name, module in modules.items()

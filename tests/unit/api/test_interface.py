@@ -50,7 +50,7 @@ def test_every_example_runs(name, monkeypatch):
 def test_a_function_has_the_name_of_its_command():
     listings = {"arithmetics", "checks", "doctor", "families", "metrics"}
     others = {"capture": "Recorder", "routers": "open"}
-    commands = {name: others.get(name, name) for name in COMMANDS if name not in listings}
+    commands = {name: others.get(name, name) for name in COMMANDS.names() if name not in listings}
     assert set(commands.values()) <= {*ASKED, "Recorder"}
 
 
@@ -59,7 +59,7 @@ def test_an_option_is_spelled_as_its_parameter_says():
     own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "non_finite", "words"}
     assert [
         (name, param.name)
-        for name in sorted(set(COMMANDS) - {"capture"})
+        for name in sorted(set(COMMANDS.names()) - {"capture"})
         for param in Commands().get_command(None, typed_name(name)).params
         if param.param_type_name == "option" and param.name not in own
         if option_of(param.name) not in param.opts
