@@ -140,7 +140,7 @@ def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
 
         return dataclasses.replace(gate, choose=choose, measure=None)
 
-    monkeypatch.setitem(WHAT_IFS._imported, "capacity", dataclasses.replace(kind, make=make))
+    monkeypatch.setitem(WHAT_IFS._records(), "capacity", dataclasses.replace(kind, make=make))
     pace = {"batch_tokens": TILE, "num_workers": 3, "what_if_batch": batch, "metrics": FEW}
     source = made.recording(2 * TILE + 100)
     tried(source, "capacity:0.8", exclude_first=exclude_first, **pace)
