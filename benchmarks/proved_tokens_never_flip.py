@@ -23,7 +23,7 @@ from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.rounding import UNIT_BFLOAT16, rounding_sigmas
 from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics.input_stability import sigmas_needed
+from moegeom.metrics.flips import sigmas_needed
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import Emulated, emulate
 

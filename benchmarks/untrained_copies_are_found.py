@@ -23,14 +23,14 @@ import itertools
 import ml_dtypes
 import numpy as np
 
-from moegeom.checks.catalogue.experts_not_apart import CHECK
+from moegeom.checks.catalogue.experts import experts_not_apart
 from moegeom.geometry.expert_spread import expert_spread
 from moegeom.geometry.number_formats import NUMBER_FORMATS
 
 SHAPES = ((8, 2048), (16, 1024))
 SIZE, UNIT = 0.02, NUMBER_FORMATS["bfloat16"].unit
 EXPERTS = (2, 4, 8, 16, 64)
-LIMITS = {limit.name: limit.default for limit in CHECK.limits}
+LIMITS = {limit.name: limit.default for limit in experts_not_apart.limits}
 
 
 def rank_1(random: np.random.Generator, experts: int, rows: int, columns: int) -> np.ndarray:

@@ -8,13 +8,12 @@ examples as they are.
 from __future__ import annotations
 
 import argparse
-import inspect
 import math
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 from moegeom.core.metric import Column, Metric
@@ -116,8 +115,8 @@ SCOPES = {
 
 def reference(metric: Metric) -> str:
     """The part of a page that follows from the code: statement, columns, needs."""
-    module = import_module(f"moegeom.metrics.{metric.name}")
-    lines = [f"# `{metric.name}`", "", inspect.getdoc(module) or "", ""]
+    words = [textwrap.fill(text, 100, break_on_hyphens=False) for text in metric.page.split("\n\n")]
+    lines = [f"# `{metric.name}`", "", "\n\n".join(words), ""]
     for table in metric.columns:
         columns = read_columns_of(metric, table)
         lines += [f"## Columns of `{table}`", "", "| column | unit | what it is | formula |"]

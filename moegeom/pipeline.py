@@ -67,16 +67,16 @@ from moegeom.engine.sources import (
     refuse_uncomparable,
 )
 from moegeom.engine.trust import Trust
-from moegeom.measure.finish import MeasuredRouter
-from moegeom.measure.passes import (
-    RouterRun,
-    measure_in_step,
-)
-from moegeom.measure.what_ifs import with_what_ifs
-from moegeom.measure.without_choices import (
+from moegeom.measure.finish import (
+    MeasuredRouter,
     measure_counts,
     measure_weights,
     measure_weights_of,
+)
+from moegeom.measure.passes import (
+    RouterRun,
+    measure_in_step,
+    with_what_ifs,
 )
 from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults

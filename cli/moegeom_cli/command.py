@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from moegeom.core.registry import Registry
+from moegeom.core.registry import modules_of
 from moegeom.studies.study import studies
 
 
@@ -41,20 +41,20 @@ class Command:
 
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
-_MODULES = Registry("command", "moegeom_cli.commands", "COMMAND", Command)
+_MODULES = modules_of("moegeom_cli.commands")
 
 
 class _Commands:
-    """The commands of the folder, and one for each study."""
+    """The commands of the folder, each imported by itself, and one for each study."""
 
     def names(self) -> list[str]:
         """Their names in Python, sorted."""
-        return sorted([*_MODULES.names(), *studies()])
+        return sorted([*_MODULES, *studies()])
 
     def __getitem__(self, name: str) -> Command:
         study = studies().get(name)
         if study is None:
-            return _MODULES[name]
+            return importlib.import_module(f"moegeom_cli.commands.{name}").COMMAND
         return Command(Group.explore, study.place, study.example)
 
     def all(self) -> list[Command]:

@@ -16,9 +16,9 @@ from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.loaded_code import refuse_code_within
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 
-FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FORMAT", Format)
+FORMATS = Rooms("format", "moegeom.checkpoint.formats", Format)
 
 #: Weight files of formats that are not read yet, by the end of their names.
 _OTHER_WEIGHTS = {

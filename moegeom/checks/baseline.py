@@ -296,10 +296,10 @@ def _figure(name: str, value: Any, error: Any) -> tuple[float, float | None]:
     for number in (value, error):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
             raise ValueError(f"{name} is {str(number)[:20]!r}, no number")
-    found = float(value), None if error is None else float(error)
-    if not math.isfinite(found[0]) or (found[1] is not None and not 0.0 <= found[1] < 1e100):
-        raise ValueError(f"{name} is {found[0]:g} with standard error {found[1]}")
-    return found
+    figure = float(value), None if error is None else float(error)
+    if not math.isfinite(figure[0]) or (figure[1] is not None and not 0.0 <= figure[1] < 1e100):
+        raise ValueError(f"{name} is {figure[0]:g} with standard error {figure[1]}")
+    return figure
 
 
 def _rounded(value: float) -> float:

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.profile import BuiltIn
+from moegeom.core.errors import InternalError
 from moegeom.core.finding import Finding, Severity
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms, record_of_function, unknown_name
 from moegeom.core.tokens import ONE_DOCUMENT
 
 #: Where a limit comes from. ``definition``: it follows from the statement. ``heuristic``: from
@@ -87,8 +88,6 @@ Inputs = Literal[
     "series and domains",
 ]
 
-J = TypeVar("J")
-
 
 def has_rows(measured: Measured, row: Row) -> bool:
     """Whether the router has rows to compare: a listed one has none, and one row has no other."""
@@ -107,14 +106,18 @@ def has_selection_bias(measured: Measured, row: Row) -> bool:
 
 
 @dataclass(frozen=True)
-class Statement(Generic[J]):
-    """A statement to be judged by ``judge``. ``code`` is never reused.
+class Check:
+    """A statement to be judged by ``judge``, of one checkpoint or of a series. ``code`` is never
+    reused.
 
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
+    It gets ``Measured`` and the limits, and in a series the history alone. ``page`` explains the
+    check: the statement, what is looked for, what a finding means, and what to do.
     ``needs`` are columns of ``layers``. A router without one of them, which it ``concerns`` all the
     same, is not judged; where it concerns none the check does not apply, and ``absent`` says why;
-    so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives
+    so where ``facts``, a key of ``run.json``, holds nothing, and where ``too_little`` says what
+    there is less of than the statement needs. ``alike`` gives
     findings of the same statement the same key: those are told as one. ``inputs`` says what it
     takes; one that takes experts, or attention, is judged, and counted, where they were read or it
     was named.
@@ -124,16 +127,19 @@ class Statement(Generic[J]):
     every one when it is empty.
     """
 
+    name: str
+    page: str
+    judge: Callable[..., Iterable[Claim]]
     code: str
     title: str
     severity: Severity
-    judge: J
     needs: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     inputs: Inputs = "weights"
     facts: str = ""
     absent: str = "nothing of the kind is in this checkpoint"
     concerns: Callable[[Measured, Row], bool] = has_rows
+    too_little: Callable[[Any], str] = lambda inputs: ""
     detects: Callable[[float], str] | None = None
     alike: Callable[[Finding], str] = lambda finding: ""
     severities: Mapping[BuiltIn, Severity] = field(default_factory=dict)
@@ -158,16 +164,6 @@ class Statement(Generic[J]):
         next_command = next_command or f"moegeom check --explain {self.code}"
         return Finding(self.severity, self.code, routers, title, detail, next_command, fix)
 
-
-@dataclass(frozen=True)
-class Check(Statement[Callable[[Measured, Limits], Iterable[Claim]]]):
-    """A statement about one checkpoint.
-
-    It does not apply where ``too_little`` says what there is less of than the statement needs.
-    """
-
-    too_little: Callable[[Measured], str] = lambda measured: ""
-
     def refused(self, measured: Measured) -> Iterator[Finding]:
         """The refusal that stopped reading, when it breaks the statement of this check."""
         refusal = measured.run.get("refused")
@@ -175,10 +171,52 @@ class Check(Statement[Callable[[Measured, Limits], Iterable[Claim]]]):
             yield self.finding((), refusal["message"], refusal["hint"])
 
 
+#: Makes a check of the function under it, which judges: ``@check(code, title, severity, ...)``.
+check = record_of_function(Check)
+
+#: Checks of one checkpoint.
+CHECKS = Rooms("check", "moegeom.checks.catalogue", Check)
+
+
 def same_sentence(finding: Finding) -> str:
     """Key of findings whose titles differ in numbers only, and whose severity is the same."""
     return finding.severity + re.sub(r"[-+0-9.e]+", "#", finding.title)
 
 
-#: Checks by file name.
-CHECKS: Registry[Check] = Registry("check", "moegeom.checks.catalogue", "CHECK", Check)
+#: Sections of the page of a check, in this order.
+SECTIONS = ("Looked for", "A finding means", "What to do")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A check in words. ``statement`` is what holds when it passes."""
+
+    check: Check
+    statement: str
+    sections: dict[str, str]
+
+
+def page_of(check: Check) -> Page:
+    """The page of a check, in its parts."""
+    statement, _, rest = check.page.partition("\n\n")
+    parts = re.split(rf"(?:^|\n\n)({'|'.join(SECTIONS)}): ", rest)
+    sections = {
+        name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    if tuple(sections) != SECTIONS:
+        raise InternalError(f"The docstring of {check.name} is no page of {check.code}.")
+    return Page(check, statement[:1].lower() + statement[1:], sections)
+
+
+def find_check(code: str, others: Iterable[Check] = ()) -> Check:
+    """The check with this code, of one checkpoint or among ``others``; else UsageError."""
+    by_code = {check.code: check for check in (*CHECKS.all(), *others)}
+    if code.upper() not in by_code:
+        raise unknown_name("code", code, by_code)
+    return by_code[code.upper()]
+
+
+def all_pages(others: Iterable[Check] = ()) -> list[Page]:
+    """Every page, with those of ``others``, in the order of codes."""
+    checks = sorted((*CHECKS.all(), *others), key=lambda check: check.code)
+    return [page_of(check) for check in checks]

@@ -16,8 +16,8 @@ from moegeom.core.finding import Severity
 def spread_of(bias: Float[np.ndarray, "experts"]) -> float:
     """Standard deviation of biases; inf where their squares leave the range of numbers."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found = float(bias.std())
-    return found if np.isfinite(found) else np.inf
+        spread = float(bias.std())
+    return spread if np.isfinite(spread) else np.inf
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Checks of one figure per router: is it beyond its limit, or has it changed, by more than chance?
 
-The words of a check stand in its own file, and so does its page: the docstring of that file.
+The function under ``figure_check`` or ``change_check`` has the words; its docstring is the page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from moegeom.checks.measured import Measured, Row
 from moegeom.checks.profile import BuiltIn
 from moegeom.checks.statistics import p_above, welch_freedom
 from moegeom.core.finding import Severity
+from moegeom.core.registry import record_of_function
 from moegeom.core.text import range_text
 
 #: Loads and directions move until training has balanced them.
@@ -34,16 +35,18 @@ class Figure:
 
     def basis(self, digits: int) -> str:
         """Where the limit comes from, and how well the figure is known, to so many digits."""
-        told = range_text(self.value, self.error, self.row["num_blocks"], digits)
-        return f"heuristic; 95 % range over documents {told}"
+        spread = range_text(self.value, self.error, self.row["num_blocks"], digits)
+        return f"heuristic; 95 % range over documents {spread}"
 
 
-def figure_check(
+def _figure_check(
+    name: str,
+    page: str,
+    words: Callable[[Figure], tuple[str, str]],
     code: str,
     title: str,
     column: str,
     limit: Limit,
-    words: Callable[[Figure], tuple[str, str]],
     detects: Callable[[float], str],
     room: Callable[[Figure], float],
     absent: str,
@@ -78,12 +81,13 @@ def figure_check(
                 p_beyond=p_above(-value, -bound, error, freedom),
             )
 
-    judge.__module__ = words.__module__
     check = Check(
+        name,
+        page,
+        judge,
         code,
         title,
         "warning",
-        judge,
         (column,),
         (limit,),
         "tokens",
@@ -94,12 +98,18 @@ def figure_check(
     return check
 
 
-def change_check(
+#: Makes a check of the function under it, which has the words.
+figure_check = record_of_function(_figure_check)
+
+
+def _change_check(
+    name: str,
+    page: str,
+    words: Callable[[float, float], str],
     code: str,
     title: str,
     column: str,
     limit: Limit,
-    words: Callable[[float, float], str],
     detects: Callable[[float], str],
     largest: float,
     absent: str,
@@ -141,12 +151,13 @@ def change_check(
             key=lambda one: one.p_value if isinstance(one, Tested) else 2.0,
         )
 
-    judge.__module__ = words.__module__
     check = Check(
+        name,
+        page,
+        judge,
         code,
         title,
         "warning",
-        judge,
         (column,),
         (limit,),
         "baseline and tokens",
@@ -155,6 +166,10 @@ def change_check(
         severities=WHILE_TRAINING_RUNS,
     )
     return check
+
+
+#: Makes a check of the function under it, which has the words.
+change_check = record_of_function(_change_check)
 
 
 def difference_error(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from moegeom.core.finding import SEVERITY_ORDER, Severity
 from moegeom.core.router import format_layers
 
 if TYPE_CHECKING:
-    from moegeom.checks.check import Statement
+    from moegeom.checks.check import Check
 
 #: Probability that a healthy checkpoint fails any statistical check of a run by chance.
 FAMILY_WISE_ERROR = 0.005
@@ -94,11 +94,11 @@ class Profile:
         """True when the check with this code is to be judged."""
         return code.startswith(self.select)
 
-    def judges(self, check: Statement[Any]) -> bool:
+    def judges(self, check: Check) -> bool:
         """True when the check is to be judged: selected, and one of the profile it extends."""
         return self.selects(check.code) and self.base in (check.only_in or BUILT_IN)
 
-    def override(self, check: Statement[Any]) -> Severity | None:
+    def override(self, check: Check) -> Severity | None:
         """What all findings of a check weigh here; None where each weighs what it says."""
         own = self.severity.get(check.code)
         return check.severities.get(self.base) if own is None else own
@@ -131,37 +131,37 @@ class Profile:
 DEFAULT = Profile()
 
 
-def told(profile: Profile, checks: Iterable[Statement[Any]]) -> tuple[str, ...]:
+def deviations(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
     """What this profile judges otherwise than moegeom does by itself, in sentences.
 
     For the screen: who reads a verdict must see what was switched off, lowered or accepted.
     """
     checks = sorted(checks, key=lambda check: check.code)
-    said = [] if profile.base == "default" else [_built_in(profile.base, checks)]
+    sentences = [] if profile.base == "default" else [_built_in(profile.base, checks)]
     off = [check.code for check in checks if not profile.selects(check.code)]
-    said += [f"not judged: {_codes(off)}"] if off else []
+    sentences += [f"not judged: {_codes(off)}"] if off else []
     for check in checks:
         usual = check.severities.get(profile.base, check.severity)
         severity = profile.severity.get(check.code, usual)
         if severity != usual:
-            said.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
+            sentences.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
         settings = profile.limits.get(check.code, LimitSettings())
         for values, where in _limits_of(settings):
-            said += [
+            sentences += [
                 f"{check.code} {limit.name} {values[limit.name]:g}{where}, not {limit.default:g}"
                 for limit in check.limits
                 if values.get(limit.name, limit.default) != limit.default
             ]
     for entry in profile.ignore:
         layers = "" if entry.layers is None else f" in layers {format_layers(entry.layers)}"
-        said.append(f"{entry.code} is accepted{layers}: {entry.reason}")
+        sentences.append(f"{entry.code} is accepted{layers}: {entry.reason}")
     if profile.family_wise_error != FAMILY_WISE_ERROR:
         error = profile.family_wise_error
-        said.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
-    return tuple(said)
+        sentences.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
+    return tuple(sentences)
 
 
-def _built_in(base: BuiltIn, checks: Sequence[Statement[Any]]) -> str:
+def _built_in(base: BuiltIn, checks: Sequence[Check]) -> str:
     """By which built-in profile is judged, and which checks weigh less in it."""
     lower = [
         check.code
@@ -179,6 +179,6 @@ def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], s
 
 
 def _codes(codes: Sequence[str]) -> str:
-    shown = ", ".join(codes[:_MOST_CODES])
+    listed = ", ".join(codes[:_MOST_CODES])
     rest = len(codes) - _MOST_CODES
-    return shown + (f" and {rest} more checks" if rest > 0 else "")
+    return listed + (f" and {rest} more checks" if rest > 0 else "")

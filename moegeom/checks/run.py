@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moegeom.checks.check import (
     CHECKS,
@@ -15,9 +14,9 @@ from moegeom.checks.check import (
     Check,
     Claim,
     Limits,
-    Statement,
     Tested,
     Unknown,
+    page_of,
 )
 from moegeom.checks.measured import (
     Measured,
@@ -25,11 +24,10 @@ from moegeom.checks.measured import (
     knows_config,
     layer_of,
     place_of,
+    unseen,
 )
-from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
-from moegeom.checks.unseen import unseen
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
@@ -50,7 +48,7 @@ NOT_LOOKED_AT = (TRAINED, EXPERTS, "other engines", "quantised activations")
 class JudgedCheck:
     """Claims of one check, or why there are none."""
 
-    check: Statement[Any]
+    check: Check
     claims: Sequence[Claim] = ()
     state: State | None = None
     reason: str = ""
@@ -67,16 +65,16 @@ def verdicts_of(measured: Measured, *profiles: Profile) -> Iterator[Verdict]:
     """
     measured = dataclasses.replace(measured, thresholds=profiles[0].thresholds)
     left_out = tuple(unseen(measured))
-    known: dict[str, JudgedCheck] = {}
+    judged_by_code: dict[str, JudgedCheck] = {}
     for profile in profiles:
         judged = []
         for check in sorted(CHECKS.all(), key=lambda check: check.code):
             if not _is_asked(check, measured, profile):
                 continue
             if profile.judges(check):
-                if check.code not in known:
-                    known[check.code] = _judge(check, measured, profile)
-                judged.append(known[check.code])
+                if check.code not in judged_by_code:
+                    judged_by_code[check.code] = _judge(check, measured, profile)
+                judged.append(judged_by_code[check.code])
             elif profile.requires(check.code):
                 reason = "required, and not selected"
                 judged.append(JudgedCheck(check, state="inconclusive", reason=reason))
@@ -123,12 +121,12 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
     if refusal and refusal["code"] != check.code:
         # unless the refusal itself fails the gate, nothing has been judged
         severity = profile.severity.get(refusal["code"], "error")
-        told = (
+        fails = (
             profile.selects(refusal["code"])
             and not profile.ignores(refusal["code"], None)
             and SEVERITY_ORDER[severity] <= SEVERITY_ORDER[profile.fail_on]
         )
-        state: State = "does not apply" if told else "inconclusive"
+        state: State = "does not apply" if fails else "inconclusive"
         return JudgedCheck(check, state=state, reason="the routers cannot be read")
     lacking = _lacking(check, measured)
     if lacking is not None:
@@ -167,8 +165,8 @@ _ON_REQUEST: Mapping[str, _OnRequest] = {
 
 def _unread(check: Check, measured: Measured) -> _OnRequest | None:
     """What the check takes and nobody read; None where all is there."""
-    asked = _ON_REQUEST.get(check.inputs)
-    return None if asked is None or asked.fact in measured.run else asked
+    on_request = _ON_REQUEST.get(check.inputs)
+    return None if on_request is None or on_request.fact in measured.run else on_request
 
 
 def _is_asked(check: Check, measured: Measured, profile: Profile) -> bool:
@@ -247,10 +245,10 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
             check.code, check.title, severity, entry.state, entry.reason, statement=statement
         )
     claims = [claim for claim in entry.claims if id(claim) not in false]
-    found = [finding for claim in claims if (finding := _finding(claim)) is not None]
+    findings = [finding for claim in claims if (finding := _finding(claim)) is not None]
     if override is not None:
-        found = [dataclasses.replace(finding, severity=severity) for finding in found]
-    kept, accepted = _split(found, profile)
+        findings = [dataclasses.replace(finding, severity=severity) for finding in findings]
+    counted, accepted = _split(findings, profile)
     unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
     unknown += [
         Unknown(claim.router, NOTHING_FOUND)
@@ -264,9 +262,9 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
         where = sorted({claim.router for claim in unknown}, key=_by_number)
         more = " ..." if len(where) > 3 else ""
         reason = f"{', '.join(where[:3])}{more}: {unknown[0].reason}"
-    if kept:
+    if counted:
         state = "failed"
-        severity = min(kept, key=lambda finding: SEVERITY_ORDER[finding.severity]).severity
+        severity = min(counted, key=lambda finding: SEVERITY_ORDER[finding.severity]).severity
     elif unknown:
         state = "inconclusive"
     elif accepted:
@@ -278,7 +276,7 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
         severity,
         state,
         reason,
-        tuple(_gathered(check, kept)),
+        tuple(_grouped(check, counted)),
         tuple(accepted),
         len(unknown),
         statement,
@@ -295,7 +293,7 @@ def _split(
     findings: Iterable[Finding], profile: Profile
 ) -> tuple[list[Finding], list[tuple[Finding, str]]]:
     """Findings that count, and accepted ones with the reason; one may be cut in two by layer."""
-    kept: list[Finding] = []
+    left: list[Finding] = []
     accepted: list[tuple[Finding, str]] = []
     for finding in findings:
         reasons = {router: _is_ignored(finding.code, router, profile) for router in finding.routers}
@@ -306,10 +304,10 @@ def _split(
         counted = tuple(router for router, reason in reasons.items() if not reason)
         ignored = tuple(router for router, reason in reasons.items() if reason)
         if counted or not finding.routers:
-            kept.append(dataclasses.replace(finding, routers=counted))
+            left.append(dataclasses.replace(finding, routers=counted))
         if ignored:
             accepted.append((dataclasses.replace(finding, routers=ignored), reasons[ignored[0]]))
-    return kept, accepted
+    return left, accepted
 
 
 def _accepts_unknown(code: str, router: str, profile: Profile) -> bool:
@@ -325,15 +323,15 @@ def _is_ignored(code: str, router: str, profile: Profile) -> str:
     return entry.reason if entry else ""
 
 
-def _gathered(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
+def _grouped(check: Check, findings: list[Finding]) -> list[Finding]:
     """Findings as they are, or one for all layers with the evidence of the worst, the first."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(check.alike(finding), []).append(finding)
-    return [told for group in groups.values() for told in _as_one(check, group)]
+    return [one for group in groups.values() for one in _as_one(check, group)]
 
 
-def _as_one(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
+def _as_one(check: Check, findings: list[Finding]) -> list[Finding]:
     if len(findings) <= MOST_ALIKE:
         return findings
     worst = findings[0]

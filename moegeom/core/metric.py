@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moegeom.core.registry import record_of_function
 from moegeom.core.router import Router
 
 #: ``flip``: a variant beside the reference on the same tokens, not one choice by itself;
@@ -71,8 +72,8 @@ class Metric:
     """A figure, or a family of figures that share one reduction.
 
     ``finish`` maps the selected reductions (name -> array, see ``Reduction.select``) and the facts
-    to values. A metric of scope ``weights`` is finished once per router; it needs no reduction but
-    may name quantities of the weights that several metrics share.
+    to values; ``page`` explains them. A metric of scope ``weights`` is finished once per router; it
+    needs no reduction but may name quantities of the weights that several metrics share.
     ``errors`` gives standard errors where leaving out blocks does not: from the reductions of the
     whole and of the whole without each block to table -> column -> error. ``without_each`` is what
     ``finish`` says of several selections in columns with a standard error, one after the other on a
@@ -81,13 +82,18 @@ class Metric:
     """
 
     name: str
-    version: int
-    text: str
-    scope: Scope
-    needs: tuple[str, ...]
-    columns: Mapping[str, tuple[Column, ...]]
+    page: str
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
+    text: str
+    columns: Mapping[str, tuple[Column, ...]]
+    needs: tuple[str, ...] = ()
+    scope: Scope = "router"
+    version: int = 1
     invariances: tuple[Invariance, ...] = ()
     errors: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Values] | None = None
     without_each: Callable[[Sequence[Mapping[str, Any]], RouterFacts], Values] | None = None
     is_for_figures: bool = False
+
+
+#: Makes a metric of the function under it, which finishes: ``@metric(text, columns=...)``.
+metric = record_of_function(Metric)

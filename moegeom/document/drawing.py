@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from moegeom.core.errors import UsageError
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.core.row_keys import ALL, AS_STORED, is_whole
 from moegeom.core.text import half_width
 from moegeom.document.chart import Chart, Numbers
@@ -119,8 +119,8 @@ class Drawing:
     draw: Callable[[Drawn], Iterator[Chart]]
 
 
-#: Figures of results by file name.
-DRAWINGS: Registry[Drawing] = Registry("figure", "moegeom.document.figures", "DRAWING", Drawing)
+#: Figures of results by name.
+DRAWINGS = Rooms("figure", "moegeom.document.figures", Drawing)
 
 
 def figures_of(results: Results, names: Sequence[str] = ()) -> list[Chart]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moegeom.core.errors import InternalError
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.document.model import Document, Table, View
 from moegeom.document.sparkline import ASCII
 from moegeom.document.untrusted import printable
@@ -25,10 +25,8 @@ class Renderer:
     of_verdicts: bool = False
 
 
-#: Renderers by file name.
-RENDERERS: Registry[Renderer] = Registry(
-    "format", "moegeom.document.renderers", "RENDERER", Renderer
-)
+#: Renderers by name.
+RENDERERS = Rooms("format", "moegeom.document.renderers", Renderer)
 
 
 def render(document: Document, name: str, view: View | None = None) -> str:

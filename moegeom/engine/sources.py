@@ -16,7 +16,7 @@ from moegeom.engine.parameters import option_of
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest, Terms, Tokens
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.kernels.reductions._counters import MOST_TOKENS
+from moegeom.kernels.reduction import MOST_TOKENS
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.memory import HeldArrays, IsotropicRmsPrior
 from moegeom.tokens.open import open_tokens

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
@@ -20,7 +22,7 @@ from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
-from moegeom.engine.jumps import why_no_jumps
+from moegeom.engine.jumps import token_jumps, why_no_jumps
 from moegeom.engine.loop import Hooks, Lane, Pace, Progress, scan_in_step
 from moegeom.engine.parts import Folding
 from moegeom.engine.plan import (
@@ -28,32 +30,37 @@ from moegeom.engine.plan import (
     SMALL_SAMPLE_TOKENS,
     batch_tokens,
     num_workers,
+    sample_batches,
     sample_tiles,
 )
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
-from moegeom.engine.request import DEFAULTS, MeasureOptions
+from moegeom.engine.request import DEFAULTS, ComputeOptions, MeasureOptions
+from moegeom.engine.sample import drawn_tokens
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
-from moegeom.engine.task import Task
+from moegeom.engine.task import MadeWhatIf, Task
+from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
 from moegeom.geometry.jump import Mixture
-from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.geometry.rounding import bf16_noise_scale, flip_probability
+from moegeom.kernels.batch import NUM_BLOCKS, Jumps, TokenBatch
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.reduction import (
+    MOST_TOKENS,
     REDUCTIONS,
+    Extent,
     State,
     reduction_of,
     reductions_for,
 )
-from moegeom.kernels.reductions._counters import MOST_TOKENS
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import MeasuredRouter, Rows, finish_router
-from moegeom.measure.jumps import jump_states
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.alignment import RunB
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
+from moegeom.variants.what_if import parse_what_ifs
 
 #: Tokens whose median length is the usual length of a router input: one tile, so that tokens of a
 #: running model can be told apart as soon as the first tile is full.
@@ -582,3 +589,152 @@ def _disagreements(progress: Progress) -> list[list[float]]:
         return []
     pairs = zip(state["token"].tolist(), state["margin"].tolist(), strict=True)
     return [list(pair) for pair in pairs]
+
+
+#: Tokens whose jump is computed: of a sample, and of those that a variant flips. Experts are most
+#: of what is read, and each is read once for all of them.
+SAMPLED, FLIPPED = 1024, 512
+
+
+def jump_states(
+    task: Task, mixed: Mixture, flipped: Mapping[str, State]
+) -> tuple[State, dict[str, State]]:
+    """The state of ``jumps``, and that of ``flip_jumps`` for each variant.
+
+    ``flipped`` are the bits of the tokens that each variant flips (``flip_bits``).
+    """
+    options = ComputeOptions(seed=task.seed, exclude_first=task.exclude_first)
+    sample = drawn_tokens(task.source, options, SAMPLED)
+    of_variant = {name: _sample_of(_set_bits(bits), task) for name, bits in flipped.items()}
+    tokens = np.unique(np.concatenate([sample, *of_variant.values()]))
+    measured = _with_jumps(task, mixed, tokens)
+    return (
+        _jump_state("jumps", task, measured, sample),
+        {name: _jump_state("flip_jumps", task, measured, own) for name, own in of_variant.items()},
+    )
+
+
+def _set_bits(bits: State) -> Int64[np.ndarray, "tokens"]:
+    return np.flatnonzero(np.unpackbits(bits["flipped"], bitorder="little"))
+
+
+def _sample_of(token: Int64[np.ndarray, "tokens"], task: Task) -> Int64[np.ndarray, "drawn"]:
+    """At most FLIPPED of the tokens, by the seed of the scan, ascending."""
+    if len(token) <= FLIPPED:
+        return token
+    generator = np.random.default_rng([task.seed, len(token)])
+    return np.sort(generator.choice(token, FLIPPED, replace=False))
+
+
+def _with_jumps(task: Task, mixed: Mixture, tokens: Int64[np.ndarray, "tokens"]) -> TokenBatch:
+    """These tokens with their labels and jumps; those that are not finite are left out."""
+    prepared, names = task.prepared, ("token", "population", "block", "chosen", "logits", "input")
+    total, parts = task.source.facts.num_tokens, []
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        for tile in np.unique(tokens // TILE).tolist():
+            batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
+            row = np.flatnonzero(np.isin(batch.token, tokens))
+            parts.append([getattr(batch, name)[row] for name in names])
+    token, population, block, chosen, logits, inputs = map(np.concatenate, zip(*parts, strict=True))
+    jumps_at = token_jumps(prepared, inputs, logits, chosen, task.kernels, mixed)
+    length = np.sqrt((inputs.astype(np.float64) ** 2).sum(axis=1))
+    chance = np.zeros(len(token))
+    is_known = jumps_at.is_known
+    noise = bf16_noise_scale(length[is_known], prepared.router.hidden_size)
+    chance[is_known] = flip_probability(np.maximum(jumps_at.tie.distance[is_known], 0.0), noise)
+    jumps = Jumps(jumps_at.height, jumps_at.relative, chance, jumps_at.pair)
+    return TokenBatch(token=token, population=population, block=block, chosen=chosen, jumps=jumps)
+
+
+def _jump_state(
+    name: str, task: Task, measured: TokenBatch, token: Int64[np.ndarray, "tokens"]
+) -> State:
+    """The reduction of that name over some of the tokens."""
+    assert measured.jumps is not None
+    row = np.flatnonzero(np.isin(measured.token, token))
+    router = task.prepared.router
+    names = task.populations.names
+    extent = Extent(len(names), router.num_experts, router.rule.top_k, router.hidden_size)
+    accumulator = REDUCTIONS[name].start(extent)
+    some = Jumps(**{part: values[row] for part, values in vars(measured.jumps).items()})
+    labels = {part: getattr(measured, part)[row] for part in ("token", "population", "block")}
+    accumulator.fold(TokenBatch(**labels, jumps=some), task.kernels)
+    return accumulator.state()
+
+
+def with_what_ifs(run: RouterRun, measured: MeasuredRouter) -> MeasuredRouter:
+    """The rows of a router with those of every what-if, each a variant of its own.
+
+    A what-if that means nothing for its rule has no rows: ``facts["what_ifs"]`` says why.
+    """
+    own = prepare(run.router)
+    tiles = sample_batches(
+        run.source.facts.num_tokens, run.options.seed, SAMPLE_TOKENS, run.options.what_if_batch
+    )
+    task = task_of(run, own, (), typical_norm(run, own))
+    with threadpool_limits(1, user_api="blas"):
+        sample = read_sample(task, tiles, run.options.what_if_batch)
+    rows: Rows = {}
+    facts: dict[str, Any] = {}
+    extend_rows(rows, measured.rows)
+    with threadpool_limits(1, user_api="blas"):
+        made: list[MadeWhatIf] = []
+        for request in parse_what_ifs(run.options.what_ifs):
+            try:
+                made.append(make_what_if(request, task, sample))
+            except RouterRuleError as refusal:
+                facts[request.name] = {"refused": refusal.message}
+        moved = [
+            moved_under(made, task, arithmetic(n), tiles)
+            for n in run.options.arithmetics
+            if run.is_whole
+        ]
+    for number, one in enumerate(made):
+        tried, reasons = _tried(one, run, task)
+        extend_rows(rows, tried)
+        figures = dict(one.figures)
+        for under in moved:
+            figures |= under[number]
+        facts[one.name] = _what_if_facts(one, figures, reasons)
+    return MeasuredRouter(rows, {**measured.facts, "what_ifs": facts})
+
+
+def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str, str]]:
+    """Rows of the metrics of one choice, and of those that compare it with the router as stored."""
+    metrics = [m for m in run.metrics if _is_of_choice(m)]
+    needed = {reduction_of(need) for metric in metrics for need in metric.needs}
+    missing = {name: why for name in needed if (why := why_missing(made, name))}
+    reductions = sorted((needed - missing.keys()) | {"token_counts"})
+    tried = dataclasses.replace(task, reductions=tuple(reductions), what_if=made)
+    tiles = range(-(-run.source.facts.num_tokens // TILE))
+    planned = Pass(made.name, tried, tiles, run.options.skips_non_finite)
+    progress = fold_pass(run, planned)
+    if not run.is_whole:
+        return {}, {}
+    names = task.populations.names
+    with threadpool_limits(1, user_api="blas"):
+        finished = finish_router(
+            made.router, progress.states, names, metrics, missing, made.name, ALL
+        )
+    return finished.rows, finished.reasons
+
+
+def _is_of_choice(metric: Metric) -> bool:
+    return metric.scope in ("router", "flip") and not metric.is_for_figures
+
+
+def _what_if_facts(
+    made: MadeWhatIf, figures: Mapping[str, float], reasons: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a reader of the results is told of a what-if at one router."""
+    gate = made.gate
+    return {
+        "top_k": made.router.rule.num_chosen,
+        "figures": dict(figures),
+        "notes": list(gate.notes),
+        "is_causal": gate.is_causal,
+        "is_token_local": gate.is_token_local,
+        "has_fixed_size": gate.has_fixed_size,
+        "num_sampled": made.num_sampled,
+        "reasons": dict(reasons),
+    }

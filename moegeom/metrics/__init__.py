@@ -1,13 +1,12 @@
-"""Metrics, one file each: reductions in, values and standard errors out; none sees a token."""
+"""Metrics in rooms of their subject: reductions in, values and standard errors out, no token."""
 
 from collections.abc import Sequence
 
 from moegeom.core.metric import Column, Metric
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.results.derived import DERIVED
 
-#: Metrics by file name.
-METRICS: Registry[Metric] = Registry("metric", "moegeom.metrics", "METRIC", Metric)
+METRICS = Rooms("metric", "moegeom.metrics", Metric)
 
 
 def metrics_of_scan(
@@ -16,14 +15,14 @@ def metrics_of_scan(
     """All metrics but those of what was not asked for: another choice to compare with, noise,
     experts.
     """
-    asked = {
+    applies = {
         "flip": compares,
         "noise": is_noisy,
         "exposure": compares,
         "jump": has_experts,
         "flip_jump": compares and has_experts,
     }
-    return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]
+    return [metric for metric in METRICS.all() if applies.get(metric.scope, True)]
 
 
 def read_columns_of(metric: Metric, table: str) -> Sequence[Column]:

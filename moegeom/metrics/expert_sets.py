@@ -1,15 +1,4 @@
-"""Visited expert sets: which sets of experts tokens choose, and how many remain unseen.
-
-An expert set is the chosen set of a token. Among T tokens S distinct ones are seen, most of them
-once: S grows with T, so it says little by itself. ``expert_set_coverage`` (Good-Turing) estimates
-the share of further tokens whose set was already seen, ``expert_set_chao1`` is a lower estimate of
-the number of sets in use, ``expert_set_entropy_nats`` the entropy of their distribution. Table
-``rarefaction`` gives the expected number of distinct sets among fewer tokens: compare streams of
-different length there, at equal T.
-
-In the full input space every set has a cell (nearly every real router has more input dimensions
-than experts); what is informative is which of them data visit.
-"""
+"""Expert sets: how many occur, of which sizes, and which experts are in one together."""
 
 from __future__ import annotations
 
@@ -19,50 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load import chao1, expert_set_entropy_nats, good_turing_coverage, rarefied
+from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.geometry.load import (
+    chao1,
+    coactivation_over_chance,
+    expert_set_entropy_nats,
+    good_turing_coverage,
+    jaccard_chance,
+    jaccard_mean,
+    num_pairs_seen,
+    rarefied,
+)
+from moegeom.metrics.rows import COLUMNS, MOST_EXPERTS, upper_triangle
 
 #: Expert sets listed per router, the most frequent ones.
 NUM_LISTED = 256
-
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    seen = reductions["expert_sets"]
-    counts, rate = seen["count"], float(seen["rate"])
-    router = facts.router
-    # the lower hash first among equals: any order would do, but it must be the same everywhere
-    top = np.argsort(-counts, kind="stable")[:NUM_LISTED]
-    experts, top_k = router.num_experts, router.rule.num_chosen
-    if top_k is None:
-        possible = experts * math.log(2.0)
-    else:
-        possible = math.lgamma(experts + 1) - math.lgamma(top_k + 1)
-        possible -= math.lgamma(experts - top_k + 1)
-    return {
-        "layers": {
-            "num_expert_sets": len(counts) / rate,
-            "expert_sets_possible_log10": possible / math.log(10.0),
-            "expert_set_chao1": chao1(counts) / rate,
-            "expert_set_sampling_rate": rate,
-            **_shares(counts, rate),
-        },
-        "expert_sets": {
-            "expert_set": _members(seen["members"][seen["row"][top]]),
-            "num_tokens": counts[top],
-        },
-        "rarefaction": _rarefaction(counts, rate),
-    }
-
-
-def _shares(counts: np.ndarray, rate: float) -> dict[str, float | None]:
-    is_whole = rate == 1.0
-    return {
-        "expert_set_coverage": good_turing_coverage(counts),
-        "expert_set_entropy_nats": expert_set_entropy_nats(counts) if is_whole else None,
-        "modal_expert_set_share": float(counts.max() / counts.sum())
-        if len(counts) and is_whole
-        else None,
-    }
 
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
@@ -71,28 +31,9 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     return {"layers": {name: [share[name] for share in shares] for name in shares[0]}}
 
 
-def _members(rows: np.ndarray) -> np.ndarray | list[list[int]]:
-    """Experts of each set, without empty slots where there are some."""
-    if not (rows < 0).any():
-        return rows
-    return [row[row >= 0].tolist() for row in rows]
-
-
-def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
-    """Expected distinct sets for powers of two below the number of tokens, and for that itself."""
-    total = int(counts.sum())
-    if not total or rate < 1.0:
-        return {"num_tokens_drawn": np.empty(0, np.int64), "expected_expert_sets": np.empty(0)}
-    sizes = np.unique(np.append(2 ** np.arange(0, int(math.log2(total)) + 1), total))
-    return {"num_tokens_drawn": sizes, "expected_expert_sets": rarefied(counts, sizes)}
-
-
-METRIC = Metric(
-    name="expert_sets",
-    version=1,
-    text="Distinct chosen sets among the tokens, and estimates for those not met. Counted exactly "
+@metric(
+    "Distinct chosen sets among the tokens, and estimates for those not met. Counted exactly "
     "up to 2^20 entries, then on a hash sample whose rate is a column.",
-    scope="router",
     needs=("expert_sets",),
     columns={
         "layers": (
@@ -148,7 +89,239 @@ METRIC = Metric(
             ),
         ),
     },
-    finish=_finish,
     without_each=_without_each,
     invariances=("token_permutation",),
 )
+def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Visited expert sets: which sets of experts tokens choose, and how many remain unseen.
+
+    An expert set is the chosen set of a token. Among T tokens S distinct ones are seen, most of
+    them once: S grows with T, so it says little by itself. ``expert_set_coverage`` (Good-Turing)
+    estimates the share of further tokens whose set was already seen, ``expert_set_chao1`` is a
+    lower estimate of the number of sets in use, ``expert_set_entropy_nats`` the entropy of their
+    distribution. Table ``rarefaction`` gives the expected number of distinct sets among fewer
+    tokens: compare streams of different length there, at equal T.
+
+    In the full input space every set has a cell (nearly every real router has more input dimensions
+    than experts); what is informative is which of them data visit.
+    """
+    seen = reductions["expert_sets"]
+    counts, rate = seen["count"], float(seen["rate"])
+    router = facts.router
+    # the lower hash first among equals: any order would do, but it must be the same everywhere
+    top = np.argsort(-counts, kind="stable")[:NUM_LISTED]
+    experts, top_k = router.num_experts, router.rule.num_chosen
+    if top_k is None:
+        possible = experts * math.log(2.0)
+    else:
+        possible = math.lgamma(experts + 1) - math.lgamma(top_k + 1)
+        possible -= math.lgamma(experts - top_k + 1)
+    return {
+        "layers": {
+            "num_expert_sets": len(counts) / rate,
+            "expert_sets_possible_log10": possible / math.log(10.0),
+            "expert_set_chao1": chao1(counts) / rate,
+            "expert_set_sampling_rate": rate,
+            **_shares(counts, rate),
+        },
+        "expert_sets": {
+            "expert_set": _members(seen["members"][seen["row"][top]]),
+            "num_tokens": counts[top],
+        },
+        "rarefaction": _rarefaction(counts, rate),
+    }
+
+
+def _shares(counts: np.ndarray, rate: float) -> dict[str, float | None]:
+    is_whole = rate == 1.0
+    return {
+        "expert_set_coverage": good_turing_coverage(counts),
+        "expert_set_entropy_nats": expert_set_entropy_nats(counts) if is_whole else None,
+        "modal_expert_set_share": float(counts.max() / counts.sum())
+        if len(counts) and is_whole
+        else None,
+    }
+
+
+def _members(rows: np.ndarray) -> np.ndarray | list[list[int]]:
+    """Experts of each set, without empty slots where there are some."""
+    if not (rows < 0).any():
+        return rows
+    return [row[row >= 0].tolist() for row in rows]
+
+
+def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
+    """Expected distinct sets for powers of two below the number of tokens, and for that itself."""
+    total = int(counts.sum())
+    if not total or rate < 1.0:
+        return {"num_tokens_drawn": np.empty(0, np.int64), "expected_expert_sets": np.empty(0)}
+    sizes = np.unique(np.append(2 ** np.arange(0, int(math.log2(total)) + 1), total))
+    return {"num_tokens_drawn": sizes, "expected_expert_sets": rarefied(counts, sizes)}
+
+
+@metric(
+    "How many experts tokens choose, where their numbers differ.",
+    needs=("set_sizes",),
+    columns={
+        "layers": (
+            Column(
+                "num_chosen_mean",
+                "mean number of experts that a token chooses",
+                "experts",
+                formula="num_chosen",
+                has_se=True,
+            ),
+            Column(
+                "num_chosen_p99",
+                "the least number that 99 % of the tokens do not exceed",
+                "experts",
+                "int",
+                formula="num_chosen",
+            ),
+            Column(
+                "no_expert_share",
+                "share of tokens that choose no expert",
+                formula="num_chosen",
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def set_sizes(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Sizes of the chosen sets, where tokens choose different numbers of experts.
+
+    A token may choose none at all: what only shared experts or the residual stream carry.
+    """
+    counts = reductions["set_sizes"]
+    tokens = int(counts.sum())
+    if not tokens:
+        return {"layers": {}}
+    below = np.cumsum(counts) >= 0.99 * tokens
+    return {
+        "layers": {
+            "num_chosen_mean": float(counts @ np.arange(len(counts))) / tokens,
+            "num_chosen_p99": int(below.argmax()),
+            "no_expert_share": int(counts[0]) / tokens,
+        }
+    }
+
+
+#: Pairs listed per router, the most frequent ones.
+NUM_LISTED_PAIRS = 256
+
+
+@metric(
+    "Experts chosen together, over all pairs of chosen experts.",
+    needs=("expert_pairs",),
+    columns={
+        "layers": (
+            Column(
+                "overlap_routing",
+                "mean Jaccard index of the token sets of two experts",
+                formula="overlap_routing",
+                has_se=True,
+            ),
+            Column(
+                "overlap_routing_chance",
+                "the same for sets of one size drawn evenly",
+                formula="overlap_routing",
+            ),
+            Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),
+            Column("pairs_seen_share", "the same over all pairs", formula="pairs_seen"),
+            Column(
+                "coactivation_max_over_chance",
+                "largest frequency of a pair over that of even chance; missing for k = 1",
+                formula="coactivation",
+                has_se=True,
+            ),
+        ),
+        "coactivation": (
+            Column("expert", "lower expert number", "expert", "int"),
+            Column("other_expert", "higher expert number", "expert", "int"),
+            Column("num_tokens_together", "tokens that chose both", "tokens", "int"),
+            Column(
+                "share_of_expert",
+                "of the expert's tokens, the share with the other",
+                "1",
+                "float",
+                "coactivation",
+            ),
+            Column(
+                "share_of_other",
+                "of the other's tokens, the share with the expert",
+                "1",
+                "float",
+                "coactivation",
+            ),
+            Column("over_chance", "frequency over even chance", formula="coactivation"),
+        ),
+    },
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """
+    Co-activation: which experts are chosen together, over all pairs, beside what chance would show.
+
+    N_ij tokens chose both i and j. ``overlap_routing`` is the mean over pairs of the Jaccard index
+    N_ij / (N_i + N_j - N_ij) of their sets of tokens: 0 when no two experts share a token. Its
+    chance level for sets drawn evenly is (k - 1) / (2E - k - 1). The most frequent pairs stand in
+    the table ``coactivation`` with N_ij / N_i and with their frequency over what even chance gives.
+
+    All pairs of chosen experts count, not only neighbours in rank. Uneven loads alone raise the
+    overlap of busy experts: read it beside the load and the random router.
+    """
+    counts = reductions["expert_pairs"]
+    experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
+    first, second = np.triu_indices(experts, 1)
+    together = counts[first, second]
+    if not counts.any() or experts < 2:
+        return {"layers": {}}
+    layers: dict[str, float | int | None] = {
+        "overlap_routing": float(jaccard_mean(counts)),
+        "overlap_routing_chance": None if top_k is None else jaccard_chance(experts, top_k),
+        "num_pairs_seen": int(num_pairs_seen(counts)),
+        "pairs_seen_share": num_pairs_seen(counts) / len(first),
+    }
+    if top_k is None or top_k < 2:
+        return {"layers": layers}
+    tokens = int(np.trace(counts)) // top_k
+    over_chance = coactivation_over_chance(counts, tokens, top_k)[first, second]
+    layers["coactivation_max_over_chance"] = float(over_chance.max())
+    top = np.argsort(-together, kind="stable")[:NUM_LISTED_PAIRS]
+    top = top[together[top] > 0]
+    i, j = first[top], second[top]
+    return {
+        "layers": layers,
+        "coactivation": {
+            "expert": i,
+            "other_expert": j,
+            "num_tokens_together": together[top],
+            "share_of_expert": together[top] / counts[i, i],
+            "share_of_other": together[top] / counts[j, j],
+            "over_chance": over_chance[top],
+        },
+    }
+
+
+@metric(
+    "Frequency of every pair of experts over that of even chance.",
+    needs=("expert_pairs",),
+    columns={"matrices": COLUMNS},
+    invariances=("token_permutation",),
+    is_for_figures=True,
+)
+def coactivation_matrix(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Co-activation over chance for every pair of experts: what its heat map shows.
+
+    1 where two experts are chosen together as often as even chance has it, 0 where never. Uneven
+    loads alone raise the values of busy experts. The metric ``coactivation`` lists the most
+    frequent pairs with their counts; here all of them stand, with three digits. Routers of more
+    than 512 experts, and those that choose one expert, have none.
+    """
+    counts, top_k = reductions["expert_pairs"], facts.router.rule.num_chosen
+    is_kept = facts.is_whole and not facts.is_random and len(counts) <= MOST_EXPERTS
+    if not is_kept or top_k is None or top_k < 2 or not counts.any():
+        return {}
+    over = coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
+    return {"matrices": upper_triangle("coactivation", over)}

@@ -1,14 +1,4 @@
-"""Load: how evenly the experts are used over the whole set of tokens.
-
-c_e tokens choose expert e, m = kT / E is the fair share. All figures here are functions of c / m
-over all tokens ("global"): the same words mean other things in other tools, so the reduction stands
-in the name (``load_cv_ddof0``, ``max_vio_global``; per batch see ``load_tiles``).
-
-Even perfectly even routing shows a CV and a MaxVio on finitely many tokens: the floors beside them
-hold for independent tokens, and tokens of one document are not, so a balanced router shows two to
-three times as much. ``load_cv_squared_debiased`` compares different blocks of documents instead and
-has no such excess: 0 within its error means that no imbalance was seen. Compare at equal T.
-"""
+"""Load of the experts: over all tokens, by tile and by group, and beside what they can take."""
 
 from __future__ import annotations
 
@@ -17,67 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry import load
-
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    counts = reductions["expert_counts"]
-    blocks = reductions["expert_counts_by_block"]
-    entropy = float(load.load_entropy_nats(counts))
-    experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
-    sizes = None if top_k is None else (facts.num_tokens, experts, top_k)
-    return {
-        "layers": {
-            "load_cv_ddof0": float(load.load_cv(counts)),
-            "load_cv_floor": sizes and load.load_cv_floor(*sizes),
-            "load_cv_squared_debiased": load.load_cv_squared_debiased(blocks),
-            "max_vio_global": float(load.max_vio(counts)),
-            "max_vio_floor": sizes and load.max_vio_floor(*sizes),
-            "min_vio_global": float(load.min_vio(counts)),
-            "avg_vio_global": float(load.avg_vio(counts)),
-            "jain": float(load.jain(counts)),
-            "gini": float(load.gini(counts)),
-            "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
-            "effective_experts": float(np.exp(entropy)),
-            "num_dead": int((counts == 0).sum()) if counts.any() else None,
-            "dead_share": float(load.dead_share(counts)),
-            "underused_share": float(load.underused_share(counts)),
-            "busiest_expert": int(counts.argmax()) if counts.any() else None,
-        },
-        "experts": {
-            "expert": np.arange(experts),
-            "num_slots": counts,
-            "load": load.load_share(counts),
-        },
-    }
+from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.geometry import load as loads
+from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
+from moegeom.geometry.load import expert_capacity as capacity_of_expert
+from moegeom.kernels.reductions.sketches import DOCUMENTS
 
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
     counts = np.stack([part["expert_counts"] for part in parts])
-    entropy, experts = load.load_entropy_nats(counts), facts.router.num_experts
-    debiased = [load.load_cv_squared_debiased(part["expert_counts_by_block"]) for part in parts]
+    entropy, experts = loads.load_entropy_nats(counts), facts.router.num_experts
+    debiased = [loads.load_cv_squared_debiased(part["expert_counts_by_block"]) for part in parts]
     return {
         "layers": {
-            "load_cv_ddof0": load.load_cv(counts),
+            "load_cv_ddof0": loads.load_cv(counts),
             "load_cv_squared_debiased": debiased,
-            "max_vio_global": load.max_vio(counts),
-            "min_vio_global": load.min_vio(counts),
-            "avg_vio_global": load.avg_vio(counts),
-            "jain": load.jain(counts),
-            "gini": load.gini(counts),
+            "max_vio_global": loads.max_vio(counts),
+            "min_vio_global": loads.min_vio(counts),
+            "avg_vio_global": loads.avg_vio(counts),
+            "jain": loads.jain(counts),
+            "gini": loads.gini(counts),
             "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else (),
             "effective_experts": np.exp(entropy),
         },
-        "experts": {"load": load.load_share(counts)},
+        "experts": {"load": loads.load_share(counts)},
     }
 
 
-METRIC = Metric(
-    name="load",
-    version=1,
-    text="Load of each expert, and how uneven it is over the whole set of tokens.",
-    scope="router",
+@metric(
+    "Load of each expert, and how uneven it is over the whole set of tokens.",
     needs=("expert_counts", "expert_counts_by_block"),
     columns={
         "layers": (
@@ -153,7 +111,219 @@ METRIC = Metric(
             Column("load", "num_slots over the fair share", formula="load", has_se=True),
         ),
     },
-    finish=_finish,
     without_each=_without_each,
     invariances=("token_permutation", "expert_relabelling"),
 )
+def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Load: how evenly the experts are used over the whole set of tokens.
+
+    c_e tokens choose expert e, m = kT / E is the fair share. All figures here are functions of c /
+    m over all tokens ("global"): the same words mean other things in other tools, so the reduction
+    stands in the name (``load_cv_ddof0``, ``max_vio_global``; per batch see ``load_tiles``).
+
+    Even perfectly even routing shows a CV and a MaxVio on finitely many tokens: the floors beside
+    them hold for independent tokens, and tokens of one document are not, so a balanced router shows
+    two to three times as much. ``load_cv_squared_debiased`` compares different blocks of documents
+    instead and has no such excess: 0 within its error means that no imbalance was seen. Compare at
+    equal T.
+    """
+    counts = reductions["expert_counts"]
+    blocks = reductions["expert_counts_by_block"]
+    entropy = float(loads.load_entropy_nats(counts))
+    experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
+    sizes = None if top_k is None else (facts.num_tokens, experts, top_k)
+    return {
+        "layers": {
+            "load_cv_ddof0": float(loads.load_cv(counts)),
+            "load_cv_floor": sizes and loads.load_cv_floor(*sizes),
+            "load_cv_squared_debiased": loads.load_cv_squared_debiased(blocks),
+            "max_vio_global": float(loads.max_vio(counts)),
+            "max_vio_floor": sizes and loads.max_vio_floor(*sizes),
+            "min_vio_global": float(loads.min_vio(counts)),
+            "avg_vio_global": float(loads.avg_vio(counts)),
+            "jain": float(loads.jain(counts)),
+            "gini": float(loads.gini(counts)),
+            "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
+            "effective_experts": float(np.exp(entropy)),
+            "num_dead": int((counts == 0).sum()) if counts.any() else None,
+            "dead_share": float(loads.dead_share(counts)),
+            "underused_share": float(loads.underused_share(counts)),
+            "busiest_expert": int(counts.argmax()) if counts.any() else None,
+        },
+        "experts": {
+            "expert": np.arange(experts),
+            "num_slots": counts,
+            "load": loads.load_share(counts),
+        },
+    }
+
+
+@metric(
+    "MaxVio of tiles of 1024 consecutive tokens, as training logs it per batch.",
+    needs=("tile_load",),
+    columns={
+        "layers": (
+            Column("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles", "int"),
+            Column(
+                "max_vio_tile_mean",
+                "mean over tiles of the largest load over the fair share, minus 1",
+                formula="max_vio_tile",
+            ),
+        )
+    },
+    invariances=("expert_relabelling",),
+)
+def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """MaxVio per batch: how uneven the load is within 1024 consecutive tokens, on average.
+
+    Training logs MaxVio per batch, max_e c_e / m - 1 over one batch, averaged over batches; over a
+    whole set of tokens (``max_vio_global``) imbalances of single batches even out, so the two must
+    not be compared. Here a batch is a tile of 1024 tokens in the order of the recording; tiles with
+    fewer than 512 are left out. There is no standard error: a tile holds several documents. Even
+    random routing shows sqrt(2 log E (1 - k/E) / m) or so, m = 1024 k / E.
+    """
+    tiles, total = reductions["tile_load"]
+    if not tiles:
+        return {"layers": {}}
+    vio = total / tiles * facts.router.num_experts - 1.0
+    return {"layers": {"num_tiles": tiles, "max_vio_tile_mean": vio}}
+
+
+@metric(
+    "Load of the groups of a group-limited rule.",
+    needs=("expert_counts",),
+    columns={
+        "layers": (
+            Column(
+                "group_max_vio",
+                "largest load of a group over the fair share, minus 1",
+                formula="max_vio",
+                has_se=True,
+            ),
+            Column(
+                "group_load_cv_ddof0",
+                "standard deviation over mean of the load of groups",
+                formula="load_cv",
+                has_se=True,
+            ),
+            Column("busiest_group", "group with the largest load", "group", "int"),
+        )
+    },
+    invariances=("token_permutation",),
+)
+def group_load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Load of groups of experts, for rules that keep some of the groups.
+
+    A group-limited rule keeps the best groups of a token and chooses among their experts; the load
+    of a group is what its devices carry. ``group_max_vio`` is the largest load of a group over the
+    fair share, minus 1. Missing for rules without groups.
+    """
+    groups = facts.router.rule.groups
+    counts = reductions["expert_counts"]
+    if groups is None or not counts.any():
+        return {"layers": {}}
+    load = counts.reshape(groups.num_groups, -1).sum(axis=1)
+    return {
+        "layers": {
+            "group_max_vio": float(max_vio(load)),
+            "group_load_cv_ddof0": float(load_cv(load)),
+            "busiest_group": int(np.argmax(load)),
+        }
+    }
+
+
+#: Factors in use for training with dropped tokens.
+FACTORS = (1.0, 1.25, 1.5, 2.0)
+
+#: Ranks of expert parallelism.
+RANKS = (2, 4, 8, 16, 32, 64)
+
+
+@metric(
+    "Slots over the capacity of their expert, and loads of ranks of experts.",
+    needs=("expert_counts",),
+    columns={
+        "capacity": (
+            Column("capacity_factor", "capacity over the fair share"),
+            Column("capacity", "tokens that an expert may take", "tokens", "int"),
+            Column(
+                "dropped_slot_share",
+                "share of slots beyond the capacity of their expert",
+                formula="dropped_slot_share",
+                has_se=True,
+            ),
+        ),
+        "ranks": (
+            Column("num_ranks", "equal groups of consecutive experts", "ranks", "int"),
+            Column(
+                "rank_imbalance",
+                "largest load of a rank over the mean",
+                formula="rank_imbalance",
+                has_se=True,
+            ),
+            Column("balancedness", "mean over largest load of a rank", formula="rank_imbalance"),
+        ),
+    },
+    invariances=("token_permutation",),
+)
+def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Capacity: how many slots would be dropped, and how uneven ranks would be, at these loads.
+
+    Table ``capacity``: with C = ceil(f k T / E) tokens allowed per expert, the share of slots over
+    the limit, sum_e max(0, n_e - C) / (kT), for some capacity factors f. Table ``ranks``: when
+    consecutive experts are spread over R ranks in equal groups, the largest load of a rank over the
+    mean, and its inverse, the balancedness that engines report. Both treat the whole set of tokens
+    as one batch: smaller batches are less even, so these are the least that a deployment will see.
+    """
+    counts = reductions["expert_counts"]
+    experts, taken = facts.router.num_experts, int(counts.sum())
+    slots = [capacity_of_expert(taken, experts, 1, factor) for factor in FACTORS]
+    ranks = [number for number in RANKS if experts % number == 0 and number < experts]
+    imbalance = np.array([rank_imbalance(counts, number) for number in ranks])
+    return {
+        "capacity": {
+            "capacity_factor": np.array(FACTORS),
+            "capacity": np.array(slots),
+            "dropped_slot_share": np.array([dropped_slot_share(counts, c) for c in slots]),
+        },
+        "ranks": {
+            "num_ranks": np.array(ranks, dtype=np.int64),
+            "rank_imbalance": imbalance,
+            "balancedness": 1.0 / imbalance,
+        },
+    }
+
+
+@metric(
+    "Choices that the model drops because an expert has its fill of the sequence, on at most "
+    f"{DOCUMENTS} documents.",
+    needs=("document_counts",),
+    columns={
+        "layers": (
+            Column("expert_capacity", "tokens of a sequence that an expert takes", "tokens", "int"),
+            Column(
+                "capacity_dropped_share",
+                "share of slots beyond the model's own capacity, each document a sequence",
+                formula="capacity_dropped_share",
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def expert_capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Expert capacity: tokens that no expert runs, because theirs had its fill of the sequence.
+
+    With the model's own capacity C, counted over each document as over a sequence of its own: of c
+    tokens of a document that choose an expert it runs C, and drops max(0, c - C), whatever their
+    order. A model that packs several documents into a sequence, or counts padding, drops more.
+    Missing where the model has no capacity, or counts it over a batch.
+    """
+    counts, capacity = reductions["document_counts"], facts.router.rule.capacity
+    assert capacity is not None, "unavailable() asks for a capacity"
+    return {
+        "layers": {
+            "expert_capacity": capacity,
+            "capacity_dropped_share": dropped_slot_share(counts.ravel(), capacity),
+        }
+    }

@@ -1,26 +1,638 @@
-"""Margins: how far the last chosen expert is ahead of the first one left out.
-
-q_[k] - q_[k+1] in units of the selection score (``margin_unit``): logits for an affine rule, biased
-scores else. Margins of different rules or layers do not compare, and a small margin is not a small
-distance: it takes the rows of the two experts to say how far the input is from the boundary
-(``boundary_distance``). Quantiles are those of a histogram with bins of 6 %; the shares of the
-ladder (table ``margins``) are exact.
-"""
+"""Margins and distances: how near tokens are to another expert set."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
+from jaxtyping import Float64, Int64
 
-from moegeom.core.metric import Column
-from moegeom.metrics._ladder import ladder_metric
+from moegeom.core.metric import Column, Invariance, Metric, RouterFacts, Values, metric
+from moegeom.core.registry import record_of_function
+from moegeom.core.text import percent
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.geometry.histogram import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    bin_edges,
+    lowest,
+    quantile,
+    share_below,
+    share_up_to,
+)
+from moegeom.geometry.statistics import jackknife_error
+from moegeom.kernels.batch import ORDERS
+from moegeom.kernels.reduction import means
+from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED, TIES
+from moegeom.kernels.reductions.scores import EXTRAS, FIRST_ORDER, LADDER
 
-METRIC = ladder_metric(
-    "margins",
+#: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
+QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
+
+#: Tokens below a quantile that are needed to tell its error.
+LEAST_BELOW = 20
+
+#: Columns of the table ``margins``, the same for every quantity.
+_LADDER_COLUMNS = (
+    Column("quantity", "what the threshold is compared with, such as margin", "", "str"),
+    Column("threshold", "step of the ladder, in units of the quantity", "quantity"),
+    Column("share_below", "share of tokens strictly below it", formula="ladder", has_se=True),
+)
+
+#: Further values of ``layers``: from the reductions, the facts, and the quantiles.
+_More = Callable[[Mapping[str, Any], RouterFacts, Mapping[str, Any]], dict[str, Any]]
+
+
+def _ladder_metric(
+    name: str,
+    page: str,
+    more: _More,
+    text: str,
+    quantity: tuple[str, str, str],
+    needs: tuple[str, ...],
+    ladder: Float64[np.ndarray, "steps"],
+    invariances: tuple[Invariance, ...],
+    before: tuple[Column, ...] = (),
+    after: tuple[Column, ...] = (),
+) -> Metric:
+    """The metric of ``quantity``: its name, which is that of its formula too, words and unit.
+
+    The first of ``needs`` is the histogram. ``layers`` has a column for each of QUANTILES and one
+    for what is known of those that are missing, between the columns ``before`` and ``after``, whose
+    values ``more`` gives. Table ``margins`` has exact shares, since the steps of the ladder are
+    edges of the histogram.
+    """
+    column, words, unit = quantity
+    histogram = needs[0]
+
+    def finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+        counts = reductions[histogram]
+        quantiles = _quantiles(column, counts)
+        return {
+            "layers": quantiles | more(reductions, facts, quantiles),
+            "margins": {
+                "quantity": np.full(len(ladder), column),
+                "threshold": ladder,
+                "share_below": share_below(counts, ladder),
+            },
+        }
+
+    def without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
+        return {"margins": {"share_below": share_below(_stacked(parts, histogram), ladder)}}
+
+    def errors(whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Values:
+        counts, rest = whole[histogram], _stacked(parts, histogram)
+        return {
+            "layers": {
+                f"{column}_{s}": _quantile_error(counts, rest, p) for s, p in QUANTILES.items()
+            }
+        }
+
+    quantile_columns = (
+        Column(
+            f"{column}_{s}", f"{percent(p, 'g')} quantile of {words}", unit, "float", column, True
+        )
+        for s, p in QUANTILES.items()
+    )
+    bound = Column(
+        f"{column}_bound",
+        "bounds of the quantiles that are missing: the histogram ends at 2^-40 and 2^24",
+        unit,
+        "str",
+    )
+    return Metric(
+        name,
+        page,
+        finish,
+        text,
+        columns={
+            "layers": (*before, *quantile_columns, bound, *after),
+            "margins": _LADDER_COLUMNS,
+        },
+        needs=needs,
+        invariances=invariances,
+        errors=errors,
+        without_each=without_each,
+    )
+
+
+#: Makes a ladder metric of the function under it, which gives the further values of ``layers``.
+ladder_metric = record_of_function(_ladder_metric)
+
+
+def _stacked(parts: Sequence[Mapping[str, Any]], need: str) -> np.ndarray:
+    return np.stack([part[need] for part in parts])
+
+
+def within_ends(value: float) -> float | None:
+    """A number that was read off a histogram; None for infinity, which is its open last bin."""
+    return value if np.isfinite(value) else None
+
+
+def _quantiles(name: str, histogram: Int64[np.ndarray, "bins"]) -> dict[str, Any]:
+    """The quantiles, nan for one beyond the ends of the histogram, and the bounds of those.
+
+    A number there would be a guess: all that is below 2^-40 is counted together, ties included, and
+    so is all from 2^24 on, infinity included.
+    """
+    values = quantile(histogram, np.array(list(QUANTILES.values()))).tolist()
+    columns: dict[str, Any] = {}
+    bounds = []
+    for suffix, value in zip(QUANTILES, values, strict=True):
+        is_end = value == 0.0 or np.isinf(value)
+        columns[f"{name}_{suffix}"] = np.nan if is_end else value
+        if is_end:
+            end = f"< 2^{LOWEST_EXPONENT}" if value == 0.0 else f">= 2^{HIGHEST_EXPONENT}"
+            bounds.append(f"{suffix} {end}")
+    return columns | {f"{name}_bound": ", ".join(bounds) or None}
+
+
+def _quantile_error(
+    whole: Int64[np.ndarray, "bins"], parts: Int64[np.ndarray, "blocks bins"], p: float
+) -> float | None:
+    """Standard error of the p-quantile x_p; None with fewer than LEAST_BELOW tokens below it.
+
+    A quantile jumps from one value to the next, so leaving out blocks does not tell its error. What
+    they tell is the error s of the share of tokens below x_p; the standard error is
+    (x_(p + s) - x_(p - s)) / 2. Source: Woodruff 1952. Oracle in tests: resampled documents.
+    """
+    (value,) = quantile(whole, np.array([p])).tolist()
+    if p * whole.sum() < LEAST_BELOW or not 2.0**LOWEST_EXPONENT <= value < 2.0**HIGHEST_EXPONENT:
+        return None
+    error = float(jackknife_error(share_up_to(parts, value)))
+    low, high = quantile(whole, np.clip([p - error, p + error], 0.0, 1.0)).tolist()
+    return (high - low) / 2.0 if np.isfinite(high) else None
+
+
+@ladder_metric(
     "Quantiles of the margin, and the share of tokens below each step of a ladder.",
     ("margin", "the margin", "selection score"),
     ("margin_histogram",),
-    2.0 ** np.arange(-16, 5),  # from the rounding of a float32 logit to more than a trained margin
+    2.0 ** np.arange(-16, 5),
     ("token_permutation", "expert_relabelling"),
     before=(Column("margin_unit", "what a margin is measured in", "", "str"),),
-    more=lambda _, facts, quantiles: {"margin_unit": facts.router.rule.selection_score_unit},
 )
+def margins(
+    reductions: Mapping[str, Any], facts: RouterFacts, quantiles: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Margins: how far the last chosen expert is ahead of the first one left out.
+
+    q_[k] - q_[k+1] in units of the selection score (``margin_unit``): logits for an affine rule,
+    biased scores else. Margins of different rules or layers do not compare, and a small margin is
+    not a small distance: it takes the rows of the two experts to say how far the input is from the
+    boundary (``boundary_distance``). Quantiles are those of a histogram with bins of 6 %; the
+    shares of the ladder (table ``margins``) are exact.
+    """
+    return {"margin_unit": facts.router.rule.selection_score_unit}
+
+
+@ladder_metric(
+    "Quantiles of the exact Euclidean distance to the nearest boundary, and a ladder of shares.",
+    (
+        "boundary_distance",
+        "the distance to the boundary; a lower bound unless distance_exact_share is 1",
+        "router input",
+    ),
+    ("distance_histogram",),
+    2.0 ** np.arange(-12, 9),
+    ("token_permutation", "expert_relabelling", "common_row_shift"),
+)
+def boundary_distance(
+    reductions: Mapping[str, Any], facts: RouterFacts, quantiles: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Boundary distance: how far the nearest input with another chosen set is.
+
+    Behind linear boundaries d(y) = min over i chosen, j not, of (z_i - z_j) / |w_i - w_j|, exactly;
+    the pair that attains it is not that of the k-th and next logit in every seventh token or so.
+    Boundaries of scores with a selection bias are curved: exact within 1e-6 for scores of one logit
+    (sigmoid, root of softplus), a certified lower bound for groups and for softmax, on a sample of
+    at most 4096 tokens. Where only the largest logits are recorded and do not decide it, its lower
+    bound stands for it as well. ``distance_bracket`` says for how many tokens: quantiles are then
+    lower bounds, and shares of the ladder upper bounds.
+
+    Quantiles are those of a histogram with bins of 6 %; the shares of the ladder (table
+    ``margins``) are exact. For another unit see ``tropical_saturation`` (over |y|),
+    ``noise_sigmas`` (over rounding noise) and ``pre_norm_angle`` (in front of the norm).
+    """
+    return {}
+
+
+@ladder_metric(
+    "Boundary distance over the length of the router input: quantiles, least, and a ladder.",
+    ("boundary_distance_over_norm", "the boundary distance over the length of the input", "1"),
+    ("relative_distance_histogram",),
+    2.0 ** np.arange(-20, 0),
+    ("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
+    after=(
+        Column(
+            "tropical_saturation",
+            "least relative distance of a token, at most 6 % below it",
+            formula="boundary_distance_over_norm",
+        ),
+    ),
+)
+def tropical_saturation(
+    reductions: Mapping[str, Any], facts: RouterFacts, quantiles: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Tropical saturation: how far the tokens stay from every boundary, relative to their length.
+
+    For a threshold delta, the share of tokens with d > delta |y|, d the boundary distance and |y|
+    the length of the router input: one minus ``share_below`` in the rows
+    ``boundary_distance_over_norm`` of table ``margins``. The boundaries of an affine router are
+    where the tropical polynomial "sum of the k largest logits" bends, so a saturated set of tokens
+    sees a linear function. The least relative distance over all tokens (``tropical_saturation``, a
+    lower bound within 6 %) is an extreme: it falls with the number of tokens, so quantiles stand
+    beside it.
+
+    A connected set of inputs that stays away from all boundaries has one chosen set only; real
+    tokens visit many cells, so the least distance of many tokens is near 0 for every working
+    router. The share of the most frequent set is ``modal_expert_set_share``.
+    """
+    return {"tropical_saturation": lowest(reductions["relative_distance_histogram"])}
+
+
+@ladder_metric(
+    "Angle in front of the norm to the nearest direction with another chosen set, on a sample "
+    f"of at most {SMALL_SAMPLE_TOKENS} tokens.",
+    ("pre_norm_angle", "the angle to the nearest boundary", "radian"),
+    ("angle_histogram",),
+    2.0 ** np.arange(-20, 0),
+    ("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
+)
+def pre_norm_angle(
+    reductions: Mapping[str, Any], facts: RouterFacts, quantiles: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Angle before the norm to the nearest direction with another chosen set.
+
+    An RMS norm takes the length out of the residual stream, so what can flip a token is its
+    direction: the least angle, in radians, between the input x of the norm and one with another
+    choice. Its sine times |x| is the distance in front of the norm. Exact without logit biases
+    (boundaries are planes through 0); with them the epsilon of the norm is neglected. Behind curved
+    and grouped boundaries it is a certified lower bound. On a sample of at most 4096 tokens.
+
+    Compare layers by this rather than by ``boundary_distance``, whose unit is that of the normed
+    input with its gain.
+    """
+    return {}
+
+
+#: From an eighth of a sigma, where half the tokens flip, to what no noise reaches.
+SIGMA_LADDER = 2.0 ** np.arange(-3, 7)
+
+
+@ladder_metric(
+    "Boundary distance in standard deviations of bfloat16 rounding of the input, isotropic.",
+    ("noise_sigmas", "the boundary distance in sigmas", "sigma"),
+    ("noise_sigmas_histogram",),
+    SIGMA_LADDER,
+    ("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
+)
+def noise_sigmas(
+    reductions: Mapping[str, Any], facts: RouterFacts, quantiles: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Boundary distance in standard deviations of input rounding, taken as isotropic noise.
+
+    r = d / s, d the boundary distance and s = 0.4247 x 2^-8 |y| / sqrt(D) the standard deviation of
+    each coordinate when the router input is rounded to bfloat16. Noise of s in every direction
+    crosses the nearest boundary with probability Phi(-r): a token within one sigma is at risk, one
+    beyond three is not. Distances over sqrt(D) say nothing of the kind: nearly all tokens are
+    within 0.0017 sqrt(D) of a boundary, in a direction that noise hardly ever takes.
+
+    Rounding errors are proportional to their coordinate, not isotropic; ``rounding_noise`` counts
+    them so, on a sample.
+    """
+    return {}
+
+
+@ladder_metric(
+    "Nearest boundary in standard deviations of rounding the input to bfloat16, coordinate by "
+    f"coordinate, on a sample of at most {SMALL_SAMPLE_TOKENS} tokens.",
+    ("rounding_sigmas", "the nearest boundary in sigmas", "sigma"),
+    ("rounding_sigmas_histogram", "rounding_flip"),
+    SIGMA_LADDER,
+    ("expert_relabelling", "common_row_shift", "positive_scaling"),
+    after=(
+        Column(
+            "bf16_flip_share",
+            "expected share of tokens that rounding the input to bfloat16 flips",
+            formula="rounding_sigmas",
+            has_se=True,
+        ),
+    ),
+)
+def rounding_noise(
+    reductions: Mapping[str, Any], facts: RouterFacts, quantiles: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Nearest boundary in standard deviations of what rounding each coordinate to bfloat16 does.
+
+    r = min over i chosen, j not, of (z_i - z_j) / sigma_ij, sigma_ij^2 = (0.4247 x 2^-8)^2 sum_d
+    (w_id - w_jd)^2 y_d^2: the error of a coordinate is proportional to it. Phi(-r) bounds the
+    probability of a flip from below and estimates it to first order; ``bf16_flip_share`` is its
+    mean over the sample. On a sample of at most 4096 tokens, since it looks at every coordinate of
+    every near pair.
+    """
+    return {"bf16_flip_share": means(reductions["rounding_flip"])[0]}
+
+
+@metric(
+    "Share of tokens whose boundary distance is exact, and how wide the other brackets are.",
+    needs=("bracket_histogram",),
+    columns={
+        "layers": (
+            Column(
+                "distance_exact_share",
+                "share of tokens whose boundary distance is exact; for the others it is a lower "
+                "bound",
+                formula="distance_bracket",
+                has_se=True,
+            ),
+            Column(
+                "distance_bracket_p50",
+                "median of upper over lower bound, of tokens whose distance is not exact; missing "
+                "where all are",
+                formula="distance_bracket",
+            ),
+            Column(
+                "distance_bracket_max",
+                "largest upper over lower bound, its excess over 1 rounded up by at most 6 %; 1 "
+                "where all are exact",
+                formula="distance_bracket",
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling", "common_row_shift"),
+)
+def distance_bracket(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """How far the boundary distance is known.
+
+    Behind linear boundaries a recording of all logits or of router inputs gives the distance of
+    every token exactly (``distance_exact_share`` 1). One of the m largest logits gives a bracket,
+    because a logit that is not known may be anything up to the least known one. So do the
+    boundaries of groups, and of softmax scores with a selection bias: below by a certified bound,
+    above by a step after which the rule really chooses another set. Where the bracket is a point
+    (closed to 1e-6 for curved boundaries) the distance is exact. Elsewhere its lower end stands for
+    it: distances, and with them the columns of ``boundary_distance``, are then lower bounds, and
+    the nearest boundary of such a token is not counted unless every other boundary is farther. More
+    logits narrow the brackets; 16 more than are chosen close nearly all.
+    """
+    histogram = reductions["bracket_histogram"]
+    total = int(histogram.sum())
+    if not total:
+        unknown = ("distance_exact_share", "distance_bracket_p50", "distance_bracket_max")
+        return {"layers": dict.fromkeys(unknown)}
+    return {
+        "layers": {
+            "distance_exact_share": int(histogram[0]) / total,
+            "distance_bracket_p50": _median(histogram),
+            "distance_bracket_max": _largest(histogram),
+        }
+    }
+
+
+def _median(histogram: Int64[np.ndarray, "bins"]) -> float | None:
+    """Median ratio of the tokens that are not exact; None where all are."""
+    open_ = histogram.copy()
+    open_[0] = 0
+    return within_ends(1.0 + float(quantile(open_, np.array([0.5]))[0])) if open_.any() else None
+
+
+def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
+    """1, or 1 plus the upper edge of the last bin that holds a token; None for the open bin."""
+    last = int(np.flatnonzero(histogram)[-1])
+    return within_ends(1.0 + float(bin_edges()[last + 1])) if last else 1.0
+
+
+@metric(
+    "Tokens whose margin is within the bound on float32 rounding for any order of summation: "
+    "a worst case, not an estimate.",
+    needs=("ambiguity",),
+    columns={
+        "layers": (
+            Column(
+                "ambiguous_share",
+                "share of tokens whose margin is within the bound on float32 rounding, so that "
+                "two correct engines may choose differently",
+                formula="float_bound",
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling", "positive_scaling"),
+)
+def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Ambiguous tokens: those whose choice two correct float32 engines may make differently.
+
+    A token is ambiguous when its margin is at most a bound on what the order of summation can do to
+    two selection scores (``float_bound`` of the formulas). It is a worst case: of the ambiguous
+    tokens few really differ. All figures here hold for the others on any machine; exact ties go to
+    the lower expert number and are counted by ``num_exact_ties``.
+    """
+    counts = reductions["ambiguity"]
+    bounded = counts[BOUNDED]
+    return {"layers": {"ambiguous_share": counts[AMBIGUOUS] / bounded if bounded else None}}
+
+
+@metric(
+    "Tokens on an exact tie.",
+    needs=("token_counts", "margin_histogram"),
+    columns={
+        "layers": (
+            Column(
+                "num_exact_ties",
+                "tokens with margin exactly 0; the lower expert number was chosen",
+                "tokens",
+                "int",
+                formula="margin",
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def exact_ties(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Exact ties: tokens whose last chosen expert and first one left out have equal scores.
+
+    The margin is exactly 0 and the lower expert number is chosen, as everywhere here; an engine may
+    break the tie otherwise. Missing where no margin is known.
+    """
+    return {"layers": {"num_exact_ties": int(reductions["token_counts"][TIES])}}
+
+
+#: Orders from which on shares are told.
+_ORDERS = {2: "three", 3: "four", 4: "five"}
+
+
+@metric(
+    "Experts that nearly tie at the border of the chosen set, on a sample of at most "
+    f"{SMALL_SAMPLE_TOKENS} tokens, for a ladder of widths.",
+    version=2,
+    needs=("orders",),
+    columns={
+        "orders": (
+            Column("width", "experts count as tied within this", "selection score"),
+            Column(
+                "order_mean",
+                "mean order: experts in the widest tie across the border, less 1",
+                formula="order_eps",
+                has_se=True,
+            ),
+            Column(
+                "extra_experts_mean",
+                "mean number of experts left out by less than the width",
+                "experts",
+                formula="extra_experts",
+                has_se=True,
+            ),
+            *(
+                Column(
+                    f"order_{n}_share",
+                    f"share of tokens where {word} or more experts tie across the border",
+                    formula="order_eps",
+                    has_se=True,
+                )
+                for n, word in _ORDERS.items()
+            ),
+            Column("order_max", "largest order of a token of the sample", formula="order_eps"),
+        )
+    },
+    invariances=("expert_relabelling", "common_row_shift"),
+)
+def orders(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Orders: how many experts nearly tie at the border of the chosen set.
+
+    For a width eps, the order of a token is the number of experts, less one, in the widest run of
+    consecutive sorted selection scores that crosses the border and spans at most eps;
+    ``extra_experts`` are those left out by less than eps, which a smoothed router would run
+    besides. Order 1 is a near-tie of two, order 2 and more a corner where several boundaries meet;
+    at width 0 ties are exact. On a sample of at most 4096 tokens.
+    """
+    counts = reductions["orders"].astype(np.float64)
+    of_order = counts[:, FIRST_ORDER:]
+    total, order = of_order.sum(axis=1), np.arange(of_order.shape[1])
+    tokens = np.where(total > 0.0, total, np.nan)
+    largest = np.where(of_order > 0.0, order, 0).max(axis=1)
+    return {
+        "orders": {
+            "width": LADDER,
+            "order_mean": of_order @ order / tokens,
+            "extra_experts_mean": counts[:, EXTRAS] / tokens,
+            **{f"order_{n}_share": of_order[:, n:].sum(axis=1) / tokens for n in _ORDERS},
+            "order_max": np.where(total > 0.0, largest, np.nan),
+        }
+    }
+
+
+_UNIT = "rms of the input"
+
+#: Widths in units of the router input, those of ``boundary_distance``.
+_WIDTHS = 2.0 ** np.arange(-12, 9)
+
+
+def _columns(order: int) -> tuple[Column, ...]:
+    name = f"order_{order}_distance"
+    return (
+        Column(
+            f"{name}_rms_p50_lower",
+            f"median lower end of the distance to a tie of {order + 1} experts at the border, over "
+            "the root of the hidden size",
+            _UNIT,
+            formula="order_distance",
+        ),
+        Column(
+            f"{name}_rms_p50_upper",
+            "median upper end, over the root of the hidden size",
+            _UNIT,
+            formula="order_distance",
+        ),
+        Column(
+            f"{name}_exact_share",
+            "share of the tokens looked at whose lower and upper end are one number",
+            formula="order_distance",
+        ),
+    )
+
+
+@metric(
+    "Distance to where three or four experts tie at the border, as brackets on a sample.",
+    version=2,
+    scope="exposure",
+    needs=("order_distances",),
+    columns={
+        "layers": (
+            *(column for order in ORDERS for column in _columns(order)),
+            Column(
+                "num_order_distance_tokens",
+                "tokens that were looked at",
+                "tokens",
+                kind="int",
+                formula="order_distance",
+            ),
+            Column(
+                "logit_stretch_p50",
+                "median of how far logits must move to the boundary, over half the margin, which "
+                "it is where rows are independent; only for dependent ones",
+                formula="logit_distance",
+            ),
+        ),
+        "order_ladder": (
+            Column("order", "experts that tie at the border, less 1", "", "int"),
+            Column("width", "distance that counts as near", "router input"),
+            Column(
+                "share_lower",
+                "share of the tokens looked at that are certainly nearer",
+                formula="order_distance",
+            ),
+            Column(
+                "share_upper",
+                "share of them that may be nearer: the same where searches came to their end",
+                formula="order_distance",
+            ),
+        ),
+    },
+    invariances=("expert_relabelling", "common_row_shift"),
+)
+def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """How far it is to where more than two experts tie at the border of the chosen set.
+
+    Across a boundary one expert is exchanged for another. Boundaries meet where three experts or
+    four have the logit of the border between chosen and not chosen, order 2 and 3: around such an
+    input a small disturbance can lead to any of several sets, and a router that is smoothed runs
+    experts besides the k. The distance to the nearest such input, wherever the other experts are,
+    is found by branch and bound, and stands between two ends that are both certain; a bracket is a
+    point where the search came to its end (``order_2_distance_exact_share``). The boundary distance
+    is that of order 1, and none is less than the one before.
+
+    Linear boundaries only. On a sample, because each search takes milliseconds:
+    ``num_order_distance_tokens`` says how many tokens, 64 for a router of 64 experts and 16 for one
+    of 256. The medians are of these tokens, so that ``boundary_distance_rms_p50``, which is of all,
+    is known more finely than they are. docs/theory.md A4.
+    """
+    search = reductions["order_distances"]
+    lower, upper = search["lower"], search["upper"]
+    if not len(lower):
+        return {"layers": {}}
+    values: dict[str, float | int | None] = {"num_order_distance_tokens": len(lower)}
+    stretch = search["stretch"][~np.isnan(search["stretch"])]
+    if len(stretch):
+        median = np.quantile(stretch, 0.5, method="inverted_cdf")
+        values["logit_stretch_p50"] = within_ends(float(median))
+    for column, order in enumerate(ORDERS):
+        name = f"order_{order}_distance"
+        for end, distances in (("lower", lower), ("upper", upper)):
+            # a value of the sample: distances may be infinite, and have no mean then
+            median = np.quantile(distances[:, column], 0.5, method="inverted_cdf")
+            values[f"{name}_rms_p50_{end}"] = median / np.sqrt(facts.router.hidden_size)
+        values[f"{name}_exact_share"] = float(np.mean(lower[:, column] == upper[:, column]))
+    return {"layers": values, "order_ladder": _ladder(lower, upper)}
+
+
+def _ladder(
+    lower: Float64[np.ndarray, "tokens orders"], upper: Float64[np.ndarray, "tokens orders"]
+) -> dict[str, Any]:
+    """Shares below each width, for each order: what is certain and what may be."""
+    return {
+        "order": np.repeat(ORDERS, len(_WIDTHS)),
+        "width": np.tile(_WIDTHS, len(ORDERS)),
+        "share_lower": (upper[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
+        "share_upper": (lower[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
+    }

@@ -1,13 +1,8 @@
-"""How the router is stored: digits kept, and traces of an earlier quantisation.
-
-``weight_bits`` are the mantissa bits of the stored dtype, ``weight_bits_kept`` those that the
-family keeps. ``levels_share`` compares the number of different values in a window with that of
-random numbers of the dtype: about 1 for trained weights, half or less when a coarser grid was
-rounded into bfloat16. Digests tell equal tensors apart from changed ones.
-"""
+"""Digits of the router and of its selection bias."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +10,55 @@ import numpy as np
 from jaxtyping import Float
 
 from moegeom.core.digest import digest_of
-from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.core.metric import Column, RouterFacts, Values, metric
 from moegeom.core.router import mantissa_bits
-from moegeom.geometry.number_formats import expected_window_levels, to_bfloat16, window_levels
+from moegeom.geometry.number_formats import (
+    bias_precision,
+    expected_window_levels,
+    to_bfloat16,
+    window_levels,
+)
 
 #: Columns of each row that tell whether float32 storage holds bfloat16 numbers only.
 _PROBED = 512
 
 
-def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+@metric(
+    "Precision of the stored numbers, of what the family keeps, and of what the values use.",
+    scope="weights",
+    columns={
+        "layers": (
+            Column("weight_bits", "explicit mantissa bits of the stored weight", "bits", "int"),
+            Column("weight_bits_kept", "the same as the family keeps it", "bits", "int"),
+            Column("bias_bits", "explicit mantissa bits of the stored bias", "bits", "int"),
+            Column("bias_bits_kept", "the same as the family keeps it", "bits", "int"),
+            Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
+            Column(
+                "levels_share",
+                "different values in windows of 32 over what Gaussian rows of the stored dtype "
+                "hold; mean over rows",
+                formula="levels_share",
+            ),
+            Column("weight_digest", "hash of the weight", "", "str"),
+            Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
+            Column("logit_bias_digest", "hash of the logit bias", "", "str"),
+            Column("selection_bias_digest", "hash of the selection bias", "", "str"),
+        ),
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column("row_levels_share", "levels_share of the row", formula="levels_share"),
+            Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
+        ),
+    },
+)
+def storage(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """How the router is stored: digits kept, and traces of an earlier quantisation.
+
+    ``weight_bits`` are the mantissa bits of the stored dtype, ``weight_bits_kept`` those that the
+    family keeps. ``levels_share`` compares the number of different values in a window with that of
+    random numbers of the dtype: about 1 for trained weights, half or less when a coarser grid was
+    rounded into bfloat16. Digests tell equal tensors apart from changed ones.
+    """
     router, stored = facts.router, facts.router.provenance
     weight = router.weight
     finite = np.isfinite(weight).all(axis=1)
@@ -70,36 +105,78 @@ def _digest(values: Float[np.ndarray, "*shape"] | None) -> str | None:
     return None if values is None else digest_of(values)
 
 
-METRIC = Metric(
-    name="storage",
-    version=1,
-    text="Precision of the stored numbers, of what the family keeps, and of what the values use.",
+_FORMULA = "bias_precision"
+
+
+@metric(
+    "The bias that is added to scores for the selection only; missing without one.",
     scope="weights",
-    needs=(),
     columns={
         "layers": (
-            Column("weight_bits", "explicit mantissa bits of the stored weight", "bits", "int"),
-            Column("weight_bits_kept", "the same as the family keeps it", "bits", "int"),
-            Column("bias_bits", "explicit mantissa bits of the stored bias", "bits", "int"),
-            Column("bias_bits_kept", "the same as the family keeps it", "bits", "int"),
-            Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
+            Column("bias_num_distinct", "different values among the experts", "", "int", _FORMULA),
             Column(
-                "levels_share",
-                "different values in windows of 32 over what Gaussian rows of the stored dtype "
-                "hold; mean over rows",
-                formula="levels_share",
+                "bias_num_distinct_bf16",
+                "different values after a cast to bfloat16",
+                "",
+                "int",
+                _FORMULA,
             ),
-            Column("weight_digest", "hash of the weight", "", "str"),
-            Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
-            Column("logit_bias_digest", "hash of the logit bias", "", "str"),
-            Column("selection_bias_digest", "hash of the selection bias", "", "str"),
+            Column(
+                "bias_num_distinct_bf16_recentred",
+                "the same when the middle of the range is subtracted first",
+                "",
+                "int",
+                _FORMULA,
+            ),
+            Column(
+                "bias_ulp_bf16", "step of bfloat16 at the largest bias", "score", formula=_FORMULA
+            ),
+            Column("bias_spread", "standard deviation over experts, ddof 0", "score"),
+            Column("bias_middle", "middle between least and largest bias", "score"),
+            Column(
+                "bias_lost_update_share",
+                "experts whose bias an update of 0.001 does not move in bfloat16",
+                formula=_FORMULA,
+            ),
+            Column("bias_largest_shift", "largest change of a bias by the cast", "score"),
+            Column("bias_mean", "mean over experts", "score"),
+            Column("bias_range", "largest less least bias", "score"),
+            Column("is_bias_bf16", "every bias is a bfloat16 number already", "", "bool"),
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
-            Column("row_levels_share", "levels_share of the row", formula="levels_share"),
-            Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
+            Column("logit_bias", "bias that is added to the expert's logit", "logit"),
+            Column("selection_bias", "bias of the expert as stored", "score"),
+            Column("bias_cast_shift", "what a cast to bfloat16 would add to it", "score"),
         ),
     },
-    finish=_finish,
-    invariances=(),
+    invariances=("expert_relabelling",),
 )
+def selection_bias(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """The selection bias: its range, and what a cast to bfloat16 leaves of it.
+
+    A bias that balances loads spreads over a few tenths around a mean that drifts; bfloat16 steps
+    by 2^-7 of its size, so that a mean of 7 leaves a dozen values out of 256, and an update of
+    0.001 moves nothing above 1/2. A constant added to all biases changes no choice (where dropped
+    groups are -inf), so subtracting the middle of the range fixes what a cast would destroy.
+    """
+    bias, added = facts.router.selection_bias, facts.router.logit_bias
+    experts: dict[str, np.ndarray] = {"expert": np.arange(facts.router.num_experts)}
+    if added is not None:
+        experts["logit_bias"] = added.astype(np.float64)
+    if bias is None:
+        return {"layers": {}, "experts": experts}
+    values = bias.astype(np.float64)
+    experts["selection_bias"] = values
+    if not np.isfinite(values).all():
+        return {"layers": {}, "experts": experts}
+    figures = {f"bias_{name}": v for name, v in dataclasses.asdict(bias_precision(bias)).items()}
+    return {
+        "layers": {
+            **figures,
+            "bias_mean": float(values.mean()),
+            "bias_range": float(values.max() - values.min()),
+            "is_bias_bf16": bool((to_bfloat16(bias) == values).all()),
+        },
+        "experts": {**experts, "bias_cast_shift": to_bfloat16(bias) - values},
+    }

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Shaped
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
 from moegeom.router.storages._config import look_up
@@ -50,7 +50,7 @@ class Scheme:
     open: Callable[[RouterTensors], Stored]
 
 
-SCHEMES: Registry[Scheme] = Registry("storage scheme", "moegeom.router.storages", "SCHEME", Scheme)
+SCHEMES = Rooms("storage scheme", "moegeom.router.storages", Scheme)
 
 
 def find_storage(

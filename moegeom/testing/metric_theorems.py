@@ -23,8 +23,8 @@ from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, is_random
 from moegeom.core.tokens import TILE, InputNoise
 from moegeom.engine.request import MeasureOptions
+from moegeom.measure.finish import measure_weights
 from moegeom.measure.passes import RouterRun, measure_router
-from moegeom.measure.without_choices import measure_weights
 from moegeom.testing.stream import DOCUMENT_TOKENS, RULES, Stream, router, stream
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]

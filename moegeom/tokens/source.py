@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.core.tokens import Stage, TokenSource
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ class Source:
     needs_stage: bool
 
 
-SOURCES: Registry[Source] = Registry("token source", "moegeom.tokens.sources", "SOURCE", Source)
+SOURCES = Rooms("token source", "moegeom.tokens.sources", Source)

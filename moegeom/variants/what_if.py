@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Int32
 
 from moegeom.core.errors import UsageError
-from moegeom.core.registry import Registry, unknown_name
+from moegeom.core.registry import Rooms, unknown_name
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
@@ -114,8 +114,8 @@ class WhatIf:
     one_of: tuple[str, ...] = ()
 
 
-#: Kinds by file name; people write hyphens.
-WHAT_IFS: Registry[WhatIf] = Registry("what-if", "moegeom.variants.whatif", "WHATIF", WhatIf)
+#: Kinds by name; people write hyphens.
+WHAT_IFS = Rooms("what-if", "moegeom.variants.whatif", WhatIf)
 
 
 # -------------------------------------------------------------------------------------------- specs

@@ -1,8 +1,7 @@
-"""Plug-ins are found where they stand: one to a file, or several to a module of their kin."""
+"""Plug-ins are found where they stand, several to a module of their kin."""
 
 import ast
 import importlib
-import inspect
 import re
 import tomllib
 from dataclasses import dataclass
@@ -11,52 +10,45 @@ from pathlib import Path
 import pytest
 
 from moegeom.core.errors import InternalError, UsageError
-from moegeom.core.registry import Registry, Rooms
+from moegeom.core.registry import Rooms, modules_of
 from tests.architecture.sources import ROOT, SOURCES, parsed
 
 FAMILIES = sorted((ROOT / "moegeom/router/families").glob("*.toml"))
 
 
-def registries() -> list[Registry | Rooms]:
-    """Every ``NAME = Registry(...)`` or ``Rooms(...)`` at the top of a module."""
-    found = []
+def all_rooms() -> list[Rooms]:
+    """Every ``NAME = Rooms(...)`` at the top of a module."""
+    rooms = []
     for file, source in SOURCES.items():
         for node in parsed(source).body:
             value = getattr(node, "value", None)
-            if isinstance(value, ast.Call) and re.match("Registry|Rooms", ast.unparse(value.func)):
-                parts = Path(file).with_suffix("").parts
-                parts = parts[1:] if parts[0] == "cli" else parts
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
-                found.append(getattr(module, target.id))
-    return found
-
-
-def faults(registry: Registry, name: str) -> list[str]:
-    """What is wrong with the file of one plug-in."""
-    record = registry[name]
-    module = importlib.import_module(f"{registry._package}.{name}")
-    imported = {id(other) for other in registry.all() if other is not record}
-    records = [v for v in vars(module).values() if isinstance(v, type(record))]
-    said = {
-        "defines another record": any(v is not record and id(v) not in imported for v in records),
-        "has the name of another": getattr(record, "name", name) != name,
-        "says nothing of itself": not inspect.getdoc(module),
-    }
-    return [f"{module.__name__} {fault}" for fault, is_there in said.items() if is_there]
-
-
-def test_every_plugin_file_defines_its_one_record():
-    single = [registry for registry in registries() if isinstance(registry, Registry)]
-    plugins = [(registry, name) for registry in single for name in registry.names()]
-    assert len(plugins) > 120
-    assert [fault for plugin in plugins for fault in faults(*plugin)] == []
+            if isinstance(value, ast.Call) and re.match("Rooms", ast.unparse(value.func)):
+                name = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
+                target = ast.unparse(node).partition("=")[0].partition(":")[0].strip()
+                rooms.append(getattr(importlib.import_module(name), target))
+    return rooms
 
 
 def test_every_record_of_a_room_is_found_by_its_name():
-    rooms = [registry for registry in registries() if isinstance(registry, Rooms)]
-    assert sum(len(room.names()) for room in rooms) > 40
+    rooms = all_rooms()
+    assert sum(len(room.names()) for room in rooms) > 280
     assert [n for room in rooms for n in room.names() if room[n].name != n] == []
+
+
+def test_every_module_of_a_folder_of_plugins_holds_one():
+    records = {}
+    for room in all_rooms():
+        records.setdefault(room._package, []).append(room._record)
+    empty = [
+        f"{package}.{place}"
+        for package, kinds in records.items()
+        for place in modules_of(package)
+        if not any(
+            isinstance(value, tuple(kinds))
+            for value in vars(importlib.import_module(f"{package}.{place}")).values()
+        )
+    ]
+    assert empty == []
 
 
 @dataclass(frozen=True)
@@ -92,18 +84,13 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 def test_contributing_says_how_to_add_to_every_folder_of_plugins():
     unsaid = []
-    for registry in registries():
-        folder = registry._package.replace(".", "/").replace("moegeom_cli", "cli/moegeom_cli")
+    for room in all_rooms():
+        folder = room._package.replace(".", "/")
         rows = [line for line in CONTRIBUTING.splitlines() if f"`{folder}/<" in line]
-        promised = [re.findall(r"`([A-Z_]+)`", row.split("|")[3]) for row in rows]
-        promises = (
-            f"`{registry._record.__name__}`" in rows[0]
-            if isinstance(registry, Rooms)
-            else registry._attribute in promised[0] or "its one record" in rows[0]
-        )
-        if len(rows) != 1 or not promises:
+        if len(rows) != 1 or f"`{room._record.__name__}`" not in rows[0]:
             unsaid.append(folder)
     assert unsaid == []
+    assert "| command | `cli/moegeom_cli/commands/<command>.py` | `COMMAND`" in CONTRIBUTING
 
 
 def test_every_folder_of_tests_is_in_contributing():

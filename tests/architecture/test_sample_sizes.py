@@ -1,6 +1,5 @@
 """Prose states the sizes of samples that the code takes: a number is a promise."""
 
-import importlib
 import re
 from pathlib import Path
 
@@ -9,8 +8,7 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.trust import FIRST_TOKENS
 from moegeom.kernels.reductions.samples import NUM_IDS, NUM_INPUTS
 from moegeom.kernels.reductions.sketches import DOCUMENTS
-from moegeom.measure.jumps import FLIPPED, SAMPLED
-from moegeom.measure.passes import _TYPICAL_TOKENS
+from moegeom.measure.passes import _TYPICAL_TOKENS, FLIPPED, SAMPLED
 from moegeom.metrics import METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -47,12 +45,11 @@ def size_of(metric) -> set[int]:
 
 
 def texts_of(name: str) -> list[str]:
-    """What a metric says of itself: its module, its columns, its page."""
+    """What a metric says of itself: its docstring, its columns, its page."""
     metric = METRICS[name]
-    module = importlib.import_module(f"moegeom.metrics.{name}")
     columns = [column.text for table in metric.columns.values() for column in table]
     page = (DOCS / "metrics" / f"{name}.md").read_text("utf-8")
-    return [module.__doc__ or "", metric.text, *columns, page]
+    return [metric.page, metric.text, *columns, page]
 
 
 def test_every_metric_states_the_size_of_its_own_sample() -> None:

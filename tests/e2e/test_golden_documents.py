@@ -20,7 +20,7 @@ import pytest
 
 import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checks.pages import find_check, page_of
+from moegeom.checks.check import find_check, page_of
 from moegeom.core.errors import InternalError
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render

@@ -74,7 +74,7 @@ def run(
     from moegeom_cli.check_reports import parse_reports, write_reports
 
     if explain is not None:
-        from moegeom.checks.pages import find_check, page_of
+        from moegeom.checks.check import find_check, page_of
         from moegeom.studies.check.document import page_document
         from moegeom.studies.track.series_check import SERIES_CHECKS
 
@@ -120,8 +120,7 @@ def run(
 
 
 def _init() -> None:
-    from moegeom.checks.profile_file import PROFILE_NAME
-    from moegeom.checks.profile_template import profile_template
+    from moegeom.checks.profile_file import PROFILE_NAME, profile_template
     from moegeom.core.errors import UsageError
     from moegeom.core.files import write_whole
 

@@ -18,7 +18,7 @@ def run(
 
     Those of a series are judged by `moegeom track`, which no profile changes.
     """
-    from moegeom.checks.pages import all_pages
+    from moegeom.checks.check import all_pages
     from moegeom.checks.profile import BUILT_IN
     from moegeom.studies.track.series_check import SERIES_CHECKS
     from moegeom_cli.listing import render_listing

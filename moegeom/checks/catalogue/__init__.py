@@ -1,1 +1,1 @@
-"""Checks, one file each."""
+"""Checks of one checkpoint, in rooms of their subject."""

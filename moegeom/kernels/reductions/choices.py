@@ -17,8 +17,9 @@ from moegeom.kernels.reduction import (
     State,
     StateView,
     Use,
+    block_counters,
+    counters,
 )
-from moegeom.kernels.reductions._counters import block_counters, counters
 
 # ------------------------------------------------------------------------------------------- tokens
 #: Columns of the counter array.

@@ -9,8 +9,17 @@ from jaxtyping import Int64
 
 from moegeom.geometry.rounding import flip_probability
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
-from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use
-from moegeom.kernels.reductions._counters import FIXED_POINT, counters, sums
+from moegeom.kernels.reduction import (
+    ANY_USE,
+    FIXED_POINT,
+    Extent,
+    Kernels,
+    Reduction,
+    State,
+    Use,
+    counters,
+    sums,
+)
 
 
 # ----------------------------------------------------------------------------------------- expected

@@ -6,8 +6,7 @@ import numpy as np
 
 from moegeom.geometry.histogram import LOWEST_EXPONENT, NUM_BINS
 from moegeom.kernels.batch import TokenBatch
-from moegeom.kernels.reduction import Kernels, Use
-from moegeom.kernels.reductions._counters import counters, histogram, histogram_of
+from moegeom.kernels.reduction import Kernels, Use, counters, histogram, histogram_of
 
 #: Margins in bins cut at powers of two.
 MARGIN_HISTOGRAM = histogram("margin", use=Use(on_prior=True))

@@ -457,3 +457,47 @@ BEGINNINGS = Reduction(
     select=_select_beginnings,
     use=Use(of_random_router=False),
 )
+
+
+#: Columns that are kept of each token, beside its labels.
+_JUMP_COLUMNS = ("height", "relative", "chance")
+
+
+class _Jumps(TokenSample):
+    """The tokens were chosen before their experts were applied: all of them are kept."""
+
+    def __init__(self, extent: Extent) -> None:
+        labels = np.empty(0, dtype=np.int32)
+        empty = {
+            **dict.fromkeys(("population", "block"), labels),
+            **dict.fromkeys(_JUMP_COLUMNS, np.empty(0)),
+            "pair": np.empty((0, 2), dtype=np.int32),
+        }
+        super().__init__(1, 1, empty)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        assert batch.jumps is not None
+        columns = {name: getattr(batch.jumps, name) for name in (*_JUMP_COLUMNS, "pair")}
+        self.add(batch.token, {"population": batch.population, "block": batch.block, **columns})
+
+
+def _select_jumps(state: State, population: int | None, without: int | None) -> State:
+    row = rows_of(state, population, without)
+    return {name: state[name][row] for name in (*_JUMP_COLUMNS, "pair")}
+
+
+def _jumps(name: str) -> Reduction:
+    return Reduction(
+        name=name,
+        needs=("jumps",),
+        start=_Jumps,
+        merge=lambda first, second: joined([first, second]),
+        select=_select_jumps,
+    )
+
+
+#: Jumps of a sample of the tokens.
+JUMPS = _jumps("jumps")
+
+#: Jumps of tokens that a variant flips.
+FLIP_JUMPS = _jumps("flip_jumps")

@@ -7,8 +7,18 @@ from jaxtyping import Float64
 
 from moegeom.geometry.rows import ROWS_IN_CACHE
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
-from moegeom.kernels.reductions._counters import FIXED_POINT, added, block_total, counters, sums
+from moegeom.kernels.reduction import (
+    FIXED_POINT,
+    Extent,
+    Kernels,
+    Reduction,
+    State,
+    Use,
+    added,
+    block_total,
+    counters,
+    sums,
+)
 
 
 def _entropies(batch: TokenBatch) -> Float64[np.ndarray, "tokens columns"]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moegeom.checks.catalogue.mean_decides import MOST_PULL
+from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.model import (

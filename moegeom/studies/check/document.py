@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.checks.pages import Page
+from moegeom.checks.check import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
+from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.header import header, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -21,10 +22,12 @@ from moegeom.document.model import (
     Title,
     View,
 )
+from moegeom.document.place import place
 from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise_verdict
 from moegeom.document.verdict_blocks import (
+    anchor,
     checks_table,
     findings_excerpt,
     unjudged,
@@ -32,7 +35,6 @@ from moegeom.document.verdict_blocks import (
     verdict_record,
 )
 from moegeom.document.verdict_text import profile_line, verdict_word
-from moegeom.studies.check.figures import gate_figures
 from moegeom.studies.check.record import Gate
 
 #: Codes in the line of the built-in profile ``release``, before the rest is counted.
@@ -119,9 +121,9 @@ def _would(release: Verdict) -> str:
     stopping = _stopping(release)
     if not stopping:
         return "would pass on what was checked"
-    shown = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
+    examples = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
     rest = len(stopping) - _MOST_CODES
-    codes = shown + (f" and {rest} more" if rest > 0 else "")
+    codes = examples + (f" and {rest} more" if rest > 0 else "")
     if release.exit_code == EXIT_FAILED:
         count = sum(len(outcome.findings) for outcome in stopping)
         return f"would fail on {codes} ({number_of(count, 'finding')})"
@@ -203,3 +205,82 @@ def _page_record(page: Page) -> Mapping[str, Any]:
         "needs": check.inputs,
         "limits": [dataclasses.asdict(limit) for limit in check.limits],
     }
+
+
+#: How red each ending is; blue is what was asked for and not judged.
+_SHADES = {
+    "not judged": -1.0,
+    "passed": 0.0,
+    "accepted": 0.2,
+    "note": 0.2,
+    "warning": 0.6,
+    "error": 1.0,
+}
+
+#: Ends of checks that looked at the layers.
+_JUDGED = ("passed", "failed", "inconclusive", "ignored")
+
+
+def gate_figures(gate: Gate) -> Iterator[Chart]:
+    """Nothing where no check looked at a router."""
+    routers = [router["name"] for router in gate.run["routers"]]
+    outcomes = [outcome for outcome in gate.verdict.outcomes if outcome.state in _JUDGED]
+    if not routers or not outcomes:
+        return
+    ends = [[_end(outcome, router) for router in routers] for outcome in outcomes]
+    names = [place(router, routers) for router in routers]
+    by_outcome = [
+        f"{outcome.code} ({outcome.title}): "
+        + ", ".join(name for name, end in zip(names, row, strict=True) if _SHADES[end] > 0.2)
+        for outcome, row in zip(outcomes, ends, strict=True)
+    ]
+    findings = [text for text in by_outcome if not text.endswith(": ")]
+    places = [(outcome, router) for outcome in outcomes for router in routers]
+    judged = number_of(len(outcomes), "check") + " judged"
+    yield Chart(
+        "checks",
+        "What was found in which layer",
+        "Each check that was judged, in each layer: pale where it passed, red where it found "
+        "something, darker for an error than for a warning; blue where it could not be judged. The "
+        "code of a check leads to what holds when it passes.",
+        "Checks that need tokens or a baseline, or do not apply: they are in the list of all "
+        "checks. How far a layer is from a limit.",
+        f"{judged}, in {number_of(len(routers), 'layer')}; "
+        + (f"found by layer: {'; '.join(findings)}." if findings else "nothing was found."),
+        [
+            Panel(
+                "",
+                Axis("layer", names=names),
+                Axis(
+                    "",
+                    names=[f"{o.code} {o.statement or o.title}" for o in outcomes],
+                    links=[f"#{anchor(outcome)}" for outcome in outcomes],
+                ),
+                [
+                    Heat(
+                        [[_SHADES[end] for end in row] for row in ends],
+                        "pale: passed",
+                        -1.0,
+                        1.0,
+                        0.0,
+                        cells=[["" if end == "passed" else end for end in row] for row in ends],
+                        ends=("not judged", "passed", "error"),
+                    )
+                ],
+            )
+        ],
+        [
+            ("check", [outcome.code for outcome, _ in places]),
+            ("router", [router for _, router in places]),
+            ("end", [end for row in ends for end in row]),
+        ],
+    )
+
+
+def _end(outcome: Outcome, router: str) -> str:
+    """How a check ended in one layer; a finding that names no layer is about all of them."""
+    if any(router in (finding.routers or (router,)) for finding in outcome.findings):
+        return outcome.severity
+    if any(router in (finding.routers or (router,)) for finding, _ in outcome.accepted):
+        return "accepted"
+    return "not judged" if outcome.state == "inconclusive" or outcome.num_open else "passed"

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import (
     CHECKS,
@@ -19,7 +22,8 @@ from moegeom.checks import (
     verdicts_of,
 )
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
-from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, told
+from moegeom.checks.drift import Drift, SinceBaseline
+from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, deviations
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
     fail_on,
@@ -31,6 +35,8 @@ from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
+from moegeom.core.router import Rule
+from moegeom.core.text import percent
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import tokens_text
 from moegeom.engine.run_facts import refused_facts
@@ -41,11 +47,14 @@ from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_to
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
-from moegeom.studies.check.attention import attention_facts
-from moegeom.studies.check.experts import expert_facts
-from moegeom.studies.check.loaders import loader_facts
+from moegeom.studies.changes.bias_pair import KINDS, Biases
+from moegeom.studies.changes.edit import EDITS
+from moegeom.studies.changes.operators.places import NOT_COMPARED
+from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
+from moegeom.studies.changes.record import Change, RouterChange
+from moegeom.studies.changes.row_pair import RowPair
+from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
-from moegeom.studies.check.since_baseline import drifts_since
 
 #: Where a baseline is written when neither command line nor profile says.
 DEFAULT_BASELINE = "moegeom-baseline.json"
@@ -81,7 +90,7 @@ def gate(
         release = next(verdicts)
     verdict = dataclasses.replace(
         verdict,
-        profile=profile_told(request, profile),
+        profile=profile_origin(request, profile),
         not_looked_at=(*verdict.not_looked_at, *_other_side(request)),
     )
     written = None
@@ -158,13 +167,13 @@ def lies_with(folder: Path, target: str) -> bool:
     )
 
 
-def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
+def profile_origin(request: GateRequest, profile: Profile) -> tuple[str, ...]:
     """By which file is judged and what that changes, for the screen; empty where by none."""
     path = profile_path(request)
     if request.profile is not None and path is None:
-        return told(profile, CHECKS.all())
+        return deviations(profile, CHECKS.all())
     if path is not None:
-        changes = told(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
+        changes = deviations(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
         return (str(path.resolve()), *changes)
     beside = Path.cwd() / PROFILE_NAME
     if beside.exists():
@@ -187,9 +196,9 @@ def measured_target(
     """Results of the target, read, measured on tokens, or what its weights tell; and the target,
     where it is a checkpoint whose routers can be read.
     """
-    if (found := results_at(request.target)) is not None:
+    if (results := results_at(request.target)) is not None:
         _refuse_measuring(request)
-        return found, None
+        return results, None
     assert isinstance(request.target, str)
     try:
         has_tokens = request.tokens is not None
@@ -198,7 +207,7 @@ def measured_target(
         opened = Session.of(request.target, request, with_listed=has_tokens, with_varying=True)
         if not has_tokens and request.out is None:
             return lint(request.target, request, opened, watch), opened
-        asked = ScanRequest(
+        scanned = ScanRequest(
             checkpoint=request.target,
             out=request.out,
             tokens=request.tokens,
@@ -206,9 +215,11 @@ def measured_target(
         )
         # results in memory leave nothing to go on with
         opened = (
-            opened.on(request.tokens) if request.out is None else with_tokens(asked, opened, watch)
+            opened.on(request.tokens)
+            if request.out is None
+            else with_tokens(scanned, opened, watch)
         )
-        return results_of(asked, watch, functools.partial(scan, opened=opened)), opened
+        return results_of(scanned, watch, functools.partial(scan, opened=opened)), opened
     except RouterError as refusal:
         # a refusal that a check stands for is its finding, with tokens as without
         if not refusal.code:
@@ -233,9 +244,9 @@ def _refuse_measuring(request: GateRequest) -> None:
         *("unverified", "restart", "overwrite", "experts", "attention", "exclude_first"),
         *("non_finite", "seed"),
     )
-    given = [name for name in options if getattr(request, name) != getattr(default, name)]
-    if given:
-        flag = option_of(given[0])
+    early = [name for name in options if getattr(request, name) != getattr(default, name)]
+    if early:
+        flag = option_of(early[0])
         raise UsageError(
             f"{request.name} holds results, which were measured before; {flag} comes too late.",
             f"Leave {flag} out, or name a checkpoint.",
@@ -244,15 +255,15 @@ def _refuse_measuring(request: GateRequest) -> None:
 
 def check_thresholds(profile: Profile) -> None:
     """Raises UsageError when a threshold names no figure of the table ``layers``."""
-    known = [
+    columns = [
         column.name
         for metric in METRICS.all()
         for column in read_columns_of(metric, "layers")
         if column.kind in ("float", "int")
     ]
     for threshold in profile.thresholds:
-        if threshold.column not in known:
-            raise unknown_name("column of layers", threshold.column, known)
+        if threshold.column not in columns:
+            raise unknown_name("column of layers", threshold.column, columns)
 
 
 def measured_of(request: GateRequest, results: ResultsView, baseline: Baseline | None) -> Measured:
@@ -279,8 +290,8 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
     """The same results with a hash of each expert's weights in the rows of ``experts``."""
 
     def sampled(row: Mapping[str, Any]) -> dict[str, Any]:
-        found = samples.digests.get(row["router"])
-        return {**row, "expert_sample": found[row["expert"]] if found else None}
+        digests = samples.digests.get(row["router"])
+        return {**row, "expert_sample": digests[row["expert"]] if digests else None}
 
     experts = [sampled(row) for row in results.rows("experts")]
     return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
@@ -295,3 +306,88 @@ def _samples(opened: Session, announce: Callable[[str], None]) -> ExpertSamples:
 
 def _has_samples(baseline: Baseline | None) -> bool:
     return baseline is not None and any(r.samples for r in baseline.routers.values())
+
+
+class BaselineRouters:
+    """The routers of a baseline as a comparison sees them; the rule is that of the results."""
+
+    def __init__(self, baseline: Baseline, now: ProjectedRouters) -> None:
+        self._routers, self._now = baseline.routers, now
+
+    def names(self) -> list[str]:
+        """In the order of the file."""
+        return list(self._routers)
+
+    def rule(self, router: str) -> Rule:
+        """That of the results: another one is a finding of its own."""
+        return self._now.rule(router)
+
+    def digest(self, router: str, part: str) -> str | None:
+        """Hash of the weight, the gain or a bias; None where there is none."""
+        return self._routers[router].digests.get(f"{part}_digest")
+
+    def shape(self, router: str) -> tuple[int, int]:
+        """Experts and hidden size."""
+        facts = self._routers[router].facts
+        return int(facts["num_experts"]), int(facts["hidden_size"])
+
+    def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
+        """Those of the effective rows, means included."""
+        baseline = self._routers[router]
+        return baseline.projections.astype(np.float64) + baseline.mean_projections
+
+    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
+        """That of the steps in which they are written."""
+        baseline = self._routers[router]
+        return np.ones_like(baseline.projections, np.float64) * baseline.half_step[:, None]
+
+    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
+        """True lengths of the centred rows."""
+        return self._routers[router].norms.astype(np.float64)
+
+    def biases(self, router: str) -> Biases:
+        """Selection bias and logit bias."""
+        baseline = self._routers[router]
+        both = (baseline.selection_bias, baseline.logit_bias)
+        values: dict[str, np.ndarray | None] = dict(zip(KINDS, both, strict=True))
+        # nothing is judged by the rule of a router that only the baseline has
+        ruled = router if router in self._now.facts else self._now.names()[0]
+        return Biases(values, "F32", self._now.rule(ruled))
+
+
+def drifts_since(results: ResultsView, baseline: Baseline) -> Mapping[str, Drift]:
+    """The drift of each router of the results that the baseline knows in the same shape.
+
+    Routers whose rows cannot be compared are left out.
+    """
+    now = ProjectedRouters(results)
+    before = BaselineRouters(baseline, now)
+    drifts = {}
+    for router in now.names():
+        if router in baseline.routers and before.shape(router) == now.shape(router):
+            changed, pair = compare_projected(before, now, router)
+            if not any(
+                c.word == NOT_COMPARED.name and c.subject == "rows" for c in changed.changes
+            ):
+                drifts[router] = _drift(changed, pair, now.rule(router))
+    return drifts
+
+
+def _drift(changed: RouterChange, pair: RowPair | None, rule: Rule) -> Drift:
+    place = np.array(changed.place, np.int64)
+    moved, size = np.zeros(len(place)), 0.0
+    if pair is not None:
+        # a vector added to every row changes a curved rule
+        moved, size = pair.row_sizes(is_shift_free=rule.is_affine), pair.change_size
+    return Drift(place, moved, size, tuple(map(_since, changed.changes)))
+
+
+def _since(change: Change) -> SinceBaseline:
+    size = "" if change.size is None else percent(change.size)
+    return SinceBaseline(
+        change.word,
+        change.phrase.replace("{size}", size),
+        f"{change.meaning}{f' {change.detail}.' if change.detail else ''}",
+        change.subject,
+        EDITS[change.word].gate(change),
+    )

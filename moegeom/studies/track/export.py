@@ -10,7 +10,7 @@ from typing import Any
 from moegeom.core.errors import UsageError
 from moegeom.core.extras import refuse_absent
 from moegeom.core.files import refuse_unwritable
-from moegeom.core.registry import Registry, unknown_name
+from moegeom.core.registry import Rooms, unknown_name
 from moegeom.core.series import Series
 from moegeom.studies.track.record import TrackRequest
 
@@ -39,10 +39,8 @@ class SeriesExport:
             refuse_absent(self.package, self.extra, f"{self.name} of a series")
 
 
-#: Exports by file name.
-SERIES_EXPORTS: Registry[SeriesExport] = Registry(
-    "export", "moegeom.studies.track.exports", "EXPORT", SeriesExport
-)
+#: Exports by name.
+SERIES_EXPORTS = Rooms("export", "moegeom.studies.track.exports", SeriesExport)
 
 
 def requested_exports(request: TrackRequest) -> Iterator[tuple[SeriesExport, Path | str]]:

@@ -6,39 +6,77 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from moegeom.checks.check import Claim, Statement
-from moegeom.checks.profile import DEFAULT, FAMILY_WISE_ERROR, BuiltIn
+from moegeom.checks.check import Check, Claim, Inputs
+from moegeom.checks.profile import DEFAULT, FAMILY_WISE_ERROR
 from moegeom.checks.run import JudgedCheck, verdict_of
 from moegeom.core.finding import Finding, Severity, Verdict
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.text import number_of
 from moegeom.studies.track.history import History
 
 
-@dataclass(frozen=True)
-class SeriesCheck(Statement[Callable[[History], Iterable[Claim]]]):
-    """A statement about a series of checkpoints.
+def _series_check(
+    name: str,
+    page: str,
+    judge: Callable[[History], Iterable[Claim]],
+    code: str,
+    title: str,
+    severity: Severity,
+    inputs: Inputs = "series",
+    least_steps: Callable[[History], int] = lambda history: 2,
+    of_each_step: bool = False,
+    needs_bias: bool = False,
+    needs_one_text: bool = False,
+    too_little: Callable[[History], str] = lambda history: "",
+) -> Check:
+    """A check of a series of checkpoints.
 
     ``least_steps`` says how many steps it takes for these routers; ``needs_bias`` and
     ``needs_one_text`` what else, beside its ``inputs``. ``too_little`` says what more there is too
-    little of. One ``of_each_step`` needs none of that. Profiles of a gate do not reach it, and none
-    of its limits can be moved.
+    little of. One ``of_each_step`` needs none of that; findings of the others are told as one where
+    they begin at one step. Profiles of a gate do not reach it, and none of its limits can be moved.
     """
 
-    least_steps: Callable[[History], int] = lambda history: 2
-    of_each_step: bool = False
-    needs_bias: bool = False
-    needs_one_text: bool = False
-    too_little: Callable[[History], str] = lambda history: ""
-    only_in: tuple[BuiltIn, ...] = ("default",)
+    def lacking(history: History) -> str:
+        if needs_bias and not history.has_bias:
+            return _NO_BIAS
+        if of_each_step:
+            is_series = len(history.steps) > 1 or history.unread or history.broken
+            return "" if is_series else "1 step, and it takes 2"
+        if not history.routers:
+            return "no router is at every step with the same experts"
+        if inputs == "series and domains" and len(history.domains) < 2:
+            return "the recordings do not name two domains at every step"
+        if needs_one_text and history.other_text:
+            return history.other_text
+        least, steps = least_steps(history), len(history.steps)
+        if steps < least:
+            return f"{number_of(steps, 'step')}, and it takes {least}"
+        return too_little(history)
+
+    return Check(
+        name,
+        page,
+        judge,
+        code,
+        title,
+        severity,
+        inputs=inputs,
+        too_little=lacking,
+        alike=(lambda finding: "") if of_each_step else same_onset,
+        only_in=("default",),
+    )
 
 
-#: Checks of a series by file name.
-SERIES_CHECKS: Registry[SeriesCheck] = Registry(
-    "check of a series", "moegeom.studies.track.findings", "CHECK", SeriesCheck
-)
+#: Makes a check of a series of the function under it, which judges.
+series_check = record_of_function(_series_check)
+
+#: Checks of a series.
+SERIES_CHECKS = Rooms("check of a series", "moegeom.studies.track.findings", Check)
+
+#: What a router lacks that needs no mention: it has no such part.
+_NO_BIAS = "no router has a selection bias at every step"
 
 #: What the checks of a series leave to those of a checkpoint; told with the verdict.
 SINGLE_STEPS = "each step by itself beyond its integrity (moegeom check)"
@@ -58,38 +96,20 @@ def judge_series(history: History, fail_on: Severity = "error") -> Verdict:
     return dataclasses.replace(verdict, unseen=unseen, not_looked_at=(*unseen, *NOT_LOOKED_AT))
 
 
-def _judge(check: SeriesCheck, history: History) -> JudgedCheck:
-    if check.needs_bias and not history.has_bias:
-        return JudgedCheck(check, state="does not apply", reason=check.absent)
-    if check.inputs != "series" and not history.has_tokens:
+def _judge(check: Check, history: History) -> JudgedCheck:
+    lacking = check.too_little(history)
+    if check.inputs != "series" and not history.has_tokens and lacking != _NO_BIAS:
         return JudgedCheck(check, state="needs tokens", reason="no tokens: --tokens")
-    if lacking := _lacking(check, history):
+    if lacking:
         return JudgedCheck(check, state="does not apply", reason=lacking)
     return JudgedCheck(check, tuple(check.judge(history)))
-
-
-def _lacking(check: SeriesCheck, history: History) -> str:
-    """What the statement needs more of; empty where there is enough."""
-    if check.of_each_step:
-        is_series = len(history.steps) > 1 or history.unread or history.broken
-        return "" if is_series else "1 step, and it takes 2"
-    if not history.routers:
-        return "no router is at every step with the same experts"
-    if check.inputs == "series and domains" and len(history.domains) < 2:
-        return "the recordings do not name two domains at every step"
-    if check.needs_one_text and history.other_text:
-        return history.other_text
-    least, steps = check.least_steps(history), len(history.steps)
-    if steps < least:
-        return f"{number_of(steps, 'step')}, and it takes {least}"
-    return check.too_little(history)
 
 
 def _unseen(judged: Sequence[JudgedCheck], history: History) -> Iterator[str]:
     """Statements that could be made of such routers and were not judged, with the reason."""
     by_reason: dict[str, list[str]] = {}
     for entry in judged:
-        if entry.state is not None and entry.reason != entry.check.absent:
+        if entry.state is not None and entry.reason != _NO_BIAS:
             by_reason.setdefault(entry.reason, []).append(entry.check.code)
     for reason, codes in by_reason.items():
         yield f"{', '.join(codes)} ({reason})"
@@ -122,5 +142,5 @@ def share(history: History) -> float:
 
 def same_onset(finding: Finding) -> str:
     """Key of findings that begin at one step: ``from step 300 on ...``, ``step 300 ...``."""
-    found = re.search(r"step (\S+)", finding.title)
-    return found[1] if found else ""
+    onset = re.search(r"step (\S+)", finding.title)
+    return onset[1] if onset else ""

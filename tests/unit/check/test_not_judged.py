@@ -14,7 +14,7 @@ from moegeom.checks.check import without_saying
 from moegeom.checks.measured import measured_rows
 from moegeom.checks.profile import DEFAULT
 from moegeom.pipeline import ScanRequest, results_of
-from moegeom.studies.check.since_baseline import drifts_since
+from moegeom.studies.check.study import drifts_since
 from moegeom.testing.synthetic import write_tokens
 from tests.unit.check.conftest import Case, keep, write_model
 

@@ -9,8 +9,7 @@ import pytest
 
 from moegeom.checks import CHECKS
 from moegeom.checks.profile import DEFAULT, Ignore, Threshold
-from moegeom.checks.profile_file import find_profile, parse_profile, read_profile
-from moegeom.checks.profile_template import profile_template
+from moegeom.checks.profile_file import find_profile, parse_profile, profile_template, read_profile
 from moegeom.core.errors import UsageError
 
 WHOLE = """

@@ -6,9 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.checks.fixes import either
-from moegeom.checks.measured import Measured
-from moegeom.checks.unseen import unseen_routers
+from moegeom.checks.catalogue.biases import either
+from moegeom.checks.measured import Measured, unseen_routers
 from moegeom.core.router import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moegeom.checks import CHECKS
-from moegeom.checks.pages import SECTIONS, all_pages
+from moegeom.checks.check import SECTIONS, all_pages
 from tests.unit.check.conftest import BIAS, Case, keep
 from tests.unit.check.defects import COMPARED, DEFECTS, MEASURED, WEIGHTS, tensor
 

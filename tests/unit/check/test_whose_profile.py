@@ -8,7 +8,7 @@ import json
 import pytest
 
 from moegeom.checks import CHECKS
-from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, told
+from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, deviations
 from moegeom.core.errors import OutputError
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -105,15 +105,15 @@ HARMLESS = {"require", "fail_on", "baseline", "thresholds"}
 
 
 def test_every_way_to_soften_a_verdict_is_told():
-    assert told(DEFAULT, CHECKS.all()) == ()
+    assert deviations(DEFAULT, CHECKS.all()) == ()
     fields = {field.name for field in dataclasses.fields(DEFAULT)}
     assert SOFTENED.keys() | HARMLESS == fields
     for name, (value, sentence) in SOFTENED.items():
         profile = dataclasses.replace(DEFAULT, **{name: value})
-        (said,) = told(profile, CHECKS.all())
+        (said,) = deviations(profile, CHECKS.all())
         assert sentence.replace("a error", "an error") in said
     at = LimitSettings({}, (LayerLimits(frozenset({0, 1}), {"fair_shares": 9.0}),))
-    (said,) = told(dataclasses.replace(DEFAULT, limits={"MGB203": at}), CHECKS.all())
+    (said,) = deviations(dataclasses.replace(DEFAULT, limits={"MGB203": at}), CHECKS.all())
     assert said == "MGB203 fair_shares 9 in layers 0-1, not 3"
 
 

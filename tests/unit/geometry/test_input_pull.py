@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_equal
 
-from moegeom.checks.catalogue.mean_decides import MOST_PULL
+from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.checks.measured import MeanPull
 from moegeom.geometry.input_pull import BlockedScores, input_pull, pull_of_random_rows
 from moegeom.geometry.space import blocked_moments

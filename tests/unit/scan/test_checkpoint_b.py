@@ -12,7 +12,7 @@ from moegeom.core.tokens import TILE
 from moegeom.engine.checkpoint_b import CheckpointB, routers_of_b
 from moegeom.geometry.selection import Routing, route
 from moegeom.metrics import METRICS
-from moegeom.metrics.near_flips import NEAR
+from moegeom.metrics.flips import NEAR
 from tests.unit.scan import made
 
 COMPARING = [metric for metric in METRICS.all() if metric.scope == "flip"]

@@ -22,8 +22,7 @@ from moegeom.engine.parts import PART_FILE, MissingParts, Share, parse_part
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_too_many
-from moegeom.kernels.reduction import SettledCounts
-from moegeom.kernels.reductions._counters import MOST_TOKENS
+from moegeom.kernels.reduction import MOST_TOKENS, SettledCounts
 from moegeom.pipeline import merge, scan
 from moegeom.results.counts import expert_counts
 from moegeom.results.reader import open_results

@@ -13,7 +13,7 @@ from moegeom.core.row_keys import ALL
 from moegeom.core.tokens import TILE
 from moegeom.engine import loop
 from moegeom.measure.finish import MeasuredRouter
-from moegeom.measure.what_ifs import with_what_ifs
+from moegeom.measure.passes import with_what_ifs
 from moegeom.metrics import METRICS
 from moegeom.variants.what_if import WHAT_IFS
 from moegeom.variants.whatif import _choices
@@ -140,7 +140,7 @@ def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
 
         return dataclasses.replace(gate, choose=choose, measure=None)
 
-    monkeypatch.setitem(WHAT_IFS._imported, "capacity", dataclasses.replace(kind, make=make))
+    monkeypatch.setitem(WHAT_IFS._records(), "capacity", dataclasses.replace(kind, make=make))
     pace = {"batch_tokens": TILE, "num_workers": 3, "what_if_batch": batch, "metrics": FEW}
     source = made.recording(2 * TILE + 100)
     tried(source, "capacity:0.8", exclude_first=exclude_first, **pace)

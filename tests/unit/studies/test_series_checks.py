@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moegeom.checks.pages import SECTIONS, page_of
+from moegeom.checks.check import SECTIONS, page_of
 from moegeom.core.finding import Verdict
 from moegeom.studies.track.history import Concentration, History, RouterHistory
 from moegeom.studies.track.series_check import SERIES_CHECKS, judge_series
@@ -308,6 +308,8 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
     assert not any("MGT202" in one for one in verdict.unseen)
     assert verdict.exit_code == 0
+    verdict = judge_series(History(100.0 * np.arange(1, 25), routers, has_tokens=False))
+    assert not any("MGT203" in one for one in verdict.unseen)
 
 
 @pytest.mark.parametrize("routers", by_day([1, 3, 40], [1, 3]))

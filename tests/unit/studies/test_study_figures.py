@@ -5,7 +5,7 @@ import pytest
 import moegeom as mg
 from moegeom.core.finding import Finding, Outcome, Verdict
 from moegeom.document.chart import Bars, Chart, Guide, Heat
-from moegeom.studies.check.figures import gate_figures
+from moegeom.studies.check.document import gate_figures
 from moegeom.studies.check.record import Gate
 from moegeom.studies.signoff.figures import sign_off_figures
 from moegeom.studies.signoff.record import Line, SignOff

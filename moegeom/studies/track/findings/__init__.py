@@ -1,1 +1,1 @@
-"""What a series can show that no checkpoint does: one file per check."""
+"""What a series can show that no checkpoint does: checks in rooms of their subject."""

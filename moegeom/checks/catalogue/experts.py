@@ -1,0 +1,327 @@
+"""Experts: those that cannot be chosen, that always are, and that are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from math import isinf
+from typing import Any
+
+from moegeom.checks.check import OLDER, Limit, Limits, Unknown, check, same_sentence, without_saying
+from moegeom.checks.measured import Measured, listed
+from moegeom.core.finding import Finding
+from moegeom.core.router import EXACT_IN_BFLOAT16, TokenTable
+from moegeom.core.text import all_of, number_of
+
+
+@check(
+    "MGI110",
+    "experts can never be chosen, or never lose",
+    "error",
+    ("num_unreachable",),
+    absent="nothing is derived for the norm in front",
+    concerns=without_saying,
+    severities={"training": "warning"},
+)
+def unreachable(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Some input reaches every expert, and some input leaves it out.
+
+    Looked for: experts that no input leaves out, and experts that at least k others beat for every
+    input that the norm in front lets through. The others are named: they are the certificate.
+    Reachable experts are proved by a point, or by affine independence of the rows; what is neither
+    is counted as open and is no finding.
+
+    A finding means: the expert can never be chosen, or never lose, whatever the tokens are. Its
+    bias is too low, or too high, for its row.
+
+    What to do: look at the selection bias. A bias that ran away in training, or lost its centre,
+    shuts experts out for good.
+    """
+    for row in sorted(measured.layers, key=lambda row: -(row.get("num_unreachable") or 0)):
+        router = row["router"]
+        rows = measured.experts[router]
+        if row.get("num_certain"):
+            always = [e["expert"] for e in rows if e.get("is_certain")]
+            yield unreachable.finding(
+                router,
+                f"{len(always)} of {len(rows)} experts are chosen for every input: expert "
+                f"{listed(always)}.",
+                "They beat so many others wherever the input lies that they cannot lose.",
+            )
+        if not row.get("num_unreachable"):
+            continue
+        shut = [e for e in rows if e["reach"] == "beaten everywhere"]
+        first = shut[0]
+        yield unreachable.finding(
+            router,
+            f"{len(shut)} of {len(rows)} experts can never be chosen: expert "
+            f"{listed([e['expert'] for e in shut])}.",
+            f"Certificate: {number_of(first['num_beaten_by'], 'expert beats', 'experts beat')} "
+            f"expert {first['expert']} for every input ({listed(first['beaten_by'])}). "
+            f"Proved reachable: {row['num_reachable']}, open: {row['num_reach_open']}.",
+        )
+
+
+@check("MGI109", "every expert is chosen", "error")
+def nothing_routed(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Fewer experts are chosen than there are.
+
+    Looked for: routers whose rule chooses as many experts as they have rows.
+
+    A finding means: every token goes to every expert. Nothing is routed, and no figure about
+    choices says anything; only the routing weights still depend on the router.
+
+    What to do: look at the number of chosen experts in the config, or at --top-k. A pruned model
+    may have kept the number that it had before.
+    """
+    whole: dict[int, list[str]] = {}
+    for row in measured.layers:
+        facts = measured.facts(row["router"])
+        if facts and facts["top_k"] == facts["num_experts"]:
+            whole.setdefault(facts["num_experts"], []).append(row["router"])
+    for experts, routers in whole.items():
+        yield nothing_routed.finding(
+            tuple(routers),
+            f"{all_of(experts, 'expert is', 'experts are')} chosen for every token.",
+            "Nothing is routed: loads are even whatever the weights are.",
+        )
+
+
+#: Scores that are never below 0.
+_POSITIVE = ("sigmoid", "softmax", "sqrt_softplus")
+
+
+def _too_little(measured: Measured) -> str:
+    masked = _masked(measured)
+    if any("num_kept_groups" not in facts for facts in masked):
+        return OLDER
+    return "" if masked else "no rule drops groups"
+
+
+@check(
+    "MGN120",
+    "an expert of a dropped group can be chosen where it is filled with 0.0",
+    "warning",
+    too_little=_too_little,
+    severities={"release": "error"},
+)
+def dropped_groups_win(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """No expert of a dropped group can be chosen, whatever is written over its score.
+
+    Looked for: in rules that keep g of G groups, selection biases so low that fewer than k experts
+    of some g groups need have a biased score above 0. Scores are above 0, so that an expert with a
+    bias of at least 0 always beats a dropped one at 0.0; if g groups hold fewer than k such
+    experts, a token whose scores are small chooses from a group that was dropped.
+
+    A finding means: with dropped groups at 0.0 (older engines, some kernels) experts of dropped
+    groups are chosen, with them at -inf they are not: two engines differ in this alone. Where the
+    rule of the family itself fills with 0.0 it happens in its own engine. It follows from the signs
+    of the biases; whether tokens get there depends on their scores (``fill_decides_share`` of a
+    scan counts them), so that this is a warning.
+
+    What to do: fill with -inf in every engine, or add a constant to all biases of the layer that
+    makes them positive: with -inf it changes no choice, and with 0.0 it takes the fault away.
+    """
+    entries = []
+    for facts in _masked(measured):
+        rows = measured.experts.get(facts["name"], ())
+        biases = [bias for e in rows if (bias := e.get("selection_bias")) is not None]
+        if facts["score"] not in _POSITIVE or not facts["has_selection_bias"]:
+            continue
+        if len(biases) < len(rows):
+            yield Unknown(facts["name"], "not all of its selection biases are known")
+            continue
+        size = len(biases) // facts["num_groups"]
+        safe = [
+            sum(bias >= 0.0 for bias in biases[start : start + size])
+            for start in range(0, len(biases), size)
+        ]
+        fewest = sum(sorted(safe)[: facts["num_kept_groups"]])
+        if fewest < facts["top_k"]:
+            entries.append((fewest, min(biases), facts))
+    for fewest, least, facts in sorted(entries, key=lambda entry: entry[:2]):
+        num_kept, groups, k = facts["num_kept_groups"], facts["num_groups"], facts["top_k"]
+        is_own = not isinf(float(facts["group_fill"]))
+        whose = "as this family's own rule does" if is_own else "as some engines do"
+        yield dropped_groups_win.finding(
+            facts["name"],
+            f"{num_kept} of {groups} groups may hold {number_of(fewest, 'expert')} sure to beat "
+            f"0.0, fewer than the {k} to choose.",
+            f"Biases go down to {least:.3g}. Where dropped groups are filled with 0.0, {whose}, a "
+            f"dropped expert wins once the other scores are below {-least:.3g}.",
+        )
+
+
+def _masked(measured: Measured) -> list[Mapping[str, Any]]:
+    """Facts of the routers whose rule drops groups."""
+    routers = measured.run.get("routers", ())
+    return [facts for facts in routers if facts.get("group_fill") is not None]
+
+
+_INTEGERS = ("I", "U")
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(TokenTable))
+
+
+@check(
+    "MGI111",
+    "a table of experts by token id is broken",
+    "error",
+    facts="token_tables",
+    absent="no layer looks experts up by token id",
+)
+def token_tables(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Tables that look experts up by token id name distinct experts of their layer.
+
+    Looked for: ids that are stored as integers, between 0 and the number of experts, without
+    repeats in a row, as many as the rule chooses; and, among many ids above 256, odd ones: bfloat16
+    holds none.
+
+    A finding means: tokens of these layers go to experts that do not exist, twice to the same one,
+    or to another one than in training. Such layers have no router that could be measured instead.
+
+    What to do: take the table from the source again. Most likely the whole checkpoint was cast to
+    bfloat16, tables included: casts must leave integers alone.
+    """
+    for facts in measured.run.get("token_tables", ()):
+        table = TokenTable(**{name: facts[name] for name in _FIELDS if name in facts})
+        if table.reason:
+            yield Unknown(table.router, f"'{table.tensor}' cannot be read: {table.reason}")
+            continue
+        wrong = list(_faults(table, _top_k(measured, table)))
+        if wrong:
+            used = f"{table.num_used:,} of {table.num_experts:,} experts are named"
+            yield token_tables.finding(
+                table.router,
+                f"token table '{table.tensor}': {wrong[0]}.",
+                "; ".join([*wrong[1:], used]).capitalize() + ".",
+            )
+
+
+def _faults(table: TokenTable, top_k: int | None) -> Iterator[str]:
+    rows = f"of {table.num_tokens:,} rows"
+    if table.is_rounded:
+        yield (
+            f"not one of {table.num_large:,} ids above {EXACT_IN_BFLOAT16} is odd: it went through "
+            "bfloat16"
+        )
+    if table.num_outside:
+        yield (
+            f"{number_of(table.num_outside, 'id is', 'ids are')} no expert (largest "
+            f"{table.largest:g}, experts 0 to "
+            f"{table.num_experts - 1})"
+        )
+    if table.num_repeated:
+        yield f"{table.num_repeated:,} {rows} name an expert twice"
+    if not table.dtype.startswith(_INTEGERS):
+        yield f"ids are stored as {table.dtype.lower()}, which is no integer type"
+    if top_k is not None and table.top_k != top_k:
+        yield f"{number_of(table.top_k, 'expert')} for each token, and the rule chooses {top_k}"
+
+
+def _top_k(measured: Measured, table: TokenTable) -> int | None:
+    """How many experts the routers of the same stack choose; None where there is none."""
+    stack = table.router.split("/")[0]
+    listed = measured.run.get("routers", ())
+    return next((r["top_k"] for r in listed if r["name"].split("/")[0] == stack), None)
+
+
+#: With fewer numbers of each expert its kurtosis tells nothing.
+_LEAST = 512
+
+
+@check(
+    "MGG208",
+    "experts differ by no more than initial noise",
+    "warning",
+    limits=(
+        Limit("correlation", 0.1, "mean correlation of two experts above which they are copies"),
+        Limit(
+            "standard_errors",
+            4.0,
+            "largest distance of their differences from normal noise",
+            basis="definition",
+        ),
+    ),
+    inputs="experts",
+    alike=same_sentence,
+    severities={"release": "error", "training": "note"},
+)
+def experts_not_apart(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Experts that were copied from one block differ by more than the noise they began with.
+
+    Looked for: with --experts, 64 kB of each expert, half of it rows of the first matrix and half
+    of the last. Experts with a common start have entries that correlate; what lies between them is
+    then tested for being independent normal numbers of one variance: kurtosis, energies of rows,
+    columns and experts, the largest singular value beside that of noise, and the part along what
+    they share. The rounding of the format in which they are stored is allowed for. Experts that
+    were drawn apart do not correlate, and pass.
+
+    A finding means: the experts of this router are copies of one block plus noise, in both
+    matrices, or copies up to the last digits of their storage: whatever training added to them is
+    common to all, or small beside the noise. They compute nearly the same, and whom the router
+    chooses hardly matters. Of 700 sets of untrained copies all were found, of 200 healthy ones
+    none. Growth passes that has the size of a fifth (rank 1), a half (sums of gradients) or all of
+    the noise (signs of them); smaller growth may be taken for noise, and growth without any pattern
+    always is. Missed is noise in proportion to each weight, and a share of neurons drawn anew, as
+    in drop-upcycling.
+
+    What to do: where this is a model before its training, nothing. Else train on, with a higher
+    rate or more noise at the start, and look whether gradients reach the experts;
+    docs/upcycling.md.
+    """
+    facts = measured.run["expert_spread"]
+    if not (facts["left_out"] or facts["matrices"]):
+        yield Unknown("checkpoint", "it has no router whose experts could be read")
+    for router, reason in {one["router"]: one["reason"] for one in facts["left_out"]}.items():
+        yield Unknown(router, reason)
+    by_router: dict[str, list[Mapping[str, Any]]] = {}
+    for matrix in facts["matrices"]:
+        by_router.setdefault(matrix["router"], []).append(matrix)
+    for router, matrices in by_router.items():
+        few = min(matrix["num_values"] for matrix in matrices)
+        if few < _LEAST:
+            yield Unknown(router, f"a sample of {few} numbers of each expert tells too little")
+        elif unknown := next(filter(None, map(_uncomputed, matrices)), ""):
+            yield Unknown(router, unknown)
+        elif all(_is_noise(matrix, router, limits) for matrix in matrices):
+            yield experts_not_apart.finding(
+                router, _title(matrices), " ".join(map(_evidence, matrices))
+            )
+
+
+def _uncomputed(matrix: Mapping[str, Any]) -> str:
+    """Why a figure of a matrix is missing; empty where none is."""
+    if matrix["correlation"] is None:
+        return f"an expert is all 0 in the sample of its {matrix['matrix']} matrix"
+    is_open = matrix["is_resolved"] and matrix["farthest"] is None
+    return f"the noise of its {matrix['matrix']} matrix cannot be computed" if is_open else ""
+
+
+def _is_noise(matrix: Mapping[str, Any], router: str, limits: Limits) -> bool:
+    if matrix["correlation"] <= limits("correlation", router):
+        return False
+    return not matrix["is_resolved"] or matrix["farthest"] <= limits("standard_errors", router)
+
+
+def _title(matrices: Sequence[Mapping[str, Any]]) -> str:
+    number = number_of(matrices[0]["num_experts"], "expert")
+    if any(matrix["is_resolved"] for matrix in matrices):
+        return f"its {number} differ by no more than initial noise."
+    return f"its {number} are copies up to the last digits of their storage."
+
+
+def _evidence(matrix: Mapping[str, Any]) -> str:
+    """The evidence of one matrix."""
+    share = f"{100.0 * matrix['upcycled_share']:.4g} %"
+    text = (
+        f"{matrix['matrix'].capitalize()} matrix: {share} of the weights is common to all, "
+        f"correlation of two experts {matrix['correlation']:.4f}, deviation "
+        f"{matrix['deviation']:.3g}"
+    )
+    if matrix["kurtosis"] is None:
+        return f"{text}, beside a spacing of stored numbers of {matrix['step']:.3g}."
+    return (
+        f"{text}, at most {matrix['farthest']:.1f} standard errors from normal noise; largest "
+        f"singular value {matrix['edge_ratio']:.3f} of that of noise."
+    )

@@ -1,0 +1,435 @@
+"""Router inputs: their directions and dimensions, and the pull of their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.geometry.gram import (
+    cap_area_log10,
+    cap_half_angle,
+    effective_rows,
+    mean_pairwise_cosine,
+)
+from moegeom.geometry.input_pull import ScoreMoments, pull_of_random_rows
+from moegeom.geometry.space import (
+    dimension_estimates,
+    distinct_rows,
+    neighbours_of_same_label,
+    participation_ratio_corrected,
+    principal_components,
+    silhouette,
+    squared_distances,
+)
+from moegeom.kernels.reductions.samples import NUM_INPUTS
+
+
+@metric(
+    "Spread of the directions of the router inputs, on a sample of at most "
+    f"{SMALL_SAMPLE_TOKENS} tokens.",
+    needs=("directions",),
+    columns={
+        "layers": (
+            Column(
+                "mean_resultant_length",
+                "length of the mean unit vector of the router inputs: 1 when all point one way",
+                formula="mean_resultant_length",
+                has_se=True,
+            ),
+            Column(
+                "mean_pairwise_cosine",
+                "mean cosine between the router inputs of two different tokens",
+                formula="mean_pairwise_cosine",
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
+)
+def directions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """How far router inputs point the same way.
+
+    The length of the mean of the unit vectors y / |y| (``mean_resultant_length``), and the mean
+    cosine between the inputs of two different tokens, which follows from it but does not depend on
+    how many tokens there are. Near 1 all inputs point one way and routing sees little of the space;
+    near 0 they are spread. On a sample of at most 4096 tokens.
+    """
+    total, tokens = reductions["directions"]
+    if not tokens:
+        return {"layers": {"mean_resultant_length": None, "mean_pairwise_cosine": None}}
+    squared = float(total @ total)
+    length = math.sqrt(squared)
+    cosine = mean_pairwise_cosine(length, tokens) if tokens > 1 else None
+    return {"layers": {"mean_resultant_length": length / tokens, "mean_pairwise_cosine": cosine}}
+
+
+#: Share of the tokens that the cap is drawn around.
+QUANTILE = 0.99
+
+
+@metric(
+    "Cap of directions that holds 99 % of the router inputs, on a sample of about "
+    f"{NUM_INPUTS} tokens.",
+    needs=("input_sample",),
+    columns={
+        "layers": (
+            Column(
+                "cap_radius_over_mean",
+                "99 % quantile of the distance to the mean input over the length of that mean",
+                formula="angular_collapse",
+                has_se=True,
+            ),
+            Column(
+                "cap_half_angle",
+                "half-angle of the cap; missing when the radius is not below the mean's length",
+                "radian",
+                formula="angular_collapse",
+                has_se=True,
+            ),
+            Column(
+                "cap_area_log10",
+                "log10 of the share of the sphere that the cap covers; a curiosity",
+                "log10",
+                formula="angular_collapse",
+            ),
+        )
+    },
+    invariances=("expert_relabelling", "common_row_shift"),
+)
+def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Angular collapse: whether the router inputs lie in a narrow cone around their mean.
+
+    With mu the mean of the inputs and R the 99 % quantile of |y - mu|, the directions of those
+    inputs lie in the cap of half-angle theta = arcsin(R / |mu|) around mu, when R < |mu|. A small
+    angle means that routing sees little of the sphere. ``cap_area_log10`` is log10 of the share of
+    the sphere that the cap covers: in thousands of dimensions astronomically small for any cap, a
+    curiosity, and not a share of reachable expert sets.
+
+    On a sample of about 2048 tokens, outlier tokens left out. See also ``mean_resultant_length``
+    and ``mean_pairwise_cosine``, which need no quantile.
+    """
+    sample = reductions["input_sample"]
+    names = ("cap_radius_over_mean", "cap_half_angle", "cap_area_log10")
+    distance = np.sqrt(sample.moments.squared_distance)
+    if len(distance) < 2:
+        return {"layers": dict.fromkeys(names)}
+    radius = float(np.quantile(distance, QUANTILE))
+    length = float(np.linalg.norm(sample.moments.mean))
+    if length == 0.0:
+        return {"layers": dict.fromkeys(names)}
+    is_cap = radius < length
+    area = cap_area_log10(radius / length, facts.router.hidden_size) if is_cap else None
+    angle = float(cap_half_angle(radius, length)) if is_cap else None
+    return {"layers": dict(zip(names, (radius / length, angle, area), strict=True))}
+
+
+@metric(
+    "Number of directions that share the variance of the router inputs, on a sample of "
+    f"about {NUM_INPUTS} tokens.",
+    needs=("input_sample",),
+    columns={
+        "layers": (
+            Column(
+                "participation_ratio",
+                "participation ratio of the covariance, corrected for the size of the sample",
+                "dimensions",
+                formula="participation_ratio",
+                has_se=True,
+            ),
+            Column(
+                "participation_ratio_raw",
+                "the same without correction",
+                "dimensions",
+                formula="participation_ratio",
+            ),
+        )
+    },
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
+)
+def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Participation ratio: how many directions share the variance of the router inputs.
+
+    PR = (tr S)^2 / tr S^2, S the covariance of the inputs: 1 when all variance lies on a line, D
+    when it is the same in every direction. A sample of T tokens can show T - 1 at most, so it is
+    corrected: 1 / ((1 / PR - 1 / n) / (1 + 1 / n)), n = T - 1. On a sample of about 2048 tokens,
+    outlier tokens left out. A linear measure: a curved set of low intrinsic dimension may have a
+    large ratio.
+    """
+    moments = reductions["input_sample"].moments
+    tokens = len(moments.squared_distance)
+    if tokens < 3:
+        return {"layers": {"participation_ratio_raw": None, "participation_ratio": None}}
+    raw = moments.participation_ratio
+    return {
+        "layers": {
+            "participation_ratio_raw": raw,
+            "participation_ratio": float(participation_ratio_corrected(raw, tokens)),
+        }
+    }
+
+
+@metric(
+    "Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
+    f"a sample of about {NUM_INPUTS} tokens.",
+    needs=("input_sample",),
+    columns={
+        "layers": (
+            Column(
+                "intrinsic_dimension_low",
+                "lowest estimate over estimators and sample sizes",
+                "dimensions",
+                formula="intrinsic_dimension",
+            ),
+            Column(
+                "intrinsic_dimension_high",
+                "highest of them",
+                "dimensions",
+                formula="intrinsic_dimension",
+            ),
+            Column(
+                "intrinsic_dimension_two_nn",
+                "TwoNN on the whole sample",
+                "dimensions",
+                formula="intrinsic_dimension",
+            ),
+            Column(
+                "intrinsic_dimension_mle_20",
+                "Levina-Bickel with 20 neighbours on the whole sample",
+                "dimensions",
+                formula="intrinsic_dimension",
+            ),
+        ),
+        "intrinsic_dimension": (
+            Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
+            Column("num_tokens", "tokens of the sample that it used", "tokens", "int"),
+            Column("dimension", "estimate", "dimensions", formula="intrinsic_dimension"),
+        ),
+    },
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
+)
+def intrinsic_dimension(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Intrinsic dimension of the router inputs: on how many coordinates the tokens really vary.
+
+    Estimates from distances to nearest neighbours: TwoNN, from the ratio of the second to the first
+    (``two_nn``, and ``two_nn_fitted`` on the lowest 90 % of the ratios), and Levina-Bickel with the
+    average of MacKay and Ghahramani for 10 and 20 neighbours (``mle_10``, ``mle_20``). Each on the
+    sample of about 2048 tokens, on half and on a quarter of it. Together they give a range, never
+    one number: estimates fall with the dimension by boundary effects (a cube of 10 dimensions reads
+    8.4) and move with the scale that the sample size sets.
+
+    Bit-identical inputs and outlier tokens are left out. The dimension bounds how many cells tokens
+    can meet: far fewer than the binomial coefficient when it is small.
+    """
+    sample = reductions["input_sample"]
+    rows = sample.inputs.astype(np.float64)
+    distinct = distinct_rows(rows)
+    gram = sample.gram if len(distinct) == len(rows) else None
+    rows = rows[distinct]
+    # the sample is in the order of a hash: its beginning is a sample too
+    estimates = dimension_estimates(rows, gram)
+    values = [value for _, _, value in estimates if np.isfinite(value)]
+    whole = {name: value for name, size, value in estimates if size == len(rows)}
+    return {
+        "layers": {
+            "intrinsic_dimension_low": min(values, default=None),
+            "intrinsic_dimension_high": max(values, default=None),
+            "intrinsic_dimension_two_nn": whole.get("two_nn"),
+            "intrinsic_dimension_mle_20": whole.get("mle_20"),
+        },
+        "intrinsic_dimension": {
+            "estimator": np.array([name for name, _, _ in estimates], dtype=object),
+            "num_tokens": np.array([size for _, size, _ in estimates], dtype=np.int64),
+            "dimension": np.array([value for _, _, value in estimates], dtype=np.float64),
+        },
+    }
+
+
+_FORMULA = "input_pull"
+
+
+@metric(
+    "How much of the choice the mean input makes, on a sample of at most 4096 tokens.",
+    needs=("score_sample",),
+    columns={
+        "layers": (
+            Column(
+                "input_pull",
+                "rms over experts of the mean score over the rms of what differs between tokens, "
+                "without selection bias",
+                formula=_FORMULA,
+                has_se=True,
+            ),
+            Column(
+                "input_pull_with_bias",
+                "the same of the scores with the selection bias; missing without one",
+                formula=_FORMULA,
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
+)
+def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Pull of the mean input: how much of the choice is made before a token says what it is.
+
+    Scores of a token less their mean over experts have a mean over tokens, which favours some
+    experts whatever is read, and a rest, which tells tokens apart. ``input_pull`` is the rms of the
+    first over that of the second: 0 when no expert is favoured on average; beyond 1 the mean
+    decides more than the tokens do, loads are uneven and few expert sets occur.
+    ``input_pull_with_bias`` is that of the scores that are compared in the end, with the selection
+    bias: a bias that balances loads takes the pull away.
+
+    A router of random directions has a pull too, as large as its inputs are one-sided:
+    ``input_pull_random`` and its standard deviation over such routers, of rows of the same lengths.
+
+    On a sample of at most 4096 tokens; the range of random routers on that of about 2048 inputs.
+    """
+    moments: ScoreMoments = reductions["score_sample"]
+    bias = facts.router.selection_bias
+    pulls = (moments.pull(), math.nan if bias is None else moments.pull(bias))
+    # endless where scores are so small that all tokens score alike
+    finite = (pull if math.isfinite(pull) else None for pull in pulls)
+    return {"layers": dict(zip(("input_pull", "input_pull_with_bias"), finite, strict=True))}
+
+
+@metric(
+    "How much the mean input would pull routers of random directions, mean and spread.",
+    needs=("input_sample",),
+    columns={
+        "layers": (
+            Column(
+                "input_pull_random",
+                "mean pull of the mean input over rows of the same lengths in random directions",
+                formula=_FORMULA,
+            ),
+            Column("input_pull_random_sd", "its standard deviation", formula=_FORMULA),
+        )
+    },
+    invariances=("expert_relabelling", "positive_scaling"),
+)
+def input_pull_random(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """The pull of the mean input on a router of random directions, of rows of the same lengths.
+
+    Mean and standard deviation over all such routers, in closed form from the mean and the
+    covariance of the router inputs. What :doc:`input_pull` finds beyond it is the router's own
+    doing; below it the router has turned away from the mean, as routers do whose loads are even.
+
+    On the sample of about 2048 inputs.
+    """
+    sample = reductions["input_sample"]
+    mean = deviation = None
+    if len(sample.inputs) > 1 and facts.is_whole:
+        lengths = np.linalg.norm(facts.router.weight.astype(np.float64), axis=1)
+        ratio = sample.moments.participation_ratio
+        mean, deviation = pull_of_random_rows(sample.inputs.astype(np.float64), ratio, lengths)
+    return {"layers": {"input_pull_random": mean, "input_pull_random_sd": deviation}}
+
+
+#: Tokens that are kept, and without which nothing is told of neighbours.
+MOST_TOKENS, LEAST_TOKENS = 500, 50
+
+#: Nearest tokens that are asked for their choice.
+NEIGHBOURS = 10
+
+#: Directions whose coordinates are kept: those that van der Maaten and Hinton 2008 draw t-SNE from.
+MOST_DIRECTIONS = 30
+
+
+@metric(
+    f"About {MOST_TOKENS} tokens and the experts in the plane of the two widest directions "
+    "of the router inputs, and whether near tokens choose alike.",
+    needs=("input_sample",),
+    columns={
+        "layers": (
+            Column("plane_share", "share of the variance of the inputs in their widest plane"),
+            Column("widest_share", f"the same in their {MOST_DIRECTIONS} widest directions"),
+            Column(
+                "near_same_choice",
+                f"share of the {NEIGHBOURS} nearest tokens with the same first choice",
+            ),
+            Column(
+                "near_same_choice_chance",
+                "the same for two tokens drawn at random: sum of squared shares of first choices",
+            ),
+            Column(
+                "choice_silhouette",
+                "mean silhouette of first choices: how much nearer tokens are to their own",
+            ),
+        ),
+        "sample": (
+            Column("expert", "first choice of the token, or the expert itself", "expert", "int"),
+            Column("is_expert", "a row of the router, not a token", "", "bool"),
+            Column(
+                "domain_number", "domain of the token in the order of names; -1: none", "", "int"
+            ),
+            Column("x", "coordinate on the widest direction of the inputs", "input"),
+            Column("y", "coordinate on the second", "input"),
+            Column("margin", "k-th minus (k+1)-th selection score of the token", "selection score"),
+            Column(
+                "widest",
+                f"coordinates of a token on the {MOST_DIRECTIONS} widest directions of the inputs",
+                "input",
+                "list",
+            ),
+        ),
+    },
+    is_for_figures=True,
+)
+def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """A sample of tokens in the plane of their two widest directions, with what they chose.
+
+    ``x`` and ``y`` are coordinates on the two principal components of the router inputs, the mean
+    taken off, in units of the input; experts are the rows of the effective router on the same axes,
+    scaled to the spread of the tokens. A plane shows what it can: ``plane_share`` is the part of
+    the variance in it, and figures that do not depend on any plane stand beside it. ``widest`` are
+    the coordinates of a token on the 30 widest directions, of which ``widest_share`` is the part of
+    the variance: enough to draw maps that keep near tokens near, such as t-SNE.
+    ``near_same_choice`` is the share of the 10 nearest tokens, in the full space, with the same
+    first choice, by chance the sum of squared shares of first choices; ``choice_silhouette`` says
+    how much nearer tokens are to those of their own first choice than to the next, -1 to 1.
+
+    No token ids and no positions: of a token only its domain, choice and margin are kept.
+    """
+    sample = reductions["input_sample"]
+    tokens = min(len(sample.inputs), MOST_TOKENS)
+    if not facts.is_whole or tokens < LEAST_TOKENS:
+        return {"layers": {}}
+    inputs, first = sample.inputs[:tokens].astype(np.float64), sample.first[:tokens]
+    squared = squared_distances(inputs)
+    wide = principal_components(inputs, squared, min(MOST_DIRECTIONS, inputs.shape[1]))
+    plane, on_plane = wide.points[:, :2], wide.axes[:2]
+    same, chance = neighbours_of_same_label(squared, first, NEIGHBOURS)
+    rows = effective_rows(facts.router.weight, facts.router.gain)
+    experts = rows.centred @ on_plane.T if rows.centred.shape[1] == inputs.shape[1] else None
+    table = {
+        "expert": first,
+        "is_expert": np.zeros(tokens, np.bool_),
+        "domain_number": sample.population[:tokens],
+        "x": plane[:, 0],
+        "y": plane[:, 1],
+        "margin": sample.margin[:tokens],
+        "widest": wide.points.tolist(),
+    }
+    if experts is not None and np.abs(experts).max(initial=0.0) > 0.0:
+        experts *= np.abs(plane).max() / np.abs(experts).max()
+        own = np.flatnonzero(rows.finite)
+        blank = np.full(len(own), np.nan)
+        marks = (own, np.ones(len(own), np.bool_), np.full(len(own), -1), *experts.T, blank)
+        joined = zip(table.items(), marks, strict=False)
+        table |= {name: np.concatenate([column, mark]) for (name, column), mark in joined}
+        table["widest"] = [*wide.points.tolist(), *([None] * len(own))]
+    return {
+        "layers": {
+            "plane_share": float(wide.shares[:2].sum()),
+            "widest_share": float(wide.shares.sum()),
+            "near_same_choice": same,
+            "near_same_choice_chance": chance,
+            "choice_silhouette": silhouette(squared, first),
+        },
+        "sample": table,
+    }

@@ -1,0 +1,345 @@
+"""Outputs of experts: as recorded, and where they jump at the nearest boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.geometry.load import most_frequent
+from moegeom.geometry.space import (
+    affine_r2,
+    energy_share,
+    mean_direction_cosine,
+    mean_energy_share,
+    residual_r2,
+)
+from moegeom.kernels.reductions.flips import FLIPPED, SUM, TOKENS
+
+#: Blocks of documents that the affine map is fitted on; the others test it.
+TRAIN_BLOCKS = 12
+
+_PARTS = ("shared", "routed", "total")
+
+
+def _of_parts(suffix: str, text: str, has_se: bool) -> tuple[Column, ...]:
+    words = {"shared": "shared experts", "routed": "routed experts", "total": "their sum"}
+    return tuple(
+        Column(f"{part}_{suffix}", text.format(words[part]), "1", "float", "affine_carrier", has_se)
+        for part in _PARTS
+    )
+
+
+@metric(
+    "Shares of energy and affine predictability of recorded shared and routed outputs.",
+    needs=("block_outputs",),
+    columns={
+        "layers": (
+            *(
+                Column(
+                    f"{part}_energy_share",
+                    f"mean squared output of the {part} experts over that of the sum",
+                    formula="affine_carrier",
+                    has_se=True,
+                )
+                for part in ("shared", "routed")
+            ),
+            Column(
+                "shared_mean_cosine",
+                "cosine of the mean shared output and the mean output",
+                formula="affine_carrier",
+                has_se=True,
+            ),
+            *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
+            *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
+            Column(
+                "routed_residual_r2",
+                "share of the output that is not affine in the input which the routed experts give",
+                formula="affine_carrier",
+            ),
+        )
+    },
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
+)
+def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Whether the shared experts carry the affine part of the layer, from recorded outputs.
+
+    On tokens with recorded outputs Y_sh of the shared and Y_ro of the routed experts, Y their sum:
+    the energy share mean |Y_sh|^2 / mean |Y|^2; the mean-energy share |mean Y|^2 / mean |Y|^2 of
+    each part; the cosine of the mean outputs; and R^2 of an affine map from the router input to
+    each output, on documents that the fit has not seen. A shared expert that carries the common
+    part has a large mean-energy share and the routed ones a small one. None of it tells what
+    training would do without shared experts.
+    """
+    sample = reductions["block_outputs"]
+    if len(sample["input"]) < 2:
+        return {"layers": {}}
+    inputs, shared, routed = (
+        sample[name].astype(np.float64) for name in ("input", "shared", "routed")
+    )
+    outputs = {"shared": shared, "routed": routed, "total": shared + routed}
+    train = sample["block"] < TRAIN_BLOCKS
+    layers = {
+        "shared_energy_share": energy_share(shared, outputs["total"]),
+        "routed_energy_share": energy_share(routed, outputs["total"]),
+        "shared_mean_cosine": mean_direction_cosine(shared, outputs["total"]),
+    }
+    layers |= {f"{part}_mean_energy_share": mean_energy_share(outputs[part]) for part in _PARTS}
+    layers |= {f"{part}_affine_r2": affine_r2(inputs, outputs[part], train) for part in _PARTS}
+    layers["routed_residual_r2"] = residual_r2(inputs, routed, outputs["total"], train)
+    return {"layers": layers}
+
+
+@metric(
+    "Cosines between recorded outputs of experts on the same tokens.",
+    needs=("output_cosines",),
+    columns={
+        "layers": (
+            Column(
+                "overlap_output",
+                "mean cosine of the outputs of two experts on one token",
+                formula="overlap_output",
+                has_se=True,
+            ),
+            Column(
+                "max_output_cosine",
+                "largest mean cosine of a pair of experts",
+                formula="overlap_output",
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
+)
+def output_overlap(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Overlap of expert outputs: whether experts say the same about the same token.
+
+    Mean over pairs of experts, then over tokens, of the cosine of their outputs on one token, from
+    a recording that holds the output of every expert. 1 when all experts agree in direction, 0 when
+    their outputs are orthogonal on average; duplicates show as a pair with ``max_output_cosine``
+    near 1. Outputs are not centred: a part that all experts share raises every cosine.
+    """
+    tokens, cosines = reductions["output_cosines"]
+    if not tokens or len(cosines) < 2:
+        return {"layers": {}}
+    pairs = cosines[np.triu_indices(len(cosines), 1)]
+    return {
+        "layers": {
+            "overlap_output": float(pairs.mean()),
+            "max_output_cosine": float(pairs.max()),
+        }
+    }
+
+
+#: Pairs listed per router, the most frequent ones.
+NUM_LISTED = 256
+
+
+@metric(
+    "Pairs of experts by the number of tokens whose nearest boundary is between them.",
+    needs=("boundary_pairs",),
+    columns={
+        "pairs": (
+            Column("expert_out", "chosen expert that would be left", "expert", "int"),
+            Column("expert_in", "expert that would be chosen instead", "expert", "int"),
+            Column("num_tokens", "tokens whose nearest boundary is this one", "tokens", "int"),
+            Column(
+                "share",
+                "num_tokens over all tokens with a known boundary",
+                formula="boundary_pairs",
+            ),
+        )
+    },
+    invariances=("token_permutation",),
+)
+def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Boundaries: which pairs of experts the tokens are nearest to exchanging.
+
+    For each token the pair (expert out, expert in) whose boundary is nearest, by the boundary
+    distance; table ``pairs`` lists the 256 most frequent. Tokens whose distance is not exact
+    (``distance_bracket``) mostly have no known boundary and are left out. Pairs that take a large
+    share trade tokens under any disturbance: duplicate rows, or experts that learned the same.
+    """
+    return {"pairs": most_frequent(reductions["boundary_pairs"], NUM_LISTED)}
+
+
+@metric(
+    "How far the output of the routed experts jumps at the nearest boundary of a token, on a "
+    "sample, and its mean weighted by the probability that bfloat16 crosses it.",
+    scope="jump",
+    needs=("jumps", "boundary_pairs"),
+    columns={
+        "layers": (
+            Column("num_jump_tokens", "tokens whose jump was looked for", "tokens", "int"),
+            Column(
+                "jump_known_share",
+                "share of them whose nearest boundary point is known; the others are left out",
+                formula="jump",
+            ),
+            Column("jump_p50", "median jump", "output", formula="jump"),
+            Column("jump_p99", "99 % quantile of the jump", "output", formula="jump"),
+            Column(
+                "jump_over_output_p50",
+                "median of the jump over the length of the output at the token",
+                formula="jump",
+            ),
+            Column(
+                "expected_jump",
+                "mean of the jump times the probability that rounding the input to bfloat16 flips "
+                "the token",
+                "output",
+                formula="expected_jump",
+                has_se=True,
+            ),
+            Column(
+                "expected_jump_over_output",
+                "the same of the jump over the length of the output",
+                formula="expected_jump",
+                has_se=True,
+            ),
+        ),
+        "pairs": (
+            Column("expert_out", "chosen expert that would be left", "expert", "int"),
+            Column("expert_in", "expert that would be chosen instead", "expert", "int"),
+            Column(
+                "jump_mean",
+                "mean jump of the tokens of the sample whose nearest boundary is this one",
+                "output",
+                formula="jump",
+            ),
+        ),
+    },
+    invariances=("token_permutation",),
+)
+def jump(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Jump: how far the output of the experts moves where the nearest boundary is crossed.
+
+    At the boundary point that is nearest to a token, two experts change places. The jump J is the
+    length of the difference of the output of the routed experts just before and just behind it,
+    with the weights of the model; ``jump_over_output_p50`` puts it beside the length of the output
+    at the token. ``expected_jump`` is the mean over tokens of J times the probability that rounding
+    the input to bfloat16 takes the token over the boundary: exposure, weighted by what a flip does.
+    On a sample of at most 1,024 tokens whose experts are read (``--experts``). Tokens whose
+    boundary point is not known are left out of all figures and counted by ``jump_known_share``:
+    many of grouped rules. It is one block's output, without shared experts; what later layers make
+    of it is not looked at.
+    """
+    jumps = reductions["jumps"]
+    is_known = np.isfinite(jumps["height"])
+    height, relative = jumps["height"][is_known], jumps["relative"][is_known]
+    pairs = most_frequent(reductions["boundary_pairs"], NUM_LISTED)
+    listed = np.stack([pairs["expert_out"], pairs["expert_in"]], axis=1)
+    return {
+        "layers": {
+            "num_jump_tokens": len(is_known),
+            "jump_known_share": float(is_known.mean()) if len(is_known) else None,
+            "jump_p50": _quantile(height, 0.5),
+            "jump_p99": _quantile(height, 0.99),
+            "jump_over_output_p50": _quantile(relative, 0.5),
+            "expected_jump": _mean(height * jumps["chance"][is_known]),
+            "expected_jump_over_output": finite_mean(relative * jumps["chance"][is_known]),
+        },
+        "pairs": {
+            "expert_out": pairs["expert_out"],
+            "expert_in": pairs["expert_in"],
+            "jump_mean": _mean_by_pair(height, jumps["pair"][is_known], listed),
+        },
+    }
+
+
+def finite_mean(values: Float64[np.ndarray, "tokens"]) -> float | None:
+    """Mean of the values that are finite: an output of zeros has no relative jump."""
+    return _mean(values[np.isfinite(values)])
+
+
+def _mean(values: Float64[np.ndarray, "tokens"]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _quantile(values: Float64[np.ndarray, "tokens"], p: float) -> float | None:
+    value = float(np.quantile(values, p)) if len(values) else np.nan
+    return value if np.isfinite(value) else None
+
+
+def _mean_by_pair(
+    height: Float64[np.ndarray, "tokens"],
+    pair: Int[np.ndarray, "tokens 2"],
+    listed: Int[np.ndarray, "pairs 2"],
+) -> Float64[np.ndarray, "pairs"]:
+    """Mean height of the tokens of each listed pair; nan where no token of the sample has it."""
+    means = np.full(len(listed), np.nan)
+    for place, one in enumerate(listed):
+        own = height[(pair == one).all(axis=1)]
+        if len(own):
+            means[place] = own.mean()
+    return means
+
+
+@metric(
+    "Mean jump of the tokens that flip under a variant, and that times the share that flips.",
+    scope="flip_jump",
+    needs=("flip_jumps", "flips"),
+    columns={
+        "layers": (
+            Column(
+                "num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens", "int"
+            ),
+            Column("num_flip_jumps", "those with a known boundary point", "tokens", "int"),
+            Column("flip_jump_mean", "mean jump over those", "output", formula="jump", has_se=True),
+            Column(
+                "flip_jump_over_output_mean",
+                "mean over those of the jump over the length of the output",
+                formula="jump",
+                has_se=True,
+            ),
+            Column(
+                "flip_cost",
+                "share of tokens that flip times the mean jump of those that do",
+                "output",
+                formula="flip_cost",
+                has_se=True,
+            ),
+            Column(
+                "flip_cost_over_output",
+                "the same with the jump over the length of the output",
+                formula="flip_cost",
+                has_se=True,
+            ),
+        )
+    },
+    invariances=("token_permutation",),
+)
+def flip_jump(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """
+    Flip jump: what the flips of a variant cost at the router, by the jump at the nearest boundary.
+
+    ``flip_jump_mean`` is the mean jump (metric ``jump``) over tokens that the variant flips;
+    ``flip_cost`` multiplies it by the share of tokens that flip: the mean over all tokens of what
+    they cost. The boundary is the nearest one: a variant that takes a token far beyond it, or over
+    another one, changes the output by something else. Of at most 512 flipped tokens of each
+    variant, whose experts are read (``--experts``); missing where none of them has a known boundary
+    point.
+    """
+    jumps, counts = reductions["flip_jumps"], reductions["flips"][..., SUM]
+    is_known = np.isfinite(jumps["height"])
+    height, relative = jumps["height"][is_known], jumps["relative"][is_known]
+    share = counts[FLIPPED] / counts[TOKENS] if counts[TOKENS] else np.nan
+    mean, over_output = finite_mean(height), finite_mean(relative)
+    return {
+        "layers": {
+            "num_flip_jump_tokens": len(is_known),
+            "num_flip_jumps": int(is_known.sum()),
+            "flip_jump_mean": mean,
+            "flip_jump_over_output_mean": over_output,
+            "flip_cost": _cost(share, mean),
+            "flip_cost_over_output": _cost(share, over_output),
+        }
+    }
+
+
+def _cost(share: float, mean: float | None) -> float | None:
+    """Where nothing flips there is nothing to pay, whatever is known of jumps."""
+    return 0.0 if share == 0.0 else None if mean is None else float(share * mean)

@@ -1,0 +1,441 @@
+"""How rows, biases and loads move from step to step: not at all, to and fro, apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.checks.check import Tested
+from moegeom.core.finding import Finding
+from moegeom.core.row_keys import ALL, is_domain
+from moegeom.core.text import number_of, percent
+from moegeom.geometry.series import (
+    alternation_p_value,
+    least_alternation_p_value,
+    main_scores,
+    rank_agreement,
+)
+from moegeom.geometry.statistics import LEAST_STEPS, departures
+from moegeom.studies.track.history import Concentration, History, RouterHistory
+from moegeom.studies.track.series_check import least_steps_for, series_check, share
+
+#: A router moves at all from this relative change on: writing it again in bfloat16 moves it by
+#: 0.0018.
+_MOVES = 0.003
+
+#: Share of the rate of those that move up to which one stands still. Rates of routers of one run
+#: differ by a small factor; heuristic.
+_STANDS = 0.01
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A router that stands still from step ``onset`` to the end.
+
+    ``own`` and ``others`` are median rates from there on, ``others`` those of the ``num_moving``
+    routers that move.
+    """
+
+    router: str
+    onset: int
+    own: float
+    others: float
+    num_moving: int
+
+
+def _standing(
+    rates: Mapping[str, Float64[np.ndarray, "intervals"]], least: int = 1
+) -> Iterator[_Standing]:
+    """Routers that stand still for ``least`` intervals or more up to the end, while others move.
+
+    Only intervals count in which more than half of the others move, so that a run that is over has
+    none, and one router that runs away does not make the others look still.
+    """
+    if len(rates) < 2:
+        return
+    table = np.stack(list(rates.values()))
+    moves = table >= _MOVES
+    counted = np.flatnonzero(moves.sum(axis=0) > (len(table) - 1) / 2.0)
+    if not len(counted):
+        return
+    usual = np.array([np.median(table[moves[:, at], at]) for at in counted])
+    for router, rate in zip(rates, table, strict=True):
+        is_above = rate[counted] > _STANDS * usual
+        begin = int(np.flatnonzero(is_above)[-1]) + 1 if is_above.any() else 0
+        if len(counted) - begin >= least:
+            behind = counted[begin:]
+            number = int(moves[:, behind].any(axis=1).sum())
+            own, others = (float(np.median(part)) for part in (rate[behind], usual[begin:]))
+            yield _Standing(router, int(behind[0]), own, others, number)
+
+
+@series_check(
+    "MGT104",
+    "a router stands still while others are trained",
+    "warning",
+    too_little=lambda history: "" if len(history.routers) > 1 else "there is no other router",
+)
+def rows_stand_still(history: History) -> Iterator[Finding]:
+    """No router stands still while the others are trained.
+
+    Looked for: rows that change by no more than a hundredth of what the moving routers do (median,
+    heuristic), from some step on to the end. Only intervals count in which more than half of the
+    others change by 0.3 % of their length, more than writing them again in bfloat16 would: in a run
+    that is over nothing does.
+
+    A finding means: the router no longer gets updates: it fell out of the optimiser, its gradient
+    is 0 or not finite, or its updates are too small for the precision it is kept in. Experts are
+    trained on behind a choice that no longer learns.
+
+    What to do: look whether the parameter is in the optimiser and its gradient arrives, and in
+    which precision it is updated. Where it was frozen on purpose, leave the layer out (--layers).
+    """
+    rates = {r.name: r.row_rates for r in history.routers if r.row_rates is not None}
+    for one in _standing(rates):
+        others = number_of(one.num_moving, "other router moves", "other routers move")
+        yield rows_stand_still.finding(
+            one.router,
+            f"from step {history.step(one.onset)} on its rows stand still, and {others} on.",
+            f"They change by {percent(one.own)} of their length from step to step (median), those "
+            f"of the others by {percent(one.others)}. Look whether the optimiser holds the router.",
+        )
+
+
+def _too_few(history: History) -> str:
+    number = sum(router.bias is not None for router in history.routers)
+    return "" if number > 1 else "no other router has a selection bias"
+
+
+@series_check(
+    "MGT105",
+    "a selection bias stands still while others are updated",
+    "warning",
+    least_steps=lambda history: 3,
+    needs_bias=True,
+    too_little=_too_few,
+)
+def bias_stands_still(history: History) -> Iterator[Finding]:
+    """No selection bias stands still while those of other routers are updated.
+
+    Looked for: biases, a common offset taken out, that change by no more than a hundredth of what
+    those of the moving routers do (median, heuristic), for two intervals at least up to the end.
+    Only intervals count in which more than half of the others change by 0.3 % of their largest
+    spread. Biases that all stop at once were stopped on purpose, as late in training they are.
+
+    A finding means: the update no longer reaches this router: it was left out, or is lost in a bias
+    that is kept in too few bits.
+
+    What to do: look whether the buffer is among those that are updated, and keep it in float32.
+    """
+    rates = {r.name: r.bias_rates for r in history.routers if r.bias_rates is not None}
+    # two intervals: biases that swing in units of their update may meet themselves once
+    for one in _standing(rates, 2):
+        others = number_of(one.num_moving, "other router moves", "other routers move")
+        yield bias_stands_still.finding(
+            one.router,
+            f"from step {history.step(one.onset)} on its selection bias stands still, and that of "
+            f"{others} on.",
+            f"It changes by {percent(one.own)} of its largest spread from step to step (median), "
+            f"that of the others by {percent(one.others)}. Look whether its update is applied, and "
+            "in how many bits it is kept.",
+        )
+
+
+#: Steps of the shortest stretch that is looked at.
+_SHORTEST = 8
+
+#: Share of the swings of its first half that those of its last half must have: others die down.
+_LASTING = 0.7
+
+
+@dataclass(frozen=True)
+class _Swing:
+    """The stretch from step ``onset`` to the end that alternates most, and what it may be chance.
+
+    ``p_value`` is that of all stretches together, ``num_crossings`` of ``num_places`` steps cross
+    the mean; ``expert`` swings most, by ``size`` from step to step. ``is_lasting`` is false where
+    the swings die down.
+    """
+
+    onset: int
+    p_value: float
+    num_crossings: int
+    num_places: int
+    expert: int
+    size: float
+    is_lasting: bool
+
+
+def _swing(states: Float64[np.ndarray, "steps experts"]) -> _Swing:
+    """How far the states alternate about their mean, along the direction of their largest scatter.
+
+    Every stretch of 8 steps at least that lasts to the end is looked at; there must be one.
+    """
+    starts = range(len(states) - _SHORTEST + 1)
+    by_stretch = [main_scores(states[start:]) for start in starts]
+    p_values = [alternation_p_value(one > 0.0) for one in by_stretch]
+    onset = int(np.argmin(p_values))
+    scores, part = by_stretch[onset], states[onset:]
+    sizes = np.abs(np.diff(scores))
+    half = len(sizes) // 2
+    by_expert = np.abs(np.diff(part, axis=0)).mean(axis=0)
+    expert = int(by_expert.argmax())
+    return _Swing(
+        onset,
+        min(1.0, p_values[onset] * len(starts)),
+        int(((scores[1:] > 0.0) != (scores[:-1] > 0.0)).sum()),
+        len(sizes),
+        expert,
+        float(by_expert[expert]),
+        float(sizes[-half:].mean()) >= _LASTING * float(sizes[:half].mean()),
+    )
+
+
+def _least_swing(steps: int) -> float:
+    """The least p-value that so many steps can have; 1 where they are too few."""
+    if steps < _SHORTEST:
+        return 1.0
+    return least_alternation_p_value(steps) * (steps - _SHORTEST + 1)
+
+
+#: Fair shares by which the load of an expert must change from step to step to matter.
+_LEAST_SHARES = 0.1
+
+
+@series_check(
+    "MGT201",
+    "loads swing from step to step",
+    "warning",
+    inputs="series and tokens",
+    least_steps=least_steps_for(_least_swing),
+    needs_one_text=True,
+)
+def load_swings(history: History) -> Iterator[Tested]:
+    """Loads do not swing from one step to the next.
+
+    Looked for: loads that lie now on one side of their mean and now on the other, along the
+    direction in which they scatter most, more often than in a series of any order (runs test; every
+    stretch of 8 steps or more up to the last is looked at and counted), whose swings do not die
+    down (those of the last half are 0.7 of those of the first at least) and move an expert by 0.1
+    fair shares a step at least (both heuristic). The tokens must be the same at every step.
+
+    A finding means: something overcorrects: a bias or a balancing loss drives tokens to and fro
+    between the same experts. Scatter without memory and slow drifts do not look so.
+
+    What to do: make the update of the bias, or the weight of the balancing loss, smaller; look
+    whether the bias swings as well.
+    """
+    for router in history.routers:
+        if router.loads is None:
+            continue
+        worst = _swing(router.loads)
+        finding = load_swings.finding(
+            router.name,
+            f"from step {history.step(worst.onset)} on its loads swing: {worst.num_crossings} of "
+            f"{worst.num_places} steps cross their mean.",
+            f"Expert {worst.expert} swings most, by {worst.size:.2f} fair shares a step. Make the "
+            "update of the bias, or the weight of the balancing loss, smaller.",
+        )
+        is_told = worst.is_lasting and worst.size >= _LEAST_SHARES
+        yield Tested(router.name, finding if is_told else None, worst.p_value)
+
+
+#: Share of the spread by which the bias of an expert must change from step to step to matter.
+_LEAST_OF_SPREAD = 0.1
+
+
+@series_check(
+    "MGT202",
+    "selection biases swing from step to step",
+    "warning",
+    least_steps=least_steps_for(_least_swing),
+    needs_bias=True,
+)
+def bias_swings(history: History) -> Iterator[Tested]:
+    """Selection biases do not swing from one step to the next.
+
+    Looked for: biases, a common offset taken out, that lie now on one side of their mean and now on
+    the other, along the direction in which they scatter most, more often than in a series of any
+    order (runs test; every stretch of 8 steps or more up to the last is looked at and counted),
+    whose swings do not die down (those of the last half are 0.7 of those of the first at least) and
+    move an expert by a tenth of the spread of all biases a step at least (both heuristic).
+
+    A finding means: the bias is updated too strongly for how often it is updated: each update goes
+    beyond the balance, and the next one back. Updates that shrink, and the last unit of a constant
+    one, do not look so.
+
+    What to do: make the update smaller, or let it shrink towards the end; count loads over a larger
+    batch.
+    """
+    for router in history.routers:
+        if router.bias is None:
+            continue
+        centred = router.bias - router.bias.mean(axis=1, keepdims=True)
+        worst = _swing(centred)
+        spread = float(np.sqrt((centred[worst.onset :] ** 2).mean()))
+        part = worst.size / spread if spread > 0.0 else 0.0
+        finding = bias_swings.finding(
+            router.name,
+            f"from step {history.step(worst.onset)} on its selection bias swings: "
+            f"{worst.num_crossings} of {worst.num_places} steps cross the mean.",
+            f"That of expert {worst.expert} swings most, by {worst.size:.2g} a step, "
+            f"{percent(part)} of the spread. Make the update of the bias smaller.",
+        )
+        is_told = worst.is_lasting and part >= _LEAST_OF_SPREAD
+        yield Tested(router.name, finding if is_told else None, worst.p_value)
+
+
+#: Intervals of the shortest stretch that is looked at.
+_FEWEST_INTERVALS = 2
+
+
+def _too_few_experts(history: History) -> str:
+    looks = len(history.steps) - _FEWEST_INTERVALS
+    most = max(len(router.bias[0]) for router in history.routers if router.bias is not None)
+    if looks * math.exp(-math.lgamma(most + 1.0)) <= share(history):
+        return ""
+    return f"no more than {number_of(most, 'expert')}, too few for a correlation of ranks"
+
+
+@series_check(
+    "MGT203",
+    "the selection bias runs the wrong way",
+    "warning",
+    inputs="series and tokens",
+    least_steps=lambda history: _FEWEST_INTERVALS + 1,
+    needs_bias=True,
+    too_little=_too_few_experts,
+)
+def bias_wrong_way(history: History) -> Iterator[Tested]:
+    """The selection bias does not rise for experts that have too much load.
+
+    Looked for: the correlation of ranks between the load of the experts at a step and the change of
+    their biases up to the next, over every stretch of two intervals at least up to the last step.
+    Its chance level is that of experts numbered at random, the same at all steps; the stretches are
+    counted. Told only where the load is at the end no more even than where the stretch begins.
+
+    A finding means: the update of the bias has the wrong sign, or its loads and its experts are in
+    another order: it drives loads apart. On text unlike that of the training, experts that are rare
+    in training may look overloaded although their bias is raised rightly.
+
+    What to do: look at the sign of the update (up where the load is below the mean) and at the
+    order of the counts; record tokens that are drawn as the training draws them.
+    """
+    for router in history.routers:
+        if router.bias is None or router.loads is None:
+            continue
+        # Loads at the beginning of an interval: a bias that happens to be high at its end makes
+        # the load there high, with any update.
+        steps, loads = np.diff(router.bias, axis=0), router.loads[:-1]
+        starts = range(len(steps) - _FEWEST_INTERVALS + 1)
+        agreements = [rank_agreement(steps[start:], loads[start:]) for start in starts]
+        onset = min(starts, key=lambda start: agreements[start].p_value)
+        one = agreements[onset]
+        first, last = (float(router.loads[at].std()) for at in (onset, -1))
+        finding = bias_wrong_way.finding(
+            router.name,
+            f"from step {history.step(onset)} on its selection bias rises for experts above the "
+            "mean load and falls for those below.",
+            f"Correlation of ranks {one.correlation:+.2f} over {len(steps) - onset} intervals, by "
+            f"chance within {one.by_chance:.2f} of 0 (95 %). Load CV {first:.2f} -> {last:.2f}. "
+            "Look at the sign of the update, and whether counts and biases are in one order.",
+        )
+        is_told = one.correlation > 0.0 and last >= first
+        p_value = min(1.0, one.p_value * len(starts))
+        yield Tested(router.name, finding if is_told else None, p_value)
+
+
+#: Part of the experts in use, and of what the other domains keep, up to which it is a fall.
+_FALLS_TO = 0.5
+
+#: Part of its experts that the whole must keep to look fine.
+_WHOLE_KEEPS = 0.9
+
+
+@dataclass(frozen=True)
+class _Fall:
+    """Of one domain, from step ``onset`` on: experts in use before and after, and the p-value."""
+
+    domain: str
+    onset: int
+    p_value: float
+    before: float
+    after: float
+
+
+@series_check(
+    "MGT204",
+    "the load of a domain concentrates",
+    "warning",
+    inputs="series and domains",
+    least_steps=lambda history: LEAST_STEPS,
+    needs_one_text=True,
+)
+def domain_concentrates(history: History) -> Iterator[Tested]:
+    """The load of no domain concentrates while the whole looks fine.
+
+    Looked for: the number of experts that the load of a domain lies on in effect (exp of its
+    entropy). It must fall to half of what it was (median before and after, heuristic), and to half
+    of what it does in the other domains (median), while that of all tokens keeps nine tenths; every
+    later step must be below every earlier one by more than chance (Student's t over blocks of
+    documents, all steps and domains counted). The tokens must be the same at every step.
+
+    A finding means: the router sends nearly all text of one kind to a few experts. The mean over
+    all domains hides it; these experts are overloaded wherever such text comes in batches.
+
+    What to do: look at the data of that domain from this step on (repeated documents, another
+    tokenizer), and at its MaxVio; balance within sequences or by domain. Specialisation that is
+    meant looks alike, so look at the loss of the domain as well.
+    """
+    for router in history.routers:
+        domains = [name for name in router.concentrations if is_domain(name)]
+        if len(domains) < 2 or ALL not in router.concentrations:
+            continue
+        level = share(history) / len(domains)
+        falls = [_fall(name, router.concentrations[name], level) for name in domains]
+        falls_alone = [one for one in falls if _is_alone(one, router, domains)]
+        if not falls_alone:
+            yield Tested(router.name, None, 1.0)
+            continue
+        one = min(falls_alone, key=lambda one: one.p_value)
+        whole = _rest_of(router.concentrations[ALL], one.onset)
+        finding = domain_concentrates.finding(
+            router.name,
+            f"from step {history.step(one.onset)} on the load of domain "
+            f"{one.domain.removeprefix('domain=')} lies on few experts.",
+            f"In effect on {one.after:.1f}, before on {one.before:.1f}; over all tokens "
+            f"{percent(whole, '.0f')} of the experts in use stay. Look at the data of that domain.",
+        )
+        yield Tested(router.name, finding, min(1.0, one.p_value * len(domains)))
+
+
+def _fall(name: str, concentration: Concentration, level: float) -> _Fall:
+    """The earliest step from which on it is lower beyond ``level``, else the clearest."""
+    values = np.log(concentration.effective)
+    errors = concentration.errors / concentration.effective
+    if (errors > 0.0).any():
+        # every document alike leaves no error, which is no certainty
+        errors = np.where(errors > 0.0, errors, errors.max())
+    looks = len(values) - 1
+    p_values = departures(values, errors, concentration.num_blocks - 1.0) * looks
+    clear = np.flatnonzero(p_values <= level)
+    onset = int(clear[0]) if len(clear) else 1 + int(p_values[1:].argmin())
+    before, after = (float(np.median(part)) for part in np.split(concentration.effective, [onset]))
+    return _Fall(name, onset, float(p_values[onset]), before, after)
+
+
+def _is_alone(one: _Fall, router: RouterHistory, domains: list[str]) -> bool:
+    """Whether the domain falls, and neither the whole nor the other domains with it."""
+    rest = one.after / one.before
+    others = [_rest_of(router.concentrations[d], one.onset) for d in domains if d != one.domain]
+    is_fall = rest <= _FALLS_TO and rest <= _FALLS_TO * float(np.median(others))
+    return is_fall and _rest_of(router.concentrations[ALL], one.onset) >= _WHOLE_KEEPS
+
+
+def _rest_of(concentration: Concentration, onset: int) -> float:
+    before, after = (float(np.median(part)) for part in np.split(concentration.effective, [onset]))
+    return after / before
