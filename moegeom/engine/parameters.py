@@ -241,7 +241,7 @@ def _signature(
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     if len(own) == len(signature.parameters):
         return signature
-    hints = _hints(RequestedFamily) | _hints(record)
+    hints = {**_hints(RequestedFamily), **_hints(record)}
     taken = {parameter.name for parameter in own} | {"checkpoint", "target", "patterns"}
     options = [
         inspect.Parameter(
