@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import save_file
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.tokens.foreign import parquet_rows
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.stages import VALUE_STAGES
@@ -287,10 +288,11 @@ def test_positions_count_from_the_first_token_of_each_document(tmp_path, order):
         np.testing.assert_array_equal(columns.position, position[start:stop])
 
 
-def test_threads_that_want_one_row_group_decode_it_once(tmp_path, monkeypatch):
+def test_threads_that_want_the_same_row_groups_decode_them_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_rows, "_TOGETHER", 256)
     values = np.arange(2 * 64 * 4, dtype=np.float32).reshape(-1, 4)
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"a": pa.array(list(values))}), path, row_group_size=64)
+    pq.write_table(pa.table({"a": pa.array(list(values))}), path, row_group_size=16)
     table, decoded, together = ParquetTable(path), [], threading.Barrier(8)
     decode = table._decode
 
@@ -300,11 +302,11 @@ def test_threads_that_want_one_row_group_decode_it_once(tmp_path, monkeypatch):
 
     def read(thread: int) -> np.ndarray:
         together.wait()
-        return table.group("a", 4, thread % 2)
+        return table.block("a", 4, thread % 2)
 
     monkeypatch.setattr(table, "_decode", counted)
     with ThreadPoolExecutor(8) as pool:
-        groups = list(pool.map(read, range(8)))
+        blocks = list(pool.map(read, range(8)))
     assert sorted(decoded) == [0, 1]
-    for thread, rows in enumerate(groups):
+    for thread, rows in enumerate(blocks):
         np.testing.assert_array_equal(rows, values[thread % 2 * 64 :][:64])
