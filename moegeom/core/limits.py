@@ -70,6 +70,9 @@ PARQUET_GROUPS = PARQUET_CHUNKS = 30_000
 PARQUET_PAGES = 50_000
 PARQUET_FREE_BYTES = 1 << 29
 PARQUET_TEXT_BYTES = 1 << 28
+#: Beside one for each byte of the table: what was measured does not repeat itself.
+RESULT_VALUES = 1_000_000
+RESULT_COLUMNS = 2000
 LOG_PROB_BYTES = 1 << 30
 #: 32 bytes each are held, and as much again while they are joined.
 LOG_PROB_ROWS = 1 << 22
