@@ -79,8 +79,8 @@ LOG_PROB_ROWS = 1 << 22
 
 # ---------------------------------------------------------------------------------------- documents
 MOST_JSON = 1 << 26
-#: Each value or key takes up to some 200 bytes of Python objects.
-JSON_ENTRIES = 2_000_000
+#: Each value or key takes up to some 200 bytes of Python objects, and a microsecond of its readers.
+JSON_ENTRIES = 1_000_000
 MOST_NESTED = 100
 MOST_TOML = 1 << 18
 FAMILY_CHARACTERS = 1 << 16
