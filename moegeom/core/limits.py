@@ -44,6 +44,24 @@ GGUF_PARTS = 1000
 #: A number takes 28 times its bytes in the file.
 GGUF_NUMBERS = 2**24
 DCP_PIECES = 200_000
+#: Cells of the grid that the borders of all pieces draw. Ranks cut along one or two axes, so that
+#: a piece is a cell; a million ranks are more than there are.
+SLICE_CELLS = 1 << 20
+#: Folders of a run that are looked into for its saves.
+FOLDERS = 2000
+#: A router has at most a few hundred MB; a header that claims more is not believed.
+ROUTER_BYTES = 1 << 30
+#: A packed weight needs a multiple of its bytes; eight times the largest router.
+ROUTER_PACKED_VALUES = 1 << 25
+
+# ------------------------------------------------------------------------------------------ servers
+#: One read over a network. The largest router has a few hundred megabytes.
+REMOTE_READ_BYTES = 1 << 30
+#: A body that comes more slowly is given up, so that a server cannot hold us forever.
+REMOTE_BYTES_PER_S = 20_000
+REMOTE_REDIRECTS = 10
+#: Between two slashes; file systems and object stores allow 255 and 1024.
+REMOTE_NAME_LENGTH = 1024
 
 # ------------------------------------------------------------------------------------------- tokens
 TOKEN_FILES = 100_000
@@ -54,6 +72,7 @@ RECORD_VALUES = 3_000_000
 BLANK_LINES = 500_000
 #: Held as stored, and once more in the smallest integers that name the experts.
 TRACE_BYTES = 160_000_000
+FLAME_FILES = 4096
 LIST_BYTES = 27_000_000
 COUNTS = 4_000_000
 MAP_BYTES = 16_000_000
@@ -82,7 +101,11 @@ MOST_JSON = 1 << 26
 #: Each value or key takes up to some 200 bytes of Python objects, and a microsecond of its readers.
 JSON_ENTRIES = 1_000_000
 MOST_NESTED = 100
+#: Of the states of one router in unfinished work; those of 1024 experts have some 100 million.
+SNAPSHOT_BYTES = 1 << 33
 MOST_TOML = 1 << 18
 FAMILY_CHARACTERS = 1 << 16
+#: Of a tensor on which its patterns are tried.
+FAMILY_NAME_LENGTH = 200
 #: The parser's time and memory grow with the square of the dots of one key.
 MOST_DOTS = 100
