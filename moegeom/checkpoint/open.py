@@ -8,7 +8,7 @@ from pathlib import Path
 from moegeom.checkpoint.folder import Folder, Location, local
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
-from moegeom.checkpoint.loaders import LoadedFiles, answers_of, natural
+from moegeom.checkpoint.loaders import LoadedFiles, answers_of
 from moegeom.checkpoint.ranks import of_rank_folders
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.url import scheme_of, shown
@@ -18,6 +18,7 @@ from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.limits import FOLDERS
 from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import Registry
+from moegeom.core.text import natural
 
 FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FORMAT", Format)
 
