@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.tokens.foreign import parquet_rows
+from moegeom.tokens.foreign.npy import read_npy_header
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.stages import VALUE_STAGES
@@ -310,3 +311,16 @@ def test_threads_that_want_the_same_row_groups_decode_them_once(tmp_path, monkey
     assert sorted(decoded) == [0, 1]
     for thread, rows in enumerate(blocks):
         np.testing.assert_array_equal(rows, values[thread % 2 * 64 :][:64])
+
+
+def test_the_size_of_an_array_is_that_of_its_numbers_behind_the_header():
+    for shape, is_column in (((5,), True), ((5, 3), False), ((2, 5, 3), False)):
+        array, stream = np.zeros(shape, np.float32), io.BytesIO()
+        np.save(stream, array)
+        size = stream.tell()
+        stream.seek(0)
+        allowed = (array.dtype,)
+        header = read_npy_header(stream, size, "x.npy", allowed, is_column, not is_column)
+        assert (header.size_bytes, header.data_start) == (array.nbytes, size - array.nbytes)
+        assert header.layer_bytes * header.layers == array.nbytes
+        assert (header.num_rows, header.layers) == (5, shape[0] if len(shape) == 3 else 1)
