@@ -82,12 +82,7 @@ def name_of(paths: Sequence[Path]) -> str:
 def in_folder(folder: Path) -> list[Path]:
     """The files of a folder in natural order, without hidden ones and without folders in it."""
     files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
-    return sorted(files, key=_by_parts)
-
-
-def _by_parts(path: Path) -> list[list[tuple[str, int]]]:
-    """As ``natural``, also where folders are numbered."""
-    return [*map(natural, path.parts)]
+    return sorted(files, key=lambda path: natural(path.name))
 
 
 def _is_pattern(path: str) -> bool:
@@ -109,4 +104,4 @@ def _matched(given: str) -> list[Path]:
         raise RecordingError(
             f"{given}: no file matches.", "* stands for any characters of a name, ** for folders."
         )
-    return sorted(found, key=_by_parts)
+    return sorted(found, key=lambda path: [*map(natural, path.parts)])

@@ -15,7 +15,7 @@ from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.ranges import check_range
 from moegeom.tokens.recording.columns import unknown_columns
-from moegeom.tokens.recording.shard_arrays import check_output_kind
+from moegeom.tokens.recording.outputs import check_output_kind
 
 #: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.
 BLOCK = 256

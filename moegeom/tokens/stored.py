@@ -12,7 +12,7 @@ from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.ranges import check_range
 from moegeom.tokens.recording.columns import ColumnSource
-from moegeom.tokens.recording.shard_arrays import check_output_kind
+from moegeom.tokens.recording.outputs import check_output_kind
 from moegeom.tokens.rows import Rows
 from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES
 

@@ -15,7 +15,7 @@ from moegeom.tokens.recording.facts import (
     read_facts,
     tensor_file_name,
 )
-from moegeom.tokens.recording.shard_arrays import check_output_shapes
+from moegeom.tokens.recording.outputs import check_output_shapes
 from moegeom.tokens.rows import FileRows, ShardedRows
 from moegeom.tokens.stages import StoredTensor, stored_tensors
 from moegeom.tokens.stored import StoredSource
