@@ -17,6 +17,7 @@ from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.names import is_inside
 from moegeom.checkpoint.shards import CONFIGS, parse_index, read_config
 from moegeom.core.errors import CheckpointError
+from moegeom.core.text import natural
 
 _INDEX = "model.safetensors.index.json"
 
@@ -208,11 +209,6 @@ def _named(folder: Folder) -> str:
             "transformers loads nothing else: remove the key, or add the file.",
         )
     return name
-
-
-def natural(name: str) -> list[tuple[str, int]]:
-    """Sorts step10 behind step9."""
-    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d{0,18})", name)]
 
 
 def own_code(config: Mapping[str, Any]) -> tuple[str, ...]:

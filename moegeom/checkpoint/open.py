@@ -8,15 +8,17 @@ from pathlib import Path
 from moegeom.checkpoint.folder import Folder, Location, local
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
-from moegeom.checkpoint.loaders import LoadedFiles, answers_of, natural
+from moegeom.checkpoint.loaders import LoadedFiles, answers_of
 from moegeom.checkpoint.ranks import of_rank_folders
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
+from moegeom.core.limits import FOLDERS
 from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import Rooms
+from moegeom.core.text import natural
 
 FORMATS = Rooms("format", "moegeom.checkpoint.formats", Format)
 
@@ -144,9 +146,6 @@ _POINTERS: dict[str, Callable[[str], str]] = {
 
 _POINTER_BYTES = 200
 
-#: Folders that are looked into; a run keeps some hundreds of saves.
-_MOST_FOLDERS = 2000
-
 
 def inner_hint(folder: Folder) -> str:
     """A sentence that names the folder to pass; empty when no folder in this one is known to."""
@@ -156,7 +155,7 @@ def inner_hint(folder: Folder) -> str:
     newest = next((name for name in map(_pointed(folder), _POINTERS) if name in names), None)
     if newest is not None:
         return f"Pass the folder {newest!r} in it, which is the newest save."
-    held = [n for n in names[:_MOST_FOLDERS] if any(folder.has(f"{n}/{mark}") for mark in _MARKS)]
+    held = [n for n in names[:FOLDERS] if any(folder.has(f"{n}/{mark}") for mark in _MARKS)]
     if not held:
         return ""
     last = max(held, key=natural)

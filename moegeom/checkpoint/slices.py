@@ -15,10 +15,7 @@ from jaxtyping import Shaped
 from moegeom.checkpoint.dtypes import empty_array, numpy_dtype
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
-
-#: Cells of the grid that the borders of all pieces draw. Ranks cut along one or two axes, so that
-#: a piece is a cell; a million ranks are more than there are.
-_MOST_CELLS = 2**20
+from moegeom.core.limits import SLICE_CELLS
 
 _ALL_FILES = "Copy the files of all ranks into one folder, from every node."
 
@@ -173,10 +170,10 @@ def _check_tiling(what: str, shape: tuple[int, ...], pieces: Sequence[Piece]) ->
         for axis, n in enumerate(shape)
     ]
     grid = [len(cut) - 1 for cut in cuts]
-    if prod(grid) > _MOST_CELLS:
+    if prod(grid) > SLICE_CELLS:
         raise CheckpointError(
             f"{what} is cut into {len(pieces)} pieces whose borders draw {prod(grid)} cells, more "
-            f"than the {_MOST_CELLS} allowed."
+            f"than the {SLICE_CELLS} allowed."
         )
     is_covered = np.zeros(grid, bool)
     for piece in pieces:

@@ -44,14 +44,35 @@ GGUF_PARTS = 1000
 #: A number takes 28 times its bytes in the file.
 GGUF_NUMBERS = 2**24
 DCP_PIECES = 200_000
+#: Cells of the grid that the borders of all pieces draw. Ranks cut along one or two axes, so that
+#: a piece is a cell; a million ranks are more than there are.
+SLICE_CELLS = 1 << 20
+#: Folders of a run that are looked into for its saves.
+FOLDERS = 2000
+#: A router has at most a few hundred MB; a header that claims more is not believed.
+ROUTER_BYTES = 1 << 30
+#: A packed weight needs a multiple of its bytes; eight times the largest router.
+ROUTER_PACKED_VALUES = 1 << 25
+
+# ------------------------------------------------------------------------------------------ servers
+#: One read over a network. The largest router has a few hundred megabytes.
+REMOTE_READ_BYTES = 1 << 30
+#: A body that comes more slowly is given up, so that a server cannot hold us forever.
+REMOTE_BYTES_PER_S = 20_000
+REMOTE_REDIRECTS = 10
+#: Between two slashes; file systems and object stores allow 255 and 1024.
+REMOTE_NAME_LENGTH = 1024
 
 # ------------------------------------------------------------------------------------------- tokens
 TOKEN_FILES = 100_000
 RECORD_BYTES = 48_000_000
 #: An empty list takes 60 bytes of memory and two of text.
 RECORD_VALUES = 3_000_000
+#: Of a file of JSON lines, which is read up to four times; each costs a third of a microsecond.
+BLANK_LINES = 500_000
 #: Held as stored, and once more in the smallest integers that name the experts.
 TRACE_BYTES = 160_000_000
+FLAME_FILES = 4096
 LIST_BYTES = 27_000_000
 COUNTS = 4_000_000
 MAP_BYTES = 16_000_000
@@ -63,20 +84,28 @@ PT_HELD_BYTES = 1 << 30
 #: Parquet cannot be read in smaller pieces.
 PARQUET_GROUP_BYTES = 1 << 30
 PARQUET_WIDTH = 1 << 20
-#: Each costs work before anything is decoded.
-PARQUET_GROUPS = PARQUET_CHUNKS = PARQUET_PAGES = 100_000
+#: Each costs 35 microseconds before anything is decoded, and a page 16.
+PARQUET_GROUPS = PARQUET_CHUNKS = 30_000
+PARQUET_PAGES = 50_000
 PARQUET_FREE_BYTES = 1 << 29
 PARQUET_TEXT_BYTES = 1 << 28
+#: Beside one for each byte of the table: what was measured does not repeat itself.
+RESULT_VALUES = 1_000_000
+RESULT_COLUMNS = 2000
 LOG_PROB_BYTES = 1 << 30
 #: 32 bytes each are held, and as much again while they are joined.
 LOG_PROB_ROWS = 1 << 22
 
 # ---------------------------------------------------------------------------------------- documents
 MOST_JSON = 1 << 26
-#: Each value or key takes up to some 200 bytes of Python objects.
-JSON_ENTRIES = 2_000_000
+#: Each value or key takes up to some 200 bytes of Python objects, and a microsecond of its readers.
+JSON_ENTRIES = 1_000_000
 MOST_NESTED = 100
+#: Of the states of one router in unfinished work; those of 1024 experts have some 100 million.
+SNAPSHOT_BYTES = 1 << 33
 MOST_TOML = 1 << 18
 FAMILY_CHARACTERS = 1 << 16
+#: Of a tensor on which its patterns are tried.
+FAMILY_NAME_LENGTH = 200
 #: The parser's time and memory grow with the square of the dots of one key.
 MOST_DOTS = 100

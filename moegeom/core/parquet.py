@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,22 @@ from moegeom.core.parquet_footer import Chunk, RowGroup, most_inflated, read_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 @dataclass(frozen=True)
 class ParquetFacts:
-    """What the end of a file says: columns with their types, and rows by group."""
+    """What the end of a file says: columns with their types, and rows by group.
+
+    ``footer`` is the same as Arrow holds it, so that it is parsed once and not for each read.
+    """
 
     path: Path
     schema: pa.Schema
     groups: tuple[RowGroup, ...]
+    footer: pq.FileMetaData
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each row group."""
         return tuple(group.num_rows for group in self.groups)
@@ -51,6 +57,10 @@ class ParquetFacts:
         wanted = range(len(self.groups)) if groups is None else groups
         with open_regular(self.path, follows=True) as file:
             return most_inflated(file, (c for n in wanted for c in self._chunks(names, n)))
+
+    def count_values(self) -> int:
+        """Numbers and texts of all columns, whatever lists they stand in."""
+        return sum(chunk.num_values for group in self.groups for chunk in group.chunks)
 
     def num_values(self, name: str, group: int) -> int:
         """Numbers of a column in a row group, whatever lists they stand in."""
@@ -105,7 +115,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
         if len(groups) > PARQUET_GROUPS:
             raise DocumentError(f"has {len(groups)} row groups, more than {PARQUET_GROUPS}")
         with opened(path) as source, pq.ParquetFile(source) as file:
-            schema = file.schema_arrow
+            schema, footer = file.schema_arrow, file.metadata
             names = schema.names
     except FileNotFoundError:
         raise
@@ -119,7 +129,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
         raise DocumentError(f"has two columns of the name {twice[:60]!r}")
     if min((group.num_rows for group in groups), default=0) < 0:
         raise DocumentError("has row groups of less than no rows")
-    return ParquetFacts(path, schema, groups)
+    return ParquetFacts(path, schema, groups, footer)
 
 
 def read_columns(
@@ -146,7 +156,10 @@ def read_columns(
     wanted = list(range(len(facts.groups)) if groups is None else groups)
     try:
         leaves = facts.leaves(texts)
-        with opened(facts.path) as source, pq.ParquetFile(source, read_dictionary=leaves) as file:
+        with (
+            opened(facts.path) as source,
+            pq.ParquetFile(source, metadata=facts.footer, read_dictionary=leaves) as file,
+        ):
             table = file.read_row_groups(wanted, columns=list(names), use_threads=False)
         table.validate(full=True)
         columns = [

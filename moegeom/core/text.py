@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from reprlib import Repr
 from typing import SupportsInt
@@ -29,6 +30,11 @@ def spelled(text: str) -> str:
 def number_of(count: SupportsInt, one: str, many: str = "") -> str:
     """``1 row`` or ``2,048 rows``; ``many`` where it is not ``one`` with an s: ``rows are``."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def natural(name: str) -> list[tuple[str, int]]:
+    """The key that sorts ``step10`` behind ``step9``."""
+    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d{0,18})", name)]
 
 
 def listing(words: Sequence[str]) -> str:

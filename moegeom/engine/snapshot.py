@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from moegeom.core.limits import SNAPSHOT_BYTES
 from moegeom.engine.loop import Progress
 from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
 
 #: What is said beside the states.
 _FACTS = ("next_tile", "num_tokens", "non_finite", "num_non_finite")
-
-#: Bytes of the states of one router; those of 1024 experts have some hundred million.
-_MOST_BYTES = 1 << 33
 
 
 def write_snapshot(path: Path, progress: Progress) -> None:
@@ -33,7 +31,7 @@ def read_snapshot(path: Path) -> Progress | None:
     The scan of the router then begins anew: nothing is believed of a file that was cut off or
     changed.
     """
-    found = read_sealed(path, _MOST_BYTES)
+    found = read_sealed(path, SNAPSHOT_BYTES)
     if found is None or {*found[0]} != {*_FACTS}:
         return None
     facts, arrays = found

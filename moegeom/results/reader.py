@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError
 from moegeom.core.files import read_regular
-from moegeom.core.limits import MOST_JSON
+from moegeom.core.limits import MOST_JSON, RESULT_COLUMNS, RESULT_VALUES
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.registry import unknown_name
 from moegeom.core.row_keys import ALL, AS_STORED, is_whole
@@ -125,6 +125,12 @@ class Results:
         path = self.path / f"{name}.parquet"
         try:
             facts = parquet_facts(path)
+            most, values = RESULT_VALUES + path.stat().st_size, facts.count_values()
+            if values > most or len(facts.names) > RESULT_COLUMNS:
+                raise DocumentError(
+                    f"has {values:,} values in {len(facts.names):,} columns; at most {most:,} in "
+                    f"{RESULT_COLUMNS:,} are read"
+                )
             found = read_columns(facts, facts.names)
         except (OSError, DocumentError) as error:
             raise ResultsError(
@@ -210,6 +216,14 @@ class Results:
                 for row in rows
                 if row["variant"] == "as_stored" and is_whole(row["population"])
             }
+            keys = ("router", "variant", "population", "expert")
+            repeated = len(rows) - len({tuple(row.get(key) for key in keys) for row in rows})
+            if repeated:
+                raise ResultsError(
+                    f"{self._where(name)}: {number_of(repeated, 'row')} with the router, variant "
+                    "and population of another.",
+                    "It is not as a scan wrote it: scan again.",
+                )
         self._refuse_foreign(name, wrong)
 
     def _refuse_foreign(self, name: str, wrong: Collection[object]) -> None:

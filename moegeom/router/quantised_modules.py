@@ -13,7 +13,8 @@ from moegeom.core.text import quoted
 
 #: Where configs hold it.
 _PLACES = ("", "text_config", "llm_config", "language_config")
-_NAME = "quantization_config"
+#: By which names; engines read the second, of older compressed-tensors, where the first is absent.
+_NAMES = ("quantization_config", "compression_config")
 
 #: Under these keys quantisers list modules that they leave alone (compressed-tensors, transformers,
 #: vLLM, ModelOpt, Quark, HQQ, bitsandbytes).
@@ -54,8 +55,8 @@ class Quantisation:
     def of(cls, config: Mapping[str, Any]) -> Quantisation | None:
         """That of a config; None where it asks for none."""
         tables = (config.get(place) if place else config for place in _PLACES)
-        found = (t.get(_NAME) for t in tables if isinstance(t, Mapping))
-        table = next((t for t in found if isinstance(t, Mapping) and t), None)
+        named = ((n, t.get(n)) for t in tables if isinstance(t, Mapping) for n in _NAMES)
+        name, table = next(((n, t) for n, t in named if isinstance(t, Mapping) and t), ("", None))
         if table is None:
             return None
         keys = [key for key in _EXCLUSIONS if isinstance(table.get(key), Sequence)]
@@ -63,7 +64,7 @@ class Quantisation:
         excluded = [*islice(listed, _MOST_ENTRIES), *_left_alone(table)]
         return cls(
             method=quoted(str(table.get("quant_method", "?")), 40),
-            key=f"{_NAME}.{keys[0] if keys else _EXCLUSIONS[1]}",
+            key=f"{name}.{keys[0] if keys else _EXCLUSIONS[1]}",
             targets=tuple(_targets(table)) or ("Linear",),
             excluded=tuple(entry for entry in excluded if isinstance(entry, str) and entry),
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.files import read_regular
+from moegeom.core.limits import FAMILY_CHARACTERS, FAMILY_NAME_LENGTH
 from moegeom.core.router import MONOTONE_SCORES
 from moegeom.router.family import (
     DESCRIBED,
@@ -21,12 +22,6 @@ from moegeom.router.family import (
     WeightsSpec,
 )
 from moegeom.router.family_file import families, family_of_text, load_family
-
-#: A family file takes some kilobytes.
-_MOST_BYTES = 1 << 20
-
-#: Names that are longer come from a file that nobody vouches for: no pattern is tried on them.
-_LONGEST_NAME = 200
 
 _NUMBER = re.compile(r"(?<![^._])[0-9]{1,6}(?=\.)")
 
@@ -146,7 +141,7 @@ def read_family_file(path: Path) -> Family:
         If the file cannot be read or says something that is not understood.
     """
     try:
-        text = read_regular(path, _MOST_BYTES, follows=True).decode("utf-8")
+        text = read_regular(path, 4 * FAMILY_CHARACTERS, follows=True).decode("utf-8")
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}).",
@@ -192,7 +187,7 @@ def _hits(pattern: str | None, names: Collection[str], option: str) -> list[_Hit
 
 def _matches(shape: re.Pattern[str], names: Collection[str], option: str) -> Iterator[_Hit]:
     for name in names:
-        hit = shape.fullmatch(name) if len(name) <= _LONGEST_NAME else None
+        hit = shape.fullmatch(name) if len(name) <= FAMILY_NAME_LENGTH else None
         if hit is None:
             continue
         spans = [hit.span(1)] if shape.groups else [n.span() for n in _NUMBER.finditer(name)]
@@ -212,7 +207,7 @@ def _module(pattern: str) -> str:
 
 def _places(name: str, heads: Collection[str]) -> Iterator[tuple[str, int]]:
     """Modules that a tensor may be in, ``{layer}`` for a number behind a head, and the layer."""
-    if len(name) > _LONGEST_NAME:
+    if len(name) > FAMILY_NAME_LENGTH:
         return
     for number in re.finditer(r"[0-9]{1,6}", name):
         if name[: number.start()] not in heads:

@@ -12,17 +12,12 @@ from jaxtyping import Float, Float32, Shaped
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
+from moegeom.core.limits import ROUTER_BYTES, ROUTER_PACKED_VALUES
 from moegeom.core.registry import Rooms
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
 from moegeom.router.storages._config import look_up
 from moegeom.router.storages._tensors import Read, RouterTensors, Values, refuse, stands_beside
-
-#: A router has at most a few hundred MB; a header that claims more is not believed.
-_MOST_BYTES = 1 << 30
-
-#: Values of a packed weight, which need a multiple of its bytes; eight times the largest router.
-_MOST_PACKED = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ def stored(
         If it is not.
     """
     first = next(iter(parts.values()))
-    if math.prod(shape) > _MOST_PACKED:
+    if math.prod(shape) > ROUTER_PACKED_VALUES:
         raise refuse(first, f"decodes to shape {shape}, too many values for a router.")
 
     def by_name(values: Mapping[str, Shaped[np.ndarray, "..."]]) -> Float[np.ndarray, "..."]:
@@ -158,7 +153,7 @@ def _not_recognised(tensors: RouterTensors) -> RouterError:
 
 
 def _check_size(info: TensorInfo) -> None:
-    if info.size_bytes > _MOST_BYTES:
+    if info.size_bytes > ROUTER_BYTES:
         raise RouterError(
             f"{info.file}: tensor '{info.name}' has {info.size_bytes} bytes, too many for a router."
         )

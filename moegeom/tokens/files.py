@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.limits import TOKEN_FILES
-from moegeom.core.text import number_of
+from moegeom.core.text import natural, number_of
 
 
 @dataclass(frozen=True)
@@ -83,18 +82,7 @@ def name_of(paths: Sequence[Path]) -> str:
 def in_folder(folder: Path) -> list[Path]:
     """The files of a folder in natural order, without hidden ones and without folders in it."""
     files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
-    return sorted(files, key=natural)
-
-
-def natural(path: Path) -> tuple[list[str | int], ...]:
-    """To sort ``9.pt`` before ``10.pt``, also where folders are numbered."""
-    return tuple(
-        [int(part) if number % 2 else part for number, part in enumerate(_NUMBER.split(name))]
-        for name in path.parts
-    )
-
-
-_NUMBER = re.compile(r"([0-9]{1,18})")
+    return sorted(files, key=lambda path: natural(path.name))
 
 
 def _is_pattern(path: str) -> bool:
@@ -116,4 +104,4 @@ def _matches(pattern: str) -> list[Path]:
         raise RecordingError(
             f"{pattern}: no file matches.", "* stands for any characters of a name, ** for folders."
         )
-    return sorted(paths, key=natural)
+    return sorted(paths, key=lambda path: [*map(natural, path.parts)])

@@ -412,6 +412,12 @@ LARGEST = {
         "more than the 48,000,000 bytes",
         _trace,
     ),
+    "a trace of blank lines": Largest(
+        _file("a.jsonl", lambda: _ROUTED + b"[[[0]]]}]}\n" + b"\n" * 500_001),
+        "more than 500,000 lines without anything",
+        _trace,
+        50,
+    ),
     "log-probs of a column for each row": Largest(
         _file("a.jsonl", _a_key_for_each_line), "none of its 20,000 rows", _log_probs
     ),

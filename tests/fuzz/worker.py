@@ -243,7 +243,10 @@ def main() -> None:
     socket.getaddrinfo = _nobody_listens  # type: ignore[assignment]
     os.environ["COLUMNS"] = "100"
     warnings.simplefilter("ignore")
-    import tests.fuzz.kinds  # noqa: F401 - before the limit: libraries map much and use little
+    # before the limits: libraries map much and use little, and importing them is no input's work
+    import sklearn.manifold  # noqa: F401
+
+    import tests.fuzz.kinds  # noqa: F401
     from tests.e2e.warm_commands import run_nothing_of
 
     run_nothing_of(os.path.commonpath([folder for *_, folder in work]), has_url=False)

@@ -15,8 +15,8 @@ from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.pickle.machine import Machine
 from moegeom.core.limits import PICKLE_BYTES, PICKLE_STEPS
 
-#: Opcodes between two looks at the steps and at the lengths of stack and memo; each adds one entry
-#: at most.
+#: Opcodes between two looks at the steps, at what their objects take, and at the lengths of stack
+#: and memo; each adds one entry at most.
 _BATCH = 1000
 
 
@@ -57,14 +57,16 @@ def unpickle(
     machine = Machine(where, allowed, persistent)
     if len(raw) > PICKLE_BYTES:
         raise machine.refusal(f"has {len(raw)} bytes, more than the {PICKLE_BYTES} allowed")
-    at = steps = 0
+    at = steps = owed = 0
     stack, memo, marks = machine.stack, machine.memo, machine.marks
     push, remember = stack.append, memo.append
-    build, call, set_marked, pay = machine.build, machine.call, machine.set_marked, machine.pay
+    build, call, set_marked = machine.build, machine.call, machine.set_marked
     try:
         with no_collection():
             while steps < PICKLE_STEPS:
                 machine.pay_for_slots()
+                machine.pay(owed)
+                owed = 0
                 steps += _BATCH
                 for _ in range(_BATCH):
                     code = raw[at]
@@ -87,7 +89,7 @@ def unpickle(
                         if raw.startswith(_NEW_WITH_STATE, at):  # four of five in metadata
                             call(None)
                             remember(stack[-1])
-                            pay(_DICT)
+                            owed += _DICT
                             push({})
                             remember(stack[-1])
                             marks.append(len(stack))
@@ -126,8 +128,7 @@ def unpickle(
                         behind = at + 1
                         if read is not None:
                             argument, behind = read(raw, behind)
-                        if cost:
-                            machine.pay(cost)
+                        owed += cost
                         act(machine, argument)
                         at = behind
         raise machine.refusal(f"takes more than {PICKLE_STEPS} steps")

@@ -17,14 +17,12 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.transport import Absent, Stamp, Transport, with_retries
 from moegeom.core.errors import CheckpointError, OutputError
 from moegeom.core.files import read_regular, write_whole
+from moegeom.core.limits import REMOTE_READ_BYTES
 
 T = TypeVar("T")
 
 #: What a probe asks for: every header of safetensors begins with its length in 8 bytes.
 _PROBE_BYTES = 8
-
-#: One read over a network. The largest router has a few hundred megabytes.
-READ_BYTES = 1 << 30
 
 #: What a folder that cannot be listed is asked for.
 WELL_KNOWN = (
@@ -146,9 +144,10 @@ class RemoteFolder:
                 f"ends at {stamp.size}.",
                 "Upload this file again.",
             )
-        if size > READ_BYTES:
+        if size > REMOTE_READ_BYTES:
             raise CheckpointError(
-                f"{name}: bytes {offset} to {offset + size} are more than the {READ_BYTES} that "
+                f"{name}: bytes {offset} to {offset + size} are more than the "
+                f"{REMOTE_READ_BYTES} that "
                 "are read at once from a server.",
                 "Download the checkpoint.",
             )

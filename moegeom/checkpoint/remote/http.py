@@ -17,17 +17,13 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.transport import Absent, Stamp, TryAgain
 from moegeom.checkpoint.remote.url import shown
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import REMOTE_BYTES_PER_S, REMOTE_REDIRECTS
 
 if TYPE_CHECKING:
     import httpx2
 
-#: A body that comes more slowly than this is given up, so that a server cannot hold us forever.
-_LEAST_BYTES_PER_S = 20_000
-
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})")
-
-_MOST_REDIRECTS = 10
 
 #: Statuses that may pass.
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
@@ -105,7 +101,7 @@ class HttpTransport:
     def _stream(self, name: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         """The answer before its body, after redirects, whose bodies the client would read whole."""
         request = self._client.build_request("GET", self._address(name), headers=headers)
-        for _ in range(_MOST_REDIRECTS):
+        for _ in range(REMOTE_REDIRECTS):
             response = self._client.send(request, stream=True)
             try:
                 if response.next_request is None:
@@ -115,7 +111,7 @@ class HttpTransport:
             finally:
                 response.close()
         raise CheckpointError(
-            f"{self._where(name)} redirects more than {_MOST_REDIRECTS} times.",
+            f"{self._where(name)} redirects more than {REMOTE_REDIRECTS} times.",
             "Check the address.",
         )
 
@@ -182,7 +178,7 @@ class HttpTransport:
         """The body as sent, which may not be longer than expected."""
         if expected == 0:
             return b""
-        deadline = time.monotonic() + self._options.timeout_s + expected / _LEAST_BYTES_PER_S
+        deadline = time.monotonic() + self._options.timeout_s + expected / REMOTE_BYTES_PER_S
         parts: list[bytes] = []
         missing = expected
         for part in response.iter_raw():

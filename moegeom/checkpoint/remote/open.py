@@ -16,15 +16,13 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.url import child, cut, scheme_of, shown, split_last
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
+from moegeom.core.limits import REMOTE_NAME_LENGTH
 
 #: A web address that ends so is a file; any other is a folder. Names of models have dots, too.
 _FILE_SUFFIXES = (
     ".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack",
     ".distcp", ".metadata",
 )  # fmt: skip
-
-#: Between two slashes; file systems and object stores allow 255 and 1024.
-_LONGEST_NAME = 1024
 
 
 def open_remote(url: str, options: RemoteOptions) -> Location:
@@ -36,7 +34,7 @@ def open_remote(url: str, options: RemoteOptions) -> Location:
         If nothing is there, it may not be read, or a package for it is not installed.
     """
     longest = max(map(len, shown(url).split("/")))
-    if longest > _LONGEST_NAME:
+    if longest > REMOTE_NAME_LENGTH:
         raise CheckpointError(f"{cut(shown(url))}: has a name of {longest} characters.")
     opener = _OPENERS.get(scheme_of(url), open_fsspec)
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.limits import PARQUET_GROUP_BYTES, PARQUET_WIDTH
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.parquet_footer import RowGroup
 from moegeom.tokens.rows import assign_rows, shard_ranges
 
 if TYPE_CHECKING:
@@ -26,9 +27,16 @@ if TYPE_CHECKING:
 #: asks for all routers of a few tokens at a time.
 CACHE_BYTES = 1 << 30
 
+#: Numbers of all columns up to which neighbouring row groups are decoded together.
+_TOGETHER = 1 << 22
+
 
 class ParquetTable:
-    """One file: its columns, and a bounded cache of decoded row groups, safe for threads."""
+    """One file: its columns, and a bounded cache of what was decoded, safe for threads.
+
+    A block is a row group, or neighbours of few numbers: each that is decoded by itself costs a
+    millisecond, and a file may have one for every token.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +45,9 @@ class ParquetTable:
         except (DocumentError, OSError) as error:
             raise self._unreadable(error) from None
         self.schema = self._facts.schema
-        self.starts = tuple(accumulate(self._facts.sizes, initial=0))
+        self._blocks = _blocks(self._facts.groups)
+        sizes = (sum(self._facts.sizes[n] for n in block) for block in self._blocks)
+        self.starts = tuple(accumulate(sizes, initial=0))
         self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self._decoding: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
@@ -75,8 +85,8 @@ class ParquetTable:
             )
         return values // rows
 
-    def group(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
-        """One row group of one column; threads that want the same one decode it once."""
+    def block(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
+        """One block of one column; threads that want the same one decode it once."""
         key = (name, number)
         with self._lock:
             decoding = self._decoding[key]
@@ -95,25 +105,39 @@ class ParquetTable:
 
     def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
         num_rows = self.starts[number + 1] - self.starts[number]
-        if self._facts.inflated([name], [number]) > PARQUET_GROUP_BYTES:
+        groups = self._blocks[number]
+        if self._facts.inflated([name], groups) > PARQUET_GROUP_BYTES:
             raise RecordingError(
                 f"{self.path.name}: row groups of {num_rows} tokens are too large to decode.",
                 "Write it with row_group_size=4096.",
             )
         try:
-            table = read_columns(self._facts, [name], [number])
+            table = read_columns(self._facts, [name], groups)
         except (DocumentError, OSError) as error:
             raise self._unreadable(error) from None
         flat = _flat(table.column(name).combine_chunks(), width)
         if flat is None or len(flat) != num_rows * width:
             raise RecordingError(
                 f"{self.path.name}: column '{name}' has a missing entry or lists of several "
-                f"lengths in row group {number}; expected {width} numbers for every token."
+                f"lengths in row groups {groups[0]} to {groups[-1]}; expected {width} numbers for "
+                "every token."
             )
         return flat.to_numpy(zero_copy_only=False).reshape(num_rows, width)
 
     def _unreadable(self, error: Exception) -> RecordingError:
         return RecordingError(f"{self.path.name}: cannot be read ({first_line(error)}).")
+
+
+def _blocks(groups: Sequence[RowGroup]) -> list[range]:
+    """Numbers of row groups that are decoded together."""
+    starts, numbers = [0], 0
+    for number, group in enumerate(groups):
+        own = sum(chunk.num_values for chunk in group.chunks)
+        if numbers and numbers + own > _TOGETHER:
+            starts.append(number)
+            numbers = 0
+        numbers += own
+    return [range(*ends) for ends in pairwise([*starts, len(groups)])]
 
 
 def _list_value(found: pa.DataType) -> pa.DataType:
@@ -158,7 +182,7 @@ class ParquetRows:
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         where = f"{self.table.path.name}: column '{self.name}'"
-        for group, first, last in shard_ranges(self.table.starts, start, start + len(out)):
-            to = self.table.starts[group] + first - start
-            stored = self.table.group(self.name, self.width, group)[first:last]
+        for block, first, last in shard_ranges(self.table.starts, start, start + len(out)):
+            to = self.table.starts[block] + first - start
+            stored = self.table.block(self.name, self.width, block)[first:last]
             assign_rows(out[to : to + last - first], stored, where)

@@ -126,7 +126,10 @@ def test_which_modules_a_config_quantises():
         assert asked.covers(GATE) == covers, what
     for config in ({}, {"quantization_config": None}, {"quantization_config": 4}):
         assert Quantisation.of(config) is None
-    assert Quantisation.of({"text_config": {"quantization_config": {"quant_method": "fp8"}}})
+    for key, name in (("text_config", "quantization_config"), ("llm_config", "compression_config")):
+        asked = Quantisation.of({key: {name: {"quant_method": "fp8", "ignore": ["a"]}}})
+        assert asked is not None
+        assert asked.key == f"{name}.ignore"
 
 
 def test_a_hostile_expression_comes_to_an_end():

@@ -203,7 +203,7 @@ def test_a_missing_box_is_noticed_and_borders_of_too_many_cells_are_refused(monk
         pieces = [p for p in _cut(whole, *_random_tiling((4, 6, 2), draw)) if np.prod(p.sizes)]
         gone = int(draw.integers(len(pieces)))
         assert "is not whole" in _refusal(whole, [p for i, p in enumerate(pieces) if i != gone])
-    monkeypatch.setattr(slices, "_MOST_CELLS", 10)
+    monkeypatch.setattr(slices, "SLICE_CELLS", 10)
     whole = _numbers(4, 4)
     boxes = [((i, i), (i + 1, i + 1)) for i in range(4)]
     assert "draw 16 cells, more than the 10 allowed" in _refusal(whole, _cut(whole, *boxes))

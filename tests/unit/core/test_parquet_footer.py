@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from moegeom.core import parquet, parquet_footer
 from moegeom.core.documents import DocumentError
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.parquet_footer import read_row_groups
@@ -210,3 +211,18 @@ def test_texts_that_are_stored_as_differences_are_refused(tmp_path):
     pq.write_table(words, path, use_dictionary=False, column_encoding={"a": "DELTA_BYTE_ARRAY"})
     with pytest.raises(DocumentError, match="stored as differences"):
         read_columns(parquet_facts(path), ["a"])
+
+
+def test_a_footer_of_more_columns_or_groups_than_are_read_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(table(8), path, row_group_size=2)
+    facts = parquet_facts(path)
+    monkeypatch.setattr(parquet_footer, "PARQUET_PAGES", 7)
+    with pytest.raises(DocumentError, match="has more than 7 pages"):
+        read_columns(facts, ["document"])
+    monkeypatch.setattr(parquet, "PARQUET_GROUPS", 3)
+    with pytest.raises(DocumentError, match="has 4 row groups, more than 3"):
+        parquet_facts(path)
+    monkeypatch.setattr(parquet_footer, "PARQUET_CHUNKS", 3)
+    with pytest.raises(DocumentError, match="more than 3 columns in all row groups"):
+        parquet_facts(path)

@@ -23,9 +23,11 @@ from moegeom.document.results import results_document
 from moegeom.engine.loop import Progress
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
+from moegeom.results import reader
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.run_file import _RUN, fault
 from moegeom.results.schema import (
+    KEYS,
     OTHER_TABLES,
     arrow_schema,
     fits,
@@ -243,3 +245,19 @@ def test_results_shipped_with_a_checkpoint_are_not_judged(disk, tmp_path):
     assert "run.json beside the weights" in str(judged.verdict.not_looked_at)
     of_results = gate(GateRequest(str(disk.undisturbed))).verdict
     assert "results of a scan" in str(of_results.not_looked_at)
+
+
+def test_a_table_of_rows_that_repeat_or_of_more_than_is_read_is_refused(results, monkeypatch):
+    path = results / "layers.parquet"
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, table]), path)
+    with pytest.raises(ResultsError, match=rf"{len(table)} rows with the router, variant and"):
+        open_results(results).rows("layers")
+    monkeypatch.setattr(reader, "RESULT_COLUMNS", 9)
+    with pytest.raises(ResultsError, match=f"values in {table.num_columns} columns; at most"):
+        open_results(results).rows("layers")
+    pq.write_table(
+        pa.concat_tables([table.select([column.name for column in KEYS])] * 400_000), path
+    )
+    with pytest.raises(ResultsError, match="has [0-9]{1,2},[0-9]{3},000 values in 3 columns"):
+        open_results(results).rows("layers")

@@ -5,12 +5,53 @@ One kill of each kind, at its moment; tests/e2e/test_interrupted.py kills at ran
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from moegeom.results.reader import open_results
-from tests.unit.results.forker import Forker
+
+#: Forks a child for each line and prints, once the child is gone, how it ended.
+LOOP = """
+import os, sys
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        work(*line.split())
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+class Forker:
+    """``code`` defines ``work``, which a child of its own does with the words of each line.
+
+    Children are forked from one that has imported everything, so that the time is spent in the work.
+    SIGKILL runs no handler.
+    """
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code + LOOP, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+
+    def run(self, *words: object) -> int:
+        """0, or how the child ended."""
+        print(*words, file=self.process.stdin, flush=True)
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
 
 #: A scan into ``out`` that is killed at a moment. This is a word of a path, and the kill comes
 #: before the first touch of the file system that names it.

@@ -13,6 +13,8 @@ import torch
 from safetensors.numpy import save_file
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.tokens.foreign import parquet_rows
+from moegeom.tokens.foreign.npy import read_npy_header
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.stages import VALUE_STAGES
@@ -287,10 +289,11 @@ def test_positions_count_from_the_first_token_of_each_document(tmp_path, order):
         np.testing.assert_array_equal(columns.position, position[start:stop])
 
 
-def test_threads_that_want_one_row_group_decode_it_once(tmp_path, monkeypatch):
+def test_threads_that_want_the_same_row_groups_decode_them_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_rows, "_TOGETHER", 256)
     values = np.arange(2 * 64 * 4, dtype=np.float32).reshape(-1, 4)
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"a": pa.array(list(values))}), path, row_group_size=64)
+    pq.write_table(pa.table({"a": pa.array(list(values))}), path, row_group_size=16)
     table, decoded, together = ParquetTable(path), [], threading.Barrier(8)
     decode = table._decode
 
@@ -300,11 +303,24 @@ def test_threads_that_want_one_row_group_decode_it_once(tmp_path, monkeypatch):
 
     def read(thread: int) -> np.ndarray:
         together.wait()
-        return table.group("a", 4, thread % 2)
+        return table.block("a", 4, thread % 2)
 
     monkeypatch.setattr(table, "_decode", counted)
     with ThreadPoolExecutor(8) as pool:
-        groups = list(pool.map(read, range(8)))
+        blocks = list(pool.map(read, range(8)))
     assert sorted(decoded) == [0, 1]
-    for thread, rows in enumerate(groups):
+    for thread, rows in enumerate(blocks):
         np.testing.assert_array_equal(rows, values[thread % 2 * 64 :][:64])
+
+
+def test_the_size_of_an_array_is_that_of_its_numbers_behind_the_header():
+    for shape, is_column in (((5,), True), ((5, 3), False), ((2, 5, 3), False)):
+        array, stream = np.zeros(shape, np.float32), io.BytesIO()
+        np.save(stream, array)
+        size = stream.tell()
+        stream.seek(0)
+        allowed = (array.dtype,)
+        header = read_npy_header(stream, size, "x.npy", allowed, is_column, not is_column)
+        assert (header.size_bytes, header.data_start) == (array.nbytes, size - array.nbytes)
+        assert header.layer_bytes * header.layers == array.nbytes
+        assert (header.num_rows, header.layers) == (5, shape[0] if len(shape) == 3 else 1)

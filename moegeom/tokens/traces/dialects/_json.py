@@ -25,7 +25,7 @@ from jaxtyping import Int64, Integer
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
-from moegeom.core.limits import RECORD_BYTES, RECORD_VALUES
+from moegeom.core.limits import BLANK_LINES, RECORD_BYTES, RECORD_VALUES
 from moegeom.tokens.foreign.npy_arrays import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,
@@ -94,12 +94,15 @@ def whole_number(record: Mapping[str, Any], key: str, where: str) -> int:
 
 def _lines(name: str, read: Callable[[int], bytes], place: Place) -> Iterator[JsonRecord]:
     offset, number = place
+    left = BLANK_LINES
     while line := read(RECORD_BYTES + 1):
         number += 1
         offset += len(line)
         if line.strip():
             where = f"{name}: line {number}"
             yield JsonRecord(where, _object(_parse(line, where), where), (offset, number))
+        elif (left := left - 1) < 0:
+            raise RecordingError(f"{name}: has more than {BLANK_LINES:,} lines without anything.")
 
 
 def _document(name: str, raw: bytes) -> Iterator[JsonRecord]:

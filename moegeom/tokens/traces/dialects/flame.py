@@ -16,7 +16,7 @@ from jaxtyping import Int32
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
-from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.limits import FLAME_FILES, TRACE_BYTES
 from moegeom.core.parquet import parquet_facts
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
@@ -26,9 +26,6 @@ from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace
 _FILES, _IDS = "layer_*.parquet", "indices"
 
 _NUMBER = re.compile(r"layer_(\d{1,4})")
-
-#: Layers of any model.
-_MOST_FILES = 4096
 
 
 def recognises(path: Path) -> bool:
@@ -43,7 +40,7 @@ def read(path: Path) -> Trace:
     named = [(m, file) for file in path.glob(_FILES) if (m := _NUMBER.fullmatch(file.stem))]
     files = sorted((int(m[1]), file) for m, file in named)
     layers = [layer for layer, _ in files]
-    if not files or len(files) > _MOST_FILES or len(set(layers)) < len(layers):
+    if not files or len(files) > FLAME_FILES or len(set(layers)) < len(layers):
         raise RecordingError(
             f"{path.name}: {number_of(len(files), 'file')} called {_FILES}, of "
             f"{number_of(len(set(layers)), 'layer')}; expected one of each layer."
@@ -96,7 +93,7 @@ def _table(file: Path) -> ParquetTable:
 def _check_samples(path: Path, num_rows: int) -> None:
     """Raises RecordingError where the tokens are there too, and are not as many."""
     files = sorted((path.absolute().parents[1] / "samples").glob("*.parquet"))
-    if not files or len(files) > _MOST_FILES:
+    if not files or len(files) > FLAME_FILES:
         return
     try:
         num_tokens = sum(sum(parquet_facts(file).sizes) for file in files)

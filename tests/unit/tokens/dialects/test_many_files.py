@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.text import natural
 from moegeom.core.tokens import SourceFacts, TokenSource
-from moegeom.tokens.files import TokenFiles, natural
+from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces import dialects, source
@@ -82,7 +83,7 @@ def parts_of(writer: Writer, folder: Path, requests: list[Written], sizes: list[
     before = "rank_" if named.stem.startswith("rank_") else ""
     for number, (size, stop) in enumerate(zip(sizes, stops, strict=True), start=9):
         writer.write(folder / f"{before}{number}{named.suffix}", requests[stop - size : stop])
-    return sorted(folder.iterdir(), key=natural)
+    return sorted(folder.iterdir(), key=lambda path: natural(path.name))
 
 
 def _ranks(folder: Path, records: list[dict], stops: np.ndarray) -> list[Path]:
