@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -140,8 +141,6 @@ def _consolidated_beside(folder: Path) -> None:
 
 
 def _adapter_on_a_router(folder: Path) -> None:
-    from peft import LoraConfig, get_peft_model  # loads much that no other test needs
-
     model = AutoModelForCausalLM.from_pretrained(folder)
     lora = LoraConfig(target_parameters=["mlp.gate.weight"], r=2, init_lora_weights=False)
     adapted = get_peft_model(model, lora)
