@@ -108,11 +108,11 @@ def check(function: typing.Callable) -> typing.Callable:
     return execute(function)
 
 
-#: Calls of a function that each test checks, by day: checks of those in inner loops take longer than
-#: they do.
-CHECKED_CALLS = sys.maxsize if IS_NIGHT else 20
+#: Calls of a function that are checked in each file of tests, by day: to check the calls of a scan
+#: takes longer than the scan.
+CHECKED_CALLS = sys.maxsize if IS_NIGHT else 5
 
-#: Code of a function -> its calls in the test that runs, and how often it was defined there.
+#: Code of a function -> its calls in the file that runs, and how often it was defined there.
 num_calls: collections.Counter[types.CodeType] = collections.Counter()
 num_definitions: collections.Counter[types.CodeType] = collections.Counter()
 
@@ -124,7 +124,7 @@ one_at_a_time = threading.Lock()
 
 
 def sparingly(*, typechecker: typing.Callable) -> typing.Callable:
-    """``jaxtyping.jaxtyped`` for the first calls of a function in each test; of classes, for all.
+    """``jaxtyping.jaxtyped`` for the first calls of a function in each file; of classes, for all.
 
     So for what a function defines inside, which would be read anew in each call of it.
     """
@@ -175,7 +175,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(PROFILE)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _calls_count_anew() -> None:
     num_calls.clear()
     num_definitions.clear()

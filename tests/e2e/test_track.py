@@ -41,9 +41,11 @@ def test_every_form_shows_the_series_that_lies_beside_the_results(moegeom, folde
     assert forms["md"]["80"].startswith("## moegeom track: olmoe-collapsed")
 
 
-def test_exports_and_a_picture_come_from_a_second_run_that_measures_nothing(moegeom, folder):
+def test_exports_a_picture_and_one_expert_come_from_a_run_that_measures_nothing(moegeom, folder):
     files = ("--export", "csv:s.csv", "--export", "openmetrics:s.om", "--plot", "p.svg")
-    assert "0 measured now, 3 before" in moegeom(folder, *ARGUMENTS, *files, code=0).out
+    second = moegeom(folder, *ARGUMENTS, "--expert", "7", *files, code=0)
+    assert "0 measured now, 3 before" in second.out
+    assert "load of expert 7" in second.out
     rows = pq.read_table(folder / "runs/olmoe-collapsed.track/series.parquet").to_pylist()
     with (folder / "s.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -52,11 +54,6 @@ def test_exports_and_a_picture_come_from_a_second_run_that_measures_nothing(moeg
     ]
     assert (folder / "s.om").read_text().endswith("# EOF\n")
     assert (folder / "p.svg").stat().st_size > 5000
-
-
-def test_one_expert_is_followed(moegeom, folder):
-    one = ("--expert", "7", "--layers", "1", "--out", "one")
-    assert "load of expert 7" in moegeom(folder, *ARGUMENTS, *one, code=0).out
 
 
 def series(folder: Path, **steps: str) -> None:

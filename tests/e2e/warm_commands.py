@@ -44,15 +44,19 @@ from moegeom.variants.emulated import emulate
 from moegeom_cli import __main__, app
 from moegeom_cli.groups import ScreenOptions
 
-#: Packages that commands import where they use them; none of them brings torch.
+#: Packages that commands import where they use them; none brings torch, nor matplotlib, which looks
+#: for its settings in the working directory.
 LAZY = (
+    "filelock",
     "pandas",  # which pyarrow imports where a table is made of rows
+    "pyarrow.parquet",
     "scipy.stats",
     "moegeom.checkpoint",
     "moegeom.router",
     "moegeom.tokens",
+    "moegeom.document",
     "moegeom.studies",
-    "moegeom_cli.commands",
+    "moegeom_cli",
 )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu import INNER, UNCOUNTED, kernel
+from moegeom.kernels.cpu import INNER, ONCE, UNCOUNTED, kernel
 
 #: Where a search ended: at the nearest point, past the radius, at a contradiction, nowhere.
 SOLVED, PASSED, CONTRADICTED, STUCK = 0, 1, 2, 3
@@ -221,7 +221,7 @@ def appended(q, gain, basis, upper, height, away):
         basis[q, c] = away[c] / root
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _dropped(columns, q, leaving, pairs, multipliers, basis, upper, height, away):
     """Without one of the active pairs; how many are left."""
     for m in range(leaving, q - 1):
@@ -362,7 +362,7 @@ def _lower_bound(work, q, fixed, error):
     return rise / length if rise > 0.0 else 0.0
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _inwards(work, k, out, into, near):
     """Makes ``away`` a unit direction in which no tie is left; False where there is none."""
     columns, logits = work.columns, work.logits
@@ -409,7 +409,7 @@ def _inwards(work, k, out, into, near):
     return True
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _off(work, k, out, into, rounding, longest):
     """How far a point of the set may be from ``moved``; infinite where that is not proved."""
     columns, logits, moved = work.columns, work.logits, work.moved
@@ -529,7 +529,7 @@ def _is_empty(work, q, fixed, error):
     return total + 1.01 * loss < 0.0
 
 
-@njit(**UNCOUNTED)
+@njit(**ONCE)
 def _is_parallel(columns, shift, pairs, q, error):
     """Whether the last pair has equal rows, and logits in the wrong order."""
     i, j = pairs[q - 1, 0], pairs[q - 1, 1]

@@ -119,7 +119,8 @@ def _distance_loop(ball, inside, exchanged, found):
         state, found.lower[n], found.upper[n], q = answer(work, ball.limits, k, out, into)
         found.state[n] = state
         if state == MET:
-            found.step[n] = work.moved
+            for c in range(dims):  # an array at once would bring the text of its errors along
+                found.step[n, c] = work.moved[c]
         for m in range(q):
             found.pairs[n, m, 0] = order[work.pairs[m, 0]]
             found.pairs[n, m, 1] = order[work.pairs[m, 1]]

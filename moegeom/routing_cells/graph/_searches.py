@@ -21,7 +21,8 @@ def searched(starts, neighbour, sources, reach, most, bits, fresh, wider, is_lef
     bits[:] = zero
     for n in range(len(sources)):
         bits[sources[n]] |= one << np.uint64(n)
-    fresh[:], wider[:] = bits, bits
+    for cell in range(len(bits)):
+        fresh[cell] = wider[cell] = bits[cell]
     while True:
         ending, gained = zero, zero
         for n in range(len(sources)):

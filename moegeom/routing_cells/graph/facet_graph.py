@@ -111,7 +111,7 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
     is_left, longest, passed = np.ones(cells, bool), _far_apart(graph, start), 0
     while is_left.any():
         left = np.flatnonzero(is_left)
-        some = left[:: -(-len(left) // 64)]
+        some = np.ascontiguousarray(left[:: -(-len(left) // 64)])  # the kernel is compiled once
         nowhere = np.full(len(some), -1)
         most = (most_passed - passed) // size
         if most < 1:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
 
 Writer = Callable[..., Path]
+
+# Each client reads the certificates of all authorities anew.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 
 def refusal(path: str | Path, name: str = "t") -> CheckpointError:

@@ -6,9 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
-import wandb
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from wandb.proto.wandb_internal_pb2 import Record
 
 from moegeom.document.sparkline import sparkline
 from moegeom.results.reader import open_results
@@ -86,6 +84,9 @@ def test_a_run_of_wandb_holds_medians_and_the_worst_routers(run, tmp_path, monke
     """Offline, in the file that wandb writes: read by its own classes, block by block as LevelDB
     logs are.
     """
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
