@@ -46,16 +46,16 @@ _PUBLIC: dict[str, str] = {
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        from moegeom.studies.study import studies
-
-        if name not in studies():
+        if name not in _studies():
             raise AttributeError(f"module 'moegeom' has no attribute {name!r}")
-        return studies()[name].function
+        return _studies()[name].function
     module, _, attribute = _PUBLIC[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
-    from moegeom.studies.study import studies
+    return sorted([*_PUBLIC, *_studies(), "__version__"])
 
-    return sorted([*_PUBLIC, *studies(), "__version__"])
+
+def _studies() -> Any:
+    return importlib.import_module("moegeom.studies.study").studies()

@@ -1,11 +1,11 @@
 # Written by docs/refresh_stubs.py from the requests of the functions; a test holds it.
 
 from typing import Any
-from moegeom.studies.attention.record import Attention
+from moegeom.research.attention.record import Attention
 from moegeom.studies.balance.record import Balance
 from moegeom.studies.boundary.record import BoundaryReport
-from moegeom.studies.capacity.record import Capacity
-from moegeom.studies.continuity.record import Continuity
+from moegeom.research.capacity.record import Capacity
+from moegeom.research.continuity.record import Continuity
 from moegeom.studies.diff.record import Difference
 from moegeom.routing_cells.record import Enumerations
 from moegeom.studies.explain.record import Explanation
@@ -15,11 +15,11 @@ from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal
 from collections.abc import Mapping
-from moegeom.studies.hmoe.record import Mixtures
-from moegeom.studies.outputs.record import Outputs
+from moegeom.research.hmoe.record import Mixtures
+from moegeom.research.outputs.record import Outputs
 from pathlib import Path
-from moegeom.studies.perturb.record import Perturbed
-from moegeom.studies.regions.record import Regions
+from moegeom.research.perturb.record import Perturbed
+from moegeom.research.regions.record import Regions
 from moegeom.studies.space.record import RouterSpaces
 from moegeom.studies.routes.record import Routes
 from moegeom.core.series import Series

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from moegeom.document.report import Report
 from moegeom.engine.parameters import asks, request_of
+from moegeom.research.attention.record import AttentionRequest
+from moegeom.research.capacity.request import CapacityRequest
+from moegeom.research.hmoe.record import HmoeRequest
 from moegeom.routing_cells.study.request import CellsRequest, parse_view
-from moegeom.studies.attention.record import AttentionRequest
-from moegeom.studies.capacity.request import CapacityRequest
-from moegeom.studies.hmoe.record import HmoeRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
 from moegeom.studies.routes.record import RoutesRequest
 from moegeom.studies.whatif.record import WhatIfRequest
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
+    from moegeom.research.attention.record import Attention
+    from moegeom.research.capacity.record import Capacity
+    from moegeom.research.hmoe.record import Mixtures
     from moegeom.routing_cells.record import Enumerations
-    from moegeom.studies.attention.record import Attention
-    from moegeom.studies.capacity.record import Capacity
-    from moegeom.studies.hmoe.record import Mixtures
     from moegeom.studies.routes.record import Routes
     from moegeom.studies.whatif.record import WhatIfReport
 
@@ -138,8 +138,8 @@ def capacity(
     >>> [(at.dims, at.most_cells) for at in found.value.layers[0].at]
     [(2, 43557), (4, 8303321)]
     """
-    from moegeom.studies.capacity.document import document
-    from moegeom.studies.capacity.study import capacity as counted
+    from moegeom.research.capacity.document import document
+    from moegeom.research.capacity.study import capacity as counted
 
     request = asked_request(CapacityRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(counted(request, watch), document)
@@ -167,8 +167,8 @@ def attention(
     >>> mg.attention("sample_ckpts/olmoe-balanced/step_1500").value.family
     ''
     """
-    from moegeom.studies.attention.document import document
-    from moegeom.studies.attention.study import attention as looked_at
+    from moegeom.research.attention.document import document
+    from moegeom.research.attention.study import attention as looked_at
 
     request = asked_request(AttentionRequest, side("checkpoint", checkpoint), None, options)
     return Report(looked_at(request, watch), document)
@@ -225,7 +225,7 @@ def hmoe(*, watch: Watch | None = None, **options: Any) -> Report[Mixtures]:
     >>> [one.position for one in found.value.ranks if one.beyond == 0]
     ['value', 'sdpa', 'value', 'sdpa']
     """
-    from moegeom.studies.hmoe.document import document
-    from moegeom.studies.hmoe.study import hmoe as described
+    from moegeom.research.hmoe.document import document
+    from moegeom.research.hmoe.study import hmoe as described
 
     return Report(described(request_of(HmoeRequest, **options), watch), document)

@@ -27,7 +27,8 @@ class Study:
     ``question`` is what it answers, in a sentence, and ``example`` a line to type; ``place`` orders
     it in the help. ``request`` is the record of its options, those fields that ``option`` made;
     ``run`` takes a request and a listener and returns a record, ``document`` makes a page of that.
-    Each of the three is ``MODULE:NAME`` in the package of the study: a list of studies loads none.
+    Each of the three is ``MODULE:NAME`` in ``package``, that of the study: a list of studies loads
+    none.
     ``has_figures`` where the page has charts.
 
     ``without_tokens`` is what is said where there are none, ``without_inputs`` of a recording that
@@ -36,6 +37,7 @@ class Study:
     """
 
     name: str
+    package: str
     place: int
     question: str
     example: str
@@ -77,7 +79,7 @@ class Study:
     def load(self, part: Literal["request", "run", "document"]) -> Any:
         """The record, or one of the two functions."""
         module, _, name = getattr(self, part).partition(":")
-        return getattr(importlib.import_module(f"{__package__}.{self.name}.{module}"), name)
+        return getattr(importlib.import_module(f"{self.package}.{module}"), name)
 
     @functools.cached_property
     def function(self) -> Callable[..., Any]:
@@ -104,12 +106,17 @@ class Study:
         return asks(record)(function)
 
 
+#: Where studies are: those that most people use, and those of the papers.
+_FOLDERS = ("moegeom.studies", "moegeom.research")
+
+
 @functools.cache
 def studies() -> Mapping[str, Study]:
-    """Every study by name: each package of this folder that defines ``STUDY``."""
-    folder = importlib.import_module("moegeom.studies")
-    packages = [module.name for module in pkgutil.iter_modules(folder.__path__) if module.ispkg]
-    named = {name: importlib.import_module(f"{__package__}.{name}") for name in packages}
-    return {
-        name: vars(package)["STUDY"] for name, package in named.items() if hasattr(package, "STUDY")
-    }
+    """Every study by name: each package of their folders that defines ``STUDY``."""
+    packages = (
+        importlib.import_module(f"{folder}.{module.name}")
+        for folder in _FOLDERS
+        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__)
+        if module.ispkg
+    )
+    return {of.STUDY.name: of.STUDY for of in packages if hasattr(of, "STUDY")}

@@ -94,17 +94,17 @@ def _part() -> StoredPart:
 MADE: dict[str, Callable[[], Any]] = {
     "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.space": lambda: mg.space(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
-    "studies.perturb": lambda: mg.perturb(MODEL, REC, layers=0, at=(5, 77, 400)),
+    "research.perturb": lambda: mg.perturb(MODEL, REC, layers=0, at=(5, 77, 400)),
     "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
-    "studies.capacity": lambda: mg.capacity(
+    "research.capacity": lambda: mg.capacity(
         experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True
     ),
     "routing_cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
-    "studies.regions": lambda: mg.regions(
+    "research.regions": lambda: mg.regions(
         MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
     ),
-    "studies.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
-    "studies.hmoe": lambda: mg.hmoe(
+    "research.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
+    "research.hmoe": lambda: mg.hmoe(
         channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
     ),
     "studies.whatif": lambda: mg.whatif(
@@ -114,8 +114,8 @@ MADE: dict[str, Callable[[], Any]] = {
         arithmetics="bf16-logits",
         layers=0,
     ),
-    "studies.outputs": lambda: mg.outputs(MODEL, REC),
-    "studies.attention": lambda: mg.attention(write(Path("gated"), tensors_of(0), tensors_of(1))),
+    "research.outputs": lambda: mg.outputs(MODEL, REC),
+    "research.attention": lambda: mg.attention(write(Path("gated"), tensors_of(0), tensors_of(1))),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.check.page": lambda: page_document(page_of(find_check("MGI112")), View(80)),
     "studies.diff": lambda: mg.diff(EARLIER, MODEL),

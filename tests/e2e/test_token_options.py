@@ -20,8 +20,8 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import drawn_tokens
 from moegeom.geometry.selection import route
+from moegeom.research.perturb import router as perturbed
 from moegeom.router.load import load_routers
-from moegeom.studies.perturb import router as perturbed
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom_cli.app import app

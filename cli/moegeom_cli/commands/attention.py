@@ -38,8 +38,8 @@ def run(
     """Gates and sinks of attention: where they are, what they do on tokens, dead heads."""
     from moegeom.checkpoint.remote.options import RemoteOptions
     from moegeom.engine.parameters import request_of
-    from moegeom.studies.attention.document import document
-    from moegeom.studies.attention.study import AttentionRequest, attention
+    from moegeom.research.attention.document import document
+    from moegeom.research.attention.study import AttentionRequest, attention
 
     request = request_of(
         AttentionRequest,

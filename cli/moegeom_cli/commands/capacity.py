@@ -61,9 +61,9 @@ def run(
 ) -> None:
     """What could a router of this size tell apart at most, and which published counts cannot be?"""
     from moegeom.engine.parameters import request_of
-    from moegeom.studies.capacity.document import document
-    from moegeom.studies.capacity.request import CapacityRequest
-    from moegeom.studies.capacity.study import capacity
+    from moegeom.research.capacity.document import document
+    from moegeom.research.capacity.request import CapacityRequest
+    from moegeom.research.capacity.study import capacity
 
     request = request_of(
         CapacityRequest,

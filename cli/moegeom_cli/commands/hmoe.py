@@ -63,9 +63,9 @@ def run(
 ) -> None:
     """What can data tell of the parameters of gated attention, and what do descents show?"""
     from moegeom.engine.parameters import request_of
-    from moegeom.studies.hmoe.document import document
-    from moegeom.studies.hmoe.record import HmoeRequest
-    from moegeom.studies.hmoe.study import hmoe
+    from moegeom.research.hmoe.document import document
+    from moegeom.research.hmoe.record import HmoeRequest
+    from moegeom.research.hmoe.study import hmoe
 
     request = request_of(
         HmoeRequest,

@@ -4,6 +4,7 @@ from moegeom.studies.study import Study
 
 STUDY = Study(
     name="balance",
+    package=__name__,
     place=3,
     question="Does a selection bias exist that balances these tokens, and does it hold on others?",
     example="moegeom balance CKPT --tokens REC",

@@ -4,6 +4,7 @@ from moegeom.studies.study import Study
 
 STUDY = Study(
     name="space",
+    package=__name__,
     place=2,
     question="What makes the loads uneven: rows, mean input, covariance, or how tokens cluster?",
     example="moegeom space CKPT --tokens REC",

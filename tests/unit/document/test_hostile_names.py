@@ -60,7 +60,10 @@ VOCABULARY = {
 
 
 #: Packages with modules that tell records as documents.
-TELLERS = ("moegeom.studies", "moegeom.routing_cells", "moegeom.recorder", "moegeom.document")
+TELLERS = (
+    *("moegeom.studies", "moegeom.research", "moegeom.routing_cells"),
+    *("moegeom.recorder", "moegeom.document"),
+)
 
 
 def documents() -> dict[str, Callable[..., Document]]:

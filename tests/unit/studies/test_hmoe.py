@@ -15,9 +15,9 @@ from scipy.stats import linregress, ttest_1samp
 import moegeom as mg
 from moegeom.core.errors import UsageError
 from moegeom.document.chart import Polyline
-from moegeom.studies.hmoe.document import hmoe_figures
-from moegeom.studies.hmoe.record import DescentRun, Exponent, HmoeRequest, Mixtures
-from moegeom.studies.hmoe.study import exponent, hmoe, rates_of, requested_design, state_of
+from moegeom.research.hmoe.document import hmoe_figures
+from moegeom.research.hmoe.record import DescentRun, Exponent, HmoeRequest, Mixtures
+from moegeom.research.hmoe.study import exponent, hmoe, rates_of, requested_design, state_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = HmoeRequest(

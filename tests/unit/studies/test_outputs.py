@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import moegeom as mg
 from moegeom.core.errors import RecordingError, RouterError
-from moegeom.studies.outputs.document import outputs_figures
+from moegeom.research.outputs.document import outputs_figures
 from moegeom.tokens.recording.reader import open_recording
 from tests.unit.studies.samples import BALANCED, GROUPED, sides
 

@@ -7,10 +7,10 @@ import pytest
 
 import moegeom as mg
 from moegeom.core.errors import UsageError
+from moegeom.research.perturb.record import PerturbRequest
+from moegeom.research.perturb.study import perturb
 from moegeom.studies.balance.study import BalanceRequest, balance
 from moegeom.studies.diff.study import DifferenceRequest, difference
-from moegeom.studies.perturb.record import PerturbRequest
-from moegeom.studies.perturb.study import perturb
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from moegeom.studies.space.study import SpaceRequest, space
 from tests.unit.studies.samples import BALANCED, sides

@@ -19,16 +19,7 @@ from moegeom.geometry.gating import HeadFigure, gate_pull, gating_figures
 from moegeom.geometry.gram import cosines, gram_score, random_gram_score, random_gram_score_sd
 from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
 from moegeom.pipeline import Watch
-from moegeom.router.attention.family import FUNCTIONS
-from moegeom.router.attention.tensors import (
-    LARGEST,
-    AttentionTensors,
-    GateRows,
-    attention_layers,
-    recognise_attention,
-)
-from moegeom.studies.announced import announce_bytes
-from moegeom.studies.attention.record import (
+from moegeom.research.attention.record import (
     Attention,
     AttentionLayer,
     AttentionRequest,
@@ -38,6 +29,15 @@ from moegeom.studies.attention.record import (
     LayerOnTokens,
     TokensFacts,
 )
+from moegeom.router.attention.family import FUNCTIONS
+from moegeom.router.attention.tensors import (
+    LARGEST,
+    AttentionTensors,
+    GateRows,
+    attention_layers,
+    recognise_attention,
+)
+from moegeom.studies.announced import announce_bytes
 from moegeom.studies.written import refuse_out, write_rows
 from moegeom.tokens.attention_record import (
     BINS_PER_UNIT,

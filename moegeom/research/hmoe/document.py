@@ -24,7 +24,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.geometry.hmoe.regression import Position
-from moegeom.studies.hmoe.record import (
+from moegeom.research.hmoe.record import (
     DescentRun,
     Exponent,
     Mixtures,

@@ -14,7 +14,7 @@ from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Gallery, Table, View
 from moegeom.document.place import place
 from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
-from moegeom.studies.continuity.record import Along, Continuity, RouterContinuity
+from moegeom.research.continuity.record import Along, Continuity, RouterContinuity
 
 #: Slopes at small radii from which it is said that the output jumps, or is in proportion to r.
 _JUMPS, _PROPORTIONAL = 0.1, 0.9

@@ -32,16 +32,16 @@ from moegeom.geometry.whatif.smooth import (
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
-from moegeom.router.expert_functions import CountedExperts, open_expert_functions
-from moegeom.studies.announced import announce_experts
-from moegeom.studies.continuity import STUDY
-from moegeom.studies.continuity.record import (
+from moegeom.research.continuity import STUDY
+from moegeom.research.continuity.record import (
     Along,
     BoundaryCrossing,
     Continuity,
     ContinuityRequest,
     RouterContinuity,
 )
+from moegeom.router.expert_functions import CountedExperts, open_expert_functions
+from moegeom.studies.announced import announce_experts
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router

@@ -15,7 +15,7 @@ from moegeom.document.model import Block, Document, Fact, Gallery, Table, View
 from moegeom.document.place import place
 from moegeom.document.study import left_out_facts, study_page, study_summary
 from moegeom.document.summary import Summary
-from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
+from moegeom.research.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
 #: Figure, the line above it and its heading, and when a narrow screen does without it.
 _COLUMNS: tuple[tuple[str, str, int, Callable[[RouterOutputs], str]], ...] = (

@@ -15,12 +15,12 @@ from moegeom.engine.session import Session
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import Watch
+from moegeom.research.capacity.layer import Origin, refuse_unfit, requested_layer
+from moegeom.research.capacity.record import Capacity, LayerSizes
+from moegeom.research.capacity.request import CapacityRequest
 from moegeom.router.expert_samples import experts_by_folder
 from moegeom.router.expert_shapes import ExpertShape, expert_shape, open_headers
 from moegeom.router.plain_names import with_plain_names
-from moegeom.studies.capacity.layer import Origin, refuse_unfit, requested_layer
-from moegeom.studies.capacity.record import Capacity, LayerSizes
-from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.tokens.stages import INPUT_STAGES
 
 

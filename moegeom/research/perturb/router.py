@@ -19,7 +19,7 @@ from moegeom.geometry.noise import boundary_sigmas, noisy_distances, noisy_rows
 from moegeom.geometry.occupation import Flats, flats_of, occupations, union_bound
 from moegeom.geometry.paths import cell_quantiles, exit_probability, face_quantile, simulate_exit
 from moegeom.geometry.selection import top_k
-from moegeom.studies.perturb.record import (
+from moegeom.research.perturb.record import (
     ExitAt,
     ExitPair,
     HalfTime,

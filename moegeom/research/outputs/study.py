@@ -21,11 +21,11 @@ from moegeom.geometry.expert_block import tokens_by_expert
 from moegeom.geometry.expert_rank import adding_up, centred_by_expert, mean_pair_cosine
 from moegeom.geometry.space import energy_share, mean_energy_share
 from moegeom.pipeline import Watch
+from moegeom.research.outputs import STUDY
+from moegeom.research.outputs.record import ExpertOutput, Outputs, OutputsRequest, RouterOutputs
 from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.shared_experts import SharedExperts, open_shared_experts
 from moegeom.studies.announced import announce_bytes
-from moegeom.studies.outputs import STUDY
-from moegeom.studies.outputs.record import ExpertOutput, Outputs, OutputsRequest, RouterOutputs
 from moegeom.studies.written import refuse_out, write_rows
 from moegeom.tokens.recording.writer import RecordingWriter
 

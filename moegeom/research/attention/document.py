@@ -17,7 +17,7 @@ from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Look, Note, Table, Title, View
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
-from moegeom.studies.attention.record import Attention, AttentionLayer, HeadRange
+from moegeom.research.attention.record import Attention, AttentionLayer, HeadRange
 
 _HEADS = (
     (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from moegeom.core.files import write_whole
 from moegeom.core.text import integer_text
 from moegeom.geometry.capacity.hypersimplex import log10_count
-from moegeom.studies.capacity.record import (
+from moegeom.research.capacity.record import (
     AtDimension,
     LayerCapacity,
     SplitExperts,

@@ -21,10 +21,10 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch
+from moegeom.research.perturb import STUDY
+from moegeom.research.perturb.record import Perturbed, PerturbRequest, RouterPaths
+from moegeom.research.perturb.router import SAMPLE, Moved, router_paths, why_not
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
-from moegeom.studies.perturb import STUDY
-from moegeom.studies.perturb.record import Perturbed, PerturbRequest, RouterPaths
-from moegeom.studies.perturb.router import SAMPLE, Moved, router_paths, why_not
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.

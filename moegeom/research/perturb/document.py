@@ -11,7 +11,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.model import Block, Document, Excerpt, Fact, Table, View
 from moegeom.document.study import left_out_facts, study_page, study_summary
-from moegeom.studies.perturb.record import NearTie, Perturbed, RouterPaths
+from moegeom.research.perturb.record import NearTie, Perturbed, RouterPaths
 
 #: Pairs of experts that a screen shows of all routers together.
 _PAIRS = 6

@@ -15,14 +15,14 @@ from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.geometry.capacity.hypersimplex import log10_count
-from moegeom.studies.capacity.record import (
+from moegeom.research.capacity.record import (
     AtDimension,
     Capacity,
     LayerCapacity,
     SplitExperts,
     SplitGain,
 )
-from moegeom.studies.capacity.table import rows_of
+from moegeom.research.capacity.table import rows_of
 
 #: Whole numbers up to here are printed in full; 10^x above.
 _IN_FULL = 10**7

@@ -32,7 +32,7 @@ from moegeom.geometry.hmoe.regression import (
 )
 from moegeom.geometry.statistics import slope
 from moegeom.kernels.cpu.mixture import mean_square
-from moegeom.studies.hmoe.record import (
+from moegeom.research.hmoe.record import (
     DescentRun,
     Design,
     Exponent,

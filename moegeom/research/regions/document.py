@@ -13,7 +13,7 @@ from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.model import Block, Document, Fact, Table, View
 from moegeom.document.study import left_out_facts, study_page, study_summary
 from moegeom.document.summary import Summary
-from moegeom.studies.regions.record import Regions, RouterRegions
+from moegeom.research.regions.record import Regions, RouterRegions
 
 _WAYS = (
     ("", "", "", "changes on a way, mean +- error of", "", "", "all", "per unit", ""),

@@ -10,10 +10,10 @@ from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.text import number_of
 from moegeom.engine.parameters import option_of
-from moegeom.studies.capacity.layer import MOST, requested_layer
-from moegeom.studies.capacity.record import Capacity, LayerSizes
-from moegeom.studies.capacity.request import CapacityRequest
-from moegeom.studies.capacity.table import write_table
+from moegeom.research.capacity.layer import MOST, requested_layer
+from moegeom.research.capacity.record import Capacity, LayerSizes
+from moegeom.research.capacity.request import CapacityRequest
+from moegeom.research.capacity.table import write_table
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
@@ -37,7 +37,7 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
     _check(request)
     if request.checkpoint:
         # what opens checkpoints takes longer to load than counting takes
-        from moegeom.studies.capacity.opened import of_checkpoint
+        from moegeom.research.capacity.opened import of_checkpoint
 
         found = of_checkpoint(request, watch)
     else:

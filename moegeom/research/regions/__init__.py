@@ -4,6 +4,7 @@ from moegeom.studies.study import Study
 
 STUDY = Study(
     name="regions",
+    package=__name__,
     place=8,
     question="Between two tokens, how often do experts change, and how often their neurons?",
     example="moegeom regions CKPT --tokens REC --layers 5",

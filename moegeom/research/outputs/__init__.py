@@ -4,6 +4,7 @@ from moegeom.studies.study import Study
 
 STUDY = Study(
     name="outputs",
+    package=__name__,
     place=9,
     question="What do experts give on recorded tokens: how long, how constant, how alike?",
     example="moegeom outputs CKPT --tokens REC --layers 5",

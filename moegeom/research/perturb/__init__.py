@@ -4,6 +4,7 @@ from moegeom.studies.study import Study
 
 STUDY = Study(
     name="perturb",
+    package=__name__,
     place=7,
     question="How far may an input drift before its experts change, and which expert takes over?",
     example="moegeom perturb CKPT --tokens REC",

@@ -39,14 +39,14 @@ from moegeom.geometry.capacity.region_bounds import (
     published_regions,
     zonotope_vertices,
 )
-from moegeom.studies.capacity.record import (
+from moegeom.research.capacity.record import (
     AtDimension,
     LayerCapacity,
     LayerSizes,
     SplitExperts,
     SplitGain,
 )
-from moegeom.studies.capacity.request import CapacityRequest
+from moegeom.research.capacity.request import CapacityRequest
 
 #: Dimensions of the data where nothing else is asked; the whole input comes last.
 _DATA_DIMS = (1, 2, 5, 10, 20, 50)

@@ -26,6 +26,15 @@ from moegeom.geometry.region_counts import (
 )
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.pipeline import Watch
+from moegeom.research.regions import STUDY
+from moegeom.research.regions.record import (
+    EarlierRegions,
+    PlaneRegions,
+    Regions,
+    RegionsRequest,
+    RouterRegions,
+    SegmentRegions,
+)
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.routing_cells.exact.crossings import crossing_rate
 from moegeom.routing_cells.graph.facet_graph import swaps
@@ -41,15 +50,6 @@ from moegeom.routing_cells.study.slices import (
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import segment_crossings
 from moegeom.studies.announced import announce
-from moegeom.studies.regions import STUDY
-from moegeom.studies.regions.record import (
-    EarlierRegions,
-    PlaneRegions,
-    Regions,
-    RegionsRequest,
-    RouterRegions,
-    SegmentRegions,
-)
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router

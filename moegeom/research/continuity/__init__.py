@@ -4,6 +4,7 @@ from moegeom.studies.study import Study
 
 STUDY = Study(
     name="continuity",
+    package=__name__,
     place=10,
     question="Does the output of the experts jump at a boundary, and what does smoothing make "
     "of it?",
