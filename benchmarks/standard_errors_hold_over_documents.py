@@ -67,7 +67,7 @@ BIASED = (
 )
 
 
-class Drawn:
+class FigureResults:
     """Documents of a recording, drawn with replacement; each draw is a document of its own."""
 
     def __init__(self, source: TokenSource, router: str, documents: np.ndarray) -> None:
@@ -114,11 +114,11 @@ def coverage(model: str, layer: int, sets: int, documents: int) -> dict[str, tup
     router = load_routers(open_checkpoint(str(SAMPLES / model / "step_1500"))).routers[layer]
     source = open_tokens(str(SAMPLES / model / "rec" / "step_1500"), None, None, (router.name,))
     numbers = np.unique(source.read_columns(0, source.facts.num_tokens).document)
-    truth = _row(router, Drawn(source, router.name, np.repeat(numbers, 16)))
+    truth = _row(router, FigureResults(source, router.name, np.repeat(numbers, 16)))
     random = np.random.default_rng(0)
     hits: dict[str, list[tuple[bool, bool]]] = {}
     for _ in range(sets):
-        found = _row(router, Drawn(source, router.name, random.choice(numbers, documents)))
+        found = _row(router, FigureResults(source, router.name, random.choice(numbers, documents)))
         quantile = t.ppf(0.975, found["num_blocks"] - 1)
         for name in found:
             error = found.get(f"{name}_se")

@@ -205,7 +205,7 @@ def _scan_part(setting: ScanSetting, plan: Mapping[str, Any], out: Path) -> Path
             watch.start(len(heard) * share * setting.num_passes)
         folding = dataclasses.replace(setting, folding=writer)
         for group in in_step(heard, setting.sources):
-            for _ in _measured([Wanted(router) for router in group], folding):
+            for _ in _measured([RouterJob(router) for router in group], folding):
                 pass  # what it folded is written
     return out
 
@@ -435,7 +435,7 @@ class ScanSetting:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RouterJob:
     """A router to measure, and where what it leaves is kept."""
 
     router: Router
@@ -447,7 +447,7 @@ def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWrit
     """Routers that read the tokens together through everything; not those that an earlier run
     finished.
     """
-    wanted: list[Wanted] = []
+    wanted: list[RouterJob] = []
     is_quick = setting.opened.source is None  # what weights tell is measured sooner than written
     for router in routers:
         if writer.has_part(router.name):
@@ -456,10 +456,10 @@ def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWrit
                 setting.request, done, "the unfinished results", "begin again with --restart"
             )
         elif is_quick:
-            wanted.append(Wanted(router))
+            wanted.append(RouterJob(router))
         else:
             snapshot = writer.snapshot_path(router.name, "as_stored")
-            wanted.append(Wanted(router, writer.new_part(router.name), snapshot))
+            wanted.append(RouterJob(router, writer.new_part(router.name), snapshot))
     for one, found in zip(wanted, _measured(wanted, setting), strict=True):
         if one.folder is None:
             writer.hold(one.router.name, found.rows, found.facts)
@@ -467,7 +467,7 @@ def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWrit
             writer.add_part(one.router.name, one.folder, found.rows, found.facts)
 
 
-def _measured(wanted: Sequence[Wanted], setting: ScanSetting) -> Iterator[MeasuredRouter]:
+def _measured(wanted: Sequence[RouterJob], setting: ScanSetting) -> Iterator[MeasuredRouter]:
     """Each of them in turn. Only those whose choices are read together, and those without tokens,
     are more than one.
     """
@@ -502,7 +502,7 @@ def _measured(wanted: Sequence[Wanted], setting: ScanSetting) -> Iterator[Measur
 
 
 def _run_of(
-    one: Wanted, source: TokenSource, setting: ScanSetting, experts: CountedExperts | None
+    one: RouterJob, source: TokenSource, setting: ScanSetting, experts: CountedExperts | None
 ) -> RouterRun:
     """A router on tokens."""
     router, side, watch = one.router, setting.checkpoint_b, setting.watch

@@ -21,7 +21,7 @@ MOST_LAYERS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class FigureResults:
     """Results as figures see them: columns by table, routers by their names on the screen."""
 
     results: Results
@@ -116,7 +116,7 @@ class Drawing:
     name: str
     place: int
     text: str
-    draw: Callable[[Drawn], Iterator[Chart]]
+    draw: Callable[[FigureResults], Iterator[Chart]]
 
 
 #: Figures of results by name.
@@ -128,7 +128,7 @@ def figures_of(results: Results, names: Sequence[str] = ()) -> list[Chart]:
 
     In the order of a page.
     """
-    drawn = Drawn(results)
+    drawn = FigureResults(results)
     wanted = [DRAWINGS[name] for name in names] or DRAWINGS.all()
     ordered = sorted(wanted, key=lambda drawing: (drawing.place, drawing.name))
     return [figure for drawing in ordered for figure in drawing.draw(drawn)]

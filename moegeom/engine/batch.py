@@ -25,7 +25,7 @@ from moegeom.engine.labels import block_of, is_outlier
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.products import tile_logits
 from moegeom.engine.recorded import (
-    Known,
+    RecordedQuantities,
     recorded_choice,
     recorded_ids,
     recorded_logits,
@@ -79,7 +79,9 @@ class LazyBatch(TokenBatch):
     is first asked for; what is ``known`` is not computed again. A batch belongs to one thread.
     """
 
-    def __init__(self, task: Task, start: int, stop: int, known: Known | None = None) -> None:
+    def __init__(
+        self, task: Task, start: int, stop: int, known: RecordedQuantities | None = None
+    ) -> None:
         self.task, self.start, self.stop = task, start, stop
         #: Numbers of the tokens that are not finite.
         self.non_finite: tuple[int, ...] = ()
@@ -451,7 +453,7 @@ _OF_RANGE = ("columns", "is_lost")
 
 
 def _finite(
-    known: Known, theirs: Float[np.ndarray, "tokens experts"] | None
+    known: RecordedQuantities, theirs: Float[np.ndarray, "tokens experts"] | None
 ) -> Bool[np.ndarray, "tokens"] | None:
     """Which tokens have finite logits; None where all have.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.plan import MAX_TILES
-from moegeom.engine.recorded import Known
+from moegeom.engine.recorded import RecordedQuantities
 from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch
@@ -310,14 +310,16 @@ class Workers:
         for accumulators in self._all:
             self._free.put(accumulators)
 
-    def submit(self, start: int, stop: int, known: Known | None = None) -> Future[Folded]:
+    def submit(
+        self, start: int, stop: int, known: RecordedQuantities | None = None
+    ) -> Future[Folded]:
         """Folds tokens ``[start, stop)``, of which a device may know the choice already."""
         return self._threads.submit(self._work, start, stop, known)
 
-    def _work(self, start: int, stop: int, known: Known | None) -> Folded:
+    def _work(self, start: int, stop: int, known: RecordedQuantities | None) -> Folded:
         return self.fold(self.batch(start, stop, known))
 
-    def batch(self, start: int, stop: int, known: Known | None = None) -> TokenBatch:
+    def batch(self, start: int, stop: int, known: RecordedQuantities | None = None) -> TokenBatch:
         """Tokens ``[start, stop)``."""
         of_task = LazyBatch if self.task.what_if is None else what_if_batch
         return of_task(self.task, start, stop, known)

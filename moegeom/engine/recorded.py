@@ -22,7 +22,7 @@ LARGEST_OUTPUTS = 2 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class RecordedQuantities:
     """What is known about all tokens of a range, by name of the quantity; None where nobody looked.
 
     ``values`` are the router inputs; a device hands them on in the dtype that they are stored in,
@@ -73,25 +73,25 @@ class ChoicesAlone:
         return self._source.read_output(router, kind, start, stop)
 
 
-def recorded_logits(task: Task, start: int, stop: int) -> Known:
+def recorded_logits(task: Task, start: int, stop: int) -> RecordedQuantities:
     """Logits of tokens ``[start, stop)`` from whatever stage was recorded."""
     router, stage = task.prepared.router, task.source.facts.stage
     if stage == "top_logits":
         top = task.source.read_top_logits(router.name, start, stop)
         logits = _spread(top, task.prepared, task.source.facts.name, start)
-        return Known(logits, top_logits=top.logits, top_expert=top.expert)
+        return RecordedQuantities(logits, top_logits=top.logits, top_expert=top.expert)
     # kernels and products expect rows that lie one after the other, however a source keeps them
     values = np.ascontiguousarray(task.source.read_values(router.name, start, stop))
     check_width(router, stage, values.shape[1], task.source.facts.name)
     if stage == "logits":
         # Recorded logits hold the logit bias; a bias that only selects is added here.
         extra = router.selection_bias if router.rule.is_affine else None
-        return Known(np.ascontiguousarray(values if extra is None else values + extra))
+        return RecordedQuantities(np.ascontiguousarray(values if extra is None else values + extra))
     if stage == "pre_norm":
         values = through_norm(values, router, task.source.facts.name)
     with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
         logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
-    return Known(logits, values)
+    return RecordedQuantities(logits, values)
 
 
 def recorded_output(

@@ -14,7 +14,7 @@ from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.flipping import engine_logits, swaps_of
 from moegeom.engine.prepared import NO_BORDER, prepare, unavailable
-from moegeom.engine.recorded import Known, recorded_logits
+from moegeom.engine.recorded import RecordedQuantities, recorded_logits
 from moegeom.engine.task import MadeWhatIf, Task
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.whatif.moved import dense_weights, same_sets, weight_distance
@@ -134,7 +134,9 @@ def batches_of(tokens: TokenBatch, size: int) -> Iterator[TokenBatch]:
         yield TokenBatch(**{name: values[start:stop] for name, values in vars(tokens).items()})
 
 
-def what_if_batch(task: Task, start: int, stop: int, known: Known | None = None) -> TokenBatch:
+def what_if_batch(
+    task: Task, start: int, stop: int, known: RecordedQuantities | None = None
+) -> TokenBatch:
     """Tokens ``[start, stop)`` as the what-if of the task chooses, beside the router as stored."""
     made, base = task.what_if, LazyBatch(task.as_stored, start, stop, known)
     assert made is not None, "the task has one"

@@ -246,7 +246,7 @@ def open_experts(
             "that the router norms for itself.",
             "What they make of router inputs is not known here.",
         )
-    asked = _Asked(store, router, spec, settings, of_router_inputs)
+    asked = _ExpertQuery(store, router, spec, settings, of_router_inputs)
     groups = _groups(store, router)
     for first, last in _SPELLINGS:
         for tensors in groups:
@@ -349,7 +349,7 @@ def _groups(store: TensorStore, router: Router) -> list[_Group]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _ExpertQuery:
     """The router whose experts are looked for, and what family and config say of them."""
 
     store: TensorStore
@@ -380,7 +380,7 @@ class _Asked:
         return self.router.hidden_size
 
 
-def _opened(asked: _Asked, tensors: _Group, first: Sequence[str], last: str) -> ExpertTensors:
+def _opened(asked: _ExpertQuery, tensors: _Group, first: Sequence[str], last: str) -> ExpertTensors:
     store, router, spec, hidden = asked.store, asked.router, asked.spec, asked.hidden
     found = {leaf: _tensor(asked, leaf, tensors[leaf]) for leaf in (*first, last)}
     others = {leaf: _other_side(asked, leaf, found[leaf].stored) for leaf in found}
@@ -432,7 +432,7 @@ def _activation(settings: Settings) -> str:
     return name.lower() if isinstance(name, str) else ""
 
 
-def _tensor(asked: _Asked, leaf: str, by_expert: Mapping[int, Mapping[str, str]]) -> _Tensor:
+def _tensor(asked: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str, str]]) -> _Tensor:
     """How a matrix is stored, and that every expert has one."""
     store, router, experts = asked.store, asked.router, asked.num_experts
     parts = {e: _without_bias(leaf, rests) for e, rests in by_expert.items()}
@@ -456,7 +456,7 @@ def _tensor(asked: _Asked, leaf: str, by_expert: Mapping[int, Mapping[str, str]]
     return _Tensor(stored, None, parts[-1], False, experts)
 
 
-def _numbers(asked: _Asked) -> Iterator[tuple[int, int]]:
+def _numbers(asked: _ExpertQuery) -> Iterator[tuple[int, int]]:
     """Each expert of the router, and the number that its tensors have."""
     return enumerate(range(asked.first, asked.first + asked.num_experts))
 
@@ -504,7 +504,7 @@ def _storage(
     return find_storage(infos, Settings(store.config), f"experts of {router.name}", plain, read)
 
 
-def _other_side(asked: _Asked, leaf: str, stored: Stored) -> int:
+def _other_side(asked: _ExpertQuery, leaf: str, stored: Stored) -> int:
     shape, hidden, router = stored.shape, asked.hidden, asked.router
     if len(shape) != 2 or hidden not in shape or 0 in shape:
         raise RouterError(
@@ -516,7 +516,7 @@ def _other_side(asked: _Asked, leaf: str, stored: Stored) -> int:
 
 
 def _turned(
-    asked: _Asked, found: Mapping[str, _Tensor], first: Sequence[str], last: str
+    asked: _ExpertQuery, found: Mapping[str, _Tensor], first: Sequence[str], last: str
 ) -> dict[str, bool]:
     """Which matrices lie on their side: by shape, those of square ones as the others do."""
     hidden, turned, square = asked.hidden, {}, []
@@ -538,7 +538,7 @@ def _turned(
 
 
 def _bias(
-    asked: _Asked, leaf: str, by_expert: Mapping[int, Mapping[str, str]], length: int
+    asked: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str, str]], length: int
 ) -> _Tensor | None:
     store, router, experts = asked.store, asked.router, asked.num_experts
     names = {

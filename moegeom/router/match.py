@@ -19,7 +19,7 @@ _LAYERS_APART = "Let --router-pattern fit only the layers that have one, such as
 
 
 @dataclass(frozen=True)
-class Found:
+class TensorPlace:
     """A tensor of the checkpoint, and how it lies."""
 
     name: str
@@ -41,7 +41,7 @@ class Match:
     stem: str
     weight: TensorName
     tensors: tuple[str, ...]
-    parts: Mapping[str, Found]
+    parts: Mapping[str, TensorPlace]
 
     @property
     def leaf(self) -> str:
@@ -270,10 +270,10 @@ def _match(
     family: Family,
     settings: Settings,
 ) -> Match:
-    def spelled(patterns: Iterable[TensorName]) -> list[Found]:
-        return [Found(module.prefix + p.name.format(layer=module.layer), p) for p in patterns]
+    def spelled(patterns: Iterable[TensorName]) -> list[TensorPlace]:
+        return [TensorPlace(module.prefix + p.name.format(layer=module.layer), p) for p in patterns]
 
-    def find(patterns: tuple[TensorName, ...], what: str) -> Found | None:
+    def find(patterns: tuple[TensorName, ...], what: str) -> TensorPlace | None:
         known = spelled(patterns)
         hits = [found for found in known if found.name in names]
         if known and not hits:

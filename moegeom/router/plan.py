@@ -15,7 +15,7 @@ from moegeom.core.router import Norm, Rule
 from moegeom.core.text import number_of
 from moegeom.router.family import BIAS, LOGARITHM, SIZE, Range
 from moegeom.router.integrity import CONFIG_CONTRADICTED
-from moegeom.router.match import Found, Match
+from moegeom.router.match import Match, TensorPlace
 from moegeom.router.rule import build_norm, build_rule
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, check_plain, find_storage
@@ -240,7 +240,7 @@ def _check_hidden(
         )
 
 
-def _vector(store: TensorStore, found: Found, length: int, size: _Size) -> Vector:
+def _vector(store: TensorStore, found: TensorPlace, length: int, size: _Size) -> Vector:
     """A plain float tensor of the given length, or a row of a matrix of such rows."""
     info, row = store.info(found.name), found.spec.row
     check_plain(info, size.what)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 
 #: Layers that are drawn: those whose choices tell most of the domain.
 _MOST = 4
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     domains = drawn.results.columns("domains", ["population"])["population"]
     if len(domains) < 2 or not drawn.has("experts", "load"):
         return

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
 from moegeom.core.text import percent
 from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
-from moegeom.document.drawing import Drawing, Drawn, middle
+from moegeom.document.drawing import Drawing, FigureResults, middle
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("layers", "flipped_share"):
         return
     held = drawn.results.columns("variants", ["variant", "text"])

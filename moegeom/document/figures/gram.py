@@ -9,7 +9,7 @@ from jaxtyping import Float64
 
 from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 
 #: Layers that are drawn: as many as stand side by side.
 _MOST = 3
@@ -19,7 +19,7 @@ Matrix = Float64[np.ndarray, "experts experts"]
 Rows = list[tuple[int, list[float | None]]]
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("matrices", "values"):
         return
     scores = drawn.layers("gram_score_centred")
@@ -90,7 +90,7 @@ def _cells(values: Sequence[float | None]) -> str:
     return " ".join("" if value is None else f"{value:.4g}" for value in values)
 
 
-def _rows(drawn: Drawn, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
+def _rows(drawn: FigureResults, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
     """By matrix and router: experts, each with its values for the later ones."""
     found: dict[str, dict[str, Rows]] = {name: {} for name in _NAMES}
     held = drawn.by_router("matrices", ["matrix", "expert", "values"], router=routers)
@@ -101,7 +101,7 @@ def _rows(drawn: Drawn, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
     return found
 
 
-def cosines_of(drawn: Drawn, routers: Sequence[str]) -> dict[str, Matrix]:
+def cosines_of(drawn: FigureResults, routers: Sequence[str]) -> dict[str, Matrix]:
     """Cosines of centred rows by router, of those that have them; nan on the diagonal."""
     if not drawn.has("matrices", "values"):
         return {}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from moegeom.core.row_keys import RANDOM
 from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Bars, Chart, Guide, Panel, Polyline
-from moegeom.document.drawing import Drawing, Drawn, interval
+from moegeom.document.drawing import Drawing, FigureResults, interval
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("experts", "load"):
         return
     columns = ["expert", "load", "load_se"]

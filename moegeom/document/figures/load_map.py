@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from moegeom.core.text import figure_text, number_of
 from moegeom.document.chart import Axis, Chart, Heat, Panel
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("experts", "load"):
         return
     rows = drawn.by_router("experts", ["expert", "load"])

@@ -9,7 +9,7 @@ from typing import Any
 from moegeom.core.row_keys import RANDOM
 from moegeom.core.text import figure_text, percent
 from moegeom.document.chart import Axis, Chart, Mark, Panel, Polyline
-from moegeom.document.drawing import Drawing, Drawn, interval
+from moegeom.document.drawing import Drawing, FigureResults, interval
 
 #: Quantities of the table ``margins`` that are drawn, in words.
 _QUANTITIES = {
@@ -24,7 +24,7 @@ _COLUMNS = ("router", "quantity", "threshold", "share_below", "share_below_se")
 Curve = dict[float, tuple[float | None, float | None]]
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("margins", "share_below"):
         return
     held = drawn.columns("margins", _COLUMNS)
@@ -62,7 +62,7 @@ def _curves(held: Mapping[str, list[Any]], quantity: str) -> dict[str, Curve]:
 
 
 def _panel(
-    drawn: Drawn, words: str, curves: Mapping[str, Curve], random: Mapping[str, Curve]
+    drawn: FigureResults, words: str, curves: Mapping[str, Curve], random: Mapping[str, Curve]
 ) -> tuple[Panel, str]:
     steps = sorted({x for curve in curves.values() for x in curve})
     middle = _median_of(curves, steps)

@@ -7,7 +7,7 @@ from statistics import median
 
 from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 
 #: Columns of ``layers`` and what they are called here, with the unit.
 _COLUMNS = {
@@ -38,7 +38,7 @@ _FULL = 4.0
 _NORMAL = 1.4826
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     has_domains = drawn.has("domains") and len(drawn.results.table("domains")) > 1
     found = {
         column: drawn.layers(column) for column in _COLUMNS if has_domains or column != _DOMAIN

@@ -10,7 +10,7 @@ from typing import Any
 from moegeom.core.text import figure_text, percent
 from moegeom.document.chart import Axis, Chart, Numbers, Panel, Points
 from moegeom.document.colours import GROUPS
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 
 #: Layers that are drawn: the first, the middle and the last.
 _LAYERS = 3
@@ -39,7 +39,7 @@ def shown_of(routers: Sequence[str]) -> list[str]:
     return [routers[place] for place in places if place >= 0]
 
 
-def domains_of(drawn: Drawn) -> list[str]:
+def domains_of(drawn: FigureResults) -> list[str]:
     """Names of the domains in the order of their numbers."""
     return list((drawn.results.run["tokens"] or {}).get("domains") or ())
 
@@ -60,7 +60,7 @@ def coloured(rows: Mapping[str, Sequence[Any]], num_domains: int) -> TokensOfLay
     )
 
 
-def likeness_of_neighbours(drawn: Drawn, router: str) -> str:
+def likeness_of_neighbours(drawn: FigureResults, router: str) -> str:
     """What holds in all dimensions: whether near tokens choose alike; empty if not known."""
     same, chance, near = (
         drawn.layers(name).get(router)
@@ -73,7 +73,7 @@ def likeness_of_neighbours(drawn: Drawn, router: str) -> str:
     return said if near is None else f"{said}, silhouette {figure_text(near)}"
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("sample", "x"):
         return
     domains, whole = domains_of(drawn), drawn.by_router("sample", _COLUMNS)

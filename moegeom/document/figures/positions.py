@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from moegeom.core.text import figure_text, number_of
 from moegeom.document.chart import Axis, Chart, Heat, Panel
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 
 #: Experts up to which each has a line: of more, hardly any is chosen at all.
 _MOST = 48
@@ -14,7 +14,7 @@ _MOST = 48
 _COLUMNS = ("document_number", "position", "expert", "weight")
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("positions", "weight"):
         return
     held = drawn.by_router("positions", _COLUMNS)

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from moegeom.core.extras import install_command
 from moegeom.core.text import percent
 from moegeom.document.chart import Axis, Chart, Numbers, Panel, Points
-from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.drawing import Drawing, FigureResults
 from moegeom.document.figures.gram import Matrix, cosines_of
 from moegeom.document.figures.plane import (
     coloured,
@@ -45,7 +45,7 @@ _SHOWS_NOT = (
 )
 
 
-def _draw(drawn: Drawn) -> Iterator[Chart]:
+def _draw(drawn: FigureResults) -> Iterator[Chart]:
     if not drawn.has("sample", "widest"):
         return
     title = "Tokens and rows by t-SNE"

@@ -17,7 +17,7 @@ from moegeom.engine.devices.device_router import (
 )
 from moegeom.engine.devices.inputs import InputReader
 from moegeom.engine.loop import Folded, TokenRange
-from moegeom.engine.recorded import Known
+from moegeom.engine.recorded import RecordedQuantities
 from moegeom.engine.task import Task
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
 from moegeom.kernels.cuda.route import RouteCounters, RouteOutputs
@@ -105,13 +105,13 @@ class Slot:
                 assert array is not None
                 self.queue.download(self.answers[name][:tokens], array[:tokens])
 
-    def known(self, first: int, last: int, reader: InputReader) -> Known:
+    def known(self, first: int, last: int, reader: InputReader) -> RecordedQuantities:
         """What the device found out about rows ``[first, last)``, once the queue is finished."""
         # copies: whoever keeps them must not see the next batch
         rows = {name: array[first:last].copy() for name, array in self.answers.items()}
         assert self.columns is not None
         rows["is_lost"] = rows["is_lost"].astype(bool)
-        return Known(
+        return RecordedQuantities(
             **rows,
             columns=self.columns.at(slice(first, last)),
             values=None if self.router.rows is None else reader.numbers(self.values[first:last]),

@@ -12,7 +12,7 @@ from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
 
 
-class _Gathered:
+class _PendingJoins:
     """A state, and parts of batches that wait until joining them is worth it."""
 
     def __init__(self, state: State, join: Callable[[list[State]], State]) -> None:
@@ -44,7 +44,7 @@ _LABEL_BITS = 11
 _BLOCK_BITS = 4
 
 
-class _ExpertSets(_Gathered):
+class _ExpertSets(_PendingJoins):
     """An entry is one expert set in one population and block.
 
     The composite key holds 53 bits of the expert set's hash, then 7 bits of population and 4 of
@@ -157,7 +157,7 @@ EXPERT_SETS = Reduction(
 DOCUMENTS = 4096
 
 
-class _Documents(_Gathered):
+class _Documents(_PendingJoins):
     """A row for each document and population: most documents are of one domain.
 
     Of more documents those with the smallest hashes stay. A document that stays in the end has

@@ -263,7 +263,7 @@ def cells_of_ball(
     """
     if not math.isfinite(problem.ball.limits.radius):
         raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
-    return _Found(problem, most, most_exact, watch).run(None)
+    return _GrowingCells(problem, most, most_exact, watch).run(None)
 
 
 def cells_within_hops(
@@ -281,7 +281,7 @@ def cells_within_hops(
     most answers are left to exact arithmetic: take independent columns first.
     """
     problem = BallProblem.of(weight, bias, k, point, math.inf)
-    found = _Found(problem, most)
+    found = _GrowingCells(problem, most)
     if common_tie(weight, bias) is not None:
         # the tip is in every closed facet, and the nearest point of many: whole cones are walked
         whole = enumerate_cells(weight, bias, k, most=most)
@@ -368,7 +368,7 @@ def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, rad
         raise ValueError("NaN or infinity among the numbers of the router or the centre")
 
 
-class _Found:
+class _GrowingCells:
     """Cells and facets that grow while the search goes on."""
 
     def __init__(

@@ -77,7 +77,7 @@ class RequestedSlice:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _SliceQuery:
     """One router, its tokens if there are any, and what stands behind the colon."""
 
     router: Router
@@ -122,18 +122,18 @@ def requested_slice(
     """
     kind, _, value = text.partition(":")
     if kind in _KINDS:
-        return _KINDS[kind](_Asked(router, sample, source, value, seed))
+        return _KINDS[kind](_SliceQuery(router, sample, source, value, seed))
     path = Path(text)
     if path.suffix == ".npz":
         return _of_file(path, router)
     raise UsageError(f"--subspace {text}: expected {KINDS}.")
 
 
-def _full(asked: _Asked) -> RequestedSlice:
+def _full(asked: _SliceQuery) -> RequestedSlice:
     return RequestedSlice("the whole input space", None)
 
 
-def _principal(asked: _Asked) -> RequestedSlice:
+def _principal(asked: _SliceQuery) -> RequestedSlice:
     sample, dims = asked.tokens("pca"), asked.dims("pca")
     try:
         part, share = principal_slice(sample.inputs, dims)
@@ -142,7 +142,7 @@ def _principal(asked: _Asked) -> RequestedSlice:
     return RequestedSlice(f"pca:{dims} of {len(sample.inputs):,} tokens", part, share)
 
 
-def _random(asked: _Asked) -> RequestedSlice:
+def _random(asked: _SliceQuery) -> RequestedSlice:
     dims = asked.dims("random")
     if asked.sample is None:
         centre, where = np.zeros(asked.router.hidden_size), "0"
@@ -153,7 +153,7 @@ def _random(asked: _Asked) -> RequestedSlice:
     return RequestedSlice(text, random_slice(centre, dims, asked.seed))
 
 
-def _plane(asked: _Asked) -> RequestedSlice:
+def _plane(asked: _SliceQuery) -> RequestedSlice:
     numbers = asked.numbers("plane", "A,B,C")
     sample = asked.tokens("plane")
     points = sample.inputs[sample.rows_of(numbers, asked.source)]
@@ -167,7 +167,7 @@ def _plane(asked: _Asked) -> RequestedSlice:
     return RequestedSlice(f"the plane through the tokens {_listed(numbers)}", part, at=numbers)
 
 
-def _circle(asked: _Asked) -> RequestedSlice:
+def _circle(asked: _SliceQuery) -> RequestedSlice:
     numbers = asked.numbers("circle", "A,B")
     sample, router = asked.tokens("circle"), asked.router
     hidden = router.hidden_size
@@ -222,7 +222,7 @@ def _of_file(path: Path, router: Router) -> RequestedSlice:
     return RequestedSlice(f"the slice {path.name}", Slice(centre, basis))
 
 
-_KINDS: dict[str, Callable[[_Asked], RequestedSlice]] = {
+_KINDS: dict[str, Callable[[_SliceQuery], RequestedSlice]] = {
     "full": _full,
     "pca": _principal,
     "random": _random,

@@ -36,7 +36,7 @@ _EXACT, _LEAST_BIAS_BITS = 2.0**-30, 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
+class _FittedEdit:
     edit: Edit
     fit: RowFit
     region: MatrixRegion
@@ -46,7 +46,7 @@ class _Found:
 def explained(pair: RowPair) -> tuple[list[Change], RowPair]:
     """What was done to the rows, and the pair with that taken out."""
     told: list[Change] = []
-    found: list[_Found] = []
+    found: list[_FittedEdit] = []
     for _ in range(_MOST):
         if found and pair.is_settled:
             break
@@ -76,7 +76,7 @@ def _of_rest(pair: RowPair) -> Iterator[Change]:
             )
 
 
-def _told(one: _Found, pair: RowPair, is_exact: bool) -> Change:
+def _told(one: _FittedEdit, pair: RowPair, is_exact: bool) -> Change:
     fit = one.fit
     return one.edit.change(
         pair.rule,
@@ -100,7 +100,7 @@ def _where(region: MatrixRegion) -> str:
     return f"columns {columns[0]}-{columns[-1]} of {len(region.columns)}"
 
 
-def _applied(pair: RowPair, one: _Found) -> RowPair:
+def _applied(pair: RowPair, one: _FittedEdit) -> RowPair:
     fit = one.fit
     return dataclasses.replace(
         pair,
@@ -122,7 +122,7 @@ def _lengths(pair: RowPair, fit: RowFit) -> Float64[np.ndarray, "experts"] | Non
     return pair.lengths * ratio
 
 
-def _proposals(pair: RowPair) -> Iterator[_Found]:
+def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
     """Edits that are believed, with the region where each saves most."""
     dimension = pair.a.shape[1]
     before = np.linalg.norm(pair.left, axis=1)
@@ -132,7 +132,7 @@ def _proposals(pair: RowPair) -> Iterator[_Found]:
             everything = whole(*pair.a.shape)
             if fit.saved is not None:
                 if (saved := fit.saved - fit.bits) >= _LEAST_BITS:
-                    yield _Found(edit, fit, everything, saved)
+                    yield _FittedEdit(edit, fit, everything, saved)
                 continue
             left = pair.left_of(fit.rows if fit.measured is None else fit.measured)
             after = np.linalg.norm(left, axis=1)
@@ -148,7 +148,7 @@ def _proposals(pair: RowPair) -> Iterator[_Found]:
             region, saved = max(ways, key=lambda way: way[1])
             if saved - fit.bits < _LEAST_BITS or not _halves(pair, left, base, region):
                 continue
-            yield _Found(edit, fit, region, saved - fit.bits)
+            yield _FittedEdit(edit, fit, region, saved - fit.bits)
 
 
 def _best_columns(

@@ -21,6 +21,7 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
+from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
 from moegeom.studies.faults.operator import (
     AS_STORED,
     Proposal,
@@ -32,7 +33,6 @@ from moegeom.studies.faults.operator import (
 from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
-from moegeom.studies.faults.told import Told, weights_of
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.emulated import emulate
 
@@ -138,7 +138,7 @@ def look(
     return ReadySite(site, _values(sides, own, rows, kept), nearest, apart, reason)
 
 
-def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> Told | None:
+def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> ChoiceValues | None:
     """B's logits, else the weights that it gave to what it chose; None where it recorded neither.
 
     Nothing where logits hold a bias that weights do not, or experts that always run share the sum.
@@ -147,9 +147,9 @@ def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> Told
     if router.projection is not None or router.shared_rows is not None:
         return None
     if facts.stage == "logits" and not (router.rule.is_affine and router.rule.has_selection_bias):
-        return Told(sides.other_recorded(router.name, rows).astype(np.float64), True)
+        return ChoiceValues(sides.other_recorded(router.name, rows).astype(np.float64), True)
     if "routing_weights" in facts.outputs and router.rule.top_k > 1:
-        return Told.of_weights(sides.other_output(router.name, "routing_weights", rows))
+        return ChoiceValues.of_weights(sides.other_output(router.name, "routing_weights", rows))
     return None
 
 

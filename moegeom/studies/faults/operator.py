@@ -20,7 +20,7 @@ from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.set_code import TIE_WAYS, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.faults.causes import Cause
-from moegeom.studies.faults.told import Told
+from moegeom.studies.faults.choice_values import ChoiceValues
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import Emulated, emulate
 
@@ -60,7 +60,7 @@ class Site:
     kernels: Kernels
     has_inputs: bool
     has_logits: bool
-    told: Told | None
+    told: ChoiceValues | None
     chosen_at: Callable[[int], Int32[np.ndarray, "tokens k"]]
     values_at: Callable[[int], Values]
 

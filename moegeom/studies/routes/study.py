@@ -83,7 +83,7 @@ def _trace(given: str, asked: str | None, said: Callable[[int], None] | None) ->
         said(sum(file.stat().st_size for file in files))
     blank = FileOfRoutes(name_of(paths), given, dialect.name, "", "defective")
     try:
-        shown = _Shown(blank.name)
+        shown = _TraceSums(blank.name)
         for file in files:
             for trace, _ in FileOf(file, dialect).pieces(BEGINNING):
                 if trace.counts is not None:
@@ -123,7 +123,7 @@ def _counts(trace: Trace, blank: FileOfRoutes) -> FileOfRoutes:
     )
 
 
-class _Shown:
+class _TraceSums:
     """What pieces of a trace show of its routers, added up.
 
     ``seen`` are the different ids of each layer and slot; ``highest`` and ``lowest`` are those of
@@ -262,7 +262,7 @@ def _chosen(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "
 
 
 def _requests(
-    shown: _Shown, files: Sequence[Path], dialect: Dialect, blank: FileOfRoutes
+    shown: _TraceSums, files: Sequence[Path], dialect: Dialect, blank: FileOfRoutes
 ) -> FileOfRoutes:
     described = replace(
         blank,

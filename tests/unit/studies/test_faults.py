@@ -16,6 +16,7 @@ from moegeom.geometry.set_code import fitted_bias, set_distances
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.faults._bits import STEP, bits_by_chance
+from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
 from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
@@ -23,7 +24,6 @@ from moegeom.studies.faults.operators.damaged import EXCHANGED, TRANSPOSED, row_
 from moegeom.studies.faults.scope import SCOPES, Where, best_region, found_by_chance
 from moegeom.studies.faults.score import LEAST_BITS, Fault, believed, faults, score_site
 from moegeom.studies.faults.shared_rows import composed, sources
-from moegeom.studies.faults.told import Told, weights_of
 from moegeom.variants.emulated import emulate
 from tests.by_day import by_day
 from tests.museum.healthy import softmax_model
@@ -108,9 +108,9 @@ def site(router, rows=None, noise: float = 0.0, theirs=None, tells: str = "") ->
     chosen = [chosen_of(z) for z in (logits, other)]
     told = None
     if tells == "logits":
-        told = Told(other.astype(np.float64), True)
+        told = ChoiceValues(other.astype(np.float64), True)
     elif tells == "weights":
-        told = Told.of_weights(weights_of(router, other, chosen[1]))
+        told = ChoiceValues.of_weights(weights_of(router, other, chosen[1]))
     return Site(
         router=router,
         number=0,

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.low_rank_fit import fitted_update
+from moegeom.studies.faults.choice_values import weights_of
 from moegeom.studies.faults.operator import AS_STORED, Operator, Proposal, Site
-from moegeom.studies.faults.told import weights_of
 from moegeom.variants.emulated import emulate
 
 #: Tokens whose sets differ that it takes, and tokens of each half to which rows are fitted: for a

@@ -13,17 +13,17 @@ from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, s
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class ChoiceValues:
     """Logits of all experts, or logarithms of the weights of those that B chose, in its order."""
 
     values: Float64[np.ndarray, "tokens values"]
     is_logits: bool
 
     @staticmethod
-    def of_weights(weights: Float64[np.ndarray, "tokens k"]) -> Told:
+    def of_weights(weights: Float64[np.ndarray, "tokens k"]) -> ChoiceValues:
         """A weight that is not positive says nothing, nor do the others of its token."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return Told(np.where(weights > 0.0, np.log(weights), np.nan), False)
+            return ChoiceValues(np.where(weights > 0.0, np.log(weights), np.nan), False)
 
     def apart(
         self,
