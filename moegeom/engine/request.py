@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.core.errors import UsageError
@@ -50,7 +50,7 @@ class ComputeOptions:
 
     seed: int = 0
     exclude_first: int = 0
-    non_finite: str = field(
+    non_finite: Literal["fail", "skip"] = field(
         default="fail",
         metadata=outside_plan("a part that was finished without it has no token to skip"),
     )

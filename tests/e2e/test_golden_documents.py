@@ -27,13 +27,8 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.engine.parts import MissingParts, StoredPart, read_part
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.pipeline import scan
-from moegeom.recorder.run import (
-    Captured,
-    CaptureRequest,
-    captured_document,
-    plan_capture,
-    plan_document,
-)
+from moegeom.recorder.document import captured_document, plan_document
+from moegeom.recorder.run import Captured, CaptureRequest, plan_capture
 from moegeom.recorder.text import TextFile
 from moegeom.studies.check.document import page_document
 from moegeom.studies.parts.document import missing_document, part_document

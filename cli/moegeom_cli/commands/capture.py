@@ -72,13 +72,8 @@ def run(
     from moegeom.core.extras import install_command
 
     try:
-        from moegeom.recorder.run import (
-            CaptureRequest,
-            capture,
-            captured_document,
-            plan_capture,
-            plan_document,
-        )
+        from moegeom.recorder.document import captured_document, plan_document
+        from moegeom.recorder.run import CaptureRequest, capture, plan_capture
         from moegeom.recorder.text import parse_text_file
     except ModuleNotFoundError as missing:
         if missing.name not in ("torch", "transformers"):

@@ -1,0 +1,146 @@
+"""What a capture says before and after."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.text import number_of
+from moegeom.core.tokens import ONE_DOCUMENT
+from moegeom.document.header import size
+from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Title, View
+from moegeom.document.rule_brief import rule_brief
+from moegeom.engine.run_facts import router_facts
+from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.recorder.run import AttentionPlan, Captured, CapturePlan, CaptureRequest
+
+_KEPT = {
+    "router_input": "what each router reads",
+    "logits": "all logits",
+    "top_logits": "the {num_logits} largest logits and their experts",
+    "ids": "expert numbers only (loads; no margins, no distances)",
+}
+
+
+def plan_document(
+    plan: CapturePlan | AttentionPlan, request: CaptureRequest, view: View
+) -> Document:
+    """Model, what is kept, and how large that becomes."""
+    del view
+    if isinstance(plan, AttentionPlan):
+        facts = [*_planned_attention(plan, request)]
+        return Document("capture", plan.checkpoint, [facts], lambda: dataclasses.asdict(plan))
+    blocks = [*_planned(plan, request)]
+    return Document(
+        "capture", plan.routers.checkpoint, [blocks], lambda: _plan_record(plan, request)
+    )
+
+
+def _planned_attention(plan: AttentionPlan, request: CaptureRequest) -> Iterator[Block]:
+    layers = number_of(len(plan.layers), "attention layer")
+    yield Title(plan.checkpoint, f"{plan.family}: {layers} with gates or learned sinks.")
+    yield Fact(
+        "keeps",
+        "sums of gates, attention and energy by head, and no token: at most "
+        f"{number_of(plan.num_tokens, 'token')} go through, {plan.length:,} at a time",
+    )
+    if not any(text.holds_many for text in request.texts):
+        yield from _too_few(len(request.texts))
+
+
+def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
+    routers = plan.routers
+    brief = rule_brief(routers.family_text, [router_facts(r) for r in routers.routers])
+    yield Title(routers.checkpoint, f"{routers.family}: {brief}.")
+    tokens = f"at most {number_of(plan.num_tokens, 'token')}, {plan.length:,} at a time"
+    if request.fold:
+        yield Fact("keeps", f"nothing: {tokens} are measured as they come")
+        return
+    kept = _KEPT[plan.keep.stage].format(num_logits=plan.keep.num_logits)
+    if plan.keep.outputs:
+        every = "expert_output" in plan.keep.outputs
+        kept += f", what shared and routed experts give{', and every expert' if every else ''}"
+    yield Fact(
+        "keeps",
+        f"{kept}, and the model's own choices, of {len(routers.routers)} routers: "
+        f"{size(plan.bytes_per_token)} a token",
+    )
+    yield Fact(
+        "size",
+        f"{size(plan.num_bytes)} for {tokens} ({size(plan.free_bytes)} free) in {request.out}",
+    )
+    if plan.keep.stage != "router_input":
+        yield Fact("note", "boundary-report and explain need what each router reads: --keep hidden")
+    if not any(text.holds_many for text in request.texts):
+        yield from _too_few(len(request.texts))
+
+
+def _too_few(num_documents: int) -> Iterator[Fact]:
+    """Said where standard errors will be missing or coarse; nothing else says it in time."""
+    if num_documents < NUM_BLOCKS:
+        yield Fact(
+            "note",
+            f"{number_of(num_documents, 'document')}: standard errors count documents, and so do "
+            f"the checks on tokens: 2 are needed, {NUM_BLOCKS} better ({ONE_DOCUMENT})",
+        )
+
+
+def _plan_record(plan: CapturePlan, request: CaptureRequest) -> Mapping[str, Any]:
+    return {
+        "checkpoint": plan.routers.checkpoint,
+        "family": plan.routers.family,
+        "num_routers": len(plan.routers.routers),
+        "fold": request.fold,
+        "stage": plan.keep.stage,
+        "num_logits": plan.keep.num_logits,
+        "outputs": list(plan.keep.outputs),
+        "num_tokens": plan.num_tokens,
+        "length": plan.length,
+        "bytes_per_token": plan.bytes_per_token,
+        "num_bytes": plan.num_bytes,
+        "free_bytes": plan.free_bytes,
+        "out": str(request.out),
+    }
+
+
+def captured_document(found: Captured, request: CaptureRequest, view: View) -> Document:
+    """What was recorded, and what to do with it."""
+    del view
+    blocks = [*_captured(found, request)]
+    return Document("capture", str(found.out), [blocks], lambda: _record(found, request))
+
+
+def _captured(found: Captured, request: CaptureRequest) -> Iterator[Block]:
+    resumed = f" ({found.num_resumed:,} of them by the run before)" if found.num_resumed else ""
+    yield Fact(
+        "wrote",
+        f"{number_of(found.num_tokens, 'token')}{resumed} in {found.num_documents:,} "
+        f"{'document' if found.num_documents == 1 else 'documents'}, "
+        f"{size(found.num_bytes)}: {found.out}",
+    )
+    if not found.has_chosen:
+        yield Fact(
+            "note", "the model does not show what it chose: the rule stays assumed, not verified"
+        )
+    if any(text.holds_many for text in request.texts):  # else it was said before the capture
+        yield from _too_few(found.num_documents)
+    then = _next(found, request)
+    yield Excerpt([Fact("next", then)], [Command("next", then)])
+
+
+def _next(found: Captured, request: CaptureRequest) -> str:
+    if request.fold:
+        return f"moegeom report {found.out}"
+    if request.is_attention:
+        return f"moegeom attention {request.model} --tokens {found.out}"
+    return f"moegeom scan {request.model} --tokens {found.out}"
+
+
+def _record(found: Captured, request: CaptureRequest) -> Mapping[str, Any]:
+    return {
+        **dataclasses.asdict(found),
+        "out": str(found.out),
+        "fold": request.fold,
+        "next_command": _next(found, request),
+    }
