@@ -31,8 +31,8 @@ def house(tmp_path):
     (tmp_path / "pyproject.toml").write_text("".join(contracts[1:]), "utf-8")
     floors = """
         checkpoint checks core document engine engine/devices geometry kernels kernels/cpu
-        kernels/cuda measure metrics recorder results router routing_cells studies testing tokens trainable
-        variants
+        kernels/cuda measure metrics recorder research results router routing_cells studies testing
+        tokens trainable variants
     """.split()
     for folder in [tmp_path / "cli/moegeom_cli", tmp_path / "moegeom"]:
         folder.mkdir(parents=True)
@@ -62,7 +62,7 @@ PLANTED = {
     "checks/run.py": ("moegeom.document",),
     "engine/loop.py": ("cupy", "moegeom.metrics"),
     "kernels/cpu/fused.py": ("cupy",),
-    "studies/diff.py": ("moegeom.routing_cells",),
+    "studies/diff.py": ("moegeom.routing_cells", "moegeom.research"),
     "pipeline.py": ("moegeom.studies",),
 }
 
