@@ -24,7 +24,7 @@ from moegeom.routing_cells.exact.exact_nearest import exact_nearest
 from moegeom.routing_cells.exact.rank import common_tie
 from moegeom.routing_cells.graph.facet_graph import swaps
 from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.search import FoundCells, find_cells, with_witnesses
+from moegeom.routing_cells.study.search import SliceCells, cells_of_slice, with_witnesses
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from tests.by_day import by_day
 from tests.oracle import helpers
@@ -298,10 +298,11 @@ def cones(weight: np.ndarray, k: int) -> tuple[set, set]:
     return cells, facets
 
 
-def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **changes) -> FoundCells:
+def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **changes) -> SliceCells:
     """What is found in a ball, with points that are proved; none of a cone needs a second try."""
     request = CellsRequest("", weights=Path("w.npz"), radius=radius, num_workers=1, **changes)
-    found = find_cells(weight, bias, k, request, np.empty((0, weight.shape[1])), None)
+    bias = np.zeros(len(weight)) if bias is None else bias
+    found = cells_of_slice(weight, bias, k, request, np.empty((0, weight.shape[1])), None)
     assert isinstance(found, list)
     proved = with_witnesses(found[0], weight, bias, request)
     if proved.is_cone and is_near:
@@ -420,7 +421,7 @@ def test_experts_tie_at_a_point_when_fractions_say_so_and_every_set_may_be_a_cel
     assert common_tie(np.array([[1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 1.0])) is None
     weight = np.random.default_rng(1).standard_normal((6, 5))
     request = CellsRequest("", weights=Path("w.npz"), radius=1e-3)
-    found = find_cells(weight, None, 3, request, np.empty((0, 5)), None)
+    found = cells_of_slice(weight, np.zeros(6), 3, request, np.empty((0, 5)), None)
     assert isinstance(found, AllSubsets)
     assert found.num_cells == len(cones(weight, 3)[0]) == 20
 

@@ -46,7 +46,7 @@ def test_shapes_that_no_router_or_gain_has_are_refused(make_olmoe, monkeypatch):
         f"model.safetensors: tensor '{_NORM}' (gain of the norm in front) has shape (15,); "
         "its router needs (16,)."
     )
-    monkeypatch.setattr("moegeom.router.storage._MOST_BYTES", 100)
+    monkeypatch.setattr("moegeom.router.storage.ROUTER_BYTES", 100)
     assert "too many for a router" in refusal(make_olmoe()).message
 
 
