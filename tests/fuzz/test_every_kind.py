@@ -25,7 +25,7 @@ from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS
 
 #: Numbers of the inputs of each kind: by day a few, at night a million in all.
-BY_DAY, AT_NIGHT = 8, 1_000_000
+BY_DAY, AT_NIGHT = 6, 1_000_000
 
 #: Inputs of which a million ended in something else than they should.
 FOUND = {
