@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
+from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.digest import sha256_of
@@ -72,6 +73,17 @@ def sample_tiles(num_tokens: int, seed: int, wanted: int = SAMPLE_TOKENS) -> lis
     generator = np.random.Generator(np.random.PCG64([seed, num_tokens]))
     # the last tile may be short: leaving it out keeps every sampled tile whole
     return np.sort(generator.choice(tiles - 1, wanted // TILE, replace=False)).tolist()
+
+
+def by_tile(
+    token: Int64[np.ndarray, "tokens"], size: int = TILE
+) -> Iterator[tuple[int, Int64[np.ndarray, "rows"]]]:
+    """Each run of ``size`` numbers, from a multiple of it on, that holds some of the ascending
+    tokens: where it starts, and the rows of those that lie in it.
+    """
+    edges = np.flatnonzero(np.diff(token // size)) + 1
+    for rows in np.split(np.arange(len(token)), edges) if len(token) else ():
+        yield int(token[rows[0]]) // size * size, rows
 
 
 def rounds_won(tile: int, seed: int) -> int:

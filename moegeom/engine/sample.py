@@ -12,7 +12,7 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
-from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, sample_tiles
+from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, by_tile, sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.task import Task
@@ -41,7 +41,7 @@ class Sample(TokenBatch):
 
     @property
     def unit(self) -> Int64[np.ndarray, "tokens"]:
-        """What tokens of have in common: the document, or a run of 256 tokens where there is none.
+        """What tokens have in common: the document, or a run of 256 tokens where there is none.
 
         Runs have negative numbers.
         """
@@ -122,9 +122,8 @@ def draw_sample(
     task = Task(prepare(router), source, load_kernels(options.backend))
     total, parts, lost = source.facts.num_tokens, [], []
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        for tile in np.unique(token // TILE).tolist():
-            start, stop = tile * TILE, min((tile + 1) * TILE, total)
-            batch, among = LazyBatch(task, start, stop), token[token // TILE == tile]
+        for start, those in by_tile(token):
+            batch, among = LazyBatch(task, start, min(start + TILE, total)), token[those]
             lost += np.intersect1d(among, batch.non_finite).tolist()
             rows = np.flatnonzero(np.isin(batch.token, among))
             values = (getattr(batch, name) for name in ("token", *names))
@@ -160,8 +159,7 @@ def finite_tokens(
         return token
     is_finite = np.ones(len(token), bool)
     for router in routers:
-        for number in np.unique(token // TILE).tolist():
-            rows = np.flatnonzero(token // TILE == number)
+        for _, rows in by_tile(token):
             start, stop = int(token[rows[0]]), int(token[rows[-1]]) + 1
             if stage == "top_logits":
                 values = source.read_top_logits(router, start, stop).logits

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64
 
 from moegeom.core.tokens import TILE, InputNoise
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, by_tile
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import order_distance, rows_apart
@@ -87,11 +87,10 @@ def _rows_looked_at(
 ) -> Int64[np.ndarray, "looked_at"]:
     """Rows of ``of_tile`` tokens of each tile, or of all that it holds; ascending."""
     rows = [np.empty(0, np.int64)]
-    for tile in np.unique(token // TILE):
-        held = np.flatnonzero(token // TILE == tile)
-        generator = np.random.Generator(np.random.PCG64([seed, int(tile)]))
-        drawn = generator.choice(len(held), min(of_tile, len(held)), replace=False)
-        rows.append(held[np.sort(drawn)])
+    for start, of_this in by_tile(token):
+        generator = np.random.Generator(np.random.PCG64([seed, start // TILE]))
+        places = generator.choice(len(of_this), min(of_tile, len(of_this)), replace=False)
+        rows.append(of_this[np.sort(places)])
     return np.concatenate(rows)
 
 
@@ -118,10 +117,10 @@ def noisy_flip(
     if noise.is_relative:
         scale = noise.scale * norm / np.sqrt(router.hidden_size)
     rows, flipped = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for tile in np.unique(token // TILE):
-        first = np.flatnonzero(token // TILE == tile)[:LOOKED_AT]
+    for start, of_this in by_tile(token):
+        first = of_this[:LOOKED_AT]
         generator = np.random.Generator(
-            np.random.PCG64([seed, router.layer, *router.name.encode(), int(tile)])
+            np.random.PCG64([seed, router.layer, *router.name.encode(), start // TILE])
         )
         found = simulate_flip(
             values[first],

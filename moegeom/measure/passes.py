@@ -29,6 +29,7 @@ from moegeom.engine.plan import (
     SAMPLE_TOKENS,
     SMALL_SAMPLE_TOKENS,
     batch_tokens,
+    by_tile,
     num_workers,
     sample_batches,
     sample_tiles,
@@ -631,8 +632,8 @@ def _with_jumps(task: Task, mixed: Mixture, tokens: Int64[np.ndarray, "tokens"])
     prepared, names = task.prepared, ("token", "population", "block", "chosen", "logits", "input")
     total, parts = task.source.facts.num_tokens, []
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        for tile in np.unique(tokens // TILE).tolist():
-            batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
+        for start, _ in by_tile(tokens):
+            batch = LazyBatch(task, start, min(start + TILE, total))
             row = np.flatnonzero(np.isin(batch.token, tokens))
             parts.append([getattr(batch, name)[row] for name in names])
     token, population, block, chosen, logits, inputs = map(np.concatenate, zip(*parts, strict=True))

@@ -14,7 +14,8 @@ from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE, TokenColumns, TokenSource
+from moegeom.core.tokens import TokenColumns, TokenSource
+from moegeom.engine.plan import by_tile
 from moegeom.engine.sample import Sample
 from moegeom.engine.session import Session
 from moegeom.geometry.expert_block import tokens_by_expert
@@ -366,7 +367,8 @@ def _write_recording(
 
 def _columns(source: TokenSource, token: Int64[np.ndarray, "tokens"]) -> TokenColumns:
     parts = [
-        source.read_columns(start, stop).at(rows) for start, stop, rows in _runs(source, token)
+        source.read_columns(start, int(token[rows[-1]]) + 1).at(token[rows] - start)
+        for start, rows in by_tile(token)
     ]
     return parts[0].then(*parts[1:])
 
@@ -375,23 +377,11 @@ def _recorded_choice(
     source: TokenSource, router: str, token: Int64[np.ndarray, "tokens"]
 ) -> np.ndarray:
     parts = []
-    for start, stop, rows in _runs(source, token):
-        found = source.read_chosen(router, start, stop)
-        assert found is not None, "facts say that choices are recorded"
-        parts.append(found[rows])
+    for start, rows in by_tile(token):
+        chosen = source.read_chosen(router, start, int(token[rows[-1]]) + 1)
+        assert chosen is not None, "facts say that choices are recorded"
+        parts.append(chosen[token[rows] - start])
     return np.concatenate(parts)
-
-
-def _runs(
-    source: TokenSource, token: Int64[np.ndarray, "tokens"]
-) -> list[tuple[int, int, Int64[np.ndarray, "rows"]]]:
-    """Ranges of tokens to read, and the rows of each that are wanted."""
-    total = source.facts.num_tokens
-    found = []
-    for tile in np.unique(token // TILE).tolist():
-        start, stop = tile * TILE, min((tile + 1) * TILE, total)
-        found.append((start, stop, token[(token >= start) & (token < stop)] - start))
-    return found
 
 
 def _write_table(out: Path, found: Sequence[RouterOutputs]) -> None:

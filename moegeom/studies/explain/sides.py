@@ -14,6 +14,7 @@ from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
 from moegeom.engine.choice import chosen_by
+from moegeom.engine.plan import by_tile
 from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.recorded import recorded_logits, through_norm
 from moegeom.engine.request import ComputeOptions
@@ -98,7 +99,7 @@ class Sides:
     def batches(self, prepared: PreparedRouter, rows: Int64[np.ndarray, "rows"]) -> Iterator[Batch]:
         """A's inputs and logits of some matched tokens, in runs of tiles of the recording."""
         task = Task(prepared, self.source, self.kernels)
-        for start, those in _by_range(self.token[rows]):
+        for start, those in by_tile(self.token[rows], _AT_ONCE):
             stop = int(self.token[rows[those]].max()) + 1
             found = recorded_logits(task, start, stop)
             at = self.token[rows[those]] - start
@@ -150,13 +151,6 @@ def routed_choices(
     return np.concatenate(parts)
 
 
-def _by_range(token: Int64[np.ndarray, "rows"]) -> Iterator[tuple[int, np.ndarray]]:
-    """Starts on the border of a tile, and which of the ascending tokens lie behind each."""
-    block = token // _AT_ONCE
-    for number in np.unique(block):
-        yield int(number) * _AT_ONCE, np.flatnonzero(block == number)
-
-
 def sides_of(
     source: TokenSource, other: RunB, routers: Sequence[str], options: ComputeOptions
 ) -> Sides:
@@ -168,8 +162,8 @@ def sides_of(
         When none of them counts.
     """
     total = source.facts.num_tokens
-    is_behind = source.read_columns(0, total).is_behind(options.exclude_first)
-    every = np.flatnonzero((other.token >= 0) & is_behind)
+    columns = source.read_columns(0, total)
+    every = np.flatnonzero((other.token >= 0) & columns.is_behind(options.exclude_first))
     matched = every[:MOST_TOKENS]
     token = finite_tokens(source, routers, matched, options)
     there = other.token[token]
@@ -180,6 +174,5 @@ def sides_of(
             "counts: each is one of the first of its document, or not finite.",
             "Leave out fewer: --exclude-first.",
         )
-    columns = source.read_columns(0, int(token[-1]) + 1).at(token)
     kernels, lost = load_kernels(options.backend), len(matched) - len(token)
-    return Sides(source, other, token, columns, kernels, len(every), lost)
+    return Sides(source, other, token, columns.at(token), kernels, len(every), lost)

@@ -426,7 +426,8 @@ def flips(
             f"{reference.facts.name}; expected recordings of the same text.",
             "Record both on the same --text with the same --tokens and --length.",
         )
-    matched &= reference.read_columns(0, num_tokens).is_behind(options.exclude_first)
+    columns = reference.read_columns(0, num_tokens)
+    matched &= columns.is_behind(options.exclude_first)
     num_behind = int(matched.sum())
     for source, its in ((reference, np.arange(num_tokens)), (other, side.token)):
         names = [one.name for one in routers if one.name in source.facts.routers]
@@ -454,7 +455,7 @@ def flips(
             differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
         by_router[router.name] = float(differs[matched].mean())
         flipped += differs
-    columns = reference.read_columns(0, num_tokens).at(np.flatnonzero(matched))
+    columns = columns.at(np.flatnonzero(matched))
     document = columns.document
     of_token = flipped[matched] / len(by_router)
     share = float(of_token.mean())
