@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +49,9 @@ def _function(name: str, function: Any) -> str:
     _NAMES.update(_imported(inspect.unwrap(function)))
     answer = _text(signature.return_annotation)
     if name in studies():
-        answer = (
-            f"Report[{_text(inspect.signature(studies()[name].load('run')).return_annotation)}]"
-        )
-        _NAMES.update(_imported(studies()[name].load("run")))
+        run = studies()[name].load("run")
+        answer = f"Report[{_text(inspect.signature(run).return_annotation)}]"
+        _NAMES.update(_imported(run))
     parameters = "".join(f"    {parameter},\n" for parameter in _parameters(signature))
     return f"def {name}(\n{parameters}) -> {answer}: ..."
 
@@ -100,9 +100,10 @@ def _members(hint: Any) -> Iterator[str]:
 
 def _imported(function: Any) -> dict[str, str]:
     """Names that the module of a function imports, and from where."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(function)))  # type: ignore[arg-type]
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    named = {name.name: str(node.module) for node in found for name in node.names}
+    file = Path(str(sys.modules[function.__module__].__file__))
+    tree = ast.parse(file.read_text("utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    named = {name.name: str(node.module) for node in imports for name in node.names}
     return {name: module for name, module in named.items() if name[0].isupper()}
 
 

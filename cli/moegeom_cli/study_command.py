@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -55,7 +55,7 @@ def command_of(study: Study) -> Callable[..., None]:
     run.__doc__ = study.question
     run.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    vars(run)["__signature__"] = inspect.Signature(
         [
             inspect.Parameter(name, keyword, default=default, annotation=kind)
             for name, (kind, default) in parameters.items()
@@ -74,7 +74,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, Any]:
     else:
         kind = next(one for one in _TYPED if one in kinds)
     if default is None:
-        kind = Optional[kind]  # noqa: UP045 - made here, not written
-    facts = {key: value for key, value in field.metadata.items() if key == "min"}
-    option = typer.Option(option_of(field.name), help=field.metadata["help"], **facts)
+        kind = kind | None
+    text, least = field.metadata["help"], field.metadata.get("min")
+    option = typer.Option(option_of(field.name), help=text, min=least)
     return Annotated[kind, option], default

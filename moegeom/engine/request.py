@@ -26,12 +26,12 @@ def outside_plan(reason: str) -> dict[str, str]:
     return {"outside_plan": reason}
 
 
-def option(help: str, default: Any = None, **bounds: float) -> Any:  # noqa: A002 - as parsers do
+def option(text: str, default: Any = None, **bounds: float) -> Any:
     """A field of a request that the command line has as an option, with its line of help.
 
     ``min`` is the least value that may be typed.
     """
-    return field(default=default, metadata={"help": help, **bounds})
+    return field(default=default, metadata={"help": text, **bounds})
 
 
 @dataclass(frozen=True, kw_only=True)

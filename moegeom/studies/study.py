@@ -6,9 +6,9 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from moegeom.core.errors import RecordingError, UsageError
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from moegeom.core.tokens import TokenSource
     from moegeom.engine.session import Session
     from moegeom.pipeline import Watch
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +112,18 @@ class Study:
         function.__name__ = function.__qualname__ = self.name
         function.__doc__ = f"{self.question}\n{''.join(sections[1:])}"
         return asks(record)(function)
+
+
+def each(routers: Sequence[R], watch: Watch | None, work: int = 1) -> Iterator[R]:
+    """The routers in turn, while a listener is told of each, and of ``work`` where it is done."""
+    if watch:
+        watch.start(len(routers) * work)
+    for router in routers:
+        if watch:
+            watch.begin(router.name)
+        yield router
+        if watch:
+            watch.advance(work)
 
 
 #: Where studies are: those that most people use, and those of the papers.

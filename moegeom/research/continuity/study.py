@@ -42,6 +42,7 @@ from moegeom.research.continuity.record import (
 )
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.studies.announced import announce_experts
+from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
@@ -327,20 +328,14 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     if not asked:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
     announce_experts(dataclasses.replace(opened, chosen=tuple(asked)), request.yes, watch)
-    if watch:
-        watch.start(len(asked))
     kernels, found, samples = load_kernels(request.backend), [], []
     at = None if request.at is None else np.array([request.at])
-    for router in asked:
-        if watch:
-            watch.begin(router.name)
+    for router in each(asked, watch):
         some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
         fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
         experts = CountedExperts(open_expert_functions(opened.store, router))
         found.append(router_continuity(router, some, fitted, kernels, experts, request))
         samples.append(some)
-        if watch:
-            watch.advance(1)
     if request.out is not None:
         _write(request.out, found)
     return Continuity(

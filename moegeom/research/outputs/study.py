@@ -27,6 +27,7 @@ from moegeom.research.outputs.record import ExpertOutput, Outputs, OutputsReques
 from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.shared_experts import SharedExperts, open_shared_experts
 from moegeom.studies.announced import announce_bytes
+from moegeom.studies.study import each
 from moegeom.studies.written import refuse_out, write_rows
 from moegeom.tokens.recording.writer import RecordingWriter
 
@@ -219,20 +220,14 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     routers = [router for router in opened.recorded if router.name in layers]
     sample = _sample(opened, routers, request.sample)
     _announce(routers, layers, sample, request, watch)
-    if watch:
-        watch.start(len(routers))
     found, made = [], {}
-    for router in routers:
-        if watch:
-            watch.begin(router.name)
+    for router in each(routers, watch):
         figures, given = layer_outputs(
             router, layers[router.name], sample[router.name], request.every_expert
         )
         found.append(figures)
         if _is_recording(request.out):
             made[router.name] = given
-        if watch:
-            watch.advance(1)
     kinds: tuple[str, ...] = ()
     if request.out is not None and _is_recording(request.out):
         kinds = _write_recording(request.out, opened, source, sample, made)

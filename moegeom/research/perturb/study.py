@@ -25,6 +25,7 @@ from moegeom.research.perturb import STUDY
 from moegeom.research.perturb.record import Perturbed, PerturbRequest, RouterPaths
 from moegeom.research.perturb.router import SAMPLE, Moved, router_paths, why_not
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
+from moegeom.studies.study import each
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.
@@ -61,11 +62,7 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
     tokens = _tokens(request, source)
     said, moving = _moving(request, opened, recorded)
     found, samples, left_out = [], [], list(opened.left_out)
-    if watch:
-        watch.start(len(recorded) * len(tokens))
-    for router in recorded:
-        if watch:
-            watch.begin(router.name)
+    for router in each(recorded, watch, len(tokens)):
         moved = moving[router.name]
         reason = why_not(router, source) or (moved if isinstance(moved, str) else "")
         if reason or isinstance(moved, str):
@@ -75,8 +72,6 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             samples.append(some)
             with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
                 found.append(router_paths(router, some.inputs, some.token, moved, request))
-        if watch:
-            watch.advance(len(tokens))
     if request.out is not None:
         _write(request.out, found)
     return Perturbed(

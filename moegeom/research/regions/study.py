@@ -50,6 +50,7 @@ from moegeom.routing_cells.study.slices import (
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import segment_crossings
 from moegeom.studies.announced import announce
+from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
@@ -308,12 +309,8 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     before = _before(request, asked)
     experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
     announce(experts, request.yes, watch)
-    if watch:
-        watch.start(len(asked))
     found, samples = [], []
-    for router in asked:
-        if watch:
-            watch.begin(router.name)
+    for router in each(asked, watch):
         sample = token_sample(router, source, request)
         samples.append(sample)
         ways = ways_of(sample, request.segments, request.seed)
@@ -326,8 +323,6 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
             (twin,) = earlier
             one = dataclasses.replace(one, before=EarlierRegions(twin.ways, twin.plane))
         found.append(one)
-        if watch:
-            watch.advance(1)
     if request.out is not None:
         _write(request.out, found)
     return Regions(

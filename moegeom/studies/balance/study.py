@@ -28,9 +28,6 @@ from moegeom.studies.balance.router import balance_router, read_sample
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05
 
-#: What a file of biases may be called.
-BIAS_ENDINGS = (".npz", ".safetensors")
-
 
 def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     """The bias that balances each router on a sample of the tokens, and what it means.

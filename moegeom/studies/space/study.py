@@ -16,7 +16,6 @@ from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import open_experts
 from moegeom.studies.announced import announce
 from moegeom.studies.balance.study import (
-    BIAS_ENDINGS,
     LEVEL,
     refuse_partial_scores,
     write_changes,
@@ -27,9 +26,6 @@ from moegeom.studies.space.laws import FIELDS, SEEDS
 from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest, TieCount
 from moegeom.studies.space.router import router_space, sampled
 from moegeom.studies.written import refuse_out, write_rows
-
-#: What --out may be called: the laws as a table, or the biases of centring.
-_ENDINGS = (".parquet", *BIAS_ENDINGS)
 
 
 def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
