@@ -15,8 +15,9 @@ def jackknife_error(
     """Delete-one jackknife: sqrt((g - 1) / g * sum over blocks (v_b - mean v)^2).
 
     Unit of the figures, float64. nan with fewer than two blocks, and where a value is not finite
-    (inf - inf: a quantile beyond the last bin has no error). For a mean of equal blocks it is the
-    standard error of the mean exactly. Source: Quenouille 1956, Tukey 1958.
+    (inf - inf: a quantile beyond the last bin has no error); inf where squares overflow. For a mean
+    of equal blocks it is the standard error of the mean exactly.
+    Source: Quenouille 1956, Tukey 1958.
     Oracle in tests: scipy.stats.sem.
     """
     # sums follow the layout: one of its own, however the figures came
@@ -24,7 +25,7 @@ def jackknife_error(
     blocks = len(values)
     if blocks < 2:
         return np.full(values.shape[1:], np.nan)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         spread = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
     return np.asarray(np.sqrt((blocks - 1) / blocks * spread))
 
