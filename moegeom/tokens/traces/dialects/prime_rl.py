@@ -157,7 +157,7 @@ def _unpacked(raw: Any, kind: str, where: str) -> Any:
     }
     try:
         return msgpack.decode(raw, type=kinds[kind])
-    except (MsgspecError, RecursionError) as error:
+    except (MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RecordingError(
             f"{where}: {first_line(error)[:120]}.",
             "Is it whole, and of a version of prime-rl with the same order of fields?",

@@ -158,6 +158,9 @@ def test_packed_sequences_are_told_by_their_positions_whole_padded_or_cut(tmp_pa
     path = prime_rl(tmp_path / "rank_0.bin", *(prime_rl_batch([request], 1) for request in cut))
     assert_read(path, np.concatenate([ids[:16] for ids in TRUTH.ids]))
     batch, path = prime_rl_batch(TRUTH.written, 1), tmp_path / "rank_0.bin"
+    named = prime_rl(path, batch).read_bytes()
+    path.write_bytes(named.replace(b"uint8", b"\xf7int8"))
+    refuse("can't decode byte 0xf7", path)
     batch[4] = [position + 1 for position in batch[4]]
     refuse("positions do not begin at 0 where its sequences do", prime_rl(path, batch))
     batch[4] = batch[4][1:]
