@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import moegeom as mg
 from moegeom import api
 from moegeom.document.report import GateReport, Report, ScanReport
-from moegeom.engine.parameters import in_python
+from moegeom.engine.parameters import family_parameters, shared_fields
 from moegeom.engine.request import Terms
 from moegeom.engine.route import RoutedTokens
-from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.opened import Checkpoint, Recording
-from moegeom_cli.command import COMMANDS, Commands, typed_name
+from moegeom.studies.study import studies
 
 HEAD = (
     "# From Python\n\n"
@@ -26,41 +25,13 @@ HEAD = (
     "in the tests.\n\n"
 )
 
-#: In the order of the page; what it is called as a command, where that is another name.
-FUNCTIONS = (
-    *("open", "recording", "scan", "merge", "report", "check", "route", "boundary_report"),
-    *(
-        "space",
-        "balance",
-        "cells",
-        "capacity",
-        "perturb",
-        "regions",
-        "whatif",
-        "outputs",
-        "continuity",
-    ),
-    *("attention", "hmoe", "routes"),
-    *("diff", "signoff", "explain", "track"),
-)
-COMMAND_OF = {"open": "routers"}
-
-#: Commands whose options mean other things.
-LISTS = ("capture", "arithmetics", "checks", "doctor", "families", "metrics")
-
-#: What is asked otherwise in Python, or not at all on the command line.
-IN_PYTHON = {
-    "backend": "`cpu`, or `reference` for the plain NumPy definitions.",
-    "batch_tokens": "Tokens that a worker holds at once.",
-    "expert": 'The expert that `view="expert"` shows, or whose load `track` follows.',
-    "random_experts": "Draws of experts with the same row lengths.",
-    "num_workers": "Worker threads; None: one for each processor.",
-    "out": "Where to keep it; None keeps nothing.",
-    "remote": "`RemoteOptions`: how what is behind a URL is fetched and kept.",
-    "router_map": "Key of a foreign array -> router; `layer{i}` -> `text/{i}` for all.",
-    "what": "`rates`, ranks and slopes of descents, or `ranks` alone.",
-    "watch": "Is told how the work goes on: `start`, `begin`, `advance`, `say`.",
-}
+#: Functions in the order of the page: the main road, then studies as the help orders them.
+_STUDIES = sorted(studies().values(), key=lambda one: (one.group, one.place))
+FUNCTIONS = [
+    name
+    for name in dict.fromkeys((*mg._PUBLIC, *(one.name for one in _STUDIES)))
+    if inspect.isfunction(getattr(mg, name))
+]
 
 #: What functions give back.
 CLASSES = (Checkpoint, Recording, Report, GateReport, ScanReport, RoutedTokens)
@@ -73,7 +44,7 @@ def api_page() -> str:
     parts += [
         "## Parameters of many functions",
         _prose(inspect.getdoc(Terms) or ""),
-        _table(_shared(), "scan"),
+        _table("scan", _shared()),
     ]
     parts.append("## What they give back")
     parts += [part for kind in CLASSES for part in _class(kind)]
@@ -88,13 +59,13 @@ def _function(name: str) -> Iterator[str]:
     more = ["..."] * (len(shown) < len(signature.parameters))
     yield f"`mg.{name}({', '.join([*map(_bare, shown), *more])})`"
     yield from _described(inspect.getdoc(function) or "")
-    own = {
-        p.name: p.default
+    own = [
+        p.name
         for p in signature.parameters.values()
         if p.kind is p.KEYWORD_ONLY and (p.name not in _shared() or name == "open")
-    }
+    ]
     if own:
-        yield _table(own, COMMAND_OF.get(name, name))
+        yield _table(name, own)
 
 
 def _class(kind: type) -> Iterator[str]:
@@ -115,14 +86,8 @@ def _is_plain(found: Any) -> bool:
     return isinstance(found, str | int | float | type | None) or dataclasses.is_dataclass(found)
 
 
-def _shared() -> dict[str, Any]:
-    parameters = inspect.signature(api.scan).parameters
-    common = inspect.signature(mg.balance).parameters
-    return {n: p.default for n, p in parameters.items() if n in common and n not in _OWN}
-
-
-#: Named in the signatures themselves.
-_OWN = ("checkpoint", "tokens", "out")
+def _shared() -> list[str]:
+    return ["watch", *shared_fields(Terms)[:-2], "remote", *family_parameters(NOTHING_ASKED)]
 
 
 def _bare(parameter: inspect.Parameter) -> str:
@@ -131,40 +96,26 @@ def _bare(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}={parameter.default!r}"
 
 
-def _table(parameters: dict[str, Any], command: str) -> str:
-    meaning = _of_all_commands() | _help(command) | _of_cells() | IN_PYTHON
+def _table(function: str, names: Iterable[str]) -> str:
+    parameters = inspect.signature(getattr(mg, function)).parameters
     lines = ["| parameter | default | |", "|---|---|---|"]
-    for name, default in parameters.items():
-        lines.append(f"| `{name}` | `{default!r}` | {meaning[name]} |")
+    for name in names:
+        text = meaning_of(function, name).replace("|", "\\|")
+        lines.append(f"| `{name}` | `{parameters[name].default!r}` | {text} |")
     return "\n".join(lines)
 
 
-def _help(command: str) -> dict[str, str]:
-    """What the command line says of the options of a command, in words of Python."""
-    found = {}
-    for param in Commands().get_command(None, typed_name(command)).params:
-        if param.param_type_name == "option" and param.help:
-            said = re.sub(r" *\[default: .*?\](?=$)", "", param.help)
-            found[param.name] = in_python(said).replace("|", "\\|")
-    return found
-
-
-@cache
-def _of_all_commands() -> dict[str, str]:
-    names = [name for name in COMMANDS.names() if name not in LISTS]
-    return {option: text for name in names for option, text in _help(name).items()}
-
-
-@cache
-def _of_cells() -> dict[str, str]:
-    """What the docstring of the request says of what only Python can ask."""
-    doc = (inspect.getdoc(CellsRequest) or "").partition("Parameters\n----------\n")[2]
-    entries = re.findall(r"^(\w[\w, ]*)\n((?: +.*\n?)+)", doc, flags=re.MULTILINE)
-    return {n: " ".join(t.split()) for names, t in entries for n in names.split(", ")}
+def meaning_of(function: str, name: str) -> str:
+    """What the docstring of a function says of a parameter, or that of all of them."""
+    if name == "watch":
+        return "Is told how the work goes on: `start`, `begin`, `advance`, `say`."
+    doc = inspect.getdoc(getattr(mg, function)) or ""
+    return re.search(rf"^{name} : .*\n    (.*)$", doc, flags=re.MULTILINE)[1]  # type: ignore[index]
 
 
 def _described(doc: str) -> Iterator[str]:
     """A docstring: prose, what is raised, examples."""
+    doc = re.sub(r"^Parameters\n-+\n(.+\n    .+\n?)+\n*", "", doc, flags=re.MULTILINE)
     sections = re.split(r"^(Raises|Examples)\n-+\n", doc, flags=re.MULTILINE)
     yield _prose(sections[0])
     for title, body in zip(sections[1::2], sections[2::2], strict=True):

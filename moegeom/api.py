@@ -12,7 +12,7 @@ Functions that measure take ``watch``, which is told how the work goes on: an ob
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +21,18 @@ from moegeom.core.router import Router, format_layers
 from moegeom.document.report import GateReport, Report, ScanReport
 from moegeom.engine.parameters import asks, family_parameters, request_of
 from moegeom.engine.request import ScanRequest, Terms
-from moegeom.results.reader import is_results, open_results
+from moegeom.results.reader import open_results
 from moegeom.router.requested_family import NOTHING_ASKED
-from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.check.record import GateRequest
-from moegeom.studies.diff.record import DifferenceRequest
-from moegeom.studies.explain.record import ExplainRequest
 from moegeom.studies.opened import (
     Checkpoint,
     Recording,
     asked_request,
-    merged,
-    of_sides,
     of_steps,
     of_tokens,
     side,
 )
-from moegeom.studies.signoff.record import SignOffRequest
+from moegeom.studies.routes.record import RoutesRequest
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there
 
@@ -45,11 +40,8 @@ if TYPE_CHECKING:
     from moegeom.core.series import Series
     from moegeom.engine.route import RoutedTokens
     from moegeom.pipeline import Watch
-    from moegeom.studies.boundary.record import BoundaryReport
     from moegeom.studies.check.record import Gate
-    from moegeom.studies.diff.record import Difference
-    from moegeom.studies.explain.record import Explanation
-    from moegeom.studies.signoff.record import SignOff
+    from moegeom.studies.routes.record import Routes
 
 #: Parameters that say what the tokens are, and which of their tests are waived.
 _OF_TOKENS = ("stage", "dialect", "expert_map", "router_map", "stale_inputs", "unverified")
@@ -126,7 +118,6 @@ def scan(
     checkpoint: str | Path | Checkpoint,
     tokens: Any = None,
     *,
-    out: str | Path | None = None,
     watch: Watch | None = None,
     **options: Any,
 ) -> ScanReport:
@@ -155,7 +146,7 @@ def scan(
     from moegeom.document.results import results_document
     from moegeom.pipeline import results_of
 
-    request = asked_request(ScanRequest, side("checkpoint", checkpoint), tokens, options, out=out)
+    request = asked_request(ScanRequest, side("checkpoint", checkpoint), tokens, options)
     return ScanReport(results_of(request, watch), results_document)
 
 
@@ -171,7 +162,16 @@ def merge(
 ) -> ScanReport:
     """The results of parts that ``moegeom scan ... --part i/n`` wrote, equal to those of one scan.
 
-    Checkpoint and tokens are where the parts say, or where ``checkpoint`` and ``tokens`` do.
+    Parameters
+    ----------
+    out : str | Path | None, default None
+        Where the results go [default: runs/NAME].
+    checkpoint : str | Path | None, default None
+        Where the checkpoint is here, if it is elsewhere than the parts say.
+    tokens : str | Path | None, default None
+        Where the tokens are here, if they are elsewhere than the parts say.
+    overwrite : bool, default False
+        Replace results that are there already.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def check(
     request = asked_request(
         GateRequest, side("target", checkpoint, takes_held=True), tokens, options
     )
-    return GateReport(gate(request, watch, _told(watch)), document)
+    return GateReport(gate(request, watch), document)
 
 
 @asks(Terms)
@@ -276,145 +276,6 @@ def route(router: Router, inputs: Any) -> RoutedTokens:
     return routed(router, inputs)
 
 
-@asks(BoundaryRequest)
-def boundary_report(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    out: str | Path | None = None,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[BoundaryReport]:
-    """Which tokens are about to change experts, under which arithmetic, and how much moves.
-
-    ``checkpoint`` may be results of an earlier boundary report. Results stay in memory, or are kept
-    in the folder ``out``.
-
-    Raises
-    ------
-    MoeGeomError
-        As :func:`scan`; UsageError without tokens and for an unknown arithmetic.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> found = mg.boundary_report(
-    ...     f"{sample}/step_1500", f"{sample}/rec/step_1500", arithmetics="bf16", layers=0
-    ... )
-    >>> [variant.name for variant in found.value.variants]
-    ['bf16']
-    """
-    from moegeom.pipeline import results_of
-    from moegeom.studies.boundary.document import document
-    from moegeom.studies.boundary.record import boundary_report_of
-    from moegeom.studies.boundary.study import measure_boundary
-
-    named = side("checkpoint", checkpoint)
-    if is_results(named["checkpoint"]):
-        return Report(boundary_report_of(open_results(named["checkpoint"])), document)
-    request = asked_request(BoundaryRequest, named, tokens, options, out=out)
-    return Report(boundary_report_of(results_of(request, watch, measure_boundary)), document)
-
-
-# ----------------------------------------------------------------------------- what is compared
-
-
-@asks(DifferenceRequest)
-def diff(
-    a: str | Path | Checkpoint | ScanReport,
-    b: str | Path | Checkpoint | ScanReport,
-    tokens: Any = (),
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Difference]:
-    """What happened to each router from ``a`` to ``b``; on tokens, which figures changed.
-
-    Both are checkpoints or results, kept or in memory. ``tokens`` are those of both, or a pair: of
-    ``a``, of ``b``.
-
-    Raises
-    ------
-    MoeGeomError
-        When a side cannot be read, or the options cannot be meant.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> found = mg.diff(f"{sample}/step_1000", f"{sample}/step_1500")
-    >>> [router.is_identical for router in found.value.routers]
-    [False, False, False]
-    """
-    from moegeom.studies.diff.document import document
-    from moegeom.studies.diff.study import difference
-
-    sides = merged(side("a", a, True), side("b", b, True), of_sides(tokens))
-    request = asked_request(DifferenceRequest, sides, None, options)
-    return Report(difference(request, watch, _told(watch)), document)
-
-
-@asks(SignOffRequest)
-def signoff(
-    a: str | Path | Checkpoint, b: str | Path | Checkpoint, tokens: Any = (), **options: Any
-) -> GateReport[SignOff]:
-    """May ``b``, an export of ``a``, stand for it? True where every line passes.
-
-    ``tokens`` is a pair of recordings of the same text, of ``a`` and of ``b``; ``rerun`` is one of
-    ``a`` run again.
-
-    Raises
-    ------
-    MoeGeomError
-        When a side cannot be read, or recordings are of other texts or models.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> bool(mg.signoff(f"{sample}/step_1000", f"{sample}/step_1500"))
-    False
-    """
-    from moegeom.studies.signoff.document import document
-    from moegeom.studies.signoff.study import sign_off
-
-    sides = merged(side("a", a), side("b", b), of_sides(tokens))
-    return GateReport(sign_off(asked_request(SignOffRequest, sides, None, options)), document)
-
-
-@asks(ExplainRequest)
-def explain(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = None,
-    *,
-    watch: Watch | None = None,
-    **options: Any,
-) -> Report[Explanation]:
-    """Why another run chose other experts for the same tokens: one verdict, with its evidence.
-
-    Raises
-    ------
-    UsageError
-        Without tokens, and without the other run.
-    RecordingError
-        When the two runs cannot be matched, with counts.
-
-    Examples
-    --------
-    >>> import moegeom as mg
-    >>> sample = "sample_ckpts/olmoe-balanced"
-    >>> rec = mg.recording(f"{sample}/rec/step_1500")
-    >>> mg.explain(f"{sample}/step_1500", rec, run_b=rec).value.verdict.cause
-    'no disagreement'
-    """
-    from moegeom.studies.explain.document import document
-    from moegeom.studies.explain.study import explain as explained
-
-    request = asked_request(ExplainRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(explained(request, watch), document)
-
-
 @asks(TrackRequest)
 def track(
     checkpoints: str | Path | Iterable[str | Path],
@@ -442,5 +303,33 @@ def track(
     return Report(tracked(request, watch), document)
 
 
-def _told(watch: Watch | None) -> Callable[[str], None]:
-    return (lambda text: None) if watch is None else watch.say
+@asks(RoutesRequest, "dialect")
+def routes(files: str | Path | Iterable[str | Path], **options: Any) -> Report[Routes]:
+    """What traces of engines and trainers hold, and what is wrong with them, without a checkpoint.
+
+    The value is what was found in each file; its ``exit_code`` is 0 when all are sound, 1 when one
+    has defects, 4 when one says too little to judge.
+
+    Raises
+    ------
+    RecordingError
+        When a file is not there, or no trace that can be told.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import moegeom as mg
+    >>> ids = np.array([[[0, 2], [1, 3]], [[1, 2], [3, 0]], [[3, 3], [1, 2]]])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/routes.npz", request=ids)
+    ...     found = mg.routes(f"{folder}/routes.npz").value
+    >>> found.exit_code, found.files[0].defects[0].request
+    (1, 'request')
+    """
+    from moegeom.studies.routes.document import document
+    from moegeom.studies.routes.study import routes as described
+
+    several = [files] if isinstance(files, str | Path) else files
+    request = request_of(RoutesRequest, files=tuple(os.fspath(f) for f in several), **options)
+    return Report(described(request), document)

@@ -49,13 +49,13 @@ class _Commands:
 
     def names(self) -> list[str]:
         """Their names in Python, sorted."""
-        return sorted([*_MODULES, *studies()])
+        return sorted({*_MODULES, *studies()})
 
     def __getitem__(self, name: str) -> Command:
-        study = studies().get(name)
-        if study is None:
+        if name in _MODULES:
             return importlib.import_module(f"moegeom_cli.commands.{name}").COMMAND
-        return Command(Group.explore, study.place, study.example)
+        study = studies()[name]
+        return Command(Group[study.group], study.place, study.example)
 
     def all(self) -> list[Command]:
         """Every command, in the order of names."""
@@ -63,12 +63,11 @@ class _Commands:
 
     def run(self, name: str) -> Callable[..., Any]:
         """What the parser calls."""
-        study = studies().get(name)
-        if study is None:
+        if name in _MODULES:
             return importlib.import_module(f"moegeom_cli.commands.{name}").run
         from moegeom_cli.study_command import command_of
 
-        return command_of(study)
+        return command_of(studies()[name])
 
 
 COMMANDS = _Commands()

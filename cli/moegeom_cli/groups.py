@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from moegeom_cli.options import FamilyFile, Overwrite, PrintFormat, Quiet, Restart, Seed
-from moegeom_cli.streams import Format, Watching, has_colours, parse_map, put_out, watching, width
+from moegeom.engine.parameters import own_parameters
+from moegeom_cli.options import PrintFormat, Quiet
+from moegeom_cli.request_options import options_of, request_typed
+from moegeom_cli.streams import Format, Watching, has_colours, put_out, watching, width
 
 if TYPE_CHECKING:
     from moegeom.document.model import Document, View
-
-_UNKNOWN = "Unknown architectures"
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -43,10 +43,14 @@ def with_groups(run: Callable[..., R]) -> Callable[..., R]:
         for name, hint in hints.items()
         if isinstance(hint, type) and dataclasses.is_dataclass(hint)
     }
-    # what only this command has is listed first
-    own = [one for one in inspect.signature(run).parameters.values() if one.name not in groups]
-    parameters = [_plain(parameter, hints) for parameter in own]
+    signature = inspect.signature(run).parameters.values()
+    parameters = [_plain(one, hints) for one in signature if one.name not in groups]
     parameters += [option for kind in groups.values() for option in _options(kind)]
+    # what only this command has is listed first, and of that what it is about
+    requests = [kind for kind in groups.values() if not _is_of_screen(kind)]
+    about = [name for kind in requests for name in own_parameters(kind)]
+    order = [*about, *(one.name for one in signature)]
+    parameters.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     names = [parameter.name for parameter in parameters]
     if len(set(names)) < len(names):
         raise TypeError(f"{run.__module__}: an option is declared twice.")
@@ -54,7 +58,7 @@ def with_groups(run: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(run)
     def spread(**given: Any) -> R:
         filled = {
-            name: kind(**{option.name: given.pop(option.name) for option in _options(kind)})
+            name: _filled(kind, {option.name: given.pop(option.name) for option in _options(kind)})
             for name, kind in groups.items()
         }
         return run(**given, **filled)
@@ -70,7 +74,18 @@ def _plain(parameter: inspect.Parameter, hints: dict[str, Any]) -> inspect.Param
     return parameter.replace(annotation=hints[parameter.name], kind=keyword)
 
 
+def _filled(kind: type, typed: dict[str, Any]) -> Any:
+    return kind(**typed) if _is_of_screen(kind) else request_typed(kind, typed)
+
+
+def _is_of_screen(kind: type) -> bool:
+    """Whether it is a group of this module; else it is a request."""
+    return kind.__module__ == __name__
+
+
 def _options(kind: type) -> list[inspect.Parameter]:
+    if not _is_of_screen(kind):
+        return options_of(kind)
     hints = get_type_hints(kind, include_extras=True)
     return [
         inspect.Parameter(
@@ -81,213 +96,6 @@ def _options(kind: type) -> list[inspect.Parameter]:
         )
         for field in dataclasses.fields(cast("Any", kind))
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """A group whose options have the names of the parameters that they are."""
-
-    @property
-    def terms(self) -> dict[str, Any]:
-        """Parameters of a request."""
-        return dict(vars(self))
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelOptions(Options):
-    """Which routers of a checkpoint, how to read them where its family is not known, and how to
-    fetch it.
-    """
-
-    layers: Annotated[
-        str | None, typer.Option("--layers", "--layer", help="Layers, such as 0,3-7.")
-    ] = None
-    family: FamilyFile = None
-    router_pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--router-pattern",
-            metavar="REGEX",
-            help="Names of router weights; a group is the layer.",
-            rich_help_panel=_UNKNOWN,
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option("--top-k", min=1, help="Experts chosen per token.", rich_help_panel=_UNKNOWN),
-    ] = None
-    score: Annotated[
-        str | None,
-        typer.Option(
-            "--score", help="identity, softmax, sigmoid or sqrt_softplus.", rich_help_panel=_UNKNOWN
-        ),
-    ] = None
-    renormalise: Annotated[
-        bool,
-        typer.Option(
-            "--renormalise", help="Weights are divided by their sum.", rich_help_panel=_UNKNOWN
-        ),
-    ] = False
-    selection_bias: Annotated[
-        str | None,
-        typer.Option(
-            "--selection-bias",
-            metavar="REGEX",
-            help="Names of biases that only select.",
-            rich_help_panel=_UNKNOWN,
-        ),
-    ] = None
-    logit_bias: Annotated[
-        str | None,
-        typer.Option(
-            "--logit-bias",
-            metavar="REGEX",
-            help="Names of biases of logits.",
-            rich_help_panel=_UNKNOWN,
-        ),
-    ] = None
-    no_cache: Annotated[
-        bool,
-        typer.Option("--no-cache", help="Ask the server of a URL for everything; keep nothing."),
-    ] = False
-
-    @property
-    def terms(self) -> dict[str, Any]:
-        """Parameters of a request."""
-        from moegeom.checkpoint.remote.options import RemoteOptions
-
-        found = super().terms
-        remote = RemoteOptions(cache_folder=None) if found.pop("no_cache") else None
-        return found | {"remote": remote}
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenOptions(Options):
-    """Which tokens count, what their files are, and which of their tests are waived."""
-
-    exclude_first: Annotated[
-        int,
-        typer.Option(
-            "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
-        ),
-    ] = 0
-    non_finite: Annotated[
-        str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
-    ] = "fail"
-    seed: Seed = 0
-    stage: Annotated[
-        str | None,
-        typer.Option(
-            "--stage",
-            help="What the numbers of a foreign file are: router_input, pre_norm, logits, "
-            "top_logits or ids.",
-        ),
-    ] = None
-    dialect: Annotated[
-        str | None,
-        typer.Option("--dialect", help="Whose trace it is, where the file does not show it."),
-    ] = None
-    expert_map: Annotated[
-        str | None,
-        typer.Option(
-            "--expert-map",
-            help="Which expert lies at which place, for a trace that names places: FILE.json.",
-        ),
-    ] = None
-    router_map: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map", help="KEY=ROUTER for a foreign array, or 'layer{i}=text/{i}' for all."
-        ),
-    ] = None
-    stale_inputs: Annotated[
-        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
-    ] = False
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
-    ] = False
-
-    @property
-    def terms(self) -> dict[str, Any]:
-        """Parameters of a request."""
-        return super().terms | {"router_map": parse_map(self.router_map or ())}
-
-
-@dataclasses.dataclass(frozen=True)
-class RunBOptions(Options):
-    """B, another run, and what its file is where it cannot say it itself."""
-
-    run_b: Annotated[
-        str | None,
-        typer.Option("--run-b", help="B, another run of the same text: recording, or trace."),
-    ] = None
-    stage_b: Annotated[
-        str | None,
-        typer.Option("--stage-b", help="What the numbers of B are, where B is a foreign file."),
-    ] = None
-    dialect_b: Annotated[
-        str | None,
-        typer.Option("--dialect-b", help="Whose trace B is, where the file does not show it."),
-    ] = None
-    expert_map_b: Annotated[
-        str | None,
-        typer.Option("--expert-map-b", help="The same as --expert-map, for a trace B."),
-    ] = None
-    map_b: Annotated[
-        list[str] | None, typer.Option("--map-b", help="The same as --map, for the arrays of B.")
-    ] = None
-
-    @property
-    def terms(self) -> dict[str, Any]:
-        """Parameters of a request."""
-        return super().terms | {"map_b": parse_map(self.map_b or ())}
-
-
-def _known_device(text: str | None) -> str | None:
-    if text is not None:
-        from moegeom.engine.devices.choice import refuse_unknown_device
-
-        refuse_unknown_device(text)
-    return text
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions(Options):
-    """How a scan is run."""
-
-    num_workers: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
-    ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            help="auto, cpu, cuda, cuda:1 or cuda:0,1 [default: auto].",
-            callback=_known_device,
-        ),
-    ] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ShareOptions(Options):
-    """How a scan is shared out between machines."""
-
-    part: Annotated[
-        str | None,
-        typer.Option("--part", metavar="I/N", help="One of n parts, for moegeom merge."),
-    ] = None
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="ray, or ray:ADDRESS: workers of a cluster fold parts."),
-    ] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class OutOptions(Options):
-    """What becomes of results that are there already."""
-
-    restart: Restart = False
-    overwrite: Overwrite = False
 
 
 def _writable(path: Path | None) -> Path | None:

@@ -2,79 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import types
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-import typer
-
-from moegeom.engine.parameters import option_of, request_of
-from moegeom.studies.study import Study
-from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import Checkpoint, Overwrite, Tokens
-from moegeom_cli.streams import parse_numbers
-
-#: What a value is typed as, by what its field may hold: the first of these.
-_TYPED = (bool, int, float, Path, str)
+from moegeom.studies.study import ResultsStudy, Study
+from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
+from moegeom_cli.parts import show_part
 
 
-def command_of(study: Study) -> Callable[..., None]:
-    """What the parser is given for a study."""
-    record = study.load("request")
-    hints = get_type_hints(record)
-    own = [field for field in dataclasses.fields(record) if "help" in field.metadata]
-    numbers = [field.name for field in own if get_origin(hints[field.name]) is tuple]
-    parameters: dict[str, tuple[Any, Any]] = {
-        "checkpoint": (Checkpoint, inspect.Parameter.empty),
-        "tokens": (Tokens, None),
-        **{field.name: _option(field, hints[field.name]) for field in own},
-        "overwrite": (Overwrite, False),
-        "token_options": (TokenOptions, inspect.Parameter.empty),
-        "model": (ModelOptions, inspect.Parameter.empty),
-        "screen": (ScreenOptions, inspect.Parameter.empty),
-    }
+def command_of(study: Study) -> Callable[..., int]:
+    """What the parser is given for a study; the exit code is that of the record, or 0."""
+
+    def run(request: Any, screen: ScreenOptions, plots: PlotOptions | None = None) -> int:
+        return show_study(study, request, screen, plots)
+
+    kinds: dict[str, type] = {"request": study.load("request"), "screen": ScreenOptions}
     if study.has_figures:
-        parameters["plots"] = (PlotOptions, inspect.Parameter.empty)
-
-    def run(
-        token_options: TokenOptions,
-        model: ModelOptions,
-        screen: ScreenOptions,
-        plots: PlotOptions | None = None,
-        **given: Any,
-    ) -> None:
-        given |= {name: parse_numbers(option_of(name), given[name]) for name in numbers}
-        request = request_of(record, **given, **token_options.terms, **model.terms)
-        with screen.watching() as watch:
-            answer = study.load("run")(request, watch)
-        screen.show(study.load("document"), answer, plots=plots)
-
+        kinds["plots"] = PlotOptions
     run.__doc__ = study.question
-    run.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+    run.__annotations__ = kinds
     keyword = inspect.Parameter.KEYWORD_ONLY
-    vars(run)["__signature__"] = inspect.Signature(
-        [
-            inspect.Parameter(name, keyword, default=default, annotation=kind)
-            for name, (kind, default) in parameters.items()
-        ]
-    )
+    parameters = [inspect.Parameter(name, keyword) for name in kinds]
+    vars(run)["__signature__"] = inspect.Signature(parameters)
     return with_groups(run)
 
 
-def _option(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, Any]:
-    """Type and default of one option; numbers of a tuple are typed with commas between them."""
-    is_union = get_origin(hint) in (Union, types.UnionType)
-    kinds = get_args(hint) if is_union else (hint,)
-    default: Any = field.default
-    if get_origin(hint) is tuple:
-        kind, default = str, ",".join(map(str, default)) or None
-    else:
-        kind = next(one for one in _TYPED if one in kinds)
-    if default is None:
-        kind = kind | None
-    text, least = field.metadata["help"], field.metadata.get("min")
-    option = typer.Option(option_of(field.name), help=text, min=least)
-    return Annotated[kind, option], default
+def show_study(study: Study, request: Any, screen: ScreenOptions, plots: PlotOptions | None) -> int:
+    """Runs a study and shows its page, or that of a part of its results; the exit code."""
+    with screen.watching(study.unit) as watch:
+        if isinstance(study, ResultsStudy):
+            written = study.written(request, watch)
+        else:
+            answer = study.load("run")(request, watch)
+    if isinstance(study, ResultsStudy):
+        if request.part is not None:
+            show_part(screen, written)
+            return 0
+        answer = study.record_at(written)
+    screen.show(study.load("document"), answer, plots=plots)
+    return getattr(answer, "exit_code", 0)

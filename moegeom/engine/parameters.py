@@ -61,6 +61,9 @@ _PARAMETERS = {option: name for name, option in _SPELLED.items()} | {
 #: Fields of ``Terms.asked`` that are called otherwise as parameters of the request around it.
 _OF_FAMILY = {"file": "family", "pattern": "router_pattern"}
 
+#: Parameters that stand for ``Terms.asked``.
+_OF_ASKED = [_OF_FAMILY.get(f.name, f.name) for f in dataclasses.fields(RequestedFamily)]
+
 #: The other way round.
 _FIELD_OF = {parameter: name for name, parameter in _OF_FAMILY.items()}
 
@@ -92,10 +95,52 @@ def parameters_of(record: type) -> dict[str, dataclasses.Field[Any]]:
     """What a request is made of, by name; what describes a family stands for ``asked``."""
     found = {field.name: field for field in dataclasses.fields(record)}
     if "asked" in found:
-        inner = {_OF_FAMILY.get(f.name, f.name): f for f in dataclasses.fields(RequestedFamily)}
-        found = inner | found
+        found |= dict(zip(_OF_ASKED, dataclasses.fields(RequestedFamily), strict=True))
         del found["asked"]
     return found
+
+
+def typed_parameters(record: type) -> dict[str, dataclasses.Field[Any]]:
+    """What the command line has as options of a request: its own, then those that others share."""
+    hidden = getattr(record, "PYTHON_ONLY", ())
+    return {name: f for name, f in ordered_parameters(record).items() if name not in hidden}
+
+
+def ordered_parameters(record: type) -> dict[str, dataclasses.Field[Any]]:
+    """All parameters of a request: its own, then those that others share."""
+    parameters = parameters_of(record)
+    return {n: parameters[n] for n in dict.fromkeys((*own_parameters(record), *parameters))}
+
+
+def meaning(field: dataclasses.Field[Any]) -> str:
+    """What a parameter means, for a program."""
+    facts = field.metadata
+    return facts.get("in_python") or in_python(facts["help"])
+
+
+def own_parameters(record: type) -> list[str]:
+    """Parameters of a request that commands do not share, the tokens first."""
+    shared = {*shared_fields(record), *_OF_ASKED}
+    return sorted((n for n in parameters_of(record) if n not in shared), key="tokens".__ne__)
+
+
+def hints_of(record: type) -> Mapping[str, Any]:
+    """Types of all parameters of a request."""
+    family = {_OF_FAMILY.get(name, name): hint for name, hint in _hints(RequestedFamily).items()}
+    return {**family, **_hints(record)}
+
+
+def shared_fields(record: type) -> list[str]:
+    """Fields of a request that commands share: those of its bases that say ``IS_SHARED``."""
+    bases = [base for base in record.__mro__ if vars(base).get("IS_SHARED")]
+    own = {
+        name
+        for base in record.__mro__
+        if base not in bases
+        for name in inspect.get_annotations(base)
+    }
+    shared = {name for base in bases for name in inspect.get_annotations(base)} - own
+    return [f.name for f in dataclasses.fields(cast("Any", record)) if f.name in shared]
 
 
 def family_parameters(asked: RequestedFamily) -> dict[str, Any]:
@@ -229,9 +274,23 @@ def asks(record: type, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]
                 return function(*given, **options)
 
         vars(asked)["__signature__"] = signature
+        asked.__doc__ = _with_parameters(inspect.getdoc(function) or "", signature, record)
         return asked
 
     return made
+
+
+def _with_parameters(text: str, signature: inspect.Signature, record: type) -> str:
+    """A docstring with what each parameter that comes from the request means."""
+    fields = parameters_of(record)
+    lines = ["", "", "Parameters", "----------"]
+    for name, parameter in signature.parameters.items():
+        if name in fields and parameter.kind is parameter.KEYWORD_ONLY:
+            kind = inspect.formatannotation(parameter.annotation)
+            lines += [f"{name} : {kind}, default {parameter.default!r}"]
+            lines += [f"    {meaning(fields[name])}"]
+    head, title, tail = text.partition("\n\nRaises\n")
+    return f"{head}{chr(10).join(lines)}{title}{tail}" if len(lines) > 4 else text
 
 
 def _signature(
@@ -250,7 +309,7 @@ def _signature(
             default=_default(found),
             annotation=hints[_FIELD_OF.get(name, name)],
         )
-        for name, found in parameters_of(record).items()
+        for name, found in ordered_parameters(record).items()
         if name not in taken and (not names or name in names)
     ]
     return signature.replace(parameters=[*own, *options])

@@ -11,36 +11,29 @@ from typing import Any, ClassVar, Literal
 
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.core.errors import UsageError
+from moegeom.core.option import argument, option
 from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
-from moegeom.engine.parameters import family_parameters, option_of
+from moegeom.engine.parameters import family_parameters, option_of, shared_fields
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.memory import HeldArrays
 
+#: What is accepted wherever a checkpoint is asked for.
+CHECKPOINT = (
+    "folder (also DCP), index json, or .safetensors, .gguf, .bin, .pt, .pth or .ckpt file; or the "
+    "URL of one: hf://OWNER/NAME@REVISION, https://, s3://"
+)
 
-def outside_plan(reason: str) -> dict[str, str]:
-    """Metadata of a field that stands in no plan, for this reason.
-
-    Every other field does: what changes results cannot be forgotten when a field is added.
-    """
-    return {"outside_plan": reason}
-
-
-def option(text: str, default: Any = None, **bounds: float) -> Any:
-    """A field of a request that the command line has as an option, with its line of help.
-
-    ``min`` is the least value that may be typed.
-    """
-    return field(default=default, metadata={"help": text, **bounds})
+#: Lines of help of options that not only ``ModelTerms`` has.
+LAYERS = "Layers, such as 0,3-7."
+FAIL_ON = "Least severity that fails: error, warning."
+NO_CACHE = "Ask the server of a URL for everything; keep nothing."
+FETCHED = "How what is behind a URL is fetched and kept."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """What every computation on tokens is asked: which of them count, and how fast it goes.
-
-    ``seed`` draws samples; the first ``exclude_first`` tokens of each document are left out, and so
-    are tokens that are not finite where ``non_finite`` is ``skip``: ``fail`` stops at the first.
-    ``num_workers`` and ``backend`` change how fast the answer comes, not the answer.
+    """Which tokens count, for every computation on tokens.
 
     Raises
     ------
@@ -48,14 +41,17 @@ class ComputeOptions:
         For another word than ``fail`` and ``skip``, and for a number of first tokens below 0.
     """
 
-    seed: int = 0
-    exclude_first: int = 0
-    non_finite: Literal["fail", "skip"] = field(
-        default="fail",
-        metadata=outside_plan("a part that was finished without it has no token to skip"),
+    IS_SHARED: ClassVar[bool] = True
+    PYTHON_ONLY: ClassVar[tuple[str, ...]] = ("backend",)
+
+    exclude_first: int = option("Leave out the first N tokens of each document (sinks).", 0, min=0)
+    non_finite: Literal["fail", "skip"] = option(
+        "Tokens that are not finite: fail or skip.",
+        "fail",
+        outside_plan="a part that was finished without it has no token to skip",
     )
-    num_workers: int | None = field(default=None, metadata=outside_plan("pace"))
-    backend: str = "cpu"
+    seed: int = option("Seed of random routers, slices and samples.", 0, min=0)
+    backend: str = option("`cpu`, or `reference` for the plain NumPy definitions.", "cpu")
 
     def __post_init__(self) -> None:
         if self.non_finite not in ("fail", "skip"):
@@ -70,23 +66,37 @@ class ComputeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions(ComputeOptions):
+class WorkerOptions:
+    """How many threads share the work."""
+
+    IS_SHARED: ClassVar[bool] = True
+
+    num_workers: int | None = option(
+        "Worker threads [default: all].",
+        min=1,
+        in_python="Worker threads; None: one for each processor.",
+        outside_plan="pace",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(WorkerOptions, ComputeOptions):
     """How tokens are measured at a router.
 
-    ``batch_tokens`` changes how fast the answer comes, not the answer. Under each of
-    ``arithmetics`` the choice is compared with that of the router as stored, or with that under the
-    arithmetic ``reference``. The ``what_ifs`` are other ways to choose on the same tokens; those to
-    which other tokens matter are tried in batches of ``what_if_batch`` neighbours. ``noise``
-    disturbs the inputs: of all routers, or of those that it names.
+    Under each of ``arithmetics`` the choice is compared with that of the router as stored, or with
+    that under the arithmetic ``reference``. The ``what_ifs`` are other ways to choose on the same
+    tokens. ``noise`` disturbs the inputs: of all routers, or of those that it names.
     """
 
-    batch_tokens: int | None = field(default=None, metadata=outside_plan("pace"))
-    per_token: bool = False
-    arithmetics: tuple[str, ...] = ()
-    reference: str | None = None
-    what_ifs: tuple[str, ...] = ()
-    what_if_batch: int = TILE
-    noise: InputNoise | Mapping[str, InputNoise] | None = None
+    batch_tokens: int | None = option("Tokens that a worker holds at once.", outside_plan="pace")
+    per_token: bool = option("Also write tokens/, one row per token.", False)
+    arithmetics: tuple[str, ...] = option("An arithmetic (repeatable; `moegeom arithmetics`).", ())
+    reference: str | None = option("The arithmetic to compare with [default: as stored].")
+    what_ifs: tuple[str, ...] = option(
+        "NAME[:PARAMETER=VALUE,...] (repeatable).", (), metavar="SPEC"
+    )
+    what_if_batch: int = option("Tokens tried together, where other tokens matter.", TILE)
+    noise: InputNoise | Mapping[str, InputNoise] | None = option("Noise on the inputs.")
 
     def noise_at(self, router: str) -> InputNoise | None:
         """The noise on the inputs of one router; None for none."""
@@ -100,45 +110,71 @@ DEFAULTS = MeasureOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms(ComputeOptions):
-    """What every command that opens a checkpoint and tokens is asked in the same words.
+class TokenTerms(ComputeOptions):
+    """What the files of the tokens are, and which of their tests are waived."""
 
-    ``stage`` says what the numbers of a foreign file are, ``dialect`` whose trace it is,
-    ``expert_map`` is the file that says which expert lies at which place, for a trace that names
-    places, and ``router_map`` says which of its arrays is which router. ``remote`` says how a
-    checkpoint behind a URL is fetched; None as usual. ``device`` changes how fast the answer comes,
-    not the answer: it is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that says
-    nothing where it stays on the processor. Unfinished results are gone on with unless
-    ``restart``; finished ones of another request are replaced only with ``overwrite``.
+    IS_SHARED: ClassVar[bool] = True
+
+    stage: Stage | None = option(
+        "What the numbers of a foreign file are: router_input, pre_norm, logits, top_logits or ids."
+    )
+    dialect: str | None = option("Whose trace it is, where the file does not show it.")
+    expert_map: str | None = option(
+        "Which expert lies at which place, for a trace that names places: FILE.json."
+    )
+    router_map: Mapping[str, str] = option(
+        "KEY=ROUTER for a foreign array, or 'layer{i}=text/{i}' for all.",
+        dict,
+        in_python="Key of a foreign array -> router; `layer{i}` -> `text/{i}` for all.",
+    )
+    stale_inputs: bool = option(
+        "Accept a recording of another checkpoint.",
+        False,
+        outside_plan="a label, written at the end for all routers",
+    )
+    unverified: bool = option(
+        "Accept a recording that fails its tests.",
+        False,
+        outside_plan="a label, written at the end for all routers",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTerms:
+    """Which routers of a checkpoint, how to read them where its family is not known, and how to
+    fetch it: ``remote`` None is as usual.
     """
 
-    layers: str | None = None
-    stage: Stage | None = None
-    dialect: str | None = None
-    expert_map: str | None = None
-    router_map: Mapping[str, str] = field(default_factory=dict)
-    stale_inputs: bool = field(
-        default=False, metadata=outside_plan("a label, written at the end for all routers")
-    )
-    unverified: bool = field(
-        default=False, metadata=outside_plan("a label, written at the end for all routers")
-    )
+    IS_SHARED: ClassVar[bool] = True
+
+    layers: str | None = option(LAYERS, also="layer")
     asked: RequestedFamily = field(
         default=NOTHING_ASKED,
-        metadata=outside_plan("what it makes of the checkpoint stands under rules and routers"),
+        metadata={"outside_plan": "what it makes of the checkpoint stands under rules and routers"},
     )
-    remote: RemoteOptions | None = field(
-        default=None, metadata=outside_plan("how bytes come, not which")
+    remote: RemoteOptions | None = option(
+        NO_CACHE,
+        in_python=FETCHED,
+        outside_plan="how bytes come, not which",
     )
-    device: str | None = field(
-        default=None, metadata=outside_plan("the kind that was chosen stands beside it")
-    )
-    restart: bool = field(default=False, metadata=outside_plan("what to do with an older plan"))
-    overwrite: bool = field(default=False, metadata=outside_plan("what to do with older results"))
+
+
+@dataclass(frozen=True)
+class RoutersRequest(ModelTerms):
+    """Which checkpoint, and which of its routers."""
+
+    checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(ModelTerms, TokenTerms):
+    """What every command that opens a checkpoint and tokens is asked in the same words."""
+
+    IS_SHARED: ClassVar[bool] = True
 
     def typed_again(self) -> str:
         """The options that a command on the same checkpoint and tokens needs again, for a shell."""
-        said = {
+        typed = {
             "stage": self.stage,
             "dialect": self.dialect,
             "expert_map": self.expert_map,
@@ -149,16 +185,111 @@ class Terms(ComputeOptions):
             "unverified": self.unverified,
         }
         words: list[str] = []
-        for name, value in said.items():
+        for name, value in typed.items():
             if value not in (None, False):
                 words += [option_of(name)] if value is True else [option_of(name), str(value)]
         for key, router in self.router_map.items():
             words += [option_of("router_map"), f"{key}={router}"]
         return shlex.join(words)
 
-    def shared(self) -> dict[str, Any]:
-        """These fields by name, for another request on the same terms."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Terms)}
+    def shared_terms(self) -> dict[str, Any]:
+        """What another request on the same terms is asked too, by name."""
+        return {name: getattr(self, name) for name in shared_fields(type(self))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutTerms:
+    """What becomes of results that are there already."""
+
+    IS_SHARED: ClassVar[bool] = True
+
+    overwrite: bool = option(
+        "Replace results that are there already.",
+        False,
+        outside_plan="what to do with older results",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTerms(WorkerOptions, Terms):
+    """How a scan is run. ``device`` changes how fast the answer comes, not the answer: None is
+    ``auto`` that says nothing where it stays on the processor. Unfinished results are gone on with
+    unless ``restart``.
+
+    Raises
+    ------
+    UsageError
+        For a device of a kind that there is not.
+    """
+
+    IS_SHARED: ClassVar[bool] = True
+
+    device: str | None = option(
+        "auto, cpu, cuda, cuda:1 or cuda:0,1 [default: auto].",
+        outside_plan="the kind that was chosen stands beside it",
+    )
+    restart: bool = option(
+        "Discard unfinished results instead of going on.",
+        False,
+        outside_plan="what to do with an older plan",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.device is not None:
+            from moegeom.engine.devices.choice import refuse_unknown_device
+
+            refuse_unknown_device(self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareTerms:
+    """How a scan is shared out between machines.
+
+    ``part``, such as 3/64, folds that share of the tokens alone, for
+    :func:`moegeom.pipeline.merge`; ``engine`` ``ray`` or ``ray:ADDRESS`` has the workers of a
+    cluster fold such parts.
+    """
+
+    IS_SHARED: ClassVar[bool] = True
+
+    part: str | None = option(
+        "One of n parts, for moegeom merge.",
+        metavar="I/N",
+        outside_plan="results are those of all parts",
+    )
+    engine: str | None = option(
+        "ray, or ray:ADDRESS: workers of a cluster fold parts.",
+        outside_plan="who does it, not what",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBTerms:
+    """B, another run, and what its file is where it cannot say it itself."""
+
+    IS_SHARED: ClassVar[bool] = True
+
+    run_b: str | None = option("B, another run of the same text: recording, or trace.")
+    stage_b: str | None = option("What the numbers of B are, where B is a foreign file.")
+    dialect_b: str | None = option("Whose trace B is, where the file does not show it.")
+    expert_map_b: str | None = option("The same as --expert-map, for a trace B.")
+    map_b: Mapping[str, str] = option("The same as --map, for the arrays of B.", dict)
+
+
+def refuse_late(request: Any, name: str, *still: str) -> None:
+    """Raises UsageError where a request on results says how to measure; ``still`` may be said."""
+    pace = ("num_workers", "device", "backend")
+    for of in dataclasses.fields(request):
+        made, value = of.default_factory, getattr(request, of.name)
+        default = of.default if made is dataclasses.MISSING else made()
+        if of.name not in (*still, *pace) and value != default:
+            parts = family_parameters(value) if of.name == "asked" else {of.name: value}
+            flag = option_of(next(name for name, part in parts.items() if part))
+            raise UsageError(
+                f"{name} holds results, which were measured before; {flag} comes too late.",
+                f"Leave {flag} out, or name a checkpoint.",
+            )
 
 
 #: Tokens of a request: a path or pattern, several of them, a source of the caller's, or arrays.
@@ -183,50 +314,65 @@ def tokens_text(tokens: Tokens | None) -> str:
     return shlex.join(typed_tokens(tokens)).removeprefix("--tokens ")
 
 
+#: The line of help of ``tokens``.
+TOKENS = (
+    "Recording; traces of an engine, also 'dump/*.pt', a folder, or repeated; or npy, npz, "
+    "safetensors, Parquet with --stage."
+)
+
+
 @dataclass(frozen=True)
 class TokensRequest(Terms):
     """What a command is asked that looks at a checkpoint and, where there are any, at tokens."""
 
-    checkpoint: str = field(
-        metadata=outside_plan("a path; fingerprint, rules and routers stand for what it holds")
+    checkpoint: str = argument(
+        f"Checkpoint: {CHECKPOINT}.",
+        outside_plan="a path; fingerprint, rules and routers stand for what it holds",
     )
     _: dataclasses.KW_ONLY
-    tokens: Tokens | None = field(
-        default=None,
-        metadata=outside_plan("token_files and the facts of the source stand for what they are"),
+    tokens: Tokens | None = option(
+        TOKENS,
+        outside_plan="token_files and the facts of the source stand for what they are",
     )
 
 
 @dataclass(frozen=True)
-class ScanRequest(TokensRequest, MeasureOptions):
+class StudyRequest(TokensRequest, OutTerms):
+    """What a study of recorded tokens is asked that may write a file."""
+
+
+@dataclass(frozen=True)
+class ScanRequest(TokensRequest, ShareTerms, RunBTerms, OutTerms, RunTerms, MeasureOptions):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``run_b`` are choices of another run for the same tokens, ``map_b`` says which of its arrays is
-    which router; ``checkpoint_b`` is a second checkpoint, whose routers choose for the same inputs.
-    With ``experts`` those behind the routers are read, for what crossing a boundary does.
-    ``out`` None is a folder of its own for each request in ``runs``; results of the same request
-    that are there already are the answer. ``part``, such as 3/64, folds that share of the tokens
-    alone, for :func:`moegeom.pipeline.merge`; ``engine`` ``ray`` or ``ray:ADDRESS`` has the
-    workers of a cluster fold such parts.
+    ``run_b`` are choices of another run for the same tokens; ``checkpoint_b`` is a second
+    checkpoint, whose routers choose for the same inputs. With ``experts`` those behind the routers
+    are read, for what crossing a boundary does. ``out`` None is a folder of its own for each
+    request in ``runs``; results of the same request that are there already are the answer.
     """
 
     #: What names of results end in where ``out`` is None.
     ENDING: ClassVar[str] = "moegeom"
 
-    out: Path | None = field(default=None, metadata=outside_plan("where results go"))
-    _: dataclasses.KW_ONLY
-    prior: str | None = None
-    run_b: str | None = None
-    stage_b: str | None = None
-    dialect_b: str | None = None
-    expert_map_b: str | None = None
-    map_b: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_b: str | None = field(
-        default=None, metadata=outside_plan("a path; what its routers are stands beside it")
+    #: ``moegeom boundary-report`` and ``moegeom whatif`` have them.
+    PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
+        *(*ComputeOptions.PYTHON_ONLY, "batch_tokens", "arithmetics", "reference", "noise"),
+        *("what_ifs", "what_if_batch", "checkpoint_b", "experts"),
+        *("run_b", "stage_b", "dialect_b", "expert_map_b", "map_b"),
     )
-    experts: bool = False
-    part: str | None = field(default=None, metadata=outside_plan("results are those of all parts"))
-    engine: str | None = field(default=None, metadata=outside_plan("who does it, not what"))
+
+    out: Path | None = option(
+        "Results directory [default: runs/NAME, after checkpoint, tokens, options].",
+        in_python="Where to keep the results; None keeps them in memory.",
+        outside_plan="where results go",
+    )
+    _: dataclasses.KW_ONLY
+    prior: str | None = option("isotropic-rms: synthetic tokens; geometry only, labelled.")
+    checkpoint_b: str | None = option(
+        "A second checkpoint: its routers on the same inputs.",
+        outside_plan="a path; what its routers are stands beside it",
+    )
+    experts: bool = option("Read the experts: how far a flip moves their output.", False)
 
     @property
     def compares(self) -> bool:

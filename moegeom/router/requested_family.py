@@ -10,6 +10,7 @@ from pathlib import Path
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.files import read_regular
 from moegeom.core.limits import FAMILY_CHARACTERS, FAMILY_NAME_LENGTH
+from moegeom.core.option import option
 from moegeom.core.router import MONOTONE_SCORES
 from moegeom.router.family import (
     DESCRIBED,
@@ -23,6 +24,9 @@ from moegeom.router.family import (
 )
 from moegeom.router.family_file import families, family_of_text, load_family
 
+#: Heading of these options in the help.
+_PANEL = "Unknown architectures"
+
 _NUMBER = re.compile(r"(?<![^._])[0-9]{1,6}(?=\.)")
 
 
@@ -35,13 +39,17 @@ class RequestedFamily:
     in them is the layer number.
     """
 
-    file: Path | None = None
-    pattern: str | None = None
-    top_k: int | None = None
-    score: str | None = None
-    renormalise: bool = False
-    selection_bias: str | None = None
-    logit_bias: str | None = None
+    file: Path | None = option("TOML file, or name of a family.", panel=_PANEL)
+    pattern: str | None = option(
+        "Names of router weights; a group is the layer.", metavar="REGEX", panel=_PANEL
+    )
+    top_k: int | None = option("Experts chosen per token.", min=1, panel=_PANEL)
+    score: str | None = option("identity, softmax, sigmoid or sqrt_softplus.", panel=_PANEL)
+    renormalise: bool = option("Weights are divided by their sum.", False, panel=_PANEL)
+    selection_bias: str | None = option(
+        "Names of biases that only select.", metavar="REGEX", panel=_PANEL
+    )
+    logit_bias: str | None = option("Names of biases of logits.", metavar="REGEX", panel=_PANEL)
 
     def family(self, names: Collection[str]) -> Family | None:
         """The family that is described, None for none.

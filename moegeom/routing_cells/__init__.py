@@ -1,1 +1,14 @@
-"""Exact enumeration of routing cells; imported by the command line alone."""
+"""Exact enumeration of routing cells: which sets of experts are cells, and where facets are."""
+
+from moegeom.studies.study import Study
+
+STUDY = Study(
+    name="cells",
+    package=__name__,
+    place=5,
+    question="List the routing cells and facets of a slice, prove or refute one set, or draw them.",
+    example="moegeom cells CKPT --layer 5 --tokens REC --plot figure.png",
+    request="study.request:CellsRequest",
+    run="study.study:cells",
+    unit="vertices",
+)

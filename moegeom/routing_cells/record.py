@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
+
 #: Cells listed; every set a cell, said and not listed; more vertices than asked for; arcs of a
 #: circle; pixels of a plane.
 Outcome = Literal["cells", "all subsets", "unfinished", "arcs", "pixels"]
@@ -158,3 +160,9 @@ class Enumerations:
     seed: int
     written: str | None = None
     files: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Inconclusive where a walk was not finished."""
+        is_unfinished = any(router.outcome == "unfinished" for router in self.routers)
+        return EXIT_INCONCLUSIVE if is_unfinished else EXIT_OK

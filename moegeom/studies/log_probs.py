@@ -30,6 +30,9 @@ _PIECE = 1 << 20
 #: What a file must say of each token.
 _COLUMNS = ("document", "position", "logprob", "other_logprob")
 
+#: Line of help of the option that names such a file.
+LOG_PROBS = "Log-probs of both: document, position, logprob, other_logprob; parquet, csv, jsonl."
+
 #: Tokens without and with a flip that are enough to compare the two.
 _ENOUGH = 30
 

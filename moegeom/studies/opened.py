@@ -130,7 +130,7 @@ class Recording:
 
 
 def asked_request(
-    record: type[R], sides: Mapping[str, Any], tokens: Any, options: Mapping[str, Any], **own: Any
+    record: type[R], sides: Mapping[str, Any], tokens: Any, options: Mapping[str, Any]
 ) -> R:
     """The request of a function; an option goes before what an opened object says."""
     said = merged(sides, {} if tokens is None else of_tokens(tokens))
@@ -147,7 +147,7 @@ def asked_request(
             said[name] = found["tokens"]
         else:
             said[name] = value
-    return request_of(record, **said, **own)
+    return request_of(record, **said)
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from typer.main import get_command
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
-from moegeom.engine.request import ComputeOptions
+from moegeom.engine.parameters import typed_parameters
+from moegeom.engine.request import ComputeOptions, TokenTerms
 from moegeom.engine.sample import drawn_tokens
 from moegeom.geometry.selection import route
 from moegeom.research.perturb import router as perturbed
@@ -25,7 +26,6 @@ from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom_cli.app import app
-from moegeom_cli.groups import TokenOptions
 from tests.by_day import by_day
 from tests.e2e.test_every_way_in import COMMAND
 
@@ -204,5 +204,5 @@ def test_every_command_that_takes_tokens_has_every_option_of_tokens():
         command: {p.name for p in get_command(app).get_command(None, command).params}
         for command in COMMAND
     }
-    for name in TokenOptions.__dataclass_fields__:
+    for name in typed_parameters(TokenTerms):
         assert [command for command in COMMAND if name not in options[command]] == [], name

@@ -7,62 +7,20 @@ from typing import Annotated
 
 import typer
 
+from moegeom.studies.check.record import GateRequest
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import (
-    ModelOptions,
-    OutOptions,
-    PlotOptions,
-    RunOptions,
-    ScreenOptions,
-    TokenOptions,
-    with_groups,
-)
-from moegeom_cli.options import CheckpointOrResults, FailOn, ReportFiles, Tokens
+from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
+from moegeom_cli.options import ReportFiles
 
 COMMAND = Command(Group.judge, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
 
 
 @with_groups
 def run(
-    token_options: TokenOptions,
-    model: ModelOptions,
-    work: RunOptions,
-    existing: OutOptions,
+    request: GateRequest,
     screen: ScreenOptions,
     plots: PlotOptions,
-    target: CheckpointOrResults = None,
-    tokens: Tokens = None,
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="File to compare with.")
-    ] = None,
-    update_baseline: Annotated[
-        bool,
-        typer.Option("--update-baseline", help="Write the baseline instead of comparing with it."),
-    ] = False,
-    experts: Annotated[
-        bool,
-        typer.Option("--experts", help="Read 64 kB of each expert: did experts grow apart?"),
-    ] = False,
-    attention: Annotated[
-        bool,
-        typer.Option("--attention", help="Read gates and sinks of attention: are they whole?"),
-    ] = False,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile",
-            help="default, release, training, or a TOML file [default: moegeom.toml, or "
-            "[tool.moegeom], outside CKPT].",
-        ),
-    ] = None,
-    select: Annotated[
-        str | None, typer.Option("--select", help="Codes or their beginnings: MGI,MGN112.")
-    ] = None,
-    fail_on: FailOn = None,
     report: ReportFiles = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Keep the results in this directory.")
-    ] = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="CODE", help="Print the page of a check.")
     ] = None,
@@ -83,40 +41,18 @@ def run(
     if init:
         _init()
         return 0
-    from moegeom.core.errors import UsageError
-
-    if target is None:
-        raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
     reports = parse_reports(report or (), screen.format)
-    from moegeom.engine.parameters import request_of
     from moegeom.studies.check.document import document
-    from moegeom.studies.check.study import GateRequest, gate
+    from moegeom.studies.check.study import gate
 
-    request = request_of(
-        GateRequest,
-        target=target,
-        tokens=tokens,
-        profile=profile,
-        baseline=baseline,
-        update_baseline=update_baseline,
-        experts=experts,
-        attention=attention,
-        select=select,
-        fail_on=fail_on,
-        out=out,
-        **token_options.terms,
-        **model.terms,
-        **work.terms,
-        **existing.terms,
-    )
-    with screen.watching("tokens" if tokens else "routers") as watch:
-        found = gate(request, watch, screen.note)
-    screen.show(document, found, plots=plots)
-    write_reports(reports, document, found)
-    if found.written is not None:
-        doubt = ", although the gate did not pass" if found.exit_code else ""
-        screen.note(f"baseline written: {found.written}{doubt}")
-    return found.exit_code
+    with screen.watching("tokens" if request.tokens else "routers") as watch:
+        answer = gate(request, watch)
+    screen.show(document, answer, plots=plots)
+    write_reports(reports, document, answer)
+    if answer.written is not None:
+        doubt = ", although the gate did not pass" if answer.exit_code else ""
+        screen.note(f"baseline written: {answer.written}{doubt}")
+    return answer.exit_code
 
 
 def _init() -> None:

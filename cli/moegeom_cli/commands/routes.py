@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from moegeom.studies.routes.record import RoutesRequest
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ScreenOptions, with_groups
 
@@ -14,18 +15,8 @@ COMMAND = Command(Group.judge, 3, "moegeom routes replies.jsonl --validate")
 
 @with_groups
 def run(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Traces of engines or trainers: files, or folders and patterns in quotes, whose "
-            "files are one trace."
-        ),
-    ],
+    request: RoutesRequest,
     screen: ScreenOptions,
-    dialect: Annotated[
-        str | None,
-        typer.Option("--dialect", help="Whose traces they are, where files do not show it."),
-    ] = None,
     validate: Annotated[
         bool,
         typer.Option(
@@ -35,12 +26,10 @@ def run(
     ] = False,
 ) -> int:
     """What traces of choices hold, and what is wrong with them that shows without a checkpoint."""
-    from moegeom.engine.parameters import request_of
     from moegeom.studies.routes.document import document
-    from moegeom.studies.routes.record import RoutesRequest
     from moegeom.studies.routes.study import routes
 
     with screen.watching() as watch:
-        found = routes(request_of(RoutesRequest, files=files, dialect=dialect), watch)
-    screen.show(document, found)
-    return found.exit_code if validate else 0
+        report = routes(request, watch)
+    screen.show(document, report)
+    return report.exit_code if validate else 0

@@ -27,15 +27,16 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
     panels = []
     for document in sorted({*rows["document_number"]}):
         own = [i for i, number in enumerate(rows["document_number"]) if number == document]
-        length = 1 + max(rows["position"][i] for i in own)
+        places = sorted({rows["position"][i] for i in own})
+        column = {position: number for number, position in enumerate(places)}
         line = {expert: number for number, expert in enumerate(shown)}
-        values: list[list[float | None]] = [[None] * length for _ in shown]
+        values: list[list[float | None]] = [[None] * len(places) for _ in shown]
         for i in own:
             if (expert := rows["expert"][i]) in line:
-                values[line[expert]][rows["position"][i]] = rows["weight"][i]
+                values[line[expert]][column[rows["position"][i]]] = rows["weight"][i]
         heat = Heat(values, "routing weight", 0.0, highest or 1.0)
         expert_axis = Axis("expert", names=[str(e) for e in shown])
-        positions = Axis("position", names=[str(p) for p in range(length)])
+        positions = Axis("position", names=[str(p) for p in places])
         title = f"layer {drawn.names[router]}, document {document + 1}"
         panels.append(Panel(title, positions, expert_axis, [heat]))
     tokens = len({*zip(rows["document_number"], rows["position"], strict=True)})

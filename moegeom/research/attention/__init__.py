@@ -1,1 +1,14 @@
-"""``moegeom continuity``: does the output of the experts jump at a boundary, and if smoothed?"""
+"""Gates, sinks and heads of attention layers."""
+
+from moegeom.studies.study import Study
+
+STUDY = Study(
+    name="attention",
+    package=__name__,
+    place=12,
+    question="Gates and sinks of attention: where they are, what they do on tokens, dead heads.",
+    example="moegeom attention CKPT --layers 0-3",
+    request="record:AttentionRequest",
+    run="study:attention",
+    unit="layers",
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from moegeom.engine.request import Terms
+from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.core.option import argument, option
+from moegeom.engine.request import CHECKPOINT, FETCHED, LAYERS, NO_CACHE, OutTerms
 
 Gating = Literal["one a channel", "one a head", "none"]
 
@@ -20,17 +23,20 @@ FREE: Mapping[Gating, str] = {
 
 
 @dataclass(frozen=True)
-class AttentionRequest(Terms):
+class AttentionRequest(OutTerms):
     """What was asked for.
 
     ``tokens`` is what ``capture --keep attention`` wrote, ``out`` a table of heads; more than 2 GB
     are read with ``yes`` only.
     """
 
-    checkpoint: str
-    tokens: Path | None = None
-    yes: bool = False
-    out: Path | None = None
+    checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}.")
+    _: dataclasses.KW_ONLY
+    tokens: Path | None = option("What capture --keep attention wrote, of this checkpoint.")
+    layers: str | None = option(LAYERS, also="layer")
+    remote: RemoteOptions | None = option(NO_CACHE, in_python=FETCHED)
+    yes: bool = option("Read more than 2 GB of attention.", False)
+    out: Path | None = option("Write a row for each head: FILE.parquet.")
 
 
 @dataclass(frozen=True)

@@ -277,6 +277,12 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
         When the tokens are no record of attention, or one of other gates.
     UsageError
         When more than 2 GB are to be read without ``yes``, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> mg.attention("sample_ckpts/olmoe-balanced/step_1500").value.family
+    ''
     """
     if request.out is not None:
         refuse_out(request.out, request.overwrite, (".parquet",))

@@ -25,6 +25,9 @@ _MOST_ENTRIES = 100
 def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
     """Counts, bounds and costs of each kind of layer.
 
+    The sizes are those of ``checkpoint``, of which no expert is read, or ``experts``, ``top_k``,
+    ``width`` (of one expert) and ``hidden``. The dimension of ``tokens`` is estimated.
+
     Raises
     ------
     UsageError
@@ -33,6 +36,13 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
         When a checkpoint does not say how wide its experts are, or contradicts itself.
     RecordingError
         When the tokens hold no router inputs, or too few to estimate their dimension.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> report = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, data_dims=(2, 4))
+    >>> [(at.dims, at.most_cells) for at in report.value.layers[0].at]
+    [(2, 43557), (4, 8303321)]
     """
     _check(request)
     if request.checkpoint:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float64
 
+from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest, option
+from moegeom.engine.request import StudyRequest
 
 
 @dataclass(frozen=True)
-class ContinuityRequest(TokensRequest):
+class ContinuityRequest(StudyRequest):
     """What was asked for.
 
     ``smooth`` is the smoothed gate beside the hard one: ``extra=0.5`` more experts a token in the

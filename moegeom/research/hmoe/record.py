@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from moegeom.core.option import argument, option
+from moegeom.engine.request import OutTerms, WorkerOptions
 from moegeom.geometry.hmoe.regression import Position
 
 #: ``ranks`` is what derivatives tell, ``rates`` also what descents from many starts do.
@@ -21,7 +23,7 @@ State = Literal["none", "explained", "undecided", "away", "beyond"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HmoeRequest:
+class HmoeRequest(WorkerOptions, OutTerms):
     """What was asked for.
 
     ``sizes`` are numbers of samples, ``starts`` exponents p: a descent begins at the truth plus
@@ -30,19 +32,26 @@ class HmoeRequest:
     ``out`` is a Parquet file.
     """
 
-    what: What = "rates"
-    models: tuple[str, ...] = ("mha", "1", "2")
-    channels: tuple[int, ...] = ()
-    sizes: tuple[str, ...] = ()
-    starts: tuple[str, ...] = ()
-    repeats: int | None = None
-    epochs: int | None = None
-    start_size: float = 0.385
-    quick: bool = False
-    seed: int = 0
-    num_workers: int | None = None
-    out: Path | None = None
-    overwrite: bool = False
+    what: What = argument(
+        "rates: ranks, and slopes of descents; ranks: those alone.", default="rates"
+    )
+    models: tuple[str, ...] = option(
+        "mha (no activation), 1 and 2 (settings of S2).", ("mha", "1", "2"), is_list=False
+    )
+    channels: tuple[int, ...] = option("Channels that are fitted [default: 3,4].", ())
+    sizes: tuple[str, ...] = option("Numbers of samples [default: 1e4,3e4,1e5].", (), is_list=False)
+    starts: tuple[str, ...] = option(
+        "Exponents p: starts n^-p from the truth; 0, the control, is always run "
+        "[default: 0,0.083,0.3,0.5].",
+        (),
+        is_list=False,
+    )
+    start_size: float = option("How far from the truth starts are at n = 1e5.", 0.385)
+    repeats: int | None = option("Seeds of each [default: 10].", min=1)
+    epochs: int | None = option("Steps of a descent [default: 1000].", min=1)
+    quick: bool = option("Two sizes, two repeats, 100 epochs: seconds.", False)
+    seed: int = option("Seed of descents.", 0, min=0)
+    out: Path | None = option("Write every descent: FILE.parquet.")
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,20 @@ PUBLISHED = -0.5
 def hmoe(request: HmoeRequest, watch: Watch | None = None) -> Mixtures:
     """Ranks by position and, for ``rates``, slopes of descents with what explains them.
 
+    ``what`` is "ranks", by where a non-linearity stands, or "rates": the experiment of S2 beside
+    its control, which takes ten minutes of a core in full and seconds with ``quick``.
+
     Raises
     ------
     UsageError
         When the options cannot be meant, or ``out`` exists or cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> report = mg.hmoe(what="ranks")
+    >>> [one.position for one in report.value.ranks if one.beyond == 0]
+    ['value', 'sdpa', 'value', 'sdpa']
     """
     if request.what not in get_args(What):
         raise UsageError(f"{request.what}: expected {' or '.join(get_args(What))}.")

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest, option
+from moegeom.engine.request import StudyRequest
 
 
 @dataclass(frozen=True)
-class OutputsRequest(TokensRequest):
+class OutputsRequest(StudyRequest):
     """What was asked for.
 
     ``sample`` is the number of tokens that experts are computed on; with ``every_expert`` all

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.option import option
 from moegeom.core.tokens import InputNoise, SampleCounts
-from moegeom.engine.request import TokensRequest, option
+from moegeom.engine.request import StudyRequest
 
 
 @dataclass(frozen=True)
-class PerturbRequest(TokensRequest):
+class PerturbRequest(StudyRequest):
     """What was asked for.
 
     ``noise`` is what inputs gather per unit of ``time``: a share of their rms, a second recording,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest, option
+from moegeom.engine.request import StudyRequest
 
 
 @dataclass(frozen=True)
-class RegionsRequest(TokensRequest):
+class RegionsRequest(StudyRequest):
     """What was asked for.
 
     ``segments`` is the number of ways of each kind. ``subspace`` is a plane, ``against`` a
@@ -20,10 +21,12 @@ class RegionsRequest(TokensRequest):
     2 GB are read with ``yes`` only.
     """
 
+    PYTHON_ONLY: ClassVar[tuple[str, ...]] = (*StudyRequest.PYTHON_ONLY, "random_experts")
+
     segments: int = option("Straight ways of each kind.", 1000, min=2)
     subspace: str = option("The plane: pca:2, random:2, plane:A,B,C or an npz file.", "pca:2")
     against: str | None = option("Count the same in this checkpoint too: initialisation.")
-    random_experts: int = 3
+    random_experts: int = option("Draws of experts with the same row lengths.", 3)
     yes: bool = option("Read more than 2 GB of experts.", False)
     out: Path | None = option("Write every count: FILE.parquet.")
 

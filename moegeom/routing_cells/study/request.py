@@ -2,75 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from moegeom.core.errors import RecordingError, RouterError, UsageError
+from moegeom.core.option import argument, option
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine.parameters import option_of
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import CHECKPOINT, StudyRequest, WorkerOptions
 from moegeom.routing_cells.pictures.records import PictureOptions
 from moegeom.routing_cells.pictures.write import check_picture
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 
 @dataclass(frozen=True)
-class CellsRequest(TokensRequest):
-    """What was asked for, by the command line or, for the fields below, from Python alone.
+class CellsRequest(StudyRequest, WorkerOptions):
+    """What was asked for, by the command line or, for some fields, from Python alone.
 
     ``weights`` is a bare matrix instead of a checkpoint, with the ``top_k`` that is asked for.
     ``radius`` bounds the search around the centre of the slice. ``expert_set`` asks about one set
     of experts. ``plot`` is a picture of one router.
-
-    Parameters
-    ----------
-    box
-        Only what lies within so far of the centre along every direction of the slice.
-    hops, at
-        Only the cells that so many facets, or fewer, part from those of the tokens ``at``.
-    inradius
-        The radius of the largest ball in each cell, in the table of ``out``.
-    random_routers
-        Count the cells of so many random routers with the same row norms too.
-    band
-        Shade in the picture what lies within so far of a facet.
-    frame
-        Half the side of what the picture shows; without it there is room for the tokens.
-    pixels
-        Pixels a side where facets are curved.
-    width, dpi
-        Width of the picture in millimetres (one column is 89), and dots per inch where they count.
     """
 
-    weights: Path | None = None
-    subspace: str | None = None
-    radius: float | None = None
-    box: float | None = None
-    hops: int | None = None
-    at: tuple[int, ...] = ()
-    expert_set: tuple[int, ...] | None = None
-    certify: bool = False
-    tie_broken: bool = False
-    inradius: bool = False
-    random_routers: int = 0
-    vertices: int = 10**7
-    out: Path | None = None
-    plot: Path | None = None
-    view: str = "cells"
-    expert: int | None = None
-    band: float | None = None
-    frame: float | None = None
-    pixels: int = 512
-    caption: bool = False
-    width: float = 89.0
-    dpi: int = 300
+    PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
+        *(*StudyRequest.PYTHON_ONLY, "box", "hops", "at", "inradius", "random_routers"),
+        *("expert", "band", "frame", "pixels", "width", "dpi"),
+    )
+
+    checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}; or --weights with --top-k.", default="")
+    _: dataclasses.KW_ONLY
+    subspace: str | None = option(
+        "full, pca:D, random:D, plane:A,B,C or circle:A,B (tokens), or an npz file with centre and "
+        "basis. [default: full; with --plot and tokens pca:2]"
+    )
+    weights: Path | None = option("A bare matrix instead: npz with weight and bias.")
+    radius: float | None = option("Only within so far of the centre.")
+    box: float | None = option(
+        "Only what lies within so far of the centre along every direction of the slice."
+    )
+    hops: int | None = option(
+        "Only the cells that so many facets, or fewer, part from those of the tokens `at`."
+    )
+    at: tuple[int, ...] = option("Tokens to begin at, with `hops`.", ())
+    expert_set: tuple[int, ...] | None = option("Is this set a cell? Experts, such as 3,17,40.")
+    certify: bool = option("Check every witness or proof again in integers.", False)
+    tie_broken: bool = option("Of equal experts the lower number wins.", False)
+    inradius: bool = option(
+        "The radius of the largest ball in each cell, in the table of `out`.", False
+    )
+    random_routers: int = option(
+        "Count the cells of so many random routers with the same row norms too.", 0
+    )
+    vertices: int = option("Vertices to walk at most.", 10**7, min=1)
+    out: Path | None = option("Folder for cells.parquet and facets.parquet.")
+    plot: Path | None = option("Picture: .svg, .pdf or .png.")
+    view: str = option("cells, expert:E or tropical (the surface of e_k).", "cells")
+    expert: int | None = option('The expert of `view="expert"`.')
+    band: float | None = option("Shade in the picture what lies within so far of a facet.")
+    frame: float | None = option(
+        "Half the side of what the picture shows; without it there is room for the tokens."
+    )
+    pixels: int = option("Pixels a side where facets are curved.", 512)
+    caption: bool = option("Write the caption below the picture.", False)
+    width: float = option("Width of the picture in millimetres (one column is 89).", 89.0)
+    dpi: int = option("Dots per inch where they count.", 300)
 
     @property
     def picture(self) -> PictureOptions:
         """What was asked of the picture. Raises UsageError for a value out of range."""
-        return PictureOptions(self.view, self.expert, self.band, self.width, self.caption, self.dpi)
+        view, expert = parse_view(self.view)
+        expert = self.expert if expert is None else expert
+        return PictureOptions(view, expert, self.band, self.width, self.caption, self.dpi)
 
 
 def check_request(request: CellsRequest) -> None:
@@ -105,11 +111,6 @@ def check_request(request: CellsRequest) -> None:
         raise UsageError("--certify goes with --expert-set or --out: what it checks is written.")
 
 
-#: Fields that the command line has no option for.
-_OF_PYTHON = frozenset(
-    ("box", "hops", "at", "inradius", "random_routers", "band", "frame", "pixels", "width", "dpi")
-)
-
 #: The least and the largest of what such a field may be, and that in words.
 _RANGES = {
     "hops": (0, 2**31, "how many facets to cross, such as 1 or 2; with 0 the token's own cell"),
@@ -120,7 +121,7 @@ _RANGES = {
 
 def _typed(name: str) -> str:
     """A parameter as the one who gave it wrote it."""
-    return name if name in _OF_PYTHON else option_of(name)
+    return name if name in CellsRequest.PYTHON_ONLY else option_of(name)
 
 
 def bounds_of(request: CellsRequest) -> list[str]:

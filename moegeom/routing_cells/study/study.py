@@ -53,6 +53,14 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
         When cells of a curved or grouped router are to be listed.
     RecordingError
         When the recording does not hold what the slice is laid through.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> ckpt, rec = (f"sample_ckpts/olmoe-balanced/{name}step_1500" for name in ("", "rec/"))
+    >>> report = mg.cells(ckpt, rec, layers=0, subspace="pca:2")
+    >>> report.value.routers[0].cells.num_cells > 10
+    True
     """
     check_request(request)
     # numbers near the ends of float64 leave it on the way; what follows is proved or taken exactly

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest, option
+from moegeom.engine.request import StudyRequest
 
 
 @dataclass(frozen=True)
-class BalanceRequest(TokensRequest):
+class BalanceRequest(StudyRequest):
     """What was asked for; ``out`` is a file for the biases."""
 
     out: Path | None = option("Write the biases: FILE.npz or FILE.safetensors.")

@@ -1,1 +1,16 @@
-"""``moegeom boundary-report``: which tokens are about to flip, and under what."""
+"""Which tokens are about to flip, and under what."""
+
+from moegeom.studies.study import ResultsStudy
+
+STUDY = ResultsStudy(
+    name="boundary_report",
+    package=__name__,
+    place=1,
+    question="Which tokens are about to change experts, under which arithmetic, and how much "
+    "moves.",
+    example="moegeom boundary-report CKPT --tokens REC --arith bf16",
+    request="record:BoundaryRequest",
+    run="study:measure_boundary",
+    record="record:boundary_report_of",
+    has_figures=True,
+)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moegeom.core.errors import ResultsError
+from moegeom.core.option import argument, option
 from moegeom.core.row_keys import is_random, is_whole, under_random
 from moegeom.core.tokens import InputNoise
 from moegeom.document.summary import Summary, summarise
-from moegeom.engine.request import ScanRequest, outside_plan
+from moegeom.engine.request import MeasureOptions, ScanRequest
 from moegeom.results.reader import Results
 
 
@@ -24,8 +26,21 @@ class BoundaryRequest(ScanRequest):
 
     ENDING: ClassVar[str] = "boundary"
 
-    noise: str | InputNoise | Mapping[str, InputNoise] | None = field(default=None, kw_only=True)
-    yes: bool = field(default=False, kw_only=True, metadata=outside_plan("a consent, no request"))
+    PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
+        *(*MeasureOptions.PYTHON_ONLY, "batch_tokens", "per_token", "what_ifs", "what_if_batch"),
+        "prior",
+    )
+
+    checkpoint: str = argument(
+        "Checkpoint, or results of an earlier boundary-report.", outside_plan="a path"
+    )
+    _: dataclasses.KW_ONLY
+    noise: str | InputNoise | Mapping[str, InputNoise] | None = option(
+        "Noise on the inputs: share of their rms, or a second recording."
+    )
+    yes: bool = option(
+        "Read more than 2 GB of experts.", False, outside_plan="a consent, no request"
+    )
 
 
 Row = Mapping[str, Any]

@@ -20,11 +20,24 @@ USUAL = ("float32-blocks", "tf32", "bf16", "bf16-logits")
 def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Path:
     """The results directory, with every arithmetic as a variant.
 
+    ``checkpoint`` may be results of an earlier boundary report. Results stay in memory, or are kept
+    in the folder ``out``.
+
     Raises
     ------
     MoeGeomError
         As ``scan``; UsageError without tokens, for an unknown arithmetic, and when more than 2 GB
         of experts are to be read without ``yes``; RouterError where there are none.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> report = mg.boundary_report(
+    ...     f"{sample}/step_1500", f"{sample}/rec/step_1500", arithmetics="bf16", layers=0
+    ... )
+    >>> [variant.name for variant in report.value.variants]
+    ['bf16']
     """
     if request.tokens is None:
         raise UsageError(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moegeom.core.finding import Severity, Verdict
-from moegeom.engine.request import Terms, Tokens
+from moegeom.core.option import argument, option
+from moegeom.engine.request import CHECKPOINT, FAIL_ON, TOKENS, OutTerms, RunTerms, Tokens
 from moegeom.results.reader import Results
 
 
 @dataclass(frozen=True)
-class GateRequest(Terms):
+class GateRequest(OutTerms, RunTerms):
     """What was asked for. ``target`` is a checkpoint, or results, in a folder or in memory.
 
     None leaves a choice to the profile. ``profile`` is a file, or the name of a built-in one; None
@@ -23,16 +25,22 @@ class GateRequest(Terms):
     what these say.
     """
 
-    target: str | Results
-    tokens: Tokens | None = None
-    profile: Path | None = None
-    baseline: Path | None = None
-    update_baseline: bool = False
-    select: tuple[str, ...] | None = None
-    fail_on: Severity | None = None
-    out: Path | None = None
-    experts: bool = False
-    attention: bool = False
+    target: str | Results = argument(
+        f"Results of a scan, or a checkpoint: {CHECKPOINT}.", default=""
+    )
+    _: dataclasses.KW_ONLY
+    tokens: Tokens | None = option(TOKENS)
+    baseline: Path | None = option("File to compare with.")
+    update_baseline: bool = option("Write the baseline instead of comparing with it.", False)
+    experts: bool = option("Read 64 kB of each expert: did experts grow apart?", False)
+    attention: bool = option("Read gates and sinks of attention: are they whole?", False)
+    profile: Path | None = option(
+        "default, release, training, or a TOML file [default: moegeom.toml, or [tool.moegeom], "
+        "outside CKPT]."
+    )
+    select: tuple[str, ...] | None = option("Codes or their beginnings: MGI,MGN112.", is_list=False)
+    fail_on: Severity | None = option(FAIL_ON)
+    out: Path | None = option("Keep the results in this directory.")
 
     @property
     def name(self) -> str:

@@ -37,8 +37,7 @@ from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import Rule
 from moegeom.core.text import percent
-from moegeom.engine.parameters import option_of
-from moegeom.engine.request import tokens_text
+from moegeom.engine.request import refuse_late, tokens_text
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_no_tokens
@@ -56,6 +55,9 @@ from moegeom.studies.changes.row_pair import RowPair
 from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
 
+#: Parameters that say how results are judged, not how they are measured.
+_OF_VERDICT = ("target", "profile", "baseline", "update_baseline", "select", "fail_on")
+
 #: Where a baseline is written when neither command line nor profile says.
 DEFAULT_BASELINE = "moegeom-baseline.json"
 
@@ -63,14 +65,16 @@ DEFAULT_BASELINE = "moegeom-baseline.json"
 def gate(
     request: GateRequest,
     watch: Watch | None = None,
-    announce: Callable[[str], None] = lambda text: None,
 ) -> Gate:
     """The verdict on a checkpoint or on results.
 
-    ``announce`` is told what was read of experts: where the baseline holds their hashes they are
+    ``watch`` hears what was read of experts: where the baseline holds their hashes they are
     compared, because only the experts tell whether they are where they were, and where the request
     says so a sample of each is judged.
     """
+    if request.target == "":
+        raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
+    announce = _silence if watch is None else watch.say
     profile, baseline_file = read_settings(request)
     if request.update_baseline:
         refuse_unwritable(baseline_file or Path(DEFAULT_BASELINE))
@@ -197,7 +201,7 @@ def measured_target(
     where it is a checkpoint whose routers can be read.
     """
     if (results := results_at(request.target)) is not None:
-        _refuse_measuring(request)
+        refuse_late(request, request.name, *_OF_VERDICT)
         return results, None
     assert isinstance(request.target, str)
     try:
@@ -211,7 +215,7 @@ def measured_target(
             checkpoint=request.target,
             out=request.out,
             tokens=request.tokens,
-            **request.shared(),
+            **request.shared_terms(),
         )
         # results in memory leave nothing to go on with
         opened = (
@@ -227,30 +231,8 @@ def measured_target(
         return MemoryResults(refused_facts(refusal), {}), None
 
 
-def _refuse_measuring(request: GateRequest) -> None:
-    """Results were measured already: an option that says how cannot be meant."""
-    default = GateRequest(request.target)
-    options = (
-        *(
-            "tokens",
-            "stage",
-            "dialect",
-            "expert_map",
-            "router_map",
-            "layers",
-            "out",
-            "stale_inputs",
-        ),
-        *("unverified", "restart", "overwrite", "experts", "attention", "exclude_first"),
-        *("non_finite", "seed"),
-    )
-    early = [name for name in options if getattr(request, name) != getattr(default, name)]
-    if early:
-        flag = option_of(early[0])
-        raise UsageError(
-            f"{request.name} holds results, which were measured before; {flag} comes too late.",
-            f"Leave {flag} out, or name a checkpoint.",
-        )
+def _silence(text: str) -> None:
+    """Hears nothing."""
 
 
 def check_thresholds(profile: Profile) -> None:

@@ -1,1 +1,17 @@
-"""``moegeom diff``: what changed between two checkpoints."""
+"""What changed between two checkpoints."""
+
+from moegeom.studies.study import Study
+
+STUDY = Study(
+    name="diff",
+    package=__name__,
+    group="compare",
+    place=1,
+    question="Say what happened to each router from A to B; on tokens, which figures changed.",
+    example="moegeom diff A B",
+    subject="pair",
+    takes_held=True,
+    request="record:DifferenceRequest",
+    run="study:difference",
+    has_figures=True,
+)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moegeom.engine.request import Terms, Tokens
+from moegeom.core.option import argument, option
+from moegeom.engine.request import CHECKPOINT, OutTerms, RunTerms, Tokens
 from moegeom.results.reader import Results
 from moegeom.studies.changes.record import RouterChange
 
 
 @dataclass(frozen=True)
-class DifferenceRequest(Terms):
+class DifferenceRequest(OutTerms, RunTerms):
     """What was asked for. ``a`` and ``b`` are checkpoints, or results, in folders or in memory.
 
     ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
     a sample of the expert weights is read. ``out`` keeps the results of the scans.
     """
 
-    a: str | Results
-    b: str | Results
-    experts: bool = False
-    tokens: Sequence[Tokens] = ()
-    out: Path | None = None
+    a: str | Results = argument(f"Before: results of a scan, or a checkpoint: {CHECKPOINT}.")
+    b: str | Results = argument("After: the same kinds.")
+    _: dataclasses.KW_ONLY
+    experts: bool = option("Read a sample of expert weights: did experts move along?", False)
+    tokens: Sequence[Tokens] = option("Recording; twice, for A and B, or once for both.", ())
+    out: Path | None = option("Keep the results of the scans here: a.moegeom, b.moegeom.")
 
 
 @dataclass(frozen=True)

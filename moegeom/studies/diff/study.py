@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,20 +45,28 @@ _APPROXIMATE = (
 def difference(
     request: DifferenceRequest,
     watch: Watch | None = None,
-    announce: Callable[[str], None] = lambda text: None,
 ) -> Difference:
     """The difference of two checkpoints, of two results, or of one of each.
 
-    ``announce`` is told how many bytes of experts are read.
+    Both sides are checkpoints or results, kept or in memory. ``tokens`` are those of both, or a
+    pair: of ``a``, of ``b``.
 
     Raises
     ------
     MoeGeomError
         When a side cannot be read, or the request cannot be meant.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> report = mg.diff(f"{sample}/step_1000", f"{sample}/step_1500")
+    >>> [router.is_identical for router in report.value.routers]
+    [False, False, False]
     """
     _refuse_unmeant(request)
     sides = open_side(request.a, request), open_side(request.b, request)
-    samples = _samples(sides, announce) if request.experts else None
+    samples = _samples(sides, watch) if request.experts else None
     with _measured(request, sides, watch) as results:
         found = _routers(request, sides, samples)
         figures = None
@@ -209,14 +217,15 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _samples(
-    sides: Sides, announce: Callable[[str], None]
+    sides: Sides, watch: Watch | None
 ) -> tuple[Mapping[str, Samples], Mapping[str, Samples]]:
     found = []
     for letter, side in zip(_LETTERS, sides, strict=True):
         assert side.session is not None
         assert side.routers is not None
         samples = read_expert_samples(side.session.store, side.routers.routers)
-        announce(f"{letter}: read {samples.bytes_read:,} bytes of headers and expert weights")
+        if watch:
+            watch.say(f"{letter}: read {samples.bytes_read:,} bytes of headers and expert weights")
         found.append(samples.digests)
     return found[0], found[1]
 
@@ -239,7 +248,7 @@ def _measured(
         for letter, side, given in zip(_LETTERS, sides, tokens, strict=True):
             out = _kept(folder, letter)
             out.parent.mkdir(parents=True, exist_ok=True)
-            asked = ScanRequest(side.target, out, tokens=given, **request.shared())
+            asked = ScanRequest(side.target, out, tokens=given, **request.shared_terms())
             assert side.session is not None, "results go without tokens"
             found.append(open_results(scan(asked, watch, side.session.on(given))))
         yield found[0], found[1]

@@ -1,1 +1,16 @@
-"""``moegeom explain``: why two runs chose different experts."""
+"""Why two runs chose different experts."""
+
+from moegeom.studies.study import Study
+
+STUDY = Study(
+    name="explain",
+    package=__name__,
+    group="compare",
+    place=2,
+    question="Say why B chose other experts than A for the same tokens: one verdict, with its "
+    "evidence.",
+    example="moegeom explain CKPT --tokens REC_A --run-b REC_B",
+    request="record:ExplainRequest",
+    run="study:explain",
+    has_figures=True,
+)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from moegeom.engine.request import TokensRequest
+from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
+from moegeom.core.option import argument, option
+from moegeom.engine.request import CHECKPOINT, RunBTerms, TokensRequest
 from moegeom.studies.faults.causes import Cause as FaultCause
 from moegeom.studies.faults.exchangeable import Spread
-from moegeom.studies.log_probs import LogProbs
+from moegeom.studies.log_probs import LOG_PROBS, LogProbs
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainRequest(TokensRequest):
+class ExplainRequest(TokensRequest, RunBTerms):
     """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``run_b``.
 
     ``map_b`` says which array of B is which router; ``checkpoint_b`` is a checkpoint that B may
@@ -22,15 +25,12 @@ class ExplainRequest(TokensRequest):
     of A are read, for what flips do to the output; more than 2 GB with ``yes`` only.
     """
 
-    run_b: str | None = None
-    stage_b: str | None = None
-    dialect_b: str | None = None
-    expert_map_b: str | None = None
-    map_b: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_b: str | None = None
-    log_probs: Path | None = None
-    experts: bool = False
-    yes: bool = False
+    checkpoint: str = argument(f"What A ran: {CHECKPOINT}.")
+    _: dataclasses.KW_ONLY
+    checkpoint_b: str | None = option("Checkpoint that B may have loaded instead.")
+    log_probs: Path | None = option(LOG_PROBS)
+    experts: bool = option("Read the experts: how far flips move their output.", False)
+    yes: bool = option("Read more than 2 GB of experts.", False)
 
 
 #: The closed list of verdicts: what an operator may name, and what is said without one.
@@ -356,6 +356,11 @@ class Explanation:
     def num_tried(self) -> int:
         """Operators with their parameters that were tried, at the router with the most."""
         return max((layer.num_tried for layer in self.layers), default=0)
+
+    @property
+    def exit_code(self) -> int:
+        """Inconclusive where the verdict is."""
+        return EXIT_INCONCLUSIVE if self.verdict.cause == "inconclusive" else EXIT_OK
 
     @property
     def agreement(self) -> float:

@@ -54,6 +54,14 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     MoeGeomError
         As ``scan``; RecordingError where the two sides cannot be matched, with counts; UsageError
         when more than 2 GB of experts are to be read without ``yes``.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> rec = mg.recording(f"{sample}/rec/step_1500")
+    >>> mg.explain(f"{sample}/step_1500", rec, run_b=rec).value.verdict.cause
+    'no disagreement'
     """
     if request.run_b is None:
         raise UsageError(

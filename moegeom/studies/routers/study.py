@@ -7,11 +7,11 @@ from dataclasses import replace
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.router import RouterSet
 from moegeom.document.requested_layers import layers_without_router
-from moegeom.engine.request import Terms
+from moegeom.engine.request import ModelTerms
 from moegeom.router.load import load_routers
 
 
-def routers(store: TensorStore, terms: Terms) -> RouterSet:
+def routers(store: TensorStore, terms: ModelTerms) -> RouterSet:
     """The routers of the layers asked for, with a note on layers that have none.
 
     Raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from moegeom.core.option import argument, option
 from moegeom.tokens.traces.trace import IdsAre
 
 State = Literal["sound", "defective", "not judged"]
@@ -17,8 +18,11 @@ class RoutesRequest:
     A folder, and a pattern such as ``dump/*.pt``, stand for one trace in several files.
     """
 
-    files: tuple[str, ...]
-    dialect: str | None = None
+    files: tuple[str, ...] = argument(
+        "Traces of engines or trainers: files, or folders and patterns in quotes, whose files are "
+        "one trace."
+    )
+    dialect: str | None = option("Whose traces they are, where files do not show it.")
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from moegeom.core.finding import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
-from moegeom.engine.request import Terms, Tokens
+from moegeom.core.option import argument, option
+from moegeom.engine.request import CHECKPOINT, Terms, Tokens
 from moegeom.studies.diff.record import Side
-from moegeom.studies.log_probs import LogProbs
+from moegeom.studies.log_probs import LOG_PROBS, LogProbs
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,15 @@ class SignOffRequest(Terms):
     fails. ``log_probs`` is a file of log-probabilities of both.
     """
 
-    a: str
-    b: str
-    tokens: Sequence[Tokens] = ()
-    rerun: Tokens | None = None
-    max_flipped: float | None = None
-    log_probs: Path | None = None
+    a: str = argument(f"The checkpoint as trained: {CHECKPOINT}.")
+    b: str = argument("What was exported or quantised from it: the same.")
+    _: dataclasses.KW_ONLY
+    tokens: Sequence[Tokens] = option("Recording with choices; twice: of A, then of B.", ())
+    rerun: Tokens | None = option(
+        "Recording of A run again: what A differs from itself.", is_list=False
+    )
+    max_flipped: float | None = option("Share of (token, layer) pairs above which routing fails.")
+    log_probs: Path | None = option(LOG_PROBS)
 
 
 LineName = Literal["storage", "effective router", "up to rotation", "routing on text"]

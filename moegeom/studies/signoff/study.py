@@ -27,6 +27,7 @@ from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, refuse_no_tokens
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
+from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.others import RoutersOfA
@@ -61,14 +62,24 @@ _NOT_LOOKED_AT = (
 )
 
 
-def sign_off(request: SignOffRequest) -> SignOff:
+def sign_off(request: SignOffRequest, watch: Watch | None = None) -> SignOff:
     """The four lines. A side B whose storage cannot be read is a failed line, not an error.
+
+    ``tokens`` is a pair of recordings of the same text, of ``a`` and of ``b``; ``rerun`` is one of
+    ``a`` run again.
 
     Raises
     ------
     MoeGeomError
         When a side cannot be read for another reason, recordings do not belong to the two or are of
         different texts, or the request cannot be meant.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> bool(mg.signoff(f"{sample}/step_1000", f"{sample}/step_1500"))
+    False
     """
     _refuse_unmeant(request)
     with about("checkpoint", request.a):

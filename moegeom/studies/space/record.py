@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moegeom.checks.measured import MeanPull
+from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import TokensRequest, option
+from moegeom.engine.request import StudyRequest
 from moegeom.geometry.reference_laws import Attribution
 
 
 @dataclass(frozen=True)
-class SpaceRequest(TokensRequest):
+class SpaceRequest(StudyRequest):
     """What was asked for; ``out`` is a file for the laws, or for the biases of centring,
     ``measure`` one for the shares near ties; ``radius`` that of balls in place of rms lengths.
     ``experts`` asks for their ranks, ``yes`` says that more than 2 GB of them may be read.

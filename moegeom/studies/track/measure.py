@@ -159,7 +159,7 @@ def _scan_request(
         out=out,
         tokens=tokens,
         engine=request.engine,
-        **request.shared(),
+        **request.shared_terms(),
     )
 
 

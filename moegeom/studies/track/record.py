@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.core.finding import Severity
-from moegeom.engine.request import Terms, Tokens
+from moegeom.core.option import argument, option
+from moegeom.engine.request import FAIL_ON, RunTerms, Tokens
 
 
 @dataclass(frozen=True)
-class TrackRequest(Terms):
+class TrackRequest(RunTerms):
     """What was asked for. ``tokens`` is a path with {step} or {name}, or tokens by the name of the
     checkpoint; None looks at weights alone.
 
@@ -20,10 +22,19 @@ class TrackRequest(Terms):
     are entries ``NAME:PATH``, NAME an export of a series.
     """
 
-    patterns: tuple[str, ...]
-    out: Path | None = None
-    tokens: str | Mapping[str, Tokens] | None = None
-    expert: int | None = None
-    engine: str | None = None
-    fail_on: Severity | None = None
-    export: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = argument(
+        "Pattern in quotes, such as 'step_*', or several paths, of checkpoints (folders and files, "
+        "no URLs) or results of scans.",
+        metavar="CKPTS",
+    )
+    _: dataclasses.KW_ONLY
+    tokens: str | Mapping[str, Tokens] | None = option(
+        "Recording of each step: 'rec/step_{step}' or 'rec/{name}'."
+    )
+    out: Path | None = option("Where results stay [default: runs/<folder of them>.track].")
+    expert: int | None = option("Also show the load of this expert.", min=0)
+    fail_on: Severity | None = option(FAIL_ON)
+    export: tuple[str, ...] = option(
+        "csv:FILE, openmetrics:FILE, tensorboard:FOLDER or wandb:PROJECT.", ()
+    )
+    engine: str | None = option("ray, or ray:ADDRESS: workers of a cluster fold each step.")

@@ -1,1 +1,15 @@
-"""``moegeom whatif``: what other routers would choose on the same tokens."""
+"""What other routers would choose on the same tokens."""
+
+from moegeom.studies.study import ResultsStudy
+
+STUDY = ResultsStudy(
+    name="whatif",
+    package=__name__,
+    place=4,
+    question="What would another router choose on the same tokens: loads, sets, weight, compute?",
+    example="moegeom whatif CKPT --tokens REC --router smooth:extra=0.5",
+    request="record:WhatIfRequest",
+    run="study:measure_what_ifs",
+    record="record:what_if_report_of",
+    has_figures=True,
+)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from moegeom.core.errors import ResultsError
+from moegeom.core.option import argument, option
 from moegeom.core.row_keys import ALL, AS_STORED
 from moegeom.document.summary import Summary, summarise
-from moegeom.engine.request import ScanRequest
+from moegeom.engine.request import MeasureOptions, RunBTerms, ScanRequest
 from moegeom.results.reader import Results
 from moegeom.variants.what_if import parse_what_ifs
 
@@ -23,7 +25,19 @@ class WhatIfRequest(ScanRequest):
 
     ENDING: ClassVar[str] = "whatif"
 
-    grid: Path | None = None
+    PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
+        *(*MeasureOptions.PYTHON_ONLY, "batch_tokens", "per_token", "reference", "noise", "prior"),
+        *("checkpoint_b", "experts", *(field.name for field in dataclasses.fields(RunBTerms))),
+    )
+
+    checkpoint: str = argument(
+        "Checkpoint, or results of an earlier whatif.", outside_plan="a path"
+    )
+    _: dataclasses.KW_ONLY
+    grid: Path | None = option("A sweep: a TOML file with lists of values for each NAME.")
+    arithmetics: tuple[str, ...] = option(
+        "An arithmetic: how much weight it moves with each what-if.", ()
+    )
 
 
 @dataclass(frozen=True)

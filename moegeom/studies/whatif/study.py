@@ -31,6 +31,9 @@ _WITH_SCORES = (*INPUT_STAGES, "logits")
 def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path:
     """The results directory, with every what-if as a variant.
 
+    ``what_ifs`` are such as ``"smooth:extra=0.5"``, or several. ``checkpoint`` may be results of an
+    earlier call. Results stay in memory, or are kept in the folder ``out``.
+
     Raises
     ------
     RecordingError
@@ -38,6 +41,15 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
     UsageError
         Without tokens or what-ifs, for one that is not known, and for a batch that no scan is cut
         into.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> ckpt, rec = f"{sample}/step_1500", f"{sample}/rec/step_1500"
+    >>> report = mg.whatif(ckpt, rec, what_ifs="topk:2", layers=0)
+    >>> [(one.name, one.experts_mean) for one in report.value.what_ifs]
+    [('topk:2', 2.0)]
     """
     asked = (*request.what_ifs, *(() if request.grid is None else read_grid(request.grid)))
     if not asked:
@@ -70,15 +82,6 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
         )
     return scan(dataclasses.replace(request, what_ifs=asked, grid=None), watch, opened)
-
-
-def refuse_beside_results(name: str, *asked: object) -> None:
-    """Raises UsageError where something is to be tried and results of an earlier call are given."""
-    if any(one is not None for one in asked):
-        raise UsageError(
-            f"{name}: holds results; they are shown as they are, without further what-ifs.",
-            "Leave --tokens, --router and --grid out, or give the checkpoint instead.",
-        )
 
 
 def _refuse_batch(batch: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import moegeom as mg
-from moegeom import api, explore
+from moegeom import api
 from moegeom.engine.parameters import in_python, option_of, parameters_of, request_of
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.router.requested_family import RequestedFamily
@@ -26,10 +26,8 @@ CKPT, REC = sides(BALANCED)
 #: Functions that are a command, and the record of what they are asked.
 ASKED = [
     name
-    for name, found in (vars(api) | vars(explore)).items()
-    if inspect.isfunction(found)
-    and found.__module__ in (api.__name__, explore.__name__)
-    and not name.startswith("_")
+    for name, found in vars(api).items()
+    if inspect.isfunction(found) and found.__module__ == api.__name__ and not name.startswith("_")
 ] + [*studies()]
 
 
@@ -172,7 +170,7 @@ def test_signatures_list_every_parameter():
     listed = inspect.signature(mg.scan).parameters
     assert set(parameters_of(ScanRequest)) <= set(listed)
     assert "options" not in listed
-    assert list(listed)[:3] == ["checkpoint", "tokens", "out"]
+    assert list(listed)[:3] == ["checkpoint", "tokens", "watch"]
     assert listed["exclude_first"].default == 0
 
 

@@ -228,7 +228,7 @@ def test_results_read_again_say_the_same_and_those_of_a_scan_hold_none(results, 
     assert [
         form for form in ("table", "json", "md") if shown(again, form) != shown(record, form)
     ] == []
-    with pytest.raises(UsageError, match="without further what-ifs"):
+    with pytest.raises(UsageError, match="what_ifs comes too late"):
         mg.whatif(out, what_ifs="topk:3")
     mg.scan(CKPT, out=tmp_path / "scan")
     with pytest.raises(ResultsError, match="holds no what-ifs"):
