@@ -40,8 +40,8 @@ class Study:
     ``question`` is what it answers, in a sentence, and ``example`` a line to type; ``group`` and
     ``place`` order it in the help. ``request`` is the record of its options, those fields that
     ``option`` made; ``run`` takes a request and a listener and returns a record, ``document`` makes
-    a page of that. Each of the three is ``MODULE:NAME`` in ``package``, that of the study: a list
-    of studies loads none.
+    a page of that. Each of the three is ``MODULE:NAME`` in ``package``, that of the study, so that
+    a list of studies loads none, or ``:NAME`` where the package is one file.
 
     ``has_figures`` where the page has charts, ``is_gate`` where the record passes or fails,
     ``takes_held`` where results in memory may stand for a checkpoint; ``unit`` is what the work is
@@ -104,7 +104,8 @@ class Study:
     def named(self, place: str) -> Any:
         """What ``MODULE:NAME`` is in the package of the study."""
         module, _, name = place.partition(":")
-        return getattr(importlib.import_module(f"{self.package}.{module}"), name)
+        path = f"{self.package}.{module}" if module else self.package
+        return getattr(importlib.import_module(path), name)
 
     def answer(self, request: Any, watch: Watch | None) -> Any:
         """The record of a request of a program; nothing is left in the working directory."""
