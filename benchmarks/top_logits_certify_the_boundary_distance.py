@@ -29,7 +29,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.engine.products import tile_logits
+from moegeom.engine.choice import tile_logits
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.rounding import logit_error_bound
 from moegeom.kernels.table import load_kernels

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32
 
 from moegeom.core.errors import NonFiniteError
-from moegeom.engine.choice import chosen_by, compared_scores, logits_of
+from moegeom.engine.choice import chosen_by, compared_scores, float_bound, logits_of, tile_logits
 from moegeom.engine.flipping import (
     Entered,
     ReferenceChoice,
@@ -20,10 +20,8 @@ from moegeom.engine.flipping import (
     flip_to,
     flip_to_ranked,
 )
-from moegeom.engine.float_bound import float_bound
 from moegeom.engine.labels import block_of, is_outlier
 from moegeom.engine.prepared import PreparedRouter
-from moegeom.engine.products import tile_logits
 from moegeom.engine.recorded import (
     RecordedQuantities,
     recorded_choice,

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 from moegeom.core.tokens import TILE
-from moegeom.engine.choice import group_masked
-from moegeom.engine.products import tile_logits
+from moegeom.engine.choice import group_masked, tile_logits
 from moegeom.geometry.boundary.linear import NEVER
 from moegeom.geometry.noise import (
     certainly_differs,

@@ -9,9 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
+from moegeom.core.limits import SNAPSHOT_BYTES
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.plan import MAX_TILES
@@ -20,6 +24,7 @@ from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
+from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
 
@@ -364,3 +369,36 @@ def with_states(progress: Progress, merged: Mapping[str, State]) -> Progress:
         for name, state in merged.items()
     }
     return replace(progress, states=states)
+
+
+#: Fields of a progress that stand beside its states in a file.
+_FACTS = ("next_tile", "num_tokens", "non_finite", "num_non_finite")
+
+
+def write_snapshot(path: Path, progress: Progress) -> None:
+    """Writes ``path`` whole or not at all."""
+    arrays = {
+        f"{reduction}/{name}": array
+        for reduction, state in progress.states.items()
+        for name, array in state.items()
+    }
+    facts = {name: getattr(progress, name) for name in _FACTS}
+    write_sealed(path, facts, arrays)
+
+
+def read_snapshot(path: Path) -> Progress | None:
+    """The progress in ``path``; None when there is none, or when it is not as it was written.
+
+    The scan of the router then begins anew: nothing is believed of a file that was cut off or
+    changed.
+    """
+    found = read_sealed(path, SNAPSHOT_BYTES)
+    if found is None or {*found[0]} != {*_FACTS}:
+        return None
+    facts, arrays = found
+    states: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        reduction, _, name = key.partition("/")
+        states.setdefault(reduction, {})[name] = array
+    facts["non_finite"] = tuple(facts["non_finite"])
+    return Progress(**facts, states=states)

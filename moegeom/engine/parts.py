@@ -31,7 +31,7 @@ from moegeom.core.files import (
 )
 from moegeom.core.limits import MOST_JSON
 from moegeom.core.text import number_of
-from moegeom.engine.loop import NAMED, Progress
+from moegeom.engine.loop import NAMED, Progress, read_snapshot, write_snapshot
 from moegeom.engine.parameters import (
     family_parameters,
     option_of,
@@ -39,7 +39,6 @@ from moegeom.engine.parameters import (
     request_of,
 )
 from moegeom.engine.request import ScanRequest
-from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.results.plans import differing_parts
 from moegeom.tokens.files import TokenFiles

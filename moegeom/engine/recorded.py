@@ -11,8 +11,8 @@ from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
+from moegeom.engine.choice import tile_logits
 from moegeom.engine.prepared import PreparedRouter, check_width
-from moegeom.engine.products import tile_logits
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import spread
 from moegeom.geometry.rows import normed

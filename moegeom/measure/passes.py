@@ -23,7 +23,15 @@ from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.jumps import token_jumps, why_no_jumps
-from moegeom.engine.loop import Hooks, Lane, Pace, Progress, scan_in_step
+from moegeom.engine.loop import (
+    Hooks,
+    Lane,
+    Pace,
+    Progress,
+    read_snapshot,
+    scan_in_step,
+    write_snapshot,
+)
 from moegeom.engine.parts import Folding
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
@@ -37,7 +45,6 @@ from moegeom.engine.plan import (
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.request import DEFAULTS, ComputeOptions, MeasureOptions
 from moegeom.engine.sample import drawn_tokens
-from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import MadeWhatIf, Task
 from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
 from moegeom.geometry.jump import Mixture

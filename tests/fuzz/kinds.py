@@ -38,9 +38,8 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
-from moegeom.engine.loop import Progress
+from moegeom.engine.loop import Progress, read_snapshot
 from moegeom.engine.parts import MergedParts
-from moegeom.engine.snapshot import read_snapshot
 from moegeom.geometry.gating import SUMS, gating_figures
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, lint, scan
@@ -600,7 +599,7 @@ _SCAN_PLAN = {"routers": ["text/0"], "rule": "x", "files": [["a", 1, 2]], "optio
 
 
 def _unfinished_results(folder: Path) -> None:
-    from moegeom.engine.snapshot import write_snapshot
+    from moegeom.engine.loop import write_snapshot
 
     model = write_checkpoint(folder / "model", MODEL)
     rows = lint(str(model))

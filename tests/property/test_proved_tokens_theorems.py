@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.engine.choice import float_bound
 from moegeom.engine.flipping import ReferenceChoice, flip_of
-from moegeom.engine.float_bound import float_bound
 from moegeom.engine.prepared import prepare
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import route

@@ -20,8 +20,7 @@ from moegeom.document.figures import tsne
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
-from moegeom.engine.loop import Progress
-from moegeom.engine.snapshot import read_snapshot, write_snapshot
+from moegeom.engine.loop import Progress, read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
 from moegeom.results import reader
 from moegeom.results.reader import is_results, open_results

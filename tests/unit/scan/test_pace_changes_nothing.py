@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.tokens import TILE, TokenColumns
-from moegeom.engine.loop import Pace
-from moegeom.engine.snapshot import read_snapshot
+from moegeom.engine.loop import Pace, read_snapshot
 from moegeom.kernels.table import load_kernels
 from moegeom.measure import passes as measure_module
 from moegeom.measure.passes import measure_router

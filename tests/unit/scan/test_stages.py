@@ -10,7 +10,7 @@ import pytest
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.engine.products import tile_logits
+from moegeom.engine.choice import tile_logits
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.rows import normed

@@ -100,7 +100,7 @@ def all_tiles(source: Recorded) -> range:
 
 
 def product_of_tiles(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The product as :func:`moegeom.engine.products.tile_logits` makes it, to the last bit."""
+    """The product as :func:`moegeom.engine.choice.tile_logits` makes it, to the last bit."""
     columns = np.ascontiguousarray(rows.T)
     tiles = [values[start : start + TILE] @ columns for start in range(0, len(values), TILE)]
     return np.concatenate(tiles)
