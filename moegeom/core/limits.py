@@ -51,6 +51,10 @@ SLICE_CELLS = 1 << 20
 FOLDERS = 2000
 #: A router has at most a few hundred MB; a header that claims more is not believed.
 ROUTER_BYTES = 1 << 30
+#: Modules that a quantiser lists as left alone: one for each of the largest model is less.
+QUANTISED_MODULES = 100_000
+#: Of trying its globs and expressions on the modules of routers, some ten nanoseconds each.
+QUANTISER_STEPS = 20_000_000
 #: A packed weight needs a multiple of its bytes; eight times the largest router.
 ROUTER_PACKED_VALUES = 1 << 25
 

@@ -179,7 +179,7 @@ _RUN: Mapping[str, Any] = {
     "quantisation": {
         "method": _TEXT,
         "key": _TEXT,
-        "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH}],
+        "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH, "is_unknown": _TRUTH}],
     },
 }
 

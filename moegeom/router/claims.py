@@ -15,7 +15,7 @@ from moegeom.core.router import Router
 from moegeom.router.family import SIZE, Family, Range, Setting, TensorName
 from moegeom.router.match import Match
 from moegeom.router.plan import VECTORS, RouterPlan, Values
-from moegeom.router.quantised_modules import Quantisation
+from moegeom.router.quantised_modules import Quantisation, quantisation_tables
 from moegeom.router.settings import Settings
 
 #: Engines load what is larger as infinity: any of them, and those that load a model in the dtype
@@ -147,20 +147,26 @@ def _unsaid(
 
 
 def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[str, Any]:
-    """Every router that is stored plain, its module, and whether an exclusion names it."""
-    found = Quantisation.of(settings.config)
-    if found is None:
-        return {}
+    """Every router that is stored plain, its module, and whether any table covers it; the first
+    that covers most stands for all.
+    """
+    tables = quantisation_tables(settings.config, settings.roots)
+    asked = [one for place, table in tables if (one := Quantisation.of(place, table))]
     plain = {
         plan.match.name: plan.match.stem.removesuffix(".")
         for plan in plans
         if plan.stored.scheme == "plain"
     }
+    covered = [one.covers(list(plain.values())) for one in asked]
+    if not asked:
+        return {}
+    most = max(range(len(asked)), key=lambda place: (covered[place].count(True), -place))
     return {
-        "method": found.method,
-        "key": found.key,
+        "method": asked[most].method,
+        "key": asked[most].key,
         "plain": [
-            {"router": name, "module": module, "is_covered": found.covers(module)}
-            for name, module in plain.items()
+            {"router": name, "module": module, "is_covered": True in of_tables}
+            | ({"is_unknown": True} if True not in of_tables and None in of_tables else {})
+            for (name, module), *of_tables in zip(plain.items(), *covered, strict=True)
         ],
     }
