@@ -176,6 +176,7 @@ _RUN: Mapping[str, Any] = {
             {"router": _TEXT, "text": _TEXT, "is_legal": _TRUTH, "beyond_dtype": _TEXT},
         ],
     },
+    "dense_elsewhere": [{"router": _TEXT, "key": _TEXT, "value": _TEXT}],
     "quantisation": {
         "method": _TEXT,
         "key": _TEXT,
@@ -223,6 +224,7 @@ _NEEDED: Mapping[str, str] = {
     "gating.unsaid[]": "key assumed others",
     "ranges": "beyond",
     "ranges.beyond[]": "router text is_legal beyond_dtype",
+    "dense_elsewhere[]": "router key value",
     "quantisation": "method key plain",
     "quantisation.plain[]": "router module is_covered",
 }

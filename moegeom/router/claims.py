@@ -16,6 +16,7 @@ from moegeom.router.family import SIZE, Family, Range, Setting, TensorName
 from moegeom.router.match import Match
 from moegeom.router.plan import VECTORS, RouterPlan, Values
 from moegeom.router.quantised_modules import Quantisation, quantisation_tables
+from moegeom.router.rule import dense_elsewhere
 from moegeom.router.settings import Settings
 
 #: Engines load what is larger as infinity: any of them, and those that load a model in the dtype
@@ -27,13 +28,14 @@ _FLOAT16 = float(np.finfo(np.float16).max)
 def claims_of(
     family: Family,
     settings: Settings,
-    matches: Iterable[Match],
+    matches: Sequence[Match],
     plans: Sequence[RouterPlan],
     routers: Sequence[Router],
     values: Values,
 ) -> dict[str, Any]:
     """Facts for ``run.json``: ``gating``, ``quantisation``, which is empty where the config asks
-    for none, and ``ranges``, what is beyond the usual range.
+    for none, and ``ranges``, what is beyond the usual range. ``dense_elsewhere``, where there is
+    any, are routers in layers that an engine takes as dense.
 
     Raises
     ------
@@ -46,11 +48,12 @@ def claims_of(
         *_unusual_settings(settings, plans),
         *_unusual_tensors(plans, routers, values, _FLOAT16 if is_half else _FLOAT32),
     ]
+    dense = list(_dense_elsewhere(family, settings, matches))
     return {
         "gating": {"unsaid": list(_unsaid(family, settings, matches))},
         "quantisation": _quantisation(settings, plans),
         "ranges": {"beyond": beyond},
-    }
+    } | ({"dense_elsewhere": dense} if dense else {})
 
 
 def settings_of(record: Any, of_config: bool = True) -> Iterator[Setting]:
@@ -124,6 +127,16 @@ def _beyond(place: str, number: float, limits: Range, most: float = _FLOAT32) ->
     limit = f"the largest of {dtype} is {most:g}" if dtype else f"{kind} is {ends}"
     text = f"{place} {number:g}, {limit}"
     return {"router": "", "text": text, "is_legal": is_legal, "beyond_dtype": dtype}
+
+
+def _dense_elsewhere(
+    family: Family, settings: Settings, matches: Sequence[Match]
+) -> Iterator[Mapping[str, str]]:
+    """Routers in layers that engines take as dense by a key that the family does not read."""
+    for spec in {id(match.spec): match.spec for match in matches}.values():
+        own = {m.layer: m.name for m in matches if m.spec is spec and m.stack == spec.name}
+        for layer, (key, value) in dense_elsewhere(family, spec, settings, list(own)).items():
+            yield {"router": own[layer], "key": key, "value": value}
 
 
 def _unsaid(

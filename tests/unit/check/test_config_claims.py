@@ -228,6 +228,57 @@ def test_the_finding_names_key_routers_and_module(judge):
     assert "'model.layers.0.mlp.gate'" in finding.detail
 
 
+#: Keys that deepseek_v3 does not read, by which 1 of 3 layers with routers is dense; and neutral ones.
+DENSE = [
+    {"moe_layer_freq": [1, 0, 1]},
+    {"moe_layer_freq": 2},
+    {"moe_layer_freq": 2.0},
+    {"num_dense_layers": 1},
+    {"moe_layer_num_skipped": 1},
+    {"moe_layer_start_index": [1, 2]},
+    {"moe_layer_end_index": 1},
+    {"mlp_only_layers": [1]},
+    {"moe_layers": [0, 2]},
+    {"moe_layers_enum": "1,2"},
+    {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+]
+SPARSE = [
+    {"moe_layer_freq": [1, 1, 1, 0]},
+    {"moe_layer_freq": 1},
+    {"num_dense_layers": 0},
+    {"moe_layer_end_index": -1},
+    {"mlp_only_layers": []},
+    {"decoder_sparse_step": 1},
+    {"moe_layers_enum": "0,1,2"},
+    {"mlp_layer_types": ["moe", "sparse", "hash_moe"]},
+    {"moe_layer_freq": None},
+]
+
+
+def test_layers_that_one_engine_takes_as_dense_are_a_finding(judge, judged, tmp_path):
+    judged(SPOKEN, keep, baseline=tmp_path / "sound.json", update_baseline=True)
+    for keys in DENSE:
+        (key,) = keys
+        (finding,) = judge("MGI105", setting(**keys)).findings
+        assert (len(finding.routers), finding.severity) == (1, "warning"), keys
+        assert f"1 router is in layers that are dense by '{key}'" in finding.title
+    spoil = setting(**DENSE[1])
+    for option in ({"profile": Path("release")}, {"baseline": tmp_path / "sound.json"}):
+        (finding,) = judge("MGI105", spoil, **option).findings
+        assert finding.severity == "error"
+    judged(SPOKEN, spoil, baseline=tmp_path / "same.json", update_baseline=True)
+    (finding,) = judge("MGI105", spoil, baseline=tmp_path / "same.json").findings
+    assert finding.severity == "warning"
+    for keys in SPARSE:
+        assert judge("MGI105", setting(**keys)).state == "passed", keys
+
+
+def test_values_of_such_keys_that_make_no_sense_make_all_layers_dense(judge):
+    for value in ("two", 0, {}, [[]], [1] * 5000, "1," * 5000, True, [{}]):
+        outcome = judge("MGI105", setting(moe_layers_enum=value))
+        assert len(outcome.findings[0].routers) == 3, value
+
+
 def of_config(verdict):
     """What is said by checks that read the config."""
     codes = ("MGI113", "MGN119", "MGN120")
