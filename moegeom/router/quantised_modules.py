@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from moegeom.checkpoint.shards import CONFIGS, FILES_BESIDE, QUANTISATION_PLACES, QuantisationPlace
-from moegeom.core.limits import QUANTISED_MODULES, QUANTISER_STEPS
+from moegeom.core.limits import QUANTISED_MODULES, QUANTISER_PATTERN_LENGTH, QUANTISER_STEPS
 from moegeom.core.text import quoted
 
 #: Where configs hold a table, beside where the family has its settings.
@@ -39,9 +39,6 @@ _ESCAPED, _REPEAT = re.compile(r"\\.", re.DOTALL), re.compile(r"[*+?{]")
 
 #: A group that is repeated, or one of a kind that may hide that it is: a comment, or flags.
 _NOT_TRIED = re.compile(r"\)[*+{]|\(\?[^:=!<]")
-
-#: Characters of an expression that is tried.
-_LONGEST = 200
 
 #: Steps that a pattern takes to compile, and to be tried once.
 _TO_COMPILE, _TO_TRY = 10_000, 50
@@ -199,7 +196,7 @@ def _cost(pattern: str, modules: Sequence[str]) -> float:
     if not pattern.startswith(_EXPRESSION):
         return _TO_COMPILE + _TO_TRY * len(modules) * (1 + pattern.count("*"))
     bare = _ESCAPED.sub("x", pattern)
-    if len(pattern) > _LONGEST or _NOT_TRIED.search(bare):
+    if len(pattern) > QUANTISER_PATTERN_LENGTH or _NOT_TRIED.search(bare):
         return math.inf
     repeats, choices = len(_REPEAT.findall(bare)), bare.count("|")
     longest = max(map(len, modules), default=1)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.limits import LAYER_LIST
 from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
 from moegeom.core.text import number_of, quoted
 from moegeom.router.family import (
@@ -315,9 +316,6 @@ _BUILDS_ROUTER: Mapping[str, Callable[[int, Any], bool]] = {
     "mlp_layer_types": lambda layer, kinds: kinds[layer] != "dense",
 }
 
-#: Entries of such a list: more layers than any model has.
-_MOST_LISTED = 4096
-
 
 def dense_elsewhere(
     family: Family, stack: StackSpec, settings: Settings, layers: Sequence[int]
@@ -347,8 +345,8 @@ def dense_elsewhere(
 def _listed(value: Any) -> Any:
     """A value as it stands; a text of numbers, and a list, where it is no longer than any model."""
     if isinstance(value, str):
-        value = [int(number) for number in value.split(",", _MOST_LISTED)]
-    if isinstance(value, list) and len(value) > _MOST_LISTED:
+        value = [int(number) for number in value.split(",", LAYER_LIST)]
+    if isinstance(value, list) and len(value) > LAYER_LIST:
         raise ValueError(value[:1])
     return value
 

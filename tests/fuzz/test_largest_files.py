@@ -512,3 +512,28 @@ def test_the_page_has_a_row_for_each_limit_with_its_number() -> None:
     }
     assert len(rows) == len(numbers)
     assert shown == {name: n for name, n in vars(limits).items() if isinstance(n, int)}
+
+
+#: Names of constants that bound something, in the floors that read files of others; and those that
+#: bound no file, with what they are.
+_CONSTANTS = re.compile(r"(?m)^([A-Z_][A-Z_0-9]*(?:, [A-Z_0-9]+)*)(?:: [^=\n]+)? = ")
+_BOUND = re.compile(r"_?(MOST|MAX|LONGEST)(_|$)|_WORK")
+_NO_LIMITS = {
+    "core/text.py MOST_QUOTED": "characters of what a sentence quotes",
+    "core/finding.py MOST_FAIR_SHARES": "a limit of checks, which profiles change",
+    "router/family_file.py _MOST_NAMES": "of families here",
+    "router/attention/family.py _MOST_TEXT": "of families here",
+}
+
+
+def test_what_bounds_files_of_others_stands_in_one_table() -> None:
+    package = ROOT / "moegeom"
+    names = {
+        f"{file.relative_to(package)} {name}"
+        for floor in ("core", "checkpoint", "router", "tokens", "results")
+        for file in (package / floor).rglob("*.py")
+        for constants in _CONSTANTS.findall(file.read_text("utf-8"))
+        for name in constants.split(", ")
+        if _BOUND.match(name) and file.name != "limits.py"
+    }
+    assert names <= _NO_LIMITS.keys()

@@ -7,6 +7,7 @@ from typing import Any
 
 from moegeom.checkpoint.shards import QUANTISATION_PLACES
 from moegeom.core.errors import RouterError
+from moegeom.core.limits import QUANTISER_GROUPS
 from moegeom.router.family import Setting
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.quantised_modules import quantisation_tables
@@ -14,9 +15,6 @@ from moegeom.router.settings import Settings
 
 #: What is named where there is no table.
 _USUAL = QUANTISATION_PLACES[0]
-
-#: More than any recipe has; each is compared with the shapes of every router.
-_MOST_GROUPS = 1000
 
 
 def look_up(settings: Settings, *keys: str) -> tuple[str, Any]:
@@ -73,8 +71,8 @@ def weight_recipes(settings: Settings) -> list[Mapping[str, Any]]:
     name, groups = look_up(settings, "config_groups")
     if groups is None:
         return []
-    if not isinstance(groups, Mapping) or len(groups) > _MOST_GROUPS:
-        raise wrong(name, groups, f"a table of at most {_MOST_GROUPS} groups")
+    if not isinstance(groups, Mapping) or len(groups) > QUANTISER_GROUPS:
+        raise wrong(name, groups, f"a table of at most {QUANTISER_GROUPS} groups")
     tables = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
     return [table for table in tables if isinstance(table, Mapping)]
 
