@@ -21,6 +21,7 @@ _INPUT_NOISE = {
     "relative": (*_NUMBER, *_NONE),
     "kappa": (*_NUMBER, *_NONE),
     "systematic_share": (*_NUMBER, *_NONE),
+    "num_non_finite": (*_COUNT, *_NONE),
 }
 
 #: A what-if at one router: what it reached, or why it was not tried.
