@@ -170,4 +170,4 @@ def _is_finite(
     if loaded is not None and values.shape[1] == loaded.weight.shape[1]:
         with np.errstate(invalid="ignore", over="ignore"):
             is_finite &= np.isfinite(values @ loaded.weight.T).all(axis=1)
-    return is_finite
+    return np.asarray(is_finite)
