@@ -34,7 +34,7 @@ PICKLE_OBJECT_BYTES = 300_000_000
 PICKLE_NAME_LENGTH = 4096
 #: 220 bytes for each piece of a tensor on a rank. Reading one takes much less than a step.
 PICKLE_BYTES = 30_000_000
-#: A step is an opcode, or a part of a slow one, and 0.3 microseconds at most; a piece needs 114.
+#: A step is an opcode, or a part of a slow one, and 0.3 microseconds at most; a piece needs 115.
 PICKLE_STEPS = 8_100_000
 #: Each call copies them.
 PICKLE_ARGUMENTS = 255

@@ -350,6 +350,7 @@ LARGEST = {
     "a pickle of long numbers": Largest(_steps(b"\x8a\x01\x010"), _STEPS),
     "a pickle of calls": Largest(_steps(b"h\x00)R0", _SIZE), _STEPS),
     "a pickle of texts": Largest(_steps(b"X\x04\0\0\0\xf0\x9f\x90\xa60"), _STEPS),
+    "a pickle of tuples in each other": Largest(_steps(b"\x85", b"\x80\x04N"), _STEPS),
     "a pickle of a wide text": Largest(_dcp(_wide_text), "expected a Metadata"),
     "a pickle of a long tuple": Largest(
         _dcp(lambda: b"(" + b"N" * 4_000_000 + b"t."), "holds a tuple"

@@ -157,11 +157,11 @@ class Machine:
         self.since_mark()
 
     def push_tuple(self, length: int) -> None:
-        if len(self.stack) < length:
+        stack = self.stack
+        items = tuple(stack[-length:])
+        if len(items) < length:
             raise IndexError
-        items = tuple(self.stack[-length:])
-        del self.stack[-length:]
-        self.stack.append(items)
+        stack[-length:] = (items,)
 
     def push_marked(self, _: Any) -> None:
         items = tuple(self.since_mark())
