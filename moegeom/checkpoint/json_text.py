@@ -9,6 +9,7 @@ from moegeom.checkpoint.collection import no_collection
 from moegeom.core import limits
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import INTEGER_DIGITS
 
 #: Most bytes of Python objects that each of these characters can begin: a dict, a list, a key
 #: with its entry, and a value.
@@ -21,10 +22,7 @@ _PLAIN_COPIES = 3
 _WIDE_COPIES = 12
 
 #: What no byte of a text takes more than.
-_MOST_OF_A_BYTE = _WIDE_COPIES + max(_COSTS.values())
-
-#: Digits of an integer at most; configs hold 10^30.
-_MOST_DIGITS = 40
+_COST_OF_A_BYTE = _WIDE_COPIES + max(_COSTS.values())
 
 #: Every digit as 0: a run of them is then found at the speed of memory.
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -36,7 +34,7 @@ def _refuse_constant(token: str) -> NoReturn:
 
 def _short_integer(digits: str) -> int:
     """An integer; thousands of digits make sentences long, and overflow what is computed."""
-    if len(digits) > _MOST_DIGITS:
+    if len(digits) > INTEGER_DIGITS:
         raise DocumentError(f"holds an integer of {len(digits)} digits")
     return int(digits)
 
@@ -94,7 +92,7 @@ def parse_object(
     CheckpointError
         If it is anything else, or would take more than ``limits.JSON_MEMORY``.
     """
-    is_short = len(raw) * _MOST_OF_A_BYTE <= limits.JSON_MEMORY
+    is_short = len(raw) * _COST_OF_A_BYTE <= limits.JSON_MEMORY
     memory = 0 if is_short else most_memory(raw)
     if memory > limits.JSON_MEMORY:
         raise CheckpointError(
@@ -103,7 +101,7 @@ def parse_object(
         )
     constant = None if allow_constants else _refuse_constant
     # A hook for every integer takes time: few texts have many digits in a row.
-    has_long = b"0" * _MOST_DIGITS in raw.translate(_DIGITS)
+    has_long = b"0" * INTEGER_DIGITS in raw.translate(_DIGITS)
     integer = _short_integer if has_long else None
     try:
         with no_collection():

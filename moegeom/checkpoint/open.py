@@ -15,7 +15,7 @@ from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
-from moegeom.core.limits import FOLDERS
+from moegeom.core.limits import FOLDERS, POINTER_BYTES
 from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import Rooms
 from moegeom.core.text import natural
@@ -144,8 +144,6 @@ _POINTERS: dict[str, Callable[[str], str]] = {
     "latest": lambda text: text,
 }
 
-_POINTER_BYTES = 200
-
 
 def inner_hint(folder: Folder) -> str:
     """A sentence that names the folder to pass; empty when no folder in this one is known to."""
@@ -169,7 +167,7 @@ def _pointed(folder: Folder) -> Callable[[str], str | None]:
         if not folder.has(pointer):
             return None
         try:
-            text = folder.file(pointer).read_all(_POINTER_BYTES).decode("ascii").strip()
+            text = folder.file(pointer).read_all(POINTER_BYTES).decode("ascii").strip()
         except (CheckpointError, UnicodeDecodeError):  # a folder, or a file of another kind
             return None
         return _POINTERS[pointer](text)

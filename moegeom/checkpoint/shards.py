@@ -102,6 +102,46 @@ def in_parallel(work: Callable[[S], T], items: Iterable[S], num_parallel: int) -
 CONFIGS = ("config.json", "params.json")
 
 
+@dataclass(frozen=True)
+class QuantisationPlace:
+    """Where an engine reads which modules are quantised: a file, and the path to the table in it.
+
+    ``usual`` is the key under which its writers list the modules that they leave alone. A file that
+    is ``by_tensor`` names a format for each tensor instead.
+    """
+
+    file: str
+    path: str = ""
+    usual: str = "modules_to_not_convert"
+    by_tensor: bool = False
+
+    @property
+    def name(self) -> str:
+        """What to call the table in a sentence."""
+        is_config = self.file == CONFIGS[0]
+        return self.path if is_config else ": ".join(filter(None, (self.file, self.path)))
+
+
+#: Every place, in the order in which most engines prefer them; which one counts depends on engine,
+#: version and options. Read from the sources of transformers 5.23, vLLM (``get_quant_config``,
+#: ``get_config_filenames``), SGLang (``_parse_quant_hf_config``, ``_find_quant_modelslim_config``),
+#: TensorRT-LLM (``_torch/model_config``) and GPTQModel.
+QUANTISATION_PLACES = (
+    QuantisationPlace("config.json", "quantization_config"),
+    QuantisationPlace("config.json", "compression_config", "ignore"),
+    QuantisationPlace("params.json", "quantization", "ignore"),
+    QuantisationPlace("hf_quant_config.json", "quantization", "exclude_modules"),
+    QuantisationPlace("hf_quant_config.json", "", "exclude_modules"),
+    QuantisationPlace("quant_cfg.json", "", "exclude_modules"),
+    QuantisationPlace("quantize_config.json"),
+    QuantisationPlace("quant_config.json"),
+    QuantisationPlace("quant_model_description.json", by_tensor=True),
+)
+
+#: The key under which a config that was read holds the files beside it, by their names.
+FILES_BESIDE = "files beside the config"
+
+
 class CheckpointShard(Protocol):
     """One file of a checkpoint, in any format."""
 
@@ -241,7 +281,10 @@ def read_config(folder: Folder, name: str = "") -> Mapping[str, Any]:
     name = name or config_file(folder) or ""
     if name and name not in folder.parsed:
         raw = folder.file(name).read_all(limits.CONFIG_BYTES)
-        folder.parsed[name] = parse_object(raw, name, allow_constants=True)
+        config = parse_object(raw, name, allow_constants=True)
+        beside = _files_beside(folder, name, config)
+        config.pop(FILES_BESIDE, None)
+        folder.parsed[name] = config | {FILES_BESIDE: beside} if beside else config
         if others := folder.parsed[name].get("configuration_files"):
             raise CheckpointError(
                 f"{name}: 'configuration_files' names {str(others)[:100]}: transformers reads "
@@ -249,6 +292,22 @@ def read_config(folder: Folder, name: str = "") -> Mapping[str, Any]:
                 f"Keep the config that counts as {name}, and remove the key.",
             )
     return folder.parsed.get(name, {})
+
+
+def _files_beside(
+    folder: Folder, name: str, config: Mapping[str, Any]
+) -> Mapping[str, Mapping[str, Any]]:
+    """The files that say what is quantised, by name, the config among them unless it is
+    ``config.json``, whose tables may lie deeper.
+    """
+    files = dict.fromkeys(place.file for place in QUANTISATION_PLACES if place.file not in CONFIGS)
+    tables = {name: config} if name != CONFIGS[0] else {}
+    is_there = in_parallel(folder.has, files, folder.num_parallel)
+    for file, there in zip(files, is_there, strict=True):
+        if there:
+            raw = folder.file(file).read_all(limits.INDEX_BYTES)
+            tables[file] = parse_object(raw, file, allow_constants=True)
+    return tables
 
 
 def parse_index(folder: Folder, name: str) -> dict[str, str]:

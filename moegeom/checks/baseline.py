@@ -76,13 +76,18 @@ class BaselineRouter:
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A checkpoint as it was when the baseline was made."""
+    """A checkpoint as it was when the baseline was made.
+
+    ``dense_elsewhere`` names routers in layers that some engines take as dense; None in a baseline
+    of an older version.
+    """
 
     moegeom: str
     checkpoint: Mapping[str, Any]
     num_tokens: int
     versions: Mapping[str, str]
     routers: Mapping[str, BaselineRouter] = field(default_factory=dict)
+    dense_elsewhere: frozenset[str] | None = None
 
     def changed_versions(self, run: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         """Those of ``columns`` whose meaning differs between the baseline and a run."""
@@ -122,6 +127,7 @@ def baseline_of(results: ResultsView) -> Baseline:
         else 0,
         versions=run["column_versions"],
         routers=routers,
+        dense_elsewhere=frozenset(one["router"] for one in run.get("dense_elsewhere", ())),
     )
 
 
@@ -180,6 +186,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         "moegeom": baseline.moegeom,
         "checkpoint": baseline.checkpoint,
         "num_tokens": baseline.num_tokens,
+        "dense_elsewhere": sorted(baseline.dense_elsewhere or ()),
         "versions": baseline.versions,
         "routers": {name: _to_json(router) for name, router in baseline.routers.items()},
     }
@@ -223,12 +230,14 @@ def read_baseline(path: str | Path) -> Baseline:
         )
     try:
         routers = {_named(name): _from_json(entry) for name, entry in document["routers"].items()}
+        dense = document.get("dense_elsewhere")
         return Baseline(
             moegeom=str(document["moegeom"]),
             checkpoint=dict(document["checkpoint"]),
             num_tokens=int(document["num_tokens"]),
             versions={str(k): str(v) for k, v in document["versions"].items()},
             routers=routers,
+            dense_elsewhere=None if dense is None else frozenset(map(_named, dense)),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ResultsError(

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from moegeom.core.digest import digest_of, digest_of_file
 from moegeom.core.files import open_raw
-
-#: Bytes of files that are hashed as a whole: some hundredths of a second.
-_MOST_HASHED = 1 << 26
+from moegeom.core.limits import HASHED_BYTES
 
 #: Places of a larger file that are looked at, and bytes of each.
 _PLACES = 8
@@ -42,7 +40,7 @@ def identity_of(path: Path) -> Identity:
 
 def identities_of(files: Sequence[Path]) -> list[Identity]:
     """Those of files that are looked at together."""
-    is_small = _of_stats(files)[0] <= _MOST_HASHED
+    is_small = _of_stats(files)[0] <= HASHED_BYTES
     return [_hashed(file) if is_small else _at_places(file) for file in files]
 
 

@@ -19,6 +19,10 @@ FILES = 20_000
 #: It stands in every sentence about the tensor.
 NAME_LENGTH = 1024
 DIMENSIONS = 16
+#: Of JSON: configs hold 10^30, and thousands make sentences long.
+INTEGER_DIGITS = 40
+#: Of a file that names the newest save of a run.
+POINTER_BYTES = 200
 #: Elements and offsets are held in signed 64-bit integers by everyone else.
 LARGEST_COUNT = 2**63 - 1
 ZIP_ENTRIES = 150_000
@@ -30,10 +34,15 @@ PICKLE_OBJECT_BYTES = 300_000_000
 PICKLE_NAME_LENGTH = 4096
 #: 220 bytes for each piece of a tensor on a rank. Reading one takes much less than a step.
 PICKLE_BYTES = 30_000_000
-#: A step is an opcode, or a part of a slow one, and 0.3 microseconds at most; a piece needs 114.
+#: A step is an opcode, or a part of a slow one, and 0.3 microseconds at most; a piece needs 115.
 PICKLE_STEPS = 8_100_000
+#: Each call copies them.
+PICKLE_ARGUMENTS = 255
 TORCH_PICKLE_BYTES = 16_000_000
 TORCH_SPAN_BYTES = 1 << 30
+#: Characters of all names, and items looked at: one dict may be reached on a million ways, and a
+#: list may hold itself.
+TORCH_STEPS = 30_000_000
 MEGATRON_ARGUMENT_BYTES = 16_000_000
 MEGATRON_NAME_CHARACTERS = 60_000_000
 GGUF_TENSORS = 30_000
@@ -41,6 +50,12 @@ GGUF_SETTINGS = 1024
 GGUF_HEADER_BYTES = 64_000_000
 GGUF_STRINGS = 2_500_000
 GGUF_PARTS = 1000
+#: A name of a tensor has at most 64 by the specification; the longest key has 45.
+GGUF_NAME_LENGTH = 256
+#: Longer ones are chat templates, licences and whole tokenizers, and are left out.
+GGUF_TEXT_BYTES = 4096
+#: Longer ones are vocabularies, and are left out: a setting has an element per layer.
+GGUF_ARRAY_VALUES = 256
 #: A number takes 28 times its bytes in the file.
 GGUF_NUMBERS = 2**24
 DCP_PIECES = 200_000
@@ -51,6 +66,24 @@ SLICE_CELLS = 1 << 20
 FOLDERS = 2000
 #: A router has at most a few hundred MB; a header that claims more is not believed.
 ROUTER_BYTES = 1 << 30
+#: Values of rows and projection, and of both composed: twice the largest router.
+ROUTER_COMPOSED_VALUES = 1 << 23
+#: Of experts by token id.
+TOKEN_TABLE_BYTES = 1 << 28
+#: Entries of a list that says which layers are dense.
+LAYER_LIST = 4096
+ATTENTION_LAYERS = 10_000
+ATTENTION_HEADS = 65_536
+ATTENTION_WIDTH = 1 << 22
+#: Modules that a quantiser lists as left alone: one for each of the largest model is less.
+QUANTISED_MODULES = 100_000
+#: Of trying its globs and expressions on the modules of routers, some ten nanoseconds each.
+QUANTISER_STEPS = 20_000_000
+QUANTISER_PATTERN_LENGTH = 200
+#: Each is compared with the shapes of every router.
+QUANTISER_GROUPS = 1000
+#: A JSON object of bitsandbytes.
+QUANTISER_STATE_BYTES = 65_536
 #: A packed weight needs a multiple of its bytes; eight times the largest router.
 ROUTER_PACKED_VALUES = 1 << 25
 
@@ -65,6 +98,17 @@ REMOTE_NAME_LENGTH = 1024
 
 # ------------------------------------------------------------------------------------------- tokens
 TOKEN_FILES = 100_000
+#: Hashed as a whole, some hundredths of a second; of larger files places are.
+HASHED_BYTES = 1 << 26
+SCAN_PARTS = 100_000
+#: A text file to capture, or one line of JSON lines, is held as a whole.
+TEXT_BYTES = 256 << 20
+DOMAINS = 32_767
+#: What moegeom writes is smaller, and held as a whole.
+RECORDING_GROUP_TOKENS = 1 << 20
+#: A line is the plan or a shard, and a shard is a hundred bytes.
+JOURNAL_LINE_BYTES = 4 << 20
+OUTPUT_BYTES = 1 << 31
 RECORD_BYTES = 48_000_000
 #: An empty list takes 60 bytes of memory and two of text.
 RECORD_VALUES = 3_000_000
@@ -73,6 +117,20 @@ BLANK_LINES = 500_000
 #: Held as stored, and once more in the smallest integers that name the experts.
 TRACE_BYTES = 160_000_000
 FLAME_FILES = 4096
+#: Lists in each other: sequences, tokens, layers and slots, and some to spare.
+LIST_DEPTH = 8
+SEQUENCE_TOKENS = 1 << 31
+TRACE_LAYERS = 4096
+TRACE_EXPERTS = 65_536
+#: Layers times slots of a row.
+TRACE_SLOTS = 65_536
+#: Tokens of one expert; sums of many stay exact.
+EXPERT_COUNT = 1 << 40
+#: Of what was read of one file, which is kept for the next command: some hundred for each request.
+SURVEY_BYTES = 1 << 31
+CHOICES_BYTES = 1 << 30
+#: Of each side: document, position and token id are held.
+ALIGNED_TOKENS = 100_000_000
 LIST_BYTES = 27_000_000
 COUNTS = 4_000_000
 MAP_BYTES = 16_000_000
@@ -80,6 +138,12 @@ MAP_PLACES = 65_536
 NPZ_ARRAYS = 20_000
 #: Numbers that were measured are hardly smaller compressed. Two copies are held for a moment.
 NPZ_HELD_BYTES = 1 << 27
+#: Bytes that deflate makes of one, with some to spare.
+NPZ_INFLATION = 1040
+#: Bytes that compression makes of one where numbers say something.
+NPZ_COMPRESSION = 20
+#: That come in no order, and are counted: 32 bytes for each.
+UNSORTED_DOCUMENTS = 1 << 22
 PT_HELD_BYTES = 1 << 30
 #: Parquet cannot be read in smaller pieces.
 PARQUET_GROUP_BYTES = 1 << 30
@@ -87,6 +151,8 @@ PARQUET_WIDTH = 1 << 20
 #: Each costs 35 microseconds before anything is decoded, and a page 16.
 PARQUET_GROUPS = PARQUET_CHUNKS = 30_000
 PARQUET_PAGES = 50_000
+#: Of a page: one with statistics has some hundred.
+PARQUET_HEADER_BYTES = 1 << 14
 PARQUET_FREE_BYTES = 1 << 29
 PARQUET_TEXT_BYTES = 1 << 28
 #: Beside one for each byte of the table: what was measured does not repeat itself.
@@ -109,3 +175,6 @@ FAMILY_CHARACTERS = 1 << 16
 FAMILY_NAME_LENGTH = 200
 #: The parser's time and memory grow with the square of the dots of one key.
 MOST_DOTS = 100
+#: Hexadecimal, of one number of a certificate: gcds are quadratic.
+CERTIFICATE_DIGITS = 100_000
+CERTIFICATE_DIGITS_IN_ALL = 1_000_000

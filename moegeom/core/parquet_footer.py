@@ -15,13 +15,10 @@ from typing import IO, Any
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.files import open_regular
-from moegeom.core.limits import PARQUET_CHUNKS, PARQUET_PAGES
+from moegeom.core.limits import PARQUET_CHUNKS, PARQUET_HEADER_BYTES, PARQUET_PAGES
 
 #: Structs in structs; a footer has six.
 _DEEPEST = 30
-
-#: Bytes of the header of a page; one with statistics has some hundred.
-_LONGEST_HEADER = 1 << 14
 
 #: Bytes behind a column that writers of old did not count, and that Arrow reads.
 _PADDING = 100
@@ -111,7 +108,7 @@ def most_inflated(file: IO[bytes], chunks: Iterable[Chunk]) -> int:
 def _page(file: IO[bytes], at: int) -> tuple[int, int, int, int]:
     """Kind of a page, bytes that it inflates to, its numbers, and its bytes with the header."""
     file.seek(at)
-    header = _Thrift(file.read(_LONGEST_HEADER))
+    header = _Thrift(file.read(PARQUET_HEADER_BYTES))
     try:
         page = header.struct(_OF_PAGE)
         kind, inflated, stored = page[1], page[2], page[3]

@@ -223,7 +223,8 @@ class InputNoise:
 
     Where it was measured: ``relative`` is the scale over the rms of all inputs, ``kappa`` the size
     of the difference in roundings to bfloat16, and ``systematic_share`` the share of its square
-    that all tokens have in common. None for a number that was given.
+    that all tokens have in common; ``num_non_finite`` tokens were left out. None for a number that
+    was given.
     """
 
     scale: float
@@ -231,3 +232,4 @@ class InputNoise:
     relative: float | None = None
     kappa: float | None = None
     systematic_share: float | None = None
+    num_non_finite: int | None = None

@@ -29,7 +29,7 @@ from moegeom.core.files import (
     remove,
     write_whole,
 )
-from moegeom.core.limits import MOST_JSON
+from moegeom.core.limits import MOST_JSON, SCAN_PARTS
 from moegeom.core.text import number_of
 from moegeom.engine.loop import NAMED, Progress, read_snapshot, write_snapshot
 from moegeom.engine.parameters import (
@@ -47,9 +47,6 @@ from moegeom.tokens.recording.fields import Fields
 PART_FILE = "part.json"
 
 SCHEMA = 1
-
-#: Parts of one scan.
-_MOST_PARTS = 100_000
 
 _PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 
@@ -98,7 +95,7 @@ class Share:
 def parse_part(text: str) -> Share:
     """``3/64``; UsageError for anything else."""
     match = _PART.fullmatch(text)
-    if match is None or not int(match[1]) <= int(match[2]) <= _MOST_PARTS:
+    if match is None or not int(match[1]) <= int(match[2]) <= SCAN_PARTS:
         raise UsageError(f"--part {text}: expected i/n, such as 3/64, with i from 1 to n.")
     return Share(int(match[1]), int(match[2]))
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.limits import OUTPUT_BYTES
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
@@ -16,9 +17,6 @@ from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import spread
 from moegeom.geometry.rows import normed
-
-#: Bytes of outputs of all experts that are read at once.
-LARGEST_OUTPUTS = 2 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +120,11 @@ def _check_output(router: Router, kind: str, shape: tuple[int, ...], source: str
 def _check_size(router: Router, tokens: int, source: str) -> None:
     """Raises RecordingError when the outputs of all experts would not fit into memory."""
     size = 4 * tokens * router.num_experts * router.hidden_size
-    if size > LARGEST_OUTPUTS:
+    if size > OUTPUT_BYTES:
         raise RecordingError(
             f"{source}: the outputs of {number_of(router.num_experts, 'expert')} at "
             f"{number_of(tokens, 'token')} take "
-            f"{size / 2**30:.1f} GiB; at most {LARGEST_OUTPUTS >> 30} GiB are held at a time.",
+            f"{size / 2**30:.1f} GiB; at most {OUTPUT_BYTES >> 30} GiB are held at a time.",
             "Record outputs of fewer tokens (a recording of 128 tokens is one range).",
         )
 

@@ -11,12 +11,10 @@ from moegeom.core.digest import digest_of, digest_of_file
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import open_regular, read_regular
+from moegeom.core.limits import TEXT_BYTES
 from moegeom.core.text import quoted
 
 Tokenize = Callable[[str], Sequence[int]]
-
-#: A text file, or one line of a JSONL file, is held in memory as a whole.
-_MAX_BYTES = 256 << 20
 
 _HINT = 'Each line is one document: {"text": "...", "domain": "..."}; or "token_ids" for "text".'
 
@@ -97,11 +95,11 @@ def cut(documents: Iterator[TextDocument], length: int, num_tokens: int) -> Iter
 
 def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
     try:
-        text = read_regular(file.path, _MAX_BYTES, follows=True).decode("utf-8")
+        text = read_regular(file.path, TEXT_BYTES, follows=True).decode("utf-8")
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise RecordingError(
-                f"{file.path.name} is larger than {_MAX_BYTES >> 20} MiB, and one document.",
+                f"{file.path.name} is larger than {TEXT_BYTES >> 20} MiB, and one document.",
                 f"Cut it into documents, one per line of a .jsonl file. {_HINT}",
             ) from None
         raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
@@ -116,7 +114,7 @@ def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
     try:
         with open_regular(file.path, follows=True) as stream:
             number = 0
-            while line := stream.readline(_MAX_BYTES):
+            while line := stream.readline(TEXT_BYTES):
                 number += 1
                 if line.strip():
                     yield _document(line, f"{file.path.name}, line {number}", file, tokenize)
@@ -126,7 +124,7 @@ def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
 
 def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> TextDocument:
     try:
-        found = parse_json(line, _MAX_BYTES)
+        found = parse_json(line, TEXT_BYTES)
     except DocumentError as error:
         raise RecordingError(f"{where}: {error}.", _HINT) from None
     if not isinstance(found, dict):

@@ -21,6 +21,7 @@ _INPUT_NOISE = {
     "relative": (*_NUMBER, *_NONE),
     "kappa": (*_NUMBER, *_NONE),
     "systematic_share": (*_NUMBER, *_NONE),
+    "num_non_finite": (*_COUNT, *_NONE),
 }
 
 #: A what-if at one router: what it reached, or why it was not tried.
@@ -176,10 +177,11 @@ _RUN: Mapping[str, Any] = {
             {"router": _TEXT, "text": _TEXT, "is_legal": _TRUTH, "beyond_dtype": _TEXT},
         ],
     },
+    "dense_elsewhere": [{"router": _TEXT, "key": _TEXT, "value": _TEXT}],
     "quantisation": {
         "method": _TEXT,
         "key": _TEXT,
-        "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH}],
+        "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH, "is_unknown": _TRUTH}],
     },
 }
 
@@ -223,6 +225,7 @@ _NEEDED: Mapping[str, str] = {
     "gating.unsaid[]": "key assumed others",
     "ranges": "beyond",
     "ranges.beyond[]": "router text is_legal beyond_dtype",
+    "dense_elsewhere[]": "router key value",
     "quantisation": "method key plain",
     "quantisation.plain[]": "router module is_covered",
 }

@@ -51,7 +51,7 @@ DIGEST_FILE = "digest"
 
 #: Bytes of tables that are kept in memory until all are put together: what was written a moment ago
 #: is not read again, footer by footer.
-_MOST_KEPT = 1 << 26
+_MEMORY_BYTES = 1 << 26
 
 
 def slug(router: str) -> str:
@@ -86,7 +86,7 @@ class ResultsWriter:
         self._overwrite = overwrite
         self._sound: set[str] = set()
         self._kept: dict[tuple[str, str], pa.Table] = {}
-        self._room = _MOST_KEPT
+        self._room = _MEMORY_BYTES
         self._held: dict[str, tuple[Rows, dict[str, Any]]] = {}
         self._gathered: dict[str, pa.Table] = {}
 

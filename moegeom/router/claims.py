@@ -15,7 +15,8 @@ from moegeom.core.router import Router
 from moegeom.router.family import SIZE, Family, Range, Setting, TensorName
 from moegeom.router.match import Match
 from moegeom.router.plan import VECTORS, RouterPlan, Values
-from moegeom.router.quantised_modules import Quantisation
+from moegeom.router.quantised_modules import Quantisation, quantisation_tables
+from moegeom.router.rule import dense_elsewhere
 from moegeom.router.settings import Settings
 
 #: Engines load what is larger as infinity: any of them, and those that load a model in the dtype
@@ -27,13 +28,14 @@ _FLOAT16 = float(np.finfo(np.float16).max)
 def claims_of(
     family: Family,
     settings: Settings,
-    matches: Iterable[Match],
+    matches: Sequence[Match],
     plans: Sequence[RouterPlan],
     routers: Sequence[Router],
     values: Values,
 ) -> dict[str, Any]:
     """Facts for ``run.json``: ``gating``, ``quantisation``, which is empty where the config asks
-    for none, and ``ranges``, what is beyond the usual range.
+    for none, and ``ranges``, what is beyond the usual range. ``dense_elsewhere``, where there is
+    any, are routers in layers that an engine takes as dense.
 
     Raises
     ------
@@ -46,11 +48,12 @@ def claims_of(
         *_unusual_settings(settings, plans),
         *_unusual_tensors(plans, routers, values, _FLOAT16 if is_half else _FLOAT32),
     ]
+    dense = list(_dense_elsewhere(family, settings, matches))
     return {
         "gating": {"unsaid": list(_unsaid(family, settings, matches))},
         "quantisation": _quantisation(settings, plans),
         "ranges": {"beyond": beyond},
-    }
+    } | ({"dense_elsewhere": dense} if dense else {})
 
 
 def settings_of(record: Any, of_config: bool = True) -> Iterator[Setting]:
@@ -126,6 +129,16 @@ def _beyond(place: str, number: float, limits: Range, most: float = _FLOAT32) ->
     return {"router": "", "text": text, "is_legal": is_legal, "beyond_dtype": dtype}
 
 
+def _dense_elsewhere(
+    family: Family, settings: Settings, matches: Sequence[Match]
+) -> Iterator[Mapping[str, str]]:
+    """Routers in layers that engines take as dense by a key that the family does not read."""
+    for spec in {id(match.spec): match.spec for match in matches}.values():
+        own = {m.layer: m.name for m in matches if m.spec is spec and m.stack == spec.name}
+        for layer, (key, value) in dense_elsewhere(family, spec, settings, list(own)).items():
+            yield {"router": own[layer], "key": key, "value": value}
+
+
 def _unsaid(
     family: Family, settings: Settings, matches: Iterable[Match]
 ) -> Iterator[Mapping[str, str]]:
@@ -147,20 +160,26 @@ def _unsaid(
 
 
 def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[str, Any]:
-    """Every router that is stored plain, its module, and whether an exclusion names it."""
-    found = Quantisation.of(settings.config)
-    if found is None:
-        return {}
+    """Every router that is stored plain, its module, and whether any table covers it; the first
+    that covers most stands for all.
+    """
+    tables = quantisation_tables(settings.config, settings.roots)
+    asked = [one for place, table in tables if (one := Quantisation.of(place, table))]
     plain = {
         plan.match.name: plan.match.stem.removesuffix(".")
         for plan in plans
         if plan.stored.scheme == "plain"
     }
+    covered = [one.covers(list(plain.values())) for one in asked]
+    if not asked:
+        return {}
+    most = max(range(len(asked)), key=lambda place: (covered[place].count(True), -place))
     return {
-        "method": found.method,
-        "key": found.key,
+        "method": asked[most].method,
+        "key": asked[most].key,
         "plain": [
-            {"router": name, "module": module, "is_covered": found.covers(module)}
-            for name, module in plain.items()
+            {"router": name, "module": module, "is_covered": True in of_tables}
+            | ({"is_unknown": True} if True not in of_tables and None in of_tables else {})
+            for (name, module), *of_tables in zip(plain.items(), *covered, strict=True)
         ],
     }

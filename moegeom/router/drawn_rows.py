@@ -19,7 +19,7 @@ _LEAST_ROWS = 4
 _LEAST_COLUMNS, _LEAST_NUMBERS = 128, 4096
 
 #: Directions that trained rows share, as many as are looked at.
-_MOST_DIRECTIONS = 16
+_DIRECTIONS = 16
 
 #: Standard errors within which figures of drawn numbers lie.
 _ERRORS = 4.0
@@ -78,7 +78,7 @@ def _alignment(
 ) -> Float64[np.ndarray, "experts"]:
     """How far the share of rows in the leading directions of others is above r/D, in errors."""
     hidden = unit.shape[1]
-    count = max(1, min(len(others) // 2, _MOST_DIRECTIONS))
+    count = max(1, min(len(others) // 2, _DIRECTIONS))
     _, vectors = np.linalg.eigh(others @ others.T)
     leading, _ = np.linalg.qr(others.T @ vectors[:, -count:])
     shares = ((unit @ leading) ** 2).sum(axis=1)

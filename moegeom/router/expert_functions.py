@@ -35,7 +35,7 @@ from moegeom.router.family import ExpertsSpec, NormSpec
 from moegeom.router.settings import Settings
 
 #: Bytes of experts that are kept after they were used, at least one expert.
-_MOST_HELD = 2**29
+_CACHE_BYTES = 2**29
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ class ExpertFunctions:
             held.move_to_end(expert)
             return held[expert]
         found = held[expert] = self.tensors.read(expert)
-        while len(held) > 1 and len(held) * _bytes(found) > _MOST_HELD:
+        while len(held) > 1 and len(held) * _bytes(found) > _CACHE_BYTES:
             held.popitem(last=False)
         return found
 

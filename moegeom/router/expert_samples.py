@@ -16,7 +16,7 @@ from moegeom.router.plain_names import plain_name, with_plain_names
 SAMPLE_BYTES = 512
 
 #: Tensors that are tried until one tells all experts apart.
-_MOST_TRIED = 3
+_TRIES = 3
 
 #: ``experts.<number>.<rest>``: one tensor for each expert.
 _NUMBERED = re.compile(r"experts\.([0-9]{1,5})\.(.+)")
@@ -86,7 +86,7 @@ def _numbered(
     leaves = expert_leaves(folder, names)
     wanted = set(range(router.num_experts))
     whole = sorted(leaf for leaf, found in leaves.items() if set(found) == wanted)
-    for leaf in whole[:_MOST_TRIED]:
+    for leaf in whole[:_TRIES]:
         found = leaves[leaf]
         digests = [_digest(store, found[expert], 0, 1) for expert in sorted(wanted)]
         if len(set(digests)) == len(digests):
@@ -101,7 +101,7 @@ def _stacked(
     shapes = {name: store.info(name).shape for name in names}
     stacked = [n for n, shape in shapes.items() if shape[:1] == (experts,) and len(shape) > 1]
     # matrices before vectors: biases may all be zero
-    for name in sorted(stacked, key=lambda n: -len(shapes[n]))[:_MOST_TRIED]:
+    for name in sorted(stacked, key=lambda n: -len(shapes[n]))[:_TRIES]:
         digests = [_digest(store, name, expert, experts) for expert in range(experts)]
         if len(set(digests)) == experts:
             return digests

@@ -35,7 +35,12 @@ from moegeom.router.family import Family
 from moegeom.router.match import Listed, Match, Matches, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
 from moegeom.router.notes import assumption_notes, layer_notes, non_finite_notes
-from moegeom.router.plain_names import plain_name, with_plain_names, without_model
+from moegeom.router.plain_names import (
+    plain_name,
+    with_plain_names,
+    without_model,
+    wrapped_names,
+)
 from moegeom.router.plan import RouterPlan, plan_router
 from moegeom.router.proposal import expert_counts, propose_routers
 from moegeom.router.recognise import (
@@ -218,13 +223,14 @@ def _check_copies(
 
 
 def _check_spellings(store: TensorStore, plans: Iterable[RouterPlan]) -> None:
-    """Raises RouterError where a tensor is stored with ``model.`` in front and without, with other
-    numbers: loaders take both for one parameter.
+    """Raises RouterError where a tensor is stored with and without ``model.`` in front, or what a
+    wrapper puts there, with other numbers: loaders take both for one parameter.
     """
     names = store.names()
+    wrapped = wrapped_names(names)
     for name in (info.name for plan in plans for info in plan.tensors()):
         bare = without_model(name)
-        for other in {bare, f"model.{bare}"} - {name}:
+        for other in sorted({bare, f"model.{bare}", *wrapped.get(bare, ())} - {name}):
             if other in names and (
                 difference := difference_of(store.read(name), store.read(other))
             ):

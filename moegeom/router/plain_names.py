@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +38,27 @@ def without_model(prefix: str) -> str:
     return prefix
 
 
+def _has_wrappers(names: Collection[str]) -> bool:
+    # a hundred thousand names that are plain are one text that holds no wrapper
+    text = "\n".join(("", *names))
+    return any(part in text for part in (*_INSIDE, *(f"\n{part}" for part in _IN_FRONT)))
+
+
+def wrapped_names(names: Collection[str]) -> Mapping[str, Sequence[str]]:
+    """Names with wrappers, by what is left without them and without ``model.``."""
+    by_bare: dict[str, list[str]] = {}
+    for name in names if _has_wrappers(names) else ():
+        if (plain := plain_name(name)) != name:
+            by_bare.setdefault(without_model(plain), []).append(name)
+    return by_bare
+
+
 def with_plain_names(store: TensorStore) -> TensorStore:
     """The same tensors by their plain names.
 
     Tensors that would share a name, such as a model and its average, keep their own.
     """
-    # a hundred thousand names that are plain are one text that holds no wrapper
-    text = "\n".join(("", *store.names()))
-    if not any(part in text for part in (*_INSIDE, *(f"\n{part}" for part in _IN_FRONT))):
+    if not _has_wrappers(store.names()):
         return store
     raw: dict[str, str] = {}
     shared: set[str] = set()

@@ -11,6 +11,7 @@ import numpy as np
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
+from moegeom.core.limits import ROUTER_COMPOSED_VALUES
 from moegeom.core.router import Norm, Rule
 from moegeom.core.text import number_of
 from moegeom.router.family import BIAS, LOGARITHM, SIZE, Range
@@ -21,9 +22,6 @@ from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, check_plain, find_storage
 
 Values = Mapping[str, np.ndarray]
-
-#: Values of rows and projection, and of both composed: twice the largest router.
-_MOST_COMPOSED = 1 << 23
 
 _AGAIN = "Is the config from another revision, or the tensor a slice of a sharded save?"
 
@@ -192,7 +190,7 @@ def _projection(
             code=CONFIG_CONTRADICTED,
         )
     hidden = info.shape[1]
-    if max(rows * hidden, rows * width, width * hidden) > _MOST_COMPOSED:
+    if max(rows * hidden, rows * width, width * hidden) > ROUTER_COMPOSED_VALUES:
         raise RouterError(f"{info.file}: {shape}, too large for a router of {rows} experts.")
     _check_hidden(shape, info, match, settings, hidden)
     return info

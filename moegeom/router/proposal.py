@@ -9,6 +9,7 @@ from typing import Any
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import FAMILY_NAME_LENGTH
 from moegeom.core.text import number_of
 from moegeom.router.choice_bias import (
     has_one_number_for_each,
@@ -24,8 +25,6 @@ _NEVER = re.compile(
     r"|(?:^|\.)(?:optim|optimizer)\."
 )
 _NUMBER = re.compile(r"(?<![^._])[0-9]+(?=\.)")
-_LONGEST_NAME = 200
-
 #: Keys of a config that count experts, hidden dimensions, chosen experts.
 _EXPERTS = re.compile(r"(?:^|\.)(?:[a-z_]*experts?(?:_num)?|expert_count)$")
 _HIDDEN = re.compile(r"(?:^|\.)(?:hidden_size|d_model|dim|n_embd|embedding_length)$")
@@ -34,8 +33,8 @@ _TOP_K = re.compile(
 )
 _DEEPEST = 6
 
-_MOST_SHOWN = 3
-_MOST_SETTINGS = 6
+_FEW = 3
+_FEW_SETTINGS = 6
 
 #: Tensors of a router, or beside it, that change what is chosen or what it weighs.
 _BESIDE = re.compile(
@@ -71,7 +70,7 @@ def propose_routers(store: TensorStore) -> list[FamilyCandidate]:
     said = _numbers(store.config)
     experts = expert_counts(store)
     widths = {value for key, value in said if _HIDDEN.search(key)}
-    names = [name for name in store.names() if len(name) <= _LONGEST_NAME]
+    names = [name for name in store.names() if len(name) <= FAMILY_NAME_LENGTH]
     owners = {name.partition("experts")[0] for name in names if "experts" in name}
     found = []
     for pattern, group in _by_pattern(names).items():
@@ -90,7 +89,7 @@ def describe_candidates(store: TensorStore) -> str:
     """A sentence on the tensors that look like routers."""
     found = propose_routers(store)
     named = [candidate for candidate in found if candidate.has_router_name]
-    found = (named or found)[:_MOST_SHOWN]
+    found = (named or found)[:_FEW]
     if not found:
         return f"No tensor of {len(store.names())} looks like a router."
     shown = "; ".join(f"{c.pattern} {c.shape} ({', '.join(c.evidence)})" for c in found)
@@ -210,7 +209,7 @@ def _listed(said: Mapping[str, Any], keys: re.Pattern[str]) -> str:
     }
     if all(value in ("1", "1.0") for value in shown.values()) and "shared" not in str(shown):
         return ""
-    return ", ".join(f"{key} {value}" for key, value in list(shown.items())[:_MOST_SETTINGS])
+    return ", ".join(f"{key} {value}" for key, value in list(shown.items())[:_FEW_SETTINGS])
 
 
 def _settings(
@@ -234,7 +233,7 @@ def _in_tensors(
     """What shapes and names show and options do not say."""
     if first.shape[0] > first.shape[1]:
         yield "the weight lies on its side, (hidden, experts): a --family FILE says transposed"
-    named = [c for c in others[1:] if c.has_router_name][:_MOST_SHOWN]
+    named = [c for c in others[1:] if c.has_router_name][:_FEW]
     if named:
         yield f"other tensors that look like routers: {', '.join(c.pattern for c in named)}"
     if len({store.info(name).shape for name in first.names}) > 1:
@@ -252,7 +251,7 @@ def _in_tensors(
         )
     ]
     if beside:
-        shown = ", ".join(beside[:_MOST_SHOWN])
+        shown = ", ".join(beside[:_FEW])
         yield f"tensors of the router or beside it, such as a scale, a bias or a table: {shown}"
 
 

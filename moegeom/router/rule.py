@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.limits import LAYER_LIST
 from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, quoted
 from moegeom.router.family import (
     RELU,
     Family,
@@ -275,6 +277,78 @@ def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[in
     if kinds is not None:
         found &= {i for i, kind in enumerate(kinds) if kind in spec.sparse}
     return found
+
+
+def _from(layer: int, first: Any) -> bool:
+    return layer >= (min(first) if isinstance(first, list) else first)
+
+
+def _until(layer: int, last: Any) -> bool:
+    last = max(last) if isinstance(last, list) else last
+    return last == -1 or layer <= last
+
+
+def _at_step(layer: int, step: Any) -> bool:
+    return bool(step[layer]) if isinstance(step, list) else layer % step == 0
+
+
+def _behind_step(layer: int, step: Any) -> bool:
+    return (layer + 1) % step == 0
+
+
+#: Keys by which an engine takes a layer as dense, and whether it builds a router in one by a value;
+#: lists that are spelled as text are lists. Not every engine reads the same ones for a family: read
+#: from transformers 5.23 (``modeling_*``), vLLM and SGLang (``deepseek_v2``, ``dots1``,
+#: ``kimi_linear``, ``ernie45_moe``, ``hunyuan_v1``, ``qwen3_moe``, ``step3p5``).
+_BUILDS_ROUTER: Mapping[str, Callable[[int, Any], bool]] = {
+    "moe_layer_freq": _at_step,
+    "first_k_dense_replace": _from,
+    "num_dense_layers": _from,
+    "moe_layer_num_skipped": _from,
+    "moe_layer_start_index": _from,
+    "moe_layer_end_index": _until,
+    "moe_layer_interval": _behind_step,
+    "decoder_sparse_step": _behind_step,
+    "interleave_moe_layer_step": _behind_step,
+    "mlp_only_layers": lambda layer, dense: layer not in iter(dense),
+    "moe_layers": lambda layer, listed: layer in iter(listed),
+    "moe_layers_enum": lambda layer, listed: layer in iter(listed),
+    "mlp_layer_types": lambda layer, kinds: kinds[layer] != "dense",
+}
+
+
+def dense_elsewhere(
+    family: Family, stack: StackSpec, settings: Settings, layers: Sequence[int]
+) -> dict[int, tuple[str, str]]:
+    """Of layers with a router those in which a key that the family does not read lets an engine
+    build none, or that it gives a value which makes no sense; by layer the key and its value.
+    """
+    specs = [one.layers for one in family.stacks if one.layers]
+    named = (getattr(spec, item.name) for spec in specs for item in fields(spec))
+    own = {key.rpartition(".")[2] for it in named if isinstance(it, Setting) for key in it.keys}
+    settings = settings.under(stack.config_roots)
+    dense: dict[int, tuple[str, str]] = {}
+    for key, builds_router in _BUILDS_ROUTER.items():
+        if key in own or not settings.has(Setting((key,))):
+            continue
+        value = settings.get(Setting((key,)))[1]
+        for layer in layers:
+            try:
+                is_built = builds_router(layer, _listed(value))
+            except (TypeError, ValueError, ArithmeticError, LookupError):
+                is_built = False
+            if not is_built:
+                dense.setdefault(layer, (key, quoted(value, 40)))
+    return dense
+
+
+def _listed(value: Any) -> Any:
+    """A value as it stands; a text of numbers, and a list, where it is no longer than any model."""
+    if isinstance(value, str):
+        value = [int(number) for number in value.split(",", LAYER_LIST)]
+    if isinstance(value, list) and len(value) > LAYER_LIST:
+        raise ValueError(value[:1])
+    return value
 
 
 def rule_text(family: Family, rule: Rule, num_experts: int, stack: StackSpec) -> str:

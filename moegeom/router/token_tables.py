@@ -12,11 +12,9 @@ from jaxtyping import Shaped
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import TOKEN_TABLE_BYTES
 from moegeom.core.router import EXACT_IN_BFLOAT16, TableName, TokenTable
 from moegeom.router.plain_names import with_plain_names
-
-#: Bytes of a table that is read.
-_LARGEST = 1 << 28
 
 
 def token_table_facts(store: TensorStore, tables: Sequence[TableName]) -> list[dict[str, Any]]:
@@ -30,7 +28,7 @@ def _read(store: TensorStore, table: TableName) -> TokenTable:
     try:
         info, experts = store.info(table.tensor), store.info(table.weight).shape[0]
         found = TokenTable(table.router, table.tensor, info.dtype, num_experts=experts)
-        if len(info.shape) != 2 or info.size_bytes > _LARGEST:
+        if len(info.shape) != 2 or info.size_bytes > TOKEN_TABLE_BYTES:
             shape = " x ".join(map(str, info.shape))
             return TokenTable(
                 table.router, table.tensor, info.dtype, reason=f"its shape is {shape}"

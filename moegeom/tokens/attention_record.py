@@ -18,7 +18,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
-from moegeom.core.limits import MOST_JSON
+from moegeom.core.limits import ATTENTION_HEADS, ATTENTION_LAYERS, ATTENTION_WIDTH, MOST_JSON
 from moegeom.core.text import number_of, quoted
 from moegeom.geometry.gating import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
@@ -31,8 +31,6 @@ SCHEMA = 1
 #: Bins of the histograms: what is in front of a gate's function, by eighths from -16 on; what is
 #: beyond is in the first and in the last.
 NUM_BINS, BINS_PER_UNIT = 256, 8
-
-_MOST_LAYERS, _MOST_HEADS, _MOST_WIDTH = 10_000, 65_536, 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +143,9 @@ def read_attention_record(path: Path) -> AttentionRecord:
             "Record it again with this version.",
         )
     listed = found.list("layers")
-    if not 0 < len(listed) <= _MOST_LAYERS:
+    if not 0 < len(listed) <= ATTENTION_LAYERS:
         raise RecordingError(
-            f"{where}: lists {number_of(len(listed), 'layer')}, expected 1 to {_MOST_LAYERS:,}."
+            f"{where}: lists {number_of(len(listed), 'layer')}, expected 1 to {ATTENTION_LAYERS:,}."
         )
     file = SafetensorsFile(CountingFile(path / SUMS_FILE, f"{path.name}/{SUMS_FILE}", ReadLog()))
     try:
@@ -170,7 +168,7 @@ def read_attention_record(path: Path) -> AttentionRecord:
 def _layer(file: SafetensorsFile, told: Fields) -> LayerSums:
     name = told.text("name")
     heads, channels, width = map(told.number, ("heads", "channels", "width"))
-    if not (0 < heads <= _MOST_HEADS and max(channels, width) <= _MOST_WIDTH):
+    if not (0 < heads <= ATTENTION_HEADS and max(channels, width) <= ATTENTION_WIDTH):
         raise RecordingError(
             f"{told.where} {quoted(name)}: {heads} heads of {channels} channels that read {width}."
         )

@@ -350,6 +350,7 @@ LARGEST = {
     "a pickle of long numbers": Largest(_steps(b"\x8a\x01\x010"), _STEPS),
     "a pickle of calls": Largest(_steps(b"h\x00)R0", _SIZE), _STEPS),
     "a pickle of texts": Largest(_steps(b"X\x04\0\0\0\xf0\x9f\x90\xa60"), _STEPS),
+    "a pickle of tuples in each other": Largest(_steps(b"\x85", b"\x80\x04N"), _STEPS),
     "a pickle of a wide text": Largest(_dcp(_wide_text), "expected a Metadata"),
     "a pickle of a long tuple": Largest(
         _dcp(lambda: b"(" + b"N" * 4_000_000 + b"t."), "holds a tuple"
@@ -512,3 +513,28 @@ def test_the_page_has_a_row_for_each_limit_with_its_number() -> None:
     }
     assert len(rows) == len(numbers)
     assert shown == {name: n for name, n in vars(limits).items() if isinstance(n, int)}
+
+
+#: Names of constants that bound something, in the floors that read files of others; and those that
+#: bound no file, with what they are.
+_CONSTANTS = re.compile(r"(?m)^([A-Z_][A-Z_0-9]*(?:, [A-Z_0-9]+)*)(?:: [^=\n]+)? = ")
+_BOUND = re.compile(r"_?(MOST|MAX|LONGEST)(_|$)|_WORK")
+_NO_LIMITS = {
+    "core/text.py MOST_QUOTED": "characters of what a sentence quotes",
+    "core/finding.py MOST_FAIR_SHARES": "a limit of checks, which profiles change",
+    "router/family_file.py _MOST_NAMES": "of families here",
+    "router/attention/family.py _MOST_TEXT": "of families here",
+}
+
+
+def test_what_bounds_files_of_others_stands_in_one_table() -> None:
+    package = ROOT / "moegeom"
+    names = {
+        f"{file.relative_to(package)} {name}"
+        for floor in ("core", "checkpoint", "router", "tokens", "results")
+        for file in (package / floor).rglob("*.py")
+        for constants in _CONSTANTS.findall(file.read_text("utf-8"))
+        for name in constants.split(", ")
+        if _BOUND.match(name) and file.name != "limits.py"
+    }
+    assert names <= _NO_LIMITS.keys()

@@ -17,13 +17,13 @@ from numpy.testing import assert_allclose
 
 import moegeom as mg
 from moegeom.core.errors import UsageError
+from moegeom.core.limits import CERTIFICATE_DIGITS
 from moegeom.routing_cells.exact.certificate import (
     cell_certificate,
     facet_certificate,
     solve_strictly,
 )
 from moegeom.routing_cells.exact.certificate_check import (
-    MOST_DIGITS,
     CellPoint,
     FacetPoint,
     NoCell,
@@ -338,7 +338,7 @@ def test_data_that_is_no_certificate_is_refused_with_what_is_wrong():
         (POINT | {"point": {}}, "point is not a list"),
         (POINT | {"point": ["1e9"]}, "no hexadecimal integer"),
         (POINT | {"point": ["0x1_0"]}, "no hexadecimal"),
-        (POINT | {"point": ["0x" + "1" * MOST_DIGITS]}, "digits"),
+        (POINT | {"point": ["0x" + "1" * CERTIFICATE_DIGITS]}, "digits"),
         (POINT | {"point": ["0x" + "1" * 90_000] * 12}, "digits"),
         (NONE | {"inside": ["0x1"]}, "no pair"),
         (NONE | {"inside": [[True, "0x1"]]}, "pair"),

@@ -13,7 +13,15 @@ from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
-from moegeom.core.limits import GGUF_HEADER_BYTES, GGUF_SETTINGS, GGUF_STRINGS, GGUF_TENSORS
+from moegeom.core.limits import (
+    GGUF_ARRAY_VALUES,
+    GGUF_HEADER_BYTES,
+    GGUF_NAME_LENGTH,
+    GGUF_SETTINGS,
+    GGUF_STRINGS,
+    GGUF_TENSORS,
+    GGUF_TEXT_BYTES,
+)
 
 # A place in a file that moves on; what lies behind it is fetched in pieces that grow.
 
@@ -297,15 +305,6 @@ def _check_places(header: GgufHeader, file_size: int) -> None:
         raise truncated(header.file, largest_end, file_size)
 
 
-#: A name of a tensor has at most 64 bytes by the specification; the longest known key has 45.
-_LONGEST_NAME = 256
-
-#: Longer strings are chat templates, licences and whole tokenizers.
-_LONGEST_TEXT = 4096
-
-#: Longer arrays are vocabularies: an array of a setting has an element per layer.
-_LONGEST_ARRAY = 256
-
 _BOOL = 7
 _STRING = 8
 _ARRAY = 9
@@ -339,8 +338,8 @@ class Unread:
 def read_name(cursor: Cursor, what: str) -> str:
     """The key of a setting, or the name of a tensor."""
     size = cursor.length()
-    if size > _LONGEST_NAME:
-        raise CheckpointError(f"{what} has {size} bytes, more than the {_LONGEST_NAME} allowed.")
+    if size > GGUF_NAME_LENGTH:
+        raise CheckpointError(f"{what} has {size} bytes, more than the {GGUF_NAME_LENGTH} allowed.")
     return _text(cursor.take(size), what)
 
 
@@ -352,7 +351,7 @@ def read_value(cursor: Cursor, what: str) -> Any:
     element, length = cursor.numbers(_ARRAY_HEAD)
     if element == _ARRAY:
         raise CheckpointError(f"{what} is an array of arrays, expected numbers or strings.")
-    if length <= _LONGEST_ARRAY:
+    if length <= GGUF_ARRAY_VALUES:
         return [_element(cursor, element, what) for _ in range(length)]
     if element == _STRING:
         cursor.skip_strings(length)
@@ -364,7 +363,7 @@ def read_value(cursor: Cursor, what: str) -> Any:
 def _element(cursor: Cursor, kind: int, what: str) -> Any:
     if kind == _STRING:
         size = cursor.length()
-        if size <= _LONGEST_TEXT:
+        if size <= GGUF_TEXT_BYTES:
             return _text(cursor.take(size), what)
         cursor.skip(size)
         return Unread(size)

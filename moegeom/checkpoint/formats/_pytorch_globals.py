@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moegeom.checkpoint.pickle.machine import MOST_ARGUMENTS, Global, Record
+from moegeom.checkpoint.pickle.machine import Global, Record
+from moegeom.core.limits import PICKLE_ARGUMENTS
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _of_type(function: Any, _: Any, arguments: Any, __: Any) -> Any:
     """A tensor with attributes, which are dropped; what makes it must be one of the makers."""
     is_maker = type(function) is Global and function.name in _MAKERS
     # Unpacking takes as long as what is unpacked is large, which a file may ask for many times.
-    if not is_maker or type(arguments) is not tuple or len(arguments) > MOST_ARGUMENTS:
+    if not is_maker or type(arguments) is not tuple or len(arguments) > PICKLE_ARGUMENTS:
         raise TypeError
     return function.stand_in(*arguments)
 

@@ -20,6 +20,7 @@ from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import TORCH_STEPS
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX_SUFFIX = ".bin.index.json"
@@ -116,10 +117,7 @@ FORMAT = Format("pytorch", recognises, open_pytorch)
 
 Tensor = PickledTensor | UnreadableTensor
 
-#: Characters of all names, and items looked at: one dict may be reached on a million ways, and a
-#: list may hold itself. The largest public checkpoint needs a tenth.
-_WORK = 30_000_000
-_WORK_PER_NAME = 100
+_STEPS_PER_NAME = 100
 
 
 def flatten(root: Any, where: str) -> Mapping[str, Tensor]:
@@ -139,7 +137,7 @@ def flatten(root: Any, where: str) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{where}: holds a {type(root).__name__}, expected a state dict.")
     found: dict[str, Tensor] = {}
     waiting: list[tuple[str, Any]] = [("", root)]
-    left = _WORK
+    left = TORCH_STEPS
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, Tensor):
@@ -149,7 +147,7 @@ def flatten(root: Any, where: str) -> Mapping[str, Tensor]:
             found[name] = value
             continue
         inner = _items(value)
-        left -= len(value) + len(inner) * (_WORK_PER_NAME + len(path))
+        left -= len(value) + len(inner) * (_STEPS_PER_NAME + len(path))
         left -= sum(len(str(key)) for key, _ in inner)
         if left < 0:
             raise CheckpointError(f"{where}: holds too many tensors, or dicts inside themselves.")

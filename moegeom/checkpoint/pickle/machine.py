@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.errors import CheckpointError
-from moegeom.core.limits import PICKLE_NAME_LENGTH, PICKLE_OBJECT_BYTES
+from moegeom.core.limits import PICKLE_ARGUMENTS, PICKLE_NAME_LENGTH, PICKLE_OBJECT_BYTES
 
 #: Bytes of an entry of the stack or the memo with the room to grow, and those of a mark.
 _SLOT = 9
 _MARK = 41
-
-#: Most arguments of a call; each call copies them.
-MOST_ARGUMENTS = 255
 
 #: Integers from here on share their hash with smaller ones.
 _LARGE_KEY = 2**60
@@ -160,11 +157,11 @@ class Machine:
         self.since_mark()
 
     def push_tuple(self, length: int) -> None:
-        if len(self.stack) < length:
+        stack = self.stack
+        items = tuple(stack[-length:])
+        if len(items) < length:
             raise IndexError
-        items = tuple(self.stack[-length:])
-        del self.stack[-length:]
-        self.stack.append(items)
+        stack[-length:] = (items,)
 
     def push_marked(self, _: Any) -> None:
         items = tuple(self.since_mark())
@@ -256,7 +253,7 @@ class Machine:
         function = self.stack.pop()
         if type(function) is not Global or type(arguments) is not tuple:
             raise self.refusal(f"calls {_kind(function)} with {_kind(arguments)}")
-        if len(arguments) > MOST_ARGUMENTS:
+        if len(arguments) > PICKLE_ARGUMENTS:
             raise self.refusal(f"calls {function.name} with {len(arguments)} arguments")
         self.pay(_MADE + len(arguments))
         try:

@@ -234,7 +234,7 @@ _TABLE: Mapping[str, _Opcode] = {
     "BINBYTES8": _reads(_counted("<Q"), Machine.push_bytes, 0),
     "BYTEARRAY8": _reads(_counted("<Q"), Machine.push_bytes, 0),
     "EMPTY_TUPLE": _has((), Machine.push, 0),
-    "TUPLE1": _has(1, Machine.push_tuple, _TUPLE),
+    "TUPLE1": _has(1, Machine.push_tuple, _TUPLE, steps=2),  # which may hold one another
     "TUPLE2": _has(2, Machine.push_tuple, _PAIR),
     "TUPLE3": _has(3, Machine.push_tuple, _PAIR),
     "TUPLE": _has(None, Machine.push_marked, _TUPLE),

@@ -242,7 +242,7 @@ def _is_spelled(name: str) -> bool:
 
 
 #: Reads longer than this are not kept: they would push everything else out.
-_LONGEST = 64_000_000
+_CACHED_BYTES = 64_000_000
 
 _DIGEST_SIZE = 32
 
@@ -264,7 +264,7 @@ class RangeCache:
         """What was put under the key; None when that is gone."""
         path = self._path(key)
         try:
-            raw = read_regular(path, _LONGEST + _DIGEST_SIZE)
+            raw = read_regular(path, _CACHED_BYTES + _DIGEST_SIZE)
             content = raw[_DIGEST_SIZE:]
             if hashlib.sha256(content).digest() != raw[:_DIGEST_SIZE]:
                 return None
@@ -275,7 +275,7 @@ class RangeCache:
 
     def put(self, key: tuple[str, ...], content: bytes) -> None:
         """Keep the content, at the cost of the oldest."""
-        if len(content) > min(_LONGEST, self.limit - _DIGEST_SIZE):
+        if len(content) > min(_CACHED_BYTES, self.limit - _DIGEST_SIZE):
             return
         path = self._path(key)
         with suppress(OSError, OutputError):

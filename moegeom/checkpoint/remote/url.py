@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
 
 #: Characters of an address in a sentence.
-_LONGEST_SHOWN = 500
+_ADDRESS_CHARACTERS = 500
 
 
 def scheme_of(text: str) -> str:
@@ -27,7 +27,7 @@ def shown(url: str) -> str:
 
 def cut(text: str) -> str:
     """A text that fits into a sentence."""
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= _ADDRESS_CHARACTERS else f"{text[:_ADDRESS_CHARACTERS]}..."
 
 
 def child(folder: str, name: str) -> str:

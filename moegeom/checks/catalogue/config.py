@@ -11,16 +11,23 @@ from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
 
-@check("MGI105", "config and tensors contradict each other", "error")
+@check(
+    "MGI105",
+    "config and tensors contradict each other",
+    "error",
+    severities={"release": "error"},
+)
 def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Config and tensors agree.
 
     Looked for: numbers of experts, groups, chosen experts and layers, and shapes of routers, biases
-    and gains, in the config and in the tensors.
+    and gains, in the config and in the tensors; and routers in layers that an engine takes as dense
+    by a key that the family's own classes do not read (``moe_layer_freq`` and its kin).
 
     A finding means: the config comes from another revision, a slice of a sharded save was taken for
     the whole tensor, or layers were lost on the way. Whatever loads the model anyway routes by one
-    of the two.
+    of the two. Where not every engine reads the key it is a warning, and an error in a release and
+    where the baseline held no such layer.
 
     What to do: compare with the source of the checkpoint; for a sharded save, join the slices with
     the tool that wrote them.
@@ -36,6 +43,28 @@ def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]
             "expected.",
             f"{'; '.join(surprises)}.",
         )
+    yield from _dense_elsewhere(measured)
+
+
+def _dense_elsewhere(measured: Measured) -> Iterator[Finding]:
+    """Layers that are dense to engines that read one more key, the same finding for each key."""
+    routers_by_key: dict[tuple[str, str], list[str]] = {}
+    for one in measured.run.get("dense_elsewhere", ()):
+        routers_by_key.setdefault((one["key"], one["value"]), []).append(one["router"])
+    before = measured.baseline and measured.baseline.dense_elsewhere
+    new_first = sorted(
+        (before is None or before.issuperset(routers), key, value, tuple(routers))
+        for (key, value), routers in routers_by_key.items()
+    )
+    for is_warning, key, value, routers in new_first:
+        finding = config_contradicted.finding(
+            routers,
+            f"{number_of(len(routers), 'router is', 'routers are')} in layers that are dense by "
+            f"'{key}'.",
+            f"config.json: '{key}' is {value}. Engines that read it build no router there"
+            f"{'' if is_warning else '; the baseline had no such layer'}.",
+        )
+        yield dataclasses.replace(finding, severity="warning") if is_warning else finding
 
 
 @check("MGI106", "the storage of a router is not known", "error")

@@ -155,9 +155,15 @@ def _proportions(
         bits = np.array([different[name]["weight_bits"] for name in names])
         bounds = 6.0 * 2.0 ** -(1.0 + np.minimum.accumulate(bits)) / math.sqrt(hidden)
         begins, spreads = logs[:, 1:_LEAST_IN_PROPORTION] - logs[:, :1], logs.std(axis=1)
+        order = np.argsort(begins[:, 0])  # what is near is near in its first step
+        first = begins[order, 0]
+        starts = np.searchsorted(first, begins[:, 0] - 2.0 * bounds, "left")
+        stops = np.searchsorted(first, begins[:, 0] + 2.0 * bounds, "right")
         for at in range(1, len(names)):
-            near = np.abs(begins[:at] - begins[at]).max(axis=1) <= 2.0 * bounds[at]
-            for one in np.flatnonzero(near):  # of most there is none
+            earlier = np.sort(order[starts[at] : stops[at]])
+            earlier = earlier[earlier < at]
+            near = np.abs(begins[earlier] - begins[at]).max(axis=1) <= 2.0 * bounds[at]
+            for one in earlier[near]:  # of most there is none
                 bound = 6.0 * 2.0 ** -(1.0 + min(bits[one], bits[at])) / math.sqrt(hidden)
                 steps = logs[at] - logs[one]
                 middle = float(np.median(steps))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moegeom.checks.baseline import BaselineRouter
-from moegeom.checks.check import Limit, Limits, check, without_saying
+from moegeom.checks.check import Limit, Limits, Unknown, check, without_saying
 from moegeom.checks.measured import Measured, Row, listed
 from moegeom.core.finding import Finding
 
@@ -215,23 +215,30 @@ def _rounded_since(measured: Measured, row: Row) -> Iterator[Finding]:
     absent="the config asks for no quantisation",
     severities={"release": "error"},
 )
-def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[Finding]:
+def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """The quantization_config leaves routers out.
 
     Looked for: routers that are stored plain, in a checkpoint whose ``quantization_config`` covers
-    all linear modules and whose list of exceptions names none of them.
+    all linear modules and whose list of exceptions names none of them; so in every other place
+    where an engine reads it: ``compression_config``, ``hf_quant_config.json`` and its kin beside
+    the config.
 
     A finding means: an engine whose router is such a linear module makes a quantised one of it: it
     asks for scales that are not there, or rounds the router while it loads. Engines that never
     quantise routers of this family are not concerned, so that this is a warning; the rule that
     decides is the engine's. A list that names the modules, by name, glob or regular expression,
-    gives no finding.
+    gives no finding. Where a pattern is broken, or could take for ever to try, nothing is known of
+    the routers that no other entry names.
 
     What to do: add the routers to the list that the finding names (such as ``re:.*mlp.gate$``), or
     accept the code in a profile with the engine that is used as the reason.
     """
     quantisation = measured.run["quantisation"]
     plain = [one for one in quantisation["plain"] if one["router"] in measured.experts]
+    for one in plain:
+        if one.get("is_unknown"):
+            pattern = f"a pattern of '{quantisation['key']}' is broken, or dear to try"
+            yield Unknown(one["router"], pattern)
     covered = [one for one in plain if one["is_covered"]]
     if covered:
         yield quantisation_covers_routers.finding(

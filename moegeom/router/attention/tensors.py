@@ -13,6 +13,7 @@ from jaxtyping import Float, Float64
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import CheckpointError, RouterError
+from moegeom.core.limits import ATTENTION_LAYERS
 from moegeom.core.text import number_of
 from moegeom.router.attention.family import (
     AttentionFamily,
@@ -26,9 +27,6 @@ from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, check_plain, find_storage
 
 _LAYER = re.compile(r"(?P<before>(?:.*?\.)?)layers\.(?P<layer>[0-9]{1,5})\.")
-
-#: Layers of one model.
-_MOST = 10_000
 
 #: Float64 holds no fourth power of more.
 LARGEST = 1e70
@@ -365,7 +363,7 @@ def attention_layers(
             f"such as 'layers.0.{wanted}'.",
             "A file of routers alone has none; pass the whole checkpoint.",
         )
-    if len(found) > _MOST:
+    if len(found) > ATTENTION_LAYERS:
         raise CheckpointError(f"{store.label}: {len(found)} attention layers, too many.")
     return [f for f in found if layers is None or int(f.name.rpartition("/")[2]) in layers]
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from moegeom.checkpoint.shards import QUANTISATION_PLACES
 from moegeom.core.errors import RouterError
+from moegeom.core.limits import QUANTISER_GROUPS
 from moegeom.router.family import Setting
 from moegeom.router.integrity import STORAGE_UNKNOWN
+from moegeom.router.quantised_modules import quantisation_tables
 from moegeom.router.settings import Settings
 
-#: ``compression_config`` is the name in files of compressed-tensors before 0.7.
-_TABLES = ("quantization_config", "compression_config")
-
-#: More than any recipe has; each is compared with the shapes of every router.
-_MOST_GROUPS = 1000
+#: What is named where there is no table.
+_USUAL = QUANTISATION_PLACES[0]
 
 
 def look_up(settings: Settings, *keys: str) -> tuple[str, Any]:
-    """How to call the first of the keys that is given, and its value; None when none is."""
-    # The table stands at the top also where a family's own config is nested, and its lists are
-    # not by layer.
-    whole = replace(settings, roots=tuple(dict.fromkeys(("", *settings.roots))), layer=None)
-    setting = Setting(tuple(f"{table}.{key}" for key in keys for table in _TABLES))
-    return whole.get(setting) if whole.has(setting) else (f"'{setting.keys[0]}'", None)
+    """How to call the first of the keys that is given, and its value; None when none is. Of several
+    tables the one that most engines prefer counts.
+    """
+    place, table = next(quantisation_tables(settings.config, settings.roots), (_USUAL, {}))
+    # Its lists are not by layer.
+    own = Settings(table)
+    setting = Setting(keys)
+    if not own.has(setting):
+        return f"'{place.name}.{keys[0]}'", None
+    name, value = own.get(setting)
+    return f"'{place.name}.{name.strip(chr(39))}'", value
 
 
 def integer(settings: Settings, *keys: str) -> int | None:
@@ -67,8 +71,8 @@ def weight_recipes(settings: Settings) -> list[Mapping[str, Any]]:
     name, groups = look_up(settings, "config_groups")
     if groups is None:
         return []
-    if not isinstance(groups, Mapping) or len(groups) > _MOST_GROUPS:
-        raise wrong(name, groups, f"a table of at most {_MOST_GROUPS} groups")
+    if not isinstance(groups, Mapping) or len(groups) > QUANTISER_GROUPS:
+        raise wrong(name, groups, f"a table of at most {QUANTISER_GROUPS} groups")
     tables = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
     return [table for table in tables if isinstance(table, Mapping)]
 

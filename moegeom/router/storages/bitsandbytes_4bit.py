@@ -20,6 +20,7 @@ from jaxtyping import Float32, Shaped
 
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.limits import QUANTISER_STATE_BYTES
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._tensors import FLOATS, RouterTensors, Values, expect_shape, refuse
@@ -36,9 +37,6 @@ _TABLES = {
     ),
     "fp4": (*_POSITIVE_FP4, *(-v for v in _POSITIVE_FP4)),
 }  # fmt: skip
-
-#: The quant state is a JSON object of a few hundred bytes.
-_MOST_STATE_BYTES = 65536
 
 #: Any dtype may hold the bytes (``bnb_4bit_quant_storage``).
 _CONTAINERS = FLOATS | {"U8", "I8"}
@@ -120,7 +118,7 @@ def _times_block(
 def _read_state(tensors: RouterTensors, part: str, is_nested: bool) -> _State:
     """The quant state, which alone says how the bytes are arranged."""
     info = tensors.infos[tensors.key(part)]
-    if tensors.read is None or info.size_bytes > _MOST_STATE_BYTES:
+    if tensors.read is None or info.size_bytes > QUANTISER_STATE_BYTES:
         raise refuse(info, f"has {info.size_bytes} bytes, expected a short JSON text to be read.")
     raw: Shaped[np.ndarray, "..."] = tensors.read(tensors.key(part))
     state = parse_object(raw.tobytes(), f"{info.file}: tensor '{info.name}'")

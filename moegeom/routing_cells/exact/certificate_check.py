@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-Weights = tuple[tuple[int, Fraction], ...]
+from moegeom.core.limits import CERTIFICATE_DIGITS, CERTIFICATE_DIGITS_IN_ALL
 
-#: Hexadecimal digits of one number of a file, and of all of them: gcds are quadratic.
-MOST_DIGITS, MOST_IN_ALL = 10**5, 10**6
+Weights = tuple[tuple[int, Fraction], ...]
 
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 
@@ -136,7 +135,7 @@ class _Reader:
     """Fractions of a common denominator, up to so many digits in all."""
 
     def __init__(self, denominator: object) -> None:
-        self._left = MOST_IN_ALL
+        self._left = CERTIFICATE_DIGITS_IN_ALL
         self._denominator = self._integer(denominator, "denominator")
         if self._denominator <= 0:
             raise ValueError("the denominator is not positive")
@@ -153,8 +152,8 @@ class _Reader:
         if not isinstance(data, str):
             raise ValueError(f"{name} has a number that is no string")
         self._left -= len(data)
-        if len(data) > MOST_DIGITS or self._left < 0:
-            most = f"{MOST_DIGITS} in one number and {MOST_IN_ALL} in all"
+        if len(data) > CERTIFICATE_DIGITS or self._left < 0:
+            most = f"{CERTIFICATE_DIGITS} in one number and {CERTIFICATE_DIGITS_IN_ALL} in all"
             raise ValueError(f"{name} has too many digits, at most {most}")
         if not _NUMBER.fullmatch(data):
             raise ValueError(f"{name} has {data[:40]!r}, which is no hexadecimal integer")

@@ -346,11 +346,13 @@ def _noise_size(found: BoundaryReport) -> str:
         [one[field] for one in noise.values()]
         for field in ("relative", "kappa", "systematic_share")
     )
+    lost = max(one.get("num_non_finite") or 0 for one in noise.values())
+    left_out = f"; {number_of(lost, 'token')} left out, not finite" if lost else ""
     return (
         f"Noise as between the two recordings ({100 * min(relative):.3g} to "
         f"{percent(max(relative), '.3g')} of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
         f"roundings to bfloat16; up to {share_text(max(shared))} of its square is common to all "
-        "tokens)"
+        f"tokens{left_out})"
     )
 
 

@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
+from moegeom.engine.batch import refuse_non_finite
 from moegeom.engine.recorded import through_norm
 from moegeom.engine.session import Session
 from moegeom.engine.sources import open_source
@@ -41,7 +43,8 @@ def asked_noise(
     except ValueError:
         again = second_recording(asked, opened)
         assert opened.source is not None
-        return recorded_noise(opened.source, again, opened.chosen)
+        skips = opened.terms.skips_non_finite
+        return recorded_noise(opened.source, again, opened.chosen, skips)
     if not 0.0 < scale < math.inf:
         raise UsageError(
             f"--noise {asked}: expected a positive share of the input's rms.",
@@ -58,14 +61,20 @@ def second_recording(path: str, opened: Session) -> TokenSource:
 
 
 def recorded_noise(
-    first: TokenSource, second: TokenSource, routers: Sequence[Router] = ()
+    first: TokenSource,
+    second: TokenSource,
+    routers: Sequence[Router] = (),
+    skips_non_finite: bool = False,
 ) -> dict[str, InputNoise]:
     """Noise of one of the two runs at every router that both recorded, in units of the input.
 
     What was recorded before the norm is taken through that of one of the ``routers``, or left out.
+    Tokens that a router cannot be computed on, in one of the runs, are left out and counted.
 
     Raises
     ------
+    NonFiniteError
+        At the first router with such a token, unless it ``skips_non_finite`` and others are left.
     RecordingError
         When one holds no router inputs, they share no router, or their tokens differ.
     """
@@ -82,16 +91,18 @@ def recorded_noise(
             f"{second.facts.stage}; expected the same stage."
         )
     names = [name for name in first.facts.routers if name in second.facts.routers]
-    norms: dict[str, Router] = {}
+    by_name = {router.name: router for router in routers}
     if first.facts.stage == "pre_norm":
-        norms = {router.name: router for router in routers}
-        names = [name for name in names if name in norms]
+        names = [name for name in names if name in by_name]
     if not names:
         raise RecordingError(
             f"{first.facts.name} and {second.facts.name} record no router in common."
         )
     num_tokens = _same_tokens(first, second)
-    return {name: _noise(first, second, name, norms.get(name), num_tokens) for name in names}
+    return {
+        name: _noise(first, second, name, by_name.get(name), num_tokens, skips_non_finite)
+        for name in names
+    }
 
 
 def _same_tokens(first: TokenSource, second: TokenSource) -> int:
@@ -118,7 +129,12 @@ def _same_tokens(first: TokenSource, second: TokenSource) -> int:
 
 
 def _noise(
-    first: TokenSource, second: TokenSource, router: str, norm_of: Router | None, num_tokens: int
+    first: TokenSource,
+    second: TokenSource,
+    router: str,
+    loaded: Router | None,
+    num_tokens: int,
+    skips_non_finite: bool,
 ) -> InputNoise:
     values = [source.read_values(router, 0, num_tokens) for source in (first, second)]
     if values[0].shape != values[1].shape:
@@ -126,15 +142,32 @@ def _noise(
             f"router {router}: {first.facts.name} has {values[0].shape[1]} values a token, "
             f"{second.facts.name} {values[1].shape[1]}."
         )
-    if norm_of is not None:
-        values = [through_norm(read, norm_of, first.facts.name) for read in values]
+    if loaded is not None and first.facts.stage == "pre_norm":
+        values = [through_norm(read, loaded, first.facts.name) for read in values]
+    finite = [_is_finite(read, loaded) for read in values]
+    is_left = finite[0] & finite[1]
+    for source, are_finite in zip((first, second), finite, strict=True):
+        if not skips_non_finite or not is_left.any():
+            lost = tuple(np.flatnonzero(~are_finite).tolist())
+            refuse_non_finite(router, source.facts.name, lost, num_tokens)
+    values = [read[is_left] for read in values]
     found = noise_between(*values)
-    if not np.isfinite(found.scale):
-        raise RecordingError(f"router {router}: an input of one of the recordings is not finite.")
     size = float(np.sqrt((values[0].astype(np.float64) ** 2).mean()))
     return dataclasses.replace(
         InputNoise(found.scale, False),
         kappa=found.kappa,
         systematic_share=found.systematic_share,
         relative=found.scale / size if size else 0.0,
+        num_non_finite=int((~is_left).sum()),
     )
+
+
+def _is_finite(
+    values: Float[np.ndarray, "tokens hidden"], loaded: Router | None
+) -> Bool[np.ndarray, "tokens"]:
+    """Which tokens the router can be computed on: their logits are finite, as everywhere else."""
+    is_finite = np.isfinite(values).all(axis=1)
+    if loaded is not None and values.shape[1] == loaded.weight.shape[1]:
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_finite &= np.isfinite(values @ loaded.weight.T).all(axis=1)
+    return np.asarray(is_finite)

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import reading
+from moegeom.core.limits import TRACE_EXPERTS, TRACE_SLOTS
 from moegeom.core.router import format_layers
 from moegeom.engine.first_pass import begun
 from moegeom.pipeline import Watch
@@ -44,9 +45,6 @@ _OF_CHECKPOINT = (
 
 #: Choices from which a slot that never changes is no accident.
 _ENOUGH = 100
-
-#: Layers times slots, and different ids of a layer: more than any model has.
-_MOST_SLOTS, _MOST_EXPERTS = 65_536, 65_536
 
 _WITHOUT_SHAPE = "layers, slots and rows, because the file stores no shape"
 
@@ -183,10 +181,10 @@ class _TraceSums:
     def _add_ids(self, requests: Sequence[RequestTrace]) -> None:
         num_layers, num_slots = requests[0].ids.shape[1:]
         if not self.seen:
-            if num_layers * num_slots > _MOST_SLOTS:
+            if num_layers * num_slots > TRACE_SLOTS:
                 raise RecordingError(
                     f"{self.where}: rows of {num_layers:,} layers x {num_slots:,} slots; expected "
-                    f"{_MOST_SLOTS:,} numbers at most."
+                    f"{TRACE_SLOTS:,} numbers at most."
                 )
             none = np.zeros(0, np.int64)
             self.seen = [[none] * num_slots for _ in range(num_layers)]
@@ -205,9 +203,9 @@ class _TraceSums:
             for slot in range(shape[1] if len(used) else 0):
                 found = np.unique(used[:, slot]).astype(np.int64)
                 slots[slot] = np.union1d(slots[slot], found)
-                if len(slots[slot]) > _MOST_EXPERTS:
+                if len(slots[slot]) > TRACE_EXPERTS:
                     raise RecordingError(
-                        f"{self.where}: more than {_MOST_EXPERTS:,} different ids at one layer.",
+                        f"{self.where}: more than {TRACE_EXPERTS:,} different ids at one layer.",
                         "Damaged ids, or no ids of experts.",
                     )
                 self.highest[slot] = max(self.highest[slot], found[-1])

@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int16
 
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import NonFiniteError
+from moegeom.core.limits import CHOICES_BYTES
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.request import ComputeOptions
@@ -23,9 +24,6 @@ from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
 
 #: What tells texts apart, token by token.
 _TEXT = ("document", "position", "token_id")
-
-#: Bytes of chosen sets: 20,000 tokens of a thousand routers that choose 16 experts.
-_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +84,7 @@ def read_choices(path: Path, results: Results) -> Choices | None:
     """What :func:`write_choices` wrote for these results; None when nothing is there, or something
     else, such as what a run left that was stopped between the two.
     """
-    facts, chosen = read_sealed(path, _MOST_BYTES) or ({}, {})
+    facts, chosen = read_sealed(path, CHOICES_BYTES) or ({}, {})
     if not chosen or facts["plan"] != _plan(results):
         return None
     return Choices(facts["tokens"], chosen.pop("block"), chosen)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.limits import UNSORTED_DOCUMENTS
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns
@@ -28,9 +29,6 @@ _PIECE = 2**16
 
 #: Tokens of a block: a number is kept for each, and to its first token a read goes back.
 _BLOCK = 2**12
-
-#: Different documents that are counted where they come in no order: sorted, 32 bytes for each.
-_MOST_UNSORTED = 2**22
 
 COLUMN_DTYPES = tuple(EXPERT_DTYPES.values())
 
@@ -135,7 +133,7 @@ def _numbered(key: str) -> list[int | str]:
 
 
 #: Characters of the name of an array that a message shows.
-_LONGEST = 60
+_NAME_LENGTH = 60
 
 
 def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
@@ -148,7 +146,7 @@ def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
         (before, after), (stack,) = shapes.pop(), stacks
         if {f"{stack}/{int(m[2])}" for m in numbered} == set(routers):
             return f"Add --map {shlex.quote(f'{before}{{i}}{after}={stack}/{{i}}')}."
-    if unknown and len(unknown) == len(routers) and max(map(len, unknown)) <= _LONGEST:
+    if unknown and len(unknown) == len(routers) and max(map(len, unknown)) <= _NAME_LENGTH:
         pairs = [shlex.quote(f"{k}={r}") for k, r in zip(unknown, routers, strict=True)]
         return f"If they are in this order, add {' '.join(f'--map {pair}' for pair in pairs)}."
     return (
@@ -251,12 +249,12 @@ def _is_new(
 
 
 def _num_distinct(rows: Rows) -> int | None:
-    """Documents that come in any order; None beyond ``_MOST_UNSORTED``."""
+    """Documents that come in any order; None beyond ``UNSORTED_DOCUMENTS``."""
     found = np.zeros(0, np.int64)
     for start in range(0, rows.num_rows, _PIECE):
         piece = _documents(rows, start, min(start + _PIECE, rows.num_rows))
         found = np.union1d(found, piece)
-        if len(found) > _MOST_UNSORTED:
+        if len(found) > UNSORTED_DOCUMENTS:
             return None
     return len(found)
 
@@ -286,6 +284,6 @@ class RowColumns(ColumnSource):
 
 
 def _listed(names: Collection[str]) -> str:
-    cut = [n if len(n) <= _LONGEST else f"{n[:_LONGEST]}..." for n in list(names)[:12]]
+    cut = [n if len(n) <= _NAME_LENGTH else f"{n[:_NAME_LENGTH]}..." for n in list(names)[:12]]
     shown = ", ".join(cut)
     return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -19,7 +19,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
-from moegeom.core.limits import NPZ_ARRAYS, TRACE_BYTES
+from moegeom.core.limits import NPZ_ARRAYS, NPZ_COMPRESSION, NPZ_INFLATION, TRACE_BYTES
 from moegeom.tokens.foreign.npy import raw_npy_header
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES
@@ -43,12 +43,6 @@ _BAD_ARCHIVE = (
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 _IS_ENCRYPTED = 0x1
-
-#: Bytes that deflate makes of one, at most, with some to spare.
-_MOST_INFLATED = 1040
-
-#: Bytes that compression makes of one where numbers say something, and padding is cut off.
-_MOST_SQUEEZED = 20
 
 #: Members that are looked at to recognise a file; reading it looks at all of them.
 _LOOKED_AT = 1000
@@ -81,7 +75,7 @@ def npz_members(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipI
                         "than NumPy does.",
                         "Write it with np.savez.",
                     )
-                if info.file_size > _MOST_INFLATED * (info.compress_size + 1):
+                if info.file_size > NPZ_INFLATION * (info.compress_size + 1):
                     raise RecordingError(
                         f"{path.name}: {info.filename:.80} has {info.compress_size} bytes, which "
                         f"cannot hold {info.file_size}."
@@ -248,10 +242,11 @@ def iter_npz(path: Path, first: int = 0) -> Iterator[tuple[str, Integer[np.ndarr
     """
     with npz_members(path) as (archive, members):
         size, stored = sum(info.file_size for info in members), path.stat().st_size
-        if size > TRACE_BYTES + _MOST_SQUEEZED * stored:
+        if size > TRACE_BYTES + NPZ_COMPRESSION * stored:
             raise RecordingError(
                 f"{path.name}: {size:,} bytes of arrays in a file of {stored:,}: more than "
-                f"{TRACE_BYTES:,} are read where they take {_MOST_SQUEEZED} times less compressed.",
+                f"{TRACE_BYTES:,} are read where they take {NPZ_COMPRESSION} times less "
+                "compressed.",
                 "Save with np.savez, which does not compress.",
             )
         for info in members[first:]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.limits import RECORDING_GROUP_TOKENS
 from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns
 from moegeom.core.text import MOST_QUOTED, number_of
 from moegeom.core.tokens import TokenColumns
@@ -21,9 +22,6 @@ from moegeom.tokens.rows import shard_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-#: A file that claims larger row groups is not ours, and would not be bounded in memory.
-MAX_ROW_GROUP_TOKENS = 1 << 20
 
 #: Decoded row groups kept, so that a scan in small steps decodes each once.
 CACHED_ROW_GROUPS = 4
@@ -65,11 +63,11 @@ class ParquetColumns:
     def _add(self, path: Path, expected: int) -> None:
         facts = _facts(path)
         rows = facts.sizes
-        if sum(rows) != expected or max(rows, default=0) > MAX_ROW_GROUP_TOKENS:
+        if sum(rows) != expected or max(rows, default=0) > RECORDING_GROUP_TOKENS:
             raise RecordingError(
                 f"{path.name}: {number_of(sum(rows), 'token')} in row groups of up to "
                 f"{max(rows, default=0)}; expected {number_of(expected, 'token')} in row groups of "
-                f"up to {MAX_ROW_GROUP_TOKENS}."
+                f"up to {RECORDING_GROUP_TOKENS}."
             )
         starts = tuple(accumulate(rows, initial=self._starts[-1]))
         self._groups += [_RowGroup(facts, n, first) for n, first in enumerate(starts[:-1])]

@@ -11,7 +11,7 @@ from typing import get_args
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular
-from moegeom.core.limits import MOST_JSON
+from moegeom.core.limits import DOMAINS, MOST_JSON
 from moegeom.core.text import number_of, quoted
 from moegeom.core.tokens import OUTPUT_KINDS, Stage
 from moegeom.tokens.attention_record import is_attention_record
@@ -20,9 +20,6 @@ from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
 
 SCHEMA = 1
 FACTS_FILE = "recording.json"
-
-#: Domains are stored as int16 numbers in memory.
-MAX_DOMAINS = 32767
 
 _ROUTER = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
@@ -200,8 +197,8 @@ def check_routers(routers: tuple[str, ...], where: str) -> None:
 
 def check_domains(domains: tuple[str, ...], where: str) -> None:
     """Raise unless the domains are distinct and few enough to be numbered."""
-    if len(set(domains)) != len(domains) or len(domains) > MAX_DOMAINS:
+    if len(set(domains)) != len(domains) or len(domains) > DOMAINS:
         raise RecordingError(
             f"{where}: {len(domains)} domains, {len(set(domains))} of them distinct; "
-            f"expected distinct names, at most {MAX_DOMAINS}."
+            f"expected distinct names, at most {DOMAINS}."
         )

@@ -15,6 +15,7 @@ from typing import Any
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import open_regular
+from moegeom.core.limits import JOURNAL_LINE_BYTES
 from moegeom.core.tokens import OUTPUT_KINDS
 from moegeom.tokens.recording.facts import columns_file_name, tensor_file_name
 from moegeom.tokens.recording.fields import Fields
@@ -28,9 +29,6 @@ FILES_FOLDER = "whole"
 
 #: What to do about an unfinished recording that cannot be gone on with.
 BEGIN_AGAIN = "Delete it, or begin again with restart."
-
-#: A line is the plan or a shard, and a shard is a hundred bytes: a longer one is not ours.
-_MAX_LINE_BYTES = 4 << 20
 
 #: The value of what only one of two plans names.
 _ABSENT = object()
@@ -199,10 +197,10 @@ def _complete_lines(path: Path, where: str) -> Iterator[tuple[dict[str, Any], in
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         number = 0
-        while line := file.readline(_MAX_LINE_BYTES):
+        while line := file.readline(JOURNAL_LINE_BYTES):
             number += 1
             try:
-                found = parse_json(line, _MAX_LINE_BYTES) if line.endswith(b"\n") else None
+                found = parse_json(line, JOURNAL_LINE_BYTES) if line.endswith(b"\n") else None
             except DocumentError:
                 found = None
             if isinstance(found, dict):

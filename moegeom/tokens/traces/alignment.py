@@ -17,13 +17,11 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.limits import ALIGNED_TOKENS
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.rows import consecutive
 from moegeom.tokens.source import KnownRouter
-
-#: Tokens whose columns are held, of each side: document, position and token id.
-MOST_TOKENS = 100_000_000
 
 #: Tokens of a reference without choices that are routed again, to prove the place by what they are.
 _ROUTED = 65_536
@@ -89,10 +87,10 @@ def match_run_b(
             "moegeom capture records them; traces of engines hold them.",
         )
     for source in (reference, other):
-        if source.facts.num_tokens > MOST_TOKENS:
+        if source.facts.num_tokens > ALIGNED_TOKENS:
             raise RecordingError(
                 f"{source.facts.name}: {number_of(source.facts.num_tokens, 'token')}; two runs are "
-                f"matched where each has {MOST_TOKENS:,} at most.",
+                f"matched where each has {ALIGNED_TOKENS:,} at most.",
                 "Compare fewer documents.",
             )
     trace = rows_of(other, shared)

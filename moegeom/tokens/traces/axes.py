@@ -22,7 +22,7 @@ from moegeom.tokens.traces.trace import RequestTrace
 _EXPECTED_ABOVE = 200
 
 #: Shapes, and values behind the chosen experts, that are recorded: more of them are refused anyway.
-_MOST_VALUES = 64
+_FEW_VALUES = 64
 
 #: Rows in which most layers show that they hold choices.
 _FIRST_ROWS = 64
@@ -74,7 +74,7 @@ class Reading:
         return Reading(
             self.shape,
             tuple(a or b for a, b in zip(self.holds, other.holds, strict=True)),
-            tuple(sorted({*self.behind, *other.behind})[:_MOST_VALUES]),
+            tuple(sorted({*self.behind, *other.behind})[:_FEW_VALUES]),
             self.num_requests + other.num_requests,
         )
 
@@ -116,10 +116,10 @@ class AxisEvidence:
             tuple(sorted({*self.dtypes, *other.dtypes})),
             max(self.largest, other.largest),
             self.num_ids + other.num_ids,
-            tuple(sorted({*self.shapes, *other.shapes})[:_MOST_VALUES]),
+            tuple(sorted({*self.shapes, *other.shapes})[:_FEW_VALUES]),
             other.declared_layers if self.declared_layers is None else self.declared_layers,
             (*self.uneven, *(one for one in other.uneven if self.uneven_at(one[0]) is None)),
-            tuple(list(readings.values())[:_MOST_VALUES]),
+            tuple(list(readings.values())[:_FEW_VALUES]),
         )
 
 
@@ -207,7 +207,7 @@ def _alike(requests: Sequence[RequestTrace]) -> Iterator[list[RequestTrace]]:
 def _reading(
     ids: Integer[np.ndarray, "rows layers slots"], top_k: int, num_requests: int
 ) -> Reading:
-    behind = np.unique(ids[:, :, top_k:])[:_MOST_VALUES]
+    behind = np.unique(ids[:, :, top_k:])[:_FEW_VALUES]
     holds = _holds_choices(ids).tolist()
     return Reading(ids.shape[1:], tuple(holds), tuple(behind.tolist()), num_requests)
 

@@ -23,7 +23,7 @@ from moegeom.core.digest import digest_of, sha256_of
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
 from moegeom.core.identity import Identity, identity_of
-from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.limits import SURVEY_BYTES, TRACE_BYTES
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
 from moegeom.tokens.source import Company, KnownRouter
@@ -50,9 +50,6 @@ from moegeom.tokens.traces.trace import (
 
 #: A first pass that nobody listens to, without a journal.
 ALONE = Company()
-
-#: Bytes of the survey of one file: some hundred for each request.
-_MOST_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -691,7 +688,7 @@ class FileJournal:
         RecordingError
             When the file is not what it was then.
         """
-        sealed = read_sealed(self._path(path), _MOST_BYTES)
+        sealed = read_sealed(self._path(path), SURVEY_BYTES)
         if sealed is None or sealed[0].pop("terms") != self.terms:
             return None
         survey = _unsealed(*sealed)

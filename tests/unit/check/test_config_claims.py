@@ -12,7 +12,7 @@ from moegeom.checks.check import OLDER
 from moegeom.core.errors import RouterError
 from moegeom.router.family import Choice
 from moegeom.router.integrity import GATING_UNSAID
-from moegeom.router.quantised_modules import Quantisation
+from moegeom.router.quantised_modules import Quantisation, quantisation_tables
 from moegeom.router.settings import Settings
 from moegeom.studies.check.study import GateRequest, gate
 from tests.ends import work_ends
@@ -113,30 +113,110 @@ COVERS = {
     "by GPTQModel": ({"dynamic": {r"-:.*\.gate$": {}}}, False),
     "experts alone": ({"config_groups": {"a": {"targets": ["re:.*experts.*"]}}}, False),
     "all linear": ({"config_groups": {"a": {"targets": ["Linear"]}}}, True),
-    "an expression that may not end": ({"ignore": ["re:(.*)*x"]}, False),
-    "a broken expression": ({"ignore": ["re:("]}, False),
+    "an expression that may not end": ({"ignore": ["re:(.*)*x"]}, None),
+    "a broken expression": ({"ignore": ["re:("]}, None),
+    "a broken expression, and by name": ({"ignore": ["re:(", GATE]}, False),
+    "layers of ModelOpt": (
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.3.mlp.up": {}}},
+        False,
+    ),
+    "the gate as a layer of ModelOpt": (
+        {"quant_algo": "mixed_precision", "quantized_layers": {GATE: {}}},
+        True,
+    ),
+    "layers of ModelOpt with one method": (
+        {"quant_algo": "FP8", "quantized_layers": {"a": {}}},
+        True,
+    ),
     "no texts": ({"ignore": [3, None, {"a": 1}], "config_groups": {"a": 1, "b": {}}}, True),
 }
 
 
+def asked_by(config):
+    """What the tables of a config ask for."""
+    found = (Quantisation.of(place, table) for place, table in quantisation_tables(config))
+    return [asked for asked in found if asked is not None]
+
+
 def test_which_modules_a_config_quantises():
     for what, (claims, covers) in COVERS.items():
-        asked = Quantisation.of({"quantization_config": {"quant_method": "fp8", **claims}})
-        assert asked is not None, what
-        assert asked.covers(GATE) == covers, what
+        (asked,) = asked_by({"quantization_config": {"quant_method": "fp8", **claims}})
+        assert asked.covers([GATE]) == [covers], what
     for config in ({}, {"quantization_config": None}, {"quantization_config": 4}):
-        assert Quantisation.of(config) is None
+        assert asked_by(config) == []
     for key, name in (("text_config", "quantization_config"), ("llm_config", "compression_config")):
-        asked = Quantisation.of({key: {name: {"quant_method": "fp8", "ignore": ["a"]}}})
-        assert asked is not None
+        (asked,) = asked_by({key: {name: {"quant_method": "fp8", "ignore": ["a"]}}})
         assert asked.key == f"{name}.ignore"
 
 
-def test_a_hostile_expression_comes_to_an_end():
-    for pattern in ("(a+)+$", "(.*.*.*.*.*.*)x", ".*" * 90 + "x", "(a|a)*b"):
-        asked = Quantisation.of({"quantization_config": {"ignore": [f"re:{pattern}"]}})
+def test_hostile_lists_come_to_an_end():
+    modules = [f"model.layers.{layer}.mlp.gate_{'a' * 30}" for layer in range(500)]
+    lists = [
+        [f"re:{pattern}"]
+        for pattern in (
+            "(a+)+$", "(.*.*.*.*.*.*)x", ".*" * 90 + "x", "(a|a)*b", "(.|.)" * 38 + "X",
+            r"([a-z.0-9]+|\\)*X", "(?x)([a-z.0-9]+) *X", "([a-z.0-9]+)(?#c)*X",
+        )
+    ]  # fmt: skip
+    lists += [["re:.*.*x"] * 60_000, [f"*a*{n}*b" for n in range(60_000)]]
+    lists += [[f"model.layers.{n}.mlp" for n in range(600, 100_000)]]
+    for entries in lists:
+        (asked,) = asked_by({"quantization_config": {"ignore": entries}})
         with work_ends():
-            asked.covers("model.layers.3." + "a" * 60)
+            assert set(asked.covers(modules)) <= {True, None}
+
+
+FP8 = {"quant_algo": "FP8"}
+GATES = [f"model.layers.{layer}.mlp.gate" for layer in range(3)]
+
+#: By file of the checkpoint what it holds, once with the routers and once without them.
+FILES = {
+    "hf_quant_config.json": (
+        {"quantization": {**FP8, "exclude_modules": ["lm_head"]}},
+        {"quantization": {**FP8, "exclude_modules": ["lm_head", "*mlp.gate"]}},
+    ),
+    "hf_quant_config.json without a table": ({**FP8, "ignore": []}, {**FP8, "ignore": GATES}),
+    "hf_quant_config.json of a cache": (
+        {"quantization": FP8},
+        {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+    ),
+    "quant_cfg.json": (
+        {"quantized_layers": dict.fromkeys(GATES, FP8)},
+        {"quantized_layers": {"model.layers.0.mlp.up_proj": FP8}},
+    ),
+    "quantize_config.json": ({"bits": 4}, {"bits": 4, "modules_to_not_convert": ["gate"]}),
+    "quant_config.json": ({"w_bit": 4}, {"w_bit": 4, "modules_to_not_convert": ["gate"]}),
+    "quant_model_description.json": (
+        {f"{gate}.weight": "W8A8" for gate in GATES}, {f"{gate}.weight": "FLOAT" for gate in GATES}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_beside_the_config_are_judged_like_it(file, judged, tmp_path):
+    name = file.split()[0]
+    for asks, num_findings in zip(FILES[file], (1, 0), strict=True):
+
+        def beside(tensors, config, asks=asks):
+            (tmp_path / "model" / name).write_text(json.dumps(asks), "utf-8")
+
+        plain = judged(SPOKEN, beside)
+        findings = outcome_of(plain, "MGN119").findings
+        assert len(findings) == num_findings
+        assert plain.exit_code == 0
+        assert all(f"'{name}" in finding.title for finding in findings)
+        strict = judged(SPOKEN, beside, profile=Path("release"))
+        errors = {f.code for f in strict.verdict.findings if f.severity == "error"}
+        assert ("MGN119" in errors) == bool(num_findings)
+
+
+def test_a_pattern_that_cannot_be_tried_leaves_the_check_open(judge):
+    claims = {"quant_method": "fp8", "ignore": ["re:(.*)*x"]}
+    outcome = judge("MGN119", setting(quantization_config=claims))
+    assert outcome.state == "inconclusive"
+    assert outcome.reason == (
+        "text/0, text/1, text/2: a pattern of 'quantization_config.ignore' is broken, or dear to try"
+    )
 
 
 def test_the_finding_names_key_routers_and_module(judge):
@@ -146,6 +226,57 @@ def test_the_finding_names_key_routers_and_module(judge):
     assert "3 of 3 routers" in finding.title
     assert "'quantization_config.modules_to_not_convert'" in finding.title
     assert "'model.layers.0.mlp.gate'" in finding.detail
+
+
+#: Keys that deepseek_v3 does not read, by which 1 of 3 layers with routers is dense; and neutral ones.
+DENSE = [
+    {"moe_layer_freq": [1, 0, 1]},
+    {"moe_layer_freq": 2},
+    {"moe_layer_freq": 2.0},
+    {"num_dense_layers": 1},
+    {"moe_layer_num_skipped": 1},
+    {"moe_layer_start_index": [1, 2]},
+    {"moe_layer_end_index": 1},
+    {"mlp_only_layers": [1]},
+    {"moe_layers": [0, 2]},
+    {"moe_layers_enum": "1,2"},
+    {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+]
+SPARSE = [
+    {"moe_layer_freq": [1, 1, 1, 0]},
+    {"moe_layer_freq": 1},
+    {"num_dense_layers": 0},
+    {"moe_layer_end_index": -1},
+    {"mlp_only_layers": []},
+    {"decoder_sparse_step": 1},
+    {"moe_layers_enum": "0,1,2"},
+    {"mlp_layer_types": ["moe", "sparse", "hash_moe"]},
+    {"moe_layer_freq": None},
+]
+
+
+def test_layers_that_one_engine_takes_as_dense_are_a_finding(judge, judged, tmp_path):
+    judged(SPOKEN, keep, baseline=tmp_path / "sound.json", update_baseline=True)
+    for keys in DENSE:
+        (key,) = keys
+        (finding,) = judge("MGI105", setting(**keys)).findings
+        assert (len(finding.routers), finding.severity) == (1, "warning"), keys
+        assert f"1 router is in layers that are dense by '{key}'" in finding.title
+    spoil = setting(**DENSE[1])
+    for option in ({"profile": Path("release")}, {"baseline": tmp_path / "sound.json"}):
+        (finding,) = judge("MGI105", spoil, **option).findings
+        assert finding.severity == "error"
+    judged(SPOKEN, spoil, baseline=tmp_path / "same.json", update_baseline=True)
+    (finding,) = judge("MGI105", spoil, baseline=tmp_path / "same.json").findings
+    assert finding.severity == "warning"
+    for keys in SPARSE:
+        assert judge("MGI105", setting(**keys)).state == "passed", keys
+
+
+def test_values_of_such_keys_that_make_no_sense_make_all_layers_dense(judge):
+    for value in ("two", 0, {}, [[]], [1] * 5000, "1," * 5000, True, [{}]):
+        outcome = judge("MGI105", setting(moe_layers_enum=value))
+        assert len(outcome.findings[0].routers) == 3, value
 
 
 def of_config(verdict):

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from moegeom.checkpoint.ranks import are_ranks
 from moegeom.core.errors import CheckpointError
 from moegeom.studies.check.study import GateRequest, gate
-from tests.unit.check.conftest import GATE, Case, keep, outcome_of, write_model
+from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, keep, outcome_of, write_model
 
 LAYERS = Case(layers=4, hidden=128)
 
@@ -81,6 +81,29 @@ HEALTHY = {
 @pytest.mark.parametrize("what", HEALTHY)
 def test_what_only_resembles_a_copy_is_none(spoilt, what):
     assert spoilt(HEALTHY[what]).state == "passed"
+
+
+WRAPPED = {
+    "base_model.model.{}": GATE,
+    "module.{}": BIAS,
+    "state_dict._orig_mod.{}": GAIN,
+    "module.base_model.model.{}": GATE,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_a_part_of_a_router_that_a_wrapper_holds_too_is_a_copy(judged, wrapper):
+    def copied(change):
+        def spoil(tensors, config):
+            name = WRAPPED[wrapper].format(1)
+            tensors[wrapper.format(name)] = change(tensors[name])
+
+        return outcome_of(judged(Case(family="deepseek_v3"), spoil), "MGI114")
+
+    assert copied(lambda values: values).state == "passed"
+    (finding,) = copied(lambda values: np.full_like(values, np.nan)).findings
+    assert finding.severity == "error"
+    assert "is also there as" in finding.title
 
 
 def ranked(tmp_path, change, names=("model-rank-0", "model-rank-1")):

@@ -366,7 +366,7 @@ def _crossed_lists() -> list[Any]:
 
 @pytest.mark.parametrize("make", [_endless_dict, _doubled_dict, _crossed_lists])
 def test_names_without_end_are_refused(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(pytorch, "_WORK", 300_000)
+    monkeypatch.setattr(pytorch, "TORCH_STEPS", 300_000)
     assert "holds too many tensors, or dicts inside themselves." in why(_saved(make(), tmp_path))
 
 

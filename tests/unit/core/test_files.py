@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -43,6 +44,34 @@ def test_texts_bytes_and_writers_are_written_alone_with_the_rights_that_open_giv
     write_whole(tmp_path / "own", "", mode=0o600)
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
     assert names(tmp_path) == ["opened", "own", "x"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from moegeom.core.files import write_whole
+
+for _ in range(40):
+    write_whole(Path(sys.argv[1]), sys.argv[2] * int(sys.argv[3]))
+"""
+
+
+def test_of_two_processes_that_write_one_file_each_reader_sees_one_whole(tmp_path):
+    file, wholes = tmp_path / "b.json", {"a" * 300_000, "b" * 500_000}
+    file.write_text("a" * 300_000)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(file), whole[0], str(len(whole))], env=environment
+        )
+        for whole in sorted(wholes)
+    ]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        seen.add(file.read_text())
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert seen | {file.read_text()} == wholes
+    assert names(tmp_path) == ["b.json"]
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):

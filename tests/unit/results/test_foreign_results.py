@@ -167,6 +167,21 @@ def test_a_run_json_that_is_none_is_refused_shortly_and_what_is_missing_is_named
         assert len(str(caught.value).replace(str(results), "")) < 500
 
 
+def test_a_run_json_holds_as_many_values_as_any_may_and_not_one_more(results):
+    file = results / "run.json"
+    raw = file.read_bytes().strip()
+    left = 10**6 - sum(raw.count(mark) for mark in (b"{", b"[", b":", b","))
+    for more, is_read in ((0, True), (1, False)):
+        many = b"1," * (left - 3 + more) + b"1"
+        file.write_bytes(raw[:-1] + b', "filler": [' + many + b"]}")
+        with (
+            contextlib.nullcontext()
+            if is_read
+            else pytest.raises(ResultsError, match="than 1000000 values")
+        ):
+            open_results(results)
+
+
 COLUMNS = ("router", "variant", "population", "num_tokens", "margin_p50")
 CHANGES = ("missing", "text", "bytes", "struct", "null", "twice")
 

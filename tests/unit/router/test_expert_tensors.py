@@ -158,7 +158,7 @@ def test_what_is_applied_is_near_in_single_precision_and_few_experts_stay_in_mem
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, experts.apply(3, inputs), rtol=1e-4, atol=1e-6)
     experts = opened()
-    monkeypatch.setattr(expert_functions, "_MOST_HELD", 2 * 3 * 32 * 64 * 4)
+    monkeypatch.setattr(expert_functions, "_CACHE_BYTES", 2 * 3 * 32 * 64 * 4)
     for expert in (0, 1, 0, 2):
         experts.apply(expert, drawn(1, 64))
     assert list(experts._held) == [0, 2]

@@ -79,7 +79,7 @@ def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(monkey
         layer(*outputs(shared_output=wide))
     with pytest.raises(RecordingError, match="5 experts.* has 6"):
         layer(*outputs(expert_output=few))
-    monkeypatch.setattr(recorded, "LARGEST_OUTPUTS", 2**16)
+    monkeypatch.setattr(recorded, "OUTPUT_BYTES", 2**16)
     with pytest.raises(RecordingError, match="GiB"):
         layer(*outputs())
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.errors import InternalError, NonFiniteError, RecordingError
 from moegeom.core.router import Norm
 from moegeom.core.tokens import TokenColumns
 from moegeom.document.summary import Summary
@@ -129,6 +129,27 @@ def test_noise_recorded_before_the_norm_is_that_of_what_the_router_reads():
     (one,), (expected,) = (recorded_noise(*pair, (router,)).values() for pair in (before, after))
     np.testing.assert_allclose(one.scale, expected.scale, rtol=1e-4)
     assert abs(one.scale - 0.2) > 0.05
+
+
+def test_tokens_that_are_not_finite_in_one_of_two_runs_are_left_out_and_counted():
+    router = router_of()
+    random = np.random.default_rng(5)
+    exact = random.standard_normal((TOKENS, HIDDEN))
+    runs = [exact + 0.2 * random.standard_normal(exact.shape) for _ in range(2)]
+    finite = np.ones(TOKENS, bool)
+    finite[[3, 4, 90]] = False
+    expected = recorded_noise(*(Arrays({"text/0": run[finite]}) for run in runs))["text/0"]
+    runs[0][3], runs[1][4, 1], runs[1][90] = np.nan, np.inf, 3e38  # whose logits overflow
+    pair = [Arrays({"text/0": run}) for run in runs]
+    measured = recorded_noise(*pair, (router,), skips_non_finite=True)["text/0"]
+    assert measured.num_non_finite == 3
+    np.testing.assert_allclose(measured.scale, expected.scale, rtol=1e-6)
+    assert expected.num_non_finite == 0
+    with pytest.raises(NonFiniteError, match="1 of .* at router text/0 .*first: token 3"):
+        recorded_noise(*pair, (router,))
+    nothing = [Arrays({"text/0": np.full_like(exact, np.nan)}), pair[1]]
+    with pytest.raises(NonFiniteError, match="first: token 0"):
+        recorded_noise(*nothing, (router,), skips_non_finite=True)
 
 
 def ones(tokens: int = 100, width: int = 8, router: str = "text/0", **changes) -> Arrays:

@@ -25,7 +25,13 @@ from jaxtyping import Int64, Integer
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
-from moegeom.core.limits import BLANK_LINES, RECORD_BYTES, RECORD_VALUES
+from moegeom.core.limits import (
+    BLANK_LINES,
+    LIST_DEPTH,
+    RECORD_BYTES,
+    RECORD_VALUES,
+    SEQUENCE_TOKENS,
+)
 from moegeom.tokens.foreign.npy_arrays import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,
@@ -147,9 +153,6 @@ def _parse(raw: bytes, where: str) -> Any:
 
 Ids = Integer[np.ndarray, "..."]
 
-#: Lists in each other: sequences, tokens, layers and slots, and some to spare.
-_MOST_DEPTH = 8
-
 #: base64 of the first six bytes of every npy file.
 _NPY_START = "k05VTVBZ"
 
@@ -157,7 +160,7 @@ _NPY_START = "k05VTVBZ"
 def nested_ids(value: Any, where: str) -> Ids:
     """Lists of lists of integers, of one length at each depth; nothing else is converted."""
     shape, flat = [], [value]
-    while len(shape) < _MOST_DEPTH and set(map(type, flat)) == {list}:
+    while len(shape) < LIST_DEPTH and set(map(type, flat)) == {list}:
         lengths = set(map(len, flat))
         if len(lengths) > 1:
             raise RecordingError(f"{where}: lists of unequal length ({_some(lengths)}).")
@@ -247,9 +250,6 @@ def _look(value: Any) -> str:
 
 #: What a request takes beside its ids.
 _REQUEST_BYTES = 1000
-
-#: No sequence is longer.
-_MOST_TOKENS = 2**31
 
 Paths = tuple[str, ...]
 
@@ -444,7 +444,7 @@ def _count(
     value, key = _at(item, record, paths)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+    if type(value) is not int or not 0 <= value < SEQUENCE_TOKENS:
         raise RecordingError(f"{where}: '{key}' is {value!r:.40}; expected a number of tokens.")
     return value
 
@@ -457,7 +457,7 @@ def _token_ids(
     if not isinstance(value, list):
         return None
     if set(map(type, value)) <= {int} and (
-        not value or (min(value) >= 0 and max(value) < _MOST_TOKENS)
+        not value or (min(value) >= 0 and max(value) < SEQUENCE_TOKENS)
     ):
         return np.array(value, np.int64)
     raise RecordingError(f"{where}: token ids are {value!r:.60}; expected numbers from 0 on.")

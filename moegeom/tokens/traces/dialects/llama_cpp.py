@@ -36,7 +36,7 @@ from moegeom.checkpoint.formats.gguf import GgufFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
-from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.limits import TRACE_BYTES, TRACE_EXPERTS
 from moegeom.core.text import number_of
 from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
 from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace, counted_notes
@@ -83,7 +83,7 @@ def _stacked(
 # ------------------------------------------------------------------------- llama-eval-callback
 
 #: Numbers of an axis beyond which a gap is printed.
-_MOST_PRINTED = 6
+_PRINTED = 6
 
 _LINE_BYTES = 4096
 
@@ -131,7 +131,7 @@ def read_log(path: Path) -> Trace:
                 f"the one before it {len(layers)}.",
                 "The log was cut off, or lines are missing.",
             )
-        wide = next((printed for printed in batch if printed.top_k > _MOST_PRINTED), None)
+        wide = next((printed for printed in batch if printed.top_k > _PRINTED), None)
         if wide is not None:
             raise RecordingError(
                 f"{wide.where}: elided: {wide.top_k} experts a token, of which the log shows the "
@@ -151,11 +151,11 @@ def read_log(path: Path) -> Trace:
     if not parts:
         raise RecordingError(
             f"{path.name}: elided: {number_of(gaps, 'batch', 'batches')}, each of more than "
-            f"{_MOST_PRINTED} tokens, of which the "
+            f"{_PRINTED} tokens, of which the "
             f'log shows the first 3 and the last 3 ("...").',
             "Generate token by token, record with moegeom capture, or count with llama-imatrix.",
         )
-    gap = f"batches of more than {_MOST_PRINTED} tokens, which the log shows with gaps, left out"
+    gap = f"batches of more than {_PRINTED} tokens, which the log shows with gaps, left out"
     left_out = {gap: gaps, _UNCOMPUTED: uncomputed}
     return _log(path, "llama.cpp eval-callback", _joined(parts, path.name), layers, left_out)
 
@@ -215,7 +215,7 @@ def _parse(
     body: list[bytes], last: bytes, num_tokens: int, top_k: int, where: str
 ) -> Int32[np.ndarray, "tokens slots"] | None:
     """The ids, held against the printed sum; None where there is a gap."""
-    if num_tokens > _MOST_PRINTED or top_k > _MOST_PRINTED:
+    if num_tokens > _PRINTED or top_k > _PRINTED:
         return None
     rows = [numbers for line in body if (numbers := _NUMBER.findall(line))]
     total = _NUMBER.search(last.partition(b"sum = ")[2])
@@ -362,8 +362,6 @@ _COUNTS = re.compile(r"blk\.(\d{1,4})\.ffn_(?:gate|up|down|gate_up)_exps\.weight
 #: From here on float32 holds even numbers only.
 _EXACT = 2**24
 
-_MOST_EXPERTS = 65_536
-
 
 def is_imatrix(path: Path) -> bool:
     """True for a GGUF file that calls itself an importance matrix."""
@@ -418,7 +416,7 @@ def _counts(file: GgufFile, name: str, where: str) -> np.ndarray:
         raise RecordingError(
             f"{where}: {name} is {info.dtype} of shape {info.shape}; expected F32 (experts, 1)."
         )
-    if not 2 <= info.shape[0] <= _MOST_EXPERTS:
+    if not 2 <= info.shape[0] <= TRACE_EXPERTS:
         raise RecordingError(f"{where}: {name} counts {info.shape[0]} experts.")
     with np.errstate(invalid="ignore"):  # a signalling nan is none of the counts either
         counts = file.read(name)[:, 0].astype(np.float64)

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.limits import EXPERT_COUNT, TRACE_BYTES
 from moegeom.core.text import quoted
 from moegeom.tokens.traces.dialects._json import json_records, nested_ids, shows, whole_number
 from moegeom.tokens.traces.trace import (
@@ -198,9 +198,6 @@ DIALECT = Dialect(
 
 # ----------------------------------------------------------------------------- tokens by expert
 
-#: More slots than a microbatch has; sums of many stay exact.
-_MOST = 2**40
-
 
 def read_counts(path: Path) -> Trace:
     """One step for each iteration, its microbatches added up."""
@@ -245,7 +242,7 @@ def read_counts(path: Path) -> Trace:
 
 def _counts(line: Mapping[str, Any], where: str) -> Int64[np.ndarray, "experts"]:
     counts = nested_ids(line.get("tpe"), f"{where}: tpe")
-    if counts.ndim != 2 or not counts.size or counts.min() < 0 or counts.max() > _MOST:
+    if counts.ndim != 2 or not counts.size or counts.min() < 0 or counts.max() > EXPERT_COUNT:
         raise RecordingError(
             f"{where}: tpe has shape {counts.shape}; expected counts (microbatches, experts)."
         )

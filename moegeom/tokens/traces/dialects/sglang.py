@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.limits import COUNTS
+from moegeom.core.limits import COUNTS, EXPERT_COUNT, TRACE_EXPERTS, TRACE_LAYERS
 from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
 from moegeom.tokens.traces.dialects._json import (
     ReplyFields,
@@ -66,9 +66,6 @@ DIALECT = Dialect(
     ),
 )
 
-#: More slots than any step or run has; sums of many stay exact.
-_MOST = 2**40
-
 _COUNTS, _RECORDS = "logical_count", "records"
 
 
@@ -88,7 +85,7 @@ def recorded_counts(path: Path) -> Trace:
             "Use return_routed_experts of the server, or the recorder's mode stat.",
         )
     counts = file.array(root[_COUNTS], f"{path.name}: {_COUNTS}")
-    if counts.ndim != 3 or 0 in counts.shape or counts.min() < 0 or counts.max() > _MOST:
+    if counts.ndim != 3 or 0 in counts.shape or counts.min() < 0 or counts.max() > EXPERT_COUNT:
         raise RecordingError(
             f"{path.name}: {_COUNTS} has shape {counts.shape} and values from "
             f"{counts.min(initial=0)} to {counts.max(initial=0)}; expected counts (steps, layers, "
@@ -118,16 +115,13 @@ RECORDER = Dialect(
 
 _NAMES = ("layer_id", "expert_id", "count")
 
-#: Layers and experts of any model.
-_MOST_LAYERS, _MOST_EXPERTS = 4096, 65_536
-
 
 def counts_of_a_rank(path: Path) -> Trace:
     """The counts as one step."""
     lines = csv_numbers(path, _NAMES, num_headers=1)
     if not len(lines):
         raise RecordingError(f"{path.name}: every count is 0: nothing was recorded.")
-    most = (_MOST_LAYERS - 1, _MOST_EXPERTS - 1, _MOST)
+    most = (TRACE_LAYERS - 1, TRACE_EXPERTS - 1, EXPERT_COUNT)
     if (lines < 0).any() or (lines > most).any():
         raise RecordingError(
             f"{path.name}: values from {lines.min(axis=0).tolist()} to "
