@@ -174,6 +174,7 @@ class _Thrift:
         elif kind == _MAP:
             count = self.varint()
             kinds = self.byte() if count else 0
+            self.refuse_beyond(count)
             for _ in range(count):
                 self.skip(kinds >> 4, depth + 1, is_field=False)
                 self.skip(kinds & 15, depth + 1, is_field=False)
@@ -211,12 +212,16 @@ class _Thrift:
         return found
 
     def list_head(self) -> tuple[int, int]:
-        """Kind and number of the elements; each takes a byte at least."""
+        """Kind and number of the elements."""
         head = self.byte()
         count = self.varint() if head >> 4 == 15 else head >> 4
+        self.refuse_beyond(count)
+        return head & 15, count
+
+    def refuse_beyond(self, count: int) -> None:
+        """Raises IndexError where so many values cannot follow: each takes a byte at least."""
         if count > len(self.raw) - self.at:
             raise IndexError
-        return head & 15, count
 
     def structs(self, kind: int) -> Iterator[None]:
         """Once for each struct of a list, which the caller then reads."""
