@@ -15,17 +15,23 @@ from sklearn.decomposition import PCA
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
-from moegeom.routing_cells.ball.inradius import inradii
 from moegeom.routing_cells.exact.crossings import crossing_rate, exact_crossings
 from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets, sweep
 from moegeom.routing_cells.plane import raster as pixels
-from moegeom.routing_cells.plane.circle import circle_arcs
-from moegeom.routing_cells.plane.polygons import polygons
-from moegeom.routing_cells.plane.raster import plane_raster
-from moegeom.routing_cells.plane.raster_enclosure import Rectangles
-from moegeom.routing_cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
-from moegeom.routing_cells.plane.score_ranges import score_ranges
-from moegeom.routing_cells.plane.subspace import principal_slice, random_slice, slice_through
+from moegeom.routing_cells.plane.polygons import inradii, polygons
+from moegeom.routing_cells.plane.raster import Frame, PixelState, plane_raster
+from moegeom.routing_cells.plane.score_ranges import (
+    PlaneRouter,
+    Rectangles,
+    plane_router,
+    score_ranges,
+)
+from moegeom.routing_cells.plane.subspace import (
+    circle_arcs,
+    principal_slice,
+    random_slice,
+    slice_through,
+)
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import segment_crossings
 from tests.by_day import by_day

@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from moegeom.routing_cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around, shifted
 from moegeom.routing_cells.ball.ball_cells import ball_cells
-from moegeom.routing_cells.ball.cell_distance import Distances, cell_distance
+from moegeom.routing_cells.ball.cell_distance import (
+    BEYOND,
+    EMPTY,
+    MET,
+    OPEN,
+    Distances,
+    ball_around,
+    cell_distance,
+    shifted,
+)
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import (
     ExactNearest,

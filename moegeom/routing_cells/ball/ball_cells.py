@@ -17,12 +17,17 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
-from moegeom.routing_cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around, shifted
 from moegeom.routing_cells.ball.cell_distance import (
+    BEYOND,
+    MET,
+    OPEN,
+    Ball,
     BallFacets,
+    ball_around,
     cell_distance,
     facet_distance_loop,
     nearest_vertices,
+    shifted,
 )
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket

@@ -10,11 +10,16 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Bool, Float64, Int16
 
-from moegeom.routing_cells.exact.certificate import cell_certificate
+from moegeom.routing_cells.exact.certificate import (
+    ExactProblem,
+    Point,
+    cell_certificate,
+    exact_logit,
+    solve_strictly,
+)
 from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell, check_certificate
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import exact_nearest
-from moegeom.routing_cells.exact.problem import ExactProblem, Point, exact_logit, solve_strictly
 
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 

@@ -21,11 +21,10 @@ from moegeom.engine.plan import num_workers
 from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.writer import slug
 from moegeom.routing_cells.ball.ball_cells import facet_distances
-from moegeom.routing_cells.ball.inradius import inradii
 from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.witness import check_witness
 from moegeom.routing_cells.graph.facet_graph import Swaps, swaps
-from moegeom.routing_cells.pictures.records import (
+from moegeom.routing_cells.pictures.page import (
     CircleCells,
     PlaneCells,
     RasterCells,
@@ -34,10 +33,10 @@ from moegeom.routing_cells.pictures.records import (
     SpaceCells,
     TokenMarks,
 )
-from moegeom.routing_cells.pictures.write import figure_csv, write_picture
-from moegeom.routing_cells.plane.circle import Arcs
-from moegeom.routing_cells.plane.polygons import polygons
-from moegeom.routing_cells.plane.raster_frame import PixelState
+from moegeom.routing_cells.pictures.views import figure_csv, write_picture
+from moegeom.routing_cells.plane.polygons import inradii, polygons
+from moegeom.routing_cells.plane.raster import PixelState
+from moegeom.routing_cells.plane.subspace import Arcs
 from moegeom.routing_cells.study.request import CellsRequest
 from moegeom.routing_cells.study.router import SlicedRouter, equal_experts
 from moegeom.routing_cells.study.search import MOST_MEASURED, Scaled, SliceCells

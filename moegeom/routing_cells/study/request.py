@@ -11,8 +11,8 @@ from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import TokensRequest
-from moegeom.routing_cells.pictures.records import PictureOptions
-from moegeom.routing_cells.pictures.write import check_picture
+from moegeom.routing_cells.pictures.page import PictureOptions
+from moegeom.routing_cells.pictures.views import check_picture
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 

@@ -16,10 +16,9 @@ from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.routing_cells.exact.crossings import crossing_rate
 from moegeom.routing_cells.exact.rank import common_tie
 from moegeom.routing_cells.graph.facet_graph import facet_graph, visited_graph
-from moegeom.routing_cells.plane.circle import Arcs, circle_arcs
-from moegeom.routing_cells.plane.raster import plane_raster
-from moegeom.routing_cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
-from moegeom.routing_cells.plane.subspace import Slice
+from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster
+from moegeom.routing_cells.plane.score_ranges import plane_router
+from moegeom.routing_cells.plane.subspace import Arcs, Slice, circle_arcs
 from moegeom.routing_cells.record import (
     Between,
     Cells,

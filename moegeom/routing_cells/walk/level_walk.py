@@ -1,6 +1,6 @@
 """All vertices of the order-k diagram of an affine router, by ray shooting in certified float64.
 
-The reference is :func:`moegeom.routing_cells.exact.exact_walk.exact_walk`, which is also where
+The reference is :func:`moegeom.routing_cells.exact.exact_cells.exact_walk`, which is also where
 vertices go whose signs float64 cannot prove.
 """
 
@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 
 from moegeom.routing_cells.exact.dictionary import Arrangement, Dictionary, dictionary
-from moegeom.routing_cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
-from moegeom.routing_cells.walk._level_bases import TURN, Room, aligned, room_for
+from moegeom.routing_cells.exact.exact_cells import diagram_edges, first_vertex, is_of_order
 from moegeom.routing_cells.walk._level_vertex import (
     BOTH,
     EMPTY,
@@ -28,15 +27,19 @@ from moegeom.routing_cells.walk._level_vertex import (
     PLACE,
     PROVED,
     RAY,
+    TURN,
     UNCERTAIN,
     UNORDERED,
     WEIGH,
     Level,
+    Room,
     Seen,
     Vertices,
     advance,
+    aligned,
     check_links,
     put,
+    room_for,
 )
 
 #: Slots of the table at first, twice as many when there is no room; five of eight are used at most.

@@ -17,9 +17,7 @@ import pytest
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
 from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.routing_cells.pictures.page import caption_text, cell_colours
-from moegeom.routing_cells.pictures.plane import area, areas, eroded, facet_names, hull, region_of
-from moegeom.routing_cells.pictures.records import (
+from moegeom.routing_cells.pictures.page import (
     CircleCells,
     PictureOptions,
     PlaneCells,
@@ -27,9 +25,22 @@ from moegeom.routing_cells.pictures.records import (
     SliceCaption,
     SpaceCells,
     TokenMarks,
+    caption_text,
+    cell_colours,
 )
-from moegeom.routing_cells.pictures.views import near_places, runs
-from moegeom.routing_cells.pictures.write import check_picture, figure_csv, write_picture
+from moegeom.routing_cells.pictures.views import (
+    area,
+    areas,
+    check_picture,
+    eroded,
+    facet_names,
+    figure_csv,
+    hull,
+    near_places,
+    region_of,
+    runs,
+    write_picture,
+)
 from tests.by_day import by_day, one_of_each
 
 FRAME = (-3.0, 3.0, -2.0, 2.0)
