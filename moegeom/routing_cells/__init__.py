@@ -1,1 +1,1 @@
-"""Exact enumeration of routing cells; imported by the command line alone."""
+"""Exact enumeration of routing cells; the command line and the research wing import it."""

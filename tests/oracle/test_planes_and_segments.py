@@ -15,8 +15,8 @@ from sklearn.decomposition import PCA
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
-from moegeom.routing_cells.exact.crossings import crossing_rate, exact_crossings
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets, sweep
+from moegeom.routing_cells.exact.crossings import crossing_rate, exact_crossings, sweep
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.plane import raster as pixels
 from moegeom.routing_cells.plane.polygons import inradii, polygons
 from moegeom.routing_cells.plane.raster import Frame, PixelState, plane_raster

@@ -29,7 +29,7 @@ from numba import njit
 
 from moegeom.kernels.cpu import INNER, ONCE, UNCOUNTED, kernel
 from moegeom.routing_cells.walk._level_diagram import facets_at
-from moegeom.routing_cells.walk.enumeration import SimpleVertices
+from moegeom.routing_cells.walk.enumeration import Enumeration
 from moegeom.routing_cells.walk.level_walk import Weighed, weighed
 
 #: Where a search ended: at the nearest point, past the radius, at a contradiction, nowhere.
@@ -42,7 +42,7 @@ _UNIT = 2.0**-53
 
 
 class Limits(NamedTuple):
-    """How far from the centre is looked, and what rounding may do.
+    """The radius of a search, and the bounds of its rounding errors.
 
     ``error`` is what any logit at the centre may be off by, ``scale`` a typical distance;
     ``greatest`` bounds the logits, ``longest`` the length of rows.
@@ -103,7 +103,7 @@ def _magnitudes(weight, shift):
 
 
 class BallWork(NamedTuple):
-    """One cell, its chosen experts first, and what is known of its nearest point.
+    """One cell, its chosen experts first, and the state of the search for its nearest point.
 
     ``columns`` are the router in that order, ``shift`` and ``logits`` its logits at the centre and
     after a step. ``pairs`` with their ``multipliers`` hold the nearest point, ``step``, from which
@@ -146,17 +146,17 @@ def work_for(experts, dims):
 
 @njit(**UNCOUNTED)
 def ordered(ball, inside, order, columns, shift):
-    """Puts the experts of a cell first; how many they are."""
+    """Puts the experts of a cell first; returns their number."""
     n, k = 0, 0
-    for wanted in (True, False):
+    for side in (True, False):
         for j in range(len(inside)):
-            if inside[j] == wanted:
+            if inside[j] == side:
                 order[n] = j
                 shift[n] = ball.shift[j]
                 for c in range(len(columns)):
                     columns[c, n] = ball.weight[j, c]
                 n += 1
-                k += wanted
+                k += side
     return k
 
 
@@ -172,7 +172,7 @@ def evaluate(columns, shift, step, logits):
 
 @njit(**UNCOUNTED)
 def ends(logits, k, out, into):
-    """The least of the chosen and the greatest of the others, but for a pair."""
+    """The least chosen and the greatest other logit, and their experts, without a pair."""
     # values first: a place that is kept along with them costs a wrong guess at each new one
     low, high, i, j = np.inf, -np.inf, -1, -1
     for m in range(k):
@@ -219,7 +219,7 @@ def projected(columns, i, j, q, basis, height, away):
 
 @njit(**UNCOUNTED)
 def appended(q, gain, basis, upper, height, away):
-    """Takes what was projected last into the basis."""
+    """Appends the slope that was projected last to the basis."""
     root = math.sqrt(gain)
     for m in range(q):
         upper[m, q] = height[m]
@@ -230,7 +230,7 @@ def appended(q, gain, basis, upper, height, away):
 
 @njit(**ONCE)
 def _dropped(columns, q, leaving, pairs, multipliers, basis, upper, height, away):
-    """Without one of the active pairs; how many are left."""
+    """Removes one of the active pairs; returns how many remain."""
     for m in range(leaving, q - 1):
         pairs[m, 0], pairs[m, 1] = pairs[m + 1, 0], pairs[m + 1, 1]
         multipliers[m] = multipliers[m + 1]
@@ -241,7 +241,7 @@ def _dropped(columns, q, leaving, pairs, multipliers, basis, upper, height, away
 
 @njit(**UNCOUNTED)
 def search(work, limits, k, out, into):
-    """Where the search ended, and how many pairs hold its step.
+    """Returns how the search ended, and the number of pairs that hold its step.
 
     With both ``out`` and ``into`` the two tie, on a facet; with one of them the cell is cut to
     where that one is the least of the chosen, or the greatest of the others; with none it is whole.
@@ -392,14 +392,14 @@ def _inwards(work, k, out, into, near):
             continue
         if q == dims:
             return False
-        wanted = 1.0 if m < k else -1.0
+        target = 1.0 if m < k else -1.0
         if m == into:
-            wanted = 0.0
+            target = 0.0
         length, gain = projected(columns, m, first, q, basis, height, away)
         if not gain > 1e-20 * length:
             return False
         appended(q, gain, basis, upper, height, away)
-        value = wanted - base
+        value = target - base
         for l in range(q):
             value -= upper[l, q] * share[l]
         share[q] = value / upper[q, q]
@@ -418,7 +418,7 @@ def _inwards(work, k, out, into, near):
 
 @njit(**ONCE)
 def _off(work, k, out, into, rounding, longest):
-    """How far a point of the set may be from ``moved``; infinite where that is not proved."""
+    """A bound of the distance from ``moved`` to the set; infinite where none is proved."""
     columns, logits, moved = work.columns, work.logits, work.moved
     dims = len(moved)
     evaluate(columns, work.shift, moved, logits)
@@ -439,7 +439,7 @@ def _off(work, k, out, into, rounding, longest):
 
 @njit(**UNCOUNTED)
 def _upper_bound(work, limits, k, out, into):
-    """The length of a step surely inside, left in ``moved``; infinite where none is found.
+    """The length of a step that is proved to end inside, or infinity; ``moved`` becomes the step.
 
     Logits are those after the step that was searched.
     """
@@ -565,7 +565,7 @@ def excluded(work, limits, k, out, into):
 
 @njit(**INNER)
 def answer(work, limits, k, out, into):
-    """What is known of a cell, or of a facet where out >= 0; its bracket, and the active pairs.
+    """The state of a cell, or of a facet where out >= 0, its bracket, and its active pairs.
 
     For MET, ``moved`` is a step into the relative interior, or no farther from it than rounding
     takes.
@@ -585,7 +585,7 @@ _LEAST = 4096
 
 
 class Distances(NamedTuple):
-    """What is known of each cell or facet, and proved brackets of its distance.
+    """The state of each cell or facet, and a proved bracket of its distance.
 
     ``state`` is OPEN, MET, BEYOND or EMPTY. ``step`` leads from the centre to a point inside each
     that is MET, no farther than ``upper``, NaN elsewhere; with a facet the point may be off the
@@ -602,7 +602,7 @@ class Distances(NamedTuple):
 
 
 class BallFacets(NamedTuple):
-    """Room for facets: cell, out and into of each, what is known of it, and its bracket.
+    """Arrays for facets: cell, out and into of each, its state and its bracket.
 
     ``margin[0]`` becomes the least distance of rejected facets from the radius, ``tests[0]`` the
     number of facets that were asked for.
@@ -627,7 +627,7 @@ def cell_distance(
     of what is found.
     """
     num, dims = len(inside), ball.weight.shape[1]
-    found = Distances(
+    distances = Distances(
         np.zeros(num, np.uint8),
         np.empty(num),
         np.empty(num),
@@ -640,7 +640,7 @@ def cell_distance(
     parts = [slice(*ends) for ends in pairwise(cuts)]
 
     def fill(part: slice) -> None:
-        own = Distances(*(values[part] for values in found))
+        own = Distances(*(values[part] for values in distances))
         _distance_loop(ball, rows[part], pairs[part], own)
 
     if len(parts) == 1:
@@ -648,12 +648,12 @@ def cell_distance(
     else:
         with ThreadPoolExecutor(len(parts)) as pool:
             list(pool.map(fill, parts))
-    return found
+    return distances
 
 
 @kernel()
-def _distance_loop(ball, inside, exchanged, found):
-    """One cell or facet after the other."""
+def _distance_loop(ball, inside, exchanged, distances):
+    """Fills in the distances of one cell or facet after the other."""
     experts, dims = ball.weight.shape
     work = work_for(experts, dims)
     order, place = np.empty(experts, np.int64), np.empty(experts, np.int64)
@@ -665,50 +665,50 @@ def _distance_loop(ball, inside, exchanged, found):
                 place[order[m]] = m
         out = place[exchanged[n, 0]] if exchanged[n, 0] >= 0 else -1
         into = place[exchanged[n, 1]] if exchanged[n, 0] >= 0 else -1
-        state, found.lower[n], found.upper[n], q = answer(work, ball.limits, k, out, into)
-        found.state[n] = state
+        state, distances.lower[n], distances.upper[n], q = answer(work, ball.limits, k, out, into)
+        distances.state[n] = state
         if state == MET:
             for c in range(dims):  # an array at once would bring the text of its errors along
-                found.step[n, c] = work.moved[c]
+                distances.step[n, c] = work.moved[c]
         for m in range(q):
-            found.pairs[n, m, 0] = order[work.pairs[m, 0]]
-            found.pairs[n, m, 1] = order[work.pairs[m, 1]]
-            found.multipliers[n, m] = work.multipliers[m]
+            distances.pairs[n, m, 0] = order[work.pairs[m, 0]]
+            distances.pairs[n, m, 1] = order[work.pairs[m, 1]]
+            distances.multipliers[n, m] = work.multipliers[m]
 
 
 @njit(**UNCOUNTED)
 def _is_same(one, other):
     """Whether two cells are one; neighbours in a list of facets often share the first."""
-    found = True
+    is_same = True
     for j in range(len(one)):
-        found = found and one[j] == other[j]
-    return found
+        is_same = is_same and one[j] == other[j]
+    return is_same
 
 
 @kernel()
-def facet_distance_loop(ball, sure, foot, inside, first, known, facets):
+def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
     """All facets of cells from ``first`` on that are MET or OPEN; the next cell, and how many.
 
-    Ends before a cell whose facets may be too many for the room in ``facets``. ``known`` has facets
-    of the same form, in order, that are passed over; ``sure[i, j]`` is true where i is above j in
-    the whole ball, ``foot`` bounds the distance of the tie of two.
+    Ends before a cell whose facets may be too many for the room in ``facets``. ``listed`` has
+    facets of the same form, in order, that are passed over; ``sure[i, j]`` is true where i is above
+    j in the whole ball, ``foot`` bounds the distance of the tie of two.
     """
     experts, dims = ball.weight.shape
     work, order = work_for(experts, dims), np.empty(experts, np.int64)
     limits, radius = ball.limits, ball.limits.radius
     facet, margin, tests = facets.facet, facets.margin, facets.tests
-    found, at = 0, 0
+    count, at = 0, 0
     is_known = np.zeros((experts, experts), np.bool_)
     is_free = np.empty(experts, np.bool_)
-    while at < len(known) and known[at, 0] < first:
+    while at < len(listed) and listed[at, 0] < first:
         at += 1
     for n in range(first, len(inside)):
         k = ordered(ball, inside[n], order, work.columns, work.shift)
-        if found + k * (experts - k) > len(facet):
-            return n, found
+        if count + k * (experts - k) > len(facet):
+            return n, count
         start = at
-        while at < len(known) and known[at, 0] == n:
-            is_known[known[at, 1], known[at, 2]] = True
+        while at < len(listed) and listed[at, 0] == n:
+            is_known[listed[at, 1], listed[at, 2]] = True
             at += 1
         for m in range(experts):
             own, free = order[m], True
@@ -739,33 +739,34 @@ def facet_distance_loop(ball, sure, foot, inside, first, known, facets):
                     margin[0] = min(margin[0], lower - radius)
                 if state in (BEYOND, EMPTY):
                     continue
-                facet[found, 0], facet[found, 1], facet[found, 2] = n, own, other
-                facets.state[found] = state
-                facets.bracket[found, 0], facets.bracket[found, 1] = lower, upper
-                found += 1
+                facet[count, 0], facet[count, 1], facet[count, 2] = n, own, other
+                facets.state[count] = state
+                facets.bracket[count, 0], facets.bracket[count, 1] = lower, upper
+                count += 1
         for m in range(start, at):
-            is_known[known[m, 1], known[m, 2]] = False
-    return len(inside), found
+            is_known[listed[m, 1], listed[m, 2]] = False
+    return len(inside), count
 
 
 # --------------------------------------------------------------------------------- nearest vertices
 def nearest_vertices(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
+    cells: Enumeration,
     centre: Float64[np.ndarray, "dims"],
-    simple: SimpleVertices,
 ) -> Float64[np.ndarray, "facets 2"]:
-    """Brackets of the distances of ordered facets, infinite where no vertex is seen to be nearest.
+    """Brackets of the distances of facets, infinite where no listed vertex is proved to be nearest.
 
-    Vertices must be those of the instance, with all that is said of them proved.
+    Vertices, where they are listed, must be those of the instance, with all that is said of them
+    proved.
     """
-    bracket = np.full((len(facets), 2), np.inf)
+    bracket, simple = np.full((len(cells.facets), 2), np.inf), cells.simple
+    if simple is None:
+        return bracket
     seen = weighed(simple.on, weight, bias, centre)
     bits = np.uint32(1) << np.arange(simple.on.shape[1], dtype=np.uint32)
     rising = (seen.multipliers > 0.0) @ bits
-    facet, vertex = facets_at(simple.on, simple.above, rising, expert_set, facets)
+    facet, vertex = facets_at(simple.on, simple.above, rising, cells.expert_set, cells.facets)
     is_seen = np.zeros(len(rising), bool)
     is_seen[vertex] = True
     some = np.flatnonzero(is_seen)
@@ -790,7 +791,7 @@ def _lower(
     bias: Float64[np.ndarray, "experts"],
     centre: Float64[np.ndarray, "dims"],
 ) -> Float64[np.ndarray, "vertices"]:
-    r"""What the multipliers prove of every facet at a vertex that their signs allow.
+    r"""Lower bounds of the distance of every facet whose signs at the vertex fit its multipliers.
 
     Logits and rows are less those of the first expert. Where the multipliers sum to
     :math:`\sigma` and not to 0, the level adds :math:`\sigma (z_p(x) - z_0(x))`.

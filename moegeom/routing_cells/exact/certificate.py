@@ -32,7 +32,7 @@ _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
 
 class ExactProblem:
-    """One question about one cell or facet."""
+    """One question about one cell or facet, with its numbers and its open box."""
 
     def __init__(
         self,
@@ -91,22 +91,22 @@ class ExactProblem:
         return np.flatnonzero(strict)
 
     def carried(self, neighbour: NoCell) -> Multipliers | None:
-        """A proof against one of the cells of a facet as one against the facet, where it is one.
+        """The proof that a neighbouring cell is empty, where it also proves that the facet is.
 
         It is none where it needs an expert that is free to tie with the pair.
         """
-        found = dict(neighbour.inside) | {j: -value for j, value in neighbour.outside}
+        multipliers = dict(neighbour.inside) | {j: -value for j, value in neighbour.outside}
         pair, strict = set(self.swap or ()), set(self.strict.tolist())
-        for expert, value in found.items():
+        for expert, value in multipliers.items():
             if expert not in pair and (expert not in strict or (value > 0) != self.mask[expert]):
                 return None
-        if not any(found.values()) or sum(found.values()) != 0:
+        if not any(multipliers.values()) or sum(multipliers.values()) != 0:
             return None
-        total, in_the_way = self.most(found)
-        return found if total <= 0 and not len(in_the_way) else None
+        total, in_the_way = self.most(multipliers)
+        return multipliers if total <= 0 and not len(in_the_way) else None
 
     def equal_rows(self) -> Multipliers | None:
-        """Equal rows, the chosen one not above the other: no cell. Those of a pair: no facet."""
+        """Multipliers of two equal rows that prove no cell, or no facet of that pair."""
         if self.swap is not None:
             out, into = self.swap
             if (self.weight[out] != self.weight[into]).any():
@@ -183,7 +183,7 @@ class ExactProblem:
         return exact_logit(self.weight[expert], self.bias[expert], point)
 
     def most(self, coefficients: dict[int, Fraction]) -> tuple[Fraction, np.ndarray]:
-        """What a combination of logits reaches in the box, and coordinates where it has no end."""
+        """The maximum of a combination of logits in the box, and where it is unbounded."""
         terms = list(coefficients.items())
         total = sum((c * Fraction(self.bias[i]) for i, c in terms), Fraction(0))
         in_the_way = []
@@ -196,31 +196,31 @@ class ExactProblem:
                 in_the_way.append(m)
         return total, np.array(in_the_way, np.int64)
 
-    def split(self, found: Multipliers) -> tuple[Multipliers, Multipliers]:
+    def split(self, multipliers: Multipliers) -> tuple[Multipliers, Multipliers]:
         """Chosen and other experts, but for the pair, with positive weights."""
         pair = self.swap or ()
-        own = {i: abs(value) for i, value in sorted(found.items()) if value and i not in pair}
+        own = {i: abs(value) for i, value in sorted(multipliers.items()) if value and i not in pair}
         inside = {i: value for i, value in own.items() if self.mask[i]}
         return inside, {j: value for j, value in own.items() if not self.mask[j]}
 
-    def no_cell(self, found: Multipliers) -> NoCell:
+    def no_cell(self, multipliers: Multipliers) -> NoCell:
         """Weights that sum to 1 on either side."""
-        inside, outside = self.split(found)
+        inside, outside = self.split(multipliers)
         return NoCell(
             _of_sum(inside, sum(inside.values())), _of_sum(outside, sum(outside.values()))
         )
 
-    def no_facet(self, found: Multipliers) -> NoFacet:
+    def no_facet(self, multipliers: Multipliers) -> NoFacet:
         """Weights that sum to 1 without those of the pair, or a pair alone with 1 and -1."""
-        inside, outside = self.split(found)
-        out, into = (found.get(expert, Fraction(0)) for expert in self.swap or ())
+        inside, outside = self.split(multipliers)
+        out, into = (multipliers.get(expert, Fraction(0)) for expert in self.swap or ())
         total = sum([*inside.values(), *outside.values()]) or abs(out)
         weights = _of_sum(inside, total), _of_sum(outside, total)
         return NoFacet(*weights, (out / total, into / total))
 
 
-def _of_sum(found: Multipliers, total: Fraction | int) -> Weights:
-    return tuple((expert, value / total) for expert, value in found.items())
+def _of_sum(multipliers: Multipliers, total: Fraction | int) -> Weights:
+    return tuple((expert, value / total) for expert, value in multipliers.items())
 
 
 def exact_logit(row: np.ndarray, offset: float, point: Sequence[Fraction]) -> Fraction:
@@ -258,12 +258,12 @@ def solve_strictly(
     ray = table.solve()
     margin = table.basic.index(table.margin) if table.margin in table.basic else None
     if ray is None and margin is not None and table.entries[margin, 0] <= 0:
-        found = [Fraction(0)] * len(rows)
+        multipliers = [Fraction(0)] * len(rows)
         for column, label in enumerate(table.other):
             if 0 <= label < len(rows):
                 value = Fraction(-table.entries[margin, column], table.common)
-                found[label] = value * scale[label]
-        return found
+                multipliers[label] = value * scale[label]
+        return multipliers
     return table.point(ray)
 
 
@@ -282,7 +282,7 @@ class _Table:
         self.other = [-1, *range(self.num, self.num + width - 1)]
 
     def solve(self) -> int | None:
-        """Steps to the widest margin; the column in which it grows without end, if it does."""
+        """Pivots to the widest margin; returns the column in which it is unbounded, or None."""
         for row in range(self.num):
             free = [c for c, label in enumerate(self.other) if label >= self.num]
             column = next((c for c in free if self.entries[row, c]), None)
@@ -335,17 +335,17 @@ class _Table:
         step = Fraction(0)
         if ray is not None:
             short = [-start[r] for r, label in enumerate(self.basic) if self._is_strict(label)]
-            wanted = Fraction(max([0, *short]), self.common) + 1
+            margin = Fraction(max([0, *short]), self.common) + 1
             if self.margin in self.basic:
                 row = self.basic.index(self.margin)
-                step = max(Fraction(0), (wanted * self.common - start[row]) / rate[row])
+                step = max(Fraction(0), (margin * self.common - start[row]) / rate[row])
             else:
-                step = wanted
-        found = dict.fromkeys(range(self.num, self.margin), Fraction(0))
+                step = margin
+        unknowns = dict.fromkeys(range(self.num, self.margin), Fraction(0))
         for row, label in enumerate(self.basic):
             if self.num <= label < self.margin:
-                found[label] = (start[row] + rate[row] * step) / Fraction(self.common)
-        return tuple(found.values())
+                unknowns[label] = (start[row] + rate[row] * step) / Fraction(self.common)
+        return tuple(unknowns.values())
 
 
 # -------------------------------------------------------------------------------- certificates
@@ -364,8 +364,7 @@ def cell_certificate(
     upper: Float64[np.ndarray, "dims"] | None = None,
     guess: Float64[np.ndarray, "dims"] | None = None,
 ) -> CellPoint | NoCell:
-    """A point strictly inside the cell of an expert set, and the box, or a proof that there is
-    none.
+    """A point strictly inside the cell of an expert set and the box, or a proof of none.
 
     The numbers are taken as they are, exact dyadic rationals; sides of the open box may be infinite
     and ``bias`` None is a central router. For rank E - 1 (whole routers) a linear system gives the
@@ -376,8 +375,8 @@ def cell_certificate(
     Oracle in tests: the certified instances of docs/theory.md G1, and ``check_certificate``.
     """
     problem = ExactProblem(weight, bias, expert_set, None, lower, upper)
-    found = _solve(problem, guess)
-    return CellPoint(found) if isinstance(found, tuple) else problem.no_cell(found)
+    proof = _solve(problem, guess)
+    return CellPoint(proof) if isinstance(proof, tuple) else problem.no_cell(proof)
 
 
 def facet_certificate(
@@ -404,12 +403,12 @@ def facet_certificate(
     """
     problem = ExactProblem(weight, bias, expert_set, (int(out), int(into)), lower, upper)
     carried = None if neighbour is None else problem.carried(neighbour)
-    found = carried or _solve(problem, guess)
-    return FacetPoint(found) if isinstance(found, tuple) else problem.no_facet(found)
+    proof = carried or _solve(problem, guess)
+    return FacetPoint(proof) if isinstance(proof, tuple) else problem.no_facet(proof)
 
 
 def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multipliers:
-    """From the cheapest proof to the one that always ends."""
+    """Tries proofs from the cheapest one to the one that always ends."""
     with np.errstate(all="ignore"):
         return (
             problem.equal_rows()
@@ -421,20 +420,20 @@ def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multiplie
 
 
 def _checked(problem: ExactProblem, proposals: Iterable[np.ndarray | Point]) -> Point | None:
-    """The first proposed point that is one, in as few bits as it takes."""
+    """The first proposed point that is a proof, rounded to as few bits as possible."""
     for point in proposals:
         if isinstance(point, np.ndarray) and not np.isfinite(point).all():
             continue
         cut = [point] if isinstance(point, tuple) else (_rounded(point, b) for b in _BITS)
         for some in cut:
-            found = problem.on_facet(some)
-            if found is not None and problem.holds(found):
-                return found
+            moved = problem.on_facet(some)
+            if moved is not None and problem.holds(moved):
+                return moved
     return None
 
 
 def _middle(problem: ExactProblem) -> np.ndarray:
-    """The middle of the box: for k = E, and for luck."""
+    """The middle of the box: a proof for k = E, and sometimes otherwise."""
     return (np.maximum(problem.lower, -1e6) + np.minimum(problem.upper, 1e6)) / 2
 
 
@@ -447,19 +446,19 @@ def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
     row_scale = np.exp2(-np.frexp(np.abs(rows).max(axis=1))[1].astype(float))
     columns = _columns(rows * row_scale[:, None], experts - 1)
     square = rows[:, columns] * row_scale[:, None]
-    wanted = np.sign(problem.sign)
+    target = np.sign(problem.sign)
     if problem.swap is not None:
-        wanted[list(problem.swap)] = 0.0
+        target[list(problem.swap)] = 0.0
     # the margin is of the size of the biases
-    wanted = (wanted[1:] - wanted[0]) * np.exp2(np.frexp(max(np.abs(free).max(), 1e-300))[1])
+    target = (target[1:] - target[0]) * np.exp2(np.frexp(max(np.abs(free).max(), 1e-300))[1])
     try:
         inverse = np.linalg.inv(square)
     except np.linalg.LinAlgError:
         return
     x = np.zeros(dims)
-    x[columns] = inverse @ ((wanted - free) * row_scale)
+    x[columns] = inverse @ ((target - free) * row_scale)
     yield x
-    if not np.isfinite(x).all() or not np.isfinite(wanted).all():
+    if not np.isfinite(x).all() or not np.isfinite(target).all():
         return
     exact, size = [Fraction(value) for value in x.tolist()], np.inf
     for _ in range(_CORRECTIONS):
@@ -467,7 +466,7 @@ def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
         left = [
             float(Fraction(goal) + level - exact_logit(row, offset, exact))
             for goal, row, offset in zip(
-                wanted.tolist(), problem.weight[1:], problem.bias[1:], strict=True
+                target.tolist(), problem.weight[1:], problem.bias[1:], strict=True
             )
         ]
         step, before = inverse @ (np.array(left) * row_scale), size
@@ -480,7 +479,7 @@ def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
 
 
 def _program(problem: ExactProblem) -> Point | Multipliers:
-    """HiGHS and then exact arithmetic, with more columns until the multipliers hold in all."""
+    """The exact answer from a proposal of HiGHS, with columns added until it holds in all."""
     experts, dims = problem.weight.shape
     columns = np.arange(dims)
     if not problem.is_boxed:
@@ -490,26 +489,25 @@ def _program(problem: ExactProblem) -> Point | Multipliers:
         columns = np.union1d(columns, np.argmax(np.abs(ahead)))
     while True:
         point, multipliers, order, support = _proposal(problem, columns)
-        found = _checked(problem, [point]) or _rounded_proof(problem, multipliers)
-        if found is None and support:
-            found = _exact_program(problem, columns, order[:support])
-        if found is None or (isinstance(found, tuple) and not problem.holds(found)):
-            found = _exact_program(problem, columns, order)
-        if isinstance(found, tuple):
-            assert problem.holds(found), "an exact point is a proof"
-            return found
-        total, in_the_way = problem.most(found)
+        proof = _checked(problem, [point]) or _rounded_proof(problem, multipliers)
+        if proof is None and support:
+            proof = _exact_program(problem, columns, order[:support])
+        if proof is None or (isinstance(proof, tuple) and not problem.holds(proof)):
+            proof = _exact_program(problem, columns, order)
+        if isinstance(proof, tuple):
+            assert problem.holds(proof), "an exact point is a proof"
+            return proof
+        total, in_the_way = problem.most(proof)
         if not len(in_the_way):
             assert total <= 0, "exact multipliers are a proof"
-            return found
+            return proof
         columns = np.union1d(columns, in_the_way[: len(columns) + 1])
 
 
 def _proposal(
     problem: ExactProblem, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """What HiGHS says: a point with the widest margin, multipliers, and the rows by effective
-    margin.
+    """The answer of HiGHS: a point of the widest margin, multipliers, and rows, the tightest first.
 
     The number is that of the rows that alone may be a proof: where there is room, none.
 
@@ -548,32 +546,32 @@ def _proposal(
     if solved.status != 0:
         return point, multipliers, np.arange(len(right)), 0
     point[columns] = solved.x[:size] * unit / column_scale
-    found = -solved.ineqlin.marginals
+    tightness = -solved.ineqlin.marginals
     multipliers[:] = 0.0
-    multipliers[strict] = sign * np.maximum(found[: len(strict)], 0.0)
+    multipliers[strict] = sign * np.maximum(tightness[: len(strict)], 0.0)
     multipliers[tied] = solved.eqlin.marginals
-    support = int((found > 1e-9 * found.max()).sum()) if -solved.fun < 1e-6 else 0
-    return point, multipliers, np.lexsort([solved.slack, -found]), support
+    support = int((tightness > 1e-9 * tightness.max()).sum()) if -solved.fun < 1e-6 else 0
+    return point, multipliers, np.lexsort([solved.slack, -tightness]), support
 
 
 def _rounded_proof(problem: ExactProblem, multipliers: np.ndarray) -> Multipliers | None:
-    """Multipliers of HiGHS as they are where a box without open ends leaves them room."""
+    """Rounded multipliers of HiGHS, where they are a proof in a box without open ends."""
     is_open = np.isinf(problem.lower).any() or np.isinf(problem.upper).any()
     if is_open or not np.isfinite(multipliers).all() or not multipliers.any():
         return None
     cut = np.rint(multipliers / np.abs(multipliers).max() * 2.0**40)
-    found = {int(i): Fraction(cut[i]) for i in np.flatnonzero(cut)}
-    over = sum(found.values(), Fraction(0))
+    rounded = {int(i): Fraction(cut[i]) for i in np.flatnonzero(cut)}
+    over = sum(rounded.values(), Fraction(0))
     if problem.swap is not None:
-        found[problem.swap[0]] = found.get(problem.swap[0], Fraction(0)) - over
-        if not any(found.values()):
+        rounded[problem.swap[0]] = rounded.get(problem.swap[0], Fraction(0)) - over
+        if not any(rounded.values()):
             return None
-    elif len(problem.split(found)[0]) in (0, len(found)):
+    elif len(problem.split(rounded)[0]) in (0, len(rounded)):
         return None
     else:
-        chosen = sum((v for v in found.values() if v > 0), Fraction(0))
-        found = {i: v if v > 0 else v * chosen / (chosen - over) for i, v in found.items()}
-    return found if problem.most(found)[0] <= 0 else None
+        chosen = sum((v for v in rounded.values() if v > 0), Fraction(0))
+        rounded = {i: v if v > 0 else v * chosen / (chosen - over) for i, v in rounded.items()}
+    return rounded if problem.most(rounded)[0] <= 0 else None
 
 
 def _exact_program(
@@ -595,14 +593,14 @@ def _exact_program(
     for ends, sign in ((problem.lower[columns], 1), (problem.upper[columns], -1)):
         rows += [side(m, ends[m], sign) for m in np.flatnonzero(np.isfinite(ends)).tolist()]
     rows = [*map(logit, tied), *(rows[r] for r in order)]
-    found = solve_strictly(rows, len(tied))
-    if isinstance(found, tuple):
+    solution = solve_strictly(rows, len(tied))
+    if isinstance(solution, tuple):
         point = [Fraction(0)] * problem.weight.shape[1]
-        for column, value in zip(columns.tolist(), found[:-1], strict=True):
+        for column, value in zip(columns.tolist(), solution[:-1], strict=True):
             point[column] = value
         return tuple(point)
-    multipliers = dict(zip(tied, found, strict=False))
-    for r, value in zip(order.tolist(), found[len(tied) :], strict=True):
+    multipliers = dict(zip(tied, solution, strict=False))
+    for r, value in zip(order.tolist(), solution[len(tied) :], strict=True):
         if r < len(problem.strict) and value:
             expert = int(problem.strict[r])
             multipliers[expert] = int(problem.sign[expert]) * value
@@ -610,7 +608,7 @@ def _exact_program(
 
 
 def _rounded(point: np.ndarray, bits: int) -> Point:
-    """So many bits below the largest coordinate; as it is for 53."""
+    """The point rounded to ``bits`` bits of its largest coordinate; unchanged for 53."""
     largest = np.abs(point).max(initial=0.0)
     if bits < 53 and largest > 2.0**-900:
         step = 2.0 ** (np.frexp(largest)[1] - bits)

@@ -17,6 +17,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.chart import INK, Axis, Discs, Key, Label, Picture, PicturePage, Shape
 from moegeom.document.paper import cut
 from moegeom.document.untrusted import printable
+from moegeom.routing_cells.plane.polygons import Frame
 from moegeom.routing_cells.plane.raster import PixelState
 
 #: Widths of one and of two columns in most journals, in millimetres.
@@ -72,9 +73,6 @@ class PictureOptions:
 
 #: Experts of a cell, by rising number.
 ExpertSet = tuple[int, ...]
-
-#: x0, x1, y0, y1 of the part of the plane that is drawn.
-Frame = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)

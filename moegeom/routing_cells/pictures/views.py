@@ -36,7 +36,6 @@ from moegeom.routing_cells.pictures.page import (
     PALE,
     PALETTE,
     CircleCells,
-    Frame,
     Legend,
     PictureOptions,
     PlaneCells,
@@ -56,6 +55,7 @@ from moegeom.routing_cells.pictures.page import (
     token_discs,
     token_keys,
 )
+from moegeom.routing_cells.plane.polygons import CellSides, Frame, cut_frame
 from moegeom.routing_cells.plane.raster import PixelState
 
 # ------------------------------------------------------------------------------------------- circle
@@ -479,13 +479,11 @@ def facet_names(
             across, pair = -across, pair[::-1]
         first, second = (_DIGIT * size * len(number) for number in pair)
         half = np.array([(first + second + _BAR * size) / 2, _HEIGHT * size / 2]) + 0.25 * size
-        is_near = _near(barriers, ends[facet], 2 * float(half.sum()))
-        is_near[facet] = False
-        near = barriers[is_near]
+        others = np.delete(barriers, facet, axis=0)
         for share in _PLACES:
             middle = ends[facet, 0] + share * along[facet] + across * (second - first) / 2
             is_beyond = length[facet] * min(share, 1 - share) < half[1]
-            if is_beyond or _meets(near, middle, across, half):
+            if is_beyond or _meets(others, middle, across, half):
                 continue
             if _covers(free, middle, across, half):
                 continue
@@ -495,15 +493,6 @@ def facet_names(
             barriers = np.concatenate([barriers, _corners(middle, across, half)])
             break
     return names
-
-
-def _near(
-    segments: Float64[np.ndarray, "all 2 2"], facet: Float64[np.ndarray, "2 2"], reach: float
-) -> Bool[np.ndarray, "all"]:
-    """Segments whose box comes within ``reach`` of that of a facet."""
-    low, high = facet.min(0) - reach, facet.max(0) + reach
-    one, other = segments[:, 0], segments[:, 1]
-    return ((np.maximum(one, other) >= low) & (np.minimum(one, other) <= high)).all(1)
 
 
 def _inner(
@@ -560,11 +549,6 @@ def _meets(
 _ROUNDING = 1e-9
 
 
-def frame_area(frame: Frame) -> float:
-    """Width times height."""
-    return (frame[1] - frame[0]) * (frame[3] - frame[2])
-
-
 def area(polygon: Float64[np.ndarray, "corners 2"]) -> float:
     """Positive for corners that run counter-clockwise; 0 for fewer than three."""
     if len(polygon) < 3:
@@ -618,28 +602,10 @@ def eroded(
     for axis, limits in ((0, frame[:2]), (1, frame[2:])):
         is_straight = np.abs(normal[:, axis]) > 1 - 1e-12
         is_frame |= is_straight & (np.abs(middle[:, axis, None] - limits).min(1) <= slack)
-    rest = polygon
-    for n, c in zip(normal[~is_frame], offset[~is_frame] - band, strict=True):
-        if np.isfinite(c) and len(rest):
-            rest = _clipped(rest, n, float(c))
-    return rest
-
-
-def _clipped(
-    polygon: Float64[np.ndarray, "corners 2"], normal: Float64[np.ndarray, "2"], offset: float
-) -> Float64[np.ndarray, "rest 2"]:
-    """The part with normal . x <= offset."""
-    beyond = polygon @ normal - offset
-    if (beyond <= 0).all():
-        return polygon
-    kept = []
-    for i, side in enumerate(beyond):
-        before = beyond[i - 1]
-        if (side > 0) != (before > 0):
-            kept.append(polygon[i - 1] + before / (before - side) * (polygon[i] - polygon[i - 1]))
-        if side <= 0:
-            kept.append(polygon[i])
-    return np.array(kept, np.float64).reshape(-1, 2)
+    is_side = np.isfinite(offset)
+    inwards = np.where(is_frame, 0.0, band)
+    sides = CellSides(-normal[is_side], (offset - inwards)[is_side], [-1] * int(is_side.sum()))
+    return cut_frame(sides, frame)[0] if len(polygon) else polygon
 
 
 def hull(points: Float64[np.ndarray, "points 2"]) -> Float64[np.ndarray, "corners 2"]:
@@ -671,7 +637,8 @@ def region_of(picture: PlaneCells, expert: int) -> Region:
     """The region of an expert: the union of the cells whose expert set has it."""
     sizes = areas(picture)
     is_served = np.array([expert in c for c in picture.expert_sets], bool) & (sizes > 0)
-    whole = frame_area(picture.frame)
+    x0, x1, y0, y1 = picture.frame
+    whole = (x1 - x0) * (y1 - y0)
     if not is_served.any():
         return Region(is_served, 0.0, np.zeros((0, 2)), None, 0)
     corners = hull(np.concatenate([picture.polygons[cell] for cell in np.flatnonzero(is_served)]))

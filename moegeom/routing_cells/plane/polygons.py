@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float64, Int16, Int64
 from scipy.optimize import linprog, nnls
 
-from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.facet_graph import swaps
 
+#: x0, x1, y0, y1 of the part of a plane that is drawn.
 Frame = tuple[float, float, float, float]
 
 
@@ -43,11 +44,11 @@ def polygons(
     """
     corners, ends = [], np.full((len(facets), 2, 2), np.nan)
     for cell, own in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
-        found, label = _cut(own, frame)
-        corners.append(found)
+        outline, label = cut_frame(own, frame)
+        corners.append(outline)
         for n, facet in enumerate(label):
             if facet >= 0 and facets[facet, 0] == cell:
-                ends[facet] = found[n], found[(n + 1) % len(found)]
+                ends[facet] = outline[n], outline[(n + 1) % len(outline)]
     return Outlines(tuple(corners), ends)
 
 
@@ -97,7 +98,7 @@ def cell_sides(
         yield CellSides(np.concatenate(normals), np.concatenate(offsets), facet)
 
 
-def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
+def cut_frame(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
     """Corners of the frame cut by the sides of a cell, and the facet that begins at each."""
     x0, x1, y0, y1 = frame
     corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
@@ -105,16 +106,16 @@ def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], li
     each = zip(sides.facet, sides.normal.tolist(), sides.offset.tolist(), strict=True)
     for facet, (a, b), c in each:
         values = [a * x + b * y + c for x, y in corners]
-        kept: list[tuple[float, float]] = []
+        outline: list[tuple[float, float]] = []
         named: list[int] = []
         for n, (point, value) in enumerate(zip(corners, values, strict=True)):
             following, after = corners[(n + 1) % len(corners)], values[(n + 1) % len(corners)]
             if value >= 0.0:
-                kept.append(point)
+                outline.append(point)
                 named.append(label[n])
             if (value < 0.0) != (after < 0.0):
                 t = value / (value - after)
-                kept.append(
+                outline.append(
                     (
                         point[0] + t * (following[0] - point[0]),
                         point[1] + t * (following[1] - point[1]),
@@ -122,7 +123,7 @@ def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], li
                 )
                 # where the polygon is left the new side begins, where it is entered the old one
                 named.append(facet if value >= 0.0 else label[n])
-        corners, label = kept, named
+        corners, label = outline, named
         if not corners:
             break
     return np.array(corners, np.float64).reshape(-1, 2), label
@@ -152,7 +153,7 @@ def inradii(
     Source: the Chebyshev centre; oracle in tests: distances of the centre to all pairs of experts,
     and the same cells in other units.
     """
-    found = np.full(len(expert_set), np.inf)
+    radii = np.full(len(expert_set), np.inf)
     with np.errstate(all="ignore"):
         for cell, sides in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
             # of equal rows the one with the larger bias is ahead everywhere: that is no side
@@ -160,8 +161,8 @@ def inradii(
             if is_side.any():
                 normal = sides.normal[is_side]
                 length = np.linalg.norm(normal, axis=1)
-                found[cell] = _inradius(normal / length[:, None], sides.offset[is_side] / length)
-    return found
+                radii[cell] = _inradius(normal / length[:, None], sides.offset[is_side] / length)
+    return radii
 
 
 def _inradius(

@@ -154,8 +154,8 @@ def circle_arcs(
     stops = np.append(ties[1:], ties[0] + 2.0 * np.pi)
     expert_set, is_proved = _top(cosine, sine, bias, k, (ties + stops) / 2.0)
     # pieces that rounding alone put between two ties tell nothing
-    kept = is_proved | (stops - ties > 1e-9)
-    ties, expert_set, is_proved = ties[kept], expert_set[kept], is_proved[kept]
+    is_piece = is_proved | (stops - ties > 1e-9)
+    ties, expert_set, is_proved = ties[is_piece], expert_set[is_piece], is_proved[is_piece]
     is_new = (expert_set != np.roll(expert_set, 1, axis=0)).any(axis=1)
     if not is_new.any():
         return Arcs(np.zeros(1), expert_set[:1], np.array([is_proved.all()]))

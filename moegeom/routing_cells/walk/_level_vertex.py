@@ -1,4 +1,4 @@
-"""Vertices of the order-k diagram: their signs with proof, where the edges end, and those seen.
+"""Vertices of the order-k diagram: proved signs, ends of edges, and a table of known vertices.
 
 Bases of vertices are solved side by side, in the lanes of vector registers, with error bounds.
 """
@@ -24,7 +24,7 @@ TURN = 32
 
 
 class Room(NamedTuple):
-    """What a turn of vertices is worked out in: ``squares`` hold bases and their inverses by lane.
+    """Work arrays for a turn of vertices: ``squares`` hold bases and their inverses by lane.
 
     ``columns`` by lane: what is solved for, solutions and their errors of vertices and of an edge,
     and residuals. ``lines`` by lane: bounds of the inverses, whether there are any, and three to
@@ -263,16 +263,15 @@ class Vertices(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Where a vertex is found by its on-set.
+    """The hash table from on-sets to vertices.
 
     A slot holds the upper half of the set's hash and, below it, the number of the vertex.
-    ``following`` is room for a set, ``fetched`` for what was read ahead.
+    ``following`` is room for a set.
     """
 
     table: UInt64[np.ndarray, "slots"]
     marks: UInt64[np.ndarray, "experts"]
     following: Int16[np.ndarray, "on"]
-    fetched: UInt64[np.ndarray, "2 edges"]
 
 
 @njit(**UNCOUNTED, fastmath=_FUSED)
@@ -312,7 +311,7 @@ def _are_certain(f, bound):
 
 
 @njit(**UNCOUNTED)
-def _found(bits, value):
+def _first_place(bits, value):
     """The first place of a value that is there."""
     nowhere = np.int64(len(bits))
     place = nowhere
@@ -332,7 +331,7 @@ def _reciprocals(f, bound, inverse_f, ratio, bits):
     most = np.int64(0)
     for j in range(len(f)):
         most = bits[j] if bits[j] > most else most
-    return ratio[_found(bits, most)]
+    return ratio[_first_place(bits, most)]
 
 
 @njit(**UNCOUNTED, fastmath=_FUSED)
@@ -465,7 +464,7 @@ def _signs(level, own, above, w, room, largest_row):
 
 @njit(**UNCOUNTED, forceinline=True)
 def _edges(level, vertices, met, vertex, count, w, room, reach, largest_row):
-    """What is met at the ends of the edges of a vertex, with ``count`` experts above it.
+    """Shoots the edges of a vertex with ``count`` experts above it; ``met`` becomes their ends.
 
     Whether no edge is left for ``_settle_rays``.
     """
@@ -501,7 +500,7 @@ def _edges(level, vertices, met, vertex, count, w, room, reach, largest_row):
             if not (up if side else down):
                 continue
             if nearest != (0 if side else _SIGN):
-                met[2 * c + side] = _found(h_bits, nearest)
+                met[2 * c + side] = _first_place(h_bits, nearest)
             elif _are_sloping(columns, room, direction, w, 1.01 * largest_row * wrong):
                 met[2 * c + side] = RAY
             else:
@@ -512,7 +511,7 @@ def _edges(level, vertices, met, vertex, count, w, room, reach, largest_row):
 
 @njit(**UNCOUNTED)
 def _code(marks, row):
-    """The hash of a set of experts, which changes by two marks when one is exchanged."""
+    """The hash of a set of experts: the exclusive or of their marks."""
     value = np.uint64(0)
     for c in range(len(row)):
         value ^= marks[row[c]]
@@ -554,7 +553,7 @@ def _number(table, vertices, num, row, code):
 
 @njit(**UNCOUNTED)
 def _swap(own, leaving, entering, out):
-    """The on-set without ``own[leaving]`` and with ``entering``, in order; where that stands."""
+    """Writes the on-set without ``own[leaving]``, with ``entering``; returns its index there."""
     size, place = len(own), 0
     for c in range(size):
         place += np.int64((own[c] < entering) & (c != leaving))
@@ -568,25 +567,6 @@ def _swap(own, leaving, entering, out):
 
 
 @njit(**UNCOUNTED)
-def _fetch(vertices, seen, met, start, first, stop):
-    """Reads what entering these edges will read, all at once: waiting for memory is shared."""
-    on, links, table = vertices.on, vertices.links, seen.table
-    slots, ends = seen.fetched[0], seen.fetched[1]
-    mask, num = np.uint64(len(table) - 1), 0
-    for vertex in range(first, stop):
-        code = _code(seen.marks, on[vertex])
-        for edge in range(links.shape[1]):
-            entering = met[vertex - start, edge]
-            if entering >= 0 and links[vertex, edge] == NONE:
-                changed = seen.marks[on[vertex, edge >> 1]] ^ seen.marks[entering]
-                slots[num] = table[(code ^ changed) & mask]
-                num += 1
-    for n in range(num):
-        end = np.int64(slots[n] & np.uint64(0xFFFFFFFF)) if slots[n] != EMPTY else 0
-        ends[n] = np.uint64(on[end, 0]) ^ np.uint64(links[end, 0])
-
-
-@njit(**UNCOUNTED)
 def _enter(vertices, seen, met, notes, start, first, stop, num):
     """Numbers for the ends of the edges of the vertices ``first`` to ``stop``.
 
@@ -597,7 +577,6 @@ def _enter(vertices, seen, met, notes, start, first, stop, num):
     """
     on, above, links = vertices.on, vertices.above, vertices.links
     following = seen.following
-    _fetch(vertices, seen, met, start, first, stop)
     for vertex in range(first, stop):
         code = _code(seen.marks, on[vertex])
         for edge in range(links.shape[1]):
@@ -717,7 +696,7 @@ def advance(level, vertices, seen, met, notes, first, head, num, last, room, poi
 
 @kernel(**COUNTLESS)
 def check_links(vertices, num, is_plain, expected):
-    """Takes the proof from vertices with an edge whose ends differ in more than was exchanged.
+    """Marks vertices as uncertain where the two ends of an edge differ in more than the exchange.
 
     Where both ends have proved signs and differ in the two experts alone, no hyperplane lies
     between them: each is the other's neighbour, whatever rounding did to the shot. Where

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int16, Int64, Integer, UInt64
+from jaxtyping import Bool, Int16, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
-
-from moegeom.routing_cells.graph._searches import searched
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +53,7 @@ class FacetGraph:
     unless it ``is_diameter_exact``. Degrees are facets of a cell.
     """
 
-    num_cells: int
-    num_facets: int
     num_components: int
-    largest_component: int
     diameter: int
     is_diameter_exact: bool
     degree_min: int
@@ -85,10 +80,7 @@ def facet_graph(
     diameter, is_exact = _diameter(graph, start, most_passed)
     degree = np.bincount(both[:, 0], minlength=cells)
     return FacetGraph(
-        num_cells=cells,
-        num_facets=len(facets),
         num_components=int(pieces),
-        largest_component=int(sizes.max()),
         diameter=diameter,
         is_diameter_exact=is_exact,
         degree_min=int(degree.min()),
@@ -105,31 +97,53 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
     longest way found so far, v needs no search. Of those that do, 64 all over the list are next.
     Source: Takes and Kosters, "Determining the diameter of small world networks", 2011.
     """
-    starts, neighbour = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
-    cells, size = len(starts) - 1, max(1, len(neighbour))
-    bits, fresh, wider = np.empty((3, cells), np.uint64)
-    is_left, longest, passed = np.ones(cells, bool), _far_apart(graph, start), 0
+    size, passed, longest = max(1, graph.nnz), 0, _far_apart(graph, start)
+    is_left = np.ones(len(graph.indptr) - 1, bool)
     while is_left.any():
         left = np.flatnonzero(is_left)
-        some = np.ascontiguousarray(left[:: -(-len(left) // 64)])  # the kernel is compiled once
-        nowhere = np.full(len(some), -1)
+        sources = left[:: -(-len(left) // 64)]
         most = (most_passed - passed) // size
         if most < 1:
             return longest, False
-        farthest, steps = searched(
-            starts, neighbour, some, nowhere, most, bits, fresh, wider, is_left
-        )
+        farthest, steps = _searched(graph, sources, np.full(len(sources), -1), most, is_left)
         passed += steps * size
         longest = max(longest, int(farthest.max()))
         if steps > most:
             return longest, False
-        is_left[some] = False
+        is_left[sources] = False
         reach = longest - farthest
-        _, steps = searched(
-            starts, neighbour, some, reach, int(reach.max()), bits, fresh, wider, is_left
-        )
-        passed += steps * size
+        passed += size * _searched(graph, sources, reach, int(reach.max()), is_left)[1]
     return longest, True
+
+
+def _searched(
+    graph: csr_array,
+    sources: Int64[np.ndarray, "sources"],
+    reach: Int64[np.ndarray, "sources"],
+    most: int,
+    is_left: Bool[np.ndarray, "cells"],
+) -> tuple[Int64[np.ndarray, "sources"], int]:
+    """Searches from up to 64 cells at once, a bit each, of ``most`` steps at most.
+
+    How far the farthest cell of each is, and the steps that were made: one more where the last one
+    reached no further cell. Takes cells that are ``reach`` or fewer steps from a source out of
+    ``is_left``.
+    """
+    linked = np.flatnonzero(np.diff(graph.indptr))
+    own = np.uint64(1) << np.arange(len(sources), dtype=np.uint64)
+    reached = np.zeros(len(is_left), np.uint64)
+    reached[sources] = own
+    farthest, fresh, steps = np.zeros(len(sources), np.int64), reached, 0
+    while True:
+        is_left[(reached & np.bitwise_or.reduce(own[reach == steps])) != 0] = False
+        wider = reached.copy()
+        if steps < most and len(linked):
+            gained = np.bitwise_or.reduceat(fresh[graph.indices], graph.indptr[linked])
+            wider[linked] |= gained
+        fresh, reached, steps = wider ^ reached, wider, steps + 1
+        farthest[(np.bitwise_or.reduce(fresh) & own) != 0] = steps
+        if steps > most or not fresh.any():
+            return farthest, steps
 
 
 def _far_apart(graph: csr_array, cell: int) -> int:
@@ -198,11 +212,11 @@ def visited_graph(
     """
     k = chosen.shape[1]
     rows, tokens = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
-    rows, found = rows.astype(np.int64), len(rows)
+    rows, total = rows.astype(np.int64), len(rows)
     room = max(1, most_slots // max(1, k))
-    if found > room:
-        kept = np.sort(np.argsort(-tokens, kind="stable")[:room])
-        rows, tokens = rows[kept], tokens[kept]
+    if total > room:
+        most_visited = np.sort(np.argsort(-tokens, kind="stable")[:room])
+        rows, tokens = rows[most_visited], tokens[most_visited]
     node, bucket = _buckets(rows)
     size = np.bincount(bucket)
     degree = np.bincount(node, weights=size[bucket] - 1.0, minlength=len(rows)).astype(np.int64)
@@ -216,8 +230,8 @@ def visited_graph(
         component=place[component],
         degree=degree,
         num_tokens=len(chosen),
-        num_expert_sets=found,
-        is_whole=found == len(rows),
+        num_expert_sets=total,
+        is_whole=total == len(rows),
     )
 
 
