@@ -99,7 +99,7 @@ def run(
         **model.terms,
     )
     with screen.watching("vertices") as watch:
-        found = cells(request, watch)
-    screen.show(document, found)
-    if any(router.outcome == "unfinished" for router in found.routers):
+        enumerations = cells(request, watch)
+    screen.show(document, enumerations)
+    if any(router.outcome == "unfinished" for router in enumerations.routers):
         raise typer.Exit(EXIT_INCONCLUSIVE)
