@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Int16, Int64, Integer, UInt64
+from jaxtyping import Int16, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
@@ -41,8 +42,9 @@ def swaps(
     return Swaps(is_out.sum(axis=1), one[is_out], other[is_in])
 
 
-#: Facets that searches for the diameter pass at most, each 64 searches at once: some seconds.
-MOST_PASSED = 2**31
+#: Facets that searches for the diameter pass at most, each 64 searches at once: some seconds; and
+#: words of 64 bits that are held meanwhile.
+MOST_PASSED, _MOST_WORDS = 2**31, 2**27
 
 
 @dataclass(frozen=True)
@@ -98,52 +100,36 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
     Source: Takes and Kosters, "Determining the diameter of small world networks", 2011.
     """
     size, passed, longest = max(1, graph.nnz), 0, _far_apart(graph, start)
+    neighbour, linked = graph.indices.astype(np.intp), np.flatnonzero(np.diff(graph.indptr))
+    starts = graph.indptr[linked].astype(np.intp)
     is_left = np.ones(len(graph.indptr) - 1, bool)
     while is_left.any():
         left = np.flatnonzero(is_left)
         sources = left[:: -(-len(left) // 64)]
-        most = (most_passed - passed) // size
+        most = min((most_passed - passed) // size, _MOST_WORDS // len(is_left))
         if most < 1:
             return longest, False
-        farthest, steps = _searched(graph, sources, np.full(len(sources), -1), most, is_left)
-        passed += steps * size
+        own = np.uint64(1) << np.arange(len(sources), dtype=np.uint64)
+        fresh = np.zeros(len(is_left), np.uint64)
+        fresh[sources] = own
+        # for 0, 1, 2 ... steps the sources that reach each cell, a bit each
+        reached = [fresh]
+        while fresh.any() and len(linked) and len(reached) <= most:
+            wider = reached[-1].copy()
+            wider[linked] |= np.bitwise_or.reduceat(fresh.take(neighbour), starts)
+            fresh = wider ^ reached[-1]
+            reached.append(wider)
+        farthest = np.zeros(len(sources), np.int64)
+        for steps, (before, after) in enumerate(pairwise(reached), 1):
+            farthest[(np.bitwise_or.reduce(before ^ after) & own) != 0] = steps
+        passed += size * len(reached)
         longest = max(longest, int(farthest.max()))
-        if steps > most:
+        if fresh.any() and len(linked):
             return longest, False
-        is_left[sources] = False
-        reach = longest - farthest
-        passed += size * _searched(graph, sources, reach, int(reach.max()), is_left)[1]
+        reach = np.minimum(longest - farthest, len(reached) - 1)
+        for steps in np.unique(reach).tolist():
+            is_left &= (reached[steps] & np.bitwise_or.reduce(own[reach == steps])) == 0
     return longest, True
-
-
-def _searched(
-    graph: csr_array,
-    sources: Int64[np.ndarray, "sources"],
-    reach: Int64[np.ndarray, "sources"],
-    most: int,
-    is_left: Bool[np.ndarray, "cells"],
-) -> tuple[Int64[np.ndarray, "sources"], int]:
-    """Searches from up to 64 cells at once, a bit each, of ``most`` steps at most.
-
-    How far the farthest cell of each is, and the steps that were made: one more where the last one
-    reached no further cell. Takes cells that are ``reach`` or fewer steps from a source out of
-    ``is_left``.
-    """
-    linked = np.flatnonzero(np.diff(graph.indptr))
-    own = np.uint64(1) << np.arange(len(sources), dtype=np.uint64)
-    reached = np.zeros(len(is_left), np.uint64)
-    reached[sources] = own
-    farthest, fresh, steps = np.zeros(len(sources), np.int64), reached, 0
-    while True:
-        is_left[(reached & np.bitwise_or.reduce(own[reach == steps])) != 0] = False
-        wider = reached.copy()
-        if steps < most and len(linked):
-            gained = np.bitwise_or.reduceat(fresh[graph.indices], graph.indptr[linked])
-            wider[linked] |= gained
-        fresh, reached, steps = wider ^ reached, wider, steps + 1
-        farthest[(np.bitwise_or.reduce(fresh) & own) != 0] = steps
-        if steps > most or not fresh.any():
-            return farthest, steps
 
 
 def _far_apart(graph: csr_array, cell: int) -> int:
