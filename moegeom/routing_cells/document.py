@@ -1,4 +1,4 @@
-"""An enumeration as a document: what was read, a paragraph for every router and every answer."""
+"""An enumeration as a document: the input, and a paragraph for each router and each answer."""
 
 from __future__ import annotations
 
@@ -39,32 +39,34 @@ _ROADS = {
 }
 
 
-def document(found: Enumerations, view: View) -> Document:
-    """What ``moegeom cells`` says."""
-    routers = [[*_router(router)] for router in found.routers]
-    shown = len(routers) if view.detail else _MOST_ROUTERS
-    screens = [[title, in_part(facts, "line", view.detail, 1)] for title, *facts in routers[:shown]]
+def document(enumerations: Enumerations, view: View) -> Document:
+    """The document of ``moegeom cells``."""
+    routers = [[*_router(router)] for router in enumerations.routers]
+    most = len(routers) if view.detail else _MOST_ROUTERS
+    screens = [[title, in_part(facts, "line", view.detail, 1)] for title, *facts in routers[:most]]
     return Document(
         "cells",
-        found.name,
+        enumerations.name,
         [
-            [*_header(found)],
+            [*_header(enumerations)],
             *screens,
-            *([Excerpt([], router)] for router in routers[shown:]),
-            [*_answers(found)],
-            [*_ending(found, len(routers[shown:]))],
+            *([Excerpt([], router)] for router in routers[most:]),
+            [*_answers(enumerations)],
+            [*_ending(enumerations, len(routers[most:]))],
         ],
-        lambda: study_record(found),
+        lambda: study_record(enumerations),
     )
 
 
-def _header(found: Enumerations) -> Iterator[Block]:
-    run = found.run
+def _header(enumerations: Enumerations) -> Iterator[Block]:
+    run = enumerations.run
     if run is None:
-        yield Title(found.name, "a bare matrix: logits W x + b, the k largest are chosen.")
+        yield Title(enumerations.name, "a bare matrix: logits W x + b, the k largest are chosen.")
         return
-    summary = Summary(run, [{"router": router.router} for router in found.routers], [], [], [])
-    yield from header(summary, "routers", "rule", "tokens", name=found.name)
+    summary = Summary(
+        run, [{"router": router.router} for router in enumerations.routers], [], [], []
+    )
+    yield from header(summary, "routers", "rule", "tokens", name=enumerations.name)
 
 
 def _router(router: RouterCells) -> Iterator[Block]:
@@ -75,21 +77,21 @@ def _router(router: RouterCells) -> Iterator[Block]:
         yield Fact(label, text, "warning" if is_open else "strong")
 
 
-def _answers(found: Enumerations) -> Iterator[Block]:
-    for answer in found.answers:
+def _answers(enumerations: Enumerations) -> Iterator[Block]:
+    for answer in enumerations.answers:
         head, *rest = _answer_sentences(answer)
         yield Fact("CELL", head, "good") if answer.is_cell else Fact("NO CELL", head, "warning")
         yield from (Fact("", text) for text in rest)
 
 
-def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
+def _ending(enumerations: Enumerations, rest: int) -> Iterator[Block]:
     if rest:
         yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --detail")], [])
-    for router, why in found.left_out:
+    for router, why in enumerations.left_out:
         yield Fact("left out", f"{router}: {why}.", "dim")
-    files = ", ".join(found.files)
-    if found.written is not None:
-        yield Fact("written", f"{found.written}: {files}")
+    files = ", ".join(enumerations.files)
+    if enumerations.written is not None:
+        yield Fact("written", f"{enumerations.written}: {files}")
     elif files:
         yield Fact("written", files)
 
@@ -98,7 +100,7 @@ def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
 
 
 def _number(value: int) -> str:
-    """With separators, or a power of ten where that would fill the line."""
+    """The number with separators, or as a power of ten from 10^12 on."""
     return f"{value:,}" if value < 10**12 else f"{value:.3e}"
 
 
@@ -110,11 +112,11 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
         yield "ties", _ties(router)
     if router.random is not None:
         yield "random", _random(router.random)
-    found = router.cells
-    if found is not None and (found.num_facets or (found.num_components or 0) > 1):
-        yield "facets", _facets(found)
-    if found is not None:
-        yield "proof", _proof(router, found)
+    cells = router.cells
+    if cells is not None and (cells.num_facets or (cells.num_components or 0) > 1):
+        yield "facets", _facets(cells)
+    if cells is not None:
+        yield "proof", _proof(router, cells)
     if router.num_checked is not None:
         yield "certify", _checked(router.num_checked)
     if router.num_tokens is not None and router.num_own is not None:
@@ -126,10 +128,10 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
 
 
 def _slice(router: RouterCells) -> str:
-    said = f"{router.subspace}, {number_of(router.dims, 'dimension')}"
+    text = f"{router.subspace}, {number_of(router.dims, 'dimension')}"
     if router.variance_share is not None:
-        said += f" with {_percent(router.variance_share)} of the variance of the tokens"
-    return said + (f"; {router.domain}" if router.domain else "")
+        text += f" with {_percent(router.variance_share)} of the variance of the tokens"
+    return text + (f"; {router.domain}" if router.domain else "")
 
 
 def _count(router: RouterCells) -> str:
@@ -147,16 +149,16 @@ def _count(router: RouterCells) -> str:
     count = router.cells.num_cells
     if router.outcome == "pixels":
         return f"at least {count:,} of {sets} in the frame; smaller ones may lie between pixels"
-    said = f"{count:,} of {sets}"
+    text = f"{count:,} of {sets}"
     if count == 0:
-        return f"{said}: every place is a tie"
+        return f"{text}: every place is a tie"
     if router.most_cells is not None and router.most_cells < router.num_possible:
-        said += (
+        text += (
             f", of at most {_number(router.most_cells)} in {number_of(router.dims, 'dimension')}"
         )
     if router.cells.num_bounded is not None:
-        said += f"; {router.cells.num_bounded:,} bounded"
-    return said
+        text += f"; {router.cells.num_bounded:,} bounded"
+    return text
 
 
 #: Bytes that a walk takes at most for a vertex, its cells and facets included.
@@ -164,37 +166,37 @@ _VERTEX_BYTES = 200
 
 
 def _cut_short(router: RouterCells, cut: CutShort) -> str:
-    """What there was too much of, how much is allowed, and what to type."""
-    said = f"not listed: more than the {cut.most:,} {cut.what} that --vertices allows"
+    """Which limit ended the search, and what to type instead."""
+    text = f"not listed: more than the {cut.most:,} {cut.what} that --vertices allows"
     if cut.what == "cells":
-        said += f" {router.domain}"
+        text += f" {router.domain}"
     expected = router.expected_vertices
     if expected is not None and math.isfinite(expected) and cut.what == "vertices":
-        said += f"; a random router has about {_number(round(expected))}"
+        text += f"; a random router has about {_number(round(expected))}"
     fewer = "a slice of fewer dimensions (--subspace)"
     if cut.enough is None:
-        return f"{said}. More are not kept: ask for {fewer}."
+        return f"{text}. More are not kept: ask for {fewer}."
     if cut.what == "cells":
-        return f"{said}. Try --vertices {cut.enough}, or tighter bounds."
+        return f"{text}. Try --vertices {cut.enough}, or tighter bounds."
     room = size(_VERTEX_BYTES * cut.enough)
-    return f"{said}. Try --vertices {cut.enough} (up to {room} of memory), or {fewer}."
+    return f"{text}. Try --vertices {cut.enough} (up to {room} of memory), or {fewer}."
 
 
 def _ties(router: RouterCells) -> str:
-    """Where equal experts leave no cell: how many regions, where those were counted."""
+    """How many regions equal experts keep from being cells, if those were counted."""
     num_tied = None if router.cells is None else router.cells.num_tied
     equal = f"{router.num_equal:,} of its experts are equal to another one"
     if num_tied == 0:
         return f"{equal}, but nowhere here tie for the last place"
     if num_tied is None:
-        said = f"{equal}: where they tie for the last place is no cell, which is not counted here"
+        text = f"{equal}: where they tie for the last place is no cell, which is not counted here"
     else:
         regions = number_of(num_tied, "region of the slice is", "regions of the slice are")
-        said = f"{regions} in no cell: {equal}, and they tie there for the last place"
+        text = f"{regions} in no cell: {equal}, and they tie there for the last place"
     if router.num_on_ties is not None and router.num_tokens and not router.domain:
         share = _percent(router.num_on_ties / router.num_tokens)
-        said += f"; {number_of(router.num_on_ties, 'token is', 'tokens are')} drawn there ({share})"
-    return f"{said}. With --tie-broken the lower number is ahead."
+        text += f"; {number_of(router.num_on_ties, 'token is', 'tokens are')} drawn there ({share})"
+    return f"{text}. With --tie-broken the lower number is ahead."
 
 
 def _random(random: RandomRouterCells) -> str:
@@ -206,46 +208,46 @@ def _random(random: RandomRouterCells) -> str:
     )
 
 
-def _facets(found: Cells) -> str:
-    pieces = found.num_components or 1
-    if not found.num_facets:
+def _facets(cells: Cells) -> str:
+    pieces = cells.num_components or 1
+    if not cells.num_facets:
         return f"none: no two of the {number_of(pieces, 'cell')} share one"
-    said = f"{found.num_facets:,}"
-    if found.degrees is not None:
-        least, mean, most = found.degrees
-        said += f"; a cell has {least} to {most}, {mean:.1f} on average"
+    text = f"{cells.num_facets:,}"
+    if cells.degrees is not None:
+        least, mean, most = cells.degrees
+        text += f"; a cell has {least} to {most}, {mean:.1f} on average"
     if pieces > 1:
-        said += f"; no facet joins the {pieces:,} pieces that the cells fall into"
-    if found.diameter is not None:
-        at_least = "" if found.is_diameter_exact else "at least "
-        facets = number_of(found.diameter, "facet")
+        text += f"; no facet joins the {pieces:,} pieces that the cells fall into"
+    if cells.diameter is not None:
+        at_least = "" if cells.is_diameter_exact else "at least "
+        facets = number_of(cells.diameter, "facet")
         within = " within one piece" if pieces > 1 else ""
-        said += f"; the farthest cells{within} are {at_least}{facets} apart"
-    return said
+        text += f"; the farthest cells{within} are {at_least}{facets} apart"
+    return text
 
 
-def _proof(router: RouterCells, found: Cells) -> str:
-    vertices = number_of(found.num_vertices, "vertex", "vertices")
-    said = _ROADS[found.road].format(vertices=vertices)
-    if found.num_exact:
-        said += f", {found.num_exact:,} of the answers in exact arithmetic, the others in float64"
-    elif found.gap is not None and math.isfinite(found.gap):
-        said += f", all proved in float64 (safe by a factor of {found.gap:.1e} or more)"
-    if found.proved_share is not None and found.num_open is not None:
-        said += (
-            f"; one set is proved for {_percent(found.proved_share)} of the area, "
-            f"{number_of(found.num_open, 'pixel is', 'pixels are')} undecided, the rest "
+def _proof(router: RouterCells, cells: Cells) -> str:
+    vertices = number_of(cells.num_vertices, "vertex", "vertices")
+    text = _ROADS[cells.road].format(vertices=vertices)
+    if cells.num_exact:
+        text += f", {cells.num_exact:,} of the answers in exact arithmetic, the others in float64"
+    elif cells.gap is not None and math.isfinite(cells.gap):
+        text += f", all proved in float64 (safe by a factor of {cells.gap:.1e} or more)"
+    if cells.proved_share is not None and cells.num_open is not None:
+        text += (
+            f"; one set is proved for {_percent(cells.proved_share)} of the area, "
+            f"{number_of(cells.num_open, 'pixel is', 'pixels are')} undecided, the rest "
             "is proved to be crossed by facets"
         )
-    elif found.proved_share is not None:
-        said += f"; {_percent(found.proved_share)} of the arcs proved"
-    if found.num_rational:
-        said += f"; {found.num_rational:,} too narrow for a float64 point, a rational one is given"
-    return f"{said}; {duration(router.seconds)}"
+    elif cells.proved_share is not None:
+        text += f"; {_percent(cells.proved_share)} of the arcs proved"
+    if cells.num_rational:
+        text += f"; {cells.num_rational:,} too narrow for a float64 point, a rational one is given"
+    return f"{text}; {duration(router.seconds)}"
 
 
 def _checked(num_checked: int) -> str:
-    """What --certify did: a point in each cell, and nothing of what is not listed."""
+    """What --certify checked: a point in each listed cell, not that the list is complete."""
     if not num_checked:
         return "nothing was checked again: no cell is listed"
     return (
@@ -258,20 +260,20 @@ def _tokens(router: RouterCells) -> str:
     assert router.num_tokens is not None
     assert router.num_own is not None
     share = router.num_own / router.num_tokens if router.num_tokens else 0.0
-    said = (
+    text = (
         f"{router.num_own:,} of {router.num_tokens:,} ({_percent(share)}) choose what the slice "
         "chooses at the place where they are drawn"
     )
     if router.domain:
-        said += ", counted on all of the slice"
+        text += ", counted on all of the slice"
     if router.num_cells_with_tokens is not None:
         holding = number_of(router.num_cells_with_tokens, "cell holds", "cells hold")
-        said += f"; {holding} a drawn token"
+        text += f"; {holding} a drawn token"
         if router.domain:
-            said += ", be it beyond those bounds"
+            text += ", be it beyond those bounds"
     if router.left_out:
-        said += f"; {router.left_out:,} are not finite and left out"
-    return said
+        text += f"; {router.left_out:,} are not finite and left out"
+    return text
 
 
 def _between(between: Between) -> str:
@@ -294,7 +296,7 @@ def _visited(visited: Visited) -> str:
 
 
 def _answer_sentences(answer: Answer) -> Iterator[str]:
-    """What is said of a set of experts: whether it is a cell, and how that is proved."""
+    """The sentences about a set of experts: whether it is a cell, and the proof."""
     numbers = ", ".join(map(str, answer.expert_set))
     several = len(answer.expert_set) > 1
     chosen = f"{answer.router}: expert{'s' if several else ''} {numbers}"
@@ -308,8 +310,8 @@ def _answer_sentences(answer: Answer) -> Iterator[str]:
         ahead = f"{each} by {answer.margin:.3g} or more"
         if math.isinf(answer.margin):
             ahead = "there are no others"
-        said = f"at the point of the certificate {ahead}"
-        yield f"{chosen} {are} somewhere {where}: {said}.{checked}{took}"
+        text = f"at the point of the certificate {ahead}"
+        yield f"{chosen} {are} somewhere {where}: {text}.{checked}{took}"
         return
     yield f"{chosen} {are} nowhere {where}.{checked}{took}"
     if answer.weights is not None:
@@ -325,6 +327,6 @@ def _mixture(weights: tuple[tuple[int, float], ...]) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded down where rounding would say all of them."""
+    """The share in percent; less than all is never rounded to 100 %."""
     text = percent(share, ".3g")
     return percent_of_all(share) if text == "100 %" and share < 1.0 else text

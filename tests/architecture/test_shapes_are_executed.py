@@ -150,7 +150,6 @@ def test_only_compiled_kernels_escape_the_hook(conftest):
         "moegeom/kernels/cpu/",
         "moegeom/routing_cells/walk/",
         "moegeom/routing_cells/ball/",
-        "moegeom/routing_cells/graph/_searches.py",
         "moegeom/studies/faults/_bits.py",
     )
     outside = [

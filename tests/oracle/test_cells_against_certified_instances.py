@@ -11,9 +11,13 @@ from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
 from moegeom.routing_cells.ball.ball_cells import cells_within_hops
-from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, inverse_of
+from moegeom.routing_cells.exact.dictionary import (
+    Arrangement,
+    dictionary,
+    independent_columns,
+    independent_columns_of,
+)
 from moegeom.routing_cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
-from moegeom.routing_cells.exact.rank import independent_columns, independent_columns_of
 from moegeom.routing_cells.walk import enumeration
 from moegeom.routing_cells.walk._level_vertex import UNORDERED
 from moegeom.routing_cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
@@ -309,6 +313,13 @@ def test_so_are_those_of_central_routers(kind, tie_broken):
 
 def dot(one, other) -> Fraction:
     return sum((a * b for a, b in zip(one, other, strict=True)), Fraction(0))
+
+
+def inverse_of(rows):
+    """Of three rows, by their cross products; None where they depend on one another."""
+    a, b, c = np.array(rows)
+    columns = np.array([np.cross(b, c), np.cross(c, a), np.cross(a, b)])
+    return (columns.T / (a @ columns[0])).tolist() if a @ columns[0] else None
 
 
 @pytest.mark.parametrize("kind", TIED)

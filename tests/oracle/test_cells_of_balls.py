@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 from pathlib import Path
@@ -15,16 +16,14 @@ from numpy.testing import assert_array_equal
 
 from moegeom.core.errors import UsageError
 from moegeom.routing_cells.ball import ball_cells as balls
-from moegeom.routing_cells.ball import box as boxes
 from moegeom.routing_cells.ball.cell_distance import nearest_vertices
 from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
-from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.dictionary import Arrangement, common_tie
 from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.exact.exact_nearest import exact_nearest
-from moegeom.routing_cells.exact.rank import common_tie
-from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.search import SliceCells, cells_of_slice, with_witnesses
+from moegeom.routing_cells.study.router import SliceCells, cells_of_slice, with_witnesses
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from tests.by_day import by_day
 from tests.oracle import helpers
@@ -57,7 +56,7 @@ def test_cells_and_facets_of_a_ball_are_the_certified_ones(instance):
     assert found.is_whole
     assert helpers.digest(rows_of(found.expert_set)) == instance["cells_sha1"]
     assert len(found.facets) == instance["n_walls"]
-    assert found.gap <= instance["ball_gap"] or instance["ball_gap"] == 1.0
+    assert found.clearance <= instance["ball_gap"] or instance["ball_gap"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_the_search_finds_what_the_walk_and_the_filter_find(experts, k, d, radiu
     centre = np.zeros(d)
     found = balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
     whole, out, into = walked(weight, bias, k)
-    met = balls.filter_ball(weight, bias, whole.expert_set, whole.facets, out, into, centre, radius)
+    met = balls.filter_ball(weight, bias, whole, centre, radius)
     assert_array_equal(found.expert_set, whole.expert_set[met.cells])
     place, kept = np.cumsum(met.cells) - 1, np.flatnonzero(met.facets)
     theirs = place[whole.facets[kept]]
@@ -77,16 +76,16 @@ def test_the_search_finds_what_the_walk_and_the_filter_find(experts, k, d, radiu
     kept = kept[order]
     assert_array_equal(found.facets, theirs[order])
     both = np.sort(np.stack([out, into], axis=1)[kept], axis=1)
-    assert_array_equal(np.stack([found.out, found.into], axis=1), both)
+    assert_array_equal(np.stack(found.exchanged, axis=1), both)
     if cells is not None:
         assert (len(found.expert_set), len(found.facets)) == (cells, facets)
     # both brackets hold the same number
-    assert (found.distance_lower <= met.cell_upper[met.cells]).all()
-    assert (met.cell_lower[met.cells] <= found.distance_upper).all()
-    assert (found.facet_distance_lower <= met.facet_upper[kept]).all()
-    assert (met.facet_lower[kept] <= found.facet_distance_upper).all()
-    assert (found.distance_upper < radius).all()
-    assert (met.cell_lower[~met.cells] >= radius).all()
+    assert (found.cell_distance <= met.cell_distance[met.cells][:, ::-1])[:, 0].all()
+    assert (found.cell_distance >= met.cell_distance[met.cells][:, ::-1])[:, 1].all()
+    assert (found.facet_distance <= met.facet_distance[kept][:, ::-1])[:, 0].all()
+    assert (found.facet_distance >= met.facet_distance[kept][:, ::-1])[:, 1].all()
+    assert (found.cell_distance[:, 1] < radius).all()
+    assert (met.cell_distance[~met.cells, 0] >= radius).all()
     assert found.num_exact == 0
 
 
@@ -106,12 +105,11 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
         assert upper - lower <= 1e-7 * upper
 
     for n, expert_set in enumerate(found.expert_set.tolist()):
-        check(expert_set, None, found.distance_lower[n], found.distance_upper[n])
-    assert_array_equal(choices(found.nearest, weight, bias, k), found.expert_set)
+        check(expert_set, None, *found.cell_distance[n])
+    assert_array_equal(choices(found.witness, weight, bias, k), found.expert_set)
     for n, (one, _) in enumerate(found.facets.tolist()):
-        pair = int(found.out[n]), int(found.into[n])
-        bracket = found.facet_distance_lower[n], found.facet_distance_upper[n]
-        check(found.expert_set[one].tolist(), pair, *bracket)
+        pair = tuple(int(side[n]) for side in found.exchanged)
+        check(found.expert_set[one].tolist(), pair, *found.facet_distance[n])
     inside = centre + generator.standard_normal((4000, d)) * 0.5
     inside = inside[np.linalg.norm(inside - centre, axis=1) < 1.5]
     assert set(rows_of(choices(inside, weight, bias, k))) <= set(rows_of(found.expert_set))
@@ -119,13 +117,13 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
 
 def test_facets_have_one_distance_on_any_number_of_threads_and_only_small_walks_keep_vertices():
     weight, bias = router(64, 3)
-    cells, out, into = walked(weight, bias, 8)
-    given = weight, bias, cells.expert_set, cells.facets, (out, into), np.ones(3)
+    cells, *_ = walked(weight, bias, 8)
+    given = weight, bias, cells, np.ones(3)
     found = balls.facet_distances(*given)
     assert len(found) > 3 * 4096
     assert_array_equal(found, balls.facet_distances(*given, threads=3))
-    met = balls.filter_ball(*given[:4], out, into, np.ones(3), np.inf)
-    assert_array_equal(found, np.stack([met.facet_lower, met.facet_upper], axis=1))
+    met = balls.filter_ball(*given, np.inf)
+    assert_array_equal(found, met.facet_distance)
     cut, whole = (balls.ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
     assert (len(cut.expert_set), cut.is_whole, whole.is_whole) == (100, False, True)
     assert named(cut)[0] < named(whole)[0]
@@ -142,8 +140,7 @@ def test_cones_are_nowhere_away_from_their_tip(shift):
     weight, tip = np.round(4.0 * router(9, 3)[0]), np.array([shift, -shift, 2.0 * shift])
     bias = -weight @ tip
     cells = enumerate_cells(weight, bias, 3)
-    pairs = swaps(cells.expert_set, cells.facets).first
-    distances = balls.facet_distances(weight, bias, cells.expert_set, cells.facets, pairs, tip)
+    distances = balls.facet_distances(weight, bias, cells, tip)
     assert_array_equal(distances, 0.0)
 
 
@@ -184,15 +181,15 @@ def test_a_point_of_four_experts_a_touching_ball_and_a_centre_on_a_tie_do_no_har
     assert cross.num_exact > 0
     weight, bias = np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([0.0, 2.0])  # tie at x = 1
     touching = balls.ball_cells(weight, bias, 1, np.zeros(2), 1.0, PLENTY)
-    assert (touching.expert_set.tolist(), touching.gap) == ([[1]], 0.0)
+    assert (touching.expert_set.tolist(), touching.clearance) == ([[1]], 0.0)
     beyond = balls.ball_cells(weight, bias, 1, np.zeros(2), np.nextafter(1.0, 2.0), PLENTY)
     assert beyond.expert_set.tolist() == [[0], [1]]
     assert beyond.num_exact > 0
     weight = router(8, 3, seed=2)[0]
     close_by = balls.ball_cells(weight, np.zeros(8), 2, np.zeros(3), 1.0, PLENTY)
     assert rows_of(close_by.expert_set) == expert_sets(exact_cells(weight, None, 2))
-    assert (close_by.distance_lower == 0.0).all()
-    assert (close_by.distance_upper < 1e-6).all()
+    assert (close_by.cell_distance[:, 0] == 0.0).all()
+    assert (close_by.cell_distance[:, 1] < 1e-6).all()
 
 
 def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
@@ -212,11 +209,11 @@ def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
     exact, centre = Arrangement.of(weight, bias), in_fractions(point)
     for n in range(0, len(rows), 7):
         squared = exact_nearest(exact, frozenset(rows[n]), centre).squared
-        assert holds(result.distance_lower[n], squared, result.distance_upper[n])
+        assert holds(result.cell_distance[n, 0], squared, result.cell_distance[n, 1])
     for n in range(0, len(result.facets), 5):
-        pair = int(result.out[n]), int(result.into[n])
+        pair = tuple(int(side[n]) for side in result.exchanged)
         squared = exact_nearest(exact, frozenset(rows[result.facets[n, 0]]), centre, pair).squared
-        assert holds(result.facet_distance_lower[n], squared, result.facet_distance_upper[n])
+        assert holds(result.facet_distance[n, 0], squared, result.facet_distance[n, 1])
     return set(rows)
 
 
@@ -439,12 +436,11 @@ class Diagram:
         if is_moved:
             self.bias -= self.weight @ self.centre
         self.found = enumerate_cells(self.weight, self.bias, k, most_simple=PLENTY)
-        self.simple = self.found.simple
-        self.swapped = swaps(self.found.expert_set, self.found.facets).first
-        self.given = self.weight, self.bias, self.found.expert_set, self.found.facets
+        self.swapped = self.found.exchanged
+        self.given = self.weight, self.bias, self.found, self.centre
 
     def brackets(self) -> np.ndarray:
-        return nearest_vertices(*self.given, self.centre, self.simple)
+        return nearest_vertices(*self.given)
 
     def holds_exactly(self, facet: int, bracket: np.ndarray, width: float) -> bool:
         lower, upper = bracket[facet].tolist()
@@ -492,18 +488,16 @@ def test_brackets_hold_the_exact_distance_where_rounding_is_large(options, width
 @pytest.mark.parametrize("away", [0.0, 0.5])
 def test_brackets_with_and_without_vertices_hold_the_same_distance(away):
     diagram = Diagram(32, 5, 4, away)
-    given = (*diagram.given, diagram.swapped, diagram.centre)
-    searched, seen = (
-        balls.facet_distances(*given),
-        balls.facet_distances(*given, simple=diagram.simple),
-    )
+    weight, bias, cells, centre = diagram.given
+    searched = balls.facet_distances(weight, bias, replace(cells, simple=None), centre)
+    seen = balls.facet_distances(*diagram.given)
     assert (np.maximum(searched[:, 0], seen[:, 0]) <= np.minimum(searched[:, 1], seen[:, 1])).all()
     is_seen = np.isfinite(diagram.brackets()[:, 1])
     assert_array_equal(seen[~is_seen], searched[~is_seen])
     assert is_seen.mean() > 0.8
     # cells and facets that are not listed are left out, the others stay
-    half = np.arange(0, len(diagram.found.facets), 2)
-    some = nearest_vertices(*given[:3], diagram.found.facets[half], diagram.centre, diagram.simple)
+    half = np.arange(0, len(cells.facets), 2)
+    some = nearest_vertices(weight, bias, replace(cells, facets=cells.facets[half]), centre)
     assert_array_equal(some[is_seen[half]], seen[half][is_seen[half]])
 
 
@@ -526,7 +520,7 @@ def test_cells_and_facets_of_a_box_are_those_of_all_subsets(experts, d, k, half,
             into.append(enters)
     witness = np.zeros((len(subsets), d)) if is_witnessed else None
     swap = np.array(out, np.int16), np.array(into, np.int16)
-    result = boxes.filter_box(weight, bias, subsets, np.array(facets), *swap, lower, upper, witness)
+    result = balls.filter_box(weight, bias, subsets, np.array(facets), *swap, lower, upper, witness)
     for row, proof in zip(subsets.tolist(), result.cells, strict=True):
         check_certificate(weight, bias, row, proof, lower=lower, upper=upper)
         margin = helpers.largest_margin(
@@ -567,7 +561,7 @@ numbers = (
 )
 def test_what_is_surely_above_is_so_at_every_corner(weight, bias, lower, width):
     corners = list(product(*zip(in_fractions(lower), in_fractions(lower + width), strict=True)))
-    for i, j in np.argwhere(boxes.surely_above(weight, bias, lower, lower + width)).tolist():
+    for i, j in np.argwhere(balls.surely_above(weight, bias, lower, lower + width)).tolist():
         ahead = [Fraction(a) - Fraction(b) for a, b in zip(weight[i], weight[j], strict=True)]
         level = Fraction(bias[i]) - Fraction(bias[j])
         for corner in corners:
@@ -580,16 +574,16 @@ def test_what_is_above_is_seen_open_ends_leave_what_points_the_right_way():
     corners = np.array(list(product(*zip(lower, upper, strict=True))))
     gaps = ((weight[:, None] - weight) @ corners.T).min(axis=2) + bias[:, None] - bias
     assert (np.abs(gaps[~np.eye(40, dtype=bool)]) > 1e-12).all()
-    assert_array_equal(boxes.surely_above(weight, bias, lower, upper), gaps > 0)
+    assert_array_equal(balls.surely_above(weight, bias, lower, upper), gaps > 0)
     weight, bias = np.array([[1.0, 2.0], [0.0, 2.0], [1.0, 1.0]]), np.array([0.0, -1.0, -5.0])
-    above = boxes.surely_above(weight, bias, np.array([0.0, 3.0]), np.array([np.inf, np.inf]))
+    above = balls.surely_above(weight, bias, np.array([0.0, 3.0]), np.array([np.inf, np.inf]))
     assert_array_equal(above, [[False, True, True], [False, False, False], [False] * 3])
     with pytest.raises(ValueError, match="not below"):
-        boxes.filter_box(np.eye(2), None, np.array([[0]]), *NO_FACETS, np.ones(2), np.ones(2))
+        balls.filter_box(np.eye(2), None, np.array([[0]]), *NO_FACETS, np.ones(2), np.ones(2))
     weight = np.random.default_rng(3).standard_normal((6, 2))
     subsets = np.array(list(combinations(range(6), 2)))
     lower, upper = np.array([0.5, -np.inf]), np.array([np.inf, np.inf])
-    found = boxes.filter_box(weight, None, subsets, *NO_FACETS, lower, upper)
+    found = balls.filter_box(weight, None, subsets, *NO_FACETS, lower, upper)
     for row, proof in zip(subsets.tolist(), found.cells, strict=True):
         check_certificate(weight, None, row, proof, lower=lower, upper=upper)
     # cells are cones: those met on the right are met by a sample of directions on the right

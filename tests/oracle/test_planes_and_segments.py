@@ -15,17 +15,18 @@ from sklearn.decomposition import PCA
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
-from moegeom.routing_cells.ball.inradius import inradii
 from moegeom.routing_cells.exact.crossings import crossing_rate, exact_crossings
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets, sweep
+from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.plane import raster as pixels
-from moegeom.routing_cells.plane.circle import circle_arcs
-from moegeom.routing_cells.plane.polygons import polygons
-from moegeom.routing_cells.plane.raster import plane_raster
-from moegeom.routing_cells.plane.raster_enclosure import Rectangles
-from moegeom.routing_cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
-from moegeom.routing_cells.plane.score_ranges import score_ranges
-from moegeom.routing_cells.plane.subspace import principal_slice, random_slice, slice_through
+from moegeom.routing_cells.plane.polygons import inradii, polygons
+from moegeom.routing_cells.plane.raster import Frame, PixelState, plane_raster
+from moegeom.routing_cells.plane.score_ranges import PlaneRouter, plane_router, score_ranges
+from moegeom.routing_cells.plane.subspace import (
+    circle_arcs,
+    principal_slice,
+    random_slice,
+    slice_through,
+)
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import segment_crossings
 from tests.by_day import by_day
@@ -236,7 +237,7 @@ def test_scores_of_many_digits_lie_in_their_enclosures(side, factor):
             router = dataclasses.replace(router, slope=slope, offset=offset)
             centre = generator.uniform(-2.0, 2.0, (2, 2))
             half = side * generator.uniform(0.2, 1.0, (2, 2))
-            scores = score_ranges(router, Rectangles(centre, half))
+            scores = score_ranges(router, pixels.Rectangles(centre, half))
             for r, share in product(range(2), generator.choice([-1.0, 1.0, 0.3], (2, 2))):
                 point = centre[r] + share * half[r]
                 step = [p - c for p, c in zip(digits(point), digits(centre[r]), strict=True)]
@@ -255,7 +256,7 @@ def test_what_remains_shrinks_with_the_square_of_the_rectangle(score):
     router = plane_router(*some.plane(), some.projection)
     centre = np.array([[0.3, -0.4]])
     rests = [
-        score_ranges(router, Rectangles(centre, np.full((1, 2), side))).rest.max()
+        score_ranges(router, pixels.Rectangles(centre, np.full((1, 2), side))).rest.max()
         for side in (1e-2, 1e-3, 1e-4)
     ]
     assert rests[1] < rests[0] / 80.0
@@ -573,19 +574,6 @@ def test_crossings_are_the_changes_between_all_ties(kind, shape):
         own = compiled.at[compiled.first[segment] : compiled.first[segment + 1]]
         assert_allclose(own, [float(at) for at, _, _ in changes], 1e-14, 0)
     assert compiled.first[-1] == compiled.count.sum() == len(compiled.at)
-
-
-@pytest.mark.parametrize("k", [1, 5, 11])
-def test_crossings_are_the_breaks_of_the_sweep_that_lie_on_the_segment(k):
-    start, stop = np.random.default_rng(k).standard_normal((2, 20, 24))
-    counts = segment_crossings(start, stop, k).count
-    for count, left, right in zip(counts, start, stop, strict=True):
-        a, b = in_fractions(left), in_fractions(right)
-        slope = [y - x for x, y in zip(a, b, strict=True)]
-        breaks = [begin for _, begin, _ in sweep(slope, a, k) if begin is not None]
-        places = [crossing.at for crossing in exact_crossings(left, right, k)]
-        assert places == [at for at in breaks if 0 < at < 1]
-        assert count == len(places)
 
 
 def test_ties_are_settled_exactly_and_nothing_else_is():

@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from moegeom.routing_cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around, shifted
 from moegeom.routing_cells.ball.ball_cells import ball_cells
-from moegeom.routing_cells.ball.cell_distance import Distances, cell_distance
+from moegeom.routing_cells.ball.cell_distance import (
+    BEYOND,
+    EMPTY,
+    MET,
+    OPEN,
+    Distances,
+    ball_around,
+    cell_distance,
+    shifted,
+)
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import (
     ExactNearest,
@@ -118,8 +126,8 @@ def test_facets_that_a_search_of_a_ball_lists_have_the_distances_that_they_have_
     listed = [frozenset({cells[one], cells[other]}) for one, other in found.facets.tolist()]
     assert set(listed) == brackets.keys()
     lower, upper = np.array([brackets[facet] for facet in listed]).T
-    assert (lower <= found.facet_distance_upper).all()
-    assert (found.facet_distance_lower <= upper).all()
+    assert (lower <= found.facet_distance[:, 1]).all()
+    assert (found.facet_distance[:, 0] <= upper).all()
 
 
 def test_facets_far_from_the_centre_are_proved_in_float64():

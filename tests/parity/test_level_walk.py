@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary
-from moegeom.routing_cells.exact.exact_walk import exact_walk
-from moegeom.routing_cells.exact.rank import independent_columns
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, independent_columns
+from moegeom.routing_cells.exact.exact_cells import exact_walk
 from moegeom.routing_cells.walk import _level_diagram, _level_vertex
 from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.routing_cells.walk.level_walk import Walked, level_walk

@@ -19,6 +19,8 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         return
     held = drawn.by_router("positions", _COLUMNS)
     routers = list(held)
+    if not routers:
+        return
     router = routers[len(routers) // 2]
     rows = held[router]
     experts = drawn.results.run["routers"][drawn.routers.index(router)]["num_experts"]

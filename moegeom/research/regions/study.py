@@ -37,10 +37,10 @@ from moegeom.research.regions.record import (
 )
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.routing_cells.exact.crossings import crossing_rate
-from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.plane.subspace import Slice
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.slices import (
+from moegeom.routing_cells.study.request import (
+    CellsRequest,
     RequestedSlice,
     SliceTokens,
     frame_of,

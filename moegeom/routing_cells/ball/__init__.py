@@ -1,1 +1,1 @@
-"""Cells within a distance, found from boundary to boundary."""
+"""Cells within a ball or a box, and distances to cells and facets."""

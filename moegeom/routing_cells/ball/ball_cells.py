@@ -15,41 +15,47 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64
+from jaxtyping import Bool, Float64, Int16, Int64, Integer
 
-from moegeom.routing_cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around, shifted
 from moegeom.routing_cells.ball.cell_distance import (
+    BEYOND,
+    MET,
+    OPEN,
+    Ball,
     BallFacets,
+    ball_around,
     cell_distance,
     facet_distance_loop,
     nearest_vertices,
+    shifted,
 )
-from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.certificate import cell_certificate, facet_certificate
+from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, NoCell, NoFacet
+from moegeom.routing_cells.exact.dictionary import Arrangement, common_tie
 from moegeom.routing_cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
-from moegeom.routing_cells.exact.rank import common_tie
-from moegeom.routing_cells.walk.enumeration import Enumeration, SimpleVertices, enumerate_cells
+from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.routing_cells.walk.level_walk import WalkWatch
 
-_UNIT = 2.0**-53
+_UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
 
 class TooManyTies(ValueError):
-    """More facets were left to exact arithmetic than a search may take time for."""
+    """A search left more facets to exact arithmetic than its limit allows."""
 
 
 @dataclass(frozen=True, eq=False)
 class BallProblem:
-    """The experts that are neither surely chosen nor surely not, anywhere in the ball."""
+    """A ball, and the experts in it that are contested: neither surely chosen nor surely not."""
 
     experts: int
     fixed: Int64[np.ndarray, "fixed"]
-    kept: Int64[np.ndarray, "kept"]
+    contested: Int64[np.ndarray, "contested"]
     k: int
     ball: Ball
-    sure: Bool[np.ndarray, "kept kept"]
-    foot: Float64[np.ndarray, "kept kept"]
+    sure: Bool[np.ndarray, "contested contested"]
+    foot: Float64[np.ndarray, "contested contested"]
     centre: Float64[np.ndarray, "dims"]
-    own: tuple[Float64[np.ndarray, "kept dims"], Float64[np.ndarray, "kept"]]
+    own: tuple[Float64[np.ndarray, "contested dims"], Float64[np.ndarray, "contested"]]
 
     @staticmethod
     def of(
@@ -77,37 +83,37 @@ class BallProblem:
         foot[(length == 0.0) & (np.abs(gap) <= loss)] = 0.0
         is_fixed = sure.sum(axis=1) >= len(bias) - k
         is_kept = ~is_fixed & (sure.sum(axis=0) < k)
-        fixed, kept = np.flatnonzero(is_fixed), np.flatnonzero(is_kept)
+        fixed, contested = np.flatnonzero(is_fixed), np.flatnonzero(is_kept)
         feet = foot[np.isfinite(foot) & (foot > 0.0)]
         typical = float(np.median(feet)) if len(feet) else 1.0
-        among = np.ix_(kept, kept)
+        among = np.ix_(contested, contested)
         return BallProblem(
             len(bias),
             fixed,
-            kept,
+            contested,
             k - len(fixed),
             ball_around(
-                weight[kept],
-                shift[kept],
-                error[kept].max(initial=0.0),
+                weight[contested],
+                shift[contested],
+                error[contested].max(initial=0.0),
                 radius,
                 min(radius, typical),
             ),
             np.ascontiguousarray(sure[among]),
             np.ascontiguousarray(foot[among]),
             centre,
-            (weight[kept], bias[kept]),
+            (weight[contested], bias[contested]),
         )
 
     @cached_property
     def exact(self) -> Arrangement:
-        """The experts that are kept, as fractions."""
+        """The contested experts, as fractions."""
         return Arrangement.of(*self.own)
 
-    def start(self) -> Bool[np.ndarray, "kept"]:
-        """The cell of the centre; where experts tie there, that of a point close by in the ball."""
-        inside = np.zeros(len(self.kept), np.bool_)
-        if self.k in (0, len(self.kept)):
+    def start(self) -> Bool[np.ndarray, "contested"]:
+        """The cell of the centre, or of a point close to it where experts tie at the centre."""
+        inside = np.zeros(len(self.contested), np.bool_)
+        if self.k in (0, len(self.contested)):
             inside[:] = self.k > 0
             return inside
         centre = [Fraction(value) for value in self.centre.tolist()]
@@ -117,10 +123,7 @@ class BallProblem:
             size = self.ball.limits.scale * 2.0**-11 / math.sqrt(len(centre)) if attempt else 0.0
             step = [Fraction(value) for value in (size * angle).tolist()]
             point = [c + y for c, y in zip(centre, step, strict=True)]
-            logits = [
-                sum((w * x for w, x in zip(row, point, strict=True)), offset)
-                for row, offset in zip(self.exact.weight, self.exact.bias, strict=True)
-            ]
+            logits = self.exact.at(point)
             order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
             if logits[order[self.k - 1]] > logits[order[self.k]]:
                 inside[order[: self.k]] = True
@@ -128,7 +131,10 @@ class BallProblem:
         raise ValueError("degenerate: experts tie around the centre, not only at it")
 
     def settled(
-        self, inside: Bool[np.ndarray, "kept"], exchanged: tuple[int, int] | None, is_open: bool
+        self,
+        inside: Bool[np.ndarray, "contested"],
+        exchanged: tuple[int, int] | None,
+        is_open: bool,
     ) -> tuple[bool, float, float]:
         """Whether a cell or facet meets the ball, and its bracket, in exact arithmetic.
 
@@ -136,18 +142,18 @@ class BallProblem:
         """
         expert_set = frozenset(np.flatnonzero(inside).tolist())
         centre = [Fraction(value) for value in self.centre.tolist()]
-        found = exact_nearest(self.exact, expert_set, centre, exchanged)
-        if found.point is None or found.squared is None:
+        nearest = exact_nearest(self.exact, expert_set, centre, exchanged)
+        if nearest.point is None or nearest.squared is None:
             return False, math.inf, math.inf
-        lower, upper = root_bracket(found.squared)
+        lower, upper = root_bracket(nearest.squared)
         radius = self.ball.limits.radius
-        if math.isfinite(radius) and found.squared >= Fraction(radius) ** 2:
+        if math.isfinite(radius) and nearest.squared >= Fraction(radius) ** 2:
             return False, lower, upper
         if is_open:
             return True, lower, upper
-        kind = inner(self.exact, expert_set, found.point, exchanged)
+        kind = inner(self.exact, expert_set, nearest.point, exchanged)
         if kind is Inner.SHARED:
-            names = [int(self.kept[expert]) for expert in exchanged or ()]
+            names = [int(self.contested[expert]) for expert in exchanged or ()]
             raise ValueError(f"degenerate: others tie wherever experts {names} do; walk instead")
         return kind is Inner.WHOLE, lower, upper
 
@@ -161,21 +167,21 @@ class BallProblem:
         bracket = np.empty((len(inside), 2))
         bracket[:] = self.ball.limits.radius, math.inf
         number = np.full(self.experts + 1, -2, np.int64)
-        number[self.kept], number[-1] = np.arange(len(self.kept)), -1
+        number[self.contested], number[-1] = np.arange(len(self.contested)), -1
         pairs = number[pairs]
         dropped = np.ones(self.experts, np.bool_)
-        dropped[self.kept] = dropped[self.fixed] = False
+        dropped[self.contested] = dropped[self.fixed] = False
         can = inside[:, self.fixed].all(axis=1) & ~inside[:, dropped].any(axis=1)
         rows = np.flatnonzero(can & (pairs != -2).all(axis=1))
         if not self.ball.limits.error and (self.ball.shift == self.ball.shift[:1]).all():
             bracket[rows] = 0.0  # all experts tie at the centre, which each closed set holds
             return bracket, 0
-        is_all = len(rows) == len(inside) and len(self.kept) == self.experts
-        reduced = inside if is_all else np.ascontiguousarray(inside[np.ix_(rows, self.kept)])
-        found = cell_distance(self.ball, reduced, pairs[rows], threads)
-        bracket[rows, 0] = found.lower
-        bracket[rows, 1] = np.where(found.state == MET, found.upper, math.inf)
-        left = np.flatnonzero(found.state == OPEN).tolist()
+        is_all = len(rows) == len(inside) and len(self.contested) == self.experts
+        reduced = inside if is_all else np.ascontiguousarray(inside[np.ix_(rows, self.contested)])
+        distances = cell_distance(self.ball, reduced, pairs[rows], threads)
+        bracket[rows, 0] = distances.lower
+        bracket[rows, 1] = np.where(distances.state == MET, distances.upper, math.inf)
+        left = np.flatnonzero(distances.state == OPEN).tolist()
         for n in left:
             pair = tuple(pairs[rows[n]].tolist())
             exchanged = (pair[0], pair[1]) if pair[0] >= 0 else None
@@ -188,50 +194,36 @@ class BallProblem:
 _FACETS = 1 << 16
 
 
-@dataclass(frozen=True, eq=False)
-class BallCells:
-    """Cells in the order of their sorted experts, and the facets between them.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BallCells(Enumeration):
+    """Cells of a ball or around a point, each with a point no farther than its upper bracket.
 
-    Distances are those from the centre to the closed cell or facet, in proved brackets; ``nearest``
-    is a point of the cell, but for its own rounding, no farther than ``distance_upper``; ``hops``
-    are the facets crossed from the first cell. A facet is a pair of cells, ``out`` the expert that
-    only the first has, ``into`` the one that only the second has, out < into. ``gap`` is the least
-    proved distance between the radius and that of any cell, facet or rejected facet, infinite where
-    there is no ball; ``num_tests``
-    counts facets that were asked for, ``num_exact`` those that exact arithmetic decided.
-    ``is_whole`` is False where ``most`` cells were found and there are more.
+    The two cells of a facet differ in one expert, the lower of which the first cell has.
+    ``clearance`` is the least proved distance between the radius and that of any cell, facet or
+    rejected facet, infinite without a ball; ``num_tests`` counts facets that were asked for.
     """
 
-    expert_set: Int16[np.ndarray, "cells k"]
-    distance_lower: Float64[np.ndarray, "cells"]
-    distance_upper: Float64[np.ndarray, "cells"]
-    nearest: Float64[np.ndarray, "cells dims"]
-    hops: Int64[np.ndarray, "cells"]
-    facets: Int64[np.ndarray, "facets 2"]
-    out: Int16[np.ndarray, "facets"]
-    into: Int16[np.ndarray, "facets"]
-    facet_distance_lower: Float64[np.ndarray, "facets"]
-    facet_distance_upper: Float64[np.ndarray, "facets"]
-    gap: float
+    clearance: float
     num_tests: int
-    num_exact: int
-    is_whole: bool
 
 
 @dataclass(frozen=True, eq=False)
 class MetBall:
-    """Which cells and facets meet the open ball, and proved brackets of their distances.
+    """Proved brackets of distances, infinite above where the open ball is not met."""
 
-    The upper end is infinite where the ball is not met.
-    """
-
-    cells: Bool[np.ndarray, "cells"]
-    cell_lower: Float64[np.ndarray, "cells"]
-    cell_upper: Float64[np.ndarray, "cells"]
-    facets: Bool[np.ndarray, "facets"]
-    facet_lower: Float64[np.ndarray, "facets"]
-    facet_upper: Float64[np.ndarray, "facets"]
+    cell_distance: Float64[np.ndarray, "cells 2"]
+    facet_distance: Float64[np.ndarray, "facets 2"]
     num_exact: int
+
+    @property
+    def cells(self) -> Bool[np.ndarray, "cells"]:
+        """Which cells meet the ball."""
+        return self.cell_distance[:, 1] < math.inf
+
+    @property
+    def facets(self) -> Bool[np.ndarray, "facets"]:
+        """Which facets meet it."""
+        return self.facet_distance[:, 1] < math.inf
 
 
 def ball_cells(
@@ -274,79 +266,61 @@ def cells_within_hops(
     hops: int,
     most: int,
 ) -> BallCells:
-    """The strict cells that at most so many one-swap facets part from the cell of a point.
+    """The strict cells at most ``hops`` one-swap facets away from the cell of a point.
 
     Facets are those of the cells with fewer hops. Of a point on a tie the first cell is one close
     by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
     most answers are left to exact arithmetic: take independent columns first.
     """
     problem = BallProblem.of(weight, bias, k, point, math.inf)
-    found = _GrowingCells(problem, most)
+    search = _GrowingCells(problem, most)
     if common_tie(weight, bias) is not None:
         # the tip is in every closed facet, and the nearest point of many: whole cones are walked
         whole = enumerate_cells(weight, bias, k, most=most)
         if isinstance(whole, Enumeration) and whole.is_whole:
-            return found.of_walk(whole, hops)
-    return found.run(hops)
+            return search.of_walk(whole, hops)
+    return search.run(hops)
 
 
 def filter_ball(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-    out: Int16[np.ndarray, "facets"],
-    into: Int16[np.ndarray, "facets"],
+    whole: Enumeration,
     centre: Float64[np.ndarray, "dims"],
     radius: float,
 ) -> MetBall:
-    """Which of the cells and facets of an enumeration meet the open ball, each answer proved.
+    """The cells and facets of an enumeration that meet the open ball, each answer proved.
 
-    Cells must be open and not empty, facets of d - 1 dimensions and between cells that differ in
-    ``out``, which only the first has, and ``into``: for those the distance of the closed set
-    decides. Where the cells cannot meet the ball for an expert that is surely above or below, the
+    The distance of the closed set decides, as cells are open and facets have d - 1 dimensions.
+    Where the cells cannot meet the ball for an expert that is surely above or below, the
     lower end of the bracket is the radius itself.
     """
-    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, radius)
-    inside = _members(expert_set, len(bias))
-    no_pair = np.full((len(expert_set), 2), -1, np.int64)
+    problem = BallProblem.of(weight, bias, whole.expert_set.shape[1], centre, radius)
+    inside = _members(whole.expert_set, len(bias))
+    no_pair = np.full((len(inside), 2), -1, np.int64)
     cells, cell_exact = problem.filtered(inside, no_pair)
-    pairs = np.stack([out, into], axis=1).astype(np.int64)
-    facets, facet_exact = problem.filtered(inside[facets[:, 0]], pairs)
-    return MetBall(
-        cells[:, 1] < math.inf,
-        cells[:, 0],
-        cells[:, 1],
-        facets[:, 1] < math.inf,
-        facets[:, 0],
-        facets[:, 1],
-        cell_exact + facet_exact,
-    )
+    pairs = np.stack(whole.exchanged, axis=1).astype(np.int64)
+    facets, facet_exact = problem.filtered(inside[whole.facets[:, 0]], pairs)
+    return MetBall(cells, facets, cell_exact + facet_exact)
 
 
 def facet_distances(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-    swapped: tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]],
+    cells: Enumeration,
     centre: Float64[np.ndarray, "dims"],
     threads: int = 1,
-    simple: SimpleVertices | None = None,
 ) -> Float64[np.ndarray, "facets 2"]:
     """Proved brackets of the distances of facets, as ``filter_ball`` takes them, of any length.
 
-    Facets and their cells in order; with vertices of their diagram, only those whose nearest point
-    is none of them need a search.
+    Where vertices of the diagram are listed, only facets whose nearest point is none of them need a
+    search.
     """
-    problem = BallProblem.of(weight, bias, expert_set.shape[1], centre, math.inf)
-    if simple is None:
-        bracket = np.full((len(facets), 2), math.inf)
-    else:
-        bracket = nearest_vertices(weight, bias, expert_set, facets, centre, simple)
+    problem = BallProblem.of(weight, bias, cells.expert_set.shape[1], centre, math.inf)
+    bracket = nearest_vertices(weight, bias, cells, centre)
     left = np.flatnonzero(bracket[:, 1] == math.inf)
-    inside = _members(expert_set, len(bias))[facets[left, 0]]
-    pairs = np.stack(swapped, axis=1)[left].astype(np.int64)
+    inside = _members(cells.expert_set, len(bias))[cells.facets[left, 0]]
+    pairs = np.stack(cells.exchanged, axis=1)[left].astype(np.int64)
     bracket[left] = problem.filtered(inside, pairs, threads)[0]
     return bracket
 
@@ -390,12 +364,12 @@ class _GrowingCells:
         self._is_whole = True
 
     def run(self, hops: int | None) -> BallCells:
-        """Crosses facets until no new cell is found, or so many times."""
+        """Crosses facets until no new cell appears, at most ``hops`` times."""
         frontier, first, level = self._inside[0], 0, 0
-        known = np.empty((0, 3), np.int64)
+        listed = np.empty((0, 3), np.int64)
         while len(frontier) and self._is_whole and (hops is None or level < hops):
             level += 1
-            facet, bracket = self._facets_of(frontier, known)
+            facet, bracket = self._facets_of(frontier, listed)
             new, facets = self._entered(frontier, first, facet)
             # of a facet inside the frontier, which both cells find, the first finding is kept
             stop = first + len(frontier)
@@ -406,12 +380,12 @@ class _GrowingCells:
             self._inside.append(new)
             self._hops.append(np.full(len(new), level, np.int64))
             back = facets[facets[:, 1] >= stop][:, [1, 3, 2]] - [stop, 0, 0]
-            known = np.ascontiguousarray(back[np.argsort(back[:, 0], kind="stable")])
+            listed = np.ascontiguousarray(back[np.argsort(back[:, 0], kind="stable")])
             frontier, first = new, stop
         return self._result()
 
     def of_walk(self, whole: Enumeration, hops: int) -> BallCells:
-        """The same of all cells and facets of the space, none of them surely above or below."""
+        """The cells within ``hops`` facets, selected from all cells and facets of the space."""
         inside, facets = _members(whole.expert_set, self._problem.experts), whole.facets
         level = np.full(len(inside), -1, np.int64)
         level[(inside == self._inside[0]).all(axis=1)] = 0
@@ -433,18 +407,18 @@ class _GrowingCells:
         return self._result()
 
     def _facets_of(
-        self, frontier: Bool[np.ndarray, "cells kept"], known: Int64[np.ndarray, "known 3"]
+        self, frontier: Bool[np.ndarray, "cells contested"], listed: Int64[np.ndarray, "listed 3"]
     ) -> tuple[Int64[np.ndarray, "facets 3"], Float64[np.ndarray, "facets 2"]]:
-        """Facets of the cells that are not known yet: cell, out and into, and their brackets."""
+        """Facets of the cells that are not listed yet: cell, out and into, and their brackets."""
         problem, facets, brackets = self._problem, [], []
-        most = max(_FACETS, problem.k * (len(problem.kept) - problem.k))
+        most = max(_FACETS, problem.k * (len(problem.contested) - problem.k))
         facet, state = np.empty((most, 3), np.int64), np.empty(most, np.uint8)
         bracket, first = np.empty((most, 2)), 0
         room = BallFacets(facet, state, bracket, self._margin, self._tests)
         cells = np.ascontiguousarray(frontier)
         while first < len(frontier):
             first, num = facet_distance_loop(
-                problem.ball, problem.sure, problem.foot, cells, first, known, room
+                problem.ball, problem.sure, problem.foot, cells, first, listed, room
             )
             for n in np.flatnonzero(state[:num] == OPEN).tolist():
                 state[n], bracket[n] = self._settled(frontier, *facet[n].tolist())
@@ -454,7 +428,7 @@ class _GrowingCells:
         return np.concatenate(facets), np.concatenate(brackets)
 
     def _settled(
-        self, frontier: Bool[np.ndarray, "cells kept"], cell: int, out: int, into: int
+        self, frontier: Bool[np.ndarray, "cells contested"], cell: int, out: int, into: int
     ) -> tuple[int, tuple[float, float]]:
         if self._num_exact >= self._most_exact:
             raise TooManyTies(
@@ -472,11 +446,11 @@ class _GrowingCells:
 
     def _entered(
         self,
-        frontier: Bool[np.ndarray, "cells kept"],
+        frontier: Bool[np.ndarray, "cells contested"],
         first: int,
         facet: Int64[np.ndarray, "facets 3"],
-    ) -> tuple[Bool[np.ndarray, "new kept"], Int64[np.ndarray, "facets 4"]]:
-        """Numbers the cells behind the facets; new ones, and both cells, out and into of each."""
+    ) -> tuple[Bool[np.ndarray, "new contested"], Int64[np.ndarray, "facets 4"]]:
+        """Numbers the cells behind the facets; returns new cells, and cells and experts of each."""
         if not len(facet):
             return frontier[:0], np.empty((0, 4), np.int64)
         rows = np.arange(len(facet))
@@ -496,15 +470,15 @@ class _GrowingCells:
             elif number < 0:
                 self._is_whole = False
             numbers[n] = number
-        found = np.stack([first + facet[:, 0], numbers[kind], facet[:, 1], facet[:, 2]], axis=1)
-        return np.array(new, np.bool_).reshape(len(new), frontier.shape[1]), found
+        numbered = np.stack([first + facet[:, 0], numbers[kind], facet[:, 1], facet[:, 2]], axis=1)
+        return np.array(new, np.bool_).reshape(len(new), frontier.shape[1]), numbered
 
     def _result(self) -> BallCells:
         problem = self._problem
         inside, hops = np.concatenate(self._inside), np.concatenate(self._hops)
         whole = np.zeros((len(inside), problem.experts), np.bool_)
         whole[:, problem.fixed] = True
-        whole[:, problem.kept] = inside
+        whole[:, problem.contested] = inside
         k = problem.k + len(problem.fixed)
         expert_set = np.nonzero(whole)[1].reshape(len(inside), k)
         order = np.lexsort(expert_set.T[::-1])
@@ -513,7 +487,7 @@ class _GrowingCells:
         brackets = np.concatenate([np.empty((0, 2)), *self._brackets])
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        out, into = problem.kept[facets[:, 2]], problem.kept[facets[:, 3]]
+        out, into = problem.contested[facets[:, 2]], problem.contested[facets[:, 3]]
         is_turned = (out > into)[:, None]
         cells = place[np.where(is_turned, facets[:, 1::-1], facets[:, :2])]
         by_cell = np.lexsort([cells[:, 1], cells[:, 0]])
@@ -523,31 +497,28 @@ class _GrowingCells:
             ends.append(problem.ball.limits.radius - float(reached.max()))
         return BallCells(
             expert_set=expert_set[order].astype(np.int16),
-            distance_lower=bracket[order, 0],
-            distance_upper=bracket[order, 1],
-            nearest=problem.centre + step[order],
-            hops=hops[order],
+            witness=problem.centre + step[order],
             facets=cells[by_cell],
-            out=np.minimum(out, into)[by_cell].astype(np.int16),
-            into=np.maximum(out, into)[by_cell].astype(np.int16),
-            facet_distance_lower=brackets[by_cell, 0],
-            facet_distance_upper=brackets[by_cell, 1],
-            gap=max(0.0, float(min(ends))),
+            road="search",
+            cell_distance=bracket[order],
+            facet_distance=brackets[by_cell],
+            hops=hops[order],
+            clearance=max(0.0, float(min(ends))),
             num_tests=int(self._tests[0]),
             num_exact=self._num_exact,
             is_whole=self._is_whole,
         )
 
     def _distances(
-        self, inside: Bool[np.ndarray, "cells kept"]
+        self, inside: Bool[np.ndarray, "cells contested"]
     ) -> tuple[Float64[np.ndarray, "cells 2"], Float64[np.ndarray, "cells dims"]]:
         """Brackets of the distances of cells, and steps to their nearest points."""
         problem = self._problem
         no_pair = np.full((len(inside), 2), -1, np.int64)
         limits = problem.ball.limits._replace(radius=math.inf)
-        found = cell_distance(problem.ball._replace(limits=limits), inside, no_pair)
-        bracket, step = np.stack([found.lower, found.upper], axis=1), found.step
-        for n in np.flatnonzero(found.state != MET).tolist():
+        distances = cell_distance(problem.ball._replace(limits=limits), inside, no_pair)
+        bracket, step = np.stack([distances.lower, distances.upper], axis=1), distances.step
+        for n in np.flatnonzero(distances.state != MET).tolist():
             self._num_exact += 1
             expert_set = frozenset(np.flatnonzero(inside[n]).tolist())
             centre = [Fraction(value) for value in problem.centre.tolist()]
@@ -556,3 +527,162 @@ class _GrowingCells:
             bracket[n] = root_bracket(exact.squared)
             step[n] = [float(x - c) for x, c in zip(exact.point, centre, strict=True)]
         return bracket, step
+
+
+# ------------------------------------------------------------------------------------------- boxes
+#: Points of the box whose top k are tried before any linear program.
+_POINTS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class InBox:
+    """For each cell and facet the proof that it meets the open box, or that it does not."""
+
+    cells: tuple[CellPoint | NoCell, ...]
+    facets: tuple[FacetPoint | NoFacet, ...]
+
+    @property
+    def has_cell(self) -> Bool[np.ndarray, "cells"]:
+        """Cells with a point in the box."""
+        return np.array([isinstance(proof, CellPoint) for proof in self.cells], bool)
+
+    @property
+    def has_facet(self) -> Bool[np.ndarray, "facets"]:
+        """Facets with a point in the box."""
+        return np.array([isinstance(proof, FacetPoint) for proof in self.facets], bool)
+
+
+def surely_above(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    lower: Float64[np.ndarray, "dims"],
+    upper: Float64[np.ndarray, "dims"],
+) -> Bool[np.ndarray, "experts experts"]:
+    r"""[i, j]: i is above j in the whole box, ends included; False where float64 cannot tell.
+
+    .. math:: b_i - b_j + \sum_m \min((w_i - w_j)_m l_m, (w_i - w_j)_m u_m) > 0
+
+    less a bound of its rounding. Ends may be infinite: then only where the rows agree in that
+    coordinate or point the right way. Oracle in tests: fractions.
+    """
+    offsets = np.zeros(len(weight)) if bias is None else bias
+    above = np.zeros((len(weight), len(weight)), bool)
+    with np.errstate(all="ignore"):
+        for i in range(len(weight)):
+            ahead, free = weight[i] - weight, offsets[i] - offsets
+            ends = [np.where(ahead == 0, 0.0, ahead * end) for end in (lower, upper)]
+            # rounding is monotone: the least of the rounded products is the rounded least
+            least = np.minimum(*ends)
+            reach = np.abs(least).sum(axis=1) + np.abs(free)
+            above[i] = least.sum(axis=1) + free > _slack(weight.shape[1], reach)
+    return above
+
+
+def _slack(dims: int, reach: np.ndarray) -> np.ndarray:
+    """What differences, products and sums of so many terms may lose, underflow included."""
+    return 1.01 * (dims + 10) * _UNIT * reach + (dims + 4) * _TINY
+
+
+def filter_box(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    expert_sets: Integer[np.ndarray, "cells k"],
+    facets: Integer[np.ndarray, "facets 2"],
+    out: Integer[np.ndarray, "facets"],
+    into: Integer[np.ndarray, "facets"],
+    lower: Float64[np.ndarray, "dims"],
+    upper: Float64[np.ndarray, "dims"],
+    witness: Float64[np.ndarray, "cells dims"] | None = None,
+) -> InBox:
+    """For each cell and facet a proof that it meets the open box or does not.
+
+    A facet is a pair of rows of ``expert_sets``, of which the first has ``out`` and the second has
+    ``into``. A cell is excluded where one of the others is above a chosen expert in the whole box,
+    and proved by ``witness`` or a point of a sample where that lies inside; a facet is excluded
+    with one of its cells, and looked for between the points of both. A program decides the rest.
+
+    Raises ValueError as ``cell_certificate``.
+    """
+    above = surely_above(weight, bias, lower, upper)
+    guesses = _sampled(weight, bias, expert_sets.shape[1], lower, upper)
+    cells: list[CellPoint | NoCell] = []
+    for number, row in enumerate(expert_sets.tolist()):
+        excluded = _excluded(above, row)
+        if excluded is not None:
+            cells.append(excluded)
+            continue
+        guess = guesses.get(frozenset(row))
+        if witness is not None and ((lower < witness[number]) & (witness[number] < upper)).all():
+            guess = witness[number]
+        cells.append(cell_certificate(weight, bias, row, lower, upper, guess))
+    facet_proofs: list[FacetPoint | NoFacet] = []
+    for (first, second), leaves, enters in zip(
+        facets.tolist(), out.tolist(), into.tolist(), strict=True
+    ):
+        both = cells[first], cells[second]
+        neighbour = next((proof for proof in both if isinstance(proof, NoCell)), None)
+        guess = _crossing(weight, bias, both, leaves, enters)
+        facet_proofs.append(
+            facet_certificate(
+                weight,
+                bias,
+                expert_sets[first].tolist(),
+                leaves,
+                enters,
+                lower,
+                upper,
+                guess,
+                neighbour,
+            )
+        )
+    return InBox(tuple(cells), tuple(facet_proofs))
+
+
+def _excluded(above: np.ndarray, row: list[int]) -> NoCell | None:
+    """A chosen expert with one of the others above it."""
+    outside = np.ones(len(above), bool)
+    outside[row] = False
+    pairs = np.argwhere(above[np.ix_(outside, ~outside)])
+    if not len(pairs):
+        return None
+    j, i = np.flatnonzero(outside)[pairs[0, 0]], np.flatnonzero(~outside)[pairs[0, 1]]
+    return NoCell(((int(i), Fraction(1)),), ((int(j), Fraction(1)),))
+
+
+def _sampled(
+    weight: np.ndarray, bias: np.ndarray | None, k: int, lower: np.ndarray, upper: np.ndarray
+) -> dict[frozenset[int], np.ndarray]:
+    """Expert sets met by a sample of a box without open ends, with the widest margin of each."""
+    if not np.isfinite(upper - lower).all() or not 0 < k < len(weight):
+        return {}
+    points = lower + np.random.default_rng(0).random((_POINTS, len(lower))) * (upper - lower)
+    logits = points @ weight.T + (0.0 if bias is None else bias)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    ends = np.take_along_axis(logits, order[:, [k - 1, k]], axis=1)
+    point_of: dict[frozenset[int], np.ndarray] = {}
+    for number in np.argsort(ends[:, 1] - ends[:, 0], kind="stable").tolist():
+        point_of.setdefault(frozenset(order[number, :k].tolist()), points[number])
+    return point_of
+
+
+def _crossing(
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    both: tuple[CellPoint | NoCell, CellPoint | NoCell],
+    out: int,
+    into: int,
+) -> np.ndarray | None:
+    """Where the pair ties on the way from the point of one cell to that of the other."""
+    points = [proof.point for proof in both if isinstance(proof, CellPoint)]
+    if len(points) < 2:
+        return None
+    try:
+        start, stop = (np.array([float(x) for x in point]) for point in points)
+    except OverflowError:
+        return None
+    ahead = weight[out] - weight[into]
+    free = 0.0 if bias is None else bias[out] - bias[into]
+    gaps = ahead @ start + free, ahead @ stop + free
+    if not gaps[0] > 0 > gaps[1]:
+        return None
+    return start + gaps[0] / (gaps[0] - gaps[1]) * (stop - start)

@@ -10,19 +10,345 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from math import lcm
 
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, NoCell, NoFacet
-from moegeom.routing_cells.exact.problem import (
-    ExactProblem,
-    Multipliers,
-    Point,
-    exact_logit,
-    solve_strictly,
+from moegeom.routing_cells.exact.certificate_check import (
+    CellPoint,
+    FacetPoint,
+    NoCell,
+    NoFacet,
+    Weights,
 )
 
+Point = tuple[Fraction, ...]
+
+#: Coefficients of logits whose sum proves that there is no cell or facet.
+Multipliers = dict[int, Fraction]
+
+_UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
+
+
+class ExactProblem:
+    """One question about one cell or facet, with its numbers and its open box."""
+
+    def __init__(
+        self,
+        weight: np.ndarray,
+        bias: np.ndarray | None,
+        expert_set: Sequence[int],
+        swap: tuple[int, int] | None,
+        lower: np.ndarray | None,
+        upper: np.ndarray | None,
+    ) -> None:
+        experts, dims = weight.shape
+        self.weight = np.ascontiguousarray(weight) + 0.0  # no negative zeros: rows are compared
+        self.bias = np.zeros(experts) if bias is None else bias + 0.0
+        if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
+            raise ValueError("weights or biases are not all finite")
+        chosen = {int(i) for i in expert_set}
+        if not chosen or len(chosen) != len(expert_set) or not chosen <= set(range(experts)):
+            raise ValueError(f"the expert set is no set of experts below {experts}")
+        self.mask = np.zeros(experts, bool)
+        self.mask[sorted(chosen)] = True
+        others = set(range(experts)) - chosen
+        if swap is not None and not (swap[0] in chosen and swap[1] in others):
+            raise ValueError(f"{swap[0]} and {swap[1]} are no expert of the expert set and another")
+        self.swap = swap
+        self.is_boxed = lower is not None or upper is not None
+        self.lower = np.full(dims, -np.inf) if lower is None else lower
+        self.upper = np.full(dims, np.inf) if upper is None else upper
+        if not (self.lower < self.upper).all():
+            raise ValueError("the box has a lower end that is not below the upper one")
+        self.sign = np.where(self.mask, 1.0, -1.0)
+        with np.errstate(all="ignore"):
+            self.strict = np.arange(experts) if swap is None else self._strict(swap)
+
+    def _strict(self, swap: tuple[int, int]) -> np.ndarray:
+        """Experts other than the pair and its proper mixtures."""
+        out, into = swap
+        rows = np.column_stack([self.weight, self.bias])
+        ahead, own = rows[into] - rows[out], rows - rows[out]
+        m = int(np.argmax(np.abs(ahead)))
+        strict = np.ones(len(rows), bool)
+        strict[[out, into]] = False
+        if not ahead[m]:
+            return np.flatnonzero(strict)
+        # rounding leaves the differences within a few units of the numbers
+        size = np.abs(rows) + np.abs(rows[out]) + np.abs(rows[into])
+        off = np.abs(own * ahead[m] - own[:, [m]] * ahead)
+        near = ~(off > 16 * _UNIT * size * size[:, [m]] + _TINY)
+        between = [
+            expert
+            for expert in np.flatnonzero(strict & near.all(axis=1)).tolist()
+            if _is_between(rows[expert], rows[out], rows[into], m)
+        ]
+        # two on different sides of the level would change places there as well
+        if len(set(self.mask[between].tolist())) == 1:
+            strict[between] = False
+        return np.flatnonzero(strict)
+
+    def carried(self, neighbour: NoCell) -> Multipliers | None:
+        """The proof that a neighbouring cell is empty, where it also proves that the facet is.
+
+        It is none where it needs an expert that is free to tie with the pair.
+        """
+        multipliers = dict(neighbour.inside) | {j: -value for j, value in neighbour.outside}
+        pair, strict = set(self.swap or ()), set(self.strict.tolist())
+        for expert, value in multipliers.items():
+            if expert not in pair and (expert not in strict or (value > 0) != self.mask[expert]):
+                return None
+        if not any(multipliers.values()) or sum(multipliers.values()) != 0:
+            return None
+        total, in_the_way = self.most(multipliers)
+        return multipliers if total <= 0 and not len(in_the_way) else None
+
+    def equal_rows(self) -> Multipliers | None:
+        """Multipliers of two equal rows that prove no cell, or no facet of that pair."""
+        if self.swap is not None:
+            out, into = self.swap
+            if (self.weight[out] != self.weight[into]).any():
+                return None
+            sign = 1 if self.bias[out] <= self.bias[into] else -1
+            return {out: Fraction(sign), into: Fraction(-sign)}
+        best: dict[bytes, int] = {}
+        keys = [row.tobytes() for row in self.weight]
+        for j in np.flatnonzero(~self.mask).tolist():
+            if keys[j] not in best or self.bias[j] > self.bias[best[keys[j]]]:
+                best[keys[j]] = j
+        for i in np.flatnonzero(self.mask).tolist():
+            j = best.get(keys[i])
+            if j is not None and self.bias[i] <= self.bias[j]:
+                return {i: Fraction(1), j: Fraction(-1)}
+        return None
+
+    def on_facet(self, point: Point) -> Point | None:
+        """The point moved along one axis to where the pair ties; None where it never does."""
+        if self.swap is None:
+            return point
+        out, into = self.swap
+        ahead = self.weight[out] - self.weight[into]
+        m = int(np.argmax(np.abs(ahead)))
+        rate = Fraction(self.weight[out, m]) - Fraction(self.weight[into, m])
+        if not rate:
+            return None
+        gap = exact_logit(self.weight[out], self.bias[out], point) - exact_logit(
+            self.weight[into], self.bias[into], point
+        )
+        return (*point[:m], point[m] - gap / rate, *point[m + 1 :])
+
+    def holds(self, point: Point) -> bool:
+        """Whether the point proves the cell or facet: by error bounds, exactly where they fail."""
+        sides = zip(point, self.lower.tolist(), self.upper.tolist(), strict=True)
+        if self.is_boxed and not all(low < x < high for x, low, high in sides):
+            return False
+        low, high = self._intervals(point)
+        inside = self.strict[self.mask[self.strict]].tolist()
+        outside = self.strict[~self.mask[self.strict]].tolist()
+        if self.swap is None:
+            if not outside:
+                return True
+            if high[inside].min() <= low[outside].max():
+                return False
+            worst, best = low[inside].min(), high[outside].max()
+            lowest = [self.value(i, point) for i in inside if not low[i] > best]
+            highest = [self.value(j, point) for j in outside if not high[j] < worst]
+            return not lowest or not highest or min(lowest) > max(highest)
+        level = self.value(self.swap[0], point)
+        if level != self.value(self.swap[1], point):
+            return False
+        low_level, high_level = min(low[list(self.swap)]), max(high[list(self.swap)])
+        return all(low[i] > high_level or self.value(i, point) > level for i in inside) and all(
+            high[j] < low_level or self.value(j, point) < level for j in outside
+        )
+
+    def _intervals(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
+        """Enclosures of all logits, infinite where float64 has no word for it."""
+        try:
+            x = np.array([float(value) for value in point])
+        except OverflowError:
+            return np.full(len(self.bias), -np.inf), np.full(len(self.bias), np.inf)
+        used = np.flatnonzero(x)
+        rows, x = self.weight[:, used], x[used]
+        value, reach = rows @ x + self.bias, np.abs(rows) @ np.abs(x) + np.abs(self.bias)
+        # roundings of x, of products, of sums and of the bound; and all that may underflow
+        error = 1.01 * (len(point) + 8) * _UNIT * reach
+        error += _TINY * (np.abs(self.weight).sum(axis=1) + len(point) + 2)
+        low, high = value - error, value + error
+        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+    def value(self, expert: int, point: Point) -> Fraction:
+        return exact_logit(self.weight[expert], self.bias[expert], point)
+
+    def most(self, coefficients: dict[int, Fraction]) -> tuple[Fraction, np.ndarray]:
+        """The maximum of a combination of logits in the box, and where it is unbounded."""
+        terms = list(coefficients.items())
+        total = sum((c * Fraction(self.bias[i]) for i, c in terms), Fraction(0))
+        in_the_way = []
+        for m in range(self.weight.shape[1]):
+            value = sum((c * Fraction(self.weight[i, m]) for i, c in terms), Fraction(0))
+            end = self.upper[m] if value > 0 else self.lower[m]
+            if value and np.isfinite(end):
+                total += value * Fraction(end)
+            elif value:
+                in_the_way.append(m)
+        return total, np.array(in_the_way, np.int64)
+
+    def split(self, multipliers: Multipliers) -> tuple[Multipliers, Multipliers]:
+        """Chosen and other experts, but for the pair, with positive weights."""
+        pair = self.swap or ()
+        own = {i: abs(value) for i, value in sorted(multipliers.items()) if value and i not in pair}
+        inside = {i: value for i, value in own.items() if self.mask[i]}
+        return inside, {j: value for j, value in own.items() if not self.mask[j]}
+
+    def no_cell(self, multipliers: Multipliers) -> NoCell:
+        """Weights that sum to 1 on either side."""
+        inside, outside = self.split(multipliers)
+        return NoCell(
+            _of_sum(inside, sum(inside.values())), _of_sum(outside, sum(outside.values()))
+        )
+
+    def no_facet(self, multipliers: Multipliers) -> NoFacet:
+        """Weights that sum to 1 without those of the pair, or a pair alone with 1 and -1."""
+        inside, outside = self.split(multipliers)
+        out, into = (multipliers.get(expert, Fraction(0)) for expert in self.swap or ())
+        total = sum([*inside.values(), *outside.values()]) or abs(out)
+        weights = _of_sum(inside, total), _of_sum(outside, total)
+        return NoFacet(*weights, (out / total, into / total))
+
+
+def _of_sum(multipliers: Multipliers, total: Fraction | int) -> Weights:
+    return tuple((expert, value / total) for expert, value in multipliers.items())
+
+
+def exact_logit(row: np.ndarray, offset: float, point: Sequence[Fraction]) -> Fraction:
+    """The logit of a row at a point, in exact arithmetic."""
+    terms = (Fraction(w) * x for w, x in zip(row.tolist(), point, strict=True) if x)
+    return sum(terms, Fraction(offset))
+
+
+def _is_between(own: np.ndarray, one: np.ndarray, other: np.ndarray, m: int) -> bool:
+    """Whether a row is a proper mixture of two that differ in coordinate m."""
+    a, b, c = ([Fraction(value) for value in row.tolist()] for row in (one, other, own))
+    share = (c[m] - a[m]) / (b[m] - a[m])
+    mixed = (x + share * (y - x) for x, y in zip(a, b, strict=True))
+    return 0 < share < 1 and all(x == y for x, y in zip(mixed, c, strict=True))
+
+
+def solve_strictly(
+    rows: Sequence[Sequence[Fraction]], fixed: int
+) -> tuple[Fraction, ...] | list[Fraction]:
+    """u with r[0] + r[1:] u > 0 for all rows, = 0 for the first ``fixed``, or multipliers of rows.
+
+    Multipliers, >= 0 but for the fixed, sum the rows up to a constant that is <= 0. The linear
+    program max s, r[0] + r[1:] u >= s, by criss-cross steps of least index, which always end, from
+    the first rows that are independent; in integers over one denominator (Edmonds). Fixed rows must
+    be independent. Source: Terlaky, "A convergent criss-cross method", 1985.
+    """
+    scale = [lcm(*(value.denominator for value in row)) for row in rows]
+    table = _Table(
+        [
+            [*(int(value * unit) for value in row), 0 if r < fixed else -unit]
+            for r, (row, unit) in enumerate(zip(rows, scale, strict=True))
+        ],
+        fixed,
+    )
+    ray = table.solve()
+    margin = table.basic.index(table.margin) if table.margin in table.basic else None
+    if ray is None and margin is not None and table.entries[margin, 0] <= 0:
+        multipliers = [Fraction(0)] * len(rows)
+        for column, label in enumerate(table.other):
+            if 0 <= label < len(rows):
+                value = Fraction(-table.entries[margin, column], table.common)
+                multipliers[label] = value * scale[label]
+        return multipliers
+    return table.point(ray)
+
+
+class _Table:
+    """Rows in terms of as many unknowns: common * basic = entries @ (1, other).
+
+    Labels are those of the rows, then of the unknowns; the last one is the margin, and that of the
+    constant column is -1. The first ``fixed`` rows are 0 once they are in columns.
+    """
+
+    def __init__(self, entries: list[list[int]], fixed: int) -> None:
+        self.entries, self.common = np.array(entries, object), 1
+        self.num, width = self.entries.shape
+        self._fixed, self.margin = fixed, self.num + width - 2
+        self.basic = list(range(self.num))
+        self.other = [-1, *range(self.num, self.num + width - 1)]
+
+    def solve(self) -> int | None:
+        """Pivots to the widest margin; returns the column in which it is unbounded, or None."""
+        for row in range(self.num):
+            free = [c for c, label in enumerate(self.other) if label >= self.num]
+            column = next((c for c in free if self.entries[row, c]), None)
+            if column is not None:
+                self._pivot(row, column)
+        if self.margin in self.other:
+            return self.other.index(self.margin)
+        while True:
+            margin = self.entries[self.basic.index(self.margin)]
+            rows = {label: r for r, label in enumerate(self.basic) if self._is_strict(label)}
+            columns = {label: c for c, label in enumerate(self.other) if self._is_strict(label)}
+            wrong = [label for label, r in rows.items() if self.entries[r, 0] < 0]
+            wrong += [label for label, c in columns.items() if margin[c] > 0]
+            if not wrong:
+                return None
+            first = min(wrong)
+            if first in rows:
+                row = rows[first]
+                # the margin may fall as far as it likes: some column helps
+                self._pivot(
+                    row, columns[min(i for i, c in columns.items() if self.entries[row, c] > 0)]
+                )
+                continue
+            column = columns[first]
+            stops = [label for label, r in rows.items() if self.entries[r, column] < 0]
+            if not stops:
+                return column
+            self._pivot(rows[min(stops)], column)
+
+    def _is_strict(self, label: int) -> bool:
+        return self._fixed <= label < self.num
+
+    def _pivot(self, row: int, column: int) -> None:
+        """The variable of the row and that of the column change places."""
+        own, lead = self.entries[row].copy(), self.entries[row, column]
+        rates = self.entries[:, column].copy()
+        self.entries = (self.entries * lead - np.outer(rates, own)) // self.common
+        self.entries[:, column] = rates
+        self.entries[row] = -own
+        self.entries[row, column] = self.common
+        self.common = lead
+        if lead < 0:
+            self.entries, self.common = -self.entries, -lead
+        self.basic[row], self.other[column] = self.other[column], self.basic[row]
+
+    def point(self, ray: int | None) -> tuple[Fraction, ...]:
+        """The unknowns but for the margin, as far along the ray as makes the margin win."""
+        start = self.entries[:, 0]
+        rate = 0 * start if ray is None else self.entries[:, ray]
+        step = Fraction(0)
+        if ray is not None:
+            short = [-start[r] for r, label in enumerate(self.basic) if self._is_strict(label)]
+            margin = Fraction(max([0, *short]), self.common) + 1
+            if self.margin in self.basic:
+                row = self.basic.index(self.margin)
+                step = max(Fraction(0), (margin * self.common - start[row]) / rate[row])
+            else:
+                step = margin
+        unknowns = dict.fromkeys(range(self.num, self.margin), Fraction(0))
+        for row, label in enumerate(self.basic):
+            if self.num <= label < self.margin:
+                unknowns[label] = (start[row] + rate[row] * step) / Fraction(self.common)
+        return tuple(unknowns.values())
+
+
+# -------------------------------------------------------------------------------- certificates
 #: Significant bits to which a proposed point is cut down while it still is a proof.
 _BITS = (6, 12, 26, 53)
 
@@ -38,8 +364,7 @@ def cell_certificate(
     upper: Float64[np.ndarray, "dims"] | None = None,
     guess: Float64[np.ndarray, "dims"] | None = None,
 ) -> CellPoint | NoCell:
-    """A point strictly inside the cell of an expert set, and the box, or a proof that there is
-    none.
+    """A point strictly inside the cell of an expert set and the box, or a proof of none.
 
     The numbers are taken as they are, exact dyadic rationals; sides of the open box may be infinite
     and ``bias`` None is a central router. For rank E - 1 (whole routers) a linear system gives the
@@ -50,8 +375,8 @@ def cell_certificate(
     Oracle in tests: the certified instances of docs/theory.md G1, and ``check_certificate``.
     """
     problem = ExactProblem(weight, bias, expert_set, None, lower, upper)
-    found = _solve(problem, guess)
-    return CellPoint(found) if isinstance(found, tuple) else problem.no_cell(found)
+    proof = _solve(problem, guess)
+    return CellPoint(proof) if isinstance(proof, tuple) else problem.no_cell(proof)
 
 
 def facet_certificate(
@@ -78,12 +403,12 @@ def facet_certificate(
     """
     problem = ExactProblem(weight, bias, expert_set, (int(out), int(into)), lower, upper)
     carried = None if neighbour is None else problem.carried(neighbour)
-    found = carried or _solve(problem, guess)
-    return FacetPoint(found) if isinstance(found, tuple) else problem.no_facet(found)
+    proof = carried or _solve(problem, guess)
+    return FacetPoint(proof) if isinstance(proof, tuple) else problem.no_facet(proof)
 
 
 def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multipliers:
-    """From the cheapest proof to the one that always ends."""
+    """Tries proofs from the cheapest one to the one that always ends."""
     with np.errstate(all="ignore"):
         return (
             problem.equal_rows()
@@ -95,20 +420,20 @@ def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multiplie
 
 
 def _checked(problem: ExactProblem, proposals: Iterable[np.ndarray | Point]) -> Point | None:
-    """The first proposed point that is one, in as few bits as it takes."""
+    """The first proposed point that is a proof, rounded to as few bits as possible."""
     for point in proposals:
         if isinstance(point, np.ndarray) and not np.isfinite(point).all():
             continue
         cut = [point] if isinstance(point, tuple) else (_rounded(point, b) for b in _BITS)
         for some in cut:
-            found = problem.on_facet(some)
-            if found is not None and problem.holds(found):
-                return found
+            moved = problem.on_facet(some)
+            if moved is not None and problem.holds(moved):
+                return moved
     return None
 
 
 def _middle(problem: ExactProblem) -> np.ndarray:
-    """The middle of the box: for k = E, and for luck."""
+    """The middle of the box: a proof for k = E, and sometimes otherwise."""
     return (np.maximum(problem.lower, -1e6) + np.minimum(problem.upper, 1e6)) / 2
 
 
@@ -121,19 +446,19 @@ def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
     row_scale = np.exp2(-np.frexp(np.abs(rows).max(axis=1))[1].astype(float))
     columns = _columns(rows * row_scale[:, None], experts - 1)
     square = rows[:, columns] * row_scale[:, None]
-    wanted = np.sign(problem.sign)
+    target = np.sign(problem.sign)
     if problem.swap is not None:
-        wanted[list(problem.swap)] = 0.0
+        target[list(problem.swap)] = 0.0
     # the margin is of the size of the biases
-    wanted = (wanted[1:] - wanted[0]) * np.exp2(np.frexp(max(np.abs(free).max(), 1e-300))[1])
+    target = (target[1:] - target[0]) * np.exp2(np.frexp(max(np.abs(free).max(), 1e-300))[1])
     try:
         inverse = np.linalg.inv(square)
     except np.linalg.LinAlgError:
         return
     x = np.zeros(dims)
-    x[columns] = inverse @ ((wanted - free) * row_scale)
+    x[columns] = inverse @ ((target - free) * row_scale)
     yield x
-    if not np.isfinite(x).all() or not np.isfinite(wanted).all():
+    if not np.isfinite(x).all() or not np.isfinite(target).all():
         return
     exact, size = [Fraction(value) for value in x.tolist()], np.inf
     for _ in range(_CORRECTIONS):
@@ -141,7 +466,7 @@ def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
         left = [
             float(Fraction(goal) + level - exact_logit(row, offset, exact))
             for goal, row, offset in zip(
-                wanted.tolist(), problem.weight[1:], problem.bias[1:], strict=True
+                target.tolist(), problem.weight[1:], problem.bias[1:], strict=True
             )
         ]
         step, before = inverse @ (np.array(left) * row_scale), size
@@ -154,7 +479,7 @@ def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
 
 
 def _program(problem: ExactProblem) -> Point | Multipliers:
-    """HiGHS and then exact arithmetic, with more columns until the multipliers hold in all."""
+    """The exact answer from a proposal of HiGHS, with columns added until it holds in all."""
     experts, dims = problem.weight.shape
     columns = np.arange(dims)
     if not problem.is_boxed:
@@ -164,26 +489,25 @@ def _program(problem: ExactProblem) -> Point | Multipliers:
         columns = np.union1d(columns, np.argmax(np.abs(ahead)))
     while True:
         point, multipliers, order, support = _proposal(problem, columns)
-        found = _checked(problem, [point]) or _rounded_proof(problem, multipliers)
-        if found is None and support:
-            found = _exact_program(problem, columns, order[:support])
-        if found is None or (isinstance(found, tuple) and not problem.holds(found)):
-            found = _exact_program(problem, columns, order)
-        if isinstance(found, tuple):
-            assert problem.holds(found), "an exact point is a proof"
-            return found
-        total, in_the_way = problem.most(found)
+        proof = _checked(problem, [point]) or _rounded_proof(problem, multipliers)
+        if proof is None and support:
+            proof = _exact_program(problem, columns, order[:support])
+        if proof is None or (isinstance(proof, tuple) and not problem.holds(proof)):
+            proof = _exact_program(problem, columns, order)
+        if isinstance(proof, tuple):
+            assert problem.holds(proof), "an exact point is a proof"
+            return proof
+        total, in_the_way = problem.most(proof)
         if not len(in_the_way):
             assert total <= 0, "exact multipliers are a proof"
-            return found
+            return proof
         columns = np.union1d(columns, in_the_way[: len(columns) + 1])
 
 
 def _proposal(
     problem: ExactProblem, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """What HiGHS says: a point with the widest margin, multipliers, and the rows by effective
-    margin.
+    """The answer of HiGHS: a point of the widest margin, multipliers, and rows, the tightest first.
 
     The number is that of the rows that alone may be a proof: where there is room, none.
 
@@ -222,32 +546,32 @@ def _proposal(
     if solved.status != 0:
         return point, multipliers, np.arange(len(right)), 0
     point[columns] = solved.x[:size] * unit / column_scale
-    found = -solved.ineqlin.marginals
+    tightness = -solved.ineqlin.marginals
     multipliers[:] = 0.0
-    multipliers[strict] = sign * np.maximum(found[: len(strict)], 0.0)
+    multipliers[strict] = sign * np.maximum(tightness[: len(strict)], 0.0)
     multipliers[tied] = solved.eqlin.marginals
-    support = int((found > 1e-9 * found.max()).sum()) if -solved.fun < 1e-6 else 0
-    return point, multipliers, np.lexsort([solved.slack, -found]), support
+    support = int((tightness > 1e-9 * tightness.max()).sum()) if -solved.fun < 1e-6 else 0
+    return point, multipliers, np.lexsort([solved.slack, -tightness]), support
 
 
 def _rounded_proof(problem: ExactProblem, multipliers: np.ndarray) -> Multipliers | None:
-    """Multipliers of HiGHS as they are where a box without open ends leaves them room."""
+    """Rounded multipliers of HiGHS, where they are a proof in a box without open ends."""
     is_open = np.isinf(problem.lower).any() or np.isinf(problem.upper).any()
     if is_open or not np.isfinite(multipliers).all() or not multipliers.any():
         return None
     cut = np.rint(multipliers / np.abs(multipliers).max() * 2.0**40)
-    found = {int(i): Fraction(cut[i]) for i in np.flatnonzero(cut)}
-    over = sum(found.values(), Fraction(0))
+    rounded = {int(i): Fraction(cut[i]) for i in np.flatnonzero(cut)}
+    over = sum(rounded.values(), Fraction(0))
     if problem.swap is not None:
-        found[problem.swap[0]] = found.get(problem.swap[0], Fraction(0)) - over
-        if not any(found.values()):
+        rounded[problem.swap[0]] = rounded.get(problem.swap[0], Fraction(0)) - over
+        if not any(rounded.values()):
             return None
-    elif len(problem.split(found)[0]) in (0, len(found)):
+    elif len(problem.split(rounded)[0]) in (0, len(rounded)):
         return None
     else:
-        chosen = sum((v for v in found.values() if v > 0), Fraction(0))
-        found = {i: v if v > 0 else v * chosen / (chosen - over) for i, v in found.items()}
-    return found if problem.most(found)[0] <= 0 else None
+        chosen = sum((v for v in rounded.values() if v > 0), Fraction(0))
+        rounded = {i: v if v > 0 else v * chosen / (chosen - over) for i, v in rounded.items()}
+    return rounded if problem.most(rounded)[0] <= 0 else None
 
 
 def _exact_program(
@@ -269,14 +593,14 @@ def _exact_program(
     for ends, sign in ((problem.lower[columns], 1), (problem.upper[columns], -1)):
         rows += [side(m, ends[m], sign) for m in np.flatnonzero(np.isfinite(ends)).tolist()]
     rows = [*map(logit, tied), *(rows[r] for r in order)]
-    found = solve_strictly(rows, len(tied))
-    if isinstance(found, tuple):
+    solution = solve_strictly(rows, len(tied))
+    if isinstance(solution, tuple):
         point = [Fraction(0)] * problem.weight.shape[1]
-        for column, value in zip(columns.tolist(), found[:-1], strict=True):
+        for column, value in zip(columns.tolist(), solution[:-1], strict=True):
             point[column] = value
         return tuple(point)
-    multipliers = dict(zip(tied, found, strict=False))
-    for r, value in zip(order.tolist(), found[len(tied) :], strict=True):
+    multipliers = dict(zip(tied, solution, strict=False))
+    for r, value in zip(order.tolist(), solution[len(tied) :], strict=True):
         if r < len(problem.strict) and value:
             expert = int(problem.strict[r])
             multipliers[expert] = int(problem.sign[expert]) * value
@@ -284,7 +608,7 @@ def _exact_program(
 
 
 def _rounded(point: np.ndarray, bits: int) -> Point:
-    """So many bits below the largest coordinate; as it is for 53."""
+    """The point rounded to ``bits`` bits of its largest coordinate; unchanged for 53."""
     largest = np.abs(point).max(initial=0.0)
     if bits < 53 and largest > 2.0**-900:
         step = 2.0 ** (np.frexp(largest)[1] - bits)

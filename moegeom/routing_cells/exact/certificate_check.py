@@ -1,4 +1,4 @@
-r"""Certificates of cells and facets, and their check: integers alone, nothing of what found them.
+r"""Certificates of cells and facets, and a check in integers that shares no code with the search.
 
 A point x proves that the open cell of S is not empty where :math:`z_i(x) > z_j(x)` for all i in S
 and j outside. Convex combinations prove that it is empty where
@@ -29,42 +29,51 @@ Weights = tuple[tuple[int, Fraction], ...]
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 
 
+class _Written:
+    """A certificate that can be written as JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Hexadecimal numerators, some with an expert, and the common denominator of all."""
+        kind, paired = next((n, f) for n, (kind, f) in _KINDS.items() if kind is type(self))
+        parts: dict[str, Sequence[Any]] = vars(self)
+        numbers = [x[1] if paired[name] else x for name, part in parts.items() for x in part]
+        common = lcm(*(number.denominator for number in numbers))
+
+        def hexadecimal(number: Fraction) -> str:
+            return hex(number.numerator * (common // number.denominator))
+
+        record: dict[str, Any] = {"kind": kind, "denominator": hex(common)}
+        for name, part in parts.items():
+            record[name] = [
+                [x[0], hexadecimal(x[1])] if paired[name] else hexadecimal(x) for x in part
+            ]
+        return record
+
+
 @dataclass(frozen=True)
-class CellPoint:
+class CellPoint(_Written):
     """A point strictly inside a cell."""
 
     point: tuple[Fraction, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Hexadecimal numerators and their common denominator."""
-        return _written("cell_point", {"point": self.point})
-
 
 @dataclass(frozen=True)
-class NoCell:
+class NoCell(_Written):
     """Weights of chosen and of other experts, each of sum 1, whose mean logits prove no cell."""
 
     inside: Weights
     outside: Weights
 
-    def as_json(self) -> dict[str, Any]:
-        """Experts with hexadecimal numerators, and the common denominator of all."""
-        return _written("no_cell", {"inside": self.inside, "outside": self.outside})
-
 
 @dataclass(frozen=True)
-class FacetPoint:
+class FacetPoint(_Written):
     """A point at which the two experts of a swap tie and all others are strictly apart."""
 
     point: tuple[Fraction, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Hexadecimal numerators and their common denominator."""
-        return _written("facet_point", {"point": self.point})
-
 
 @dataclass(frozen=True)
-class NoFacet:
+class NoFacet(_Written):
     r"""Weights of the other experts, and of out and into with any sign, that prove no facet.
 
     :math:`\sum \lambda_i z_i - \sum \mu_j z_j + \alpha z_{out} + \beta z_{into} \le 0` everywhere,
@@ -74,11 +83,6 @@ class NoFacet:
     inside: Weights
     outside: Weights
     tied: tuple[Fraction, Fraction]
-
-    def as_json(self) -> dict[str, Any]:
-        """Experts with hexadecimal numerators, and the common denominator of all."""
-        parts = {"inside": self.inside, "outside": self.outside, "tied": self.tied}
-        return _written("no_facet", parts)
 
 
 Certificate = CellPoint | NoCell | FacetPoint | NoFacet
@@ -92,20 +96,6 @@ _KINDS: dict[str, tuple[Any, dict[str, bool]]] = {
 }
 
 
-def _written(kind: str, parts: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    paired = _KINDS[kind][1]
-    numbers = [x[1] if paired[name] else x for name, part in parts.items() for x in part]
-    common = lcm(*(number.denominator for number in numbers))
-
-    def hexadecimal(number: Fraction) -> str:
-        return hex(number.numerator * (common // number.denominator))
-
-    found: dict[str, Any] = {"kind": kind, "denominator": hex(common)}
-    for name, part in parts.items():
-        found[name] = [[x[0], hexadecimal(x[1])] if paired[name] else hexadecimal(x) for x in part]
-    return found
-
-
 def from_json(data: object) -> Certificate:
     """The certificate that ``as_json`` wrote, from data that may be anything.
 
@@ -117,8 +107,8 @@ def from_json(data: object) -> Certificate:
     if kind is None:
         raise ValueError(f"no certificate is of kind {data['kind'][:40]!r}: {', '.join(_KINDS)}")
     if set(data) != {"kind", "denominator", *fields}:
-        wanted = ", ".join(["denominator", *fields])
-        raise ValueError(f"a certificate of kind {data['kind']} has {wanted} and nothing else")
+        expected = ", ".join(["denominator", *fields])
+        raise ValueError(f"a certificate of kind {data['kind']} has {expected} and nothing else")
     reader = _Reader(data["denominator"])
     parts = []
     for name, is_paired in fields.items():
@@ -132,7 +122,7 @@ def from_json(data: object) -> Certificate:
 
 
 class _Reader:
-    """Fractions of a common denominator, up to so many digits in all."""
+    """Reads fractions of a common denominator, within a limit of digits."""
 
     def __init__(self, denominator: object) -> None:
         self._left = CERTIFICATE_DIGITS_IN_ALL
@@ -187,7 +177,7 @@ def check_certificate(
 
 
 def _integers(values: np.ndarray) -> tuple[list[Any], int]:
-    """Float64 numbers as integers over a common power of two, and that."""
+    """Float64 numbers as integers over a common power of two, and that power."""
     if not np.isfinite(values).all():
         raise ValueError("weights or biases are not all finite")
     ratios = [value.as_integer_ratio() for value in values.ravel().tolist()]
@@ -198,7 +188,7 @@ def _integers(values: np.ndarray) -> tuple[list[Any], int]:
 
 
 class _Claim:
-    """An expert set and what is asked of it, with numbers as integers."""
+    """A statement about an expert set, with all numbers as integers."""
 
     def __init__(
         self,
@@ -261,8 +251,8 @@ class _Claim:
         both sides of the level change places there themselves, so that there is no such facet.
         """
         assert self._swap is not None, "asked of facets"
-        found = frozenset(i for i in range(len(self._rows)) if self._is_between(i, *self._swap))
-        return found if found <= self._inside or found <= self._outside else frozenset()
+        mixtures = frozenset(i for i in range(len(self._rows)) if self._is_between(i, *self._swap))
+        return mixtures if mixtures <= self._inside or mixtures <= self._outside else frozenset()
 
     def _is_between(self, expert: int, out: int, into: int) -> bool:
         one, other, own = self._rows[out], self._rows[into], self._rows[expert]

@@ -1,14 +1,72 @@
-"""How often the top-k set changes along a segment of inputs, in exact arithmetic."""
+"""The top-k sets along a line, and how often they change along a segment, in exact arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 from jaxtyping import Float64, Int64
+
+Piece = tuple[frozenset[int], Fraction | None, Fraction | None]
+
+
+def sweep(
+    slope: Sequence[Fraction],
+    offset: Sequence[Fraction],
+    k: int,
+    start: Fraction | None = None,
+) -> Iterator[Piece]:
+    """Top-k sets of ``slope * x + offset`` from left to right, with the interval of each.
+
+    From just right of ``start``, or from the far left. Ends are None where there are none. Of equal
+    lines the lower number wins, so that their cells are tie-broken; no interval is empty. From one
+    break to the next by Newton steps on the lower envelope of the chosen lines against the upper
+    one of the others. For 0 < k < E.
+    """
+    lines = range(len(slope))
+    while True:
+        order = sorted(lines, key=lambda i: _key(i, start, slope, offset))
+        chosen, others = order[:k], order[k:]
+        stop = _next_break(chosen, others, slope, offset)
+        yield frozenset(chosen), start, stop
+        if stop is None:
+            return
+        start = stop
+
+
+def _key(
+    i: int, at: Fraction | None, slope: Sequence[Fraction], offset: Sequence[Fraction]
+) -> tuple[Fraction, Fraction, int]:
+    """Descending values just right of ``at``; far to the left where that is None."""
+    if at is None:
+        return slope[i], -offset[i], i
+    return -(slope[i] * at + offset[i]), -slope[i], i
+
+
+def _next_break(
+    chosen: Sequence[int],
+    others: Sequence[int],
+    slope: Sequence[Fraction],
+    offset: Sequence[Fraction],
+) -> Fraction | None:
+    """Where one of the others first overtakes a chosen line; None where none ever does."""
+    out = min(chosen, key=lambda i: (slope[i], offset[i]))
+    into = max(others, key=lambda j: (slope[j], offset[j]))
+    nearest = None
+    while slope[into] > slope[out]:
+        at = (offset[out] - offset[into]) / (slope[into] - slope[out])
+        if nearest is not None and at >= nearest:
+            break
+        nearest = at
+        values = [rate * at + value for rate, value in zip(slope, offset, strict=True)]
+        out = min(chosen, key=lambda i: (values[i], slope[i]))
+        into = max(others, key=lambda j: (values[j], slope[j]))
+        if values[out] >= values[into]:
+            break
+    return nearest
 
 
 @dataclass(frozen=True)
@@ -35,87 +93,47 @@ def exact_crossings(
     for k = E.
 
     Raises ValueError for k outside 1..E and logits that are not finite. Source: docs/theory.md G1
-    (d = 1); oracle in tests: all pairs of lines, their crossings sorted, and the sweep over a line.
+    (d = 1); oracle in tests: all pairs of lines, their crossings sorted.
     """
     if not 1 <= k <= len(start):
         raise ValueError(f"top_k {k} of {len(start)} experts")
     if not (np.isfinite(start).all() and np.isfinite(stop).all()):
         raise ValueError("logits at the ends of a segment that are not finite")
-    kept, places = _contenders(start, stop, k)
-    if not 0 < places < len(kept):
+    places, lines = _contenders(start, stop, k)
+    if not 0 < places < len(lines):
         return []
-    first, last = _integers(start[kept], stop[kept])
-    sets = [(Fraction(0), _top(first, places))]
-    sets += [(Fraction(*at), chosen) for at, chosen in _pieces(first, last, places)]
-    sets.append((Fraction(1), _top(last, places)))
-    found = []
-    for (_, before), (at, after) in pairwise(sets):
+    first, last = ([Fraction(value) for value in end[lines].tolist()] for end in (start, stop))
+    slope = [after - before for before, after in zip(first, last, strict=True)]
+    pieces = (
+        (at or Fraction(0), chosen) for chosen, at, _ in sweep(slope, first, places, Fraction(0))
+    )
+    inner = takewhile(lambda piece: piece[0] < 1, pieces)
+    sets = [(Fraction(0), _top(first, places)), *inner]
+    crossings = []
+    for (_, before), (at, after) in pairwise([*sets, (Fraction(1), _top(last, places))]):
         if before != after:
-            out, into = sorted(before - after), sorted(after - before)
-            found.append(Crossing(at, _numbers(kept, out), _numbers(kept, into)))
-    return found
+            out, into = (
+                tuple(lines[n] for n in sorted(some)) for some in (before - after, after - before)
+            )
+            crossings.append(Crossing(at, out, into))
+    return crossings
 
 
-def _contenders(start: np.ndarray, stop: np.ndarray, k: int) -> tuple[list[int], int]:
-    """Experts that enter or leave perhaps, and how many places they share.
+def _top(values: Sequence[Fraction], k: int) -> frozenset[int]:
+    return frozenset(sorted(range(len(values)), key=lambda i: (-values[i], i))[:k])
+
+
+def _contenders(start: np.ndarray, stop: np.ndarray, k: int) -> tuple[int, list[int]]:
+    """The number of places that may change hands, and the experts that may enter or leave.
 
     The others have k experts above them at both ends, or E - k below, hence on the whole segment.
     """
     low, high = np.minimum(start, stop), np.maximum(start, stop)
     if k == len(start):
-        return [], 0
+        return 0, []
     never = high < np.sort(low)[-k]
     always = low > np.sort(high)[-k - 1]
-    return np.flatnonzero(~never & ~always).tolist(), k - int(always.sum())
-
-
-def _integers(start: np.ndarray, stop: np.ndarray) -> tuple[list[int], list[int]]:
-    """All values times one power of two, by which nothing changes."""
-    ratios = [value.as_integer_ratio() for value in [*start.tolist(), *stop.tolist()]]
-    scale = max(denominator for _, denominator in ratios)
-    values = [numerator * (scale // denominator) for numerator, denominator in ratios]
-    return values[: len(start)], values[len(start) :]
-
-
-def _top(values: list[int], k: int) -> frozenset[int]:
-    return frozenset(sorted(range(len(values)), key=lambda i: (-values[i], i))[:k])
-
-
-def _pieces(
-    first: list[int], last: list[int], k: int
-) -> Iterator[tuple[tuple[int, int], frozenset[int]]]:
-    """The sets on the open intervals of 0 < t < 1, with the beginning n / d of each as (n, d)."""
-    slope = [b - a for a, b in zip(first, last, strict=True)]
-    at: tuple[int, int] | None = (0, 1)
-    while at is not None:
-        values = _values(first, last, at)
-        order = sorted(range(len(first)), key=lambda i: (-values[i], -slope[i], i))
-        yield at, frozenset(order[:k])
-        at = _next_break(first, last, order[:k], order[k:])
-
-
-def _values(first: list[int], last: list[int], at: tuple[int, int]) -> list[int]:
-    """Logits at n / d, times d."""
-    to_start, to_stop = at[1] - at[0], at[0]
-    return [a * to_start + b * to_stop for a, b in zip(first, last, strict=True)]
-
-
-def _next_break(
-    first: list[int], last: list[int], chosen: list[int], others: list[int]
-) -> tuple[int, int] | None:
-    """Where, before 1, one of the others first overtakes a chosen one; by Newton steps from 1."""
-    values, found = last, None
-    while True:
-        out, into = min(chosen, key=values.__getitem__), max(others, key=values.__getitem__)
-        if values[out] >= values[into]:
-            return found
-        ahead, behind = first[out] - first[into], last[into] - last[out]
-        found = ahead, ahead + behind
-        values = _values(first, last, found)
-
-
-def _numbers(kept: list[int], places: list[int]) -> tuple[int, ...]:
-    return tuple(kept[place] for place in places)
+    return k - int(always.sum()), np.flatnonzero(~never & ~always).tolist()
 
 
 @dataclass(frozen=True)

@@ -2,120 +2,179 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, product
-from math import comb
+from operator import mul
 
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.core.text import number_of
-from moegeom.routing_cells.exact.dictionary import Arrangement, inverse_of
-from moegeom.routing_cells.exact.exact_walk import ExpertSet, Hull, Point, exact_walk
-from moegeom.routing_cells.exact.rank import independent_columns, rank
+from moegeom.routing_cells.exact.crossings import sweep
+from moegeom.routing_cells.exact.dictionary import (
+    Arrangement,
+    Dictionary,
+    dictionary,
+    independent_columns,
+    rank,
+)
 
-Piece = tuple[frozenset[int], Fraction | None, Fraction | None]
+ExpertSet = frozenset[int]
+Point = tuple[Fraction, ...]
 
 
-def sweep(slope: Sequence[Fraction], offset: Sequence[Fraction], k: int) -> Iterator[Piece]:
-    """Top-k sets of ``slope * x + offset`` from left to right, with the interval of each.
+@dataclass(eq=False)
+class Hull:
+    """Vertices and rays that span a cell or a facet."""
 
-    Ends are None where there are none. Of equal lines the lower number wins, so that their cells
-    are tie-broken; no interval is empty. From one break to the next by Newton steps on the lower
-    envelope of the chosen lines against the upper one of the others. For 0 < k < E.
+    vertices: list[Point] = field(default_factory=list)
+    rays: list[Point] = field(default_factory=list)
+
+    def inner(self) -> list[Fraction]:
+        """A point of the relative interior: the mean of the vertices, and the sum of the rays."""
+        count = len(self.vertices)
+        return [
+            sum(column, Fraction(0)) / count + sum((ray[m] for ray in self.rays), Fraction(0))
+            for m, column in enumerate(zip(*self.vertices, strict=True))
+        ]
+
+
+@dataclass(eq=False)
+class ExactDiagram:
+    """Cells and facets of the perturbed instance, as hulls; facets by the pair of their cells."""
+
+    cells: dict[ExpertSet, Hull] = field(default_factory=dict)
+    facets: dict[tuple[ExpertSet, ExpertSet], Hull] = field(default_factory=dict)
+    num_vertices: int = 0
+
+
+def exact_walk(arrangement: Arrangement, k: int) -> ExactDiagram:
+    """All cells with k experts above and the facets between them, for d >= 2 and full rank.
+
+    The rows less the first must have rank d, and 0 < k < E. Ties are broken as if the bias of a
+    lower number were larger by more: cells of the instance itself are among those found.
     """
-    lines = range(len(slope))
-    start: Fraction | None = None
-    while True:
-        order = sorted(lines, key=lambda i: _key(i, start, slope, offset))
-        chosen, others = order[:k], order[k:]
-        stop = _next_break(chosen, others, slope, offset)
-        yield frozenset(chosen), start, stop
-        if stop is None:
-            return
-        start = stop
+    diagram = ExactDiagram()
+    first = first_vertex(arrangement, k)
+    if first is None:
+        return diagram
+    seen, left = {frozenset(first.on)}, [first]
+    while left:
+        vertex = left.pop()
+        diagram.num_vertices += 1
+        point = vertex.point(arrangement)
+        for hull in _around(diagram, vertex.on, vertex.above, k):
+            hull.vertices.append(point)
+        for column, upwards in diagram_edges(vertex, k, arrangement.dimension):
+            met = vertex.shot(column, upwards)
+            if met is None:
+                ray = vertex.direction(column, upwards)
+                leaving = vertex.on[column]
+                above = vertex.above | {leaving} if upwards else vertex.above
+                rest = [expert for expert in vertex.on if expert != leaving]
+                for hull in _around(diagram, rest, above, k):
+                    hull.rays.append(ray)
+                continue
+            on = tuple(sorted({*vertex.on, met} - {vertex.on[column]}))
+            if frozenset(on) not in seen:
+                seen.add(frozenset(on))
+                following = dictionary(arrangement, on)
+                assert following is not None, "an edge ends in a vertex"
+                left.append(following)
+    return diagram
 
 
-def _key(
-    i: int, at: Fraction | None, slope: Sequence[Fraction], offset: Sequence[Fraction]
-) -> tuple[Fraction, Fraction, int]:
-    """Descending values just right of ``at``; far to the left where that is None."""
-    if at is None:
-        return slope[i], -offset[i], i
-    return -(slope[i] * at + offset[i]), -slope[i], i
+def diagram_edges(vertex: Dictionary, k: int, dimension: int) -> Iterator[tuple[int, bool]]:
+    """Edges of the diagram at a vertex: which expert leaves the level, and to which side."""
+    above = len(vertex.above)
+    for column in range(len(vertex.on)):
+        if above <= k - 2:
+            yield column, True
+        if above >= k - dimension + 1:
+            yield column, False
 
 
-def _next_break(
-    chosen: Sequence[int],
-    others: Sequence[int],
-    slope: Sequence[Fraction],
-    offset: Sequence[Fraction],
-) -> Fraction | None:
-    """Where one of the others first overtakes a chosen line; None where none ever does."""
-    out = min(chosen, key=lambda i: (slope[i], offset[i]))
-    into = max(others, key=lambda j: (slope[j], offset[j]))
-    found = None
-    while slope[into] > slope[out]:
-        at = (offset[out] - offset[into]) / (slope[into] - slope[out])
-        if found is not None and at >= found:
-            break
-        found = at
-        values = [rate * at + value for rate, value in zip(slope, offset, strict=True)]
-        out = min(chosen, key=lambda i: (values[i], slope[i]))
-        into = max(others, key=lambda j: (values[j], slope[j]))
-        if values[out] >= values[into]:
-            break
-    return found
+def _around(
+    diagram: ExactDiagram, on: Sequence[int], above: frozenset[int], k: int
+) -> Iterator[Hull]:
+    """Cells and facets that meet where ``on`` are on the level and ``above`` over it."""
+    for some in itertools.combinations(on, k - len(above)):
+        expert_set = above | set(some)
+        yield diagram.cells.setdefault(expert_set, Hull())
+        for out, into in itertools.product(some, (expert for expert in on if expert not in some)):
+            if out < into:  # each facet once: from the side on which the lower number is chosen
+                pair = (expert_set, expert_set - {out} | {into})
+                yield diagram.facets.setdefault(pair, Hull())
 
 
+def first_vertex(arrangement: Arrangement, k: int) -> Dictionary | None:
+    """A vertex of the order-k diagram; None where there is none.
+
+    Often one of the experts around rank k at a point without pattern, else of any experts.
+    """
+    size = arrangement.dimension + 1
+    every = itertools.combinations(range(arrangement.num_experts), size)
+    for on in itertools.chain(_guesses(arrangement, k), every):
+        vertex = dictionary(arrangement, on)
+        if vertex is not None and is_of_order(vertex, k, arrangement.dimension):
+            return vertex
+    return None
+
+
+def is_of_order(vertex: Dictionary, k: int, dimension: int) -> bool:
+    """Whether cells with k experts above meet at the vertex."""
+    return k - dimension <= len(vertex.above) <= k - 1
+
+
+def _guesses(arrangement: Arrangement, k: int) -> Iterator[tuple[int, ...]]:
+    """As many experts around rank k as a vertex takes, at points of the size of the numbers."""
+    experts, d = arrangement.num_experts, arrangement.dimension
+    weight, bias = (np.array(part, np.float64) for part in (arrangement.weight, arrangement.bias))
+    generator = np.random.default_rng(1)
+    # one scale for rows and one for biases, so that points lie where logits are comparable
+    scale = max(float(np.abs(bias).max()), 1e-12) / max(float(np.abs(weight).max()), 1e-12)
+    starts = np.clip(k - 1 - np.arange(d + 1), 0, experts - d - 1)
+    for attempt in range(16):
+        point = generator.standard_normal(d) * scale * 2.0 ** (attempt % 4 - 2)
+        order = np.argsort(-(weight @ point + bias), kind="stable")
+        for around in np.sort(order[starts[:, None] + np.arange(d + 1)], axis=1).tolist():
+            yield tuple(around)
+
+
+# ----------------------------------------------------------------------------------------- cells
 Pair = tuple[ExpertSet, ExpertSet]
 
-
-class CellPlace:
-    """Where a point of a chart or of a few columns lies among all coordinates."""
-
-    def __init__(self, whole: Callable[[Sequence[Fraction]], list[Fraction]]) -> None:
-        self._whole = whole
-
-    def __call__(self, inner: Sequence[Fraction]) -> list[Fraction]:
-        return self._whole(inner)
-
-    @staticmethod
-    def on_chart(mixture: Sequence[Fraction], side: Fraction) -> CellPlace:
-        """Points whose last coordinate is such that the mixed one is ``side``."""
-
-        def whole(inner: Sequence[Fraction]) -> list[Fraction]:
-            last = side - sum((c * x for c, x in zip(mixture, inner, strict=True)), Fraction(0))
-            return [*inner, last]
-
-        return CellPlace(whole)
-
-    def after(self, columns: Sequence[int], total: int) -> CellPlace:
-        """This place for points that have some of the columns only."""
-        return CellPlace(lambda inner: self._whole(_spread(inner, columns, total)))
+#: From a point of a chart, or of a few columns, to the same point in all coordinates.
+Place = Callable[[Sequence[Fraction]], list[Fraction]]
 
 
-def _spread(inner: Sequence[Fraction], columns: Sequence[int], total: int) -> list[Fraction]:
-    point = [Fraction(0)] * total
-    for column, value in zip(columns, inner, strict=True):
-        point[column] = value
-    return point
+def _in_columns(columns: Sequence[int], total: int, place: Place = list) -> Place:
+    """The place of points that have some of the columns only; the others are 0."""
+
+    def whole(inner: Sequence[Fraction]) -> list[Fraction]:
+        value = dict(zip(columns, inner, strict=True))
+        return place([value.get(column, Fraction(0)) for column in range(total)])
+
+    return whole
 
 
-class Checked:
-    """Takes proposed cells and facets with a point each, and keeps those that the point proves.
+def _on_chart(mixture: Sequence[Fraction], side: Fraction) -> Place:
+    """The place of points whose last coordinate is such that the mixed one is ``side``."""
+    return lambda inner: [*inner, side - sum(map(mul, mixture, inner))]
+
+
+class _Checked:
+    """Proposed cells and facets that a point proves, with that point.
 
     With ``tie_broken`` equal experts are told apart, the lower number ahead; else what is a cell
-    then only is kept as ``tied``.
+    then only is ``tied``.
     """
 
-    def __init__(
-        self, rows: Sequence[Sequence[Fraction]], offsets: Sequence[Fraction], tie_broken: bool
-    ) -> None:
-        self._rows, self._offsets, self._tie_broken = rows, offsets, tie_broken
-        self._ranks, self._class_of = _classes(rows, offsets), _first_equals(rows, offsets)
+    def __init__(self, router: Arrangement, tie_broken: bool) -> None:
+        self._router, self._tie_broken = router, tie_broken
+        self._class_of = first_equals(router)
         self.cells: dict[ExpertSet, Point] = {}
         self.tied: set[ExpertSet] = set()
         self.facets: dict[Pair, Point] = {}
@@ -124,9 +183,9 @@ class Checked:
     def add_cell(self, expert_set: ExpertSet, point: Sequence[Fraction], is_bounded: bool) -> bool:
         """Whether the expert set is ahead of all others at the point: then it is a cell."""
         if expert_set not in self.cells:
-            values = self._values(point)
-            others = [j for j in range(len(values)) if j not in expert_set]
-            if not all(self._is_ahead(values, i, j) for i in expert_set for j in others):
+            logits = self._router.at(point)
+            others = [j for j in range(len(logits)) if j not in expert_set]
+            if not all(self._is_ahead(logits, i, j) for i in expert_set for j in others):
                 return False
             splits = {self._class_of[i] for i in expert_set} & {self._class_of[j] for j in others}
             if splits and not self._tie_broken:
@@ -137,66 +196,45 @@ class Checked:
             self.unbounded.add(expert_set)
         return True
 
-    def _is_ahead(self, values: Sequence[tuple[Fraction, int]], one: int, other: int) -> bool:
-        """Ahead by the logit, or of equal experts by the rank."""
-        if values[one][0] != values[other][0]:
-            return values[one][0] > values[other][0]
-        return self._class_of[one] == self._class_of[other] and values[one] > values[other]
+    def _is_ahead(self, logits: Sequence[Fraction], one: int, other: int) -> bool:
+        """Ahead by the logit, or of equal experts by the number."""
+        if logits[one] != logits[other]:
+            return logits[one] > logits[other]
+        return self._class_of[one] == self._class_of[other] and one < other
 
     def add_facet(self, pair: Pair, point: Sequence[Fraction]) -> bool:
         """Whether only the pair that is exchanged ties at the point: then it is a facet."""
         (out,), (into,) = pair[0] - pair[1], pair[1] - pair[0]
-        values = self._values(point)
-        level = values[out][0]
-        inside = [values[i][0] for i in pair[0] if i != out]
-        outside = [v[0] for j, v in enumerate(values) if j not in pair[0] and j != into]
-        if self._rows[out] == self._rows[into] or values[into][0] != level:
+        logits = self._router.at(point)
+        level = logits[out]
+        inside = [logits[i] for i in pair[0] if i != out]
+        outside = [value for j, value in enumerate(logits) if j not in pair[0] and j != into]
+        if self._router.weight[out] == self._router.weight[into] or logits[into] != level:
             return False
         if min(inside, default=level + 1) <= level or max(outside, default=level - 1) >= level:
             return False
         return self.add_known_facet(*pair, point)
 
     def add_known_facet(self, one: ExpertSet, other: ExpertSet, point: Sequence[Fraction]) -> bool:
-        """Whether two cells, both of them kept, share a facet around the point, known to be one."""
+        """Whether two sets, which share a facet around the point, are both cells."""
         if one == other or one not in self.cells or other not in self.cells:
             return False
         first, second = sorted((one, other), key=sorted)
         self.facets.setdefault((first, second), tuple(point))
         return True
 
-    def _values(self, point: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
-        """Logits, and the rank among equal experts."""
-        return [
-            (sum((w * x for w, x in zip(row, point, strict=True)), offset), -number)
-            for row, offset, number in zip(self._rows, self._offsets, self._ranks, strict=True)
-        ]
 
-
-def _classes(rows: Sequence[Sequence[Fraction]], offsets: Sequence[Fraction]) -> list[int]:
-    """For each expert how many of lower number are equal to it."""
-    seen: dict[tuple[Fraction, ...], int] = {}
-    ranks = []
-    for row, offset in zip(rows, offsets, strict=True):
-        key = (*row, offset)
-        ranks.append(seen.get(key, 0))
-        seen[key] = ranks[-1] + 1
-    return ranks
-
-
-def _first_equals(rows: Sequence[Sequence[Fraction]], offsets: Sequence[Fraction]) -> list[int]:
-    """For each expert the first one that is equal to it."""
+def first_equals(router: Arrangement) -> list[int]:
+    """For each expert the first one whose row and bias are equal."""
     first: dict[tuple[Fraction, ...], int] = {}
+    experts = zip(router.weight, router.bias, strict=True)
     return [
-        first.setdefault((*row, offset), number)
-        for number, (row, offset) in enumerate(zip(rows, offsets, strict=True))
+        first.setdefault((*row, offset), number) for number, (row, offset) in enumerate(experts)
     ]
 
 
 #: Coefficients of the coordinate on which the charts of a central router lie: without pattern.
 _MIXTURE = (3, -7, 11, -13, 17, -19, 23, -29, 31, -37, 41)
-
-#: Cells that a closed form lists.
-MOST_LISTED = 10**6
 
 
 @dataclass(frozen=True)
@@ -234,49 +272,43 @@ def exact_cells(
     Raises ValueError for k outside 1..E. Source: docs/theory.md G1; the certified instances there
     are the oracle in tests.
     """
-    rows = [[Fraction(float(value)) for value in row] for row in weight]
-    offsets = [Fraction(0)] * len(rows) if bias is None else [Fraction(float(b)) for b in bias]
-    experts = len(rows)
+    experts, dims = weight.shape
     if not 1 <= k <= experts:
         raise ValueError(f"top_k {k} of {experts} experts")
-    kept = independent_columns(rows)
-    inner = [[row[column] for column in kept] for row in rows]
-    checked = Checked(inner, offsets, tie_broken)
+    router = Arrangement.of(weight, np.zeros(experts) if bias is None else bias)
+    columns = independent_columns(router.weight)
+    inner = router.in_columns(columns)
+    checked = _Checked(inner, tie_broken)
     if k == experts:
-        checked.add_cell(frozenset(range(experts)), [Fraction(0)] * len(kept), is_bounded=False)
-    elif len(kept) == experts - 1:
-        _all_subsets(inner, offsets, k, checked)
-    elif bias is None and len(kept) > 1:  # on a line the charts would miss the facet at 0
-        _central(inner, k, checked)
+        checked.add_cell(frozenset(range(experts)), [Fraction(0)] * len(columns), is_bounded=False)
+    elif bias is None and len(columns) > 1:  # on a line the charts would miss the facet at 0
+        _central(inner.weight, k, checked)
     else:
-        _affine(inner, offsets, k, checked, CellPlace(list))
-    spread = CellPlace(list).after(kept, len(rows[0]))
+        _affine(inner, k, checked, list)
+    place = _in_columns(columns, dims)
     return ExactCells(
-        {cell: tuple(spread(point)) for cell, point in checked.cells.items()},
-        {pair: tuple(spread(point)) for pair, point in checked.facets.items()},
-        frozenset(checked.cells if len(kept) < len(rows[0]) else checked.unbounded),
+        {cell: tuple(place(point)) for cell, point in checked.cells.items()},
+        {pair: tuple(place(point)) for pair, point in checked.facets.items()},
+        frozenset(checked.cells if len(columns) < dims else checked.unbounded),
         frozenset(checked.tied),
     )
 
 
-def _central(rows: Sequence[Sequence[Fraction]], k: int, checked: Checked) -> None:
+def _central(rows: Sequence[Sequence[Fraction]], k: int, checked: _Checked) -> None:
     """Logits without bias: cells are cones, met by one of two affine charts on either side of 0.
 
     The charts lie at +1 and -1 of a coordinate that is mixed from all, so that no facet lies in the
     plane between them, where no chart would meet it.
     """
-    size = len(rows[0])
     for shift in range(len(_MIXTURE)):
-        mixture = [Fraction(_MIXTURE[(m + shift) % len(_MIXTURE)]) for m in range(size - 1)]
+        turned = [*_MIXTURE[shift:], *_MIXTURE[:shift]]
+        mixture = [Fraction(turned[m % len(turned)]) for m in range(len(rows[0]) - 1)]
         if not any(_is_along([*mixture, Fraction(1)], a, b) for a, b in combinations(rows, 2)):
             break
-    mixed = [
-        [*(v - c * row[-1] for v, c in zip(row[:-1], mixture, strict=True)), row[-1]]
-        for row in rows
-    ]
+    chart = [[v - c * row[-1] for v, c in zip(row, mixture, strict=False)] for row in rows]
     for side in (Fraction(1), Fraction(-1)):
-        chart, offsets = [row[:-1] for row in mixed], [side * row[-1] for row in mixed]
-        _affine(chart, offsets, k, checked, CellPlace.on_chart(mixture, side))
+        part = Arrangement(chart, [side * row[-1] for row in rows])
+        _affine(part, k, checked, _on_chart(mixture, side))
     checked.unbounded |= set(checked.cells)
 
 
@@ -288,88 +320,58 @@ def _is_along(normal: Sequence[Fraction], a: Sequence[Fraction], b: Sequence[Fra
     return all(d == difference[-1] * n for d, n in zip(difference, normal, strict=True))
 
 
-def _affine(
-    rows: Sequence[Sequence[Fraction]],
-    offsets: Sequence[Fraction],
-    k: int,
-    checked: Checked,
-    place: CellPlace,
-) -> None:
+def _affine(router: Arrangement, k: int, checked: _Checked, place: Place) -> None:
     """Cells of an affine instance; ``place`` takes its points to those of the router."""
-    columns = independent_columns(rows) if rows[0] else []
-    if len(columns) < len(rows[0]):
-        inner = [[row[column] for column in columns] for row in rows]
-        _affine(inner, offsets, k, checked, place.after(columns, len(rows[0])))
+    columns = independent_columns(router.weight) if router.weight[0] else []
+    if len(columns) < len(router.weight[0]):
+        inner = _in_columns(columns, len(router.weight[0]), place)
+        _affine(router.in_columns(columns), k, checked, inner)
     elif not columns:
-        order = sorted(range(len(rows)), key=lambda i: (-offsets[i], i))
+        order = sorted(range(len(router.bias)), key=lambda i: (-router.bias[i], i))
         checked.add_cell(frozenset(order[:k]), place([]), is_bounded=False)
     elif len(columns) == 1:
-        _swept([row[0] for row in rows], offsets, k, checked, place)
+        _swept([row[0] for row in router.weight], router.bias, k, checked, place)
     else:
-        walked = exact_walk(Arrangement(rows, offsets), k)
+        diagram = exact_walk(router, k)
         is_simple = True
-        for expert_set, hull in walked.cells.items():
+        for expert_set, hull in diagram.cells.items():
             point = place(hull.inner())
             is_simple &= checked.add_cell(expert_set, point, is_bounded=not hull.rays)
-        for pair, hull in walked.facets.items():
+        for pair, hull in diagram.facets.items():
             is_simple &= checked.add_facet(pair, place(hull.inner()))
-        if not is_simple:
-            for expert_set, hull in walked.cells.items():
-                if expert_set in checked.cells:
-                    _facets(expert_set, hull, rows, offsets, checked, place)
+        for expert_set, hull in {} if is_simple else diagram.cells.items():
+            if expert_set in checked.cells:
+                _facets(expert_set, hull, router, checked, place)
 
 
 def _facets(
-    expert_set: ExpertSet,
-    hull: Hull,
-    rows: Sequence[Sequence[Fraction]],
-    offsets: Sequence[Fraction],
-    checked: Checked,
-    place: CellPlace,
+    expert_set: ExpertSet, hull: Hull, router: Arrangement, checked: _Checked, place: Place
 ) -> None:
     """Facets of a cell at which more than one pair may tie: what lies behind each of its facets."""
-
-    def gap(out: int, into: int, point: Sequence[Fraction], offset: int) -> Fraction:
-        terms = ((a - b) * x for a, b, x in zip(rows[out], rows[into], point, strict=True))
-        return sum(terms, Fraction(0)) + offset * (offsets[out] - offsets[into])
-
-    for out, into in product(expert_set, set(range(len(rows))) - expert_set):
-        vertices = [point for point in hull.vertices if gap(out, into, point, 1) == 0]
-        rays = [ray for ray in hull.rays if gap(out, into, ray, 0) == 0]
-        if not vertices or rows[out] == rows[into]:
+    experts = range(router.num_experts)
+    at = [(vertex, router.at(vertex)) for vertex in hull.vertices]
+    along = [(ray, router.along(ray)) for ray in hull.rays]
+    for out, into in product(expert_set, set(experts) - expert_set):
+        vertices = [vertex for vertex, logits in at if logits[out] == logits[into]]
+        rays = [ray for ray, slopes in along if slopes[out] == slopes[into]]
+        if not vertices or router.weight[out] == router.weight[into]:
             continue
         spanned = [[a - b for a, b in zip(v, vertices[0], strict=True)] for v in vertices[1:]]
-        if rank([*spanned, *map(list, rays)]) < len(rows[0]) - 1:
+        if rank([*spanned, *map(list, rays)]) < router.dimension - 1:
             continue
         inner = Hull(vertices, rays).inner()
-        away = [b - a for a, b in zip(rows[out], rows[into], strict=True)]
-        behind = _top_behind(inner, away, rows, offsets, len(expert_set))
-        checked.add_known_facet(expert_set, behind, place(inner))
-
-
-def _top_behind(
-    point: Sequence[Fraction],
-    away: Sequence[Fraction],
-    rows: Sequence[Sequence[Fraction]],
-    offsets: Sequence[Fraction],
-    k: int,
-) -> ExpertSet:
-    """The top k just behind a point, in a direction."""
-
-    def key(expert: int) -> tuple[Fraction, Fraction, int]:
-        value = sum((w * x for w, x in zip(rows[expert], point, strict=True)), offsets[expert])
-        slope = sum((w * a for w, a in zip(rows[expert], away, strict=True)), Fraction(0))
-        return -value, -slope, expert
-
-    return frozenset(sorted(range(len(rows)), key=key)[:k])
+        away = [b - a for a, b in zip(router.weight[out], router.weight[into], strict=True)]
+        keys = list(zip(router.at(inner), router.along(away), (-i for i in experts), strict=True))
+        behind = sorted(experts, key=keys.__getitem__, reverse=True)[: len(expert_set)]
+        checked.add_known_facet(expert_set, frozenset(behind), place(inner))
 
 
 def _swept(
     slope: Sequence[Fraction],
     offset: Sequence[Fraction],
     k: int,
-    checked: Checked,
-    place: CellPlace,
+    checked: _Checked,
+    place: Place,
 ) -> None:
     before: ExpertSet | None = None
     for expert_set, start, stop in sweep(slope, offset, k):
@@ -386,42 +388,6 @@ def _middle(start: Fraction | None, stop: Fraction | None) -> Fraction:
     return start + 1 if stop is None else (start + stop) / 2
 
 
-def _all_subsets(
-    rows: Sequence[Sequence[Fraction]],
-    offsets: Sequence[Fraction],
-    k: int,
-    checked: Checked,
-) -> None:
-    """Rank E - 1: logits take every value but for a common shift, so that every set is a cell."""
-    experts = len(rows)
-    if comb(experts, k) > MOST_LISTED:
-        raise ValueError(f"{number_of(comb(experts, k), 'cell')}, all subsets: counted, not listed")
-    differences = [
-        [value - first for value, first in zip(row, rows[0], strict=True)] for row in rows[1:]
-    ]
-    inverse = inverse_of(differences)
-    assert inverse is not None, "rank E - 1"
-
-    def solve(expert_set: ExpertSet, tied: Sequence[int]) -> list[Fraction]:
-        """x with logits 1 on an expert set, 0 elsewhere, one half on a tied pair; but a shift."""
-        wanted = [Fraction(int(i in expert_set)) for i in range(experts)]
-        for expert in tied:
-            wanted[expert] = Fraction(1, 2)
-        right = [wanted[i] - offsets[i] - (wanted[0] - offsets[0]) for i in range(1, experts)]
-        return [
-            sum((a * b for a, b in zip(row, right, strict=True)), Fraction(0)) for row in inverse
-        ]
-
-    listed = [frozenset(some) for some in combinations(range(experts), k)]
-    for expert_set in listed:
-        checked.add_cell(expert_set, solve(expert_set, ()), is_bounded=False)
-    for expert_set in listed:
-        for out, into in product(expert_set, set(range(experts)) - expert_set):
-            if out < into:
-                pair = (expert_set, expert_set - {out} | {into})
-                checked.add_facet(pair, solve(expert_set, (out, into)))
-
-
-def expert_sets(found: ExactCells) -> list[tuple[int, ...]]:
+def expert_sets(exact: ExactCells) -> list[tuple[int, ...]]:
     """Cells as sorted tuples, in order."""
-    return sorted(tuple(sorted(expert_set)) for expert_set in found.cells)
+    return sorted(tuple(sorted(expert_set)) for expert_set in exact.cells)

@@ -19,8 +19,7 @@ from itertools import product
 from math import lcm
 from operator import mul
 
-from moegeom.routing_cells.exact.dictionary import Arrangement
-from moegeom.routing_cells.exact.rank import rank
+from moegeom.routing_cells.exact.dictionary import Arrangement, rank, solved
 
 Vector = tuple[Fraction, ...]
 Pair = tuple[int, int]
@@ -134,8 +133,8 @@ def inner(
     if across is not None and not any(across):
         return Inner.SHARED
     equation = None if across is None else (exchanged or (0, 0), across, 0)
-    found, active, _ = _least(arrangement.dimension, worst, equation)
-    if found is not None:
+    shortest, active, _ = _least(arrangement.dimension, worst, equation)
+    if shortest is not None:
         return Inner.WHOLE
     tight = [levels.slope(p) for p in active if p != exchanged]
     if across is None or any(_rank([across, slope]) == 2 for slope in tight):
@@ -181,8 +180,8 @@ def _least(
     while (violated := worst(active.step())) is not None:
         farkas = active.enforce(violated)
         if farkas is not None:
-            kept = [(p, value) for p, value in farkas if value != 0]
-            return None, tuple(p for p, _ in kept), tuple(v for _, v in kept)
+            weights = [(p, value) for p, value in farkas if value != 0]
+            return None, tuple(p for p, _ in weights), tuple(v for _, v in weights)
     pairs = tuple(pair for pair, _, _ in active.constraints)
     return active.step(), pairs, tuple(active.multipliers)
 
@@ -249,22 +248,13 @@ class _Active:
     def _share(self, onto: Sequence[int]) -> Over:
         """The multiples of the active slopes that come closest to one with these products.
 
-        Normal equations by Gauss-Jordan in which no division leaves a remainder (Bareiss 1968): a
-        Gram matrix of independent rows is positive definite, every pivot is one of its minors.
+        Normal equations: the Gram matrix of independent rows has an inverse.
         """
         slopes = [other for _, other, _ in self.constraints]
-        rows = [[*(_dot(a, b) for b in slopes), own] for a, own in zip(slopes, onto, strict=True)]
-        before = 1
-        for m, own in enumerate(rows):
-            lead = own[m]
-            for r, row in enumerate(rows):
-                if r != m:
-                    factor = row[m]
-                    rows[r] = [
-                        (v * lead - factor * o) // before for v, o in zip(row, own, strict=True)
-                    ]
-            before = lead
-        return [row[-1] for row in rows], before
+        gram = [[*(_dot(a, b) for b in slopes), own] for a, own in zip(slopes, onto, strict=True)]
+        share = solved(gram)
+        assert share is not None, "active constraints are independent"
+        return [value for (value,) in share[0]], share[1]
 
 
 @dataclass(frozen=True, eq=False)

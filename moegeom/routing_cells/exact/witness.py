@@ -10,11 +10,16 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Bool, Float64, Int16
 
-from moegeom.routing_cells.exact.certificate import cell_certificate
+from moegeom.routing_cells.exact.certificate import (
+    ExactProblem,
+    Point,
+    cell_certificate,
+    exact_logit,
+    solve_strictly,
+)
 from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell, check_certificate
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import exact_nearest
-from moegeom.routing_cells.exact.problem import ExactProblem, Point, exact_logit, solve_strictly
 
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
@@ -62,16 +67,16 @@ def strict_witnesses(
         guess = proposed[n]
         if np.isfinite(guess).all() and cell.holds(tuple(map(Fraction, guess.tolist()))):
             continue
-        point[n], found = np.nan, None
-        for found in cell.points(guess):
-            near = _as_floats(found)
+        point[n], rational = np.nan, None
+        for rational in cell.points(guess):
+            near = _as_floats(rational)
             if near is not None and cell.holds(tuple(map(Fraction, near))):
                 point[n] = near
                 break
         else:
-            if found is None:
+            if rational is None:
                 raise ValueError(f"no point of cell {cell.expert_set} in the domain")
-            exact[n] = CellPoint(found)
+            exact[n] = CellPoint(rational)
     return Witnesses(point, exact)
 
 
@@ -102,7 +107,7 @@ def _surely(
 ) -> Bool[np.ndarray, "cells"]:
     """Where float64 proves the points: logits less a bound of their rounding."""
     dims = weight.shape[1]
-    found = np.zeros(len(point), dtype=bool)
+    is_sure = np.zeros(len(point), dtype=bool)
     sizes = np.abs(weight)
     for start in range(0, len(point), _AT_ONCE):
         x = point[start : start + _AT_ONCE]
@@ -117,8 +122,8 @@ def _surely(
             share = ((x / radius) ** 2).sum(axis=1)
             within = share < 1.0 - 2.0 * (dims + 8) * _UNIT
             within &= (np.abs(x) < half).all(axis=1)
-            found[start : start + _AT_ONCE] = (least > most) & within & np.isfinite(error).all(1)
-    return found
+            is_sure[start : start + _AT_ONCE] = (least > most) & within & np.isfinite(error).all(1)
+    return is_sure
 
 
 def _parts(
@@ -207,9 +212,9 @@ class _Cell:
         if room > 0 and way > 0:
             # |p + s w|^2 - |p|^2 <= 2 s |p| |w| + s^2 |w|^2
             share = min(Fraction(1, 2), room / (4 * way * (size + way)))
-            found = tuple(p + share * (q - p) for p, q in zip(nearest, inside, strict=True))
-            if self.holds(found):
-                yield found
+            halfway = tuple(p + share * (q - p) for p, q in zip(nearest, inside, strict=True))
+            if self.holds(halfway):
+                yield halfway
 
     def _shortened(self, point: Point) -> Point:
         """The same direction, times a power of two that takes it into the ball."""
@@ -223,7 +228,7 @@ class _Cell:
         """Any point of the cell and the box."""
         if len(self._parts) == 1:
             lower = None if self._sides is None else -self._sides
-            found = cell_certificate(
+            proof = cell_certificate(
                 self._weight,
                 self._bias if self._bias.any() else None,
                 self.expert_set,
@@ -231,9 +236,9 @@ class _Cell:
                 self._sides,
                 guess if np.isfinite(guess).all() else None,
             )
-            if isinstance(found, NoCell):
+            if isinstance(proof, NoCell):
                 raise ValueError(f"{self.expert_set} is no cell")
-            return found.point
+            return proof.point
         return self._program()
 
     def _program(self) -> Point:
@@ -255,10 +260,10 @@ class _Cell:
                     row = [Fraction(self._half), *origin]
                     row[1 + m] = Fraction(sign)
                     rows.append(row)
-        found = solve_strictly(rows, 0)
-        if not isinstance(found, tuple):
+        solution = solve_strictly(rows, 0)
+        if not isinstance(solution, tuple):
             raise ValueError(f"{self.expert_set} is no cell")
-        return found
+        return solution
 
 
 def _as_floats(point: Point) -> list[float] | None:

@@ -1,11 +1,22 @@
-"""Cells along a circle, of any router by pixels, and of a space as a graph."""
+"""Pictures of cells along a circle, by pixels, of a space and of a plane, with their numbers."""
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt8
+import csv
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from jaxtyping import Bool, Float64, Int64, Integer, UInt8
+
+from moegeom.core.files import refuse_unwritable
+from moegeom.core.registry import unknown_name
 from moegeom.core.text import number_of
+from moegeom.document import paper
 from moegeom.document.chart import (
     INK,
     SIZE,
@@ -22,29 +33,34 @@ from moegeom.document.chart import (
 )
 from moegeom.document.colours import parsed
 from moegeom.routing_cells.pictures.page import (
+    PALE,
     PALETTE,
+    CircleCells,
+    Legend,
+    PictureOptions,
+    PlaneCells,
+    RasterCells,
+    SlicePicture,
+    SpaceCells,
+    TokenMarks,
     cell_colours,
+    expert_set_text,
     frame_axes,
     frame_page,
     legend_of,
     letter_labels,
+    percent_text,
     picture_of,
+    shaded,
     token_discs,
     token_keys,
 )
-from moegeom.routing_cells.pictures.records import (
-    CircleCells,
-    PictureOptions,
-    RasterCells,
-    SpaceCells,
-    TokenMarks,
-    expert_set_text,
-)
-from moegeom.routing_cells.plane.raster_frame import PixelState
+from moegeom.routing_cells.plane.polygons import CellSides, Frame, cut_frame
+from moegeom.routing_cells.plane.raster import PixelState
 
 # ------------------------------------------------------------------------------------------- circle
 #: Inner and outer radius of the ring, where tokens and names lie, and what the axes show.
-_INNER, _OUTER, _TOKENS, _NAMES, _EDGE = 0.62, 0.86, (0.9, 1.06), 0.6, 1.08
+_RING, _OUTER, _TOKENS, _NAMES, _EDGE = 0.62, 0.86, (0.9, 1.06), 0.6, 1.08
 
 #: Least distance of two names along the circle, and of an arc that has room for its letter.
 _APART, _ROOM = 0.14, 0.12
@@ -63,7 +79,7 @@ def circle_picture(cells: CircleCells, options: PictureOptions) -> Picture:
     rings = [_arc(start, stop) for start, stop in zip(cells.start, cells.stop, strict=True)]
     shapes = [Polygons("arcs", rings, fills)]
     if number > 1:
-        ends = np.stack([_on_circle(cells.stop, radius) for radius in (_INNER, _OUTER)], 1)
+        ends = np.stack([_on_circle(cells.stop, radius) for radius in (_RING, _OUTER)], 1)
         width = float(np.clip(60 / number, 0.1, 0.7))
         shapes += [Segments("facets", ends, width=width), *_facet_names(cells)]
     tokens = None
@@ -75,7 +91,7 @@ def circle_picture(cells: CircleCells, options: PictureOptions) -> Picture:
         tokens = TokenMarks(_on_circle(angle, radius), is_own)
     keys = token_keys(None if cells.is_own is None else tokens, (-_EDGE, _EDGE, -_EDGE, _EDGE))
     legend = legend_of(cells.expert_sets, sizes, colours, *keys, what="arcs")
-    middle = _on_circle((cells.start + cells.stop) / 2, (_INNER + _OUTER) / 2)
+    middle = _on_circle((cells.start + cells.stop) / 2, (_RING + _OUTER) / 2)
     places = {arc: tuple(middle[arc].tolist()) for arc in legend.letters if sizes[arc] > _ROOM}
     shapes += [*token_discs(tokens), *letter_labels(legend.letters, places)]
     axis, page = Axis("", low=-_EDGE, high=_EDGE), PicturePage(options.width, 1.0, 4.0, 4.0, 4.0)
@@ -91,7 +107,7 @@ def _on_circle(
 def _arc(start: float, stop: float) -> Float64[np.ndarray, "corners 2"]:
     """A piece of the ring, a corner for each degree."""
     angle = np.linspace(start, stop, 2 + int(np.degrees(stop - start)))
-    return np.concatenate([_on_circle(angle, _OUTER), _on_circle(angle[::-1], _INNER)])
+    return np.concatenate([_on_circle(angle, _OUTER), _on_circle(angle[::-1], _RING)])
 
 
 def facet_name(cells: CircleCells, arc: int) -> str:
@@ -148,7 +164,7 @@ def raster_picture(cells: RasterCells, options: PictureOptions) -> Picture:
     shapes: list = [Pixels("pixels", _pixels(cells, colours))]
     undecided = runs(is_open)
     if 0 < len(undecided) <= _MOST_RUNS:
-        corners, nothing = list(_corners(cells, undecided)), ["none"] * len(undecided)
+        corners, nothing = list(_run_corners(cells, undecided)), ["none"] * len(undecided)
         shapes.append(Polygons("open", corners, nothing, INK, 0.0, "//////"))
     shapes += [*token_discs(cells.tokens), *_raster_letters(cells, page, legend.letters)]
     return picture_of(cells, options, page, frame_axes(cells.frame), shapes, legend)
@@ -182,7 +198,7 @@ def runs(is_marked: Bool[np.ndarray, "height width"]) -> Int64[np.ndarray, "runs
     return np.stack([rows, first, np.nonzero(step == -1)[1]], 1).astype(np.int64)
 
 
-def _corners(
+def _run_corners(
     cells: RasterCells, undecided: Int64[np.ndarray, "runs 3"]
 ) -> Float64[np.ndarray, "runs 4 2"]:
     x0, x1, y0, y1 = cells.frame
@@ -266,3 +282,514 @@ def near_places(cells: SpaceCells) -> tuple[Float64[np.ndarray, "cells 3"], bool
     if typical == 0 or radius.max() <= _FAR * typical:
         return cells.place, True
     return middle + away / (1 + radius / (3 * typical))[:, None], False
+
+
+# ------------------------------------------------------------------------------------------- plane
+#: Names of facets per square inch, and at most.
+_NAMES_PER_INCH, _MOST_NAMES = 3.0, 40
+
+#: Where an expert serves, the border of that region, and facets that are none.
+_SERVED, _BORDER, _INNER = "#f3c28b", "#d55e00", "#9a9a9a"
+
+
+def plane_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
+    """Polygons by expert set, named facets, tokens, and the strip along the facets."""
+    page = frame_page(cells.frame, options)
+    colours = cell_colours(cells.expert_sets, cells.facet_cells)
+    fills = [PALETTE[colour] for colour in colours]
+    keys, polygons = (
+        token_keys(cells.tokens, cells.frame),
+        [Polygons("cells", cells.polygons, fills)],
+    )
+    if options.band:
+        inner = [eroded(polygon, cells.frame, options.band) for polygon in cells.polygons]
+        strips = Polygons("bands", cells.polygons, [shaded(fill) for fill in fills])
+        polygons = [strips, Polygons("cells", inner, fills)]
+        keys = (Key(f"within {options.band:g} of a facet", shaded(PALE)), *keys)
+    legend = legend_of(cells.expert_sets, areas(cells), colours, *keys)
+    letters = _letters(cells, page, legend.letters)
+    shapes = [
+        *polygons,
+        Segments("facets", cells.facet_ends, width=_line_width(cells, page)),
+        *token_discs(cells.tokens),
+        *_names(cells, page, letters),
+        *letters,
+    ]
+    return picture_of(cells, options, page, frame_axes(cells.frame), shapes, legend)
+
+
+def expert_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
+    """Where one expert serves; the subtitle says how much that is and whether it is convex."""
+    expert, page = options.expert_of(cells.caption.num_experts), frame_page(cells.frame, options)
+    region = region_of(cells, expert)
+    served, ends, thin = region.is_served, cells.facet_ends, _line_width(cells, page)
+    is_border = served[cells.facet_cells].sum(1) == 1
+    shapes = [
+        Polygons("cells", cells.polygons, [_SERVED if own else PALE for own in served]),
+        Segments("facets", ends[~is_border], _INNER, 0.8 * thin),
+        Segments("border", ends[is_border], _BORDER, 1.2),
+    ]
+    if region.is_convex is False:
+        around = np.stack([region.hull, np.roll(region.hull, -1, axis=0)], 1)
+        shapes.append(Segments("hull", around, width=0.6, is_dashed=True))
+    keys = (Key(f"expert {expert} serves", _SERVED), Key("it does not", PALE))
+    legend = Legend("", (*keys, *token_keys(cells.tokens, cells.frame)), {})
+    shapes += token_discs(cells.tokens)
+    axes, subtitle = frame_axes(cells.frame), _region_text(region, expert)
+    return picture_of(cells, options, page, axes, shapes, legend, subtitle)
+
+
+def _region_text(region: Region, expert: int) -> str:
+    """``expert 17 serves in 12 cells, 23 % of the frame, a convex region``."""
+    if region.is_convex is None:
+        return f"expert {expert} serves in no cell of the frame"
+    shape = "a convex region" if region.is_convex else "not a convex region"
+    if region.pieces > 1:
+        shape += f", in {number_of(region.pieces, 'piece')}"
+    return (
+        f"expert {expert} serves in {number_of(region.is_served.sum(), 'cell')}, "
+        f"{percent_text(min(region.share, 1.0))} of the frame, {shape}"
+    )
+
+
+def tropical_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
+    """The surface of the sum of the k largest logits, above its cells."""
+    colours = cell_colours(cells.expert_sets, cells.facet_cells)
+    rows = [row for row, polygon in enumerate(cells.polygons) if len(polygon) > 2]
+    lifted = [
+        np.column_stack([p := cells.polygons[row], p @ cells.gradient[row] + cells.offset[row]])
+        for row in rows
+    ]
+    low = min((float(corners[:, 2].min()) for corners in lifted), default=0.0)
+    high = max((float(corners[:, 2].max()) for corners in lifted), default=1.0)
+    floor = low - 0.45 * max(high - low, 1e-12)
+    below = [np.column_stack([p[:, :2], np.full(len(p), floor)]) for p in lifted]
+    fills = [PALETTE[colours[row]] for row in rows]
+    width = float(np.clip(6 / np.sqrt(max(len(rows), 1)), 0.05, 0.4))
+    x0, x1, y0, y1 = cells.frame
+    axes = (
+        Axis("first", low=x0, high=x1),
+        Axis("second", low=y0, high=y1),
+        Axis("sum of logits", low=floor, high=max(high, floor + 1e-9)),
+    )
+    shapes = [
+        Polygons("floor", below, fills, INK, width),
+        Polygons("surface", lifted, fills, INK, width),
+    ]
+    legend = legend_of(cells.expert_sets, areas(cells), colours)
+    subtitle = f"sum of the {cells.caption.top_k} largest logits over its cells"
+    page = PicturePage(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
+    return picture_of(cells, options, page, axes, shapes, legend, subtitle)
+
+
+# --------------------------------------------------------------------------- names and letters
+def _line_width(cells: PlaneCells, page: PicturePage) -> float:
+    """Thinner lines the more facets there are, so that cells remain to be seen."""
+    crowd = float(np.sqrt(max(len(cells.facet_ends), 1)) / page.drawing[0])
+    return float(np.clip(0.035 / max(crowd, 1e-9), 0.08, 0.7))
+
+
+def _to_page(
+    cells: PlaneCells, page: PicturePage
+) -> tuple[Float64[np.ndarray, "2"], Float64[np.ndarray, "2"]]:
+    """Origin and points per unit."""
+    x0, x1, y0, y1 = cells.frame
+    return np.array([x0, y0], np.float64), np.array(page.drawing) / np.array([x1 - x0, y1 - y0])
+
+
+def _letters(cells: PlaneCells, page: PicturePage, letters: dict[int, str]) -> list[Label]:
+    """The letter of each named cell at its centre, where there is room."""
+    origin, scale = _to_page(cells, page)
+    places = {}
+    for cell in letters:
+        polygon = (cells.polygons[cell] - origin) * scale
+        middle = centre(polygon)
+        if room(polygon, middle) >= 0.55 * SIZE:
+            places[cell] = tuple((middle / scale + origin).tolist())
+    return list(letter_labels(letters, places))
+
+
+def _names(cells: PlaneCells, page: PicturePage, letters: list[Label]) -> list[Label]:
+    """Names of facets that cross no other facet, letter or token."""
+    (origin, scale), (width, height) = _to_page(cells, page), page.drawing
+    ends = (cells.facet_ends - origin) * scale
+    # from each facet away from its first cell
+    centres = [p.mean(0) if len(p) else np.full(2, np.nan) for p in cells.polygons]
+    first = np.array(centres, np.float64).reshape(-1, 2)[cells.facet_cells[:, 0]]
+    towards = np.nan_to_num(ends.mean(1) - (first - origin) * scale)
+    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64)
+    places = np.array([label.place for label in letters], np.float64).reshape(-1, 1, 2)
+    reach = 0.4 * SIZE / scale
+    around = places + [(x, y) for x in (-reach[0], 0, reach[0]) for y in (-reach[1], 0, reach[1])]
+    free = [around.reshape(-1, 2)]
+    if cells.tokens is not None:  # those in their own cell, and all where they are few
+        tokens = cells.tokens
+        free.append(tokens.place if len(tokens.place) <= 300 else tokens.place[tokens.is_own])
+    names = facet_names(
+        ends,
+        towards,
+        cells.facet_out,
+        cells.facet_into,
+        np.stack([corners, np.roll(corners, -1, axis=0)], 1),
+        (np.concatenate(free) - origin) * scale,
+        SMALL - 0.5,
+        min(_MOST_NAMES, int(_NAMES_PER_INCH * width * height / 72**2)),
+    )
+    return [
+        dataclasses.replace(name, place=tuple((np.array(name.place) / scale + origin).tolist()))
+        for name in names
+    ]
+
+
+# ------------------------------------------------------------------------------------ facet names
+#: Advance of a digit and of the bar, and the height of digits, in units of the size of type.
+_DIGIT, _BAR, _HEIGHT = 0.636, 0.337, 0.73
+
+#: Where on a facet a name is tried, as shares of its length.
+_PLACES = (0.5, 0.35, 0.65, 0.22, 0.78)
+
+
+def facet_names(
+    ends: Float64[np.ndarray, "facets 2 2"],
+    towards: Float64[np.ndarray, "facets 2"],
+    out: Integer[np.ndarray, "facets"],
+    into: Integer[np.ndarray, "facets"],
+    edges: Float64[np.ndarray, "edges 2 2"],
+    free: Float64[np.ndarray, "marks 2"],
+    size: float,
+    most: int,
+) -> list[Label]:
+    """At most so many names ``17|42``, longest facets first, that cross no facet, name or mark.
+
+    The bar lies on the facet, each expert on the side where it serves. All lengths are in points of
+    the page. ``towards`` points from the side of ``out`` to that of ``into``; a name is turned so
+    that it is not upside down. No name crosses the ``edges`` or covers a point of ``free``.
+    """
+    along = ends[:, 1] - ends[:, 0]
+    length = np.hypot(along[:, 0], along[:, 1])
+    names: list[Label] = []
+    barriers = np.concatenate([ends, edges])
+    for facet in np.argsort(-length, kind="stable")[: 8 * most].tolist():
+        if len(names) == most or length[facet] < 2 * _HEIGHT * size:
+            break
+        across = np.array([along[facet, 1], -along[facet, 0]]) / length[facet]
+        across = across if across @ towards[facet] >= 0 else -across
+        pair = (str(out[facet]), str(into[facet]))
+        if across[0] < -1e-9 or (abs(across[0]) <= 1e-9 and across[1] < 0):
+            across, pair = -across, pair[::-1]
+        first, second = (_DIGIT * size * len(number) for number in pair)
+        half = np.array([(first + second + _BAR * size) / 2, _HEIGHT * size / 2]) + 0.25 * size
+        others = np.delete(barriers, facet, axis=0)
+        for share in _PLACES:
+            middle = ends[facet, 0] + share * along[facet] + across * (second - first) / 2
+            is_beyond = length[facet] * min(share, 1 - share) < half[1]
+            if is_beyond or _meets(others, middle, across, half):
+                continue
+            if _covers(free, middle, across, half):
+                continue
+            angle = float(np.degrees(np.arctan2(across[1], across[0])))
+            place = (float(middle[0]), float(middle[1]))
+            names.append(Label("|".join(pair), place, angle, size))
+            barriers = np.concatenate([barriers, _corners(middle, across, half)])
+            break
+    return names
+
+
+def _inner(
+    points: Float64[np.ndarray, "*any 2"],
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+) -> Float64[np.ndarray, "*any 2"]:
+    """Coordinates along and across a text."""
+    x, y = points[..., 0] - middle[0], points[..., 1] - middle[1]
+    return np.stack([across[0] * x + across[1] * y, across[0] * y - across[1] * x], -1)
+
+
+def _corners(
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+    half: Float64[np.ndarray, "2"],
+) -> Float64[np.ndarray, "4 2 2"]:
+    """The four sides of the box around a text."""
+    other = np.array([-across[1], across[0]])
+    signs = ((1, 1), (-1, 1), (-1, -1), (1, -1))
+    corners = np.array([middle + s * half[0] * across + t * half[1] * other for s, t in signs])
+    return np.stack([corners, np.roll(corners, -1, axis=0)], 1)
+
+
+def _covers(
+    points: Float64[np.ndarray, "marks 2"],
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+    half: Float64[np.ndarray, "2"],
+) -> bool:
+    return bool((np.abs(_inner(points, middle, across)) <= half).all(-1).any())
+
+
+def _meets(
+    segments: Float64[np.ndarray, "facets 2 2"],
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+    half: Float64[np.ndarray, "2"],
+) -> bool:
+    """Whether a segment meets the box: the shares of it within both strips overlap."""
+    inner = _inner(segments, middle, across)
+    start, step = inner[:, 0], inner[:, 1] - inner[:, 0]
+    is_level = step == 0
+    safe = np.where(is_level, 1.0, step)
+    one, other = (-half - start) / safe, (half - start) / safe
+    is_outside: Bool[np.ndarray, "facets"] = (is_level & (np.abs(start) > half)).any(1)
+    enter = np.where(is_level, -np.inf, np.minimum(one, other)).max(1)
+    leave = np.where(is_level, np.inf, np.maximum(one, other)).min(1)
+    return bool((~is_outside & (np.maximum(enter, 0) <= np.minimum(leave, 1))).any())
+
+
+# --------------------------------------------------------------------------------------- polygons
+#: Share of the frame by which a convex region may miss its hull: rounding of the corners.
+_ROUNDING = 1e-9
+
+
+def area(polygon: Float64[np.ndarray, "corners 2"]) -> float:
+    """Positive for corners that run counter-clockwise; 0 for fewer than three."""
+    if len(polygon) < 3:
+        return 0.0
+    x, y = (polygon - polygon[0]).T
+    return 0.5 * float(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)))
+
+
+def areas(picture: PlaneCells) -> Float64[np.ndarray, "cells"]:
+    """The area of each cell within the frame."""
+    return np.array([area(polygon) for polygon in picture.polygons], np.float64)
+
+
+def centre(polygon: Float64[np.ndarray, "corners 2"]) -> Float64[np.ndarray, "2"]:
+    """The centre of mass, within a convex polygon; the mean corner where there is no area."""
+    whole = area(polygon)
+    if whole <= 0:
+        return polygon.mean(0)
+    x, y = (polygon - polygon[0]).T
+    turn = x * np.roll(y, -1) - y * np.roll(x, -1)
+    sums = np.array([np.sum((v + np.roll(v, -1)) * turn) for v in (x, y)])
+    return polygon[0] + sums / (6 * whole)
+
+
+def room(polygon: Float64[np.ndarray, "corners 2"], point: Float64[np.ndarray, "2"]) -> float:
+    """The distance from a point inside to the nearest edge; 0 for no polygon."""
+    if len(polygon) < 3:
+        return 0.0
+    normal, offset = _edges(polygon)
+    return float(np.min(offset - normal @ point))
+
+
+def _edges(
+    polygon: Float64[np.ndarray, "corners 2"],
+) -> tuple[Float64[np.ndarray, "corners 2"], Float64[np.ndarray, "corners"]]:
+    """Outward unit normals and offsets; edges without length are at infinity."""
+    along = np.roll(polygon, -1, axis=0) - polygon
+    length = np.hypot(along[:, 0], along[:, 1])
+    normal = np.stack([along[:, 1], -along[:, 0]], 1) / np.where(length > 0, length, 1.0)[:, None]
+    return normal, np.where(length > 0, np.sum(normal * polygon, 1), np.inf)
+
+
+def eroded(
+    polygon: Float64[np.ndarray, "corners 2"], frame: Frame, band: float
+) -> Float64[np.ndarray, "rest 2"]:
+    """The points of a cell at least ``band`` from its facets; the edge of the frame is no facet."""
+    normal, offset = _edges(polygon)
+    slack = 1e-9 * max(frame[1] - frame[0], frame[3] - frame[2])
+    middle = (polygon + np.roll(polygon, -1, axis=0)) / 2
+    is_frame = np.zeros(len(polygon), bool)
+    for axis, limits in ((0, frame[:2]), (1, frame[2:])):
+        is_straight = np.abs(normal[:, axis]) > 1 - 1e-12
+        is_frame |= is_straight & (np.abs(middle[:, axis, None] - limits).min(1) <= slack)
+    is_side = np.isfinite(offset)
+    inwards = np.where(is_frame, 0.0, band)
+    sides = CellSides(-normal[is_side], (offset - inwards)[is_side], [-1] * int(is_side.sum()))
+    return cut_frame(sides, frame)[0] if len(polygon) else polygon
+
+
+def hull(points: Float64[np.ndarray, "points 2"]) -> Float64[np.ndarray, "corners 2"]:
+    """Corners of the convex hull, counter-clockwise; none of points that span no area."""
+    from scipy.spatial import ConvexHull, QhullError
+
+    try:
+        return points[ConvexHull(points).vertices]
+    except QhullError:  # on a line, but for rounding
+        return points[:0]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Where an expert serves, within the frame: its cells, their area and the hull around them.
+
+    ``pieces`` counts what hangs together through facets. The region is convex when it fills its
+    hull, up to 1e-9 of the frame; ``is_convex`` is None where the expert serves nowhere.
+    """
+
+    is_served: Bool[np.ndarray, "cells"]
+    share: float
+    hull: Float64[np.ndarray, "corners 2"]
+    is_convex: bool | None
+    pieces: int
+
+
+def region_of(picture: PlaneCells, expert: int) -> Region:
+    """The region of an expert: the union of the cells whose expert set has it."""
+    sizes = areas(picture)
+    is_served = np.array([expert in c for c in picture.expert_sets], bool) & (sizes > 0)
+    x0, x1, y0, y1 = picture.frame
+    whole = (x1 - x0) * (y1 - y0)
+    if not is_served.any():
+        return Region(is_served, 0.0, np.zeros((0, 2)), None, 0)
+    corners = hull(np.concatenate([picture.polygons[cell] for cell in np.flatnonzero(is_served)]))
+    served = float(sizes[is_served].sum())
+    is_convex = area(corners) - served <= _ROUNDING * whole
+    return Region(is_served, served / whole, corners, is_convex, _pieces(picture, is_served))
+
+
+def _pieces(picture: PlaneCells, is_served: Bool[np.ndarray, "cells"]) -> int:
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    inner = picture.facet_cells[is_served[picture.facet_cells].all(1)]
+    size = len(is_served)
+    graph = coo_array((np.ones(len(inner)), (inner[:, 0], inner[:, 1])), (size, size))
+    return int(connected_components(graph, directed=False)[0]) - int((~is_served).sum())
+
+
+_View = Callable[[Any, PictureOptions], Picture]
+
+#: What each kind of picture shows, by view.
+_VIEWS: Mapping[type, Mapping[str, _View]] = {
+    PlaneCells: {"cells": plane_picture, "expert": expert_picture, "tropical": tropical_picture},
+    RasterCells: {"cells": raster_picture},
+    SpaceCells: {"cells": space_picture},
+    CircleCells: {"cells": circle_picture},
+}
+
+_HINT = f"Known: {', '.join(paper.ENDINGS)}. --html FILE writes the tables as a page."
+
+
+def write_picture(cells: SlicePicture, path: Path, options: PictureOptions) -> None:
+    """Writes the picture whole or not at all; equal input gives equal bytes.
+
+    Raises UsageError for a view that this kind of picture has not.
+    """
+    views = _VIEWS[type(cells)]
+    if options.view not in views:
+        raise unknown_name(f"view of {type(cells).__name__}", options.view, views)
+    paper.write_picture(views[options.view](cells, options), path)
+
+
+def check_picture(path: Path, options: PictureOptions) -> None:
+    """Raises UsageError for an ending or a view that no picture has.
+
+    And for a file that could not be written: before the picture is computed, not after it.
+    """
+    paper.refuse_undrawable(path, _HINT)
+    refuse_unwritable(path)
+    views = sorted({name for views in _VIEWS.values() for name in views})
+    if options.view not in views:
+        raise unknown_name("view of a picture", options.view, views)
+
+
+# ------------------------------------------------------------------------------------------ numbers
+def figure_csv(cells: SlicePicture) -> dict[str, str]:
+    """Tables by name, with a head each; numbers are written so that they read back exactly.
+
+    Of a plane: cells, polygons, facets; of pixels: expert sets, labels, states (a line per row, the
+    lowest first); of space: nodes, facets; of a circle: arcs; and tokens where there are any.
+    """
+    names = [expert_set_text(expert_set) for expert_set in cells.expert_sets]
+    match cells:
+        case PlaneCells():
+            return {**_plane(cells, names), **_tokens(cells.tokens)}
+        case RasterCells():
+            return {**_raster(cells, names), **_tokens(cells.tokens)}
+        case SpaceCells():
+            inside = cells.tokens_inside
+            x, y, z = cells.place.T.tolist()
+            counts = [""] * len(names) if inside is None else inside.tolist()
+            number = range(len(names))
+            nodes = _table(cell=number, experts=names, x=x, y=y, z=z, tokens=counts)
+            return {
+                "nodes": nodes,
+                "facets": _table(**_exchanged(cells.out, cells.into, cells.facets)),
+            }
+        case CircleCells():
+            return _circle(cells, names)
+
+
+def _table(**columns: Iterable[Any]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue()
+
+
+def _exchanged(out: Any, into: Any, of_facet: Any) -> dict[str, list]:
+    """The experts that serve on either side of each facet, and the cells there."""
+    one, other = of_facet.T.tolist()
+    return {"out": out.tolist(), "into": into.tolist(), "cell_of_out": one, "cell_of_into": other}
+
+
+def _plane(cells: PlaneCells, names: list[str]) -> dict[str, str]:
+    number = [n for n, polygon in enumerate(cells.polygons) for _ in polygon]
+    corners = [corner for polygon in cells.polygons for corner in polygon.tolist()]
+    (x0, y0), (x1, y1) = cells.facet_ends.transpose(1, 2, 0).tolist()
+    exchanged = _exchanged(cells.facet_out, cells.facet_into, cells.facet_cells)
+    return {
+        "cells": _table(
+            cell=range(len(names)),
+            experts=names,
+            area=areas(cells).tolist(),
+            gradient_x=cells.gradient[:, 0].tolist(),
+            gradient_y=cells.gradient[:, 1].tolist(),
+            offset=cells.offset.tolist(),
+        ),
+        "polygons": _table(
+            cell=number,
+            experts=[names[n] for n in number],
+            x=[x for x, _ in corners],
+            y=[y for _, y in corners],
+        ),
+        "facets": _table(**exchanged, x0=x0, y0=y0, x1=x1, y1=y1),
+    }
+
+
+def _tokens(tokens: TokenMarks | None) -> dict[str, str]:
+    if tokens is None:
+        return {}
+    x, y = tokens.place.T.tolist()
+    columns: dict[str, list[Any]] = {"x": x, "y": y, "is_own": tokens.is_own.astype(int).tolist()}
+    if tokens.distance is not None:
+        columns["distance"] = tokens.distance.tolist()
+    if tokens.number is not None:
+        columns["token"] = tokens.number.tolist()
+    return {"tokens": _table(**columns)}
+
+
+def _raster(cells: RasterCells, names: list[str]) -> dict[str, str]:
+    x0, x1, y0, y1 = cells.frame
+    height, width = cells.label.shape
+    across = [x0 + (column + 0.5) * (x1 - x0) / width for column in range(width)]
+    upwards = [y0 + (row + 0.5) * (y1 - y0) / height for row in range(height)]
+
+    def columns(values: Any) -> dict[str, list]:
+        return {"y": upwards, **dict(zip(map(repr, across), values.T.tolist(), strict=True))}
+
+    return {
+        "expert_sets": _table(label=range(len(names)), experts=names),
+        "labels": _table(**columns(cells.label)),
+        "states": _table(**columns(cells.state)),
+    }
+
+
+def _circle(cells: CircleCells, names: list[str]) -> dict[str, str]:
+    tables = {"arcs": _table(experts=names, start=cells.start.tolist(), stop=cells.stop.tolist())}
+    if cells.token_angle is not None:
+        angles = cells.token_angle.tolist()
+        own = [""] * len(angles) if cells.is_own is None else cells.is_own.astype(int).tolist()
+        tables["tokens"] = _table(angle=angles, is_own=own)
+    return tables

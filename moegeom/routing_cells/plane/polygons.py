@@ -1,4 +1,4 @@
-"""Cells in the plane as polygons inside a frame, and the pieces of their facets."""
+"""Sides of cells, and what follows: polygons in a frame of the plane, the largest balls inside."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int16, Int64
+from scipy.optimize import linprog, nnls
 
-from moegeom.routing_cells.graph.facet_graph import swaps
+from moegeom.routing_cells.facet_graph import swaps
 
+#: x0, x1, y0, y1 of the part of a plane that is drawn.
 Frame = tuple[float, float, float, float]
 
 
@@ -42,11 +44,11 @@ def polygons(
     """
     corners, ends = [], np.full((len(facets), 2, 2), np.nan)
     for cell, own in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
-        found, label = _cut(own, frame)
-        corners.append(found)
+        outline, label = cut_frame(own, frame)
+        corners.append(outline)
         for n, facet in enumerate(label):
             if facet >= 0 and facets[facet, 0] == cell:
-                ends[facet] = found[n], found[(n + 1) % len(found)]
+                ends[facet] = outline[n], outline[(n + 1) % len(outline)]
     return Outlines(tuple(corners), ends)
 
 
@@ -96,7 +98,7 @@ def cell_sides(
         yield CellSides(np.concatenate(normals), np.concatenate(offsets), facet)
 
 
-def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
+def cut_frame(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], list[int]]:
     """Corners of the frame cut by the sides of a cell, and the facet that begins at each."""
     x0, x1, y0, y1 = frame
     corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
@@ -104,16 +106,16 @@ def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], li
     each = zip(sides.facet, sides.normal.tolist(), sides.offset.tolist(), strict=True)
     for facet, (a, b), c in each:
         values = [a * x + b * y + c for x, y in corners]
-        kept: list[tuple[float, float]] = []
+        outline: list[tuple[float, float]] = []
         named: list[int] = []
         for n, (point, value) in enumerate(zip(corners, values, strict=True)):
             following, after = corners[(n + 1) % len(corners)], values[(n + 1) % len(corners)]
             if value >= 0.0:
-                kept.append(point)
+                outline.append(point)
                 named.append(label[n])
             if (value < 0.0) != (after < 0.0):
                 t = value / (value - after)
-                kept.append(
+                outline.append(
                     (
                         point[0] + t * (following[0] - point[0]),
                         point[1] + t * (following[1] - point[1]),
@@ -121,7 +123,122 @@ def _cut(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"], li
                 )
                 # where the polygon is left the new side begins, where it is entered the old one
                 named.append(facet if value >= 0.0 else label[n])
-        corners, label = kept, named
+        corners, label = outline, named
         if not corners:
             break
     return np.array(corners, np.float64).reshape(-1, 2), label
+
+
+#: Relative width of the bracket that counts as an answer.
+_CLOSE = 1e-6
+
+#: Programs that are solved, each in units of the radius that the one before found.
+_ROUNDS = 12
+
+
+def inradii(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    facets: Int64[np.ndarray, "facets 2"],
+    equal: Sequence[Int64[np.ndarray, "_"]] = (),
+) -> Float64[np.ndarray, "cells"]:
+    r"""Radius of the largest ball in each cell, :math:`\max r: a_w x + c_w \ge r |a_w|`.
+
+    Linear programs over the sides of the cell (scipy, HiGHS), each around the centre and in units
+    of the radius that the one before found, for a solver with an absolute tolerance says nothing
+    about what is far smaller or larger than 1. What is kept is the ball around the last centre,
+    where the multipliers prove that none is larger by 1e-6; inf where a direction leaves all facets
+    behind, which proves balls of any size; nan where neither is proved.
+    Source: the Chebyshev centre; oracle in tests: distances of the centre to all pairs of experts,
+    and the same cells in other units.
+    """
+    radii = np.full(len(expert_set), np.inf)
+    with np.errstate(all="ignore"):
+        for cell, sides in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
+            # of equal rows the one with the larger bias is ahead everywhere: that is no side
+            is_side = sides.normal.any(axis=1)
+            if is_side.any():
+                normal = sides.normal[is_side]
+                length = np.linalg.norm(normal, axis=1)
+                radii[cell] = _inradius(normal / length[:, None], sides.offset[is_side] / length)
+    return radii
+
+
+def _inradius(
+    normal: Float64[np.ndarray, "facets dims"], offset: Float64[np.ndarray, "facets"]
+) -> float:
+    """The radius of one cell; ``normal`` are unit vectors that point inside."""
+    if not (np.isfinite(normal).all() and np.isfinite(offset).all()):
+        return float("nan")
+    if _is_wide(normal):
+        return float("inf")
+    centre = np.zeros(normal.shape[1])
+    scale = float(np.abs(offset).max())
+    for _ in range(_ROUNDS):
+        if not 0.0 < scale < np.inf:
+            break
+        limits = (offset + normal @ centre) / scale
+        # the centre of the ball, from the last centre on, and its radius: both in units of scale
+        solved = _solve(-normal, limits)
+        if solved is None:
+            break
+        step, radius, multipliers = solved
+        centre = centre + step * scale
+        inner = float((offset + normal @ centre).min())
+        outer = _upper(normal, offset + normal @ centre, multipliers)
+        if inner > 0.0 and outer - inner <= _CLOSE * inner:
+            return inner
+        scale = max(radius * scale, inner) if max(radius * scale, inner) > 0.0 else scale * 2.0**-20
+    return float("nan")
+
+
+def _solve(
+    rows: Float64[np.ndarray, "facets dims"], limits: Float64[np.ndarray, "facets"]
+) -> tuple[np.ndarray, float, np.ndarray] | None:
+    """Centre, radius and multipliers of the program; None where the solver has no answer."""
+    dims = rows.shape[1]
+    solved = linprog(
+        np.append(np.zeros(dims), -1.0),
+        np.column_stack([rows, np.ones(len(rows))]),
+        limits,
+        bounds=[(None, None)] * (dims + 1),
+        method="highs",
+    )
+    if solved.status != 0 or not np.isfinite(solved.x).all():
+        return None
+    return solved.x[:-1], float(solved.x[-1]), np.maximum(-solved.ineqlin.marginals, 0.0)
+
+
+def _upper(
+    normal: Float64[np.ndarray, "facets dims"],
+    height: Float64[np.ndarray, "facets"],
+    multipliers: Float64[np.ndarray, "facets"],
+) -> float:
+    r"""What multipliers prove: :math:`r \le \sum \lambda_w h_w` where they sum to 1 and cancel.
+
+    On the few facets of the solver's multipliers they are found anew, to rounding.
+    """
+    active = np.flatnonzero(multipliers > 1e-9 * multipliers.max(initial=0.0))
+    if not len(active):
+        return float("inf")
+    system = np.vstack([normal[active].T, np.ones(len(active))])
+    target = np.append(np.zeros(normal.shape[1]), 1.0)
+    exact, left = nnls(system, target)
+    return float(exact @ height[active]) if left <= 1e-12 else float("inf")
+
+
+def _is_wide(normal: Float64[np.ndarray, "facets dims"]) -> bool:
+    """Whether some direction goes away from all facets: then balls of any size fit."""
+    dims = normal.shape[1]
+    solved = linprog(
+        np.append(np.zeros(dims), -1.0),
+        np.column_stack([-normal, np.ones(len(normal))]),
+        np.zeros(len(normal)),
+        bounds=[(-1.0, 1.0)] * dims + [(None, 1.0)],
+        method="highs",
+    )
+    if solved.status != 0:
+        return False
+    direction = solved.x[:-1]
+    return bool((normal @ direction).min() > 1e-12 * np.abs(direction).max(initial=0.0))

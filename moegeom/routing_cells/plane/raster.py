@@ -8,22 +8,103 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import combinations
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import GroupMask, Rule
-from moegeom.geometry.selection import group_scores, kept_groups
-from moegeom.routing_cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles
-from moegeom.routing_cells.plane.raster_frame import (
-    Frame,
-    PixelState,
-    PlaneRouter,
-    Raster,
-    check_frame,
+from moegeom.geometry.selection import (
+    group_scores,
+    kept_groups,
 )
-from moegeom.routing_cells.plane.score_ranges import score_ranges
+from moegeom.routing_cells.plane.score_ranges import (
+    SPARE,
+    Enclosure,
+    PlaneRouter,
+    Rectangles,
+    score_ranges,
+)
+
+#: Corners and halves in units of pixels are off by this share of the largest coordinate.
+_EDGE = 2.0**-49
+#: Larger pictures are refused.
+MOST_PIXELS = 1 << 26
+
+
+class PixelState(IntEnum):
+    """What is proved of a closed pixel.
+
+    ``CONSTANT``: one set on all of it. ``CROSSED``: two points of it whose sets differ, both
+    proved. ``OPEN``: neither, down to the last subdivision.
+    """
+
+    CONSTANT = 0
+    CROSSED = 1
+    OPEN = 2
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The part of the plane that is shown, and its pixels; row 0 of a picture is at ``y0``."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    width: int
+    height: int
+
+    @property
+    def padding(self) -> Float64[np.ndarray, "2"]:
+        """How far a computed edge may be from the true one."""
+        return _EDGE * np.array([abs(self.x0) + abs(self.x1), abs(self.y0) + abs(self.y1)])
+
+    def rectangles(self, bounds: Int64[np.ndarray, "n 4"], parts: int) -> Rectangles:
+        """(left, right, bottom, top) in parts of a pixel to rectangles that cover the true ones."""
+        start = np.array([self.x0, self.y0])
+        side = np.array([self.x1 - self.x0, self.y1 - self.y0])
+        share = side / (np.array([self.width, self.height], dtype=np.float64) * parts)
+        low, high = start + bounds[:, 0::2] * share, start + bounds[:, 1::2] * share
+        return Rectangles(0.5 * (low + high), 0.5 * (high - low) + self.padding)
+
+
+@dataclass(frozen=True, eq=False)
+class Raster:
+    """Choices on a frame: row r is the r-th from ``y0``, column c the c-th from ``x0``.
+
+    ``label`` is an index into ``expert_sets``: for a constant pixel the set that is proved, for
+    others what the rule chooses at its centre in float64 (ties: the lower index). ``state`` is that
+    of :class:`PixelState`. ``expert_sets`` has in ascending order what labels need, and what was
+    proved at some point of the frame.
+    """
+
+    label: Int32[np.ndarray, "height width"]
+    state: UInt8[np.ndarray, "height width"]
+    expert_sets: tuple[tuple[int, ...], ...]
+
+    def count(self, state: PixelState) -> int:
+        """Number of pixels of a state."""
+        return int(np.count_nonzero(self.state == state))
+
+    def share(self, state: PixelState) -> float:
+        """Share of the area of the frame."""
+        return self.count(state) / self.state.size
+
+
+def check_frame(frame: Frame, depth: int) -> None:
+    """Raises ValueError for a frame that is empty, too large, or too fine for float64."""
+    sides = np.array([frame.x1 - frame.x0, frame.y1 - frame.y0])
+    pixels = np.array([frame.width, frame.height])
+    if not np.isfinite(sides).all() or sides.min() <= 0.0 or pixels.min() < 1:
+        raise ValueError(f"empty frame {frame}")
+    if frame.width * frame.height > MOST_PIXELS:
+        raise ValueError(f"{frame.width} x {frame.height} pixels, at most {MOST_PIXELS}")
+    # a sample is inside its pixel by more than what rounding moves it
+    if not 0 <= depth <= 12 or np.any(sides / pixels < frame.padding * 2.0 ** (10 + depth)):
+        raise ValueError(f"pixels of {frame} in {depth} halvings are too small for float64")
+
 
 #: Rivals outside the chosen set that are compared with it one by one.
 MOST_RIVALS = 16
@@ -32,7 +113,7 @@ MOST_LEADERS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class KeptCells:
+class MaskedGroups:
     """Which groups a mask keeps: ``at_centre``, ``always`` and ``perhaps``.
 
     The latter two hold for every point of a rectangle.
@@ -64,19 +145,19 @@ def certain_choice(
     with np.errstate(over="ignore", invalid="ignore"):
         if groups is None:
             one = np.ones((len(scores.value), 1), dtype=bool)
-            return _certain(scores, KeptCells(one, one, one), rule.top_k, -np.inf)
-        kept = _kept_groups(scores, groups)
-        proved, chosen = _certain(scores, kept, rule.top_k, groups.fill)
-        is_duel = (kept.always != kept.perhaps).sum(axis=1) == 2
-        is_duel &= kept.always.sum(axis=1) == groups.num_kept - 1
+            return _certain(scores, MaskedGroups(one, one, one), rule.top_k, -np.inf)
+        masks = _kept_groups(scores, groups)
+        proved, chosen = _certain(scores, masks, rule.top_k, groups.fill)
+        is_duel = (masks.always != masks.perhaps).sum(axis=1) == 2
+        is_duel &= masks.always.sum(axis=1) == groups.num_kept - 1
         left = np.flatnonzero(is_duel & ~proved)
         if len(left):
-            always, perhaps = kept.always[left], kept.perhaps[left]
+            always, perhaps = masks.always[left], masks.perhaps[left]
             proved[left] = True
             for side in (_first, _last):
                 mask = always | side(always != perhaps)
                 is_one, same = _certain(
-                    _rows(scores, left), KeptCells(mask, mask, mask), rule.top_k, groups.fill
+                    _rows(scores, left), MaskedGroups(mask, mask, mask), rule.top_k, groups.fill
                 )
                 proved[left] &= is_one & (same == chosen[left]).all(axis=1)
         return proved, chosen
@@ -92,24 +173,25 @@ def _last(marks: np.ndarray) -> np.ndarray:
 
 
 def _certain(
-    scores: Enclosure, groups: KeptCells, k: int, fill: float
+    scores: Enclosure, groups: MaskedGroups, k: int, fill: float
 ) -> tuple[np.ndarray, np.ndarray]:
     size = scores.value.shape[1] // groups.always.shape[1]
     at_centre, is_always, is_possible = (
-        np.repeat(kept, size, axis=1) for kept in (groups.at_centre, groups.always, groups.perhaps)
+        np.repeat(is_unmasked, size, axis=1)
+        for is_unmasked in (groups.at_centre, groups.always, groups.perhaps)
     )
     masked = np.where(at_centre, scores.value, fill)
     chosen = np.sort(_largest(masked, k, fill), axis=1)
-    kept, always, perhaps = (
+    is_unmasked, always, perhaps = (
         np.take_along_axis(mask, chosen, axis=1) for mask in (at_centre, is_always, is_possible)
     )
     # of S, an expert is in a kept group for certain, or in a masked one
-    is_settled = np.all(np.where(kept, always, ~perhaps), axis=1)
-    is_settled &= np.all(kept, axis=1) | np.all(groups.always == groups.perhaps, axis=1)
-    low = np.where(kept, np.take_along_axis(scores.low, chosen, axis=1), fill)
+    is_settled = np.all(np.where(is_unmasked, always, ~perhaps), axis=1)
+    is_settled &= np.all(is_unmasked, axis=1) | np.all(groups.always == groups.perhaps, axis=1)
+    low = np.where(is_unmasked, np.take_along_axis(scores.low, chosen, axis=1), fill)
     others = ~is_always
     np.put_along_axis(others, chosen, False, axis=1)
-    beats_fill = np.all(~kept | (low > fill), axis=1) | ~others.any(axis=1)
+    beats_fill = np.all(~is_unmasked | (low > fill), axis=1) | ~others.any(axis=1)
     rivals = np.where(is_possible, scores.high, -np.inf)
     np.put_along_axis(rivals, chosen, -np.inf, axis=1)
     is_likely = is_settled & beats_fill & ~np.isnan(rivals).any(axis=1)
@@ -118,7 +200,7 @@ def _certain(
     left = np.flatnonzero(is_likely & ~proved)
     if len(left):
         proved[left] = _ahead_of_all(
-            _rows(scores, left), rivals[left], chosen[left], kept[left], fill
+            _rows(scores, left), rivals[left], chosen[left], is_unmasked[left], fill
         )
     return proved, chosen
 
@@ -134,7 +216,7 @@ def _largest(values: np.ndarray, k: int, fill: float) -> np.ndarray:
 
 
 def _ahead_of_all(
-    scores: Enclosure, rivals: np.ndarray, chosen: np.ndarray, kept: np.ndarray, fill: float
+    scores: Enclosure, rivals: np.ndarray, chosen: np.ndarray, is_unmasked: np.ndarray, fill: float
 ) -> np.ndarray:
     """Every expert of the set ahead of every rival, the nearest rivals pair by pair."""
     count = min(MOST_RIVALS, rivals.shape[1])
@@ -142,9 +224,9 @@ def _ahead_of_all(
     near_high = np.take_along_axis(rivals, nearest, axis=1)
     np.put_along_axis(rivals, nearest, -np.inf, axis=1)
     members, others = _taken(scores, chosen), _taken(scores, nearest)
-    low = np.where(kept, members.low, fill)
+    low = np.where(is_unmasked, members.low, fill)
     is_ahead = low[:, :, None] > near_high[:, None, :]
-    is_ahead |= kept[:, :, None] & (_least_gap(members, others) > 0.0)
+    is_ahead |= is_unmasked[:, :, None] & (_least_gap(members, others) > 0.0)
     # no rival at all stands behind -inf
     is_ahead |= np.isneginf(near_high)[:, None, :]
     beyond = rivals.max(axis=1)
@@ -161,22 +243,22 @@ def _least_gap(ahead: Enclosure, behind: Enclosure) -> np.ndarray:
     return ahead.value[:, :, None] - behind.value[:, None, :] - change * (1.0 + SPARE)
 
 
-def _kept_groups(scores: Enclosure, groups: GroupMask) -> KeptCells:
+def _kept_groups(scores: Enclosure, groups: GroupMask) -> MaskedGroups:
     """Groups that are provably unchanged or perhaps, from which group is ahead of which."""
     size = scores.value.shape[1] // groups.num_groups
     at_centre = kept_groups(group_scores(scores.value, groups), groups.num_kept)
     count = 1 if groups.score == "max" or size == 1 else 2
     low, high = (_top_sum(bound, groups.num_groups, count) for bound in (scores.low, scores.high))
-    always, perhaps = _kept(low[:, :, None] > high[:, None, :], groups.num_kept)
+    always, perhaps = _surviving(low[:, :, None] > high[:, None, :], groups.num_kept)
     left = np.flatnonzero(np.any(always != perhaps, axis=1))
     if len(left):
         ahead = low[left][:, :, None] > high[left][:, None, :]
         ahead |= _groups_ahead(_rows(scores, left), low[left], groups.num_groups, count)
-        always[left], perhaps[left] = _kept(ahead, groups.num_kept)
-    return KeptCells(at_centre, always, perhaps)
+        always[left], perhaps[left] = _surviving(ahead, groups.num_kept)
+    return MaskedGroups(at_centre, always, perhaps)
 
 
-def _kept(ahead: np.ndarray, num_kept: int) -> tuple[np.ndarray, np.ndarray]:
+def _surviving(ahead: np.ndarray, num_kept: int) -> tuple[np.ndarray, np.ndarray]:
     """Groups ahead of all that can be dropped, and groups that not too many are ahead of."""
     always = ahead.sum(axis=2) >= ahead.shape[1] - num_kept
     return np.asarray(always), np.asarray(ahead.sum(axis=1) < num_kept)
@@ -262,16 +344,16 @@ def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
     away is never proved. Time grows with the length of the facets in pixels.
 
     Raises ValueError where the frame is empty, or its pixels are too small for float64. Source:
-    :mod:`moegeom.routing_cells.plane.raster_enclosure`. Oracle in tests: the rule at random points,
+    :mod:`moegeom.routing_cells.plane.score_ranges`. Oracle in tests: the rule at random points,
     and exact arithmetic for affine rules.
     """
     check_frame(frame, depth)
-    found = ExpertSets()
+    sets = ExpertSets()
     label = np.full((frame.height, frame.width), -1, dtype=np.int32)
     state = np.full(label.shape, PixelState.OPEN, dtype=np.uint8)
     bounds = np.array([[0, frame.width, 0, frame.height]])
     while len(bounds):
-        is_proved, number = proved_sets(router, frame.rectangles(bounds, 1), found)
+        is_proved, number = proved_sets(router, frame.rectangles(bounds, 1), sets)
         _fill(label, bounds[is_proved], number[is_proved])
         bounds = bounds[~is_proved]
         is_pixel = (bounds[:, 1] - bounds[:, 0] == 1) & (bounds[:, 3] - bounds[:, 2] == 1)
@@ -281,9 +363,9 @@ def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
     pixels = np.stack([columns, columns + 1, rows, rows + 1], axis=1)
     if len(pixels):
         label[rows, columns], state[rows, columns] = _looked_into(
-            router, frame, pixels, depth, found
+            router, frame, pixels, depth, sets
         )
-    return _in_order(label, state, found)
+    return _in_order(label, state, sets)
 
 
 def _fill(
@@ -316,7 +398,7 @@ def _looked_into(
     frame: Frame,
     pixels: Int64[np.ndarray, "n 4"],
     depth: int,
-    found: ExpertSets,
+    sets: ExpertSets,
 ) -> tuple[Int32[np.ndarray, "n"], UInt8[np.ndarray, "n"]]:
     """Labels and states of pixels that were not proved as a whole.
 
@@ -335,16 +417,14 @@ def _looked_into(
         if level:
             bounds, parts = _split(2 * bounds), 2 * parts
             owner = np.tile(owner, 4)
-            is_proved, number = proved_sets(router, frame.rectangles(bounds, parts), found)
+            is_proved, number = proved_sets(router, frame.rectangles(bounds, parts), sets)
             _note(lowest, highest, owner[is_proved], number[is_proved])
             bounds, owner = bounds[~is_proved], owner[~is_proved]
         bounds, owner = _without(bounds, owner, lowest < highest)
         for sample in _SAMPLES:
             rectangles = frame.rectangles(bounds, parts)
             points = rectangles.centre + sample * (rectangles.half - frame.padding)
-            is_proved, number = proved_sets(
-                router, Rectangles(points, np.zeros_like(points)), found
-            )
+            is_proved, number = proved_sets(router, Rectangles(points, np.zeros_like(points)), sets)
             _note(lowest, highest, owner[is_proved], number[is_proved])
             bounds, owner = _without(bounds, owner, lowest < highest)
         is_open[owner[highest[owner] < 0]] = True
@@ -356,7 +436,7 @@ def _looked_into(
     others = np.flatnonzero(state != PixelState.CONSTANT)
     centre = frame.rectangles(pixels[others], 1).centre
     for some in chunks(len(others), router):
-        label[others[some]] = found.numbered(router.choice(centre[some]))
+        label[others[some]] = sets.numbered(router.choice(centre[some]))
     return label, state
 
 
@@ -373,8 +453,8 @@ def _without(
     return bounds[left], owner[left]
 
 
-def _in_order(label: np.ndarray, state: np.ndarray, found: ExpertSets) -> Raster:
-    expert_sets = found.listed()
+def _in_order(label: np.ndarray, state: np.ndarray, sets: ExpertSets) -> Raster:
+    expert_sets = sets.listed()
     order = sorted(range(len(expert_sets)), key=expert_sets.__getitem__)
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
@@ -406,7 +486,7 @@ class ExpertSets:
 
 
 def proved_sets(
-    router: PlaneRouter, rectangles: Rectangles, found: ExpertSets
+    router: PlaneRouter, rectangles: Rectangles, sets: ExpertSets
 ) -> tuple[Bool[np.ndarray, "n"], Int32[np.ndarray, "n"]]:
     """Whether one set is chosen on each rectangle, and its number (-1 where it is not proved)."""
     is_proved = np.zeros(len(rectangles.centre), dtype=bool)
@@ -415,7 +495,7 @@ def proved_sets(
         part = Rectangles(rectangles.centre[some], rectangles.half[some])
         is_proved[some], chosen = certain_choice(score_ranges(router, part), router.rule)
         hits = np.flatnonzero(is_proved[some])
-        number[some][hits] = found.numbered(chosen[hits])
+        number[some][hits] = sets.numbered(chosen[hits])
     return is_proved, number
 
 

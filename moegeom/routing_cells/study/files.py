@@ -21,11 +21,10 @@ from moegeom.engine.plan import num_workers
 from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.writer import slug
 from moegeom.routing_cells.ball.ball_cells import facet_distances
-from moegeom.routing_cells.ball.inradius import inradii
 from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.witness import check_witness
-from moegeom.routing_cells.graph.facet_graph import Swaps, swaps
-from moegeom.routing_cells.pictures.records import (
+from moegeom.routing_cells.facet_graph import Swaps, swaps
+from moegeom.routing_cells.pictures.page import (
     CircleCells,
     PlaneCells,
     RasterCells,
@@ -34,14 +33,18 @@ from moegeom.routing_cells.pictures.records import (
     SpaceCells,
     TokenMarks,
 )
-from moegeom.routing_cells.pictures.write import figure_csv, write_picture
-from moegeom.routing_cells.plane.circle import Arcs
-from moegeom.routing_cells.plane.polygons import polygons
-from moegeom.routing_cells.plane.raster_frame import PixelState
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.router import SlicedRouter, equal_experts
-from moegeom.routing_cells.study.search import MOST_MEASURED, Scaled, SliceCells
-from moegeom.routing_cells.study.slices import frame_of
+from moegeom.routing_cells.pictures.views import figure_csv, write_picture
+from moegeom.routing_cells.plane.polygons import inradii, polygons
+from moegeom.routing_cells.plane.raster import PixelState
+from moegeom.routing_cells.plane.subspace import Arcs
+from moegeom.routing_cells.study.request import CellsRequest, frame_of
+from moegeom.routing_cells.study.router import (
+    MOST_MEASURED,
+    Scaled,
+    SliceCells,
+    SlicedRouter,
+    equal_experts,
+)
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
 #: and follow from the slice.
@@ -61,7 +64,7 @@ def _are_cells(folder: Path) -> bool:
 
 
 class CellFiles:
-    """The folder ``out`` while it is made: beside it, moved when it is whole."""
+    """The folder ``out``: written beside it, and moved there when it is whole."""
 
     def __init__(self, request: CellsRequest) -> None:
         assert request.out is not None
@@ -72,12 +75,17 @@ class CellFiles:
         self._partial = self._work / "whole"  # with the rights of a folder that is made now
         self._partial.mkdir()
         self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
-        self.names: tuple[str, ...] = ()
+
+    def __enter__(self) -> CellFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._work, ignore_errors=True)
 
     def add(self, sliced: SlicedRouter) -> int | None:
         """Rows of one router, and its slice as an npz file that --subspace reads.
 
-        Returns how many witnesses were checked in integers; None where nobody asked for that.
+        Returns how many witnesses were checked in integers; None without ``certify``.
         """
         num_checked = 0
         for cells in sliced.cells:
@@ -94,24 +102,18 @@ class CellFiles:
                 np.savez(path, centre=part.centre, basis=part.basis, weight=weight, bias=bias)
         return num_checked if self._request.certify else None
 
-    def finish(self) -> None:
-        """Writes the tables and moves everything to ``out``."""
-        import pyarrow as pa
-
+    def finish(self) -> list[str]:
+        """Writes the tables and moves everything to ``out``; the names there."""
         with writing(self._out):
             for name, parts in self._tables.items():
                 empty = cell_table(name, {"router": []})
                 table, path = pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet"
                 write_table(table, path, use_dictionary=_RECURRING)
-        self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
+        names = sorted(path.name for path in self._partial.iterdir())
         # what is there was seen to hold cells
         replaced = self._work / "replaced" if self._request.overwrite else None
         move_folder(self._partial, self._out, replaced)
-        self.discard()
-
-    def discard(self) -> None:
-        """Removes what was written until now."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        return names
 
 
 def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
@@ -119,19 +121,16 @@ def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> An
     columns: dict[str, Any] = {
         "router": pa.repeat(sliced.router.name, count),
         "cell": np.arange(count),
+        "token": None if cells.at is None else pa.repeat(cells.at, count),
         "expert_set": _rows(cells.expert_set),
         "witness": _rows(cells.witness, np.isin(np.arange(count), list(cells.exact))),
         "witness_exact": _rational(cells),
-        "num_facets": np.bincount(cells.facets.ravel(), minlength=count),
         "witness_input": _inputs(sliced, cells.witness),
-        **_pair(cells.cell_distance),
+        "num_facets": np.bincount(cells.facets.ravel(), minlength=count),
+        "is_bounded": cells.is_bounded,
+        "hops": cells.hops,
+        **_bracket(cells.cell_distance),
     }
-    if cells.at is not None:
-        columns["token"] = pa.repeat(cells.at, count)
-    if cells.hops is not None:
-        columns["hops"] = cells.hops
-    if cells.is_bounded is not None:
-        columns["is_bounded"] = cells.is_bounded
     if sliced.tokens is not None and cells.at is None:
         inside = sliced.tokens.cell
         columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
@@ -149,16 +148,15 @@ def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> An
 def _facets(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
     count, swapped = len(cells.facets), swaps(cells.expert_set, cells.facets)
     ends = np.cumsum(swapped.num)
-    columns: dict[str, Any] = {
+    columns = {
         "router": pa.repeat(sliced.router.name, count),
+        "token": None if cells.at is None else pa.repeat(cells.at, count),
         "cell": cells.facets[:, 0],
         "other_cell": cells.facets[:, 1],
         "experts_out": _lists(swapped.out, ends),
         "experts_in": _lists(swapped.into, ends),
-        **_pair(_distances(sliced, cells, swapped, request)),
+        **_bracket(_distances(sliced, cells, swapped, request)),
     }
-    if cells.at is not None:
-        columns["token"] = pa.repeat(cells.at, count)
     return cell_table("facets", columns)
 
 
@@ -190,12 +188,9 @@ def _distances(
     brackets = facet_distances(
         scaled.weight,
         scaled.bias,
-        cells.expert_set,
-        cells.facets,
-        swapped.first,
+        cells,
         np.ldexp(centre, -scaled.exponent),
         request.num_workers or num_workers(),
-        cells.simple,
     )
     return np.ldexp(brackets, scaled.longer)
 
@@ -234,10 +229,9 @@ def _lists(
     )
 
 
-def _pair(bracket: np.ndarray | None) -> Mapping[str, np.ndarray]:
-    if bracket is None:
-        return {}
-    return {"distance_lower": bracket[:, 0], "distance_upper": bracket[:, 1]}
+def _bracket(distance: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    ends = () if distance is None else distance.T
+    return dict(zip(("distance_lower", "distance_upper"), ends, strict=False))
 
 
 def _check(weight: np.ndarray, bias: np.ndarray, cells: SliceCells, tie_broken: bool) -> None:
@@ -285,16 +279,14 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
 
 
 def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
-    """Columns as a table of :data:`CELL_TABLES`; those that are not given are missing."""
-    length = len(next(iter(columns.values())))
+    """Columns as a table of :data:`CELL_TABLES`; values are null in those that are not there."""
+    length = len(columns["router"])
     fields, arrays = [], []
     for column, kind, unit, text in CELL_TABLES[name]:
         values = columns.get(column)
         if values is None:
-            arrays.append(pa.nulls(length, kind))
-        else:
-            is_array = isinstance(values, pa.Array)
-            arrays.append(values.cast(kind) if is_array else pa.array(values, kind))
+            values = pa.nulls(length, kind)
+        arrays.append(values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind))
         facts = {"text": text, "unit": unit}
         fields.append(pa.field(column, kind, metadata={k: v for k, v in facts.items() if v}))
     schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})

@@ -1,25 +1,41 @@
-"""One router on one slice: cells, arcs or pixels, and what its tokens say of them."""
+"""One router on one slice: the search for its cells, arcs or pixels, and its tokens among them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
+from functools import cache
 from math import comb
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer
 
-from moegeom.core.errors import RouterRuleError, UsageError
+from moegeom.core.errors import InternalError, RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
-from moegeom.geometry.capacity.cell_bounds import most_cells
+from moegeom.engine.plan import num_workers
+from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
+from moegeom.routing_cells.ball.ball_cells import (
+    BallCells,
+    BallProblem,
+    TooManyTies,
+    cells_of_ball,
+    cells_within_hops,
+    filter_ball,
+    filter_box,
+)
+from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.crossings import crossing_rate
-from moegeom.routing_cells.exact.rank import common_tie
-from moegeom.routing_cells.graph.facet_graph import facet_graph, visited_graph
-from moegeom.routing_cells.plane.circle import Arcs, circle_arcs
-from moegeom.routing_cells.plane.raster import plane_raster
-from moegeom.routing_cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
-from moegeom.routing_cells.plane.subspace import Slice
+from moegeom.routing_cells.exact.dictionary import common_tie, independent_columns_of
+from moegeom.routing_cells.exact.witness import strict_witnesses
+from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
+from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster
+from moegeom.routing_cells.plane.score_ranges import plane_router
+from moegeom.routing_cells.plane.subspace import Arcs, Slice, circle_arcs
 from moegeom.routing_cells.record import (
     Between,
     Cells,
@@ -29,17 +45,19 @@ from moegeom.routing_cells.record import (
     RouterCells,
     Visited,
 )
-from moegeom.routing_cells.study.request import CellsRequest, bounds_of
-from moegeom.routing_cells.study.search import (
-    SliceCells,
-    cells_of_slice,
-    domain_text,
-    enough_vertices,
-    expected_vertices,
-    with_witnesses,
+from moegeom.routing_cells.study.request import (
+    CellsRequest,
+    RequestedSlice,
+    SliceTokens,
+    bounds_of,
+    frame_of,
 )
-from moegeom.routing_cells.study.slices import RequestedSlice, SliceTokens, frame_of
-from moegeom.routing_cells.walk.enumeration import MOST_EXPERTS, AllSubsets
+from moegeom.routing_cells.walk.enumeration import (
+    MOST_EXPERTS,
+    AllSubsets,
+    Enumeration,
+    enumerate_cells,
+)
 from moegeom.routing_cells.walk.level_walk import WalkWatch
 from moegeom.routing_cells.walk.segment_crossings import segment_crossings
 from moegeom.variants.random_router import random_router
@@ -50,8 +68,10 @@ MOST_DIMS = 16
 
 @dataclass(frozen=True, eq=False)
 class TokensOnSlice:
-    """Tokens by their ``place`` on the slice, the ``choice`` of the slice there, its ``cell`` (-1:
-    in none that is listed), and whether that is their own: what the router chooses for the token.
+    """Tokens by their ``place`` on the slice, with what the slice chooses there.
+
+    ``cell`` is that choice as a number, -1 for one that is not listed; ``is_own`` where the router
+    chooses the same for the token.
     """
 
     place: Float64[np.ndarray, "tokens dims"]
@@ -110,7 +130,7 @@ def sliced_router(
 
 @dataclass(frozen=True, eq=False)
 class _Slicing:
-    """One router and what is asked of it."""
+    """One router with its slice, its tokens and the request."""
 
     router: Router
     requested: RequestedSlice
@@ -122,13 +142,11 @@ class _Slicing:
         router, requested, sample, request = self.router, self.requested, self.sample, self.request
         part, (weight, bias) = requested.part, _instance(router, requested)
         k, dims = router.rule.top_k, weight.shape[1]
-        if sample is None:
-            points = np.empty((0, dims))
-        else:
+        points = starts = np.empty((0, dims))
+        if sample is not None:
             points = sample.inputs if part is None else part.coordinates(sample.inputs)
-        starts = np.empty((0, dims))
-        if request.at and sample is not None:
-            starts = points[sample.rows_of(request.at, "at")].astype(np.float64)
+            if request.at:
+                starts = points[sample.rows_of(request.at, "at")].astype(np.float64)
         if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
             raise UsageError(
                 f"{bounds_of(request)[0]} is for slices of at most {MOST_DIMS} dimensions; this "
@@ -142,7 +160,8 @@ class _Slicing:
                 raise UsageError(f"router {router.name}: {error.message}", error.hint) from error
             if not isinstance(answer, AllSubsets):
                 answer = [with_witnesses(cells, weight, bias, request) for cells in answer]
-        is_central = _is_central(weight, bias)
+        domain, facts, tokens = domain_text(request), None, None
+        outcome: Outcome = "all subsets"
         if isinstance(answer, AllSubsets):
             if request.box is not None or request.out is not None:
                 raise UsageError(
@@ -150,38 +169,49 @@ class _Slicing:
                     f"{requested.text}, so there is no list.",
                     f"Add --subspace pca:D or random:D with D below {router.num_experts - 1}.",
                 )
-            cells, domain, facts, tokens = (), domain_text(request), None, None
-            outcome: Outcome = "all subsets"
+            cells = ()
         else:
-            cells, domain = tuple(answer), domain_text(request)
-            is_whole = all(each.is_whole for each in cells)
+            cells, is_whole = tuple(answer), all(each.is_whole for each in answer)
             outcome = "cells" if is_whole else "unfinished"
+            facts = facts_of(cells) if is_whole else None
             if cells[0].is_cone:
                 domain += (
                     ", where all experts tie at one point: the cells are those of the whole slice"
                 )
-            facts, tokens = facts_of(cells) if is_whole else None, None
             if sample is not None and part is not None:
                 listed = cells[0].expert_set if len(cells) == 1 and is_whole else None
                 logits = points @ weight.T + bias
                 choice = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
                 tokens = _on_slice(points, choice, listed, sample)
-        record = self._record(dims, domain, outcome, facts, tokens, took, is_central)
         equal = [] if k == len(weight) else equal_experts(weight, bias, request)
         random = None
         if request.random_routers and part and outcome == "cells" and request.hops is None:
             random = random_routers_of(router, part, request)
-        record = replace(
-            record,
+        record = self._record(
+            dims,
+            outcome,
+            facts,
+            tokens,
+            took,
+            domain=domain,
             random=random,
-            cut_short=_cut_short(cells, record, request) if outcome == "unfinished" else None,
             num_equal=sum(map(len, equal)),
             num_on_ties=_on_ties(tokens.choice, equal) if equal and tokens is not None else None,
         )
+        if outcome != "all subsets":
+            size = router.num_experts, k, dims, _is_central(weight, bias)
+            expected = expected_vertices(*size)
+            cut_short = None if facts else _cut_short(cells, expected, request.vertices)
+            record = replace(
+                record,
+                most_cells=most_cells(*size),
+                expected_vertices=expected,
+                cut_short=cut_short,
+            )
         return SlicedRouter(record, router, requested, sample, cells, tokens, weight, bias)
 
     def pixels(self) -> SlicedRouter:
-        """Every rule on a plane, pixel by pixel."""
+        """Pixels of a plane, for any rule."""
         router, sample, part = self.router, self.sample, self.requested.part
         if part is None or part.dims != 2:
             raise RouterRuleError(
@@ -219,7 +249,7 @@ class _Slicing:
             tokens = _on_slice(points, plane.choice(points), np.array(pixels.expert_sets), sample)
         x0, x1, y0, y1 = frame
         window = f"x from {x0:.3g} to {x1:.3g}, y from {y0:.3g} to {y1:.3g}"
-        record = self._record(2, window, "pixels", facts, tokens, took)
+        record = self._record(2, "pixels", facts, tokens, took, domain=window)
         return SlicedRouter(
             record, router, self.requested, sample, tokens=tokens, pixels=pixels, frame=frame
         )
@@ -248,7 +278,7 @@ class _Slicing:
             num_facets=len(arcs.start) if len(arcs.start) > 1 else 0,
             proved_share=float(lengths[arcs.is_proved].sum() / (2.0 * np.pi)),
         )
-        record = self._record(1, "", "arcs", facts, None, took)
+        record = self._record(1, "arcs", facts, None, took)
         return SlicedRouter(record, router, requested, self.sample, arcs=arcs)
 
     def _refuse_out(self) -> None:
@@ -262,53 +292,41 @@ class _Slicing:
     def _record(
         self,
         dims: int,
-        domain: str,
         outcome: Outcome,
         facts: Cells | None,
         tokens: TokensOnSlice | None,
         took: Stopwatch,
-        is_central: bool = False,
+        **more: Any,
     ) -> RouterCells:
-        experts, k, sample = self.router.num_experts, self.router.rule.top_k, self.sample
-        is_listed = outcome in ("cells", "unfinished")
-        inside = None if tokens is None else tokens.cell[tokens.cell >= 0]
+        """The record, with what only one outcome has as ``more``."""
+        sample, experts, k = self.sample, self.router.num_experts, self.router.rule.top_k
+        if tokens is not None:
+            cell = tokens.cell[tokens.cell >= 0]
+            more |= {"num_tokens": len(tokens.cell), "num_own": int(tokens.is_own.sum())}
+            more |= {"num_cells_with_tokens": len(np.unique(cell)) or None}
+        if sample is not None:
+            more |= {"left_out": sample.num_non_finite, "visited": visited_of(sample)}
         return RouterCells(
             router=self.router.name,
             num_experts=experts,
             top_k=k,
             subspace=self.requested.text,
-            domain=domain,
             dims=dims,
             outcome=outcome,
             cells=facts,
             num_possible=comb(experts, k),
-            most_cells=most_cells(experts, k, dims, is_central) if is_listed else None,
-            expected_vertices=expected_vertices(experts, k, dims, is_central)
-            if is_listed
-            else None,
             seconds=took.seconds,
             variance_share=self.requested.variance_share,
-            num_tokens=None if tokens is None else len(tokens.cell),
-            num_own=None if tokens is None else int(tokens.is_own.sum()),
-            num_cells_with_tokens=len(np.unique(inside))
-            if inside is not None and len(inside)
-            else None,
-            left_out=0 if sample is None else sample.num_non_finite,
             between=between_of(self.router, sample, self.request.seed),
-            visited=None if sample is None else visited_of(sample),
+            **({"domain": "", "most_cells": None, "expected_vertices": None} | more),
         )
 
 
-def _cut_short(
-    cells: tuple[SliceCells, ...], record: RouterCells, request: CellsRequest
-) -> CutShort:
-    is_search = any(part.road == "search" and not part.is_whole for part in cells)
-    expected = None if is_search else record.expected_vertices
-    return CutShort(
-        most=request.vertices,
-        what="cells" if is_search else "vertices",
-        enough=enough_vertices(expected, request.vertices),
-    )
+def _cut_short(cells: tuple[SliceCells, ...], expected: float | None, most: int) -> CutShort:
+    """The limit of a search or a walk, and one that should do."""
+    if any(part.road == "search" and not part.is_whole for part in cells):
+        return CutShort(most, "cells", enough_vertices(None, most))
+    return CutShort(most, "vertices", enough_vertices(expected, most))
 
 
 def equal_experts(
@@ -316,9 +334,7 @@ def equal_experts(
     bias: Float64[np.ndarray, "experts"],
     request: CellsRequest,
 ) -> list[Int64[np.ndarray, "_"]]:
-    """The experts of each class whose rows and biases are equal, of two or more; none where the
-    request has their numbers tell them apart.
-    """
+    """The classes of two or more experts with equal rows and biases; none with ``tie_broken``."""
     if request.tie_broken:
         return []
     _, label, sizes = np.unique(
@@ -338,7 +354,7 @@ def _on_ties(choice: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarr
 def _instance(
     router: Router, requested: RequestedSlice
 ) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
-    """Rows and biases on the slice; biases that are all the same change no choice, and are 0."""
+    """Rows and biases on the slice; equal biases change no choice and become 0."""
     weight, bias = router.weight.astype(np.float64), router.affine_bias
     offset = None if bias is None else bias.astype(np.float64)
     if requested.part is not None:
@@ -354,7 +370,7 @@ def _on_slice(
     cells: np.ndarray | None,
     sample: SliceTokens,
 ) -> TokensOnSlice:
-    """Tokens where they are drawn; the cell is the place of the set there among the listed ones."""
+    """Tokens by their place; ``cell`` is the index of their set among the listed ones."""
     cell = np.full(len(choice), -1)
     if cells is not None:
         number = {tuple(row): n for n, row in enumerate(cells.tolist())}
@@ -365,7 +381,7 @@ def _on_slice(
 
 
 def prediction(router: Router, requested: RequestedSlice, request: CellsRequest) -> str:
-    """How many vertices a random router has there, in words; empty where none are walked."""
+    """The expected number of vertices in words; empty where none are walked."""
     is_walked = request.expert_set is None and not set(bounds_of(request)) - {"box"}
     if not is_walked or not router.rule.is_affine or requested.circle is not None:
         return ""
@@ -396,12 +412,12 @@ _SEGMENTS = 1000
 
 
 def facts_of(cells: tuple[SliceCells, ...]) -> Cells:
-    """Sums over the searches, and the graph of the facets where there is one."""
+    """The figures of all searches together, and of the graph of facets where there is one."""
     first = cells[0]
     graph = None
     if first.at is None and len(first.expert_set):
         graph = facet_graph(len(first.expert_set), first.facets)
-    gaps = [part.gap for part in cells if part.gap is not None]
+    gaps = [part.gap for part in cells if part.road != "search"]
     num_cells = len(first.expert_set)
     if len(cells) > 1:
         num_cells = len({tuple(row) for part in cells for row in part.expert_set.tolist()})
@@ -426,7 +442,7 @@ def facts_of(cells: tuple[SliceCells, ...]) -> Cells:
 def random_routers_of(
     router: Router, part: Slice, request: CellsRequest
 ) -> RandomRouterCells | None:
-    """The same count for routers of random rows, on the same slice and in the same bounds."""
+    """The number of cells of random routers on the same slice and in the same bounds."""
     counts = []
     nothing = np.empty((0, part.dims))
     for number in range(request.random_routers):
@@ -444,7 +460,7 @@ def random_routers_of(
 
 
 def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between | None:
-    """Facets on the ways between pairs of tokens that a seed chose; None for curved facets."""
+    """Facets crossed between random pairs of tokens; None for curved facets."""
     if sample is None or not router.rule.is_affine or len(sample.inputs) < 2:
         return None
     count = min(_SEGMENTS, len(sample.inputs) // 2)
@@ -468,10 +484,352 @@ def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between
 def visited_of(sample: SliceTokens) -> Visited:
     """The graph of the sets that the tokens chose."""
     graph = visited_graph(sample.chosen)
-    return Visited(
-        num_expert_sets=graph.num_expert_sets,
-        num_edges=graph.num_edges,
-        num_components=graph.num_components,
-        largest_share=graph.largest_share,
-        is_whole=graph.is_whole,
-    )
+    return Visited(**{each.name: getattr(graph, each.name) for each in fields(Visited)})
+
+
+# ------------------------------------------------------------------------------------------- search
+#: Facets whose distance is measured.
+MOST_MEASURED = 500_000
+
+#: Facets that a search leaves to exact arithmetic at most: some minutes.
+_MOST_EXACT = 100_000
+#: A search gives way to a walk after so many of them, and one more for every so many vertices that
+#: the walk is expected to have: by then a walk, and trying what it finds, would have been done.
+_LEAST_EXACT, _VERTICES_AN_ANSWER = 500, 50
+
+#: Exponents of rows and biases within which nothing is scaled.
+_USUAL = 16
+#: Factors of two between columns beyond which each is scaled by itself.
+_SPREAD = 200
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SliceCells(Enumeration):
+    """Cells and facets of a slice, or around the token ``at`` which the search began.
+
+    ``exact`` has a rational point of each cell in which no float64 point was found: there the
+    witness is nan. ``is_cone`` where all experts tie at one point of the ball: then these are the
+    cells of the whole slice. ``tied`` is None where it was not looked for.
+    """
+
+    at: int | None = None
+    exact: Mapping[int, CellPoint] = field(default_factory=dict)
+    is_cone: bool = False
+
+    @staticmethod
+    def of(cells: Enumeration, **changes: Any) -> SliceCells:
+        """The same cells as a record of a slice, with some changes."""
+        facts = {each.name: getattr(cells, each.name) for each in fields(Enumeration)}
+        return SliceCells(**(facts | changes))
+
+    def part(
+        self, cells: Bool[np.ndarray, "cells"], facets: Bool[np.ndarray, "facets"]
+    ) -> SliceCells:
+        """The selected cells and facets, renumbered."""
+        number = np.cumsum(cells) - 1
+        return replace(
+            self,
+            expert_set=self.expert_set[cells],
+            witness=self.witness[cells],
+            facets=number[self.facets[facets]].reshape(-1, 2),
+            is_bounded=None,
+            tied=None,
+        )
+
+
+def domain_text(request: CellsRequest) -> str:
+    """What bounds the search, in words; empty for the whole slice."""
+    if request.radius is not None:
+        return f"within {request.radius:g} of its centre"
+    if request.box is not None:
+        return f"within {request.box:g} of its centre along every direction"
+    if request.hops is not None:
+        facets, tokens = number_of(request.hops, "facet"), number_of(len(request.at), "token")
+        whose = "a token" if len(request.at) == 1 else f"{tokens}, one by one"
+        return f"at most {facets} from the cell of {whose}"
+    return ""
+
+
+def cells_of_slice(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    k: int,
+    request: CellsRequest,
+    points: Float64[np.ndarray, "points dims"],
+    watch: WalkWatch | None,
+) -> list[SliceCells] | AllSubsets:
+    """The cells of a request: a list of one entry, or of one entry for each of ``points``.
+
+    Rows, biases and coordinates are taken to the size of 1 first, each by a power of two, which
+    changes no bit of them. Raises UsageError for instances with more ties than exact arithmetic is
+    given.
+    """
+    try:
+        scaled = Scaled.of(weight, bias, request)
+        search = _Search(scaled.weight, scaled.bias, k, scaled.request, watch)
+        if request.hops is not None:
+            starts = zip(request.at, np.ldexp(points, -scaled.exponent), strict=True)
+            return [scaled.back(search.around(token, point)) for token, point in starts]
+        if request.radius is not None:
+            cells = search.in_ball()
+        else:
+            cells = search.whole() if request.box is None else search.in_box()
+        return cells if isinstance(cells, AllSubsets) else [scaled.back(cells)]
+    except ValueError as error:
+        raise UsageError(
+            f"{error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The instance in coordinates x' = x / 2^exponent in which rows and biases are of size 1."""
+
+    weight: Float64[np.ndarray, "experts dims"]
+    bias: Float64[np.ndarray, "experts"]
+    request: CellsRequest
+    exponent: Int64[np.ndarray, "dims"]
+
+    @staticmethod
+    def of(
+        weight: Float64[np.ndarray, "experts dims"],
+        bias: Float64[np.ndarray, "experts"],
+        request: CellsRequest,
+        is_metric: bool = False,
+    ) -> Scaled:
+        """Where distances are measured (``is_metric``) all columns share one power of two."""
+        columns = np.frexp(np.abs(weight).max(axis=0, initial=0.0))[1].astype(np.int64)
+        is_metric |= request.radius is not None or request.hops is not None
+        if np.ptp(columns) < _SPREAD or is_metric:
+            columns[:] = columns.max()
+        largest = np.abs(bias).max(initial=0.0)
+        offset = int(np.frexp(largest)[1]) if largest else int(columns.max())
+        same = Scaled(weight, bias, request, np.zeros(weight.shape[1], np.int64))
+        if max(np.abs(columns).max(initial=0), abs(offset)) < _USUAL:
+            return same
+        rows, free = np.ldexp(weight, -columns), np.ldexp(bias, -offset)
+        exponent = offset - columns
+        is_exact = np.array_equal(np.ldexp(rows, columns), weight)
+        if not is_exact or not np.array_equal(np.ldexp(free, offset), bias):
+            return same
+        if request.box is not None and np.ptp(columns):
+            return same  # a box has one side
+        names = [name for name in ("radius", "box") if getattr(request, name) is not None]
+        bounds = {n: float(np.ldexp(getattr(request, n), -int(exponent.max()))) for n in names}
+        if not all(0.0 < value < np.inf for value in bounds.values()):
+            return same
+        return Scaled(rows, free, replace(request, **bounds), exponent)
+
+    @property
+    def longer(self) -> int:
+        """The exponent of two by which distances of the original coordinates are longer."""
+        return int(self.exponent.max()) if len(self.exponent) else 0
+
+    def back(self, cells: SliceCells) -> SliceCells:
+        """The cells with points and distances in the original coordinates."""
+        if not self.exponent.any():
+            return cells
+        distances = {"cell_distance": cells.cell_distance, "facet_distance": cells.facet_distance}
+        measured = {n: np.ldexp(d, self.longer) for n, d in distances.items() if d is not None}
+        return replace(cells, witness=np.ldexp(cells.witness, self.exponent), **measured)
+
+
+def with_witnesses(
+    cells: SliceCells,
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    request: CellsRequest,
+) -> SliceCells:
+    """The cells with points that are proved to lie strictly inside them and the domain.
+
+    Raises InternalError for a cell without a point: it would be none.
+    """
+    radius = np.inf if request.radius is None else request.radius
+    half = np.inf if request.box is None else request.box
+    sets, ties = cells.expert_set, request.tie_broken
+    try:
+        made = strict_witnesses(weight, bias, sets, cells.witness, radius, half, ties)
+    except ValueError as error:
+        raise InternalError(f"a cell has no witness: {error}") from error
+    return replace(cells, witness=made.point, exact=made.exact)
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """One scaled instance, with the request that bounds the search."""
+
+    weight: Float64[np.ndarray, "experts dims"]
+    bias: Float64[np.ndarray, "experts"]
+    k: int
+    request: CellsRequest
+    watch: WalkWatch | None
+
+    def whole(self) -> SliceCells | AllSubsets:
+        """All cells of the slice."""
+        whole = enumerate_cells(
+            self.weight,
+            self.bias,
+            self.k,
+            tie_broken=self.request.tie_broken,
+            most=self.request.vertices,
+            threads=self.request.num_workers or num_workers(),
+            watch=self.watch,
+            most_simple=0 if self.request.out is None else MOST_MEASURED,
+        )
+        if isinstance(whole, AllSubsets):
+            return whole
+        return SliceCells.of(whole)
+
+    def in_box(self) -> SliceCells | AllSubsets:
+        """The cells that meet the box."""
+        whole = self.whole()
+        if isinstance(whole, AllSubsets) or not whole.is_whole:
+            return whole
+        assert self.request.box is not None
+        sides = np.full(self.weight.shape[1], self.request.box)
+        sets, facets, (out, into) = whole.expert_set, whole.facets, whole.exchanged
+        met = filter_box(
+            self.weight, self.bias, sets, facets, out, into, -sides, sides, whole.witness
+        )
+        points = [proof.point for proof in met.cells if isinstance(proof, CellPoint)]
+        witness = np.array([[float(x) for x in point] for point in points])
+        part = whole.part(met.has_cell, met.has_facet)
+        return replace(part, road="walk and filter", witness=witness.reshape(-1, len(sides)))
+
+    def in_ball(self) -> SliceCells | AllSubsets:
+        """The cells that meet the ball: by a search, or by a walk where too many experts tie."""
+        radius, experts = self.request.radius, len(self.weight)
+        assert radius is not None
+        centre = np.zeros(self.weight.shape[1])
+        problem = BallProblem.of(self.weight, self.bias, self.k, centre, radius)
+        rows, biases = problem.own
+        tip = _tip_inside(rows, biases, radius)
+        if tip is None:
+            searched = self._searched(problem)
+            if searched is not None:
+                return searched
+        whole = replace(self, weight=rows, bias=biases, k=problem.k).whole()
+        if isinstance(whole, AllSubsets):
+            if tip is not None and len(rows) == experts:
+                return whole
+            return _of_ball(cells_of_ball(problem, self.request.vertices, watch=self.watch))
+        if not whole.is_whole:
+            return whole
+        met = filter_ball(rows, biases, whole, centre, radius)
+        part = whole.part(met.cells, met.facets)
+        always = np.broadcast_to(problem.fixed, (len(part.expert_set), len(problem.fixed)))
+        chosen = np.concatenate([always, problem.contested[part.expert_set]], axis=1)
+        is_cone = tip is not None and len(rows) == experts
+        return replace(
+            part,
+            expert_set=np.sort(chosen, axis=1).astype(np.int16),
+            witness=part.witness if tip is None else _nearer(part.witness, tip, radius),
+            road="walk and filter" if tip is None else whole.road,
+            num_exact=whole.num_exact + met.num_exact,
+            cell_distance=met.cell_distance[met.cells],
+            facet_distance=met.facet_distance[met.facets],
+            simple=None,
+            is_cone=is_cone,
+            tied=whole.tied if is_cone else None,
+        )
+
+    def _searched(self, problem: BallProblem) -> SliceCells | None:
+        """The cells by a search from facet to facet; None where a walk is needed.
+
+        Raises UsageError where that would be too long as well.
+        """
+        most, (experts, dims) = self.request.vertices, problem.own[0].shape
+        expected = expected_vertices(experts, problem.k, dims, False)
+        if expected is None:  # a line, or every set may be a cell and nothing is walked
+            expected = math.inf if dims > 1 else 0.0
+        most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
+        try:
+            return _of_ball(cells_of_ball(problem, most, most_exact, self.watch))
+        except TooManyTies as error:
+            if expected > most:
+                enough, others = (
+                    enough_vertices(expected, most),
+                    "a smaller --radius or fewer dimensions",
+                )
+                about = (
+                    "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
+                )
+                hint = f"Ask for {others}."
+                if enough is not None:
+                    hint = f"--vertices {enough} allows the walk; {others} are other ways."
+                raise UsageError(
+                    f"within --radius {error}. Expected fewer, or a slice of at most {most:,} "
+                    f"vertices (--vertices) to walk instead{about}.",
+                    hint,
+                ) from error
+        except ValueError as error:
+            if "degenerate" not in str(error):
+                raise
+        return None
+
+    def around(self, token: int, point: Float64[np.ndarray, "dims"]) -> SliceCells:
+        """Cells a few facets away from the cell of a token, where the rows span the slice."""
+        hops, most = self.request.hops, self.request.vertices
+        assert hops is not None
+        columns, dims = independent_columns_of(self.weight), self.weight.shape[1]
+        if len(columns) < dims:
+            raise ValueError(
+                f"the rows have rank {len(columns)} on {dims} dimensions: distances need a slice "
+                "that they span"
+            )
+        near = cells_within_hops(self.weight, self.bias, self.k, point, hops, most)
+        return SliceCells.of(near, at=token)
+
+
+def _tip_inside(weight: np.ndarray, bias: np.ndarray, radius: float) -> tuple[Fraction, ...] | None:
+    """The point inside the open ball around 0 at which all experts tie; None without one.
+
+    Each of their cells is a cone from there, and meets the ball.
+    """
+    tip = common_tie(weight, bias) if len(weight) else None
+    if tip is None or sum(x * x for x in tip) >= Fraction(radius) ** 2:
+        return None
+    return tip
+
+
+def _nearer(
+    witness: Float64[np.ndarray, "cells dims"], tip: Sequence[Fraction], radius: float
+) -> Float64[np.ndarray, "cells dims"]:
+    """Points of cones, taken towards the tip by powers of two until they are in the ball."""
+    place = np.array([float(value) for value in tip])
+    away = witness - place
+    length = np.maximum(np.linalg.norm(away, axis=1), np.finfo(np.float64).tiny)
+    exponent = np.frexp((radius - np.linalg.norm(place)) / length)[1] - 1
+    return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
+
+
+def _of_ball(cells: BallCells) -> SliceCells:
+    """The cells of a whole search, without ties.
+
+    At the border of a region where equal experts tie for the last place a search is refused.
+    """
+    return SliceCells.of(cells, hops=None, tied=cells.expert_set[:0])
+
+
+#: Vertices that a walk can number.
+_MOST_NUMBERED = 2**31
+
+
+def enough_vertices(expected: float | None, most: int) -> int | None:
+    """A limit that is probably enough where ``most`` was not, in one or two digits.
+
+    Twice what is expected, or ten times ``most``; None where a walk cannot number as many.
+    """
+    target = 10 * most if expected is None or 2 * expected <= most else 2 * expected
+    if not target < _MOST_NUMBERED:
+        return None
+    unit = 10 ** max(0, len(str(math.ceil(target))) - 2)
+    return -(-math.ceil(target) // unit) * unit
+
+
+@cache
+def expected_vertices(experts: int, k: int, dims: int, is_central: bool) -> float | None:
+    """The expected vertices of a random router; None where nothing is walked."""
+    if not 0 < k < experts or not 2 <= dims < experts - 1:
+        return None
+    return expected_diagram(experts, k, dims, is_central).vertices

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,32 +19,22 @@ from moegeom.routing_cells.exact.certificate import cell_certificate
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.routing_cells.record import Answer, Enumerations, RouterCells
 from moegeom.routing_cells.study.files import CellFiles, draw
-from moegeom.routing_cells.study.request import CellsRequest, check_request, matrix_router
-from moegeom.routing_cells.study.router import prediction, sliced_router
-from moegeom.routing_cells.study.slices import (
+from moegeom.routing_cells.study.request import (
+    CellsRequest,
     RequestedSlice,
-    SliceTokens,
+    check_request,
+    matrix_router,
     requested_slice,
     token_sample,
 )
+from moegeom.routing_cells.study.router import prediction, sliced_router
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
 
 
-@dataclass(frozen=True, eq=False)
-class _Opened:
-    """Routers, their tokens if there are any, and the facts of the run; None for a bare matrix."""
-
-    name: str
-    routers: Sequence[Router]
-    source: TokenSource | None
-    run: Mapping[str, Any] | None
-    left_out: tuple[tuple[str, str], ...] = ()
-
-
 def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
-    """Every router that was asked for on its slice; tables and pictures where they were asked for.
+    """Every router of the request on its slice, with tables and pictures where it names files.
 
     Raises
     ------
@@ -68,118 +59,99 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
         return _cells(request, watch)
 
 
+class _Opened(NamedTuple):
+    """Routers, their tokens if there are any, and the facts of the run; None for a bare matrix."""
+
+    name: str
+    routers: Sequence[Router]
+    source: TokenSource | None = None
+    run: Mapping[str, Any] | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(request: CellsRequest) -> _Opened:
+        """Opens the input that a request names."""
+        if request.weights is not None:
+            assert request.asked.top_k is not None
+            router = matrix_router(request.weights, request.asked.top_k)
+            return _Opened(request.weights.name, [router])
+        opened = Session.open(request)
+        routers, run = opened.recorded, opened.facts(opened.recorded)
+        return _Opened(opened.routers.checkpoint, routers, opened.source, run, opened.left_out)
+
+    @property
+    def model(self) -> str:
+        """Family and name of the checkpoint, for captions."""
+        family = "" if self.run is None else f"{self.run['checkpoint']['family']} "
+        return family + self.name
+
+
 def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
-    opened = _opened(request)
+    opened = _Opened.of(request)
     if request.plot is not None and len(opened.routers) > 1:
         raise UsageError(
             f"--plot draws one router, {len(opened.routers)} were asked for.", "Add --layer L."
         )
-    files = CellFiles(request) if request.out is not None else None
-    found: list[RouterCells] = []
+    recording = "" if opened.source is None else opened.source.facts.name
+    subspace = request.subspace
+    if subspace is None:
+        subspace = "full" if request.plot is None or opened.source is None else "pca:2"
+    routers: list[RouterCells] = []
     answers: list[Answer] = []
-    drawn: tuple[str, ...] = ()
-    try:
+    names: list[str] = []
+    with nullcontext() if request.out is None else CellFiles(request) as files:
         for router in opened.routers:
-            sample = _sample(request, router, opened.source)
-            asked = _slice(request, router, sample, opened.source)
+            sample = None if opened.source is None else token_sample(router, opened.source, request)
+            part = requested_slice(subspace, router, sample, recording, request.seed)
             if watch is not None:
-                watch.begin(f"{router.name}{prediction(router, asked, request)}")
+                watch.begin(f"{router.name}{prediction(router, part, request)}")
             if request.expert_set is not None:
-                answers.append(
-                    answer(router, asked, request.expert_set, request.certify, request.box)
-                )
+                answers.append(answer(router, part, request.expert_set, request))
                 continue
-            told = None if watch is None else ToldWalk(watch, router.name)
-            sliced = sliced_router(router, asked, sample, request, told)
-            checked = None if files is None else files.add(sliced)
-            found.append(replace(sliced.record, num_checked=checked))
+            listener = None if watch is None else WalkListener(watch, router.name)
+            sliced = sliced_router(router, part, sample, request, listener)
+            num_checked = None if files is None else files.add(sliced)
+            routers.append(replace(sliced.record, num_checked=num_checked))
             if request.plot is not None:
-                drawn = draw(sliced, _model(opened), request)
+                names += draw(sliced, opened.model, request)
         if files is not None:
-            files.finish()
-    except BaseException:
-        if files is not None:
-            files.discard()
-        raise
-    written = () if files is None else files.names
+            names = [*files.finish(), *names]
     return Enumerations(
         name=opened.name,
         run=opened.run,
-        routers=tuple(found),
+        routers=tuple(routers),
         answers=tuple(answers),
         left_out=opened.left_out,
         seed=request.seed,
         written=None if request.out is None else str(request.out),
-        files=(*written, *drawn),
+        files=tuple(names),
     )
 
 
-def _model(opened: _Opened) -> str:
-    """Family and name: of a checkpoint in a series the name alone says little."""
-    if opened.run is None:
-        return opened.name
-    return f"{opened.run['checkpoint']['family']} {opened.name}"
-
-
-def _opened(request: CellsRequest) -> _Opened:
-    if request.weights is not None:
-        assert request.asked.top_k is not None
-        return _Opened(
-            request.weights.name, [matrix_router(request.weights, request.asked.top_k)], None, None
-        )
-    opened = Session.open(request)
-    looked = opened.recorded
-    return _Opened(
-        opened.routers.checkpoint, looked, opened.source, opened.facts(looked), opened.left_out
-    )
-
-
-def _sample(
-    request: CellsRequest, router: Router, source: TokenSource | None
-) -> SliceTokens | None:
-    if source is None:
-        return None
-    return token_sample(router, source, request)
-
-
-def _slice(
-    request: CellsRequest,
-    router: Router,
-    sample: SliceTokens | None,
-    source: TokenSource | None,
-) -> RequestedSlice:
-    """What --subspace names; without it the plane of the picture, or the whole space."""
-    text = request.subspace
-    if text is None:
-        text = "full" if request.plot is None or sample is None else "pca:2"
-    name = "" if source is None else source.facts.name
-    return requested_slice(text, router, sample, name, request.seed)
-
-
-#: Answers in exact arithmetic after which it is said that they take long: some seconds.
+#: Answers in exact arithmetic after which a note says that they take long: some seconds.
 _LONG = 500
 
 
-class ToldWalk:
-    """What a walk tells of itself: vertices as progress, and once that it will take long.
+class WalkListener:
+    """Tells a watch of a walk: vertices as progress, and once that it will take long.
 
-    That is said where no progress is shown, too.
+    The note appears where no progress is shown, too.
     """
 
     def __init__(self, watch: Watch, router: str) -> None:
-        self._watch, self._router, self._done, self._is_said = watch, router, 0, False
+        self._watch, self._router, self._num_done, self._has_noted = watch, router, 0, False
 
     def __call__(self, num_done: int, num_known: int) -> None:
         """How many vertices are done of those that are known."""
         self._watch.start(num_known)
-        self._watch.advance(num_done - self._done)
-        self._done = num_done
+        self._watch.advance(num_done - self._num_done)
+        self._num_done = num_done
 
     def settles(self, num_exact: int) -> None:
-        """Says at the first that are many what takes the time."""
-        if num_exact < _LONG or self._is_said:
+        """Notes at the first large number what takes the time."""
+        if num_exact < _LONG or self._has_noted:
             return
-        self._is_said = True
+        self._has_noted = True
         self._watch.say(
             f"{self._router}: many experts tie, or nearly so, in the same places; {_LONG} answers "
             "and more are left to exact arithmetic, which may take minutes"
@@ -187,13 +159,9 @@ class ToldWalk:
 
 
 def answer(
-    router: Router,
-    asked: RequestedSlice,
-    expert_set: tuple[int, ...],
-    with_check: bool,
-    box: float | None = None,
+    router: Router, part: RequestedSlice, expert_set: tuple[int, ...], request: CellsRequest
 ) -> Answer:
-    """A certificate for one set of experts on one slice, in the box around its centre if given.
+    """A certificate for one set of experts on one slice, in the box of the request if it has one.
 
     Raises
     ------
@@ -202,7 +170,7 @@ def answer(
     RouterRuleError
         When the facets of the router are curved: then no set has a certificate of this kind.
     """
-    started = time.perf_counter()
+    started, box = time.perf_counter(), request.box
     chosen = tuple(sorted(set(expert_set)))
     k, experts = router.rule.top_k, router.num_experts
     if len(chosen) != k or len(expert_set) != k or not 0 <= chosen[0] <= chosen[-1] < experts:
@@ -210,52 +178,50 @@ def answer(
             f"--expert-set {','.join(map(str, expert_set))}: expected {k} different experts from 0 "
             f"to {experts - 1}, as many as router {router.name} chooses."
         )
-    if not router.rule.is_affine or asked.circle is not None:
+    if not router.rule.is_affine or part.circle is not None:
         raise RouterRuleError(
             f"router {router.name}: certificates are for linear routers on a flat slice "
             f"({router.rule.selection_score_unit})."
         )
-    bias = router.affine_bias
     weight = router.weight.astype(np.float64)
-    offset = None if bias is None else bias.astype(np.float64)
-    if asked.part is not None:
-        weight, offset = asked.part.instance(weight, offset)
-    sides = None if box is None else np.full(weight.shape[1], box)
-    low = None if sides is None else -sides
-    found = cell_certificate(weight, offset, chosen, low, sides)
-    if offset is None and sides is None and isinstance(found, CellPoint):
-        found = _of_usual_size(found)
-    if with_check:
-        check_certificate(weight, offset, chosen, found, lower=low, upper=sides)
-    where = asked.text if box is None else f"{asked.text}, within {box:g} along every direction"
+    bias = None if router.affine_bias is None else router.affine_bias.astype(np.float64)
+    if part.part is not None:
+        weight, bias = part.part.instance(weight, bias)
+    upper = None if box is None else np.full(weight.shape[1], box)
+    lower = None if upper is None else -upper
+    proof = cell_certificate(weight, bias, chosen, lower, upper)
     margin, weights = None, None
-    if isinstance(found, CellPoint):
-        point = np.array([float(value) for value in found.point])
-        logits = weight @ point + (0.0 if offset is None else offset)
+    if isinstance(proof, CellPoint):
+        if bias is None and box is None:
+            proof = _of_usual_size(proof)
+        point = np.array([float(value) for value in proof.point])
+        logits = weight @ point + (0.0 if bias is None else bias)
         inside = np.isin(np.arange(experts), chosen)
         margin = float(logits[inside].min() - logits[~inside].max()) if k < experts else np.inf
     else:
-        weights = _rounded(found.inside), _rounded(found.outside)
+        weights = _rounded(proof.inside), _rounded(proof.outside)
+    if request.certify:
+        check_certificate(weight, bias, chosen, proof, lower=lower, upper=upper)
     return Answer(
         router=router.name,
         expert_set=chosen,
-        subspace=where,
-        is_cell=isinstance(found, CellPoint),
+        subspace=part.text + ("" if box is None else f", within {box:g} along every direction"),
+        is_cell=isinstance(proof, CellPoint),
         margin=margin,
         weights=weights,
-        certificate=found.as_json(),
-        is_checked=with_check,
+        certificate=proof.as_json(),
+        is_checked=request.certify,
         seconds=time.perf_counter() - started,
     )
 
 
-def _of_usual_size(found: CellPoint) -> CellPoint:
+def _of_usual_size(cone: CellPoint) -> CellPoint:
     """A point of a cone, scaled by a power of two until its largest coordinate is near 1."""
-    largest = max((abs(value) for value in found.point), default=Fraction(0))
+    largest = max((abs(value) for value in cone.point), default=Fraction(0))
     if largest == 0:
-        return found
+        return cone
     away = largest.numerator.bit_length() - largest.denominator.bit_length()
-    return CellPoint(tuple(value / Fraction(2) ** away for value in found.point))
+    return CellPoint(tuple(value / Fraction(2) ** away for value in cone.point))
 
 
 def _rounded(weights: Weights) -> tuple[tuple[int, float], ...]:

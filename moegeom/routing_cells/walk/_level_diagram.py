@@ -77,9 +77,9 @@ def fill_cells(table, masks):
 
 
 @njit(**UNCOUNTED)
-def _cell(found, num, mask, vertex):
+def _cell(tables, num, mask, vertex):
     """The number of an expert set, ``num`` for a new one."""
-    table, masks, vertex_of, is_bounded = found
+    table, masks, vertex_of, is_bounded = tables
     slot = _slot(table, masks, mask)
     if table[slot] < 0:
         for w in range(len(mask)):
@@ -99,12 +99,12 @@ def _read_rays(links, vertex, rays):
 
 
 @kernel(**COUNTLESS)
-def gather_cells(vertices, k, found, start, num, mask, rays):
+def gather_cells(vertices, k, tables, start, num, mask, rays):
     """The expert sets of the cells at the vertices from ``start`` on.
 
     A cell that is bounded below has one vertex at which the edges of its experts climb and those
     of the others fall: S is the experts above and those of ``rising``. All others hold a ray.
-    ``found`` are a table, expert sets, a vertex of each, and whether it is bounded; ``mask`` and
+    ``tables`` are a table, expert sets, a vertex of each, and whether it is bounded; ``mask`` and
     ``rays`` are room. Returns the first vertex that there was no room for, and how many.
     """
     on, above, rising, links = vertices
@@ -112,25 +112,25 @@ def gather_cells(vertices, k, found, start, num, mask, rays):
     last = np.uint32(1) << np.uint32(size)
     for vertex in range(start, len(on)):
         own, over = on[vertex], above[vertex]
-        wanted = k - _num_above(over)
+        missing = k - _num_above(over)
         _read_rays(links, vertex, rays)
-        if num_bits(np.uint64(rising[vertex])) == wanted:
-            if num == len(found[1]):
+        if num_bits(np.uint64(rising[vertex])) == missing:
+            if num == len(tables[1]):
                 return vertex, num
             _join(over, own, rising[vertex], mask)
-            num += np.int64(_cell(found, num, mask, vertex) == num)
+            num += np.int64(_cell(tables, num, mask, vertex) == num)
         if not rays[0] | rays[1]:
             continue
         # the cells around take some of the experts on the level
-        some = (np.uint32(1) << np.uint32(wanted)) - np.uint32(1)
+        some = (np.uint32(1) << np.uint32(missing)) - np.uint32(1)
         while some < last:
             if (some & rays[1]) | (~some & rays[0]):
-                if num == len(found[1]):
+                if num == len(tables[1]):
                     return vertex, num
                 _join(over, own, some, mask)
-                cell = np.int64(_cell(found, num, mask, vertex))
+                cell = np.int64(_cell(tables, num, mask, vertex))
                 num += np.int64(cell == num)
-                found[3][cell] = False
+                tables[3][cell] = False
             some = _next_choice(some)
     return len(on), num
 
@@ -151,13 +151,12 @@ def _both(one, other):
 
 @kernel(**COUNTLESS)
 def gather_facets(vertices, k, table, masks, facets, mask, around):
-    """Both cells of the facets that are bounded below, as the halves of 64 bits; their number, also
-    where there is no room.
+    """Both cells of the facets that are bounded below, as the halves of 64 bits.
 
-    Such a facet has one vertex at which all but its two experts climb or fall as in its cells.
-    Where r edges climb and n experts of the level are chosen, those are, of the r, all and another
-    (n = r + 1), all, or all but one and another (n = r), or all but one (n = r - 1). ``mask`` and
-    ``around`` [d + 1] are room.
+    Returns their number, also where there is no room. Such a facet has one vertex at which all but
+    its two experts climb or fall as in its cells. Where r edges climb and n experts of the level
+    are chosen, those are, of the r, all and another (n = r + 1), all, or all but one and another
+    (n = r), or all but one (n = r - 1). ``mask`` and ``around`` [d + 1] are room.
     """
     on, above, rising, _ = vertices
     size, num, one_bit = on.shape[1], 0, np.uint32(1)
@@ -188,16 +187,16 @@ def gather_facets(vertices, k, table, masks, facets, mask, around):
                     facets[num] = _both(whole, other)
                     num += 1
             continue
-        found = 0
+        num_around = 0
         for c in range(size):
             if np.int64((climbing >> np.uint32(c)) & one_bit) != np.int64(missing == -1):
                 continue
             some = climbing ^ (one_bit << np.uint32(c))
-            around[found] = _number(table, masks, over, own, some, mask)
-            for n in range(found):
-                facets[num] = _both(around[n], around[found])
+            around[num_around] = _number(table, masks, over, own, some, mask)
+            for n in range(num_around):
+                facets[num] = _both(around[n], around[num_around])
                 num += 1
-            found += 1
+            num_around += 1
     return num
 
 
@@ -348,7 +347,7 @@ class LevelCells:
 
 @dataclass(frozen=True, eq=False)
 class LooseFacets:
-    """Facets in no order, their cells as the halves of 64 bits: in a list, and in a table."""
+    """Unordered facets, their two cells packed into 64 bits, in a list and a table."""
 
     listed: UInt64[np.ndarray, "facets"]
     table: UInt64[np.ndarray, "slots"]
@@ -369,7 +368,7 @@ _Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def cells_of(walked: Walked, rising: UInt32[np.ndarray, "vertices"], k: int) -> LevelCells:
-    """The cells that meet at the vertices; ``rising`` as there, proved at all of them."""
+    """The cells that meet at the vertices of a walk; ``rising`` must be proved at all of them."""
     masks, vertex_of, is_bounded = _cells((walked.on, walked.bits, rising, walked.links), k)
     order = _order(masks)
     expert_set = np.empty((len(masks), k), np.int16)
@@ -395,15 +394,15 @@ def _cells(vertices: _Vertices, k: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _order(masks: UInt64[np.ndarray, "cells words"]) -> Int64[np.ndarray, "cells"]:
-    """How expert sets follow each other.
+    """The order of expert sets, as of sorted tuples.
 
     Of two the one whose lowest expert outside the other is lower comes first: its bits, from the
     lowest to the highest, are the larger number.
     """
     words = masks
     for shift, some in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
-        by, kept = np.uint64(shift), np.uint64(some)
-        words = ((words >> by) & kept) | ((words & kept) << by)
+        by, half = np.uint64(shift), np.uint64(some)
+        words = ((words >> by) & half) | ((words & half) << by)
     words = ~words.byteswap()
     return np.lexsort(words.T[::-1]) if words.shape[1] > 1 else np.argsort(words[:, 0])
 
@@ -492,7 +491,7 @@ class Corners:
 
     @classmethod
     def of(cls, walked: Walked, vertex: Int32[np.ndarray, "cells"]) -> Corners:
-        """What the walk knows of them, which is not needed any more."""
+        """The rows of a walk for one vertex of each cell."""
         return cls(vertex, walked.on[vertex], walked.links[vertex], walked.is_simple[vertex])
 
     def points_near(
@@ -518,6 +517,6 @@ class Corners:
         direction = np.linalg.inv(basis)[row, :-1, edge // 2]
         direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
         direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-        found = np.empty((len(masks), weight.shape[1]))
-        inner_points(self.vertex, self.on, self.links, point, masks, direction, ray_of, found)
-        return found
+        points = np.empty((len(masks), weight.shape[1]))
+        inner_points(self.vertex, self.on, self.links, point, masks, direction, ray_of, points)
+        return points

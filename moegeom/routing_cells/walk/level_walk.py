@@ -1,12 +1,11 @@
 """All vertices of the order-k diagram of an affine router, by ray shooting in certified float64.
 
-The reference is :func:`moegeom.routing_cells.exact.exact_walk.exact_walk`, which is also where
+The reference is :func:`moegeom.routing_cells.exact.exact_cells.exact_walk`, which is also where
 vertices go whose signs float64 cannot prove.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,8 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 
 from moegeom.routing_cells.exact.dictionary import Arrangement, Dictionary, dictionary
-from moegeom.routing_cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
-from moegeom.routing_cells.walk._level_bases import TURN, Room, aligned, room_for
+from moegeom.routing_cells.exact.exact_cells import diagram_edges, first_vertex, is_of_order
 from moegeom.routing_cells.walk._level_vertex import (
     BOTH,
     EMPTY,
@@ -28,15 +26,19 @@ from moegeom.routing_cells.walk._level_vertex import (
     PLACE,
     PROVED,
     RAY,
+    TURN,
     UNCERTAIN,
     UNORDERED,
     WEIGH,
     Level,
+    Room,
     Seen,
     Vertices,
     advance,
+    aligned,
     check_links,
     put,
+    room_for,
 )
 
 #: Slots of the table at first, twice as many when there is no room; five of eight are used at most.
@@ -53,12 +55,12 @@ _LANES, _BELOW = 8, -1e200
 
 
 class WalkWatch(Protocol):
-    """Listens to a walk or a search: vertices done and known, and what exact arithmetic is left."""
+    """A listener to a walk or a search: its progress, and the answers left to exact arithmetic."""
 
     def __call__(self, num_done: int, num_known: int) -> None: ...
 
     def settles(self, num_exact: int) -> None:
-        """So many answers were left to exact arithmetic until now, about a millisecond each."""
+        """Hears how many answers were left to exact arithmetic, about a millisecond each."""
         ...
 
 
@@ -90,8 +92,8 @@ class Walked:
     def above(self) -> Bool[np.ndarray, "vertices experts"]:
         """The experts above the level at each vertex."""
         octets = self.bits.astype("<u8").view(np.uint8)
-        found = np.unpackbits(octets, axis=1, count=self.num_experts, bitorder="little")
-        return found.astype(bool)
+        is_above = np.unpackbits(octets, axis=1, count=self.num_experts, bitorder="little")
+        return is_above.astype(bool)
 
     @property
     def num_exact(self) -> int:
@@ -122,11 +124,11 @@ def level_walk(
     walk = _Walk(weight, bias, k, most, threads, watch)
     if not walk.begin():
         return None
-    return walk.found(walk.run())
+    return walk.walked(walk.run())
 
 
 class _Walk:
-    """Arrays that grow while vertices are found."""
+    """A walk in progress, with arrays that grow."""
 
     _vertices: Vertices
     _seen: Seen
@@ -146,20 +148,14 @@ class _Walk:
         generator = np.random.default_rng(0)
         self._level = _level(weight, bias, k, generator.standard_normal(d))
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
-        self._exact: Arrangement | None = None
+        self._arrangement = Arrangement.of(weight, bias)
         self._num = self._head = self._num_left = 0
         self._notes = np.array([np.inf, 0.0])
         self._room = room_for(self._size, len(self._level.bias))
         self._make(_SLOTS)
 
-    @property
-    def _arrangement(self) -> Arrangement:
-        if self._exact is None:
-            self._exact = Arrangement.of(self._weight, self._bias)
-        return self._exact
-
     def _make(self, slots: int) -> None:
-        """A table of so many slots with room for its vertices; what was found stays.
+        """Makes a table with room for its vertices and copies the known vertices.
 
         Array by array, so that only one of them is held twice.
         """
@@ -196,16 +192,7 @@ class _Walk:
         return True
 
     def begin(self) -> bool:
-        """A first vertex, proved in float64 where one is found so; False where there is none."""
-        for guesses in _guesses(self._weight, self._bias, self._level.k):
-            some = _vertices(len(guesses), self._size, len(self._weight))
-            some.on[:-1], some.links[:] = guesses, NONE
-            met, notes = np.empty((len(guesses), 2 * self._size), np.int16), np.empty(2)
-            self._advance(EXAMINE, some, met, notes, (0, 0, len(guesses), len(guesses)))
-            proved = np.flatnonzero(some.state == PROVED)
-            if len(proved):
-                self._add(guesses[proved[0]])
-                return True
+        """A first vertex; False where there is none."""
         first = first_vertex(self._arrangement, self._level.k)
         return first is not None and self._add(first.on) is not None
 
@@ -252,7 +239,7 @@ class _Walk:
                 return False
 
     def _turn_of_one(self) -> bool:
-        """Some vertices, if there are; False where there is no room for more."""
+        """Takes the next vertices in one thread; False where there is no room for more."""
         met = np.empty((TURN, 2 * self._size), np.int16)
         span = self._head, self._head, self._num, self._head + _STEP
         self._head, self._num, has_room = self._advance(
@@ -261,7 +248,7 @@ class _Walk:
         return has_room
 
     def _turn_of_all(self) -> bool:
-        """A piece of the frontier, a part for each thread; False where there was no room."""
+        """Takes a piece of the frontier in all threads; False where there is no room for more."""
         start = self._head
         stop = min(self._num, start + self._threads * _TURN_PER_THREAD)
         met = np.empty((stop - start, 2 * self._size), np.int16)
@@ -292,46 +279,46 @@ class _Walk:
         return True
 
     def _settle(self, vertex: int) -> bool:
-        """The signs and the edges of one vertex in exact arithmetic; False where there is no room.
+        """Settles one vertex in exact arithmetic; False where there is no room for its neighbours.
 
         Hyperplanes that only rounding made meet are no vertex: whoever came here is settled next.
         """
         on = tuple(self._vertices.on[vertex].tolist())
-        found = dictionary(self._arrangement, on)
+        exact = dictionary(self._arrangement, on)
         self._vertices.links[vertex] = NONE
-        if found is None:
+        if exact is None:
             self._vertices.state[vertex] = GONE
             return True
         self._vertices.above[vertex] = 0
-        for expert in found.above:
+        for expert in exact.above:
             self._vertices.above[vertex, expert >> 6] |= np.uint64(1 << (expert & 63))
-        if not is_of_order(found, self._level.k, self._size - 1):
+        if not is_of_order(exact, self._level.k, self._size - 1):
             self._vertices.state[vertex] = GONE
             return True
         self._vertices.state[vertex] = EXACT
         self._vertices.rising[vertex] = UNORDERED
-        for column, upwards in diagram_edges(found, self._level.k, self._size - 1):
-            end = self._end(found, column, upwards)
+        for column, upwards in diagram_edges(exact, self._level.k, self._size - 1):
+            end = self._end(exact, column, upwards)
             if end is None:
                 return False
             self._vertices.links[vertex, 2 * column + upwards] = end
         return True
 
-    def _end(self, found: Dictionary, column: int, upwards: bool) -> int | None:
-        met = found.shot(column, upwards)
+    def _end(self, exact: Dictionary, column: int, upwards: bool) -> int | None:
+        met = exact.shot(column, upwards)
         if met is None:
             return RAY
-        return self._add(tuple(sorted({*found.on, met} - {found.on[column]})))
+        return self._add(tuple(sorted({*exact.on, met} - {exact.on[column]})))
 
-    def found(self, is_whole: bool) -> Walked:
-        """What was found until now; vertices that are none are left out."""
+    def walked(self, is_whole: bool) -> Walked:
+        """The vertices of the walk so far; on-sets that are no vertex are left out."""
         on, above, rising, state, links = (array[: self._num] for array in self._vertices)
         if (state == GONE).any():
-            kept = np.flatnonzero(state != GONE)
+            rows = np.flatnonzero(state != GONE)
             number = np.append(np.full(self._num, NONE, np.int32), np.array([RAY, NONE], np.int32))
-            number[kept] = np.arange(len(kept))
-            on, above, rising, state = on[kept], above[kept], rising[kept], state[kept]
-            links = number[links[kept]]
+            number[rows] = np.arange(len(rows))
+            on, above, rising, state = on[rows], above[rows], rising[rows], state[rows]
+            links = number[links[rows]]
         return Walked(
             on=on,
             bits=above,
@@ -381,12 +368,7 @@ def _vertices(room: int, size: int, experts: int) -> Vertices:
 
 
 def _seen(slots: int, marks: UInt64[np.ndarray, "experts"], size: int) -> Seen:
-    return Seen(
-        np.full(slots, EMPTY),
-        marks,
-        np.empty(size, np.int16),
-        np.empty((2, TURN * 2 * size), np.uint64),
-    )
+    return Seen(np.full(slots, EMPTY), marks, np.empty(size, np.int16))
 
 
 def points_of(
@@ -401,7 +383,7 @@ def points_of(
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """Where vertices lie, bounds of the error of each coordinate, and how to come there.
+    """The places of vertices with error bounds, and multipliers that lead there from a centre.
 
     ``multipliers`` [vertices, on] of the experts on the level sum to 0, and their rows times those
     to the way from a centre to the vertex, but for rounding.
@@ -420,33 +402,18 @@ def weighed(
 ) -> Weighed:
     """Vertices as seen from a centre; errors are infinite where none are proved."""
     d = len(centre)
-    found = _worked(WEIGH, on, _level(weight, bias, 0, centre), 3 * d + 1)
-    return Weighed(found[:, :d], found[:, d : 2 * d], found[:, 2 * d :])
+    columns = _worked(WEIGH, on, _level(weight, bias, 0, centre), 3 * d + 1)
+    return Weighed(columns[:, :d], columns[:, d : 2 * d], columns[:, 2 * d :])
 
 
 def _worked(
     work: int, on: Int16[np.ndarray, "vertices on"], level: Level, width: int
 ) -> Float64[np.ndarray, "vertices width"]:
     num, size = on.shape
-    found, vertices = np.empty((num, width)), _vertices(0, size, level.num_experts)
+    columns, vertices = np.empty((num, width)), _vertices(0, size, level.num_experts)
     advance(
         level, vertices._replace(on=on), _seen(0, np.empty(0, np.uint64), size),
         np.empty((0, 0), np.int16), np.empty(2), 0, 0, num, num,
-        room_for(size, len(level.bias)), found, work,
+        room_for(size, len(level.bias)), columns, work,
     )  # fmt: skip
-    return found
-
-
-def _guesses(
-    weight: np.ndarray, bias: np.ndarray, k: int
-) -> Iterator[Int64[np.ndarray, "guesses on"]]:
-    """Experts around rank k at points without pattern: often those of a vertex of the diagram."""
-    experts, d = weight.shape
-    generator = np.random.default_rng(1)
-    # one scale for rows and one for biases, so that points lie where logits are comparable
-    scale = max(float(np.abs(bias).max()), 1e-12) / max(float(np.abs(weight).max()), 1e-12)
-    starts = np.clip(k - 1 - np.arange(d + 1), 0, experts - d - 1)
-    for attempt in range(16):
-        point = generator.standard_normal(d) * scale * 2.0 ** (attempt % 4 - 2)
-        order = np.argsort(-(weight @ point + bias), kind="stable")
-        yield np.sort(order[starts[:, None] + np.arange(d + 1)], axis=1)
+    return columns

@@ -98,7 +98,7 @@ def _places(
 
 @njit(**INNER)
 def _load(a, b, k, lines):
-    """Lines with the k that are largest at the left end in front; whether they are so strictly.
+    """Loads the lines, the k largest at the left end first; returns whether they are strictly so.
 
     Not for numbers whose differences or their products are beyond float64.
     """

@@ -11,8 +11,8 @@ import pytest
 
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
-from moegeom.routing_cells.pictures.records import PictureOptions
-from moegeom.routing_cells.pictures.write import check_picture
+from moegeom.routing_cells.pictures.page import PictureOptions
+from moegeom.routing_cells.pictures.views import check_picture
 from moegeom.studies.track.export import SERIES_EXPORTS
 
 ROOT = Path(__file__).resolve().parents[3]

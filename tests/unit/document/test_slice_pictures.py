@@ -17,9 +17,8 @@ import pytest
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
 from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.routing_cells.pictures.page import caption_text, cell_colours
-from moegeom.routing_cells.pictures.plane import area, areas, eroded, facet_names, hull, region_of
-from moegeom.routing_cells.pictures.records import (
+from moegeom.routing_cells.pictures import views
+from moegeom.routing_cells.pictures.page import (
     CircleCells,
     PictureOptions,
     PlaneCells,
@@ -27,9 +26,9 @@ from moegeom.routing_cells.pictures.records import (
     SliceCaption,
     SpaceCells,
     TokenMarks,
+    caption_text,
+    cell_colours,
 )
-from moegeom.routing_cells.pictures.views import near_places, runs
-from moegeom.routing_cells.pictures.write import check_picture, figure_csv, write_picture
 from tests.by_day import by_day, one_of_each
 
 FRAME = (-3.0, 3.0, -2.0, 2.0)
@@ -151,7 +150,7 @@ WAYS = {
 
 def written(picture, folder: Path, suffix: str, **options) -> bytes:
     path = folder / f"picture{suffix}"
-    write_picture(picture, path, PictureOptions(**options))
+    views.write_picture(picture, path, PictureOptions(**options))
     assert [file.name for file in folder.iterdir()] == [path.name]
     content = path.read_bytes()
     path.unlink()
@@ -221,11 +220,11 @@ NO_OPTIONS = [
 def test_endings_and_options_that_mean_nothing_are_refused_with_a_hint(tmp_path):
     for ending in ("gif", "", "svg.gz", "html"):
         with pytest.raises(UsageError, match="a name that ends in") as refused:
-            check_picture(tmp_path / f"picture.{ending}", PictureOptions())
+            views.check_picture(tmp_path / f"picture.{ending}", PictureOptions())
         assert all(way in refused.value.hint for way in (*ENDINGS, "--html FILE"))
     for kind, options in NO_OPTIONS:
         with pytest.raises(UsageError) as refused:
-            write_picture(PICTURES[kind], tmp_path / "picture.svg", PictureOptions(**options))
+            views.write_picture(PICTURES[kind], tmp_path / "picture.svg", PictureOptions(**options))
         assert refused.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -233,7 +232,7 @@ def test_endings_and_options_that_mean_nothing_are_refused_with_a_hint(tmp_path)
 @pytest.mark.parametrize("frame", [FRAME, (0.2, 0.9, -0.3, 0.4)])
 def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(frame, tmp_path):
     picture = plane(frame=frame)
-    inside = sum(size > 0 for size in areas(picture))
+    inside = sum(size > 0 for size in views.areas(picture))
     assert 1 < inside < len(picture.expert_sets) or frame == FRAME
     for band in (None, 1e-4):
         svg = written(picture, tmp_path, ".svg", band=band)
@@ -285,7 +284,7 @@ def read_csv(text: str) -> pd.DataFrame:
 
 
 def test_the_numbers_of_a_plane_read_back_exactly():
-    tables = {name: read_csv(text) for name, text in figure_csv(PLANE).items()}
+    tables = {name: read_csv(text) for name, text in views.figure_csv(PLANE).items()}
     for cell, polygon in enumerate(PLANE.polygons):
         of_cell = tables["polygons"].query(f"cell == {cell}")
         np.testing.assert_array_equal(of_cell[["x", "y"]], polygon)
@@ -299,14 +298,14 @@ def test_the_numbers_of_a_plane_read_back_exactly():
 
 
 def test_the_numbers_of_pixels_arcs_and_nodes_read_back_exactly():
-    picture, tables = raster(), figure_csv(raster())
+    picture, tables = raster(), views.figure_csv(raster())
     for name, expected in (("labels", picture.label), ("states", picture.state)):
         lines = list(csv.reader(io.StringIO(tables[name])))
         np.testing.assert_array_equal(np.array(lines[1:], np.float64)[:, 1:], expected)
         assert float(lines[1][0]) == pytest.approx(-2 + 2 / 9, abs=1e-15)
-    arcs = read_csv(figure_csv(circle())["arcs"])
+    arcs = read_csv(views.figure_csv(circle())["arcs"])
     np.testing.assert_array_equal(arcs["stop"], circle().stop)
-    nodes = read_csv(figure_csv(space())["nodes"])
+    nodes = read_csv(views.figure_csv(space())["nodes"])
     np.testing.assert_array_equal(nodes[["x", "y", "z"]], space().place)
     assert [*nodes["tokens"]] == [*range(6)]
 
@@ -337,13 +336,15 @@ def test_cells_side_by_side_have_different_colours(seed):
 
 
 def test_cells_fill_the_frame_and_a_region_is_convex_for_top_1_and_has_their_share():
-    np.testing.assert_allclose(areas(PLANE).sum(), 24.0, rtol=1e-12)
+    np.testing.assert_allclose(views.areas(PLANE).sum(), 24.0, rtol=1e-12)
     picture = BY_TOP_K[1]
-    served = [e for e in range(9) if region_of(picture, e).share > 0]
+    served = [e for e in range(9) if views.region_of(picture, e).share > 0]
     assert len(served) > 3
-    assert all(region_of(picture, expert).is_convex for expert in served)
-    np.testing.assert_allclose(sum(region_of(picture, e).share for e in served), 1.0, rtol=1e-12)
-    assert len(hull(np.array([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5 + 2**-53]]))) == 0
+    assert all(views.region_of(picture, expert).is_convex for expert in served)
+    np.testing.assert_allclose(
+        sum(views.region_of(picture, e).share for e in served), 1.0, rtol=1e-12
+    )
+    assert len(views.hull(np.array([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5 + 2**-53]]))) == 0
 
 
 def test_the_convexity_of_a_region_is_that_of_sampled_segments():
@@ -362,10 +363,10 @@ def test_the_convexity_of_a_region_is_that_of_sampled_segments():
         for expert in range(6):
             serves, between = ((c == expert).any(1) for c in chosen)
             is_broken = bool((serves & serves[::-1] & ~between).any())
-            region = region_of(picture, expert)
+            region = views.region_of(picture, expert)
             verdicts.add(region.is_convex)
             assert not (region.is_convex and is_broken)
-            if region.is_convex is False and area(region.hull) > 24 * region.share + 1.4:
+            if region.is_convex is False and views.area(region.hull) > 24 * region.share + 1.4:
                 assert is_broken
     assert {True, False} <= verdicts
 
@@ -374,12 +375,12 @@ def test_the_convexity_of_a_region_is_that_of_sampled_segments():
     ("top_k", "expert"),
     one_of_each(
         itertools.product(BY_TOP_K, range(7)),
-        lambda case: region_of(BY_TOP_K[case[0]], case[1]).is_convex,
+        lambda case: views.region_of(BY_TOP_K[case[0]], case[1]).is_convex,
     ),
 )
 def test_the_title_says_whether_the_region_is_convex(top_k, expert, tmp_path):
     titles = {None: "serves in no cell", True: "a convex region", False: "not a convex region"}
-    is_convex = region_of(BY_TOP_K[top_k], expert).is_convex
+    is_convex = views.region_of(BY_TOP_K[top_k], expert).is_convex
     content = written(BY_TOP_K[top_k], tmp_path, ".svg", view="expert", expert=expert).decode()
     assert titles[is_convex] in re.sub(r"<[^>]*>|\s+", " ", content)
     assert ("not a convex" in content) == (is_convex is False)
@@ -388,7 +389,7 @@ def test_the_title_says_whether_the_region_is_convex(top_k, expert, tmp_path):
 def test_what_is_left_of_a_cell_is_away_from_its_facets_and_reaches_the_edge_of_the_frame():
     band, generator = 0.07, np.random.default_rng(5)
     for cell, polygon in enumerate(PLANE.polygons):
-        rest = eroded(polygon, PLANE.frame, band)
+        rest = views.eroded(polygon, PLANE.frame, band)
         ends = PLANE.facet_ends[(PLANE.facet_cells == cell).any(1)]
         if len(polygon) < 3:
             continue
@@ -414,7 +415,7 @@ def test_names_of_facets_have_each_expert_on_its_own_side_and_do_not_touch():
     centres = np.array([p.mean(0) if len(p) else (9.0, 9.0) for p in picture.polygons]) * 60
     towards = ends.mean(1) - centres[picture.facet_cells[:, 0]]
     nothing = np.zeros((0, 2, 2)), np.zeros((0, 2))
-    names = facet_names(
+    names = views.facet_names(
         ends, towards, picture.facet_out, picture.facet_into, *nothing, size=size, most=20
     )
     assert len(names) > 8
@@ -439,7 +440,7 @@ def test_no_name_covers_what_is_to_be_kept_free():
     towards = np.array([[1.0, 0.0]])
 
     def named(points):
-        return facet_names(ends, towards, one, two, free, np.array(points, float), 6.0, 5)
+        return views.facet_names(ends, towards, one, two, free, np.array(points, float), 6.0, 5)
 
     assert [n.place[1] for n in named([[50.0, 0.0]])] == [30.0]
     assert [n.place[1] for n in named([[2.0, 30.0]])] == [21.0]
@@ -449,7 +450,7 @@ def test_no_name_covers_what_is_to_be_kept_free():
 def test_runs_of_pixels_are_those_that_are_marked():
     is_marked = np.random.default_rng(7).random((13, 17)) < 0.5
     drawn = np.zeros_like(is_marked)
-    for row, first, end in runs(is_marked):
+    for row, first, end in views.runs(is_marked):
         assert not drawn[row, first:end].any()
         drawn[row, first:end] = True
     np.testing.assert_array_equal(drawn, is_marked)
@@ -463,11 +464,11 @@ def test_undecided_pixels_are_hatched_and_counted(tmp_path):
 
 def test_a_far_cell_is_drawn_nearer_on_its_ray_and_the_title_says_so(tmp_path):
     plain = space()
-    assert near_places(plain)[1]
+    assert views.near_places(plain)[1]
     place = plain.place.copy()
     place[0] *= 1e6
     far = dataclasses.replace(plain, place=place)
-    shown, is_true = near_places(far)
+    shown, is_true = views.near_places(far)
     assert not is_true
     middle = np.median(place, axis=0)
     rays = [(p - middle) / np.linalg.norm(p - middle, axis=1)[:, None] for p in (shown, place)]

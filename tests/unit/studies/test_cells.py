@@ -15,7 +15,7 @@ from moegeom.router.requested_family import RequestedFamily
 from moegeom.routing_cells.document import document
 from moegeom.routing_cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
 from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.search import enough_vertices
+from moegeom.routing_cells.study.router import enough_vertices
 from moegeom.routing_cells.study.study import cells
 from tests.unit.studies.samples import unwrapped, worded
 

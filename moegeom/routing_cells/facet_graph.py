@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int16, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
-
-from moegeom.routing_cells.graph._searches import searched
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,9 @@ def swaps(
     return Swaps(is_out.sum(axis=1), one[is_out], other[is_in])
 
 
-#: Facets that searches for the diameter pass at most, each 64 searches at once: some seconds.
-MOST_PASSED = 2**31
+#: Facets that searches for the diameter pass at most, each 64 searches at once: some seconds; and
+#: words of 64 bits that are held meanwhile.
+MOST_PASSED, _MOST_WORDS = 2**31, 2**27
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,7 @@ class FacetGraph:
     unless it ``is_diameter_exact``. Degrees are facets of a cell.
     """
 
-    num_cells: int
-    num_facets: int
     num_components: int
-    largest_component: int
     diameter: int
     is_diameter_exact: bool
     degree_min: int
@@ -85,10 +82,7 @@ def facet_graph(
     diameter, is_exact = _diameter(graph, start, most_passed)
     degree = np.bincount(both[:, 0], minlength=cells)
     return FacetGraph(
-        num_cells=cells,
-        num_facets=len(facets),
         num_components=int(pieces),
-        largest_component=int(sizes.max()),
         diameter=diameter,
         is_diameter_exact=is_exact,
         degree_min=int(degree.min()),
@@ -105,30 +99,36 @@ def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool
     longest way found so far, v needs no search. Of those that do, 64 all over the list are next.
     Source: Takes and Kosters, "Determining the diameter of small world networks", 2011.
     """
-    starts, neighbour = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
-    cells, size = len(starts) - 1, max(1, len(neighbour))
-    bits, fresh, wider = np.empty((3, cells), np.uint64)
-    is_left, longest, passed = np.ones(cells, bool), _far_apart(graph, start), 0
+    size, passed, longest = max(1, graph.nnz), 0, _far_apart(graph, start)
+    neighbour, linked = graph.indices.astype(np.intp), np.flatnonzero(np.diff(graph.indptr))
+    starts = graph.indptr[linked].astype(np.intp)
+    is_left = np.ones(len(graph.indptr) - 1, bool)
     while is_left.any():
         left = np.flatnonzero(is_left)
-        some = np.ascontiguousarray(left[:: -(-len(left) // 64)])  # the kernel is compiled once
-        nowhere = np.full(len(some), -1)
-        most = (most_passed - passed) // size
+        sources = left[:: -(-len(left) // 64)]
+        most = min((most_passed - passed) // size, _MOST_WORDS // len(is_left))
         if most < 1:
             return longest, False
-        farthest, steps = searched(
-            starts, neighbour, some, nowhere, most, bits, fresh, wider, is_left
-        )
-        passed += steps * size
+        own = np.uint64(1) << np.arange(len(sources), dtype=np.uint64)
+        fresh = np.zeros(len(is_left), np.uint64)
+        fresh[sources] = own
+        # for 0, 1, 2 ... steps the sources that reach each cell, a bit each
+        reached = [fresh]
+        while fresh.any() and len(linked) and len(reached) <= most:
+            wider = reached[-1].copy()
+            wider[linked] |= np.bitwise_or.reduceat(fresh.take(neighbour), starts)
+            fresh = wider ^ reached[-1]
+            reached.append(wider)
+        farthest = np.zeros(len(sources), np.int64)
+        for steps, (before, after) in enumerate(pairwise(reached), 1):
+            farthest[(np.bitwise_or.reduce(before ^ after) & own) != 0] = steps
+        passed += size * len(reached)
         longest = max(longest, int(farthest.max()))
-        if steps > most:
+        if fresh.any() and len(linked):
             return longest, False
-        is_left[some] = False
-        reach = longest - farthest
-        _, steps = searched(
-            starts, neighbour, some, reach, int(reach.max()), bits, fresh, wider, is_left
-        )
-        passed += steps * size
+        reach = np.minimum(longest - farthest, len(reached) - 1)
+        for steps in np.unique(reach).tolist():
+            is_left &= (reached[steps] & np.bitwise_or.reduce(own[reach == steps])) == 0
     return longest, True
 
 
@@ -198,11 +198,11 @@ def visited_graph(
     """
     k = chosen.shape[1]
     rows, tokens = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
-    rows, found = rows.astype(np.int64), len(rows)
+    rows, total = rows.astype(np.int64), len(rows)
     room = max(1, most_slots // max(1, k))
-    if found > room:
-        kept = np.sort(np.argsort(-tokens, kind="stable")[:room])
-        rows, tokens = rows[kept], tokens[kept]
+    if total > room:
+        most_visited = np.sort(np.argsort(-tokens, kind="stable")[:room])
+        rows, tokens = rows[most_visited], tokens[most_visited]
     node, bucket = _buckets(rows)
     size = np.bincount(bucket)
     degree = np.bincount(node, weights=size[bucket] - 1.0, minlength=len(rows)).astype(np.int64)
@@ -216,8 +216,8 @@ def visited_graph(
         component=place[component],
         degree=degree,
         num_tokens=len(chosen),
-        num_expert_sets=found,
-        is_whole=found == len(rows),
+        num_expert_sets=total,
+        is_whole=total == len(rows),
     )
 
 

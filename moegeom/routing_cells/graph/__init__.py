@@ -1,1 +1,0 @@
-"""Which cells touch."""
