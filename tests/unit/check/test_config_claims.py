@@ -273,6 +273,13 @@ def test_layers_that_one_engine_takes_as_dense_are_a_finding(judge, judged, tmp_
         assert judge("MGI105", setting(**keys)).state == "passed", keys
 
 
+def test_no_number_of_experts_makes_all_layers_dense_to_some_engines(judge):
+    (finding,) = judge("MGI105", setting(n_routed_experts=None)).findings
+    assert (len(finding.routers), finding.severity) == (3, "warning")
+    assert "'n_routed_experts' is null" in finding.detail
+    assert judge("MGI105", without("n_routed_experts")).state == "passed"
+
+
 def test_values_of_such_keys_that_make_no_sense_make_all_layers_dense(judge):
     for value in ("two", 0, {}, [[]], [1] * 5000, "1," * 5000, True, [{}]):
         outcome = judge("MGI105", setting(moe_layers_enum=value))
