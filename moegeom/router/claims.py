@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.router.family import SIZE, Family, Range, Setting, TensorName
+from moegeom.core.text import quoted
+from moegeom.router.family import SIZE, Family, Range, Setting, StackSpec, TensorName
 from moegeom.router.match import Match
 from moegeom.router.plan import VECTORS, RouterPlan, Values
 from moegeom.router.quantised_modules import Quantisation, quantisation_tables
@@ -132,11 +133,31 @@ def _beyond(place: str, number: float, limits: Range, most: float = _FLOAT32) ->
 def _dense_elsewhere(
     family: Family, settings: Settings, matches: Sequence[Match]
 ) -> Iterator[Mapping[str, str]]:
-    """Routers in layers that engines take as dense by a key that the family does not read."""
+    """Routers in layers that engines take as dense by a key that the family does not read, or in
+    which they build nothing.
+    """
     for spec in {id(match.spec): match.spec for match in matches}.values():
         own = {m.layer: m.name for m in matches if m.spec is spec and m.stack == spec.name}
         for layer, (key, value) in dense_elsewhere(family, spec, settings, list(own)).items():
             yield {"router": own[layer], "key": key, "value": value}
+        more, end = _end_of_layers(spec, settings.under(spec.config_roots))
+        for match in matches:
+            if match.spec is spec and match.layer >= end:
+                yield {"router": match.name, "key": _FURTHER.keys[0], "value": more}
+
+
+#: How many layers for further tokens stand behind those of the model.
+_FURTHER = Setting(("num_nextn_predict_layers",))
+
+
+def _end_of_layers(spec: StackSpec, settings: Settings) -> tuple[str, float]:
+    """How many layers for further tokens the config says there are, and the first layer behind
+    them; infinity where it does not say.
+    """
+    if not spec.mtp_from or not spec.mtp_from.keys or not settings.has(_FURTHER):
+        return "", math.inf
+    more = settings.get(_FURTHER)[1]
+    return quoted(more, 40), settings.integer(spec.mtp_from) + (more if type(more) is int else 0)
 
 
 def _unsaid(

@@ -321,13 +321,16 @@ def dense_elsewhere(
     family: Family, stack: StackSpec, settings: Settings, layers: Sequence[int]
 ) -> dict[int, tuple[str, str]]:
     """Of layers with a router those in which a key that the family does not read lets an engine
-    build none, or that it gives a value which makes no sense; by layer the key and its value.
+    build none, or that it gives a value which makes no sense; all where the number of experts is
+    null. By layer the key and its value.
     """
     specs = [one.layers for one in family.stacks if one.layers]
     named = (getattr(spec, item.name) for spec in specs for item in fields(spec))
     own = {key.rpartition(".")[2] for it in named if isinstance(it, Setting) for key in it.keys}
     settings = settings.under(stack.config_roots)
     dense: dict[int, tuple[str, str]] = {}
+    if settings.is_null(stack.num_experts):  # vLLM and SGLang build no router at all
+        dense = dict.fromkeys(layers, (stack.num_experts.keys[0], "null"))
     for key, builds_router in _BUILDS_ROUTER.items():
         if key in own or not settings.has(Setting((key,))):
             continue

@@ -57,10 +57,10 @@ def _dense_elsewhere(measured: Measured) -> Iterator[Finding]:
         for (key, value), routers in routers_by_key.items()
     )
     for is_warning, key, value, routers in new_first:
+        count = number_of(len(routers), "router is", "routers are")
         finding = config_contradicted.finding(
             routers,
-            f"{number_of(len(routers), 'router is', 'routers are')} in layers that are dense by "
-            f"'{key}'.",
+            f"{count} in layers where '{key}' lets an engine build none.",
             f"config.json: '{key}' is {value}. Engines that read it build no router there"
             f"{'' if is_warning else '; the baseline had no such layer'}.",
         )

@@ -261,7 +261,7 @@ def test_layers_that_one_engine_takes_as_dense_are_a_finding(judge, judged, tmp_
         (key,) = keys
         (finding,) = judge("MGI105", setting(**keys)).findings
         assert (len(finding.routers), finding.severity) == (1, "warning"), keys
-        assert f"1 router is in layers that are dense by '{key}'" in finding.title
+        assert f"1 router is in layers where '{key}' lets an engine build none" in finding.title
     spoil = setting(**DENSE[1])
     for option in ({"profile": Path("release")}, {"baseline": tmp_path / "sound.json"}):
         (finding,) = judge("MGI105", spoil, **option).findings
@@ -271,6 +271,22 @@ def test_layers_that_one_engine_takes_as_dense_are_a_finding(judge, judged, tmp_
     assert finding.severity == "warning"
     for keys in SPARSE:
         assert judge("MGI105", setting(**keys)).state == "passed", keys
+
+
+def test_no_number_of_experts_makes_all_layers_dense_to_some_engines(judge):
+    (finding,) = judge("MGI105", setting(n_routed_experts=None)).findings
+    assert (len(finding.routers), finding.severity) == (3, "warning")
+    assert "'n_routed_experts' is null" in finding.detail
+    assert judge("MGI105", without("n_routed_experts")).state == "passed"
+
+
+def test_layers_behind_those_for_further_tokens_are_loaded_by_no_engine(judge):
+    spoil = setting(num_hidden_layers=2, num_nextn_predict_layers=0)
+    (finding,) = judge("MGI105", spoil).findings
+    assert (finding.routers, finding.severity) == (("mtp/2",), "warning")
+    for more in (1, 4, None):
+        spoil = setting(num_hidden_layers=2, num_nextn_predict_layers=more)
+        assert judge("MGI105", spoil).state == "passed"
 
 
 def test_values_of_such_keys_that_make_no_sense_make_all_layers_dense(judge):
