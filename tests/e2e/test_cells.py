@@ -17,7 +17,8 @@ from moegeom.router.requested_family import RequestedFamily
 from moegeom.routing_cells.exact.certificate_check import check_certificate, from_json
 from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.study import router as study_router
-from moegeom.routing_cells.study.request import CellsRequest, read_named
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.slices import read_named
 from moegeom.routing_cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day

@@ -39,8 +39,8 @@ from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.routing_cells.exact.crossings import crossing_rate
 from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.plane.subspace import Slice
-from moegeom.routing_cells.study.request import (
-    CellsRequest,
+from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.study.slices import (
     RequestedSlice,
     SliceTokens,
     frame_of,

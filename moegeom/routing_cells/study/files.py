@@ -37,7 +37,7 @@ from moegeom.routing_cells.pictures.views import figure_csv, write_picture
 from moegeom.routing_cells.plane.polygons import inradii, polygons
 from moegeom.routing_cells.plane.raster import PixelState
 from moegeom.routing_cells.plane.subspace import Arcs
-from moegeom.routing_cells.study.request import CellsRequest, frame_of
+from moegeom.routing_cells.study.request import CellsRequest
 from moegeom.routing_cells.study.router import (
     MOST_MEASURED,
     Scaled,
@@ -45,6 +45,7 @@ from moegeom.routing_cells.study.router import (
     SlicedRouter,
     equal_experts,
 )
+from moegeom.routing_cells.study.slices import frame_of
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
 #: and follow from the slice.

@@ -45,13 +45,8 @@ from moegeom.routing_cells.record import (
     RouterCells,
     Visited,
 )
-from moegeom.routing_cells.study.request import (
-    CellsRequest,
-    RequestedSlice,
-    SliceTokens,
-    bounds_of,
-    frame_of,
-)
+from moegeom.routing_cells.study.request import CellsRequest, bounds_of
+from moegeom.routing_cells.study.slices import RequestedSlice, SliceTokens, frame_of
 from moegeom.routing_cells.walk.enumeration import (
     MOST_EXPERTS,
     AllSubsets,

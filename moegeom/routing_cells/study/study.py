@@ -19,15 +19,14 @@ from moegeom.routing_cells.exact.certificate import cell_certificate
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.routing_cells.record import Answer, Enumerations, RouterCells
 from moegeom.routing_cells.study.files import CellFiles, draw
-from moegeom.routing_cells.study.request import (
-    CellsRequest,
+from moegeom.routing_cells.study.request import CellsRequest, check_request
+from moegeom.routing_cells.study.router import prediction, sliced_router
+from moegeom.routing_cells.study.slices import (
     RequestedSlice,
-    check_request,
     matrix_router,
     requested_slice,
     token_sample,
 )
-from moegeom.routing_cells.study.router import prediction, sliced_router
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
