@@ -30,8 +30,7 @@ HEAD = (
 FUNCTIONS = (
     *("open", "recording", "scan", "merge", "report", "check", "route", "boundary_report"),
     *(
-        "space",
-        "balance",
+        "imbalance",
         "cells",
         "capacity",
         "perturb",
@@ -117,7 +116,7 @@ def _is_plain(found: Any) -> bool:
 
 def _shared() -> dict[str, Any]:
     parameters = inspect.signature(api.scan).parameters
-    common = inspect.signature(mg.balance).parameters
+    common = inspect.signature(mg.imbalance).parameters
     return {n: p.default for n, p in parameters.items() if n in common and n not in _OWN}
 
 

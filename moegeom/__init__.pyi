@@ -2,7 +2,6 @@
 
 from typing import Any
 from moegeom.research.attention.record import Attention
-from moegeom.studies.balance.record import Balance
 from moegeom.studies.boundary.record import BoundaryReport
 from moegeom.research.capacity.record import Capacity
 from moegeom.research.continuity.record import Continuity
@@ -11,6 +10,7 @@ from moegeom.routing_cells.record import Enumerations
 from moegeom.studies.explain.record import Explanation
 from moegeom.studies.check.record import Gate
 from moegeom.tokens.memory import HeldArrays
+from moegeom.studies.imbalance.record import Imbalance
 from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal
@@ -20,7 +20,6 @@ from moegeom.research.outputs.record import Outputs
 from pathlib import Path
 from moegeom.research.perturb.record import Perturbed
 from moegeom.research.regions.record import Regions
-from moegeom.studies.space.record import RouterSpaces
 from moegeom.studies.routes.record import Routes
 from moegeom.core.series import Series
 from moegeom.studies.signoff.record import SignOff
@@ -73,37 +72,6 @@ def attention(
     yes: bool = ...,
     out: str | Path | None = ...,
 ) -> Report[Attention]: ...
-
-def balance(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = ...,
-    *,
-    watch: Watch | None = ...,
-    family: str | Path | None = ...,
-    router_pattern: str | None = ...,
-    top_k: int | None = ...,
-    score: str | None = ...,
-    renormalise: bool = ...,
-    selection_bias: str | None = ...,
-    logit_bias: str | None = ...,
-    seed: int = ...,
-    exclude_first: int = ...,
-    non_finite: Literal['fail', 'skip'] = ...,
-    num_workers: int | None = ...,
-    backend: str = ...,
-    layers: str | int | Iterable[int] | None = ...,
-    stage: Literal['router_input', 'pre_norm', 'logits', 'top_logits', 'ids', 'counts'] | None = ...,
-    dialect: str | None = ...,
-    expert_map: str | None = ...,
-    router_map: Mapping[str, str] = ...,
-    stale_inputs: bool = ...,
-    unverified: bool = ...,
-    remote: RemoteOptions | None = ...,
-    device: str | None = ...,
-    restart: bool = ...,
-    overwrite: bool = ...,
-    out: str | Path | None = ...,
-) -> Report[Balance]: ...
 
 def boundary_report(
     checkpoint: str | Path | Checkpoint,
@@ -408,6 +376,41 @@ def hmoe(
     overwrite: bool = ...,
 ) -> Report[Mixtures]: ...
 
+def imbalance(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = ...,
+    *,
+    watch: Watch | None = ...,
+    family: str | Path | None = ...,
+    router_pattern: str | None = ...,
+    top_k: int | None = ...,
+    score: str | None = ...,
+    renormalise: bool = ...,
+    selection_bias: str | None = ...,
+    logit_bias: str | None = ...,
+    seed: int = ...,
+    exclude_first: int = ...,
+    non_finite: Literal['fail', 'skip'] = ...,
+    num_workers: int | None = ...,
+    backend: str = ...,
+    layers: str | int | Iterable[int] | None = ...,
+    stage: Literal['router_input', 'pre_norm', 'logits', 'top_logits', 'ids', 'counts'] | None = ...,
+    dialect: str | None = ...,
+    expert_map: str | None = ...,
+    router_map: Mapping[str, str] = ...,
+    stale_inputs: bool = ...,
+    unverified: bool = ...,
+    remote: RemoteOptions | None = ...,
+    device: str | None = ...,
+    restart: bool = ...,
+    overwrite: bool = ...,
+    out: str | Path | None = ...,
+    measure: str | Path | None = ...,
+    radius: float | None = ...,
+    experts: bool = ...,
+    yes: bool = ...,
+) -> Report[Imbalance]: ...
+
 def merge(
     parts: Iterable[str | Path],
     *,
@@ -646,41 +649,6 @@ def signoff(
     max_flipped: float | None = ...,
     log_probs: str | Path | None = ...,
 ) -> GateReport[SignOff]: ...
-
-def space(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = ...,
-    *,
-    watch: Watch | None = ...,
-    family: str | Path | None = ...,
-    router_pattern: str | None = ...,
-    top_k: int | None = ...,
-    score: str | None = ...,
-    renormalise: bool = ...,
-    selection_bias: str | None = ...,
-    logit_bias: str | None = ...,
-    seed: int = ...,
-    exclude_first: int = ...,
-    non_finite: Literal['fail', 'skip'] = ...,
-    num_workers: int | None = ...,
-    backend: str = ...,
-    layers: str | int | Iterable[int] | None = ...,
-    stage: Literal['router_input', 'pre_norm', 'logits', 'top_logits', 'ids', 'counts'] | None = ...,
-    dialect: str | None = ...,
-    expert_map: str | None = ...,
-    router_map: Mapping[str, str] = ...,
-    stale_inputs: bool = ...,
-    unverified: bool = ...,
-    remote: RemoteOptions | None = ...,
-    device: str | None = ...,
-    restart: bool = ...,
-    overwrite: bool = ...,
-    out: str | Path | None = ...,
-    measure: str | Path | None = ...,
-    radius: float | None = ...,
-    experts: bool = ...,
-    yes: bool = ...,
-) -> Report[RouterSpaces]: ...
 
 def track(
     checkpoints: str | Path | Iterable[str | Path],
