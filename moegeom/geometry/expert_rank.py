@@ -29,16 +29,16 @@ def data_directions(
 
     None of them where all rows are equal. Oracle in tests: covariances that are known.
     """
-    centred = rows.astype(np.float64)
-    centred = centred - centred.mean(axis=0)
-    _, values, axes = np.linalg.svd(centred, full_matrices=False)
-    variances = values**2 / max(len(rows), 1)
-    total = variances.sum()
-    if not total > 0.0:
+    from sklearn.decomposition import PCA
+
+    values = rows.astype(np.float64)
+    if not np.ptp(values, axis=0).any():
         return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
-    number = int(np.searchsorted(np.cumsum(variances), share * total) + 1)
-    number = min(number, len(variances) if most is None else most)
-    return DataDirections(axes[:number].T, np.sqrt(variances[:number]))
+    fit = PCA(svd_solver="full").fit(values)
+    number = int(np.searchsorted(np.cumsum(fit.explained_variance_ratio_), share) + 1)
+    number = min(number, len(fit.singular_values_) if most is None else most)
+    deviations = fit.singular_values_[:number] / math.sqrt(len(rows))
+    return DataDirections(np.asarray(fit.components_)[:number].T, deviations)
 
 
 def ranks_on_data(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,13 +12,15 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
 from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
-from moegeom.geometry.balancing import HeldOut
 from moegeom.geometry.near_boundaries import MeasuredShare
+from moegeom.geometry.reference_laws import LawFigures
 from moegeom.studies.imbalance.figures import imbalance_figures
 from moegeom.studies.imbalance.record import (
     CAUSES,
     MEANINGS,
+    Evening,
     Imbalance,
+    Reach,
     RouterImbalance,
 )
 
@@ -147,121 +150,116 @@ def _remarks(imbalance: Imbalance) -> _Sentences:
 
 
 # ----------------------------------------------------------------------------------------- columns
-Cell = Callable[[RouterImbalance], str]
-
-#: Line above, heading (empty where a page alone has it) and heading on a page; when a narrow screen
-#: does without it; and the cell.
-_Column = tuple[str, str, str, int, Cell]
+#: Line above, heading, when a narrow screen does without it (None: a page alone has it), and the
+#: attribute of a router as text.
+_Column = tuple[str, str, int | None, str, Callable[[Any], str]]
 
 
-def _part(figure: str, name: str, text: Callable[[float], str]) -> Cell:
-    """What one cause makes of a figure."""
+def _of(name: str, text: Callable[[float], str], figure: str = "") -> Callable[[Any], str]:
+    """An attribute of a record, or of that of a figure in a mapping; ``-`` where there is none."""
 
-    def cell(one: RouterImbalance) -> str:
-        return text(getattr(one.parts[figure], name)) if figure in one.parts else "-"
-
-    return cell
-
-
-def _part_of_max_vio(name: str) -> Cell:
-    return _part("max_vio", name, lambda value: f"{value:+.2f}")
-
-
-def _factor_of_sets(name: str) -> Cell:
-    return _part("log_effective_sets", name, lambda value: f"{math.exp(value):.2f}")
-
-
-def _near_share(law: str) -> Cell:
-    def cell(one: RouterImbalance) -> str:
-        shares = {each.law: each.figures.near_share for each in one.laws}
-        return _share(shares.get(law))
+    def cell(record: Any) -> str:
+        record = record.get(figure) if figure else record
+        return "-" if record is None else text(operator.attrgetter(name)(record))
 
     return cell
 
 
-def _of_worst(figure: Callable[[HeldOut], float]) -> Cell:
-    """A figure of the half on which a bias does worse."""
-
-    def cell(one: RouterImbalance) -> str:
-        return "-" if one.evening.worst is None else _figure(figure(one.evening.worst))
+def _near_share(law: str) -> Callable[[Sequence[LawFigures]], str]:
+    def cell(laws: Sequence[LawFigures]) -> str:
+        share = {one.law: one.figures.near_share for one in laws}.get(law)
+        return "-" if share is None else _share(share)
 
     return cell
 
 
-def _pushed(router: RouterImbalance) -> str:
+def _pushed(evening: Evening) -> str:
     """The experts with the largest changes; ``up 3 +0.21, 7 +0.18; down 12 -0.4``."""
-    pushes = router.evening.pushes()
+    pushes = evening.pushes()
     up = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c > 0.0)
     down = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c < 0.0)
     parts = [f"up {up}" if up else "", f"down {down}" if down else ""]
     return "; ".join(part for part in parts if part) or "none"
 
 
+def _figure(value: float | None) -> str:
+    """Two places; ``-`` for what is not known, ``any`` where there is no limit."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "any"
+    return f"{value:.2f}" if value < 99.5 else f"{value:.0f}"
+
+
+def _share(value: float) -> str:
+    return percent(value, ".1f")
+
+
+def _count(log10: float) -> str:
+    """A number from its logarithm, in digits where there are few."""
+    return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
+
+
+def _dimension(ends: tuple[float, float] | None) -> str:
+    return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
+
+
+def _most(reach: Sequence[Reach]) -> str:
+    return _count(reach[-1].most_log10) if reach else "-"
+
+
+def _sets(log: float) -> str:
+    return f"{math.exp(log):,.0f}"
+
+
+def _factor(log: float) -> str:
+    return f"{math.exp(log):.2f}"
+
+
 _CAUSE_COLUMNS: tuple[_Column, ...] = (
-    ("MaxVio", "now", "MaxVio", 0, lambda one: _figure(one.tokens.max_vio)),
-    ("", "chance", "chance", 0, lambda one: _figure(one.limit)),
-    ("of it made by", "rows", "rows", 0, _part("max_vio", "rows", lambda value: f"{value:.2f}")),
-    ("", "mean", "mean input", 0, _part_of_max_vio("mean")),
-    ("", "cov.", "covariance", 0, _part_of_max_vio("covariance")),
-    ("", "rest", "rest", 0, _part_of_max_vio("rest")),
-    ("pull", "here", "pull", 0, lambda one: _figure(one.pull)),
-    ("", "random", "pull at random", 0, lambda one: _figure(one.pull_random)),
+    ("MaxVio", "now", 0, "tokens.max_vio", _figure),
+    ("", "chance", 0, "limit", _figure),
+    ("of it made by", "rows", 0, "parts", _of("rows", "{:.2f}".format, "max_vio")),
+    ("", "mean", 0, "parts", _of("mean", "{:+.2f}".format, "max_vio")),
+    ("", "cov.", 0, "parts", _of("covariance", "{:+.2f}".format, "max_vio")),
+    ("", "rest", 0, "parts", _of("rest", "{:+.2f}".format, "max_vio")),
+    ("pull", "here", 0, "pull", _figure),
+    ("", "random", 0, "pull_random", _figure),
 )
 
 _EVENING_COLUMNS: tuple[_Column, ...] = (
-    (
-        "mean taken away",
-        "MaxVio",
-        "mean taken away: MaxVio",
-        0,
-        lambda one: _figure(one.centring.max_vio),
-    ),
-    ("", "others", "mean taken away: others", 0, lambda one: _figure(one.centring.other_documents)),
-    (
-        "",
-        "moved",
-        "mean taken away: moved",
-        0,
-        lambda one: percent(one.centring.weight_moved, ".0f"),
-    ),
-    ("", "sets", "mean taken away: sets", 1, lambda one: f"{one.centring.effective_sets:,.0f}"),
-    ("a bias", "MaxVio", "a bias: MaxVio", 0, lambda one: _figure(one.evening.after.max_vio)),
-    ("", "others", "a bias: others", 0, _of_worst(lambda half: half.after.max_vio)),
-    ("", "chance", "a bias: chance", 0, _of_worst(lambda half: half.limit)),
-    ("CV", "now", "CV now", 1, lambda one: _figure(one.tokens.cv)),
-    ("", "bias", "CV with a bias", 1, lambda one: _figure(one.evening.after.cv)),
-    ("", "others", "CV others", 1, _of_worst(lambda half: half.after.cv)),
-    ("change", "largest", "largest change", 1, lambda one: f"{one.evening.largest_change:.3g}"),
-    ("", "", "unit", 1, lambda one: one.evening.score_unit),
-    ("", "spreads", "in spreads", 1, lambda one: _figure(one.evening.largest_in_spreads)),
-    ("price", "sets", "sets changed", 0, lambda one: _share(one.evening.changed_share)),
-    ("", "weight", "weight moved", 0, lambda one: _share(one.evening.displaced_weight)),
-    ("", "score", "score lost, in spreads", 0, lambda one: f"{one.evening.score_lost:.2g}"),
-    ("", "", "pushed most", 0, _pushed),
+    ("mean taken away", "MaxVio", 0, "centring.max_vio", _figure),
+    ("", "others", 0, "centring.other_documents", _figure),
+    ("", "moved", 0, "centring.weight_moved", lambda share: percent(share, ".0f")),
+    ("", "sets", 1, "centring.effective_sets", "{:,.0f}".format),
+    ("a bias", "MaxVio", 0, "evening.after.max_vio", _figure),
+    ("", "others", 0, "evening.worst", _of("after.max_vio", _figure)),
+    ("", "chance", 0, "evening.worst", _of("limit", _figure)),
+    ("CV", "now", 1, "tokens.cv", _figure),
+    ("", "bias", 1, "evening.after.cv", _figure),
+    ("", "others", 1, "evening.worst", _of("after.cv", _figure)),
+    ("change", "largest", 1, "evening.largest_change", "{:.3g}".format),
+    ("", "unit", None, "evening.score_unit", str),
+    ("", "spreads", 1, "evening.largest_in_spreads", _figure),
+    ("price", "sets", 0, "evening.changed_share", _share),
+    ("", "weight", 0, "evening.displaced_weight", _share),
+    ("", "score", 0, "evening.score_lost", "{:.2g}".format),
+    ("experts", "pushed most", None, "evening", _pushed),
 )
 
 _SET_COLUMNS: tuple[_Column, ...] = (
-    (
-        *("effective expert sets", "rows", "sets of rows", 0),
-        _part("log_effective_sets", "rows", lambda value: f"{math.exp(value):,.0f}"),
-    ),
-    ("", "x mean", "times mean", 0, _factor_of_sets("mean")),
-    ("", "x cov.", "times covariance", 0, _factor_of_sets("covariance")),
-    ("", "x rest", "times rest", 0, _factor_of_sets("rest")),
-    (
-        *("", "tokens", "sets of tokens", 0),
-        lambda one: f"{math.exp(one.tokens.log_effective_sets):,.0f}",
-    ),
-    ("near a boundary", "tokens", "near boundary", 0, _near_share("tokens")),
-    ("", "gaussian", "gaussian", 0, _near_share("gaussian")),
-    ("", "isotropic", "isotropic", 1, _near_share("isotropic")),
-    ("", "ball", "ball", 0, _near_share("ball")),
-    ("", "", "dimension", 0, lambda one: _dimension(one.dimension)),
-    ("", "", "sets met", 0, lambda one: f"{one.tokens.num_sets:,.0f}"),
-    (
-        *("", "", "sets at most", 0),
-        lambda one: _count(one.reach[-1].most_log10) if one.reach else "-",
-    ),
+    ("effective expert sets", "rows", 0, "parts", _of("rows", _sets, "log_effective_sets")),
+    ("", "x mean", 0, "parts", _of("mean", _factor, "log_effective_sets")),
+    ("", "x cov.", 0, "parts", _of("covariance", _factor, "log_effective_sets")),
+    ("", "x rest", 0, "parts", _of("rest", _factor, "log_effective_sets")),
+    ("", "tokens", 0, "tokens.log_effective_sets", _sets),
+    ("near a boundary", "tokens", 0, "laws", _near_share("tokens")),
+    ("", "gaussian", 0, "laws", _near_share("gaussian")),
+    ("", "isotropic", 1, "laws", _near_share("isotropic")),
+    ("", "ball", 0, "laws", _near_share("ball")),
+    ("inputs", "dimension", None, "dimension", _dimension),
+    ("expert sets", "met", None, "tokens.num_sets", "{:,.0f}".format),
+    ("", "at most", None, "reach", _most),
 )
 
 
@@ -271,26 +269,28 @@ def _table(imbalance: Imbalance, columns: Sequence[_Column], view: View, what: s
     A table of ``what`` is cut before the others, and to nothing where there is no room.
     """
     summary = study_summary(imbalance)
-    on_screen = [column for column in columns if column[1]]
-    heads = [("", *(c[0] for c in on_screen)), ("layer", *(c[1] for c in on_screen))]
-    drops = (0, *(column[3] for column in on_screen))
 
-    def table(routers: Sequence[RouterImbalance]) -> Table:
-        rows = [(summary.place(r.router), *(c[4](r) for c in on_screen)) for r in routers]
+    def table(routers: Sequence[RouterImbalance], some: Sequence[_Column]) -> Table:
         others = len(imbalance.routers) - len(routers)
-        rest = f"and {others} more that were more even: --detail" if others else ""
-        return Table(heads, rows, drops=drops, rest=rest)
+        return Table(
+            [("", *(column[0] for column in some)), ("layer", *(column[1] for column in some))],
+            [(summary.place(one.router), *_cells(some, one)) for one in routers],
+            left=(0, *(n for n, c in enumerate(some, 1) if c[4] in (str, _pushed))),
+            drops=(0, *(column[2] or 0 for column in some)),
+            rest=f"and {others} more that were more even: --detail" if others else "",
+        )
 
-    page = Table(
-        [("router", *(column[2] for column in columns))],
-        [(r.router, *(column[4](r) for column in columns)) for r in imbalance.routers],
-        left=(0, *(n for n, c in enumerate(columns, 1) if c[2] in ("unit", "pushed most"))),
-    )
-    shown, *fewer = _worst_rows(imbalance, view)
-    shorter: list[list[Block]] = [[table(some)] for some in fewer]
+    on_screen = [column for column in columns if column[2] is not None]
+    screen, *shorter = [[table(some, on_screen)] for some in _worst_rows(imbalance, view)]
     if what and not view.detail:
         shorter.append([Note(f"Not shown: {what}: --detail")])
-    return Excerpt([table(shown)], [page], shorter=shorter, is_aside=bool(what))
+    page = table(imbalance.routers, columns)
+    return Excerpt(screen, [page], shorter=shorter, is_aside=bool(what))
+
+
+def _cells(columns: Sequence[_Column], router: RouterImbalance) -> Iterator[str]:
+    for *_, attribute, text in columns:
+        yield text(operator.attrgetter(attribute)(router))
 
 
 def _worst_rows(imbalance: Imbalance, view: View) -> Iterator[list[RouterImbalance]]:
@@ -304,7 +304,7 @@ def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
         yield Note("experts that the bias moves most")
     for router in uneven:
         place = study_summary(imbalance).places([router.router])
-        text = f"{_pushed(router)}  ({router.evening.score_unit})"
+        text = f"{_pushed(router.evening)}  ({router.evening.score_unit})"
         yield Fact(place, text, "plain", indent=_ROUTER)
 
 
@@ -501,25 +501,3 @@ def _span(values: Iterable[float], text: Callable[[float], str]) -> str:
     ordered = sorted(values)
     low, high = text(ordered[0]), text(ordered[-1])
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
-
-
-def _dimension(ends: tuple[float, float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
-
-
-def _count(log10: float) -> str:
-    """A number from its logarithm, in digits where there are few."""
-    return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
-
-
-def _figure(value: float | None) -> str:
-    """Two places; ``-`` for what is not known, ``any`` where there is no limit."""
-    if value is None or math.isnan(value):
-        return "-"
-    if math.isinf(value):
-        return "any"
-    return f"{value:.2f}" if value < 99.5 else f"{value:.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else percent(value, ".1f")
