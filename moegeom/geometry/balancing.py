@@ -605,7 +605,7 @@ Mask = Bool[np.ndarray, "some experts"]
 
 
 @dataclass(frozen=True, eq=False)
-class Routed:
+class TokensAtRule:
     """Some tokens and what a rule makes of them.
 
     ``scores`` are the selection scores before any mask, ``weights`` those of the ``chosen``
@@ -692,7 +692,7 @@ class Centring:
     weight_moved: float
 
 
-def centring(routed: Routed) -> Centring:
+def centring(routed: TokensAtRule) -> Centring:
     """The mean of each expert's score taken away, on all tokens and on each half by the other."""
 
     def change(rows: Rows | slice) -> Bias:
@@ -716,7 +716,7 @@ def centring(routed: Routed) -> Centring:
 
 
 def evening_bias(
-    routed: Routed, has_groups: bool, rows: Rows | None = None, start: Bias | None = None
+    routed: TokensAtRule, has_groups: bool, rows: Rows | None = None, start: Bias | None = None
 ) -> tuple[Bias, int | None, float | None]:
     """The bias that evens all tokens or some, and without groups the tied ones and the gap of the
     program, as :func:`balancing_bias`; with groups :func:`balance_by_updates` on the rule itself.
@@ -738,7 +738,7 @@ def evening_bias(
 
 
 def held_out(
-    routed: Routed, has_groups: bool, change: Bias, level: float, seed: int
+    routed: TokensAtRule, has_groups: bool, change: Bias, level: float, seed: int
 ) -> tuple[HeldOut, ...]:
     """Each half of the documents with the bias that evens the other; ``change`` is that of all.
 

@@ -148,7 +148,7 @@ def _sums(rows: Rows, k: int, order: int, seed: int) -> TieSums:
 
 # ------------------------------------------------------------------------------------------- shares
 @dataclass(frozen=True, eq=False)
-class Boundaries:
+class LinearBoundaries:
     """The linear boundaries of a router: its rows, the coordinates in which distances to ties are
     searched, and the exact ``distance`` of logits to the nearest one.
     """
@@ -160,7 +160,7 @@ class Boundaries:
 
 
 def measured_shares(
-    boundaries: Boundaries,
+    boundaries: LinearBoundaries,
     near: float,
     laws: Mapping[str, Draw],
     around: Balls | None,
@@ -196,7 +196,7 @@ def measured_shares(
 
 def _shares(
     law: str,
-    boundaries: Boundaries,
+    boundaries: LinearBoundaries,
     logits: Float64[np.ndarray, "tokens experts"],
     widths: Float64[np.ndarray, "widths"],
     block: Int32[np.ndarray, "tokens"] | None = None,
@@ -215,7 +215,7 @@ def _shares(
 
 
 def _distances(
-    boundaries: Boundaries, logits: Float64[np.ndarray, "tokens experts"]
+    boundaries: LinearBoundaries, logits: Float64[np.ndarray, "tokens experts"]
 ) -> Iterator[tuple[int, Float64[np.ndarray, "some"], Float64[np.ndarray, "some"]]]:
     """Order, and both ends of the distance; of order 2 and more of the first points alone."""
     exact = boundaries.distance(logits)

@@ -19,8 +19,8 @@ from moegeom.geometry.balancing import (
     Bias,
     Loads,
     Mask,
-    Routed,
     Rows,
+    TokensAtRule,
     centring,
     duplicate_experts,
     evening_bias,
@@ -35,7 +35,7 @@ from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
 from moegeom.geometry.near_boundaries import (
     BALL,
     Balls,
-    Boundaries,
+    LinearBoundaries,
     NearBoundaries,
     balls,
     measured_shares,
@@ -108,7 +108,7 @@ def router_imbalance(
     laws.append(figures_of_tokens(sample.chosen, experts, sample.distance, near, sample.block))
     parts, shares = parted(laws), ()
     if request.measure is not None and near is not None and rule.prepared.coordinates is not None:
-        boundaries = Boundaries(rows, rule.prepared.coordinates, k, rule.distances)
+        boundaries = LinearBoundaries(rows, rule.prepared.coordinates, k, rule.distances)
         shares = measured_shares(boundaries, near, draws, around, logits, sample.block, seed)
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
@@ -279,7 +279,7 @@ def _near(
 
 
 # ------------------------------------------------------------------------------------------ evening
-def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[Routed, str]:
+def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtRule, str]:
     """The tokens at the rule, with the bias that the router has; and the unit of their scores."""
     rule = router.rule
     scores, unit = sample.selection, rule.selection_score_unit
@@ -295,12 +295,12 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[Routed, s
         chosen = kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
         return chosen_mask(chosen, router.num_experts)
 
-    routed = Routed(scores, sample.chosen, sample.weights, sample.unit, sample.half, choose)
+    routed = TokensAtRule(scores, sample.chosen, sample.weights, sample.unit, sample.half, choose)
     return routed, unit
 
 
 def _evening(
-    router: Router, routed: Routed, unit: str, cause: Cause, level: float, seed: int
+    router: Router, routed: TokensAtRule, unit: str, cause: Cause, level: float, seed: int
 ) -> Evening:
     """The bias that evens the loads, what it does on these and other documents, and its price."""
     scores, has_groups = routed.scores, router.rule.groups is not None
