@@ -191,15 +191,17 @@ HELD = {
 }
 
 
-def test_arrays_in_memory_are_measured_as_a_file_of_them_is(tmp_path):
+def test_arrays_in_memory_are_measured_as_a_file_of_them_is(tmp_path, monkeypatch):
     source = open_tokens(few())
     arrays = {name: source.read_values(name, 0, 64) for name in source.facts.routers}
+    monkeypatch.setattr("moegeom.geometry.border_shares._DIRECTIONS", 2**12)
     file = mg.imbalance(CKPT, _file(tmp_path / "rec.npz", arrays), stage="router_input").value
     reports = {
         name: mg.imbalance(CKPT, mg.recording(form(arrays), stage="router_input"))
         for name, form in HELD.items()
     }
-    assert [n for n, report in reports.items() if report.value.routers != file.routers] == []
+    routers = {name: report.value.routers for name, report in reports.items()}
+    assert [n for n, those in routers.items() if repr(those) != repr(file.routers)] == []
 
 
 def test_results_of_other_arrays_are_not_the_answer(tmp_path):
