@@ -36,7 +36,7 @@ def reference_laws(
     logits: Float64[np.ndarray, "tokens experts"],
     bias: Float64[np.ndarray, "experts"],
     rows: Float64[np.ndarray, "experts hidden"],
-    inputs: Float64[np.ndarray, "tokens hidden"] | None,
+    inputs: Float64[np.ndarray, "some hidden"] | None,
 ) -> dict[str, LogitLaw]:
     r"""The normal laws that these logits are held against, those that can be known.
 
@@ -50,7 +50,7 @@ def reference_laws(
 
     Isotropic inputs have no preferred direction, so only the rows are left; the mean adds what all
     tokens have in common, the covariance in which directions they differ. The first two need
-    ``inputs``. Covariances that are not positive by rounding are taken as 0. Float64.
+    ``inputs``, which may be those of some tokens. Covariances that are not positive by rounding are taken as 0. Float64.
     Oracle in tests: moments of draws; two experts, of which the first wins with probability
     :math:`\Phi`.
     """

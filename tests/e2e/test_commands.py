@@ -93,6 +93,8 @@ def test_quiet_keeps_the_answer_and_silences_the_rest(moegeom, place):
 #: What cannot be meant, and a word of the refusal.
 REFUSED = [
     (("scam", "model"), "scam"),
+    (("space", "model"), "moegeom imbalance"),
+    (("balance", "model"), "moegeom imbalance"),
     (("scan", "model", "--tokns", "rec"), "--tokns"),
     (("scan", "model", "--format", "xml"), "xml"),
     (("scan", "model", "--prior", "gaussian"), "isotropic-rms"),

@@ -134,8 +134,8 @@ def test_additive_laws_are_parted_as_they_were_made():
 
 
 def test_even_inputs_are_even_and_long_rows_and_wide_directions_causes_by_themselves():
-    even = looked_at(router_of(), inputs_of(48))
-    assert (even.cause, even.is_pulled) == ("even", False)
+    even = looked_at(router_of(), inputs_of(136))  # more than inputs are compared of
+    assert (even.cause, even.is_pulled, even.num_tokens) == ("even", False, 136 * LENGTH)
     assert looked_at(router_of(), inputs_of(1)).cause == "few"
     one = looked_at(router_of(experts=TOP_K), inputs_of(8))
     assert (one.cause, one.tokens.near_share) == ("even", None)
