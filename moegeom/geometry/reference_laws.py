@@ -50,9 +50,9 @@ def reference_laws(
 
     Isotropic inputs have no preferred direction, so only the rows are left; the mean adds what all
     tokens have in common, the covariance in which directions they differ. The first two need
-    ``inputs``, which may be those of some tokens. Covariances that are not positive by rounding are taken as 0. Float64.
-    Oracle in tests: moments of draws; two experts, of which the first wins with probability
-    :math:`\Phi`.
+    ``inputs``, of some tokens or all. Covariances that are not positive by rounding are taken as
+    0. Float64. Oracle in tests: moments of draws; two experts, of which the first wins with
+    probability :math:`\Phi`.
     """
     mean = logits.mean(axis=0)
     centred = logits - mean

@@ -281,11 +281,11 @@ def _table(imbalance: Imbalance, columns: Sequence[_Column], view: View, what: s
         )
 
     on_screen = [column for column in columns if column[2] is not None]
-    screen, *shorter = [[table(some, on_screen)] for some in _worst_rows(imbalance, view)]
+    screens: list[list[Block]] = [[table(some, on_screen)] for some in _worst_rows(imbalance, view)]
     if what and not view.detail:
-        shorter.append([Note(f"Not shown: {what}: --detail")])
+        screens.append([Note(f"Not shown: {what}: --detail")])
     page = table(imbalance.routers, columns)
-    return Excerpt(screen, [page], shorter=shorter, is_aside=bool(what))
+    return Excerpt(screens[0], [page], shorter=screens[1:], is_aside=bool(what))
 
 
 def _cells(columns: Sequence[_Column], router: RouterImbalance) -> Iterator[str]:
