@@ -2,7 +2,6 @@
 
 from typing import Any
 from moegeom.research.attention.record import Attention
-from moegeom.studies.balance.record import Balance
 from moegeom.research.capacity.record import Capacity
 from moegeom.research.continuity.record import Continuity
 from moegeom.studies.diff.record import Difference
@@ -10,6 +9,7 @@ from moegeom.routing_cells.record import Enumerations
 from moegeom.studies.explain.record import Explanation
 from moegeom.studies.check.record import Gate
 from moegeom.tokens.memory import HeldArrays
+from moegeom.studies.imbalance.record import Imbalance
 from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal
@@ -19,7 +19,6 @@ from moegeom.research.outputs.record import Outputs
 from pathlib import Path
 from moegeom.research.perturb.record import Perturbed
 from moegeom.research.regions.record import Regions
-from moegeom.studies.space.record import RouterSpaces
 from moegeom.studies.routes.record import Routes
 from moegeom.core.series import Series
 from moegeom.studies.signoff.record import SignOff
@@ -51,34 +50,6 @@ def attention(
     out: str | Path | None = ...,
     overwrite: bool = ...,
 ) -> Report[Attention]: ...
-
-def balance(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = ...,
-    *,
-    watch: Watch | None = ...,
-    out: str | Path | None = ...,
-    overwrite: bool = ...,
-    exclude_first: int = ...,
-    non_finite: Literal['fail', 'skip'] = ...,
-    seed: int = ...,
-    backend: str = ...,
-    stage: Literal['router_input', 'pre_norm', 'logits', 'top_logits', 'ids', 'counts'] | None = ...,
-    dialect: str | None = ...,
-    expert_map: str | None = ...,
-    router_map: Mapping[str, str] = ...,
-    stale_inputs: bool = ...,
-    unverified: bool = ...,
-    layers: str | int | Iterable[int] | None = ...,
-    remote: RemoteOptions | None = ...,
-    family: str | Path | None = ...,
-    router_pattern: str | None = ...,
-    top_k: int | None = ...,
-    score: str | None = ...,
-    renormalise: bool = ...,
-    selection_bias: str | None = ...,
-    logit_bias: str | None = ...,
-) -> Report[Balance]: ...
 
 def boundary_report(
     checkpoint: str | Path | Checkpoint,
@@ -371,6 +342,38 @@ def hmoe(
     num_workers: int | None = ...,
 ) -> Report[Mixtures]: ...
 
+def imbalance(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = ...,
+    *,
+    watch: Watch | None = ...,
+    out: str | Path | None = ...,
+    measure: str | Path | None = ...,
+    radius: float | None = ...,
+    experts: bool = ...,
+    yes: bool = ...,
+    overwrite: bool = ...,
+    exclude_first: int = ...,
+    non_finite: Literal['fail', 'skip'] = ...,
+    seed: int = ...,
+    backend: str = ...,
+    stage: Literal['router_input', 'pre_norm', 'logits', 'top_logits', 'ids', 'counts'] | None = ...,
+    dialect: str | None = ...,
+    expert_map: str | None = ...,
+    router_map: Mapping[str, str] = ...,
+    stale_inputs: bool = ...,
+    unverified: bool = ...,
+    layers: str | int | Iterable[int] | None = ...,
+    remote: RemoteOptions | None = ...,
+    family: str | Path | None = ...,
+    router_pattern: str | None = ...,
+    top_k: int | None = ...,
+    score: str | None = ...,
+    renormalise: bool = ...,
+    selection_bias: str | None = ...,
+    logit_bias: str | None = ...,
+) -> Report[Imbalance]: ...
+
 def merge(
     parts: Iterable[str | Path],
     *,
@@ -597,38 +600,6 @@ def signoff(
     selection_bias: str | None = ...,
     logit_bias: str | None = ...,
 ) -> Report[SignOff]: ...
-
-def space(
-    checkpoint: str | Path | Checkpoint,
-    tokens: Any = ...,
-    *,
-    watch: Watch | None = ...,
-    out: str | Path | None = ...,
-    measure: str | Path | None = ...,
-    radius: float | None = ...,
-    experts: bool = ...,
-    yes: bool = ...,
-    overwrite: bool = ...,
-    exclude_first: int = ...,
-    non_finite: Literal['fail', 'skip'] = ...,
-    seed: int = ...,
-    backend: str = ...,
-    stage: Literal['router_input', 'pre_norm', 'logits', 'top_logits', 'ids', 'counts'] | None = ...,
-    dialect: str | None = ...,
-    expert_map: str | None = ...,
-    router_map: Mapping[str, str] = ...,
-    stale_inputs: bool = ...,
-    unverified: bool = ...,
-    layers: str | int | Iterable[int] | None = ...,
-    remote: RemoteOptions | None = ...,
-    family: str | Path | None = ...,
-    router_pattern: str | None = ...,
-    top_k: int | None = ...,
-    score: str | None = ...,
-    renormalise: bool = ...,
-    selection_bias: str | None = ...,
-    logit_bias: str | None = ...,
-) -> Report[RouterSpaces]: ...
 
 def track(
     checkpoints: str | Path | Iterable[str | Path],

@@ -11,9 +11,9 @@ def main() -> list[str]:
     checkpoint = mg.open("model", layers="0-3")
     scanned = mg.scan(checkpoint, "rec", exclude_first=1, arithmetics=["bf16"], out="results")
     verdict = mg.check(checkpoint, baseline="baseline.json", select="MGI")
-    spaces = mg.space(checkpoint, {"text/0": np.zeros((8, 4))}, layers=0, experts=True)
-    mg.space(checkpoint, "rec", expert=True)  # pyright: ignore[reportCallIssue]
+    imbalance = mg.imbalance(checkpoint, {"text/0": np.zeros((8, 4))}, layers=0, experts=True)
+    mg.imbalance(checkpoint, "rec", expert=True)  # pyright: ignore[reportCallIssue]
     mg.scan(checkpoint, seed="one")  # pyright: ignore[reportArgumentType]
-    _ = spaces.value.routers[0].meanings  # pyright: ignore[reportAttributeAccessIssue]
+    _ = imbalance.value.routers[0].causes  # pyright: ignore[reportAttributeAccessIssue]
     codes = [finding.code for finding in (*scanned.findings, *verdict.value.verdict.findings)]
-    return [*codes, *(router.meaning for router in spaces.value.routers)]
+    return [*codes, *(router.cause for router in imbalance.value.routers)]

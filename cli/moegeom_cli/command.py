@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from moegeom.core.errors import UsageError
 from moegeom.core.registry import modules_of
 from moegeom.studies.study import studies
 
@@ -113,6 +114,10 @@ def command_names() -> list[str]:
     return [typed_name(name) for name in ordered]
 
 
+#: Names that commands had, and those that they have.
+_RENAMED = {"space": "imbalance", "balance": "imbalance"}
+
+
 class Interrupted(Exception):
     """Ctrl-C in a command; ``args`` are what it had to say about what is kept."""
 
@@ -139,7 +144,17 @@ class Commands(TyperGroup):
         return self.commands[cmd_name]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As the parser does, which suggests a spelling from those it has seen."""
+        """As the parser does, which suggests a spelling from those it has seen.
+
+        Raises
+        ------
+        UsageError
+            For a name that a command had.
+        """
+        if args and args[0] in _RENAMED:
+            raise UsageError(
+                f"{args[0]}: no such command.", f"Did you mean moegeom {_RENAMED[args[0]]}?"
+            )
         if args and self.get_command(ctx, args[0]) is None:
             for name in map(typed_name, COMMANDS.names()):
                 self.get_command(ctx, name)

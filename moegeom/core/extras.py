@@ -15,6 +15,9 @@ from urllib.request import url2pathname
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import UsageError
 
+#: Distributions that are not called as the package that they bring.
+_DISTRIBUTIONS = {"sklearn": "scikit_learn"}
+
 #: What is installed, and the file of a clone with the versions that its tests ran with.
 _NAME, _VERSIONS = "moegeom", "constraints.txt"
 
@@ -42,7 +45,7 @@ def left_out(absent: ModuleNotFoundError, what: str) -> UsageError | None:
     names = {
         re.split(r"[^\w.-]", line)[0].replace("-", "_") for line in required if ";" not in line
     }
-    if package not in names:
+    if _DISTRIBUTIONS.get(package, package) not in names:
         return None
     return UsageError(f"{what} needs {package}, which is not installed.", install_command())
 

@@ -14,12 +14,12 @@ from moegeom.engine.run_facts import arithmetic_facts
 
 #: Packages by the extra that brings them; the core comes first.
 _PACKAGES = {
-    "core": ("numpy", "scipy", "numba", "pyarrow", "safetensors", "ml_dtypes"),
+    "core": ("numpy", "scipy", "sklearn", "numba", "pyarrow", "safetensors", "ml_dtypes"),
     "torch": ("torch",),
     "capture": ("transformers",),
     "gguf": ("gguf",),
     "hub": ("huggingface_hub", "fsspec"),
-    "plots": ("matplotlib", "sklearn"),
+    "plots": ("matplotlib",),
     "cuda12 or cuda13": ("cupy",),
 }
 

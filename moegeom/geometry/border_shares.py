@@ -338,3 +338,64 @@ def shares_of(
     listed = map(tuple, angles.expert_set.tolist())
     known = dict(zip(listed, angles.share.tolist(), strict=True))
     return np.array([known.get(tuple(row), 0.0) for row in expert_set.tolist()])
+
+
+#: Logits of directions, and directions at most.
+_LOGITS, _DIRECTIONS = 2**22, 2**18
+
+#: Share of the visited cells that directions must meet for their sizes to be compared.
+_LEAST_MET = 0.5
+
+
+@dataclass(frozen=True)
+class ConeShares:
+    """Cells of the visited expert sets as shares of all directions, from so many drawn ones.
+
+    ``correlation`` of ranks between visits and shares, and the one that as many tokens without any
+    preferred direction would show; None where directions meet fewer than half of the visited cells.
+    ``modal`` is the share of the set that is visited most.
+    """
+
+    directions: int
+    covered: float
+    covered_se: float
+    correlation: float | None
+    correlation_by_size: float | None
+    modal: float
+
+
+def cone_shares(
+    rows: Float64[np.ndarray, "experts dims"], chosen: Integer[np.ndarray, "tokens k"], seed: int
+) -> ConeShares:
+    """How large the cells of the visited expert sets are, seen from 0: of routers without bias.
+
+    Oracle in tests: angles of a plane.
+    """
+    directions = min(_LOGITS // len(rows), _DIRECTIONS)
+    angles = sampled_angles(rows, chosen.shape[1], directions, seed)
+    visited, visits = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
+    shares = shares_of(angles, visited)
+    covered = float(shares.sum())
+    correlation = by_size = None
+    if (shares > 0.0).mean() >= _LEAST_MET:
+        # what the counts of as many tokens show of sizes where sizes are all there is
+        counts = np.random.default_rng(seed).multinomial(len(chosen), angles.share)
+        by_size = _rank_correlation(counts[counts > 0], angles.share[counts > 0])
+        correlation = _rank_correlation(visits, shares)
+    return ConeShares(
+        directions=directions,
+        covered=covered,
+        covered_se=math.sqrt(covered * (1.0 - covered) / directions),
+        correlation=correlation,
+        correlation_by_size=by_size,
+        modal=float(shares[visits.argmax()]),
+    )
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float | None:
+    """Spearman's; None where one of them is constant."""
+    from scipy.stats import rankdata
+
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Integer
 
 from moegeom.geometry.gram import row_spectrum
+from moegeom.geometry.space import distinct_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,16 +29,16 @@ def data_directions(
 
     None of them where all rows are equal. Oracle in tests: covariances that are known.
     """
-    centred = rows.astype(np.float64)
-    centred = centred - centred.mean(axis=0)
-    _, values, axes = np.linalg.svd(centred, full_matrices=False)
-    variances = values**2 / max(len(rows), 1)
-    total = variances.sum()
-    if not total > 0.0:
+    from sklearn.decomposition import PCA
+
+    values = rows.astype(np.float64)
+    if not np.ptp(values, axis=0).any():
         return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
-    number = int(np.searchsorted(np.cumsum(variances), share * total) + 1)
-    number = min(number, len(variances) if most is None else most)
-    return DataDirections(axes[:number].T, np.sqrt(variances[:number]))
+    fit = PCA(svd_solver="full").fit(values)
+    number = int(np.searchsorted(np.cumsum(fit.explained_variance_ratio_), share) + 1)
+    number = min(number, len(fit.singular_values_) if most is None else most)
+    deviations = fit.singular_values_[:number] / math.sqrt(len(rows))
+    return DataDirections(np.asarray(fit.components_)[:number].T, deviations)
 
 
 def ranks_on_data(
@@ -58,6 +60,110 @@ def ranks_on_data(
 def _rank(seen: Float64[np.ndarray, "neurons dims"]) -> tuple[int, float]:
     found = row_spectrum(seen.T @ seen, len(seen), False)
     return found.rank, found.effective_rank if found.rank else 0.0
+
+
+#: Tokens whose surroundings are looked at, and neighbours of each.
+_PLACES, _NEIGHBOURS = 64, 32
+
+#: Inputs among which neighbours are looked for.
+_AMONG = 2048
+
+#: Random matrices that stand beside the experts.
+_RANDOM = 3
+
+
+@dataclass(frozen=True)
+class ExpertRanks:
+    """Neurons of the experts on the ``dims`` directions that hold 99 % of the inputs' variance.
+
+    Ranks and effective ranks of the gate matrices there, over experts; ``effective_random`` is that
+    of random matrices of their shape. The local figures are medians around 64 tokens, on as many
+    directions as the inputs have dimensions; None where those are not known.
+    ``width_over_dimension`` is neurons over the larger end of the dimension.
+    """
+
+    width: int
+    dims: int
+    rank_min: int
+    rank_median: float
+    effective_min: float
+    effective_median: float
+    effective_random: float
+    local_dims: int | None
+    local_median: float | None
+    local_random: float | None
+    width_over_dimension: float | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an expert has fewer neurons than the data dimensions."""
+        return self.width_over_dimension is not None and self.width_over_dimension < 1.0
+
+
+def expert_ranks(
+    gates: Iterable[Float[np.ndarray, "neurons hidden"]],
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dimension: tuple[float, float] | None,
+    seed: int,
+) -> ExpertRanks | None:
+    """Ranks of all gate matrices on the widest directions, and where 64 of the tokens are.
+
+    ``dimension`` is the range of the intrinsic dimension of the inputs. None where these do not
+    differ.
+    """
+    whole = data_directions(inputs)
+    if not len(whole.deviations):
+        return None
+    random = np.random.default_rng(seed)
+    local = [*_local(inputs, dimension, random)]
+    ranks, width = [], 0
+    for weight in gates:
+        ranks.append(_of_gate(weight, whole, local))
+        width = len(weight)
+    shape = (width, inputs.shape[1])
+    by_chance = [_of_gate(random.standard_normal(shape), whole, local) for _ in range(_RANDOM)]
+    rank, effective, around = (np.array(values) for values in zip(*ranks, strict=True))
+    _, effective_random, around_random = np.mean(by_chance, axis=0)
+    return ExpertRanks(
+        width=width,
+        dims=len(whole.deviations),
+        rank_min=int(rank.min()),
+        rank_median=float(np.median(rank)),
+        effective_min=float(effective.min()),
+        effective_median=float(np.median(effective)),
+        effective_random=float(effective_random),
+        local_dims=len(local[0].deviations) if local else None,
+        local_median=float(np.median(around)) if local else None,
+        local_random=float(around_random) if local else None,
+        width_over_dimension=None if dimension is None else width / dimension[1],
+    )
+
+
+def _of_gate(
+    weight: Float[np.ndarray, "neurons hidden"], whole: DataDirections, local: list[DataDirections]
+) -> tuple[float, float, float]:
+    """Rank and effective rank on all data, and the median effective rank around tokens."""
+    (rank, effective), *around = ranks_on_data(weight, [whole, *local])
+    return float(rank), effective, float(np.median([e for _, e in around])) if around else math.nan
+
+
+def _local(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dimension: tuple[float, float] | None,
+    random: np.random.Generator,
+) -> Iterator[DataDirections]:
+    """As many directions around each of some tokens as the data have dimensions."""
+    if dimension is None:
+        return
+    from sklearn.neighbors import NearestNeighbors
+
+    rows = inputs[np.sort(random.permutation(len(inputs))[:_AMONG])].astype(np.float64)
+    rows = rows[distinct_rows(rows)]
+    dims = min(math.ceil(dimension[1]), _NEIGHBOURS - 1, rows.shape[1])
+    places = random.permutation(len(rows))[:_PLACES]
+    near = NearestNeighbors(n_neighbors=min(_NEIGHBOURS + 1, len(rows)), algorithm="brute")
+    for neighbours in near.fit(rows).kneighbors(rows[places], return_distance=False):
+        yield data_directions(rows[neighbours], 1.0, dims)
 
 
 # ------------------------------------------------------------------------------------------ overlap

@@ -2,13 +2,17 @@ r"""Laws of logits that know ever more of the data: what of a figure each of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int32
 
 from moegeom.geometry.gram import symmetric_root
+from moegeom.geometry.load import expert_set_entropy_nats, load_cv, max_vio
+from moegeom.geometry.statistics import jackknife_error
 
 #: The laws, in the order in which they know more.
 LAWS = ("isotropic", "mean", "covariance", "gaussian")
@@ -28,25 +32,17 @@ class LogitLaw:
         return self.mean + random.standard_normal((tokens, self.root.shape[1])) @ self.root.T
 
 
-@dataclass(frozen=True, eq=False)
-class InputSizes:
-    r"""Mean squares per coordinate of the inputs: :math:`s^2 = \mathrm{tr}\,\mathrm{cov}(y) / D`
-    about their mean, :math:`q^2 = \overline{|y|^2} / D` about 0.
-    """
-
-    about_mean: float
-    about_zero: float
-
-
 def reference_laws(
     logits: Float64[np.ndarray, "tokens experts"],
     bias: Float64[np.ndarray, "experts"],
-    rows: Float64[np.ndarray, "experts hidden"] | None,
-    sizes: InputSizes | None,
+    rows: Float64[np.ndarray, "experts hidden"],
+    inputs: Float64[np.ndarray, "some hidden"] | None,
 ) -> dict[str, LogitLaw]:
     r"""The normal laws that these logits are held against, those that can be known.
 
-    With m and C the mean and covariance of the logits (divisor T), :math:`G = W W^\top`:
+    With m and C the mean and covariance of the logits (divisor T), :math:`G = W W^\top`, and mean
+    squares per coordinate of the inputs, :math:`s^2 = \mathrm{tr}\,\mathrm{cov}(y) / D` about their
+    mean and :math:`q^2 = \overline{|y|^2} / D` about 0:
 
     .. math::
         \text{isotropic } N(b, q^2 G), \quad \text{mean } N(m, s^2 G), \quad
@@ -54,19 +50,19 @@ def reference_laws(
 
     Isotropic inputs have no preferred direction, so only the rows are left; the mean adds what all
     tokens have in common, the covariance in which directions they differ. The first two need
-    ``rows`` and ``sizes``. Covariances that are not positive by rounding are taken as 0. Float64.
-    Oracle in tests: moments of draws; two experts, of which the first wins with probability
-    :math:`\Phi`.
+    ``inputs``, of some tokens or all. Covariances that are not positive by rounding are taken as
+    0. Float64. Oracle in tests: moments of draws; two experts, of which the first wins with
+    probability :math:`\Phi`.
     """
     mean = logits.mean(axis=0)
     centred = logits - mean
     spread = symmetric_root(centred.T @ centred / len(logits))
-    found = {"covariance": LogitLaw(bias, spread), "gaussian": LogitLaw(mean, spread)}
-    if rows is not None and sizes is not None:
+    laws = {"covariance": LogitLaw(bias, spread), "gaussian": LogitLaw(mean, spread)}
+    if inputs is not None:
         gram = symmetric_root(rows @ rows.T)
-        found["isotropic"] = LogitLaw(bias, np.sqrt(sizes.about_zero) * gram)
-        found["mean"] = LogitLaw(mean, np.sqrt(sizes.about_mean) * gram)
-    return {name: found[name] for name in LAWS if name in found}
+        laws["isotropic"] = LogitLaw(bias, np.sqrt((inputs**2).mean()) * gram)
+        laws["mean"] = LogitLaw(mean, np.sqrt(inputs.var(axis=0).mean()) * gram)
+    return {name: laws[name] for name in LAWS if name in laws}
 
 
 @dataclass(frozen=True)
@@ -104,3 +100,134 @@ def attributed(figure: Mapping[str, float], tokens: float) -> Attribution:
         covariance=0.5 * ((covariance - isotropic) + (gaussian - mean)),
         rest=tokens - gaussian,
     )
+
+
+# ----------------------------------------------------------------------------- figures of choices
+@dataclass(frozen=True)
+class ChoiceFigures:
+    """Figures of some choices.
+
+    ``log_effective_sets`` is the Miller-Madow entropy of the expert sets in nats, ``modal_share``
+    the share of the most frequent set, ``near_share`` that of tokens nearer to a boundary than a
+    distance that counts as near; None, like ``median_distance``, where boundaries are not linear.
+    """
+
+    max_vio: float
+    cv: float
+    num_sets: float
+    log_effective_sets: float
+    modal_share: float
+    near_share: float | None
+    median_distance: float | None
+
+
+#: Names of the figures of choices.
+FIGURES = tuple(field.name for field in dataclasses.fields(ChoiceFigures))
+
+#: Those that are parted among the laws.
+PARTED = ("max_vio", "cv", "log_effective_sets", "near_share")
+
+
+def choice_figures(
+    chosen: Int32[np.ndarray, "tokens k"],
+    experts: int,
+    distance: Float64[np.ndarray, "tokens"] | None = None,
+    near: float | None = None,
+) -> ChoiceFigures:
+    """Figures of these choices; ``distance`` is that to the boundary, below ``near`` it is near.
+
+    Oracle in tests: samples by other code.
+    """
+    counts = np.bincount(chosen.ravel(), minlength=experts)
+    _, of_sets = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
+    near_share = None if distance is None or near is None else float((distance < near).mean())
+    return ChoiceFigures(
+        max_vio=float(max_vio(counts)),
+        cv=float(load_cv(counts)),
+        num_sets=float(len(of_sets)),
+        log_effective_sets=expert_set_entropy_nats(of_sets),
+        modal_share=float(of_sets.max() / len(chosen)),
+        near_share=near_share,
+        median_distance=None if distance is None else float(np.median(distance)),
+    )
+
+
+@dataclass(frozen=True)
+class LawFigures:
+    """The figures under a law, of as many tokens as are recorded, and their standard errors.
+
+    Over draws for a law; for the ``tokens`` themselves by leaving out blocks of documents.
+    """
+
+    law: str
+    figures: ChoiceFigures
+    errors: ChoiceFigures
+
+
+#: Draws of each law.
+SEEDS = 8
+
+#: Laws in the order of their random streams: a ball is one of them where inputs are known.
+_STREAMS = (*LAWS, "ball")
+
+
+def figures_of_law(
+    law: str,
+    draw: Callable[[int, np.random.Generator], Float64[np.ndarray, "tokens experts"]],
+    figures: Callable[[Float64[np.ndarray, "tokens experts"]], ChoiceFigures],
+    tokens: int,
+    seed: int,
+) -> LawFigures:
+    """Means of the figures of so many tokens over the draws of a law, and their errors."""
+    streams = np.random.SeedSequence([seed, _STREAMS.index(law)]).spawn(SEEDS)
+    draws = [figures(draw(tokens, np.random.default_rng(stream))) for stream in streams]
+    mean = _each_figure(draws, lambda values: float(np.mean(values)))
+    error = _each_figure(draws, lambda values: float(np.std(values, ddof=1) / len(values) ** 0.5))
+    return LawFigures(law, mean, error)
+
+
+def figures_of_tokens(
+    chosen: Int32[np.ndarray, "tokens k"],
+    experts: int,
+    distance: Float64[np.ndarray, "tokens"] | None,
+    near: float | None,
+    block: Int32[np.ndarray, "tokens"],
+) -> LawFigures:
+    """The tokens themselves, with jackknife errors over their blocks; nan with one block."""
+    whole = choice_figures(chosen, experts, distance, near)
+    others = [block != number for number in np.unique(block)]
+    without = [
+        choice_figures(chosen[rows], experts, None if distance is None else distance[rows], near)
+        for rows in others
+        if rows.any()
+    ]
+    if len(without) < 2:
+        return LawFigures("tokens", whole, ChoiceFigures(*[float("nan")] * len(FIGURES)))
+    error = _each_figure(without, lambda values: float(jackknife_error(values)))
+    return LawFigures("tokens", whole, error)
+
+
+def _each_figure(
+    many: Sequence[ChoiceFigures], statistic: Callable[[np.ndarray], float]
+) -> ChoiceFigures:
+    """A statistic of each figure; None where the figure is not known."""
+    columns = [[getattr(one, name) for one in many] for name in FIGURES]
+    values: list[Any] = [
+        None if any(value is None for value in column) else statistic(np.array(column))
+        for column in columns
+    ]
+    return ChoiceFigures(*values)
+
+
+def parted(laws: Sequence[LawFigures]) -> dict[str, Attribution]:
+    """What each law makes of the figures that can be parted; nothing where a law is missing."""
+    figures = {one.law: one.figures for one in laws}
+    if any(name not in figures for name in LAWS):
+        return {}
+    parts = {}
+    for name in PARTED:
+        values = {law: getattr(figures[law], name) for law in LAWS}
+        tokens = getattr(figures["tokens"], name)
+        if tokens is not None and all(value is not None for value in values.values()):
+            parts[name] = attributed(values, tokens)
+    return parts

@@ -8,17 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, Integer
 
-from moegeom.geometry.rows import ROWS_IN_CACHE
-
-#: Products of all pairs of rows, less the mean of all.
-Gram = Float64[np.ndarray, "points points"]
-
-
-def centred_gram(rows: Float64[np.ndarray, "points dimension"]) -> Gram:
-    """Products of all pairs of rows, less their mean."""
-    centred = rows - rows.mean(axis=0) if len(rows) else rows
-    return centred @ centred.T
-
 
 # ----------------------------------------------------------------------------------- second moments
 @dataclass(frozen=True, eq=False)
@@ -47,12 +36,10 @@ class Moments:
 class BlockedMoments:
     """Sums over pairs of blocks, from which the moments without any block follow in O(points).
 
-    Points are kept less the mean of all of them (``centre``), so that little cancels; ``gram`` are
-    the products of all pairs.
+    Points are kept less the mean of all of them (``centre``), so that little cancels.
     """
 
     centre: Float64[np.ndarray, "dimension"]
-    gram: Gram
     block: Int32[np.ndarray, "points"]
     diagonal: Float64[np.ndarray, "points"]
     row_sums: Float64[np.ndarray, "points blocks"]
@@ -93,7 +80,6 @@ def blocked_moments(
     member[block, np.arange(len(points))] = 1.0
     return BlockedMoments(
         centre=centre,
-        gram=gram,
         block=block,
         diagonal=np.diag(gram).copy(),
         row_sums=gram @ member.T,
@@ -105,7 +91,8 @@ def blocked_moments(
 # ---------------------------------------------------------------------------------------- dimension
 Nearest = Float64[np.ndarray, "tokens neighbours"]
 
-#: Candidates beside the wanted neighbours, of which the nearest are found exactly.
+
+#: Neighbours beside those that are asked for, as near as they are within rounding.
 _SPARE = 16
 
 #: Relative error of a squared distance that is good enough.
@@ -125,113 +112,28 @@ def distinct_rows(rows: Float64[np.ndarray, "tokens dimension"]) -> Int64[np.nda
     return np.sort(first)
 
 
-def squared_distances(
-    rows: Float64[np.ndarray, "tokens dimension"],
-) -> Float64[np.ndarray, "tokens tokens"]:
-    r"""Squared distances of all pairs, :math:`|x|^2 + |y|^2 - 2 x \cdot y` of the centred rows.
+def nearest_distances(rows: Float64[np.ndarray, "tokens dimension"], count: int) -> Nearest:
+    r"""Distances from each row to its ``count`` nearest others, ascending; nan beyond the last row.
 
-    One matrix product. At least 0, and 0 on the diagonal; symmetric. The absolute error is that of
-    the squared lengths, :math:`(D + 8) 2^{-53} (|x| + |y|)^2` at most, so distances far below
-    the lengths are wrong: :func:`nearest_distances`. Oracle in tests: scipy.spatial.
+    Those of ``sklearn.neighbors.NearestNeighbors``, whose squares have the error of the squared
+    lengths, :math:`(D + 8) 2^{-53} (|x| + |y|)^2` at most. Where that is not small beside them,
+    distances are differences of coordinates, right where no more than 16 others are as near.
+    Oracle in tests: scipy.spatial.
     """
-    gram = centred_gram(rows)
-    square = np.diag(gram)
-    squared = np.maximum(square[:, None] + square[None, :] - 2.0 * gram, 0.0)
-    np.fill_diagonal(squared, 0.0)
-    return squared
+    from sklearn.neighbors import NearestNeighbors
 
-
-def nearest_distances(
-    rows: Float64[np.ndarray, "tokens dimension"], count: int, gram: Gram | None = None
-) -> Nearest:
-    """Distances from each row to its ``count`` nearest others, ascending.
-
-    As :func:`squared_distances` has them where their error is small beside the distances; else the
-    nearest candidates are measured again by differences of rows, and all rows are where one that
-    was left out could be nearer. ``gram`` is :func:`centred_gram` of the rows, where it is there.
-    Relative error at most 1e-10. nan where there are fewer than ``count`` others. Oracle in tests:
-    sklearn.neighbors.NearestNeighbors.
-    """
-    tokens, dimension = rows.shape
-    nearest = np.full((tokens, count), np.nan)
-    if tokens < 2:
+    nearest = np.full((len(rows), count), np.nan)
+    if len(rows) < 2:
         return nearest
-    gram = centred_gram(rows) if gram is None else gram
-    length = np.linalg.norm(rows - rows.mean(axis=0), axis=1)
-    square = np.diag(gram)
-    for start in range(0, tokens, ROWS_IN_CACHE):
-        there = np.arange(start, min(start + ROWS_IN_CACHE, tokens))
-        squared = square[there, None] + square[None, :]
-        squared -= 2.0 * gram[start : start + ROWS_IN_CACHE]
-        np.maximum(squared, 0.0, out=squared)
-        least = (length[there, None] + length[None, :]) ** 2
-        least *= (dimension + 8) * 2.0**-53
-        np.subtract(squared, least, out=least)
-        nearest[there] = _nearest_of(rows, there, squared, least, count)
+    centred = rows - rows.mean(axis=0)
+    search = NearestNeighbors(n_neighbors=min(count + _SPARE, len(rows) - 1), algorithm="brute")
+    apart, others = search.fit(centred).kneighbors()
+    length = np.linalg.norm(centred, axis=1)
+    error = (rows.shape[1] + 8) * 2.0**-53 * (length + length[others].max(axis=1)) ** 2
+    for token in np.flatnonzero(apart[:, 0] ** 2 * _SHARP <= error):
+        apart[token] = np.sort(np.linalg.norm(rows[others[token]] - rows[token], axis=1))
+    nearest[:, : apart.shape[1]] = apart[:, :count]
     return nearest
-
-
-def _nearest_of(
-    rows: Float64[np.ndarray, "tokens dimension"],
-    there: Int64[np.ndarray, "some"],
-    squared: Float64[np.ndarray, "some tokens"],
-    least: Float64[np.ndarray, "some tokens"],
-    count: int,
-) -> Float64[np.ndarray, "some neighbours"]:
-    """Those of some rows, from squared distances and the least that each of them can be."""
-    tokens = len(rows)
-    nearest = np.full((len(there), count), np.nan)
-    least[np.arange(len(there)), there] = np.inf
-    wanted, candidates = min(count, tokens - 1), min(count + _SPARE, tokens - 1)
-    # the candidates, then the nearest of those left out
-    order = _least_columns(least, candidates)
-    surely = np.take_along_axis(least, order, axis=1)
-    near = np.take_along_axis(squared, order[:, :-1], axis=1)
-    is_sharp = (surely[:, :-1] > (1.0 - _SHARP) * near).all(axis=1)
-    nearest[is_sharp, :wanted] = np.sqrt(np.sort(near[is_sharp], axis=1)[:, :wanted])
-    for row in np.flatnonzero(~is_sharp):
-        token = there[row]
-        found = _distances(rows, token, order[row, :-1])[:wanted]
-        if found[-1] > 0.0 and found[-1] ** 2 > surely[row, -1]:
-            found = _distances(rows, token, np.arange(tokens))[1 : wanted + 1]
-        nearest[row, :wanted] = found
-    return nearest
-
-
-def _least_columns(
-    values: Float64[np.ndarray, "some tokens"], last: int
-) -> Int64[np.ndarray, "some least"]:
-    """Columns of the ``last`` + 1 least of each row; that of the largest of them comes last.
-
-    No more than half of the groups that columns are cut into have a least value above a limit that
-    ``last`` + 1 of them have below: only what is up to the limit is put in order.
-    """
-    rows, columns = values.shape
-    groups = 2 * (last + 1)
-    size = columns // groups
-    if size < 2:
-        return np.argpartition(values, last, axis=1)[:, : last + 1]
-    group_least = values[:, : groups * size].reshape(rows, size, groups).min(axis=1)
-    limit = np.partition(group_least, last, axis=1)[:, last]
-    row, column = np.nonzero(values <= limit[:, None])
-    number = np.bincount(row, minlength=rows)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
-    found = np.full((rows, int(number.max())), np.inf)
-    found[row, place] = values[row, column]
-    at = np.zeros(found.shape, np.int64)
-    at[row, place] = column
-    order = np.argpartition(found, last, axis=1)[:, : last + 1]
-    return np.take_along_axis(at, order, axis=1)
-
-
-def _distances(
-    rows: Float64[np.ndarray, "tokens dimension"],
-    token: np.intp,
-    others: Int64[np.ndarray, "others"],
-) -> Float64[np.ndarray, "others"]:
-    """Distances from one row to others, ascending."""
-    difference = rows[others] - rows[token]
-    return np.sort(np.sqrt(np.einsum("ij,ij->i", difference, difference)))
 
 
 def two_nn(nearest: Nearest) -> float:
@@ -289,29 +191,44 @@ _LEAST_ROWS = 100
 
 
 def dimension_estimates(
-    rows: Float64[np.ndarray, "tokens dimension"], gram: Gram | None = None
+    rows: Float64[np.ndarray, "tokens dimension"],
 ) -> list[tuple[str, int, float]]:
     """Estimates of the intrinsic dimension: estimator, number of rows, dimension.
 
     TwoNN and its fitted form, Levina-Bickel with 10 and 20 neighbours; each on all rows, on the
     first half and on the first quarter, which should be in no order. No estimates below 100 rows;
-    rows should differ (:func:`distinct_rows`). ``gram`` is :func:`centred_gram` of all rows, where
-    it is there. Together they are a range and never one number:
+    rows should differ (:func:`distinct_rows`). Together they are a range and never one number:
     docs/theory.md B12.
     """
-    found: list[tuple[str, int, float]] = []
+    estimates: list[tuple[str, int, float]] = []
     for size in (len(rows), len(rows) // 2, len(rows) // 4):
         if size < _LEAST_ROWS:
             continue
-        nearest = nearest_distances(
-            rows[:size], max(_NEIGHBOURS), gram if size == len(rows) else None
-        )
-        found += [
+        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS))
+        estimates += [
             ("two_nn", size, two_nn(nearest)),
             ("two_nn_fitted", size, two_nn_fitted(nearest)),
             *((f"mle_{k}", size, levina_bickel(nearest, k)) for k in _NEIGHBOURS),
         ]
-    return found
+    return estimates
+
+
+#: Rows of which neighbours are looked for.
+_MOST_ROWS = 2048
+
+
+def dimension_range(
+    rows: Float64[np.ndarray, "tokens dimension"], seed: int
+) -> tuple[float, float] | None:
+    """The range of :func:`dimension_estimates` of 2,048 drawn rows, equal ones once.
+
+    None where nothing can be said.
+    """
+    order = np.random.default_rng(seed).permutation(len(rows))[:_MOST_ROWS]
+    drawn = rows[order]
+    estimates = dimension_estimates(drawn[np.sort(distinct_rows(drawn))])
+    values = [value for _, _, value in estimates if np.isfinite(value)]
+    return (min(values), max(values)) if values else None
 
 
 def participation_ratio(gram: Float64[np.ndarray, "tokens tokens"]) -> float:
@@ -383,17 +300,20 @@ def affine_residual(inputs: Inputs, outputs: Outputs, train: Train) -> Residual:
     Least squares on the leading principal components of the training inputs, fewer than a tenth as
     many as training tokens, so that the fit cannot follow noise. One row per token outside
     ``train``. Linear in the outputs: residuals of parts add up to that of their sum. For fewer than
-    20 training tokens all nan. Source: docs/theory.md B11; oracle in tests: scikit-learn.
+    20 training tokens all nan. Source: docs/theory.md B11; oracle in tests: singular values.
     """
-    fitted, tested = inputs[train], inputs[~train]
-    if len(fitted) < LEAST_TRAIN:
-        return np.full((len(tested), outputs.shape[1]), np.nan)
-    centre, mean = fitted.mean(axis=0), outputs[train].mean(axis=0)
-    rank = min((len(fitted) - 1) // 10, inputs.shape[1])
-    _, _, directions = np.linalg.svd(fitted - centre, full_matrices=False)
-    basis = directions[:rank].T
-    slope, *_ = np.linalg.lstsq((fitted - centre) @ basis, outputs[train] - mean, rcond=None)
-    return outputs[~train] - mean - (tested - centre) @ basis @ slope
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+
+    number, tested = int(train.sum()), outputs[~train]
+    if number < LEAST_TRAIN:
+        return np.full(tested.shape, np.nan)
+    if not len(tested):
+        return tested
+    rank = min((number - 1) // 10, inputs.shape[1])
+    model = make_pipeline(PCA(rank, svd_solver="full"), LinearRegression())
+    return tested - model.fit(inputs[train], outputs[train]).predict(inputs[~train])
 
 
 def affine_r2(inputs: Inputs, outputs: Outputs, train: Train) -> float:
@@ -451,76 +371,63 @@ class PrincipalComponents:
 
 
 def principal_components(
-    rows: Float64[np.ndarray, "points dimension"],
-    squared: Float64[np.ndarray, "points points"],
-    count: int = 2,
+    rows: Float64[np.ndarray, "points dimension"], count: int = 2
 ) -> PrincipalComponents:
-    r"""The widest components of ``rows`` from ``squared``, their :func:`squared_distances`.
+    """The widest components of ``rows``, by ``sklearn.decomposition.KernelPCA``.
 
-    With :math:`J = I - 1 1^T / n` the Gram matrix of the centred rows is :math:`-J D J / 2`; its
-    largest eigenvalues :math:`\lambda_i`, in descending order, with vectors u_i give coordinates
-    :math:`\sqrt{\lambda_i} u_i` and shares :math:`\lambda_i / \mathrm{tr}`. In units of the rows,
-    float64; 0 along components that the rows do not spread in; all 0, with shares nan, where the
-    rows are equal. Needs more points than components.
+    From products of pairs: points are fewer than dimensions where these are many. In units of the
+    rows, float64; 0 along components that the rows do not spread in; all 0, with shares nan, where
+    the rows are equal. Needs more points than components.
     Source: docs/theory.md B12. Oracle in tests: numpy.linalg.svd of the centred rows.
     """
-    from scipy.linalg import eigh
+    from sklearn.decomposition import KernelPCA
 
-    means = squared.mean(axis=0)
-    gram = (means[:, None] + means[None, :] - squared - means.mean()) / 2.0
-    trace, points = float(np.trace(gram)), len(gram)
-    values, vectors = eigh(gram, subset_by_index=(points - count, points - 1))
-    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
-    if not values[0] > 0.0:
-        nothing = np.zeros((points, count)), np.zeros((count, rows.shape[1]))
+    centred = rows - rows.mean(axis=0)
+    total = float((centred**2).sum())
+    if not total > 0.0:
+        nothing = np.zeros((len(rows), count)), np.zeros((count, rows.shape[1]))
         return PrincipalComponents(*nothing, np.full(count, math.nan))
-    sign = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(count)])
-    found = vectors * sign * np.sqrt(values)
-    axes = found.T @ (rows - rows.mean(axis=0))
+    search = KernelPCA(count, kernel="linear", eigen_solver="dense")
+    points = search.fit_transform(centred)
+    axes = points.T @ centred
     lengths = np.linalg.norm(axes, axis=1, keepdims=True)
     axes = np.divide(axes, lengths, out=np.zeros_like(axes), where=lengths > 0.0)
-    return PrincipalComponents(found, axes, values / trace)
+    return PrincipalComponents(points, axes, search.eigenvalues_ / total)
 
 
 def neighbours_of_same_label(
-    squared: Float64[np.ndarray, "points points"],
+    rows: Float64[np.ndarray, "points dimension"],
     label: Integer[np.ndarray, "points"],
     count: int,
 ) -> tuple[float, float]:
     r"""Share of the ``count`` nearest others with the label of a point, and that of chance.
 
     Chance is :math:`\sum_a n_a (n_a - 1) / (n (n - 1))`, two points drawn without order. Both in
-    [0, 1]; nan with fewer than ``count`` others. Oracle in tests: sklearn.neighbors.
+    [0, 1]; nan with fewer than ``count`` others. Oracle in tests: scipy.spatial.
     """
+    from sklearn.neighbors import NearestNeighbors
+
     points = len(label)
     if points <= count:
         return math.nan, math.nan
-    others = squared.copy()
-    np.fill_diagonal(others, np.inf)
-    nearest = np.argpartition(others, count - 1, axis=1)[:, :count]
+    nearest = NearestNeighbors(n_neighbors=count).fit(rows).kneighbors(return_distance=False)
     sizes = np.unique(label, return_counts=True)[1].astype(np.float64)
     chance = float((sizes * (sizes - 1.0)).sum()) / (points * (points - 1.0))
     return float((label[nearest] == label[:, None]).mean()), chance
 
 
 def silhouette(
-    squared: Float64[np.ndarray, "points points"], label: Integer[np.ndarray, "points"]
+    rows: Float64[np.ndarray, "points dimension"], label: Integer[np.ndarray, "points"]
 ) -> float:
-    r"""Mean over points of :math:`(b - a) / \max(a, b)`.
+    r"""Mean over points of :math:`(b - a) / \max(a, b)`, ``sklearn.metrics.silhouette_score``.
 
     a is the mean distance to the others of its label, b the least over other labels of the mean
     distance to theirs; 0 for a point alone with its label. -1 to 1; nan with one label only.
-    Source: Rousseeuw 1987. Oracle in tests: sklearn.metrics.silhouette_score.
+    Source: Rousseeuw 1987. Oracle in tests: sums over pairs.
     """
-    names, number = np.unique(label, return_inverse=True)
-    if len(names) < 2:
-        return math.nan
-    member = number[:, None] == np.arange(len(names))
-    sums = np.sqrt(squared) @ member
-    sizes = member.sum(axis=0)
-    own = sizes[number] - 1
-    inside = sums[member] / np.maximum(own, 1)
-    outside = np.where(member, np.inf, sums / sizes).min(axis=1)
-    widest = np.maximum(inside, outside)
-    value = np.divide(outside - inside, widest, out=np.zeros_like(widest), where=widest > 0.0)
-    return float(np.where(own > 0, value, 0.0).mean())
+    from sklearn.metrics import silhouette_score
+
+    labels = len(np.unique(label))
+    if labels in (0, 1, len(rows)):
+        return math.nan if labels < 2 else 0.0
+    return float(silhouette_score(rows, label))

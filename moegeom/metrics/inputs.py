@@ -24,7 +24,6 @@ from moegeom.geometry.space import (
     participation_ratio_corrected,
     principal_components,
     silhouette,
-    squared_distances,
 )
 from moegeom.kernels.reductions.samples import NUM_INPUTS
 
@@ -227,11 +226,9 @@ def intrinsic_dimension(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     """
     sample = reductions["input_sample"]
     rows = sample.inputs.astype(np.float64)
-    distinct = distinct_rows(rows)
-    gram = sample.gram if len(distinct) == len(rows) else None
-    rows = rows[distinct]
+    rows = rows[distinct_rows(rows)]
     # the sample is in the order of a hash: its beginning is a sample too
-    estimates = dimension_estimates(rows, gram)
+    estimates = dimension_estimates(rows)
     values = [value for _, _, value in estimates if np.isfinite(value)]
     whole = {name: value for name, size, value in estimates if size == len(rows)}
     return {
@@ -400,10 +397,9 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not facts.is_whole or tokens < LEAST_TOKENS:
         return {"layers": {}}
     inputs, first = sample.inputs[:tokens].astype(np.float64), sample.first[:tokens]
-    squared = squared_distances(inputs)
-    wide = principal_components(inputs, squared, min(MOST_DIRECTIONS, inputs.shape[1]))
+    wide = principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
     plane, on_plane = wide.points[:, :2], wide.axes[:2]
-    same, chance = neighbours_of_same_label(squared, first, NEIGHBOURS)
+    same, chance = neighbours_of_same_label(inputs, first, NEIGHBOURS)
     rows = effective_rows(facts.router.weight, facts.router.gain)
     experts = rows.centred @ on_plane.T if rows.centred.shape[1] == inputs.shape[1] else None
     table = {
@@ -429,7 +425,7 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "widest_share": float(wide.shares.sum()),
             "near_same_choice": same,
             "near_same_choice_chance": chance,
-            "choice_silhouette": silhouette(squared, first),
+            "choice_silhouette": silhouette(inputs, first),
         },
         "sample": table,
     }

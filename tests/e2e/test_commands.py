@@ -36,9 +36,8 @@ CALLS = {
     "diff": ("diff", "model", "model"),
     "signoff": ("signoff", "model", "model"),
     "track": ("track", "model", "--out", "followed"),
-    "space": ("space", "model", "--tokens", "rec"),
+    "imbalance": ("imbalance", "model", "--tokens", "rec"),
     "perturb": ("perturb", "model", "--tokens", "rec", "--at", "0,5"),
-    "balance": ("balance", "model", "--tokens", "rec"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
     "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--run-b", RECORDED),
     "cells": ("cells", f"{SAMPLE}/step_1500", "--layer", "0"),
@@ -94,6 +93,8 @@ def test_quiet_keeps_the_answer_and_silences_the_rest(moegeom, place):
 #: What cannot be meant, and a word of the refusal.
 REFUSED = [
     (("scam", "model"), "scam"),
+    (("space", "model"), "moegeom imbalance"),
+    (("balance", "model"), "moegeom imbalance"),
     (("scan", "model", "--tokns", "rec"), "--tokns"),
     (("scan", "model", "--format", "xml"), "xml"),
     (("scan", "model", "--prior", "gaussian"), "isotropic-rms"),

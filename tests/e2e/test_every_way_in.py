@@ -290,7 +290,7 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     "diff": (two_sides("diff", *LAYER), always),
     "boundary-report": (one_side("boundary-report", "--arith", "bf16", *LAYER), of_inputs),
     "cells": (one_side("cells", *LAYER, "--subspace", "pca:2"), of_inputs),
-    "space": (one_side("space", *LAYER), of_logits),
+    "imbalance": (one_side("imbalance", *LAYER), of_logits),
     "perturb": (one_side("perturb", *LAYER, "--at", "3"), of_inputs),
     "capacity": (
         lambda file, told: (
@@ -307,7 +307,6 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
         one_side("whatif", *LAYER, "--router", "topk:1", "--router", "sinkhorn"),
         of_logits,
     ),
-    "balance": (one_side("balance", *LAYER), of_logits),
     "explain": (
         one_side("explain", "--run-b", "run_b", *LAYER),
         lambda way: way.has_documents and way.kind != "trace",

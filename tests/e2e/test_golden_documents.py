@@ -87,8 +87,9 @@ def _part() -> StoredPart:
 
 #: What makes each document, by the function that tells it.
 MADE: dict[str, Callable[[], Any]] = {
-    "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
-    "studies.space": lambda: mg.space(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
+    "studies.imbalance": lambda: mg.imbalance(
+        f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"
+    ),
     "research.perturb": lambda: mg.perturb(MODEL, REC, layers=0, at=(5, 77, 400)),
     "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
     "research.capacity": lambda: mg.capacity(
@@ -132,7 +133,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 #: What shows no more on all tokens of a sample than on its first.
-SHORT = tuple(f"studies.{n}" for n in ("space", "explain", "whatif", "balance"))
+SHORT = tuple(f"studies.{n}" for n in ("explain", "imbalance", "whatif"))
 
 
 @cache

@@ -17,9 +17,8 @@ CALLS = {
     "check --tokens": ("check", "URL", "--tokens", "rec"),
     "diff": ("diff", "URL", "URL"),
     "diff --tokens": ("diff", "URL", "model", "--tokens", "rec"),
-    "space": ("space", "URL", "--tokens", "rec"),
+    "imbalance": ("imbalance", "URL", "--tokens", "rec"),
     "perturb": ("perturb", "URL", "--tokens", "rec", "--at", "0,5"),
-    "balance": ("balance", "URL", "--tokens", "rec"),
     "capacity": ("capacity", "--from", "URL", "--width", "64"),
 }
 

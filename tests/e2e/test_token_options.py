@@ -138,8 +138,7 @@ def as_scanned(document: dict) -> float:
 LOADS: dict[str, Callable[[dict], float]] = {
     "scan": as_scanned,
     "boundary-report": as_scanned,
-    "space": lambda d: d["routers"][0]["laws"][-1]["figures"]["max_vio"],
-    "balance": lambda d: d["routers"][0]["before"]["max_vio"],
+    "imbalance": lambda d: d["routers"][0]["laws"][-1]["figures"]["max_vio"],
     "outputs": lambda d: max_vio(np.array(values_of(d["routers"][0]["experts"], "num_tokens"))),
     "whatif": lambda d: d["stored"][ROUTER]["max_vio_global"],
 }

@@ -11,16 +11,21 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 
 from moegeom.core.router import Weights
+from moegeom.geometry import balancing as biases
 from moegeom.geometry import load
+from moegeom.geometry.balancing import (
+    balance_by_updates,
+    chosen_counts,
+    contenders,
+    largest_mask,
+    minimise_smoothed,
+)
 from moegeom.geometry.selection import SCORES, top_k
 from moegeom.geometry.selection import top_k as picked
 from moegeom.geometry.whatif.quotas import expert_choice
 from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
 from moegeom.geometry.whatif.smooth import smooth_gate
 from moegeom.geometry.whatif.threshold import relu_gate
-from moegeom.studies.balance.program import bias as biases
-from moegeom.studies.balance.program.dual import contenders, minimise_smoothed
-from moegeom.studies.balance.program.passes import balance_by_updates, chosen_counts, chosen_mask
 from tests.by_day import by_day
 
 SHAPES = [(1, 4, 2), (7, 5, 2), (50, 8, 1), (97, 12, 11), (160, 16, 4), (250, 48, 8)]
@@ -146,7 +151,7 @@ def test_equal_tokens_are_ties_dead_experts_come_back_and_duplicates_are_named()
     q[3, 7] += 1e-3
     assert biases.duplicate_experts(q) == [(1, 5)]
     assert biases.duplicate_experts(q[:1]) == []
-    mask = chosen_mask(np.random.default_rng(15).standard_normal((1000, 8)), 2)
+    mask = largest_mask(np.random.default_rng(15).standard_normal((1000, 8)), 2)
     counts = load.unit_counts(mask, np.arange(1000))
     assert counts.shape == (256, 8)
     assert_array_equal(counts.sum(axis=0), mask.sum(axis=0))
@@ -158,7 +163,7 @@ def test_the_mask_is_that_of_sorted_picks(k):
         q = scores_of(kind, 50, 8)
         mask = np.zeros(q.shape, dtype=bool)
         np.put_along_axis(mask, picked(q, k).astype(np.int64), True, axis=1)
-        assert_array_equal(chosen_mask(q, k), mask)
+        assert_array_equal(largest_mask(q, k), mask)
 
 
 def test_the_smoothed_dual_has_the_minimum_that_scipy_finds():
@@ -184,7 +189,7 @@ def even_choice(random: np.random.Generator, documents: int, own: float) -> np.n
     experts, k, length = 32, 4, 64
     taste = own * random.standard_normal((documents, experts))
     draws = random.gumbel(size=(documents * length, experts)) + np.repeat(taste, length, axis=0)
-    mask = chosen_mask(draws, k)
+    mask = largest_mask(draws, k)
     return load.unit_counts(mask, np.arange(documents * length) // length)
 
 

@@ -158,9 +158,8 @@ def mean_decides(measured: Measured, limits: Limits) -> Iterator[Finding]:
     and more than in a router of random directions. Loads are uneven and few expert sets occur,
     because of one vector, the mean input, whatever the rows are like otherwise.
 
-    What to do: `moegeom space` says how much of the imbalance it makes, `moegeom balance` which
-    bias takes it away; look in training at what balances loads. The limit is heuristic, from few
-    models.
+    What to do: `moegeom imbalance` says how much of the imbalance it makes, and what taking it away
+    costs; look in training at what balances loads. The limit is heuristic, from few models.
     """
     pulls = []
     for row in measured.layers:
@@ -172,8 +171,8 @@ def mean_decides(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             f"the mean input favours some experts {pull.here:.2g} times as much as tokens differ.",
             f"Rows in random directions: {pull.random:.2g} +- {pull.deviation:.1g}. Loads are "
-            "uneven for that one vector's sake; moegeom space says how much of it that makes.",
-            measured.measure_again(router, command="space"),
+            "uneven for that one vector's sake; moegeom imbalance says how much of it that makes.",
+            measured.measure_again(router, command="imbalance"),
         )
 
 

@@ -51,9 +51,7 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
     title = "Tokens and rows by t-SNE"
     if importlib.util.find_spec("sklearn") is None:
         shows = "Nothing yet: t-SNE needs scikit-learn, which is not installed."
-        yield Chart(
-            "tsne", title, shows, _SHOWS_NOT, f"To have it: {install_command('plots')}", [], []
-        )
+        yield Chart("tsne", title, shows, _SHOWS_NOT, f"To have it: {install_command()}", [], [])
         return
     whole = drawn.by_router("sample", _COLUMNS)
     router = middle_of(list(whole))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
 from moegeom.geometry.input_pull import BlockedScores, ScoreMoments
-from moegeom.geometry.space import BlockedMoments, Gram, Moments, blocked_moments
+from moegeom.geometry.space import BlockedMoments, Moments, blocked_moments
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
@@ -222,11 +222,10 @@ class _Inputs(TokenSample):
 @dataclass(frozen=True, eq=False)
 class InputSample:
     """What metrics see of the sample: its moments, the inputs themselves, what they choose first,
-    of which population they are, and their margins; of all of it also the products of all pairs.
+    of which population they are, and their margins.
     """
 
     moments: Moments
-    gram: Gram | None
     inputs: Float32[np.ndarray, "tokens hidden"]
     first: Int32[np.ndarray, "tokens"]
     population: Int32[np.ndarray, "tokens"]
@@ -254,8 +253,7 @@ def _select_inputs(settled: _Settled, population: int | None, without: int | Non
     state = settled.state
     row = slice(None) if kept.all() else kept[state["block"]]
     columns = (state[name][row] for name in ("input", "first", "population", "margin"))
-    gram = settled.moments.gram if kept.all() else None
-    return InputSample(settled.moments.of_blocks(kept), gram, *columns)
+    return InputSample(settled.moments.of_blocks(kept), *columns)
 
 
 #: Router inputs of a sample of the tokens, outlier tokens left out.

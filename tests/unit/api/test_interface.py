@@ -33,7 +33,7 @@ ASKED = [
 
 #: By day those of functions that pages of documents call on the same samples wait for the night.
 ON_PAGES = {"boundary_report", "cells", "continuity", "explain", "outputs", "perturb", "regions"}
-ON_PAGES |= {"scan", "signoff", "space", "whatif"}
+ON_PAGES |= {"scan", "imbalance", "signoff", "whatif"}
 
 
 @pytest.mark.parametrize("name", by_day(ASKED, [name for name in ASKED if name not in ON_PAGES]))
@@ -85,7 +85,7 @@ def refusal(call, *given, **options) -> mg.MoeGeomError:
 
 
 def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest():
-    for name in ("scan", "check", "balance", "open", "recording", "cells", "capacity"):
+    for name in ("scan", "check", "imbalance", "open", "recording", "cells", "capacity"):
         typed, nearest = ("stages", "stage") if name == "recording" else ("layer", "layers")
         message = refusal(getattr(mg, name), str(CKPT), **{typed: 0}).message
         assert f"Did you mean {nearest}?" in message
@@ -95,7 +95,7 @@ def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest():
 def test_an_error_names_the_parameter_or_what_is_not_there(tmp_path):
     for open_one in (mg.open, mg.recording):
         assert "no such file" in refusal(open_one, tmp_path / "none").message
-    assert "stage" in refusal(mg.balance, CKPT, np.zeros((4, 64))).hint
+    assert "stage" in refusal(mg.imbalance, CKPT, np.zeros((4, 64))).hint
     assert refusal(mg.scan, CKPT, layers="7").message.startswith("layers 7 names no layer")
     assert "add tokens REC" in refusal(mg.boundary_report, CKPT).hint
     assert "exclude_first" in refusal(mg.scan, CKPT, exclude_first=1).message

@@ -112,8 +112,7 @@ def test_without_scikit_learn_the_page_says_what_to_install(scanned, monkeypatch
     )
     page = scanned.html()
     assert "t-SNE needs scikit-learn, which is not installed" in page
-    assert "[plots]" in page
     with pytest.raises(UsageError, match="nothing to draw of 'tsne'") as refused:
         scanned.plot(tmp_path / "a.svg", "tsne")
-    assert "[plots]" in refused.value.hint
+    assert "pip install" in refused.value.hint
     assert not list(tmp_path.iterdir())

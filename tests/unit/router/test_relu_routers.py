@@ -120,7 +120,7 @@ def test_a_scan_has_sizes_of_sets_and_loads_and_says_what_it_lacks(relu, tmp_pat
     assert part["reasons"]["routing_entropy"] == "this rule takes every expert above a threshold"
 
 
-@pytest.mark.parametrize("command", ["balance", "space", "perturb", "cells", "regions"])
+@pytest.mark.parametrize("command", ["imbalance", "perturb", "cells", "regions"])
 def test_commands_about_the_k_best_refuse_it_by_name(command, relu, tmp_path):
     inputs = np.ones((8, HIDDEN), np.float32)
     tokens = {router.name: inputs for router in relu.routers}

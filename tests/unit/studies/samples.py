@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import moegeom as mg
 from moegeom.document.model import Document, View
 from moegeom.document.render import render
-from moegeom.studies.balance.record import Balance
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.records import new_folder, shared
@@ -49,11 +47,6 @@ def unwrapped(text: str) -> str:
 
 def widest(text: str) -> int:
     return max(map(len, text.splitlines()))
-
-
-@shared
-def balance_of_balanced() -> mg.Report[Balance]:
-    return mg.balance(*sides(BALANCED), layers=[0, 2])
 
 
 @shared

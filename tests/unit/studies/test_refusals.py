@@ -9,10 +9,9 @@ import moegeom as mg
 from moegeom.core.errors import UsageError
 from moegeom.research.perturb.record import PerturbRequest
 from moegeom.research.perturb.study import perturb
-from moegeom.studies.balance.study import BalanceRequest, balance
 from moegeom.studies.diff.study import DifferenceRequest, difference
+from moegeom.studies.imbalance.study import ImbalanceRequest, imbalance
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
-from moegeom.studies.space.study import SpaceRequest, space
 from tests.unit.studies.samples import BALANCED, sides
 
 CKPT, REC = sides(BALANCED)
@@ -35,8 +34,7 @@ def in_python(function, defaults, options) -> None:
 
 
 CALLS = {
-    "balance": functools.partial(on_sample, balance, BalanceRequest),
-    "space": functools.partial(on_sample, space, SpaceRequest),
+    "imbalance": functools.partial(on_sample, imbalance, ImbalanceRequest),
     "perturb": functools.partial(on_sample, perturb, PerturbRequest),
     "diff": functools.partial(on_two, difference, DifferenceRequest),
     "signoff": functools.partial(on_two, sign_off, SignOffRequest),
@@ -48,13 +46,9 @@ CALLS = {
 }
 
 REFUSED = {
-    "balance": [
+    "imbalance": [
         ({"tokens": None}, "needs recorded tokens"),
-        ({"out": Path("bias.pt")}, "ends in"),
-    ],
-    "space": [
-        ({"tokens": None}, "needs recorded tokens"),
-        ({"out": Path("laws.csv")}, "ends in .parquet"),
+        ({"out": Path("laws.csv")}, "ends in .parquet or .npz"),
         ({"out": Path("a.parquet"), "measure": Path("a.parquet")}, "name one file"),
         ({"radius": -1.0}, "a length above 0"),
     ],

@@ -9,7 +9,7 @@ from moegeom.studies.check.document import gate_figures
 from moegeom.studies.check.record import Gate
 from moegeom.studies.signoff.figures import sign_off_figures
 from moegeom.studies.signoff.record import Line, SignOff
-from tests.unit.studies.samples import BALANCED, balance_of_balanced, few_tokens
+from tests.unit.studies.samples import BALANCED, few_tokens
 
 ROUTERS = {"routers": [{"name": "text/0"}, {"name": "text/1"}]}
 
@@ -103,15 +103,17 @@ def test_what_changed_in_each_router_is_red_where_it_failed():
 
 
 def test_figures_of_studies_hold_the_numbers_of_their_records():
-    report = balance_of_balanced()
-    loads, bias = report.document.figures()
-    routers = report.value.routers
-    assert column(loads, "max_vio") == [router.before.max_vio for router in routers]
-    assert column(loads, "max_vio_with_bias_other_documents") == [
-        router.worst.after.max_vio for router in routers if router.worst is not None
-    ]
-    assert column(bias, "change") == [change for router in routers for change in router.change]
     ckpt, tokens = BALANCED / "step_1500", few_tokens(BALANCED.name)
+    report = mg.imbalance(ckpt, tokens, layers=[0, 2])
+    causes, loads, bias, near = report.document.figures()
+    routers = report.value.routers
+    assert column(causes, "mean") == [router.parts["max_vio"].mean for router in routers]
+    assert column(near, "tokens") == [router.tokens.near_share for router in routers]
+    assert column(loads, "max_vio") == [router.tokens.max_vio for router in routers]
+    assert column(loads, "max_vio_with_bias_other_documents") == [
+        router.evening.worst.after.max_vio for router in routers
+    ]
+    assert column(bias, "change") == [c for router in routers for c in router.evening.change]
     report = mg.boundary_report(ckpt, tokens, arithmetics="bf16", layers=[0, 2])
     assert set(report.figures()) == {"near_boundary", "flips"}
     figure = next(f for f in report.document.figures() if f.name == "flips")

@@ -1,1 +1,0 @@
-"""The bias that balances recorded scores, as a linear program and its dual."""

@@ -1,0 +1,18 @@
+"""What makes the loads of routers uneven, and what evening them would cost."""
+
+from moegeom.studies.study import Study
+
+STUDY = Study(
+    name="imbalance",
+    package=__name__,
+    place=2,
+    question="What makes the loads uneven, which bias would even them, and what would that cost?",
+    example="moegeom imbalance CKPT --tokens REC",
+    request="record:ImbalanceRequest",
+    run="study:imbalance",
+    document="document:document",
+    without_tokens="imbalance needs recorded tokens: weights alone do not say which experts they "
+    "choose",
+    endings=(".parquet", ".npz", ".safetensors"),
+    has_figures=True,
+)

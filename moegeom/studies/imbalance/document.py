@@ -1,0 +1,503 @@
+"""An imbalance as a document: what makes loads uneven, and what evening them would cost."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from moegeom.checks.catalogue.tokens import MOST_PULL
+from moegeom.core.text import number_of, percent
+from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
+from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
+from moegeom.geometry.near_boundaries import MeasuredShare
+from moegeom.geometry.reference_laws import LawFigures
+from moegeom.studies.imbalance.figures import imbalance_figures
+from moegeom.studies.imbalance.record import (
+    CAUSES,
+    MEANINGS,
+    Evening,
+    Imbalance,
+    Reach,
+    RouterImbalance,
+)
+
+#: Columns of ``layer 10`` in front of the experts that its bias moves.
+_ROUTER = 10
+
+#: The part of MaxVio that a cause is.
+_PARTS = {"mean input": "mean", "covariance": "covariance", "rows": "rows", "rest": "rest"}
+
+#: Shares of tokens near a boundary between which widths are shown.
+_LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
+
+
+def document(imbalance: Imbalance, view: View) -> Document:
+    """What ``moegeom imbalance`` says."""
+    notes = [*_limits(imbalance)]
+    if imbalance.written:
+        is_laws = imbalance.written.endswith(".parquet")
+        what = "Laws" if is_laws else "Biases that even the loads, and those of centring,"
+        notes.append(f"{what} written to {imbalance.written}.")
+    if imbalance.measure:
+        notes.append(f"Shares near ties written to {imbalance.measure}.")
+    documents = _plural(imbalance.unit)
+    return study_page(
+        imbalance,
+        "imbalance",
+        view,
+        [Gallery(lambda: [*imbalance_figures(imbalance)])],
+        [_table(imbalance, _CAUSE_COLUMNS, view)],
+        [_table(imbalance, _EVENING_COLUMNS, view)],
+        [in_part([*_pushes(imbalance, view)], "line", view.detail, page=[])],
+        [_table(imbalance, _SET_COLUMNS, view, "expert sets and shares near a boundary")],
+        [*_measure(imbalance)],
+        verdict=_verdict(imbalance),
+        sample=f"As many are drawn from each law, {imbalance.seeds} times (seed {imbalance.seed}). "
+        f"'others': made on one half of the {documents}, tried on the other; the worse of both "
+        "ways.",
+        notes=notes,
+        record=lambda: study_record(imbalance, _figures),
+    )
+
+
+def _figures(router: RouterImbalance) -> dict[str, Any]:
+    sentences = CAUSES[router.cause], MEANINGS[router.evening.meaning]
+    return {
+        "is_pulled": router.is_pulled,
+        "sentence": " ".join(f"{sentence}." for sentence in sentences if sentence),
+        "largest_change": router.evening.largest_change,
+        "pushes": router.evening.pushes(),
+    }
+
+
+def _plural(unit: str) -> str:
+    """``runs of 256 tokens``."""
+    first, _, rest = unit.partition(" ")
+    return f"{first}s {rest}".strip()
+
+
+# ---------------------------------------------------------------------------------------- verdict
+def _verdict(imbalance: Imbalance) -> Iterator[Block]:
+    """Cause, then price, then what else a reader must know; green only where all are even."""
+    is_even = all(router.cause == "even" for router in imbalance.routers)
+    look: Look = "good" if is_even else "warning"
+    label, summary = "RESULT", study_summary(imbalance)
+    for routers, text in (*_causes(imbalance), *_prices(imbalance), *_remarks(imbalance)):
+        yield Fact(label, f"{summary.places([one.router for one in routers])}: {text}", look)
+        label = ""
+    yield from left_out_facts(imbalance, label)
+
+
+_Sentences = Iterator[tuple[Sequence[RouterImbalance], str]]
+
+
+def _causes(imbalance: Imbalance) -> _Sentences:
+    for cause, sentence in CAUSES.items():
+        routers = [one for one in imbalance.routers if one.cause == cause]
+        if not routers:
+            continue
+        figures = ""
+        if cause in _PARTS:
+            parts = (getattr(one.parts["max_vio"], _PARTS[cause]) for one in routers)
+            whole = (one.tokens.max_vio for one in routers)
+            figures = f": {_span(parts, _figure)} of MaxVio {_span(whole, _figure)}"
+        if cause == "mean input":
+            left = _span((one.centring.max_vio for one in routers), _figure)
+            moved = _span((one.centring.weight_moved for one in routers), percent)
+            figures += (
+                f". Taking it away leaves MaxVio {left} and moves {moved} of the routing weight"
+            )
+        yield routers, f"{sentence}{figures}."
+
+
+def _prices(imbalance: Imbalance) -> _Sentences:
+    """Whether a bias evens the loads, and what that changes."""
+    for meaning, sentence in MEANINGS.items():
+        routers = [one for one in imbalance.routers if one.evening.meaning == meaning]
+        if not routers or not sentence:
+            continue
+        price = ""
+        if meaning not in ("none", "none found"):
+            results = [one.evening for one in routers]
+            price = (
+                f" The bias changes the experts of "
+                f"{_span((e.changed_share for e in results), percent)} of the tokens, moves "
+                f"{_span((e.displaced_weight for e in results), percent)} of the routing weight, "
+                "and lowers the scores of the chosen experts by "
+                f"{_span((e.score_lost for e in results), '{:.2g}'.format)} spreads."
+            )
+        yield routers, f"{sentence}.{price}"
+
+
+def _remarks(imbalance: Imbalance) -> _Sentences:
+    """Experts that cannot be told apart, ties, and a mean that leans where no cause is known."""
+    for router in imbalance.routers:
+        evening = router.evening
+        for experts, why in evening.duplicates:
+            named = ", ".join(map(str, experts[:8])) + (" ..." if len(experts) > 8 else "")
+            yield [router], f"experts {named} cannot be told apart by any bias ({why})."
+        if evening.meaning == "none" and evening.num_tied is not None:
+            tied = f"{evening.num_tied:,} of {router.num_tokens:,} tokens"
+            yield [router], f"{tied} are ties at the optimum."
+    pulled = [one for one in imbalance.routers if one.cause == "unknown" and one.pull > MOST_PULL]
+    if pulled:
+        most = max(router.pull for router in pulled)
+        text = f"the mean score favours some experts, by up to {most:.2g} times what tokens differ."
+        yield pulled, text
+
+
+# ----------------------------------------------------------------------------------------- columns
+#: Line above, heading, when a narrow screen does without it (None: a page alone has it), and the
+#: attribute of a router as text.
+_Column = tuple[str, str, int | None, str, Callable[[Any], str]]
+
+
+def _of(name: str, text: Callable[[float], str], figure: str = "") -> Callable[[Any], str]:
+    """An attribute of a record, or of that of a figure in a mapping; ``-`` where there is none."""
+
+    def cell(record: Any) -> str:
+        record = record.get(figure) if figure else record
+        return "-" if record is None else text(operator.attrgetter(name)(record))
+
+    return cell
+
+
+def _near_share(law: str) -> Callable[[Sequence[LawFigures]], str]:
+    def cell(laws: Sequence[LawFigures]) -> str:
+        share = {one.law: one.figures.near_share for one in laws}.get(law)
+        return "-" if share is None else _share(share)
+
+    return cell
+
+
+def _pushed(evening: Evening) -> str:
+    """The experts with the largest changes; ``up 3 +0.21, 7 +0.18; down 12 -0.4``."""
+    pushes = evening.pushes()
+    up = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c > 0.0)
+    down = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c < 0.0)
+    parts = [f"up {up}" if up else "", f"down {down}" if down else ""]
+    return "; ".join(part for part in parts if part) or "none"
+
+
+def _figure(value: float | None) -> str:
+    """Two places; ``-`` for what is not known, ``any`` where there is no limit."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "any"
+    return f"{value:.2f}" if value < 99.5 else f"{value:.0f}"
+
+
+def _share(value: float) -> str:
+    return percent(value, ".1f")
+
+
+def _count(log10: float) -> str:
+    """A number from its logarithm, in digits where there are few."""
+    return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
+
+
+def _dimension(ends: tuple[float, float] | None) -> str:
+    return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
+
+
+def _most(reach: Sequence[Reach]) -> str:
+    return _count(reach[-1].most_log10) if reach else "-"
+
+
+def _sets(log: float) -> str:
+    return f"{math.exp(log):,.0f}"
+
+
+def _factor(log: float) -> str:
+    return f"{math.exp(log):.2f}"
+
+
+_CAUSE_COLUMNS: tuple[_Column, ...] = (
+    ("MaxVio", "now", 0, "tokens.max_vio", _figure),
+    ("", "chance", 0, "limit", _figure),
+    ("of it made by", "rows", 0, "parts", _of("rows", "{:.2f}".format, "max_vio")),
+    ("", "mean", 0, "parts", _of("mean", "{:+.2f}".format, "max_vio")),
+    ("", "cov.", 0, "parts", _of("covariance", "{:+.2f}".format, "max_vio")),
+    ("", "rest", 0, "parts", _of("rest", "{:+.2f}".format, "max_vio")),
+    ("pull", "here", 0, "pull", _figure),
+    ("", "random", 0, "pull_random", _figure),
+)
+
+_EVENING_COLUMNS: tuple[_Column, ...] = (
+    ("mean taken away", "MaxVio", 0, "centring.max_vio", _figure),
+    ("", "others", 0, "centring.other_documents", _figure),
+    ("", "moved", 0, "centring.weight_moved", lambda share: percent(share, ".0f")),
+    ("", "sets", 1, "centring.effective_sets", "{:,.0f}".format),
+    ("a bias", "MaxVio", 0, "evening.after.max_vio", _figure),
+    ("", "others", 0, "evening.worst", _of("after.max_vio", _figure)),
+    ("", "chance", 0, "evening.worst", _of("limit", _figure)),
+    ("CV", "now", 1, "tokens.cv", _figure),
+    ("", "bias", 1, "evening.after.cv", _figure),
+    ("", "others", 1, "evening.worst", _of("after.cv", _figure)),
+    ("change", "largest", 1, "evening.largest_change", "{:.3g}".format),
+    ("", "unit", None, "evening.score_unit", str),
+    ("", "spreads", 1, "evening.largest_in_spreads", _figure),
+    ("price", "sets", 0, "evening.changed_share", _share),
+    ("", "weight", 0, "evening.displaced_weight", _share),
+    ("", "score", 0, "evening.score_lost", "{:.2g}".format),
+    ("experts", "pushed most", None, "evening", _pushed),
+)
+
+_SET_COLUMNS: tuple[_Column, ...] = (
+    ("effective expert sets", "rows", 0, "parts", _of("rows", _sets, "log_effective_sets")),
+    ("", "x mean", 0, "parts", _of("mean", _factor, "log_effective_sets")),
+    ("", "x cov.", 0, "parts", _of("covariance", _factor, "log_effective_sets")),
+    ("", "x rest", 0, "parts", _of("rest", _factor, "log_effective_sets")),
+    ("", "tokens", 0, "tokens.log_effective_sets", _sets),
+    ("near a boundary", "tokens", 0, "laws", _near_share("tokens")),
+    ("", "gaussian", 0, "laws", _near_share("gaussian")),
+    ("", "isotropic", 1, "laws", _near_share("isotropic")),
+    ("", "ball", 0, "laws", _near_share("ball")),
+    ("inputs", "dimension", None, "dimension", _dimension),
+    ("expert sets", "met", None, "tokens.num_sets", "{:,.0f}".format),
+    ("", "at most", None, "reach", _most),
+)
+
+
+def _table(imbalance: Imbalance, columns: Sequence[_Column], view: View, what: str = "") -> Excerpt:
+    """The least even routers on a screen, which counts the others, and all of them on a page.
+
+    A table of ``what`` is cut before the others, and to nothing where there is no room.
+    """
+    summary = study_summary(imbalance)
+
+    def table(routers: Sequence[RouterImbalance], some: Sequence[_Column]) -> Table:
+        others = len(imbalance.routers) - len(routers)
+        return Table(
+            [("", *(column[0] for column in some)), ("layer", *(column[1] for column in some))],
+            [(summary.place(one.router), *_cells(some, one)) for one in routers],
+            left=(0, *(n for n, c in enumerate(some, 1) if c[4] in (str, _pushed))),
+            drops=(0, *(column[2] or 0 for column in some)),
+            rest=f"and {others} more that were more even: --detail" if others else "",
+        )
+
+    on_screen = [column for column in columns if column[2] is not None]
+    screens: list[list[Block]] = [[table(some, on_screen)] for some in _worst_rows(imbalance, view)]
+    if what and not view.detail:
+        screens.append([Note(f"Not shown: {what}: --detail")])
+    page = table(imbalance.routers, columns)
+    return Excerpt(screens[0], [page], shorter=screens[1:], is_aside=bool(what))
+
+
+def _cells(columns: Sequence[_Column], router: RouterImbalance) -> Iterator[str]:
+    for *_, attribute, text in columns:
+        yield text(operator.attrgetter(attribute)(router))
+
+
+def _worst_rows(imbalance: Imbalance, view: View) -> Iterator[list[RouterImbalance]]:
+    return worst_rows(imbalance.routers, lambda router: router.tokens.max_vio, view)
+
+
+def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
+    """Which experts the bias pushes most, where loads are uneven; a page has a column of them."""
+    uneven = [router for router in next(_worst_rows(imbalance, view)) if router.is_uneven]
+    if uneven:
+        yield Note("experts that the bias moves most")
+    for router in uneven:
+        place = study_summary(imbalance).places([router.router])
+        text = f"{_pushed(router.evening)}  ({router.evening.score_unit})"
+        yield Fact(place, text, "plain", indent=_ROUTER)
+
+
+# ------------------------------------------------------------------------------------- near a tie
+_MEASURE = (
+    ("", "two tie", "", "", "", "three tie", "", "", ""),
+    ("within", *("tokens", "gaussian", "ball", "at most") * 2),
+)
+
+_MEASURED = ("tokens", "gaussian", "ball")
+
+
+def _measure(imbalance: Imbalance) -> Iterator[Block]:
+    """Shares near ties of two and of three experts, of the least even layer that has them."""
+    measured = [router for router in imbalance.routers if router.measured]
+    if not measured:
+        return
+    router = max(measured, key=lambda one: one.tokens.max_vio)
+    share = {
+        (one.order, one.epsilon, one.law): one
+        for one in router.measured
+        if one.centre in (None, "origin")
+    }
+    rows = []
+    for width in sorted({one.epsilon for one in router.measured}):
+        tokens = share.get((1, width, "tokens"))
+        if tokens is None or not _LEAST_SHOWN <= tokens.share_upper <= _MOST_SHOWN:
+            continue
+        cells = [f"{width:.2g}"]
+        for order in (1, 2):
+            cells += [_ends(share.get((order, width, law))) for law in _MEASURED]
+            cells.append(_bound(share.get((order, width, "ball"))))
+        rows.append(tuple(cells))
+    place = study_summary(imbalance).place(router.router)
+    yield Note(
+        f"Layer {place}: shares nearer than a width to where two, and three, experts "
+        " tie at the border of the chosen set."
+    )
+    yield Table(_MEASURE, rows)
+
+
+def _ends(share: MeasuredShare | None) -> str:
+    """A share, or both ends where searches did not come to theirs."""
+    if share is None:
+        return "-"
+    upper = percent(share.share_upper, ".1f")
+    if share.share_lower == share.share_upper:
+        return upper
+    return f"{percent(share.share_lower, '.1f')} to {upper}"
+
+
+def _bound(ball: MeasuredShare | None) -> str:
+    if ball is None or ball.counted is None:
+        return "-"
+    return percent(min(10.0**ball.counted.bound_log10, 1.0), ".3g")
+
+
+# ------------------------------------------------------------------------------------------- limits
+def _limits(imbalance: Imbalance) -> Iterator[str]:
+    """How to read the figures, and what they do not say."""
+    yield (
+        "'rows': normal inputs without preferred direction; 'mean': with the mean of the tokens; "
+        "'cov.': with their covariance; 'rest': what is not normal. The four parts add up to "
+        "MaxVio; the four factors multiply to the effective number of expert sets (exp of their "
+        "entropy)."
+    )
+    units = max((router.num_units for router in imbalance.routers), default=0)
+    count = number_of(units, imbalance.unit, _plural(imbalance.unit))
+    yield (
+        "'chance': MaxVio that even routing stays below in all routers together with "
+        f"probability {1.0 - imbalance.level * len(imbalance.routers):.2f}, from the scatter of "
+        f"{count}; for 'others' it holds the chance of both halves."
+    )
+    shares = sorted({100.0 * (1.0 - r.top_k / r.num_experts) for r in imbalance.routers})
+    at_random = " to ".join(dict.fromkeys(f"{s:.3g}" for s in (shares[0], shares[-1])))
+    yield (
+        "A bias evens out nearly any loads of these tokens. What that costs is the weight it moves "
+        f"off the chosen experts ({at_random} % for a choice at random). 'mean taken away': one "
+        "product, no solver; where the pull is not above that of random rows there is nothing to "
+        "take away. Neither says that quality is lost, nor that it is kept."
+    )
+    halves = [r.evening.worst for r in imbalance.routers if r.evening.worst is not None]
+    if halves:
+        vio, cv = (max(h.max_vio_floor for h in halves), max(h.cv_floor for h in halves))
+        yield (
+            f"The floor of as many independent tokens as in one half: MaxVio {_figure(vio)}, CV "
+            f"{_figure(cv)}; with a bias made on the other half 1.41 times that. Tokens of one "
+            "document are not independent."
+        )
+    if any(router.evening.is_grouped for router in imbalance.routers):
+        yield "Behind a mask of groups the bias is found by updates: no guarantee of the best one."
+    yield (
+        "'pull' of the mean input: rms of the mean scores over what tells tokens apart; 'random': "
+        "rows in random directions. 'near a boundary': nearer than the nearest tenth of these "
+        "tokens."
+    )
+    yield from _near(imbalance)
+    yield from _reach(imbalance)
+    yield from _cones(imbalance)
+    yield from _experts(imbalance)
+
+
+def _near(imbalance: Imbalance) -> Iterator[str]:
+    """What the number of boundaries makes of the share near one, in the first layer that has it."""
+    first = next((router for router in imbalance.routers if router.near is not None), None)
+    if first is None or first.near is None:
+        return
+    near = first.near
+    bound, leading = (min(share, 1.0) for share in (10.0 ** near.bounds_log10[0], near.leading))
+    place = study_summary(imbalance).place(first.router)
+    yield (
+        f"Layer {place}: {near.borders:.3g} of {near.num_pairs:,} boundaries between two experts "
+        f"border the chosen set, counted by shares. Within {near.width:.2g} of them lies "
+        f"{percent(leading, '.1f')} of a ball of the inputs' rms length {near.radius:.3g} if none "
+        f"met; {percent(bound, '.3g')} at most, for any rows."
+    )
+
+
+def _reach(imbalance: Imbalance) -> Iterator[str]:
+    """How many expert sets data of the measured dimension can meet, beside what they do meet."""
+    ranges = [one.dimension for one in imbalance.routers if one.dimension is not None]
+    if not ranges:
+        return
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    yield f"Intrinsic dimension of the inputs: {low:.2g} to {high:.2g}."
+    router = max(imbalance.routers, key=lambda one: one.reach[-1].dims if one.reach else 0)
+    if not router.reach:
+        return
+    reach = "; ".join(
+        f"of {number_of(one.dims, 'dimension')} {_count(one.most_log10)} at most"
+        + ("" if one.random_log10 is None else f", {_count(one.random_log10)} of random rows")
+        for one in router.reach
+    )
+    sets = math.comb(router.num_experts, router.top_k)
+    place = study_summary(imbalance).place(router.router)
+    yield (
+        f"Expert sets that an affine set can meet in layer {place}: "
+        f"{reach}; {_count(math.log10(sets))} there are. These tokens meet "
+        f"{router.tokens.num_sets:,.0f}. Curved data may meet more."
+    )
+
+
+def _cones(imbalance: Imbalance) -> Iterator[str]:
+    """Whether the sets that are met often are large, in the first layer where it can be said."""
+    first = next((router for router in imbalance.routers if router.cones is not None), None)
+    if first is None or first.cones is None:
+        return
+    cones = first.cones
+    rank = "They are too few, or too small a part, to be compared one by one."
+    if cones.correlation is not None and cones.correlation_by_size is not None:
+        rank = (
+            "The rank correlation of how often a set is met with its size is "
+            f"{cones.correlation:.2f} ({cones.correlation_by_size:.2f} if size alone decided)."
+        )
+    yield (
+        f"The expert sets met in layer {study_summary(imbalance).place(first.router)} take "
+        f"{percent(cones.covered, '.3g')} of all directions from 0. {rank} The most frequent "
+        f"takes {percent(cones.modal)} of directions and {percent(first.tokens.modal_share)} of "
+        "tokens."
+    )
+
+
+def _experts(imbalance: Imbalance) -> Iterator[str]:
+    """What experts tell apart of the data: narrow ones, then the layer of least rank."""
+    summary = study_summary(imbalance)
+    known = [(router.router, router.experts) for router in imbalance.routers if router.experts]
+    if narrow := [name for name, ranks in known if ranks.is_narrow]:
+        yield (
+            f"{summary.places(narrow)}: experts have fewer neurons than the inputs have "
+            "dimensions, and cannot tell all directions apart."
+        )
+    if not known:
+        return
+    name, ranks = min(known, key=lambda one: one[1].effective_median / one[1].effective_random)
+    over = around = ""
+    if ranks.width_over_dimension is not None:
+        over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"
+    if ranks.local_dims is not None:
+        around = (
+            f"; around a token, on {number_of(ranks.local_dims, 'direction')}, "
+            f"{ranks.local_median:.3g} and {ranks.local_random:.3g}"
+        )
+    yield (
+        f"Experts of layer {summary.place(name)} have {number_of(ranks.width, 'neuron')}"
+        f"{over}. On the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance their "
+        f"effective rank is {ranks.effective_median:.3g} ({ranks.effective_min:.3g} the least), of "
+        f"random rows {ranks.effective_random:.3g}{around}."
+    )
+
+
+# --------------------------------------------------------------------------------------------- text
+def _span(values: Iterable[float], text: Callable[[float], str]) -> str:
+    """``14 to 33 %``: the least and the largest."""
+    ordered = sorted(values)
+    low, high = text(ordered[0]), text(ordered[-1])
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"

@@ -1,0 +1,225 @@
+"""The cause of an imbalance and the price of evening it: the records and their closed lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from moegeom.checks.measured import MeanPull
+from moegeom.core.option import option
+from moegeom.core.tokens import SampleCounts
+from moegeom.engine.request import StudyRequest
+from moegeom.geometry.balancing import Centring, HeldOut, Loads
+from moegeom.geometry.border_shares import ConeShares
+from moegeom.geometry.expert_rank import ExpertRanks
+from moegeom.geometry.near_boundaries import MeasuredShare, NearBoundaries
+from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures
+
+
+@dataclass(frozen=True)
+class ImbalanceRequest(StudyRequest):
+    """The options: ``out`` is a file for the laws, or for the biases, ``measure`` one for the
+    shares near ties; ``radius`` that of balls in place of rms lengths. ``experts`` asks for their
+    ranks, ``yes`` says that more than 2 GB of them may be read.
+    """
+
+    out: Path | None = option(
+        "Write the laws, FILE.parquet, or the biases that even the loads and those that take the "
+        "mean away, FILE.npz or FILE.safetensors."
+    )
+    measure: Path | None = option(
+        "Write FILE.parquet: shares near ties of two, three and four experts at every width, of "
+        "tokens, laws and balls. Takes about 20 s a layer."
+    )
+    radius: float | None = option("Of the balls, in place of the rms length of the inputs.")
+    experts: bool = option("Read the experts: their rank where tokens are.", False)
+    yes: bool = option("Read more than 2 GB of experts.", False)
+
+
+Cause = Literal["mean input", "covariance", "rows", "rest", "unknown", "few", "even"]
+
+#: What makes a router's loads uneven, in the order in which the screen lists it; behind a cause
+#: stand its figures.
+CAUSES: Mapping[Cause, str] = {
+    "mean input": "the mean input makes most of the imbalance, because rows lean towards what all "
+    "tokens have in common",
+    "covariance": "the directions in which tokens differ make most of the imbalance",
+    "rows": "the rows and biases themselves make most of the imbalance, which inputs without any "
+    "preferred direction would show too",
+    "rest": "how tokens cluster makes most of the imbalance, and neither mean nor covariance of "
+    "the inputs does",
+    "unknown": "loads are uneven; what makes them so needs recorded router inputs",
+    "few": "not judged: on so few tokens or documents chance alone may give an expert twice its "
+    "fair share",
+    "even": "loads are even within what chance shows",
+}
+
+Meaning = Literal[
+    "none",
+    "none found",
+    "documents",
+    "partly",
+    "few",
+    "holds",
+    "holds, no bias now",
+    "unknown",
+    "balanced",
+]
+
+#: Whether a bias evens the loads, in the order in which the screen lists it: worst first. Nothing
+#: where there is nothing to even, or nothing was judged.
+MEANINGS: Mapping[Meaning, str] = {
+    "none": "no bias evens these tokens: too many of them are ties that no bias can divide",
+    "none found": "no bias was found that evens these tokens; one may exist, because a mask of "
+    "groups leaves no guarantee",
+    "documents": "a bias evens these documents only: the imbalance is between domains or documents",
+    "partly": "a bias removes a part of the imbalance on other documents; the rest is between "
+    "domains or documents",
+    "few": "a bias evens these tokens; too few documents to say whether it holds on others",
+    "holds": "a bias evens the loads, on other documents too: look at its update before the router",
+    "holds, no bias now": "a bias evens the loads, on other documents too: look at what balances "
+    "them in training before the router (it has no selection bias now)",
+    "unknown": "",
+    "balanced": "",
+}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an affine set of ``dims`` dimensions can meet: cells of any router of this size, and the
+    mean number of those of Gaussian rows and biases (None where that is beyond reach).
+    """
+
+    dims: int
+    most_log10: float
+    random_log10: float | None
+
+
+@dataclass(frozen=True)
+class Evening:
+    """What evening one router by a bias would take, and what it would achieve and cost.
+
+    ``change`` is added to the selection bias that the router has, expert by expert, mean 0, in
+    ``score_unit``; ``spread`` the standard deviation of the selection scores across experts.
+    ``changed_share`` is the share of tokens whose expert set changes, ``displaced_weight`` that of
+    the routing weight on experts no longer chosen, ``score_lost`` by how much the selection scores
+    of the chosen experts fall, in spreads; means over tokens. ``limit_after`` is the MaxVio that
+    even routing stays below, with the bias. ``duplicates`` are experts that no bias tells apart,
+    with the reason. ``gap`` and ``num_tied`` are missing for a rule with groups.
+    """
+
+    score_unit: str
+    is_grouped: bool
+    has_selection_bias: bool
+    after: Loads
+    max_vio_float32: float
+    limit_after: float
+    held_out: tuple[HeldOut, ...]
+    change: tuple[float, ...]
+    spread: float
+    changed_share: float
+    displaced_weight: float
+    score_lost: float
+    num_tied: int | None
+    gap: float | None
+    duplicates: tuple[tuple[tuple[int, ...], str], ...]
+    meaning: Meaning
+
+    @property
+    def largest_change(self) -> float:
+        return max(map(abs, self.change))
+
+    @property
+    def largest_in_spreads(self) -> float:
+        """The largest change in spreads of the scores; nan where these do not differ."""
+        return self.largest_change / self.spread if self.spread else math.nan
+
+    @property
+    def worst(self) -> HeldOut | None:
+        """The half on which the bias of the other half does worse."""
+        return max(self.held_out, key=lambda half: half.after.max_vio, default=None)
+
+    def pushes(self, most: int = 2) -> list[tuple[int, float]]:
+        """The experts that are pushed up most, then those that are pushed down most."""
+        order = sorted(range(len(self.change)), key=lambda e: self.change[e])
+        up = [e for e in reversed(order[-most:]) if self.change[e] > 0.0]
+        down = [e for e in order[:most] if self.change[e] < 0.0]
+        return [(expert, self.change[expert]) for expert in (*up, *down)]
+
+
+@dataclass(frozen=True)
+class RouterImbalance:
+    """One router: ``laws`` end with the ball, where it is known, and the tokens; ``parts`` by
+    figure, empty where a law is missing.
+
+    ``limit`` is the MaxVio that even routing stays below on such documents, of which there are
+    ``num_units``; the floors are those of as many independent tokens. ``pull`` is that of the mean
+    input on what is compared, ``pull_random`` and its deviation those of rows in random directions;
+    None without inputs. ``dimension`` is the range of the intrinsic dimension of the inputs,
+    ``reach`` what affine sets of both ends meet, rounded up, ``cones`` how large the visited cells
+    are, and ``near`` what counting boundaries says of the share near one; of linear rules.
+    ``measured`` is empty and ``experts`` None unless they were asked for.
+    """
+
+    router: str
+    num_experts: int
+    top_k: int
+    num_tokens: int
+    num_units: int
+    limit: float
+    cv_floor: float
+    max_vio_floor: float
+    pull: float
+    pull_random: float | None
+    pull_random_sd: float | None
+    laws: tuple[LawFigures, ...]
+    parts: Mapping[str, Attribution]
+    dimension: tuple[float, float] | None
+    reach: tuple[Reach, ...]
+    cones: ConeShares | None
+    near: NearBoundaries | None
+    cause: Cause
+    centring: Centring
+    evening: Evening
+    measured: tuple[MeasuredShare, ...] = ()
+    experts: ExpertRanks | None = None
+
+    @property
+    def tokens(self) -> ChoiceFigures:
+        return self.laws[-1].figures
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether loads are uneven beyond chance."""
+        return self.cause not in ("even", "few")
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether the mean input pulls more than it would rows of random directions."""
+        if self.pull_random is None or self.pull_random_sd is None:
+            return False
+        return MeanPull(self.pull, self.pull_random, self.pull_random_sd).is_above(0.0)
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """Every router that could be looked at, and the facts of the run as in ``run.json``.
+
+    ``left_out`` are routers with the reason; ``seeds`` is the number of draws of each law. ``unit``
+    is what the documents are: "document", or "run of 256 tokens" where none are recorded.
+    ``level`` is the level of each router: 5 % for all of them together.
+    """
+
+    run: Mapping[str, Any]
+    routers: tuple[RouterImbalance, ...]
+    left_out: tuple[tuple[str, str], ...]
+    seeds: int
+    unit: str
+    level: float
+    sample: SampleCounts
+    seed: int
+    written: str | None = None
+    measure: str | None = None

@@ -1,0 +1,592 @@
+"""What was planted in inputs, rows and biases is what `imbalance` calls the cause, and its price."""
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+from scipy.stats import norm
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
+from moegeom.core.router import GroupMask, Router, Rule, Weights
+from moegeom.core.tokens import TopLogits
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import draw_sample
+from moegeom.geometry.balancing import Loads
+from moegeom.geometry.expert_rank import expert_ranks
+from moegeom.geometry.reference_laws import LAWS, LogitLaw, attributed, reference_laws
+from moegeom.kernels.table import load_kernels
+from moegeom.router.load import load_routers
+from moegeom.studies.imbalance.document import document
+from moegeom.studies.imbalance.record import (
+    CAUSES,
+    MEANINGS,
+    Imbalance,
+    ImbalanceRequest,
+    RouterImbalance,
+)
+from moegeom.studies.imbalance.router import cause_of, meaning_of, router_imbalance, sampled
+from moegeom.studies.imbalance.study import imbalance, write_biases
+from moegeom.testing.array_source import ArraySource
+from moegeom.tokens.open import open_tokens
+from tests.by_day import by_day
+from tests.unit.studies.orthonormal import (
+    EXPERTS,
+    HIDDEN,
+    LENGTH,
+    TOP_K,
+    inputs_of,
+    router_of,
+    source_of,
+)
+from tests.unit.studies.samples import (
+    BALANCED,
+    COLLAPSED,
+    GROUPED,
+    sides,
+    unwrapped,
+    widest,
+    worded,
+)
+
+KERNELS, REQUEST = load_kernels("cpu"), ImbalanceRequest("model")
+
+shown = functools.partial(worded, document)
+
+#: What a record says of cones takes most of the time: few directions do where nothing is asked of it.
+FEW, DIRECTIONS = 2**12, "moegeom.geometry.border_shares._DIRECTIONS"
+
+
+def looked_at(
+    router: Router, inputs: np.ndarray, directions: int = FEW, **options
+) -> RouterImbalance:
+    """At a level at which chance fails no test of what is meant; 5 % is tested by itself."""
+    return of_source(router, source_of(inputs), directions, **options)
+
+
+def of_source(router: Router, source, directions: int = FEW, **options) -> RouterImbalance:
+    read = draw_sample(router, source, ComputeOptions(), sampled(router))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DIRECTIONS, directions)
+        return router_imbalance(router, read, KERNELS, 0.002, REQUEST, **options)
+
+
+def sample(model: Path, **options) -> Imbalance:
+    checkpoint, tokens = map(str, sides(model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DIRECTIONS, FEW)
+        return imbalance(ImbalanceRequest(checkpoint, **({"tokens": tokens} | options)))
+
+
+@functools.cache
+def whole(name: str) -> Imbalance:
+    """Of the sample with groups one layer."""
+    return sample(BALANCED.parent / name, layers="1" if name == GROUPED.name else None)
+
+
+OF_BALANCED, OF_COLLAPSED = BALANCED.name, COLLAPSED.name
+ROWS = router_of().weight
+WRONG_BIAS = 0.2 * np.random.default_rng(3).standard_normal(EXPERTS)
+NO_BIAS = np.zeros(EXPERTS)
+
+
+def test_draws_have_the_moments_of_their_law():
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((5, 8))
+    inputs = random.standard_normal((400, 8)) + random.standard_normal(8)
+    bias = random.standard_normal(5)
+    logits = inputs @ rows.T + bias
+    about_mean, about_zero = inputs.var(axis=0).mean(), (inputs**2).mean()
+    laws = reference_laws(logits, bias, rows, inputs)
+    assert tuple(laws) == LAWS
+    spread, gram = np.cov(logits.T, ddof=0), rows @ rows.T
+    expected = {
+        "isotropic": (bias, about_zero * gram),
+        "mean": (logits.mean(axis=0), about_mean * gram),
+        "covariance": (bias, spread),
+        "gaussian": (logits.mean(axis=0), spread),
+    }
+    for name, (mean, covariance) in expected.items():
+        drawn = laws[name].draw(200_000, np.random.default_rng(1))
+        size = np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose((drawn.mean(axis=0) - mean) / size, 0.0, atol=0.01)
+        unit = np.outer(size, size)
+        np.testing.assert_allclose(np.cov(drawn.T) / unit, covariance / unit, atol=0.02)
+    assert set(reference_laws(np.eye(4), np.zeros(4), np.eye(4), None)) == {
+        "covariance",
+        "gaussian",
+    }
+    root = np.array([[1.0, 0.3], [-0.2, 0.8]])
+    law = LogitLaw(np.array([0.4, 0.1]), root)
+    drawn = law.draw(200_000, np.random.default_rng(2))
+    expected = norm.cdf(0.3 / np.linalg.norm(np.array([1.0, -1.0]) @ root))
+    assert (drawn[:, 0] > drawn[:, 1]).mean() == pytest.approx(expected, abs=0.005)
+
+
+def test_additive_laws_are_parted_as_they_were_made():
+    part = attributed({"isotropic": 1.0, "mean": 3.0, "covariance": 1.5, "gaussian": 3.5}, 3.4)
+    assert (part.rows, part.mean, part.covariance) == (1.0, 2.0, 0.5)
+
+
+def test_even_inputs_are_even_and_long_rows_and_wide_directions_causes_by_themselves():
+    even = looked_at(router_of(), inputs_of(136))  # more than inputs are compared of
+    assert (even.cause, even.is_pulled, even.num_tokens) == ("even", False, 136 * LENGTH)
+    assert looked_at(router_of(), inputs_of(1)).cause == "few"
+    one = looked_at(router_of(experts=TOP_K), inputs_of(8))
+    assert (one.cause, one.tokens.near_share) == ("even", None)
+    rows, inputs = router_of().weight, inputs_of(48)
+    long = rows * np.geomspace(0.3, 3.0, len(rows), dtype=np.float32)[:, None]
+    assert looked_at(router_of(weight=long), inputs).cause == "rows"
+    wide = inputs + sum(4.0 * np.outer(inputs @ rows[n], rows[n]) for n in (5, 6))
+    assert looked_at(router_of(), wide.astype(np.float32)).cause == "covariance"
+
+
+def test_a_mean_along_one_row_is_the_cause_and_is_taken_away_with_it():
+    router = router_of()
+    lean = np.tile(1.5 * router.weight[3] + 0.8 * router.weight[4], (48, 1))
+    inputs = inputs_of(48, lean)
+    one = looked_at(router, inputs)
+    assert one.cause == "mean input"
+    part = one.parts["max_vio"]
+    assert part.mean > 0.8 * (one.tokens.max_vio - part.rows)
+    assert one.centring.max_vio < 0.3 * one.tokens.max_vio
+    centred = looked_at(router, inputs - inputs.mean(axis=0))
+    assert centred.pull < 1e-6
+    assert centred.cause == "even"
+    assert abs(centred.parts["log_effective_sets"].mean) < 0.05
+
+
+@pytest.mark.parametrize("name", [OF_BALANCED, OF_COLLAPSED, GROUPED.name])
+def test_parts_add_up_on_every_sample(name):
+    record = whole(name)
+    assert widest(shown(record, width=140)) <= 140
+    for router in record.routers:
+        assert router.laws[-1].law == "tokens"
+        for figure, part in router.parts.items():
+            assert part.tokens == pytest.approx(getattr(router.tokens, figure), abs=1e-9)
+        assert (router.cones is None) == (name == GROUPED.name)  # it has a bias
+
+
+def test_the_mean_input_collapsed_the_collapsed_sample_and_centring_evens_it():
+    # figures of 4 other seeds, by other code
+    expected = {
+        OF_BALANCED: [(7.08, 0.03, -0.36, -0.62), (7.13, -0.01, -0.37, -0.61)],
+        OF_COLLAPSED: [(6.74, -2.26, -0.18, -0.25), (6.98, -2.40, -0.14, 0.02)],
+    }
+    for name, layers in expected.items():
+        for router, parts in zip(whole(name).routers[:2], layers, strict=True):
+            part = router.parts["log_effective_sets"]
+            own = (part.rows, part.mean, part.covariance, part.rest)
+            np.testing.assert_allclose(own, parts, atol=0.06)
+            is_collapsed = name == OF_COLLAPSED
+            assert router.cause == ("mean input" if is_collapsed else "even")
+            assert router.is_pulled == is_collapsed
+    expected = [(0.83, 58, 178, 0.02), (0.66, 87, 397, 0.19), (0.55, 112, 568, 0.21)]
+    for router, figures in zip(whole(OF_COLLAPSED).routers, expected, strict=True):
+        max_vio, before, sets, moved = figures
+        assert router.centring.max_vio == pytest.approx(max_vio, abs=0.01)
+        assert router.centring.other_documents < max_vio + 0.1
+        assert np.exp(router.tokens.log_effective_sets) == pytest.approx(before, abs=1.0)
+        assert router.centring.effective_sets == pytest.approx(sets, abs=1.0)
+        assert router.centring.weight_moved == pytest.approx(moved, abs=0.01)
+
+
+#: Within .05 of a boundary: tokens, ball and gaussian, by other code.
+NEAR = {
+    (OF_BALANCED, 0): (0.263, 0.306, 0.256),
+    (OF_BALANCED, 2): (0.186, 0.248, 0.193),
+    (OF_COLLAPSED, 0): (0.212, 0.339, 0.195),
+    (OF_COLLAPSED, 2): (0.193, 0.302, 0.195),
+}
+
+
+@pytest.mark.parametrize(("name", "layer"), by_day(NEAR, [(OF_BALANCED, 2), (OF_COLLAPSED, 0)]))
+def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not(name, layer):
+    checkpoint, recording = map(str, sides(BALANCED.parent / name))
+    router = load_routers(open_checkpoint(checkpoint)).routers[layer]
+    source = open_tokens(recording, None, None, (router.name,))
+    laws = of_source(router, source, near=0.05).laws
+    shares = {law.law: law.figures.near_share for law in laws}
+    tokens, ball, gaussian = NEAR[name, layer]
+    assert shares["tokens"] == pytest.approx(tokens, abs=0.001)
+    assert shares["ball"] == pytest.approx(ball, abs=0.012)
+    assert shares["gaussian"] == pytest.approx(gaussian, abs=0.012)
+
+
+def test_counting_boundaries_says_nearly_what_the_ball_does_and_less_in_a_wider_one():
+    for router in whole(OF_BALANCED).routers:
+        (ball,) = (law.figures.near_share for law in router.laws if law.law == "ball")
+        assert router.near is not None
+        assert router.near.leading == pytest.approx(ball, rel=0.2)
+        assert router.near.leading <= 10.0 ** router.near.bounds_log10[0]
+    own, wider = whole(OF_BALANCED).routers[0], sample(BALANCED, layers="0", radius=65.0).routers[0]
+    assert {router.laws[-2].law for router in (own, wider)} == {"ball"}
+    first, second = (router.laws[-2].figures.near_share for router in (own, wider))
+    assert second == pytest.approx(first * own.near.radius / 65.0, rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imbalance")
+    files = folder / "measure.parquet", folder / "centred.npz"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moegeom.geometry.near_boundaries._SEARCHED", 20)
+        record = sample(COLLAPSED, layers="1", measure=files[0], out=files[1])
+    return record.routers[0], *files
+
+
+def test_shares_near_ties_are_measured_at_every_width(measured):
+    router, table, _ = measured
+    rows = pq.read_table(table).to_pylist()
+    assert len(rows) == len(router.measured)
+    share = {(r["law"], r["centre"], r["order"], r["epsilon"]): r for r in rows}
+    near = router.near.width
+    assert share["tokens", None, 1, near]["share_upper"] == router.tokens.near_share
+    for law in router.laws[:-1]:
+        centre = "origin" if law.law == "ball" else None
+        one = share[law.law, centre, 1, near]
+        error = np.hypot(one["share_se"], law.errors.near_share)
+        assert abs(one["share_upper"] - law.figures.near_share) < 4.5 * error
+    for (law, centre, order, width), row in share.items():
+        assert row["share_lower"] <= row["share_upper"]
+        if order > 1:
+            # a tie of more is never nearer: of the same points, the rest are but more of them
+            before = share[law, centre, order - 1, width]
+            assert row["share_lower"] <= before["share_upper"] + 5 * (row["share_se"] + 0.05)
+        if law == "ball":
+            assert row["share_lower"] <= 10.0 ** row["bound_log10"] + 5 * row["share_se"]
+            assert row["flats"] == {1: 120, 2: 560, 3: 1820}[order]
+        else:
+            assert row["flats"] is None
+    # in 64 dimensions a ball is nearly its sphere
+    ball, sphere = (share[law, "mean", 1, near] for law in ("ball", "sphere"))
+    assert abs(ball["share_upper"] - sphere["share_upper"]) < 0.03
+    # the mean input makes fewer tokens near: a ball around it has as many as the gaussian law
+    assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
+
+
+def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
+    # two equal experts in a plane of many: a quarter of the directions each, and one of a half
+    weight = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 0.0]], np.float32)
+    router = router_of(weight=weight, rule=Rule(1, "softmax", Weights("scores", True)))
+    random = np.random.default_rng(0)
+    inputs = (np.array([1.0, 0.5]) + 0.01 * random.standard_normal((512, 2))).astype(np.float32)
+    cones = looked_at(router, inputs, 2**16).cones
+    # from the right angle between the two rows to where the third takes over
+    share = np.arctan2(2.0, -1.0) / (2.0 * np.pi)
+    assert cones.covered == pytest.approx(share, abs=4 * cones.covered_se)
+    assert cones.modal == cones.covered
+    assert cones.correlation is None
+    everywhere = random.standard_normal((4096, 2)).astype(np.float32)
+    assert looked_at(router, everywhere, 2**16).cones.covered == 1.0
+    rows = router_of().weight * np.geomspace(0.6, 1.5, 16, dtype=np.float32)[:, None]
+    router, random = router_of(weight=rows), np.random.default_rng(1)
+    inputs = random.standard_normal((4096, router.hidden_size)).astype(np.float32)
+    cones = looked_at(router, inputs, 2**16).cones
+    assert cones.correlation == pytest.approx(cones.correlation_by_size, abs=0.05)
+    assert cones.correlation > 0.8
+    lean = (inputs + 3.0 * rows[0]).astype(np.float32)
+    assert looked_at(router, lean, 2**16).cones.correlation < cones.correlation - 0.2
+
+
+def test_experts_that_see_few_directions_have_few_ranks():
+    router, random = router_of(), np.random.default_rng(2)
+    inputs = inputs_of(48)
+    gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
+    gates[1, 2:] = 0.0
+    ranks = expert_ranks(gates, inputs, (3.0, 9.5), 0)
+    assert (ranks.rank_min, ranks.rank_median) == (2, 6.0)
+    assert ranks.effective_min < 2.0 + 1e-6 < ranks.effective_median < 6.0
+    assert ranks.effective_median == pytest.approx(ranks.effective_random, rel=0.1)
+    assert (ranks.local_dims, ranks.width_over_dimension) == (10, 6 / 9.5)
+    assert ranks.is_narrow
+    assert expert_ranks(gates, inputs, None, 0).local_dims is None
+
+
+def test_experts_are_read_when_they_are_asked_for(monkeypatch):
+    (router,) = sample(BALANCED, layers="0", experts=True).routers
+    ranks = router.experts
+    assert (ranks.width, ranks.rank_min, ranks.is_narrow) == (32, 32, False)
+    assert ranks.effective_min < ranks.effective_median < ranks.effective_random
+    assert whole(OF_BALANCED).routers[0].experts is None
+    monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
+    with pytest.raises(UsageError, match="of experts are to be read") as refusal:
+        sample(BALANCED, layers="0", experts=True)
+    assert "--yes" in refusal.value.hint
+
+
+def test_laws_and_biases_are_written(tmp_path, measured):
+    table = tmp_path / "laws.parquet"
+    router, taken, biases = measured
+    (other,) = sample(COLLAPSED, layers="1", out=table).routers
+    rows = pq.read_table(table).to_pylist()
+    assert [row["law"] for row in rows] == [*LAWS, "ball", "tokens"]
+    assert rows[-1]["max_vio"] == other.tokens.max_vio
+    with np.load(biases) as stored:
+        np.testing.assert_array_equal(
+            stored["text/1/centring_change_float64"], router.centring.change
+        )
+    for options, message in (({"out": table}, ""), ({"measure": taken}, "--measure .*")):
+        with pytest.raises(UsageError, match=f"{message}exists already"):
+            sample(COLLAPSED, **options)
+
+
+def test_logits_alone_say_no_cause(tmp_path):
+    lean = 4.0 * (np.arange(16) < 2)
+    random, logits = np.random.default_rng(0), tmp_path / "logits.npz"
+    made = {f"text/{n}": random.standard_normal((1024, 16)) + lean for n in range(3)}
+    np.savez(logits, **{name: z.astype(np.float32) for name, z in made.items()})
+    record = sample(COLLAPSED, tokens=str(logits), stage="logits", layers="0,2")
+    for router in record.routers:
+        assert (router.cause, router.parts, router.pull_random) == ("unknown", {}, None)
+        assert router.pull > 0.5
+    assert "needs recorded router inputs" in unwrapped(shown(record, width=80))
+
+
+# ------------------------------------------------------------------------------------------ evening
+@pytest.fixture(scope="module")
+def uneven():
+    return looked_at(router_of(WRONG_BIAS), inputs_of(128))
+
+
+def test_a_bad_update_of_the_bias_is_told_from_a_bad_router(uneven):
+    assert uneven.evening.meaning == "holds"
+    assert uneven.tokens.max_vio > 1.0
+    assert uneven.evening.after.max_vio <= 1 / 512 + 1e-12
+    assert all(half.after.max_vio < 0.4 for half in uneven.evening.held_out)
+    # what was done wrong is undone, up to what the true router needs on these tokens
+    right = looked_at(router_of(NO_BIAS), inputs_of(128))
+    undone = np.array(uneven.evening.change) - right.evening.change + WRONG_BIAS - WRONG_BIAS.mean()
+    assert np.abs(undone).max() < 0.01 * np.abs(WRONG_BIAS).max()
+    assert [half.num_units for half in uneven.evening.held_out] == [64, 64]
+    assert sum(half.num_tokens for half in uneven.evening.held_out) == uneven.num_tokens
+    # held out is worse than in sample, and no worse than the limit
+    assert all(
+        uneven.evening.after.max_vio < half.after.max_vio < half.limit
+        for half in uneven.evening.held_out
+    )
+
+
+def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
+    router = router_of(WRONG_BIAS)
+    score = 1.0 / (1.0 + np.exp(-(inputs_of(128) @ router.weight.T).astype(np.float64)))
+    q = score + router.selection_bias.astype(np.float64)
+    first, second = (np.argsort(-b, axis=1)[:, :TOP_K] for b in (q, q + uneven.evening.change))
+    lost = (first[:, :, None] != second[:, None, :]).all(axis=2)
+    weight = np.take_along_axis(score, first, axis=1)
+    weight /= weight.sum(axis=1, keepdims=True)
+    displaced = (weight * lost).sum(axis=1).mean()
+    np.testing.assert_allclose(uneven.evening.displaced_weight, displaced, rtol=1e-6)
+    np.testing.assert_allclose(uneven.evening.changed_share, lost.any(axis=1).mean())
+    np.testing.assert_allclose(np.mean(uneven.evening.change), 0.0, atol=1e-15)
+    before, after = (np.take_along_axis(q, chosen, axis=1).mean() for chosen in (first, second))
+    lost = (before - after) / q.std(axis=1, keepdims=True).mean()
+    np.testing.assert_allclose(uneven.evening.score_lost, lost, rtol=0.02)
+    spread = np.sqrt((q.std(axis=1) ** 2).mean())
+    np.testing.assert_allclose(uneven.evening.score_lost, (before - after) / spread, rtol=1e-5)
+
+
+def test_an_even_router_is_left_alone_and_one_without_a_bias_told_so():
+    lean = 0.6 * np.random.default_rng(4).standard_normal((64, HIDDEN))
+    one = looked_at(router_of(NO_BIAS), inputs_of(64, lean))
+    assert one.evening.meaning == "balanced"
+    assert one.tokens.cv > 1.1 * one.cv_floor  # documents differ, tokens are not independent
+    assert one.limit > one.max_vio_floor
+    lean = np.broadcast_to(0.6 * ROWS[3], (64, HIDDEN))
+    one = looked_at(router_of(), inputs_of(64, lean))
+    assert (one.evening.meaning, one.evening.score_unit) == ("holds, no bias now", "logit")
+    assert 3 in (expert for expert, *_ in one.evening.pushes()[-2:])
+    assert one.evening.change[3] == min(one.evening.change)
+
+
+def test_documents_of_two_kinds_in_the_two_halves_are_seen():
+    """Even blocks lean to one expert and odd blocks to another: a bias for one is wrong for both."""
+    half = (np.arange(128) + np.arange(128) // 16) % 2
+    lean = np.where(half[:, None] == 0, 1.5 * ROWS[2], -1.5 * ROWS[2] + 1.5 * ROWS[9])
+    one = looked_at(router_of(), inputs_of(128, lean))
+    assert one.evening.meaning == "documents"
+    assert one.evening.after.max_vio < 0.01
+
+
+def test_equal_rows_are_named_and_equal_scores_too_unless_groups_tell_them_apart():
+    rows = ROWS.copy()
+    rows[[3, 7]] = rows[2]
+    far = np.where(np.isin(np.arange(EXPERTS), (4, 5)), 60.0, 0.0)
+    groups = GroupMask(4, 2, "top2_sum", -np.inf)
+    routers = [
+        (router_of(weight=rows), (((2, 3, 7), "equal rows"),)),
+        (router_of(NO_BIAS, logit_bias=far), (((4, 5), "equal scores"),)),
+        (router_of(NO_BIAS, groups, weight=rows), (((2, 3), "equal rows"),)),
+    ]
+    for router, duplicates in routers:
+        assert looked_at(router, inputs_of(16)).evening.duplicates == duplicates
+
+
+def test_tokens_that_are_all_alike_cannot_be_balanced_and_few_documents_tell_nothing():
+    one = looked_at(router_of(), np.tile(inputs_of(1)[:1], (64 * LENGTH, 1)))
+    assert (one.evening.meaning, one.evening.num_tied) == ("none", 64 * LENGTH)
+    assert len(one.evening.duplicates[0][0]) == EXPERTS
+    lean = np.broadcast_to(2.0 * ROWS[3], (2, HIDDEN))
+    assert looked_at(router_of(), inputs_of(1, lean[:1])).evening.meaning == "unknown"
+    assert looked_at(router_of(), inputs_of(2, lean)).evening.meaning in ("unknown", "few")
+    assert looked_at(router_of(experts=TOP_K), inputs_of(64)).evening.meaning == "balanced"
+
+
+GROUPS = [(score, fill) for score in ("max", "top2_sum") for fill in (-np.inf, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("score", "fill"), by_day(GROUPS, {"masked": ("max", -np.inf), "zeros": ("top2_sum", 0.0)})
+)
+def test_groups_are_balanced_by_the_true_rule(score, fill):
+    one = looked_at(router_of(WRONG_BIAS + 1.0, GroupMask(4, 2, score, fill)), inputs_of(128))
+    assert one.evening.is_grouped
+    assert (one.evening.gap, one.evening.num_tied) == (None, None)
+    assert one.tokens.max_vio > 1.0
+    assert one.evening.after.max_vio < 0.05
+    assert one.evening.meaning == "holds"
+
+
+def test_groups_without_bias_are_balanced_in_the_unit_of_their_score():
+    one = looked_at(router_of(None, GroupMask(4, 2, "max", 0.0)), inputs_of(64))
+    assert (one.evening.score_unit, one.evening.has_selection_bias) == (
+        "sigmoid score + bias",
+        False,
+    )
+    assert one.evening.after.max_vio < 0.1
+
+
+def test_each_meaning_has_its_condition(uneven):
+    for changes, of_halves, meaning in (
+        ({}, {}, "holds"),
+        ({"has_selection_bias": False}, {}, "holds, no bias now"),
+        ({"after": Loads(3.0, 1.0)}, {}, "none"),
+        ({"after": Loads(3.0, 1.0), "is_grouped": True}, {}, "none found"),
+        ({"held_out": ()}, {}, "few"),
+        ({}, {"num_units": 1}, "few"),
+        ({}, {"reduction_p": 0.2}, "few"),
+        ({}, {"reduction": -0.1}, "documents"),
+        ({}, {"after": Loads(9.0, 1.0)}, "partly"),
+    ):
+        halves = tuple(dataclasses.replace(h, **of_halves) for h in uneven.evening.held_out)
+        one = dataclasses.replace(uneven.evening, **({"held_out": halves} | changes))
+        assert meaning_of(one, uneven.cause, 0.0, 0.05) == meaning
+        assert MEANINGS[meaning]
+        assert [meaning_of(one, c, 0.0, 0.05) for c in ("few", "even")] == ["unknown", "balanced"]
+
+
+def test_each_cause_has_its_condition(uneven):
+    part = attributed({"isotropic": 1.0, "mean": 3.0, "covariance": 1.5, "gaussian": 3.5}, 3.4)
+    router = router_of()  # MaxVio is 7 at most
+    for max_vio, limit, parts, cause in (
+        (3.4, 0.5, {"max_vio": part}, "mean input"),
+        (3.4, 0.5, {}, "unknown"),
+        (0.4, 0.5, {"max_vio": part}, "even"),
+        (0.9, 1.0, {"max_vio": part}, "few"),
+        (3.4, 1.0, {"max_vio": part}, "mean input"),
+        (3.4, 9.0, {"max_vio": part}, "few"),
+    ):
+        assert cause_of(max_vio, limit, 64, router, parts) == cause
+        assert cause in CAUSES
+    # one token of a fair share of 0.125 is as even as whole tokens can be
+    assert cause_of(7.0, 0.5, 1, router, {"max_vio": part}) == "even"
+
+
+@pytest.fixture(scope="module")
+def collapsed():
+    return dataclasses.replace(whole(OF_COLLAPSED), routers=whole(OF_COLLAPSED).routers[:2])
+
+
+def test_the_collapsed_sample_can_be_balanced_and_the_balanced_one_is_even(collapsed):
+    for router in collapsed.routers:
+        assert router.evening.meaning == "holds, no bias now"
+        assert router.tokens.max_vio > 1.5
+        assert router.evening.after.max_vio < 0.02
+        assert router.evening.largest_change > router.evening.spread
+    meanings = [router.evening.meaning for router in whole(OF_BALANCED).routers]
+    assert meanings == ["balanced"] * 3
+
+
+def test_a_screen_shows_the_least_even_routers_and_a_page_all_a_wide_one_the_cv(collapsed):
+    first, *_ = collapsed.routers
+    *laws, tokens = first.laws
+    routers = []
+    for n in range(14):
+        figures = dataclasses.replace(tokens.figures, max_vio=2.0 + n)
+        own = (*laws, dataclasses.replace(tokens, figures=figures))
+        routers.append(dataclasses.replace(first, router=f"text/{n}", laws=own))
+    record = dataclasses.replace(collapsed, routers=tuple(routers))
+    screens = [shown(record, width=100, detail=detail) for detail in (False, True)]
+    tables = [next(p for p in s.split("\n\n") if p.lstrip().startswith("MaxVio")) for s in screens]
+    some, every = ([*map(int, re.findall(r"^(\d+) ", t, re.MULTILINE))] for t in tables)
+    assert every == [*range(14)]
+    assert some == every[-len(some) :]
+    assert f"and {14 - len(some)} more that were more even: --detail" in screens[0]
+    for page in ("md", "html"):
+        text = shown(record, page)
+        assert text.count(f"{1.0 + 14:.2f}") >= 1
+        assert "--detail" not in text
+    for width in (80, 120):
+        text = shown(collapsed, width=width)
+        assert widest(text) <= width
+        heading = next(line for line in text.splitlines() if line.strip().startswith("mean taken"))
+        assert ("CV" in heading) == (width > 80)
+
+
+def test_the_files_hold_both_biases_in_both_precisions(tmp_path):
+    files = tmp_path / "bias.npz", tmp_path / "bias.safetensors"
+    checkpoint, (one,) = sides(GROUPED)[0], whole(GROUPED.name).routers
+    (router, *_) = load_routers(open_checkpoint(str(checkpoint))).routers
+    for file in files:
+        write_biases(file, [router], [one])
+    stored = np.array(load_file(checkpoint / "model.safetensors")[
+        "model.layers.1.mlp.gate.e_score_correction_bias"
+    ])  # fmt: skip
+    for arrays in (dict(np.load(files[0])), load_file(files[1])):
+        for prefix, record in (("", one.evening), ("centring_", one.centring)):
+            change = arrays[f"text/1/{prefix}change_float64"]
+            np.testing.assert_array_equal(change, record.change)
+            added = arrays[f"text/1/{prefix}selection_bias_float64"] - change
+            np.testing.assert_allclose(added, stored, atol=1e-15)
+            assert arrays[f"text/1/{prefix}selection_bias_float32"].dtype == np.float32
+
+
+class Partial:
+    """A source of some experts: no choices of the model, and the largest logits."""
+
+    def __init__(self, stage: str) -> None:
+        base = ArraySource({"text/0": np.zeros((64, 64), np.float32)})
+        self.facts = dataclasses.replace(base.facts, stage=stage)
+
+    def read_top_logits(self, router, start, stop) -> TopLogits:
+        random = np.random.default_rng(0)
+        ids = np.argsort(random.random((64, 16)), axis=1)[:, :8].astype(np.int32)
+        values = -np.sort(-random.standard_normal((64, 8)), axis=1).astype(np.float32)
+        return TopLogits(values[start:stop], ids[start:stop])
+
+
+OF_ANOTHER = ArraySource({"text/9": np.zeros((64, 64), np.float32)})
+UNANSWERED = "cannot say what makes the loads uneven at router text/0: needs"
+
+
+def test_what_cannot_be_answered_is_refused_and_what_was_not_recorded_told():
+    with pytest.raises(RecordingError, match="none of the routers"):
+        sample(BALANCED, tokens=OF_ANOTHER)
+    for stage in ("ids", "top_logits"):
+        with pytest.raises(RecordingError, match=UNANSWERED):
+            sample(BALANCED, tokens=Partial(stage), layers="0")
+    inputs = inputs_of(4)
+    inputs[5, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="token 5"):
+        looked_at(router_of(), inputs)
+    inputs = np.random.default_rng(5).standard_normal((1024, 64)).astype(np.float32)
+    source = ArraySource({"text/1": inputs}, document_tokens=64)
+    record = sample(BALANCED, tokens=source, unverified=True)
+    assert [router.router for router in record.routers] == ["text/1"]
+    assert [name for name, _ in record.left_out] == ["text/0", "text/2"]
+    assert "not looked at" in shown(record)
