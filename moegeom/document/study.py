@@ -53,10 +53,10 @@ def left_out_facts(
 
 def sample_fact(counts: SampleCounts, more: str = "") -> Fact:
     """Which tokens a study looked at, and how many of them were left out."""
-    whole, drawn = counts.num_recorded, counts.num_drawn
+    whole, size = counts.num_recorded, counts.num_drawn
     tokens = number_of(whole, "token")
     by = "named" if counts.seed is None else f"seed {counts.seed}"
-    of_all = f"all {tokens}" if drawn == whole else f"{drawn:,} of {tokens} ({by})"
+    of_all = f"all {tokens}" if size == whole else f"{size:,} of {tokens} ({by})"
     lost = counts.num_non_finite
     left_out = f"; {lost:,} of them not finite at a router, left out" if lost else ""
     return Fact("sample", f"{of_all}{left_out}. {more}".rstrip())
