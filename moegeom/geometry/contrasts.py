@@ -13,7 +13,7 @@ FINEST = 2.0**-12
 
 
 def contrasts(
-    told: Float[np.ndarray, "tokens values"], predicted: Float[np.ndarray, "tokens values"]
+    observed: Float[np.ndarray, "tokens values"], predicted: Float[np.ndarray, "tokens values"]
 ) -> Float64[np.ndarray, "tokens values"]:
     r"""Differences :math:`d_{ti} = u_{ti} - v_{ti}` less their mean in each token.
 
@@ -21,7 +21,7 @@ def contrasts(
     factor. nan in all of a token where one number is not finite.
     """
     with np.errstate(invalid="ignore"):
-        apart = told.astype(np.float64) - predicted
+        apart = observed.astype(np.float64) - predicted
         return apart - apart.mean(axis=1, keepdims=True)
 
 
@@ -38,5 +38,5 @@ def contrast_bits(
     number = apart.shape[1]
     with np.errstate(over="ignore"):
         own = np.log1p((apart / scale) ** 2) / math.log(2.0)
-    found = (own.sum(axis=1) / number + math.log2(scale / FINEST)) * (number - 1)
-    return np.where(np.isnan(found), 0.0, found)
+    bits = (own.sum(axis=1) / number + math.log2(scale / FINEST)) * (number - 1)
+    return np.where(np.isnan(bits), 0.0, bits)

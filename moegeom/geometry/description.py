@@ -58,13 +58,13 @@ def common_vector(
     if rows < _LEAST_ROWS:
         return none
     lengths = np.linalg.norm(change, axis=1)
-    vector, kept = change.mean(axis=0), max(_LEAST_ROWS, (rows + 1) // 2)
+    vector, half = change.mean(axis=0), max(_LEAST_ROWS, (rows + 1) // 2)
     for _ in range(_ROUNDS):
         apart = np.linalg.norm(change - vector, axis=1)
-        vector = change[np.argpartition(apart, kept - 1)[:kept]].mean(axis=0)
+        vector = change[np.argpartition(apart, half - 1)[:half]].mean(axis=0)
     apart = np.linalg.norm(change - vector, axis=1)
     near = np.flatnonzero(apart <= 2.0 * np.median(apart))
-    if len(near) > kept:  # all that lie together tell it better than half of them
+    if len(near) > half:  # all that lie together tell it better than half of them
         vector = change[near].mean(axis=0)
         apart = np.linalg.norm(change - vector, axis=1)
     before, after = (float(np.sqrt(np.mean(x**2))) for x in (lengths, np.maximum(apart, finest)))

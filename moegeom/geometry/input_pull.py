@@ -82,14 +82,14 @@ class BlockedScores:
 
     def without(self, block: int | None) -> ScoreMoments:
         """Of all tokens but those of one block; the mean is nan where none are left."""
-        kept = np.ones(len(self.tokens), dtype=bool)
+        is_included = np.ones(len(self.tokens), dtype=bool)
         if block is not None:
-            kept[block] = False
-        number = int(self.tokens[kept].sum())
+            is_included[block] = False
+        number = int(self.tokens[is_included].sum())
         if not number:
             return ScoreMoments(np.full(len(self.mean), np.nan), math.nan)
-        moved = self.sums[kept].sum(axis=0) / number
-        square = float(self.squares[kept].sum()) / (number * len(self.mean))
+        moved = self.sums[is_included].sum(axis=0) / number
+        square = float(self.squares[is_included].sum()) / (number * len(self.mean))
         square -= float((moved**2).mean())
         return ScoreMoments(self.mean + moved, max(square, 0.0))
 

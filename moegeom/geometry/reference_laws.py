@@ -61,12 +61,12 @@ def reference_laws(
     mean = logits.mean(axis=0)
     centred = logits - mean
     spread = symmetric_root(centred.T @ centred / len(logits))
-    found = {"covariance": LogitLaw(bias, spread), "gaussian": LogitLaw(mean, spread)}
+    laws = {"covariance": LogitLaw(bias, spread), "gaussian": LogitLaw(mean, spread)}
     if rows is not None and sizes is not None:
         gram = symmetric_root(rows @ rows.T)
-        found["isotropic"] = LogitLaw(bias, np.sqrt(sizes.about_zero) * gram)
-        found["mean"] = LogitLaw(mean, np.sqrt(sizes.about_mean) * gram)
-    return {name: found[name] for name in LAWS if name in found}
+        laws["isotropic"] = LogitLaw(bias, np.sqrt(sizes.about_zero) * gram)
+        laws["mean"] = LogitLaw(mean, np.sqrt(sizes.about_mean) * gram)
+    return {name: laws[name] for name in LAWS if name in laws}
 
 
 @dataclass(frozen=True)
