@@ -49,13 +49,13 @@ class Stopwatch:
 @contextmanager
 def stopwatch() -> Iterator[Stopwatch]:
     """Times what is done within it, by the wall clock; known when it ends."""
-    found, compiling = Stopwatch(), event.TimingListener()
+    watch, compiling = Stopwatch(), event.TimingListener()
     started = time.perf_counter()
     with event.install_listener("numba:compile", compiling):
-        yield found
-    found.seconds = time.perf_counter() - started
+        yield watch
+    watch.seconds = time.perf_counter() - started
     if compiling.done:
-        found.seconds -= compiling.duration
+        watch.seconds -= compiling.duration
 
 
 @contextmanager

@@ -70,15 +70,15 @@ def _same(chosen, recorded, out):
     for token in range(chosen.shape[0]):
         same = True
         for slot in range(recorded.shape[1]):
-            found = False
+            is_member = False
             for rank in range(chosen.shape[1]):
                 if chosen[token, rank] == recorded[token, slot]:
-                    found = True
+                    is_member = True
             repeated = False
             for earlier in range(slot):
                 if recorded[token, earlier] == recorded[token, slot]:
                     repeated = True
-            same = same and found and not repeated
+            same = same and is_member and not repeated
         out[token] = same
 
 

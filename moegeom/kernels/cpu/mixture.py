@@ -285,8 +285,8 @@ def mean_square(
         scale = 2.0 / samples.count
         of_scores = np.empty(scores.shape)
         of_scores[:, :, rows, columns] = of_scores[:, :, columns, rows] = scale * slopes.scores
-        found = Mixture(scale * slopes.weights, of_scores, scale * slopes.experts)
-        return total / samples.count, found
+        gradient = Mixture(scale * slopes.weights, of_scores, scale * slopes.experts)
+        return total / samples.count, gradient
 
     return at
 

@@ -187,10 +187,10 @@ def launch_route(
     uint64, shaped as the states of their reductions.
     """
     # fields in their order; dataclasses.fields would take longer than the launch
-    given = (v for record in (tables, outputs, counters) for v in vars(record).values())
+    arrays = (v for record in (tables, outputs, counters) for v in vars(record).values())
     # without labels a block takes a run, and the first one may begin before the first token
     lead = 0 if label is not None else start % BLOCK_TOKENS
     grid = -(-(tokens + lead) // BLOCK_TOKENS)
     sizes = (np.int64(tokens), np.int64(start), np.int64(lead))
-    arguments = (*sizes, logits, norm, label, *given)
+    arguments = (*sizes, logits, norm, label, *arrays)
     queue.launch(rule.program, grid, 32 * rule.warps, arguments)
