@@ -38,8 +38,8 @@ class Derived:
 
     def error_of(self, error: float | None, facts: Facts) -> float | None:
         """The standard error from that of ``column``."""
-        found = self._scaled(error, facts, 0.0)
-        return None if found is None else abs(found)
+        scaled = self._scaled(error, facts, 0.0)
+        return None if scaled is None else abs(scaled)
 
     def _scaled(self, value: float | None, facts: Facts, plus: float) -> float | None:
         factor = self.factor(facts)
