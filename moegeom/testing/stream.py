@@ -66,8 +66,8 @@ class Stream:
         raise InternalError("a stream holds router inputs")
 
     def read_output(self, router: str, kind: str, start: int, stop: int) -> np.ndarray | None:
-        found = self.outputs.get(kind)
-        return None if found is None else found[self.row[start:stop]]
+        rows = self.outputs.get(kind)
+        return None if rows is None else rows[self.row[start:stop]]
 
     def reordered(self, row: Int64[np.ndarray, "tokens"]) -> Stream:
         """The same tokens, or some of them, in another order."""
