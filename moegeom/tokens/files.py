@@ -21,7 +21,7 @@ class TokenFiles:
     paths: tuple[str, ...]
 
     @classmethod
-    def given(cls, paths: Iterable[str | os.PathLike[str]]) -> TokenFiles | str | None:
+    def of(cls, paths: Iterable[str | os.PathLike[str]]) -> TokenFiles | str | None:
         """Paths as the tokens that they are: one stands for itself, none for no tokens."""
         named = tuple(os.fspath(path) for path in paths)
         return cls(named) if len(named) > 1 else named[0] if named else None
