@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def header(summary: Summary, *labels: str, name: str = "") -> list[Block]:
-    """Whose report it is, by its ``name`` or that of the checkpoint, and these facts of it."""
+    """Title with the report's ``name`` or that of the checkpoint, and labelled facts."""
     title = Title(name or summary.run["checkpoint"]["name"], rule_line(summary))
     return [title, *(Fact(label, _LINES[label](summary)) for label in labels)]
 
@@ -149,7 +149,7 @@ def trust_line(summary: Summary) -> str:
 
 
 def gate_rule_line(run: Mapping[str, Any]) -> str:
-    """The same where there are no counts by layer: what the first tokens told, if there are any."""
+    """The same for runs without counts by layer: the rule judged by the first tokens, if any."""
     text = rule_trust(run)
     if run["tokens"] is None:
         lacks = " (no recorded choices yet; a capture of 256 tokens would verify it)"
@@ -173,7 +173,7 @@ def skipped(summary: Summary) -> list[str]:
 
 
 def _inputs(run: Mapping[str, Any]) -> list[str]:
-    """What was recorded, and which of its tests failed."""
+    """Stage of the recording, and which of its tests failed."""
     sentences = []
     trust: Mapping[str, Any] = run["trust"] or {}
     if trust.get("rms_median") is not None:

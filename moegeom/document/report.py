@@ -1,4 +1,4 @@
-"""What a command found, ready to be shown in any format."""
+"""The report of a command, ready to be shown in any format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that were asked for and have no router."""
+"""Requested layers that have no router."""
 
 from __future__ import annotations
 

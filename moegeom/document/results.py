@@ -83,10 +83,7 @@ def _limits(summary: Summary) -> list[str]:
     lost, total = num_non_finite(run), run["tokens"]["num_tokens"]
     if total and lost == total:
         return ["Not one token is finite: nothing is known of load, margins and distances."]
-    if documents is None:
-        basis = these(total - lost, "token")
-    else:
-        basis = these(documents, "document")
+    basis = these(total - lost, "token") if documents is None else these(documents, "document")
     return [
         f"This does not say that quality is lost: flipping is exposure; load holds for {basis}."
     ]

@@ -1,4 +1,4 @@
-"""What documents of studies share: their routers, what was left out and why, and the record."""
+"""Parts that documents of studies share: routers, those left out and why, the record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def left_out_facts(
 
 
 def sample_fact(counts: SampleCounts, more: str = "") -> Fact:
-    """Which tokens a study looked at, and how many of them were left out."""
+    """The sample of tokens of a study, and how many of them were left out."""
     whole, size = counts.num_recorded, counts.num_drawn
     tokens = number_of(whole, "token")
     by = "named" if counts.seed is None else f"seed {counts.seed}"

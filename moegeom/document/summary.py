@@ -1,4 +1,4 @@
-"""The facts of the first screen, taken from the results; what is said, not how it looks."""
+"""The facts of the first screen, taken from the results, without their layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Summary:
 
     @property
     def remainder(self) -> str:
-        """What the findings leave: layers without one, and what was not judged of them."""
+        """Layers without a finding, and what could not be judged of them."""
         total, with_tokens = len(self.layers), sum(bool(r.get("num_tokens")) for r in self.layers)
         clean = sum(row["router"] not in self.worst for row in self.layers)
         sentence = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"

@@ -1,4 +1,4 @@
-"""Names and messages that come from files of others, made fit to print."""
+"""Untrusted names and messages, made fit to print."""
 
 from __future__ import annotations
 

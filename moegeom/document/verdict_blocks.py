@@ -1,4 +1,4 @@
-"""What every document with a verdict tells alike: the sentence, the checks, what was left open."""
+"""Blocks of every document with a verdict: sentence, checks, open checks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def findings_excerpt(
 
 
 def _left_out(brief: Sequence[Problem], hidden: Sequence[Problem]) -> Iterator[Note]:
-    """What a screen does not say of the findings."""
+    """A note on the findings that a screen leaves out."""
     codes = ", ".join(dict.fromkeys(problem.finding.code for problem in hidden))
     parts = [f"the evidence of {number_of(len(brief), 'finding')}"] if brief else []
     parts += [f"{number_of(len(hidden), 'more finding')} ({codes})"] if hidden else []

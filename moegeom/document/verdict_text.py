@@ -1,4 +1,4 @@
-"""What every report of a verdict says in the same words: counts, places, findings."""
+"""Texts that all reports of a verdict share: counts, places, findings."""
 
 from __future__ import annotations
 

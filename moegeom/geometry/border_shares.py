@@ -1,4 +1,4 @@
-r"""How much of each tie borders the chosen set, and what ties of several orders weigh.
+r"""The share of each tie that borders the chosen set, and the weight of ties by order.
 
 A tie of order n is where n + 1 experts share one logit: a flat of codimension n. Of it, only the
 part on which between k - n and k - 1 of the other experts are above borders the chosen set: its

@@ -1,4 +1,4 @@
-r"""How many bits it takes to say numbers of a token that a model predicts up to a common one."""
+r"""Code length of the numbers of a token, given predictions up to a common offset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def contrasts(
 def contrast_bits(
     apart: Float64[np.ndarray, "tokens values"], scale: float
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""Bits of the contrasts of each token under Cauchy noise of a scale s, beside those of none.
+    r"""Bits of the contrasts of each token under Cauchy noise of scale s, less those of zeros.
 
     .. math:: \frac{m - 1}{m} \sum_i \left(\log_2 \frac{s}{s_0} + \log_2(1 + (d_{ti}/s)^2)\right)
 

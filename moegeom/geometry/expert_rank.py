@@ -1,4 +1,4 @@
-"""How many directions of the data an expert can tell apart."""
+"""The number of directions of the data that an expert responds to."""
 
 from __future__ import annotations
 

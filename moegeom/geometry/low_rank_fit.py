@@ -1,4 +1,4 @@
-r"""The update of low rank of a router under which it would choose, and tell, what another did."""
+r"""The low-rank update of a router that best reproduces another's choices and logits."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def fitted_update(
         + \sum_t \sum_e \frac{(r_{te} - \delta_{te} - c_t)^2}{2 \tau^2},
         \qquad s_{te} = \text{scores}_{te} + \text{slope}_{te} \delta_{te},
 
-    a soft count of choices against the scores, and, where something is ``logit_changes`` (changes
-    :math:`r_{te}` of logits, nan where unknown), its squared error up to a number :math:`c_t` of
-    each token; T is the median gap between the scores on both sides of the boundary, :math:`\tau`
-    the rms of what is told. Columns of ``inputs`` are scaled to equal size inside. A local minimum,
+    a soft count of choices against the scores, and, where ``logit_changes`` (:math:`r_{te}`, nan
+    where unknown) are given, their squared error up to a number :math:`c_t` of each token; T is the
+    median gap between the scores on both sides of the boundary, :math:`\tau` the rms of the logit
+    changes. Columns of ``inputs`` are scaled to equal size inside. A local minimum,
     from the leading directions of the gradient at 0. Scores that are not finite take no part.
     Zeros where nothing says anything.
 
@@ -125,7 +125,7 @@ def _set_loss(
 def _centred(
     apart: Float64[np.ndarray, "tokens experts"],
 ) -> Float64[np.ndarray, "tokens experts"]:
-    """Less the mean of what is known of each token."""
+    """Numbers less the mean of the finite ones of their token."""
     is_finite = np.isfinite(apart)
     number = np.maximum(is_finite.sum(axis=1, keepdims=True), 1)
     return apart - np.where(is_finite, apart, 0.0).sum(axis=1, keepdims=True) / number

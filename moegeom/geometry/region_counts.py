@@ -146,7 +146,7 @@ def _repeated(
     own: int,
     others: Int64[np.ndarray, "crossing"],
 ) -> int:
-    """Of the lines that cross one, how many do so where another of them does."""
+    """How many of the lines that cross line ``own`` do so where another of them does."""
     if len(others) < 2:
         return 0
     a, b, c = coefficients[own]

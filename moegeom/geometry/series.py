@@ -1,4 +1,4 @@
-r"""States of one thing over the steps of a series: alternation, return, and two things in step.
+r"""Series of states over steps: alternation, return, and agreement of two series.
 
 Every p-value here is one of permutations: what it needs is that under the null hypothesis the order
 of the steps, or the numbering of the experts, says nothing.
@@ -80,7 +80,7 @@ def least_alternation_p_value(steps: int) -> float:
 # ------------------------------------------------------------------------------------------- return
 @dataclass(frozen=True)
 class Undone:
-    """How much of what happened after an earlier state the last step takes back.
+    """How much of the change since an earlier state the last step reverses.
 
     ``share`` is that part, ``error`` its standard error; ``nearness`` is the squared distance to
     the earlier state over that to the one just before.

@@ -1,4 +1,4 @@
-r"""How many bits it takes to say which experts were chosen, given the scores of a noisy top-k.
+r"""Code length of the chosen experts, given the scores of a noisy top-k.
 
 The model: expert e is chosen where its score, disturbed by logistic noise of scale T, exceeds the
 boundary of its token. What is predicted well costs nothing, what is near the boundary about a bit,

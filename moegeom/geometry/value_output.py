@@ -1,4 +1,4 @@
-r"""What a head writes for what it reads: the product of its output and its value matrix."""
+r"""The product of output and value matrix of attention heads: spectra, dead and equal heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gates and sinks of attention do while a model runs: added up per head, no token is kept."""
+"""Sums over tokens of gates and sinks of attention, per head, while a model runs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class AttentionRecorder:
             tap.announced = announced
 
     def _after_pass(self, module: Any, arguments: tuple[Any, ...], result: Any) -> None:
-        """What is run again behind the pass, for gradients, is not announced any more."""
+        """Ends the announcement: recomputation for gradients is no new pass."""
         if self._step is not None and result is not None:
             self.num_tokens += self._taps[0].announced_tokens
         self._step = None
@@ -289,7 +289,7 @@ class _Tap:
         return 0 if self.announced is None else len(self.announced.block)
 
     def sums(self) -> LayerSums:
-        """Everything so far; RecordingError where it is not finite."""
+        """All sums so far; RecordingError where one is not finite."""
         sums = np.stack([self._sums[name] for name in SUMS])
         if not all(np.isfinite(part).all() for part in (sums, self._rows, self._input_sum)):
             raise RecordingError(
@@ -312,7 +312,7 @@ class _Tap:
 
     # ------------------------------------------------------------------------------------- hooks
     def hooks(self) -> Iterator[Any]:
-        """Puts the hooks on; each handle takes one off."""
+        """Attaches the hooks; each handle removes one."""
         if self._gate is not None:
             yield self._gate.register_forward_hook(self._after_gate)
         if self._into is not None:
@@ -355,7 +355,7 @@ class _Tap:
 
     # -------------------------------------------------------------------------------------- sums
     def _take_gates(self, seen: Mapping[str, torch.Tensor], block: np.ndarray) -> torch.Tensor:
-        """Adds gates up; gives them back, (tokens, heads, channels)."""
+        """Adds up the gates; returns them, (tokens, heads, channels)."""
         spec, stem = self.tensors.family.gate, self.tensors.gate
         assert spec is not None and stem is not None
         function = _FUNCTIONS[spec.function]
@@ -394,7 +394,7 @@ class _Tap:
     def _take_energy(
         self, into: torch.Tensor, gates: torch.Tensor | None, block: np.ndarray
     ) -> None:
-        """What heads give is what went on over its gate: models multiply in between."""
+        """Adds up squares of head outputs behind the gate, and before it: divided by the gate."""
         after = into.reshape(len(into), self._heads, -1).double()
         before = after
         if gates is not None:

@@ -127,7 +127,7 @@ class FoldCallback(TrainerCallback):
         control.should_log = should_log  # logging takes it back, and the loss is still to come
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Lets go of a step that never came to its end."""
+        """Drops a step that never ended."""
         self._leave()
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""What a capture says before and after."""
+"""Documents of a capture: the plan before it, the summary after it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
 
 
 def _too_few(num_documents: int) -> Iterator[Fact]:
-    """Said where standard errors will be missing or coarse; nothing else says it in time."""
+    """A warning where there will be too few documents for good standard errors."""
     if num_documents < NUM_BLOCKS:
         yield Fact(
             "note",
@@ -105,7 +105,7 @@ def _plan_record(plan: CapturePlan, request: CaptureRequest) -> Mapping[str, Any
 
 
 def captured_document(capture: Captured, request: CaptureRequest, view: View) -> Document:
-    """What was recorded, and what to do with it."""
+    """What was recorded, and the next command."""
     del view
     blocks = [*_captured(capture, request)]
     return Document("capture", str(capture.out), [blocks], lambda: _record(capture, request))

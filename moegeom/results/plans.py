@@ -1,4 +1,4 @@
-"""Plans of two runs beside each other, and what unfinished results hold."""
+"""Differences between the plans of two runs, and whether unfinished results hold work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = {"checkpoint": "router weights", "token_files": "tokens"}
 
 
 def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two plans: its parts by name, of the options each."""
+    """Names of the parts in which two plans differ; each option is a part."""
     parts = _differing(before, now)
     if "options" in parts:
         options = (before.get("options"), now.get("options"))

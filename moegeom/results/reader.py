@@ -203,7 +203,7 @@ class Results:
         return cells
 
     def _where(self, name: str) -> str:
-        """A table as messages call it."""
+        """The name of a table in messages."""
         return f"{self.name}, {name}" if self.path is None else f"{self.path / name}.parquet"
 
     def _check_routers(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -92,7 +92,7 @@ class ResultsWriter:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What must be equal for results to be those of the same request."""
+        """The settings in which two runs of the same request agree."""
         return self._plan
 
     def __enter__(self) -> ResultsWriter:
@@ -191,7 +191,7 @@ class ResultsWriter:
         return self._partial / "parts" / slug(router)
 
     def part_facts(self, router: str) -> dict[str, Any]:
-        """What :meth:`add_part`, or :meth:`hold`, was given as facts."""
+        """The facts passed to :meth:`add_part` or :meth:`hold`."""
         if router in self._held:
             return self._held[router][1]
         path = self.part_folder(router) / "facts.json"
@@ -209,7 +209,7 @@ class ResultsWriter:
         return self.gather(table, routers).to_pylist() if rows is None else rows
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
-        """The same as it is written."""
+        """The same rows as the Arrow table that is written."""
         if table not in self._gathered:
             rows = self._held_rows(table, routers)
             self._gathered[table] = (

@@ -1,4 +1,4 @@
-"""What every metric is held to; a plug-in's own tests run these on its ``METRIC``.
+"""Theorems that every metric must meet; a plug-in's tests run them on its ``METRIC``.
 
     from moegeom.testing.metric_theorems import THEOREMS
 

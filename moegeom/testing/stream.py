@@ -1,4 +1,4 @@
-"""A small stream of tokens of which everything is known, for the theorems about metrics.
+"""A small synthetic token stream, for the theorems about metrics.
 
 Inputs, weights and gains are small whole numbers over powers of two: every logit is exact in
 float32 in whatever order it is summed, so two ways to the same figure must agree in every bit of

@@ -1,4 +1,4 @@
-"""What was added up of attention while a model ran: a folder with two files, and no token.
+"""Sums over tokens of attention, recorded in a folder of two files.
 
 ``attention.json`` says of which checkpoint and layers, ``attention.safetensors`` has the sums.
 """
@@ -80,7 +80,7 @@ _ARRAYS = ("tokens", "queries", "sums", "histogram", "rows", "input_sum")
 
 
 def is_attention_record(path: Path) -> bool:
-    """Whether the folder holds one."""
+    """Whether the folder holds an attention record."""
     return (path / FACTS_FILE).is_file()
 
 
@@ -118,7 +118,7 @@ def write_attention_record(folder: Path, record: AttentionRecord) -> None:
 
 
 def read_attention_record(path: Path) -> AttentionRecord:
-    """The record in a folder that anyone may have written.
+    """The attention record in an untrusted folder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tests that a recording must pass before it is believed."""
+"""Tests that a recording must pass before a study uses it."""
 
 from __future__ import annotations
 

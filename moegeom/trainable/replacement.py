@@ -1,4 +1,4 @@
-"""Another router for experts that stay what they are."""
+"""Replaces the routers of a model and leaves its experts unchanged."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _tokens(old: nn.Module, where: str) -> torch.Tensor:
 
 
 def _given(router: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """What it gives for these tokens, with buffers as they were before."""
+    """Outputs of the router for these tokens; its buffers are restored afterwards."""
     state = {name: value.clone() for name, value in router.named_buffers()}
     with torch.no_grad():
         result = router.forward(tokens)

@@ -23,7 +23,7 @@ _OWN = frozenset({"model_type", "architectures", "transformers_version", "layer_
 
 @dataclass(frozen=True)
 class _Facts:
-    """What of an upcycled model an architecture must be able to say."""
+    """Facts of an upcycled model that the target architecture must express."""
 
     config: Any
     blocks: Mapping[int, UpcycledBlock]
@@ -258,7 +258,7 @@ def _reasons(facts: _Facts, name: str) -> Iterator[str]:
 def _tensors(
     model: nn.Module, facts: _Facts, target: _Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names as on disk; what the model ties is there once."""
+    """Tensors by their names on disk; tied weights once."""
     upcycled = {
         path: module for path, module in model.named_modules() if isinstance(module, UpcycledBlock)
     }
@@ -282,7 +282,7 @@ def _tensors(
 def _shared(
     own: str, block: UpcycledBlock, gate: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The shared expert behind a gate of 0, of which the sigmoid is one half."""
+    """The shared expert behind a gate of logit 0, so that its weight is one half."""
     hidden = gate.shape[1]
     yield f"{own}.shared_expert_gate.weight", gate.new_zeros(1, hidden)
     for leaf in _QWEN_LEAVES:

@@ -232,7 +232,7 @@ def _feed_forwards(model: nn.Module) -> Iterator[_Place]:
 
 
 def _takes_one(module: nn.Module) -> bool:
-    """Whether it is called with the hidden states alone."""
+    """Whether the module is called with the hidden states alone."""
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return sum(one.default is one.empty and one.kind not in kinds for one in parameters) == 1
@@ -259,7 +259,7 @@ def _expert(
 
 
 def _draw_anew(expert: nn.Module, place: _Place, drop: float, random: torch.Generator) -> None:
-    """Some neurons, with the mean and deviation of each of their matrices."""
+    """Draws some neurons anew, with the mean and deviation of each of their matrices."""
     values: list[tuple[torch.Tensor, int]] = []
     for name in (*place.first, place.last):
         is_first, matrix = name != place.last, expert.get_submodule(name)

@@ -1,4 +1,4 @@
-"""Cosines between the rows of a router, and co-activation, experts in the order of likeness."""
+"""Cosines between router rows, and co-activation; experts ordered by likeness."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _draw(source: FigureResults) -> Iterator[Chart]:
         for r in routers
         if r in random and r in best and r in most
     ]
-    kinds = [(r, name, pairs) for name in _NAMES for r, pairs in rows[name].items()]
+    kinds = [(r, name, part) for name in _NAMES for r, part in rows[name].items()]
     yield Chart(
         "gram",
         "Rows of the router, and which experts go together",
@@ -73,13 +73,10 @@ def _draw(source: FigureResults) -> Iterator[Chart]:
         "; ".join(sentences) + ".",
         panels,
         [
-            ("router", [r for r, _, pairs in kinds for _ in pairs]),
-            ("matrix", [name for _, name, pairs in kinds for _ in pairs]),
-            ("expert", [expert for _, _, pairs in kinds for expert, _ in pairs]),
-            (
-                "values_for_later_experts",
-                [_cells(row) for _, _, pairs in kinds for _, row in pairs],
-            ),
+            ("router", [r for r, _, part in kinds for _ in part]),
+            ("matrix", [name for _, name, part in kinds for _ in part]),
+            ("expert", [expert for _, _, part in kinds for expert, _ in part]),
+            ("values_for_later_experts", [_cells(row) for _, _, part in kinds for _, row in part]),
         ],
     )
 

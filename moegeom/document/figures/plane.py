@@ -94,6 +94,7 @@ def _draw(source: FigureResults) -> Iterator[Chart]:
             if (share := wide.get(router)) is not None:
                 alike += f"; the plane holds {percent(share, '.3g')} of the variance"
             texts.append(f"{layer}: {alike}")
+    alt = "; ".join(texts) or "Too few tokens to say whether near ones choose alike"
     yield Chart(
         "plane",
         "Tokens in the plane of their widest directions",
@@ -102,9 +103,7 @@ def _draw(source: FigureResults) -> Iterator[Chart]:
         "experts on the same axes, in their colours, scaled to the spread of the tokens. The "
         "sentence below gives what does not depend on a plane: whether near tokens choose alike.",
         "Clusters and gaps that look like any: all but two of the directions are left out.",
-        f"{'; '.join(texts)}."
-        if texts
-        else "Too few tokens to say whether near ones choose alike.",
+        f"{alt}.",
         [*by_choice, *by_domain],
         [
             ("router", [router for router in samples for _ in samples[router]["x"]]),

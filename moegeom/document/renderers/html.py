@@ -85,7 +85,7 @@ _ENDINGS = {"flip": "(?:s|ped|ping)?"}
 
 @cache
 def pattern() -> re.Pattern[str]:
-    """Any of the words, the longest where several fit, as a sentence may say them."""
+    """Matches any word of the glossary in a sentence, the longest where several fit."""
     longest = sorted(WORDS, key=lambda word: -len(word))
     forms = (f"{re.escape(word)}{_ENDINGS.get(word, 's?')}" for word in longest)
     return re.compile(rf"(?<![\w./-])(?:{'|'.join(forms)})(?![\w/-])", re.IGNORECASE)
@@ -187,7 +187,7 @@ def _anchor(word: str) -> str:
 
 
 def _words(body: str) -> str:
-    """What the words mean that the page says: for those who print it, or cannot hover."""
+    """Definitions of the glossary words on the page, for print and for touch screens."""
     words = [word for word in WORDS if f'href="#{_anchor(word)}"' in body]
     if not words:
         return ""

@@ -81,7 +81,7 @@ def _first_within(num_experts: int, k: int, cells: int) -> int:
 
 
 def _taken(num_experts: int, k: int, width: int, dims: int) -> int:
-    r"""What the minimum takes away: over the flats of j neurons of T - 1 experts or fewer.
+    r"""The sum that the minimum removes, over flats of j neurons of fewer than T experts.
 
     T is the least t for which :math:`\binom{E-t}{k-t} \le N_k = N_k(E, d - j)`. For each j
 

@@ -1,4 +1,4 @@
-"""Gates with a threshold: every expert above it runs, so many or so few as they are."""
+"""Gates with a threshold: every expert whose logit is above it runs."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _ANY_ORDER = {"reassoc", "contract"}
 # Without nan rules the comparisons run in vector registers.
 @njit(**UNCOUNTED, fastmath={"nnan", "nsz"})
 def _largest(row):
-    """As a float64, of numbers that are not nan."""
+    """Largest number of a row without nan, as float64."""
     largest = row[0]
     for column in range(row.shape[0]):
         largest = row[column] if row[column] > largest else largest

@@ -1,4 +1,4 @@
-"""Sums and counts over tokens, and what is compared or counted of a chosen set."""
+"""Sums and counts over tokens, keys of expert sets, and comparisons of two sets."""
 
 from __future__ import annotations
 

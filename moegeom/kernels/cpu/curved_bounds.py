@@ -208,7 +208,7 @@ def best_sum(values, start, stop, takes):
 
 @njit(**UNCOUNTED)
 def keep_groups(boundaries, q, is_kept):
-    """The groups that are kept; of equal ones, the lower index."""
+    """Marks the groups that the group mask keeps; equal scores: the lower index."""
     fill(is_kept, boundaries.num_kept == boundaries.num_groups)
     if boundaries.num_kept == boundaries.num_groups:
         return

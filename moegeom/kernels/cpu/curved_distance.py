@@ -68,7 +68,7 @@ _ONE, _TWO = np.int64(1), np.int64(2)
 
 @njit(**UNCOUNTED)
 def _clear(work):
-    """No barrier yet."""
+    """Empties the list of barriers."""
     fill(work.search.bounds, math.inf)
     fill(work.search.pair, -1)
     fill(work.search.experts, 0)
@@ -103,7 +103,7 @@ def _add_constraint(boundaries, work, number, gap, always, out, entering, radius
 
 @njit(**UNCOUNTED)
 def _add_boundary(boundaries, work, i, j, nearest, out, entering):
-    """The way to the nearest point of a boundary, from the logits of the pair there."""
+    """Adds the direction to the nearest point of a boundary, from both logits at that point."""
     lower, upper, at_i, at_j = nearest
     coefficients = work.search.coefficients
     fill(coefficients, 0.0)
@@ -147,7 +147,7 @@ def _first(work, marks, mark):
 
 @njit(**ONCE)
 def _add_swaps(boundaries, work, members, radius):
-    """Swaps between the kept groups; for scores of one logit the nearest, which is exact."""
+    """Adds swaps within the kept groups; for scores of one logit only the nearest, exactly."""
     if not boundaries.is_softmax:
         lower, upper, out, entering, at_out, at_in = nearest_boundary(boundaries, work, members)
         if lower < math.inf:
@@ -234,7 +234,7 @@ def _tops_of(q, start, stop):
 
 @njit(**UNCOUNTED)
 def _oppose(boundaries, work, ours, theirs):
-    """The constraint of the best of one group and as many of another; their number."""
+    """Builds the constraint 'group h overtakes group g'; returns its length."""
     takes = boundaries.takes
     for n in range(takes):
         work.search.experts[n] = ours[n]
@@ -317,7 +317,7 @@ def _search(boundaries, work, limit):
 
 @njit(**ONCE)
 def _sort_out(boundaries, chosen, work):
-    """Who is chosen, allowed and open; the chosen experts of kept groups, and their number."""
+    """Marks chosen, allowed and open experts; returns how many chosen ones are in kept groups."""
     size = work.each.shape[0] // boundaries.num_groups
     keep_groups(boundaries, work.each.q, work.is_kept)
     for expert in range(work.each.shape[0]):
@@ -344,7 +344,7 @@ def _along(boundaries, work, number, low, length, far):
 
 @njit(**ONCE)
 def _on_rays(boundaries, work, chosen, low, far):
-    """What changes on rays, at lengths that grow until something does.
+    """Looks for a change of the set along rays, at growing lengths.
 
     The last chosen expert against each that is out, each chosen one against the first that is out,
     and the best of each kept group against the best of each dropped one: each way down the

@@ -19,7 +19,7 @@ _INFINITY = np.uint32(0x7F800000)
 # ---------------------------------------------------------------------------------------- rounding
 @njit(**UNCOUNTED)
 def _round_row(bits, lost, out):
-    """To the nearest number whose last ``lost`` bits are 0, ties to even; nan stays."""
+    """Rounds to the nearest number whose last ``lost`` bits are 0, ties to even; nan stays."""
     below_half = np.uint32((np.uint32(1) << np.uint32(lost)) // 2 - 1)
     mask = ~np.uint32((np.uint32(1) << np.uint32(lost)) - 1)
     for column in range(bits.shape[0]):

@@ -61,7 +61,7 @@ class _Parts(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is kept of a block; the last axis is that of its samples."""
+    """Intermediate values of a block of samples, which are the last axis."""
 
     mixing: np.ndarray
     value: np.ndarray

@@ -37,7 +37,7 @@ _LIBRARIES = 'pip install "cupy-cuda13x[ctk]" brings them (or cupy-cuda12x[ctk])
 
 
 def _install() -> str:
-    """What to install for lack of CuPy."""
+    """The command that installs CuPy."""
     return f"{install_command('cuda13')} (or cuda12, whichever the driver can run)"
 
 
@@ -92,7 +92,7 @@ def first_device() -> Device:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """CUDA's errors as those of moegeom."""
+    """Raises errors of CUDA as errors of moegeom."""
     import cupy
 
     try:

@@ -1,4 +1,4 @@
-"""The single kernels, on arrays of the host: to the device, through the kernel, and back."""
+"""Single CUDA kernels on host arrays: copy to the device, run, copy back."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def run_part(
     made = [None if v is None else device.put(v) for v in outputs]
     queue = device.queue()
     block = _THREADS if layout is None else 32 * WARPS
-    queue.launch(
-        program, -(-tokens // per_block), block, (np.int64(tokens), *sizes, *copies, *made)
-    )
+    grid = -(-tokens // per_block)
+    queue.launch(program, grid, block, (np.int64(tokens), *sizes, *copies, *made))
     queue.finish()
     return [None if v is None else device.get(v) for v in made]
 
@@ -64,7 +63,7 @@ _LEAST, _LARGEST = 1e-6, 1e30
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """The inverse distances, and roundings of them that are looked at first.
+    """Inverse distances, and rounded copies that a kernel compares first.
 
     ``rounded`` and ``smallest`` are inf for what is no boundary. Where ``fits_float32`` is false
     some distance is so small or large that float64 is used throughout.

@@ -96,7 +96,7 @@ class RouteRule:
 
 @dataclass(frozen=True)
 class RouteNumbers:
-    """What the kernel is told about a router and its inputs.
+    """Scalar kernel parameters.
 
     ``typical_norm`` is 0 where outliers are not told apart; ``outliers`` is their population.
     ``two_gamma``, ``underflow``, ``longest_row`` and ``largest_bias`` bound the error of a logit,

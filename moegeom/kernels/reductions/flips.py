@@ -1,4 +1,4 @@
-"""What another arithmetic, or noise on the input, changes about the choice."""
+"""Flips under another arithmetic or under noise on the input."""
 
 from __future__ import annotations
 

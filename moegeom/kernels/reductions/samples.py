@@ -1,4 +1,4 @@
-"""Samples of tokens, with what metrics want to see of each.
+"""Samples of tokens, with the columns that metrics read of each.
 
 How small is fixed by the length of the stream, so that every token is decided by itself: samples of
 parts join into that of the whole, however it was cut, and memory does not grow with the stream.

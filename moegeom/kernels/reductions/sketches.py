@@ -1,4 +1,4 @@
-"""What is kept of more distinct things than there is room for: chosen sets, documents."""
+"""Bounded samples of what may be too many to count: chosen sets, documents."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def _rows(module: torch.nn.Module, router: Router) -> torch.Tensor:
 
 
 def _versions(gates: Iterable[EngineGate]) -> tuple[tuple[str, torch.Tensor, int], ...]:
-    """What tells of a change between two passes; tensors of inference mode count no versions."""
+    """Version counters that show a change of weights; tensors of inference mode have none."""
     return tuple(
         (f"{gate.path}.weight", weight, weight._version)
         for gate in gates
@@ -221,7 +221,7 @@ class GateTap:
         self._inputs: torch.Tensor | None = None
 
     def hooks(self) -> Iterator[Callable[[], None]]:
-        """Begins to listen; each call that comes back ends a part of it."""
+        """Attaches hooks; each returned call removes one."""
         hook = self._gate.module.register_forward_hook(self._called, with_kwargs=True)
         yield hook.remove
         if self._listen is not None:
@@ -320,7 +320,7 @@ class _Seen:
     num_recorded: int = 0
 
     def run(self, places: Int64[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
-        """Which of these positions are run for the first time; they count as run from now on."""
+        """Which of these positions are run for the first time; all are marked as run."""
         is_new = (places >= self.next) | ((places >= self.front) & (places < self.first))
         end = int(places[-1]) + 1
         if places[0] < self.first:
@@ -496,7 +496,7 @@ class EngineRecording:
         return self._routers.identity
 
     def hooks(self, deliver: Deliver) -> Iterator[Callable[[], None]]:
-        """Puts hooks on all gates; each call that comes back takes one off."""
+        """Attaches hooks to all gates; each returned call removes one."""
 
         def hear(name: str, inputs: torch.Tensor, chosen: torch.Tensor | None) -> None:
             if self._announced(name):

@@ -46,7 +46,7 @@ def foreign_stage(path: Path, request: Request) -> Stage:
 
 
 def foreign_tensor(path: Path, request: Request) -> StoredTensor:
-    """What each array of a foreign file is."""
+    """The tensor that each array of a foreign file holds."""
     return STAGE_TENSORS[foreign_stage(path, request)][0]
 
 
@@ -130,7 +130,7 @@ def expanded(router_map: Mapping[str, str], keys: Collection[str]) -> dict[str, 
 
 
 def _numbered(key: str) -> list[int | str]:
-    """To sort ``layer10`` behind ``layer9``."""
+    """A sort key that puts ``layer10`` behind ``layer9``."""
     return [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]{1,9})", key)[1:]]
 
 
@@ -139,7 +139,7 @@ _LONGEST = 60
 
 
 def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
-    """The --map that would do, as far as numbers in the keys tell."""
+    """The --map to suggest, guessed from numbers in the keys."""
     parts = [re.fullmatch(r"(.*?)([0-9]{1,5})(.*)", key, re.DOTALL) for key in unknown]
     numbered = [m for m in parts if m is not None]
     shapes = {(m[1], m[3]) for m in numbered}
@@ -197,7 +197,7 @@ def foreign_source(
 
 @dataclass(frozen=True)
 class DocumentRuns:
-    """How many documents there are, and where those begin that a block of tokens begins in.
+    """Number of documents, and the start of the document at the start of each block of tokens.
 
     ``num_documents`` is None where more than are counted come in no order. ``begun`` has for every
     block of ``_BLOCK`` tokens the first token of the run that its first token is in.
@@ -246,12 +246,12 @@ def _documents(rows: Rows, start: int, stop: int) -> Int64[np.ndarray, " tokens"
 def _is_new(
     document: Int64[np.ndarray, " tokens"], before: int | np.integer
 ) -> Bool[np.ndarray, " tokens"]:
-    """Where a token is of another document than the one in front."""
+    """True where a token is of another document than the token before it."""
     return np.diff(document, prepend=np.int64(before)) != 0
 
 
 def _num_distinct(rows: Rows) -> int | None:
-    """Documents that come in any order; None beyond ``_MOST_UNSORTED``."""
+    """Number of distinct documents, in any order; None beyond ``_MOST_UNSORTED``."""
     documents = np.zeros(0, np.int64)
     for start in range(0, rows.num_rows, _PIECE):
         piece = _documents(rows, start, min(start + _PIECE, rows.num_rows))

@@ -141,7 +141,7 @@ def _blocks(groups: Sequence[RowGroup]) -> list[range]:
 
 
 def _list_value(stored: pa.DataType) -> pa.DataType:
-    """What the lists hold; missing when it is no list."""
+    """Type of the numbers in lists; null for a type that is no list."""
     import pyarrow as pa
 
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

@@ -1,4 +1,4 @@
-"""Arrays and facts kept between runs in one file, of which nothing is believed that was changed."""
+"""Arrays and facts kept between runs in one file, with a hash that exposes any change."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class _Tensors:
     def all_layers(
         self, value: Any, dtypes: Collection[np.dtype], mask: _Mask = None
     ) -> list[Rows]:
-        """The layers of a tuple, a list or a stack, of them the rows of ``mask``."""
+        """The layers of a tuple, a list or a stack; only the rows where ``mask`` is true."""
         if not isinstance(value, list | tuple):
             return self.layers(value, "the tensor", dtypes, mask)
         if not value:
@@ -207,7 +207,7 @@ class _Tensors:
     def _placed(
         self, view: TensorView, dtype: np.dtype, key: str, num_layers: int, mask: _Mask = None
     ) -> list[Rows]:
-        """Each layer where it lies, or in memory where its numbers are strided or some left out."""
+        """Each layer in place, or in memory where it is strided or rows are masked out."""
         is_stack = len(view.shape) == 3
         num_rows, *row = view.shape[is_stack:]
         row_shape = tuple(row) or (1,)

@@ -209,7 +209,7 @@ class _Columns:
 
 
 class TraceSource(StoredSource):
-    """Choices of which a piece of a file holds those of every router: it is read whole for one."""
+    """Choices by token; a piece of a file holds those of all routers, and is read whole."""
 
 
 def trace_source(name: str, index: TokenIndex, routers: Sequence[str]) -> TraceSource:
@@ -287,7 +287,7 @@ class CountedSource:
 def counted_source(
     path: Path, trace: Trace, all_routers: Sequence[KnownRouter], names: Sequence[str]
 ) -> CountedSource:
-    """A log of counts at the routers of these names, held against all routers of the checkpoint.
+    """Counts at the routers of these ``names``, checked against all routers of the checkpoint.
 
     Raises
     ------
