@@ -44,8 +44,8 @@ class FigureResults:
     @cached_property
     def population(self) -> str:
         """What was measured as a whole: all tokens, or those of a prior."""
-        found = self._holding("layers").columns("layers", ["population"], variant=AS_STORED)
-        return next((name for name in found["population"] if is_whole(name)), ALL)
+        columns = self._holding("layers").columns("layers", ["population"], variant=AS_STORED)
+        return next((name for name in columns["population"] if is_whole(name)), ALL)
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -61,26 +61,26 @@ class FigureResults:
         """Whether a table is there and holds these columns."""
         if table not in self.results.tables():
             return False
-        held = self._holding(table).table(table)
-        return all(c in held.column_names and held[c].null_count < len(held) for c in columns)
+        rows = self._holding(table).table(table)
+        return all(c in rows.column_names and rows[c].null_count < len(rows) for c in columns)
 
     def columns(
-        self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]
+        self, table: str, names: Sequence[str], **equal: str | Sequence[str]
     ) -> dict[str, list[Any]]:
         """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
         where = {"variant": AS_STORED, "population": self.population} | equal
-        return self._holding(table).columns(table, wanted, **where)
+        return self._holding(table).columns(table, names, **where)
 
     def by_router(
-        self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]
+        self, table: str, names: Sequence[str], **equal: str | Sequence[str]
     ) -> dict[str, dict[str, list[Any]]]:
         """The same for each router that has rows, in the order of the layers."""
-        held = self.columns(table, ["router", *wanted], **equal)
+        columns = self.columns(table, ["router", *names], **equal)
         rows: dict[str, list[int]] = {}
-        for number, router in enumerate(held["router"]):
+        for number, router in enumerate(columns["router"]):
             rows.setdefault(router, []).append(number)
         return {
-            router: {name: [held[name][row] for row in rows[router]] for name in wanted}
+            router: {name: [columns[name][row] for row in rows[router]] for name in names}
             for router in self.routers
             if router in rows
         }
@@ -89,10 +89,10 @@ class FigureResults:
         """A figure of each router that has it."""
         if not self.has("layers", column):
             return {}
-        held = self.columns("layers", ["router", column], **equal)
-        pairs = zip(held["router"], held[column], strict=True)
-        found = {router: float(value) for router, value in pairs if value is not None}
-        return {router: found[router] for router in self.routers if router in found}
+        columns = self.columns("layers", ["router", column], **equal)
+        pairs = zip(columns["router"], columns[column], strict=True)
+        figures = {router: float(value) for router, value in pairs if value is not None}
+        return {router: figures[router] for router in self.routers if router in figures}
 
     def blocks(self, router: str) -> int | None:
         """Blocks of documents behind the standard errors of a router."""
@@ -101,8 +101,8 @@ class FigureResults:
 
     def worst(self, column: str, most: int = MOST_LAYERS) -> list[str]:
         """Routers with the largest figures, in the order of the layers."""
-        found = self.layers(column)
-        largest = sorted(found, key=lambda router: -found[router])[:most]
+        figures = self.layers(column)
+        largest = sorted(figures, key=lambda router: -figures[router])[:most]
         return [router for router in self.routers if router in largest]
 
 
@@ -128,10 +128,10 @@ def figures_of(results: Results, names: Sequence[str] = ()) -> list[Chart]:
 
     In the order of a page.
     """
-    drawn = FigureResults(results)
-    wanted = [DRAWINGS[name] for name in names] or DRAWINGS.all()
-    ordered = sorted(wanted, key=lambda drawing: (drawing.place, drawing.name))
-    return [figure for drawing in ordered for figure in drawing.draw(drawn)]
+    source = FigureResults(results)
+    drawings = [DRAWINGS[name] for name in names] or DRAWINGS.all()
+    ordered = sorted(drawings, key=lambda drawing: (drawing.place, drawing.name))
+    return [figure for drawing in ordered for figure in drawing.draw(source)]
 
 
 def figure_named(figures: Sequence[Chart], name: str | None) -> Chart:
@@ -142,14 +142,14 @@ def figure_named(figures: Sequence[Chart], name: str | None) -> Chart:
     UsageError
         When there is none, or none of that name.
     """
-    known = [figure.name for figure in figures]
-    if not known:
+    names = [figure.name for figure in figures]
+    if not names:
         raise UsageError("There is no figure of it: it holds no numbers to draw.")
     if name is None:
         return figures[0]
-    if name not in known:
-        raise UsageError(f"There is no figure {name!r} of it.", f"Known: {', '.join(known)}.")
-    return figures[known.index(name)]
+    if name not in names:
+        raise UsageError(f"There is no figure {name!r} of it.", f"Known: {', '.join(names)}.")
+    return figures[names.index(name)]
 
 
 # ------------------------------------------------------------------------------------------ helpers

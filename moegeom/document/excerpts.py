@@ -61,5 +61,5 @@ def worst_excerpt(
     *also: Block,
 ) -> Excerpt:
     """A table of the worst rows on a screen; on a page of all, with what is there ``also``."""
-    shown, *fewer = worst_rows(rows, badness, view)
-    return Excerpt([table(shown)], [table(rows), *also], shorter=[[table(few)] for few in fewer])
+    worst, *fewer = worst_rows(rows, badness, view)
+    return Excerpt([table(worst)], [table(rows), *also], shorter=[[table(few)] for few in fewer])

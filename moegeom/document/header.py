@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def header(summary: Summary, *labels: str, name: str = "") -> list[Block]:
-    """Whose report it is, by its ``name`` or that of the checkpoint, and these facts of it."""
+    """Title with the report's ``name`` or that of the checkpoint, and labelled facts."""
     title = Title(name or summary.run["checkpoint"]["name"], rule_line(summary))
     return [title, *(Fact(label, _LINES[label](summary)) for label in labels)]
 
@@ -57,33 +57,33 @@ def _exactness(summary: Summary, is_linear: bool) -> str:
     tokens = summary.run["tokens"]
     if tokens is not None and tokens["stage"] in ("ids", "counts"):
         return ", but there are no logits, hence no distances"
-    shares = [row.get("distance_exact_share") for row in summary.layers]
-    known = [share for share in shares if share is not None]
-    if not known:
+    column = [row.get("distance_exact_share") for row in summary.layers]
+    shares = [share for share in column if share is not None]
+    if not shares:
         if is_linear:
             return ": distances are exact"
         return "" if tokens is None else ": margins only"
-    if min(known) == 1:
+    if min(shares) == 1:
         return ": distances are exact"
-    least = percent_of_all(min(known))
+    least = percent_of_all(min(shares))
     return f": distances are exact for at least {least} of tokens, lower bounds for others"
 
 
 def routers_line(summary: Summary) -> str:
     """How many routers, how much was read, how they are stored, which layers have none."""
     run, checkpoint = summary.run, summary.run["checkpoint"]
-    found, expected = checkpoint["num_routers"], checkpoint["num_expected"]
-    count = f"{found} found" if expected is None else f"{found} of {expected} expected"
-    looked = len(run["routers"])
-    only = f" ({looked} looked at)" if looked < found else ""
+    num_routers, expected = checkpoint["num_routers"], checkpoint["num_expected"]
+    count = f"{num_routers} found" if expected is None else f"{num_routers} of {expected} expected"
+    num_scanned = len(run["routers"])
+    only = f" ({num_scanned} looked at)" if num_scanned < num_routers else ""
     dtypes = sorted({router["stored_dtype"] for router in run["routers"]})
     read, total = checkpoint["bytes_read"], checkpoint["bytes_total"]
     part = f"{size(read)} of {size(total)}" if read < total else f"all {size(read)}"
     absent = layers_without_router(run.get("layers_requested"), (r["name"] for r in run["routers"]))
-    said = f" {absent.capitalize()}." if absent else ""
+    note = f" {absent.capitalize()}." if absent else ""
     return (
         f"{count}{only}. Read {part} in {duration(checkpoint['seconds'])}. "
-        f"Stored {', '.join(dtypes).lower()}.{said}"
+        f"Stored {', '.join(dtypes).lower()}.{note}"
     )
 
 
@@ -107,10 +107,10 @@ def tokens_line(summary: Summary) -> str:
     names = (summary.run.get("device") or {}).get("names")
     took = duration(summary.run["seconds"]) + (f" on {', '.join(names)}" if names else "")
     if tokens["size_bytes"]:
-        told = f"{origin}. {size(tokens['size_bytes'])}, {took}"
+        source = f"{origin}. {size(tokens['size_bytes'])}, {took}"
     else:  # folded: no recording was written
-        told = f"taken from the running model, nothing stored. {took}"
-    return f"{tokens['num_tokens']:,}{where}, {told}{_left_out(summary)}{_decided(tokens)}"
+        source = f"taken from the running model, nothing stored. {took}"
+    return f"{tokens['num_tokens']:,}{where}, {source}{_left_out(summary)}{_decided(tokens)}"
 
 
 def _decided(tokens: Mapping[str, Any]) -> str:
@@ -120,27 +120,27 @@ def _decided(tokens: Mapping[str, Any]) -> str:
 
 def left_out_text(run: Mapping[str, Any]) -> str:
     """How many tokens were left out, and why; begins a sentence behind another."""
-    first, said = run.get("exclude_first") or 0, ""
+    first, text = run.get("exclude_first") or 0, ""
     if lost := num_non_finite(run):
-        said += f". Not finite, so left out: {lost:,}"
+        text += f". Not finite, so left out: {lost:,}"
     if first:
         counted = number_of(first, "token") if first > 1 else "token"
-        said += f". Without the first {counted} of each document"
-        said += f": {num_first:,} left out" if (num_first := run.get("num_first")) else ""
-    return said
+        text += f". Without the first {counted} of each document"
+        text += f": {num_first:,} left out" if (num_first := run.get("num_first")) else ""
+    return text
 
 
 def _left_out(summary: Summary) -> str:
     """What was left out on request, and outlier tokens, which are in every figure."""
-    said = left_out_text(summary.run)
+    text = left_out_text(summary.run)
     if summary.num_outliers:
         layers = len({row["router"] for row in summary.layers})
-        said += (
+        text += (
             f". {number_of(summary.num_outliers, 'outlier token')} in "
             f"{number_of(layers, 'layer')} (attention sinks?): "
             "population outliers, --exclude-first 1"
         )
-    return said
+    return text
 
 
 def trust_line(summary: Summary) -> str:
@@ -149,17 +149,17 @@ def trust_line(summary: Summary) -> str:
 
 
 def gate_rule_line(run: Mapping[str, Any]) -> str:
-    """The same where there are no counts by layer: what the first tokens told, if there are any."""
-    said = rule_trust(run)
+    """The same for runs without counts by layer: the rule judged by the first tokens, if any."""
+    text = rule_trust(run)
     if run["tokens"] is None:
         lacks = " (no recorded choices yet; a capture of 256 tokens would verify it)"
-        return said + lacks if rule_status(run) == "assumed" else f"{said}."
+        return text + lacks if rule_status(run) == "assumed" else f"{text}."
     share = (run["trust"] or {}).get("share_reproduced")
     if share is None:
         return " ".join([_without_choices(run), *_inputs(run)])
-    word, told = "verified" if is_verified_here(run) else "NOT verified", percent_of_all(share, 1)
-    said = f"{word}: {told} of the first recorded choices follow from the recorded inputs."
-    return " ".join([said, *_inputs(run)])
+    word, part = "verified" if is_verified_here(run) else "NOT verified", percent_of_all(share, 1)
+    text = f"{word}: {part} of the first recorded choices follow from the recorded inputs."
+    return " ".join([text, *_inputs(run)])
 
 
 def skipped(summary: Summary) -> list[str]:
@@ -173,23 +173,23 @@ def skipped(summary: Summary) -> list[str]:
 
 
 def _inputs(run: Mapping[str, Any]) -> list[str]:
-    """What was recorded, and which of its tests failed."""
-    said = []
+    """Stage of the recording, and which of its tests failed."""
+    sentences = []
     trust: Mapping[str, Any] = run["trust"] or {}
     if trust.get("rms_median") is not None:
-        said.append(f"Inputs are router inputs (rms {trust['rms_median']:.3f}).")
+        sentences.append(f"Inputs are router inputs (rms {trust['rms_median']:.3f}).")
     elif run["tokens"] and run["tokens"]["stage"] != "router_input":
-        said.append(f"Recorded stage: {run['tokens']['stage'].replace('_', ' ')}.")
+        sentences.append(f"Recorded stage: {run['tokens']['stage'].replace('_', ' ')}.")
     failed = trust.get("overridden")
     if failed:
         counted = f"{len(failed)} failed test{'s' if len(failed) > 1 else ''}"
-        said.append(f"{counted} allowed: {failed[0]}")
-    return said
+        sentences.append(f"{counted} allowed: {failed[0]}")
+    return sentences
 
 
 def _without_choices(run: Mapping[str, Any]) -> str:
-    said = rule_trust(run)
-    return f"{said} (no recorded choices)." if rule_status(run) == "assumed" else f"{said}."
+    trust = rule_trust(run)
+    return f"{trust} (no recorded choices)." if rule_status(run) == "assumed" else f"{trust}."
 
 
 def _choices(summary: Summary) -> str:

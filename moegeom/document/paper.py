@@ -97,14 +97,14 @@ def write_figure(figure: Chart, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = printable(figure)
-    across = 1 if any(panel.is_wide for panel in shown.panels) else min(3, len(shown.panels))
-    down = math.ceil(len(shown.panels) / across)
-    heights = [_height(panel) for panel in shown.panels[::across]]
+    chart = printable(figure)
+    across = 1 if any(panel.is_wide for panel in chart.panels) else min(3, len(chart.panels))
+    down = math.ceil(len(chart.panels) / across)
+    heights = [_height(panel) for panel in chart.panels[::across]]
     width = 2 * _COLUMN if across == 1 else _COLUMN * across
     # not the settings of a matplotlibrc in the working directory, which may have LaTeX run
     with plt.style.context(["default", _STYLE]):
-        drawn, axes = plt.subplots(
+        page, axes = plt.subplots(
             down,
             across,
             figsize=(width, sum(heights) + 0.9),
@@ -112,15 +112,15 @@ def write_figure(figure: Chart, path: Path) -> None:
             layout="constrained",
             height_ratios=heights,
         )
-        for axis, panel in zip(axes.flat, shown.panels, strict=False):
+        for axis, panel in zip(axes.flat, chart.panels, strict=False):
             _panel(axis, panel)
-        for axis in list(axes.flat)[len(shown.panels) :]:
+        for axis in list(axes.flat)[len(chart.panels) :]:
             axis.set_visible(False)
-        drawn.suptitle(shown.title, fontsize=10)
-        caption = f"{shown.shows} It does not show: {shown.shows_not}"
-        drawn.supxlabel(textwrap.fill(caption, int(18 * width)), fontsize=7, x=0.02, ha="left")
-        _save(drawn, path, dpi=200)
-        plt.close(drawn)
+        page.suptitle(chart.title, fontsize=10)
+        caption = f"{chart.shows} It does not show: {chart.shows_not}"
+        page.supxlabel(textwrap.fill(caption, int(18 * width)), fontsize=7, x=0.02, ha="left")
+        _save(page, path, dpi=200)
+        plt.close(page)
 
 
 def _save(figure: Figure, path: Path, dpi: int) -> None:
@@ -262,11 +262,11 @@ def _heat(axis: Axes, mark: Heat, *_: int) -> None:
     values = np.array([_numbers(row) for row in mark.values])
     colours = colors.ListedColormap(np.array(ramp(mark.middle is not None)) / 255.0)
     norm = _norm(mark)
-    shown = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     ends = [mark.low, mark.high] if mark.middle is None else [mark.low, mark.middle, mark.high]
-    bar = axis.figure.colorbar(shown, ax=axis, shrink=0.9, pad=0.02)
-    said = mark.ends or [figure_text(end) for end in ends]
-    bar.set_ticks(ends, labels=said, minor=False)
+    bar = axis.figure.colorbar(image, ax=axis, shrink=0.9, pad=0.02)
+    labels = mark.ends or [figure_text(end) for end in ends]
+    bar.set_ticks(ends, labels=labels, minor=False)
     bar.set_ticks([], minor=True)
     bar.set_label(textwrap.fill(mark.text, 22), fontsize=7)
     if mark.cells and values.size <= 400:

@@ -40,7 +40,7 @@ def render(document: Document, name: str, view: View | None = None) -> str:
     renderer = RENDERERS[name]
     if renderer.of_verdicts and document.judged is None:
         raise InternalError(f"{name} passes on verdicts; {document.kind} has none")
-    shown = dataclasses.replace(
+    safe = dataclasses.replace(
         document,
         kind=printable(document.kind),
         name=printable(document.name),
@@ -48,7 +48,7 @@ def render(document: Document, name: str, view: View | None = None) -> str:
         judged=printable(document.judged),
     )
     view = view or View()
-    text = renderer.render(shown, view)
+    text = renderer.render(safe, view)
     return text.translate(ASCII) if view.is_ascii else text
 
 

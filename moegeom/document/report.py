@@ -1,4 +1,4 @@
-"""What a command found, ready to be shown in any format."""
+"""The report of a command, ready to be shown in any format."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Report(Generic[T]):
         return self.text()
 
     def __repr__(self) -> str:
-        found = self.document
-        return f"{type(self).__name__}({found.kind}: {found.name})"
+        document = self.document
+        return f"{type(self).__name__}({document.kind}: {document.name})"
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that its style does not touch the notebook."""
@@ -135,8 +135,8 @@ class ScanReport(Report[Results]):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the checks found, worst first."""
-        found = summarise(self.value)
-        return (*found.findings, *found.notes)
+        summary = summarise(self.value)
+        return (*summary.findings, *summary.notes)
 
     def layers(self, variant: str = "as_stored", population: str = "all") -> pa.Table:
         """One row for each router; ``population`` such as ``domain=code`` counts some tokens."""

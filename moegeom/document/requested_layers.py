@@ -1,4 +1,4 @@
-"""Layers that were asked for and have no router."""
+"""Requested layers that have no router."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from moegeom.core.router import format_layers, parse_layers
 
 
-def layers_without_router(asked: str | None, routers: Iterable[str]) -> str:
+def layers_without_router(layers: str | None, routers: Iterable[str]) -> str:
     """``layer 7 was asked for and has no router``; empty when every layer has one.
 
-    ``asked`` is what ``--layers`` says, ``routers`` are the names of those that were found.
+    ``layers`` is the text of ``--layers``, ``routers`` are the names of all routers.
     """
-    if asked is None:
+    if layers is None:
         return ""
-    absent = parse_layers(asked) - {int(name.split("/")[1]) for name in routers}
+    absent = parse_layers(layers) - {int(name.split("/")[1]) for name in routers}
     if not absent:
         return ""
     several = len(absent) > 1
-    said = "s {} were asked for and have" if several else " {} was asked for and has"
-    return f"layer{said.format(format_layers(absent))} no router"
+    template = "s {} were asked for and have" if several else " {} was asked for and has"
+    return f"layer{template.format(format_layers(absent))} no router"

@@ -66,7 +66,7 @@ def _verdict(summary: Summary) -> Sequence[Block]:
         for number, word in ((errors, "error"), (warnings, "warning"))
     ]
     look: Look = "error" if errors else "warning" if warnings else "good"
-    return [Fact("VERDICT", f"{', '.join(counted)}; {summary.told}", look)]
+    return [Fact("VERDICT", f"{', '.join(counted)}; {summary.remainder}", look)]
 
 
 def _limits(summary: Summary) -> list[str]:
@@ -80,14 +80,13 @@ def _limits(summary: Summary) -> list[str]:
     if run["tokens"]["is_synthetic"]:
         return ["Geometry under a synthetic distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
-    lost, given = num_non_finite(run), run["tokens"]["num_tokens"]
-    if given and lost == given:
+    lost, total = num_non_finite(run), run["tokens"]["num_tokens"]
+    if total and lost == total:
         return ["Not one token is finite: nothing is known of load, margins and distances."]
-    if documents is None:
-        held = these(given - lost, "token")
-    else:
-        held = these(documents, "document")
-    return [f"This does not say that quality is lost: flipping is exposure; load holds for {held}."]
+    basis = these(total - lost, "token") if documents is None else these(documents, "document")
+    return [
+        f"This does not say that quality is lost: flipping is exposure; load holds for {basis}."
+    ]
 
 
 def _not_looked_at(summary: Summary) -> list[str]:
@@ -99,12 +98,12 @@ def _notes(summary: Summary, are_whole: bool) -> list[str]:
     """Why figures are missing, where there are tokens to have them of; whole with their names."""
     if summary.run["tokens"] is None:
         return []
-    found = []
+    lines = []
     for note in summary.notes:
         where = f", {summary.places(note.routers)}" if note.routers else ""
         names = f" They are {note.detail}" if are_whole and note.detail else ""
-        found.append(f"Note{where}: {note.title}{names}")
-    return found
+        lines.append(f"Note{where}: {note.title}{names}")
+    return lines
 
 
 def _record(results: Results) -> Mapping[str, Any]:
@@ -261,7 +260,7 @@ def _line(
 
 def _grouped(summary: Summary, lines: Sequence[_Line]) -> list[_Line]:
     """Layers that follow each other with the same cells become one line: ``3-7 (5)``."""
-    found: list[_Line] = []
+    groups: list[_Line] = []
     for _, alike in itertools.groupby(lines, key=lambda line: (line.cells, line.severity)):
         first, *others = alike
         if others:
@@ -272,8 +271,8 @@ def _grouped(summary: Summary, lines: Sequence[_Line]) -> list[_Line]:
                 numbers=tuple(line.numbers[0] for line in (first, *others)),
                 rank=min(line.rank for line in (first, *others)),
             )
-        found.append(first)
-    return found
+        groups.append(first)
+    return groups
 
 
 def _table(
@@ -284,9 +283,9 @@ def _table(
     has_anchors: bool = False,
 ) -> Table:
     """The chosen lines, those with findings first, and quantiles over all layers."""
-    shown = sorted(chosen, key=lambda line: (line.rank[1], line.numbers))
-    rows = [[line.name, *line.cells] for line in shown]
-    looks: list[Look] = [_LOOKS.get(line.severity, "plain") for line in shown]
+    ranked = sorted(chosen, key=lambda line: (line.rank[1], line.numbers))
+    rows = [[line.name, *line.cells] for line in ranked]
+    looks: list[Look] = [_LOOKS.get(line.severity, "plain") for line in ranked]
     if len(summary.layers) > 1:
         number = number_of(len(summary.layers), "layer")
         rows.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])
@@ -296,7 +295,7 @@ def _table(
         rows.append(["random", *(_quantile(c, summary.random, (50,)) for c in columns), "routers"])
         looks.append("dim")
     headings = (("layer", ""), *(column.heading for column in columns), ("verdict", ""))
-    hidden = sum(len(line.numbers) for line in lines) - sum(len(line.numbers) for line in shown)
+    hidden = sum(len(line.numbers) for line in lines) - sum(len(line.numbers) for line in ranked)
     return Table(
         [list(line) for line in zip(*headings, strict=True)],
         rows,
@@ -306,7 +305,7 @@ def _table(
         gap=3,
         heads_look="strong",
         rest=f"and {number_of(hidden, 'more layer')}: --detail" if hidden else "",
-        anchors=[f"layer-{line.numbers[0]}" for line in shown] if has_anchors else (),
+        anchors=[f"layer-{line.numbers[0]}" for line in ranked] if has_anchors else (),
     )
 
 

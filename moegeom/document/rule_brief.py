@@ -22,15 +22,15 @@ def rule_brief(sentence: str, routers: Sequence[Mapping[str, Any]]) -> str:
     for (score, choice), count in kinds.most_common():
         choices.setdefault(score, []).append(f"{choice} ({count}{number})")
         number = ""
-    return "; ".join(f"{score}, top {', '.join(said)}" for score, said in choices.items())
+    return "; ".join(f"{score}, top {', '.join(entries)}" for score, entries in choices.items())
 
 
 def _score(router: Mapping[str, Any]) -> str:
     score = router.get("score", "")
-    said = "logits" if score == "identity" else score.replace("_", "-")
+    name = "logits" if score == "identity" else score.replace("_", "-")
     bias = " + selection bias" if router.get("has_selection_bias") else ""
     groups = ", groups" if router.get("num_groups", 1) > 1 else ""
-    return said + bias + groups
+    return name + bias + groups
 
 
 def _choice(router: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Is the rule of these results verified or assumed: decided here, said in every header."""
+"""Whether the rule of some results is verified or assumed, for every header."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rule_status(run: Mapping[str, Any]) -> Status | None:
 
 
 def assumed(origin: str = "config") -> str:
-    """What is said of a rule that no recorded choices have verified."""
+    """The sentence about a rule that no recorded choices have verified."""
     return f"assumed from {origin}"
 
 

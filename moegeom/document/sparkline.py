@@ -18,10 +18,10 @@ def sparkline(values: Sequence[float | None]) -> str:
 
     Equal values are shown in the middle, not as a fall or a rise.
     """
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return " " * len(values)
-    low, span = min(known), max(known) - min(known)
+    low, span = min(numbers), max(numbers) - min(numbers)
     if span <= 1e-12 * max(abs(low), 1e-300):
         return "".join(" " if value is None else BLOCKS[3] for value in values)
     return "".join(

@@ -1,4 +1,4 @@
-"""What documents of studies share: their routers, what was left out and why, and the record."""
+"""Parts that documents of studies share: routers, those left out and why, the record."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def left_out_facts(
 
 
 def sample_fact(counts: SampleCounts, more: str = "") -> Fact:
-    """Which tokens a study looked at, and how many of them were left out."""
-    whole, drawn = counts.num_recorded, counts.num_drawn
+    """The sample of tokens of a study, and how many of them were left out."""
+    whole, size = counts.num_recorded, counts.num_drawn
     tokens = number_of(whole, "token")
     by = "named" if counts.seed is None else f"seed {counts.seed}"
-    of_all = f"all {tokens}" if drawn == whole else f"{drawn:,} of {tokens} ({by})"
+    of_all = f"all {tokens}" if size == whole else f"{size:,} of {tokens} ({by})"
     lost = counts.num_non_finite
     left_out = f"; {lost:,} of them not finite at a router, left out" if lost else ""
     return Fact("sample", f"{of_all}{left_out}. {more}".rstrip())

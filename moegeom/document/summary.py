@@ -1,4 +1,4 @@
-"""The facts of the first screen, taken from the results; what is said, not how it looks."""
+"""The facts of the first screen, taken from the results, without their layout."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ class Summary:
     @property
     def worst(self) -> dict[str, Finding]:
         """The worst finding of each router that has one."""
-        found: dict[str, Finding] = {}
+        by_router: dict[str, Finding] = {}
         for finding in self.findings:
             for router in finding.routers:
-                found.setdefault(router, finding)
-        return found
+                by_router.setdefault(router, finding)
+        return by_router
 
     @property
-    def told(self) -> str:
-        """What the findings leave: layers without one, and what was not judged of them."""
+    def remainder(self) -> str:
+        """Layers without a finding, and what could not be judged of them."""
         total, with_tokens = len(self.layers), sum(bool(r.get("num_tokens")) for r in self.layers)
         clean = sum(row["router"] not in self.worst for row in self.layers)
-        said = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"
+        sentence = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"
         if not with_tokens:
-            return f"{said}; weights alone, how they choose was not checked."
+            return f"{sentence}; weights alone, how they choose was not checked."
         unjudged = self.run.get("checks_inconclusive") or ()
         if with_tokens < total:
-            said += f"; {total - with_tokens} have no tokens"
+            sentence += f"; {total - with_tokens} have no tokens"
         if unjudged:
-            said += f"; not judged, too few tokens or documents: {', '.join(unjudged)}"
-        return f"{said}."
+            sentence += f"; not judged, too few tokens or documents: {', '.join(unjudged)}"
+        return f"{sentence}."
 
     def count(self, severity: str) -> int:
         """Findings of that severity."""
@@ -72,12 +72,12 @@ class Summary:
         return places(routers, {"routers": [{"name": row["router"]} for row in self.layers]})
 
 
-def _severity(found: object) -> Severity:
+def _severity(cell: object) -> Severity:
     for severity in get_args(Severity):
-        if found == severity:
+        if cell == severity:
             return severity
     raise ResultsError(
-        f"findings.parquet: severity {quoted(found)}; expected {', '.join(SEVERITY_ORDER)}.",
+        f"findings.parquet: severity {quoted(cell)}; expected {', '.join(SEVERITY_ORDER)}.",
         "It is not as a scan wrote it: scan again.",
     )
 

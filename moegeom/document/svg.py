@@ -193,11 +193,11 @@ def _scaled(value: float, scale: Scale) -> float:
 def _ends(axis: Axis, marks: Sequence[Mark], of: str, start: float, length: float) -> _Ends:
     if axis.names and of == "x":
         return _Ends(-0.5, len(axis.names) - 0.5, "linear", start, length)
-    found = [v for mark in marks for v in _values(mark, of)]
-    known = [v for v in found if v is not None and math.isfinite(v)]
+    values = [v for mark in marks for v in _values(mark, of)]
+    numbers = [v for v in values if v is not None and math.isfinite(v)]
     if axis.scale != "linear":
-        known = [v for v in known if v > 0.0]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+        numbers = [v for v in numbers if v > 0.0]
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
     if axis.scale == "linear" and of == "y":
         low = min(low, 0.0) if low < 0.35 * high or low < 0 else low - 0.1 * (high - low)
         high += 0.06 * (high - low)
@@ -296,9 +296,9 @@ def _text(
     x: float, y: float, text: str, anchor: str, turn: float = 0, most: int = _LONGEST_NAME
 ) -> str:
     """A text at a place, turned by degrees, and cut where it is a long name of somebody's."""
-    said = escape(text if len(text) <= most else f"{text[: most - 1]}…")
+    label = escape(text if len(text) <= most else f"{text[: most - 1]}…")
     turned = f' transform="rotate({turn:g} {x:.1f} {y:.1f})"' if turn else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}>{said}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}>{label}</text>'
 
 
 def _linked(text: str, links: Sequence[str], number: int) -> str:
@@ -359,8 +359,8 @@ def _bars(plot: _Plot, mark: Bars, number: int, of: int) -> Iterator[str]:
     if len(paths) <= _MOST_BARS:
         for i, path in paths:
             name = plot.names[i] if plot.names else i
-            said = escape(f"{name}: {mark.text} {figure_text(mark.y[i] or 0.0)}")
-            yield f'<path {kind} d="{path}"><title>{said}</title></path>'
+            label = escape(f"{name}: {mark.text} {figure_text(mark.y[i] or 0.0)}")
+            yield f'<path {kind} d="{path}"><title>{label}</title></path>'
     else:
         yield f'<path {kind} d="{"".join(path for _, path in paths)}"/>'
     if whiskers:
@@ -431,12 +431,12 @@ def _heat(plot: _Plot, mark: Heat, *_: int) -> Iterator[str]:
                     continue
                 x, y = plot.left + j * width, plot.top + i * height
                 r, g, b = colours[place - 1]
-                said = mark.cells[i][j] if mark.cells else figure_text(mark.values[i][j] or 0.0)
+                label = mark.cells[i][j] if mark.cells else figure_text(mark.values[i][j] or 0.0)
                 cell = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-                yield f'<rect {cell} fill="rgb({r},{g},{b})"><title>{escape(said)}</title></rect>'
-                if mark.cells and 6.2 * len(said) < width and height > 11.0:
+                yield f'<rect {cell} fill="rgb({r},{g},{b})"><title>{escape(label)}</title></rect>'
+                if mark.cells and 6.2 * len(label) < width and height > 11.0:
                     ink = "light" if is_dark((r, g, b)) else "dark"
-                    text = _text(x + width / 2, y + height / 2 + 4, said, "middle")
+                    text = _text(x + width / 2, y + height / 2 + 4, label, "middle")
                     yield f'<g class="{ink}">{text}</g>'
     yield from _key(plot, mark)
 
@@ -508,11 +508,11 @@ def shades(mark: Heat) -> list[list[int]]:
     """1 to 255 for each value from low to high, 0 for none; a middle lies at 128."""
 
     def scaled(values: object) -> np.ndarray:
-        found = np.array(values, np.float64)
+        numbers = np.array(values, np.float64)
         if mark.scale == "linear":
-            return found
+            return numbers
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.log2(found)
+            return np.log2(numbers)
 
     values = scaled([[np.nan if v is None else v for v in row] for row in mark.values])
     low, high = float(scaled(mark.low)), float(scaled(mark.high))

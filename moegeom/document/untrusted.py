@@ -1,4 +1,4 @@
-"""Names and messages that come from files of others, made fit to print."""
+"""Untrusted names and messages, made fit to print."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _mapped(value: Any) -> Any:
     if isinstance(value, str):
         if value.isprintable() and "::" not in value and "##[" not in value:
             return value
-        shown = value if value.isprintable() else "".join(map(_shown, value))
-        return _COMMAND.sub(_taken_apart, shown)
+        text = value if value.isprintable() else "".join(map(_shown, value))
+        return _COMMAND.sub(_taken_apart, text)
     if isinstance(value, dict):  # a kind of dict of its own stays that, with what it answers
         copied = copy.copy(value)
         copied.clear()
@@ -52,8 +52,8 @@ def _mapped(value: Any) -> Any:
     return value
 
 
-def _taken_apart(found: re.Match[str]) -> str:
-    return f"{found[0][:1]}\\x{ord(found[0][1]):02x}{found[0][2:]}"
+def _taken_apart(match: re.Match[str]) -> str:
+    return f"{match[0][:1]}\\x{ord(match[0][1]):02x}{match[0][2:]}"
 
 
 def _shown(character: str) -> str:

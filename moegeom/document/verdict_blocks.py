@@ -1,4 +1,4 @@
-"""What every document with a verdict tells alike: the sentence, the checks, what was left open."""
+"""Blocks of every document with a verdict: sentence, checks, open checks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def findings_excerpt(
     titles = [
         Problem(dataclasses.replace(problem.finding, **bare), problem.places) for problem in whole
     ]
-    shown = min(len(whole), MOST)
-    steps = [(full, shown) for full in range(min(shown, len(whole) - 1), 0, -1)]
-    steps += [(1, title) for title in range(shown - 1, 0, -1)]
+    most = min(len(whole), MOST)
+    steps = [(full, most) for full in range(min(most, len(whole) - 1), 0, -1)]
+    steps += [(1, title) for title in range(most - 1, 0, -1)]
     shorter = [
         [*whole[:full], *titles[full:title], *_left_out(titles[full:title], titles[title:])]
         for full, title in steps
@@ -47,12 +47,12 @@ def findings_excerpt(
 
 
 def _left_out(brief: Sequence[Problem], hidden: Sequence[Problem]) -> Iterator[Note]:
-    """What a screen does not say of the findings."""
+    """A note on the findings that a screen leaves out."""
     codes = ", ".join(dict.fromkeys(problem.finding.code for problem in hidden))
-    told = [f"the evidence of {number_of(len(brief), 'finding')}"] if brief else []
-    told += [f"{number_of(len(hidden), 'more finding')} ({codes})"] if hidden else []
-    if told:
-        yield Note(f"Not shown: {'; '.join(told)}: --detail")
+    parts = [f"the evidence of {number_of(len(brief), 'finding')}"] if brief else []
+    parts += [f"{number_of(len(hidden), 'more finding')} ({codes})"] if hidden else []
+    if parts:
+        yield Note(f"Not shown: {'; '.join(parts)}: --detail")
 
 
 def unjudged(verdict: Verdict, run: Mapping[str, Any], detail: bool) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""What every report of a verdict says in the same words: counts, places, findings."""
+"""Texts that all reports of a verdict share: counts, places, findings."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _FAILING: dict[Severity, str] = {
 
 def verdict_sentence(verdict: Verdict) -> str:
     """``PASSED: 0 errors, 1 warning; 31 checks passed, 14 need tokens. Not checked: ...``."""
-    found = [finding.severity for finding in verdict.findings]
+    severities = [finding.severity for finding in verdict.findings]
     findings = [
-        f"{found.count(severity)} {severity}{'' if found.count(severity) == 1 else 's'}"
+        f"{severities.count(severity)} {severity}{'' if severities.count(severity) == 1 else 's'}"
         for severity in SEVERITY_ORDER
-        if severity != "note" or severity in found
+        if severity != "note" or severity in severities
     ]
     checks = [
         f"{number} {words[number != 1]}"
@@ -74,14 +74,14 @@ def places(routers: Sequence[str], run: Mapping[str, Any]) -> str:
     """``layers 3-7,9``, or whole names where layers of several stacks or slots could be meant."""
     if not routers:
         return "checkpoint"
-    known = {*(router["name"] for router in run["routers"]), *routers}
-    parts = [name.split("/") for name in known]
+    names = {*(router["name"] for router in run["routers"]), *routers}
+    parts = [name.split("/") for name in names]
     if len({stack for stack, *_ in parts}) == 1 and all(
         len(rest) == 1 and rest[0].isdecimal() for _, *rest in parts
     ):
         return _layers({int(name.split("/")[1]) for name in routers})
-    if len(known) == len(routers) > 1:
-        return f"all {len(known)} routers"
+    if len(names) == len(routers) > 1:
+        return f"all {len(names)} routers"
     rest = len(routers) - _MOST_PLACES
     more = f" and {rest} more" if rest > 0 else ""
     return ", ".join(routers[:_MOST_PLACES]) + more
@@ -90,9 +90,9 @@ def places(routers: Sequence[str], run: Mapping[str, Any]) -> str:
 def _layers(layers: set[int]) -> str:
     if len(layers) == 1:
         return f"layer {format_layers(layers)}"
-    shown = ",".join(format_layers(layers).split(",")[:_MOST_PLACES])
-    rest = len(layers - parse_layers(shown))
-    return f"layers {shown}" + (f" and {rest} more" if rest else "")
+    ranges = ",".join(format_layers(layers).split(",")[:_MOST_PLACES])
+    rest = len(layers - parse_layers(ranges))
+    return f"layers {ranges}" + (f" and {rest} more" if rest else "")
 
 
 def finding_lines(finding: Finding) -> list[str]:

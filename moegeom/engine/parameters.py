@@ -200,7 +200,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
     if TokenFiles in kinds and isinstance(value, list | tuple):
-        return TokenFiles.given(value)
+        return TokenFiles.of(value)
     inner = {get_origin(kind): get_args(kind) for kind in kinds}
     if items := inner.get(tuple) or inner.get(Sequence):
         if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):

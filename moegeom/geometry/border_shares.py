@@ -1,4 +1,4 @@
-r"""How much of each tie borders the chosen set, and what ties of several orders weigh.
+r"""The share of each tie that borders the chosen set, and the weight of ties by order.
 
 A tie of order n is where n + 1 experts share one logit: a flat of codimension n. Of it, only the
 part on which between k - n and k - 1 of the other experts are above borders the chosen set: its
@@ -93,7 +93,7 @@ def border_shares(
     space of inputs, and the closed form of orthonormal rows.
     """
     order = ties.shape[1] - 1
-    found = np.full((len(ties), _GROUPS), math.nan)
+    shares = np.full((len(ties), _GROUPS), math.nan)
     for place, tied in enumerate(ties):
         square = _of_differences(gram, tied)
         if not _is_independent(square):
@@ -106,8 +106,8 @@ def border_shares(
         moved[:, tied] = -np.inf
         above = (moved > 0.0).sum(axis=1)
         is_border = (above >= k - order) & (above <= k - 1)
-        found[place] = [part.mean() for part in np.array_split(is_border, _GROUPS)]
-    return found
+        shares[place] = [part.mean() for part in np.array_split(is_border, _GROUPS)]
+    return shares
 
 
 def direction_logits(
@@ -336,8 +336,8 @@ def shares_of(
 ) -> Float64[np.ndarray, "cells"]:
     """The share of each of the given cells, 0 for those that are not listed; rows are sorted."""
     listed = map(tuple, angles.expert_set.tolist())
-    known = dict(zip(listed, angles.share.tolist(), strict=True))
-    return np.array([known.get(tuple(row), 0.0) for row in expert_set.tolist()])
+    share_of = dict(zip(listed, angles.share.tolist(), strict=True))
+    return np.array([share_of.get(tuple(row), 0.0) for row in expert_set.tolist()])
 
 
 #: Logits of directions, and directions at most.

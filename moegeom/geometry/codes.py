@@ -49,12 +49,12 @@ def in_eight_bits(
     bits or more before these. Oracle in tests: ml_dtypes.
     """
     flat = np.ascontiguousarray(values).reshape(-1)
-    found, table = np.empty_like(flat), _rounded_halves(form)
+    rounded, table = np.empty_like(flat), _rounded_halves(form)
     for start in range(0, len(flat), _AT_ONCE):
         bits = flat[start : start + _AT_ONCE].view(np.uint32)
         half = (bits >> np.uint32(16)) | ((bits & np.uint32(0xFFFF)) != 0)
-        np.take(table, half, out=found[start : start + _AT_ONCE], mode="clip")
-    return found.reshape(values.shape)
+        np.take(table, half, out=rounded[start : start + _AT_ONCE], mode="clip")
+    return rounded.reshape(values.shape)
 
 
 @cache
@@ -84,18 +84,18 @@ def decoded(
     # [groups down, height, groups across, width]
     groups = padded.reshape(len(padded) // height, height, -1, width)
     if code.form.startswith("u"):
-        found = _unsigned(groups, 2 ** int(code.form[4:]) - 1)
+        rounded = _unsigned(groups, 2 ** int(code.form[4:]) - 1)
     else:
         most = np.abs(groups).max(axis=(1, 3), keepdims=True)
         scale = np.ones_like(most) if code.largest is None else most / np.float32(code.largest)
         scale = np.where(scale > 0.0, scale, np.float32(1.0))
         if code.form in FLOATS:
             last = largest_of(code.form)  # beyond it e4m3 has nothing but nan
-            found = in_eight_bits(np.clip(groups / scale, -last, last), code.form) * scale
+            rounded = in_eight_bits(np.clip(groups / scale, -last, last), code.form) * scale
         else:
             half = 2 ** (int(code.form[3:]) - 1)
-            found = np.clip(np.rint(groups / scale), -half, half - 1) * scale
-    whole = found.reshape(padded.shape)[:experts, :hidden]
+            rounded = np.clip(np.rint(groups / scale), -half, half - 1) * scale
+    whole = rounded.reshape(padded.shape)[:experts, :hidden]
     if code.is_stored:
         whole = whole.astype(ml_dtypes.bfloat16)
     return np.ascontiguousarray(whole, np.float32)

@@ -71,9 +71,9 @@ def corrected_information_share(label: Labels, top1: Labels) -> float:
     choice, and when every token has a label of its own. Source: Vinh, Epps and Bailey 2010;
     docs/theory.md D3. Oracle in tests: shuffles.
     """
-    found, expected, entropy = _information(label, top1)
+    information, expected, entropy = _information(label, top1)
     room = entropy - expected
-    return (found - expected) / room if room > _NO_ROOM * max(entropy, 1.0) else float("nan")
+    return (information - expected) / room if room > _NO_ROOM * max(entropy, 1.0) else float("nan")
 
 
 def _information(label: Labels, top1: Labels) -> tuple[float, float, float]:
@@ -85,10 +85,10 @@ def _information(label: Labels, top1: Labels) -> tuple[float, float, float]:
     _, top1, of_top1 = np.unique(top1, return_inverse=True, return_counts=True)
     pair, of_pair = np.unique(labels * len(of_top1) + top1, return_counts=True)
     first, second = np.divmod(pair, len(of_top1))
-    found = of_pair / num * np.log(of_pair * num / (of_label[first] * of_top1[second]))
+    terms = of_pair / num * np.log(of_pair * num / (of_label[first] * of_top1[second]))
     share = of_top1 / num
     return (
-        max(float(found.sum()), 0.0),
+        max(float(terms.sum()), 0.0),
         _expected_information(of_label, of_top1, num),
         float(-(share * np.log(share)).sum()),
     )

@@ -1,4 +1,4 @@
-r"""How many bits it takes to say numbers of a token that a model predicts up to a common one."""
+r"""Code length of the numbers of a token, given predictions up to a common offset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FINEST = 2.0**-12
 
 
 def contrasts(
-    told: Float[np.ndarray, "tokens values"], predicted: Float[np.ndarray, "tokens values"]
+    observed: Float[np.ndarray, "tokens values"], predicted: Float[np.ndarray, "tokens values"]
 ) -> Float64[np.ndarray, "tokens values"]:
     r"""Differences :math:`d_{ti} = u_{ti} - v_{ti}` less their mean in each token.
 
@@ -21,14 +21,14 @@ def contrasts(
     factor. nan in all of a token where one number is not finite.
     """
     with np.errstate(invalid="ignore"):
-        apart = told.astype(np.float64) - predicted
+        apart = observed.astype(np.float64) - predicted
         return apart - apart.mean(axis=1, keepdims=True)
 
 
 def contrast_bits(
     apart: Float64[np.ndarray, "tokens values"], scale: float
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""Bits of the contrasts of each token under Cauchy noise of a scale s, beside those of none.
+    r"""Bits of the contrasts of each token under Cauchy noise of scale s, less those of zeros.
 
     .. math:: \frac{m - 1}{m} \sum_i \left(\log_2 \frac{s}{s_0} + \log_2(1 + (d_{ti}/s)^2)\right)
 
@@ -38,5 +38,5 @@ def contrast_bits(
     number = apart.shape[1]
     with np.errstate(over="ignore"):
         own = np.log1p((apart / scale) ** 2) / math.log(2.0)
-    found = (own.sum(axis=1) / number + math.log2(scale / FINEST)) * (number - 1)
-    return np.where(np.isnan(found), 0.0, found)
+    bits = (own.sum(axis=1) / number + math.log2(scale / FINEST)) * (number - 1)
+    return np.where(np.isnan(bits), 0.0, bits)

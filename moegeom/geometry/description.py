@@ -1,4 +1,4 @@
-r"""Bits that say how one matrix of rows follows from another: what a pattern saves and costs.
+r"""Description length of one matrix of rows given another: what a pattern saves and costs.
 
 What a pattern leaves of a row of D numbers is said in :math:`D \log_2 r` bits beside the finest
 that is told apart, r the length of what is left; a number that is fitted costs half the logarithm
@@ -48,7 +48,7 @@ def number_bits(count: float, fitted_to: int, before: float, after: float) -> fl
 def common_vector(
     change: Float64[np.ndarray, "rows dimension"], finest: Float64[np.ndarray, "rows"]
 ) -> Float64[np.ndarray, "dimension"]:
-    """The vector that was added to all rows, where saying it saves bits; else zeros.
+    """The vector that was added to all rows, where coding it saves bits; else zeros.
 
     It is the mean of the half of the rows that lies nearest together, so that a few rows that moved
     by themselves do not drag it, and rows that did not move at all show that there is none.
@@ -58,13 +58,13 @@ def common_vector(
     if rows < _LEAST_ROWS:
         return none
     lengths = np.linalg.norm(change, axis=1)
-    vector, kept = change.mean(axis=0), max(_LEAST_ROWS, (rows + 1) // 2)
+    vector, half = change.mean(axis=0), max(_LEAST_ROWS, (rows + 1) // 2)
     for _ in range(_ROUNDS):
         apart = np.linalg.norm(change - vector, axis=1)
-        vector = change[np.argpartition(apart, kept - 1)[:kept]].mean(axis=0)
+        vector = change[np.argpartition(apart, half - 1)[:half]].mean(axis=0)
     apart = np.linalg.norm(change - vector, axis=1)
     near = np.flatnonzero(apart <= 2.0 * np.median(apart))
-    if len(near) > kept:  # all that lie together tell it better than half of them
+    if len(near) > half:  # all that lie together tell it better than half of them
         vector = change[near].mean(axis=0)
         apart = np.linalg.norm(change - vector, axis=1)
     before, after = (float(np.sqrt(np.mean(x**2))) for x in (lengths, np.maximum(apart, finest)))

@@ -77,8 +77,8 @@ def exit_boundaries(
         for start in range(0, tokens, size):
             part = slice(start, start + size)
             cells = _Cells.of(chosen[part], moves, distances)
-            found = _walked(logits[part].astype(np.float64), cells, walks, generator, most_balls)
-            pair[part], second[part] = found
+            ends = _walked(logits[part].astype(np.float64), cells, walks, generator, most_balls)
+            pair[part], second[part] = ends
     return Exits(pair, second)
 
 
@@ -112,8 +112,8 @@ class _Cells:
         ahead = np.take_along_axis(values, self.inside[cell].astype(np.int64), axis=1)
         behind = np.take_along_axis(values, self.outside[cell].astype(np.int64), axis=1)
         with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf, which is meant
-            found = (ahead[:, :, None] - behind[:, None, :]) * self.inverse[cell]
-        return found.reshape(len(cell), self.inverse[0].size)
+            ratios = (ahead[:, :, None] - behind[:, None, :]) * self.inverse[cell]
+        return ratios.reshape(len(cell), self.inverse[0].size)
 
 
 def _walked(

@@ -161,8 +161,8 @@ def affine(
     bias: Float[np.ndarray, "outputs"] | None,
 ) -> Float[np.ndarray, "tokens outputs"]:
     """``W y + b`` of each token, in the dtype of the inputs. Oracle in tests: torch linear."""
-    found = inputs @ matrix.astype(inputs.dtype, copy=False).T
-    return found if bias is None else found + bias.astype(inputs.dtype, copy=False)
+    outputs = inputs @ matrix.astype(inputs.dtype, copy=False).T
+    return outputs if bias is None else outputs + bias.astype(inputs.dtype, copy=False)
 
 
 def over_rms(
@@ -230,8 +230,8 @@ def mixed_output(
     """
     total = None
     for expert, token, slot in tokens_by_expert(chosen):
-        found = contribution(expert, inputs[token], weights[token, slot])
+        outputs = contribution(expert, inputs[token], weights[token, slot])
         if total is None:
-            total = np.zeros((len(inputs), found.shape[1]))
-        np.add.at(total, token, found)
+            total = np.zeros((len(inputs), outputs.shape[1]))
+        np.add.at(total, token, outputs)
     return np.zeros(inputs.shape) if total is None else total

@@ -1,4 +1,4 @@
-"""How many directions of the data an expert can tell apart."""
+"""The number of directions of the data that an expert responds to."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def ranks_on_data(
 
 
 def _rank(seen: Float64[np.ndarray, "neurons dims"]) -> tuple[int, float]:
-    found = row_spectrum(seen.T @ seen, len(seen), False)
-    return found.rank, found.effective_rank if found.rank else 0.0
+    spectrum = row_spectrum(seen.T @ seen, len(seen), False)
+    return spectrum.rank, spectrum.effective_rank if spectrum.rank else 0.0
 
 
 #: Tokens whose surroundings are looked at, and neighbours of each.
@@ -176,14 +176,14 @@ def mean_pair_cosine(
     of 0 have no direction and are left out; nan where fewer than two are left.
     Oracle in tests: sklearn.metrics.pairwise.cosine_similarity.
     """
-    found = np.full(len(outputs), np.nan)
+    cosines = np.full(len(outputs), np.nan)
     for token, rows in enumerate(outputs):
         rows = rows.astype(np.float64)
         length = np.sqrt((rows**2).sum(axis=1))
         rows = rows[length > 0.0] / length[length > 0.0, None]
         if (m := len(rows)) > 1:
-            found[token] = (float((rows.sum(axis=0) ** 2).sum()) - m) / (m * (m - 1))
-    return found
+            cosines[token] = (float((rows.sum(axis=0) ** 2).sum()) - m) / (m * (m - 1))
+    return cosines
 
 
 def centred_by_expert(

@@ -90,19 +90,19 @@ def expert_spread(
     energy, spread = float((values**2).mean()), float((apart**2).mean())
     steps = spacing(mean.ravel(), unit).reshape(mean.shape)
     rounding = steps**2 / 12.0
-    variance, known = spread, np.ones_like(steps, dtype=bool)
+    variance, is_usable = spread, np.ones_like(steps, dtype=bool)
     for _ in range(_ROUNDS):  # what rounding adds makes the noise look larger than it is
-        known = steps <= _MOST_STEPS * math.sqrt(max(variance, 0.0))
-        if not known.any():
+        is_usable = steps <= _MOST_STEPS * math.sqrt(max(variance, 0.0))
+        if not is_usable.any():
             break
-        variance = float((apart**2)[:, known].mean() - rounding[known].mean())
-    is_resolved = bool(variance > 0.0 and 2 * known.sum() >= known.size)
+        variance = float((apart**2)[:, is_usable].mean() - rounding[is_usable].mean())
+    is_resolved = bool(variance > 0.0 and 2 * is_usable.sum() >= is_usable.size)
     kurtosis, edge_ratio, errors = math.nan, math.nan, {}
     if is_resolved:
-        scale = np.where(known, 1.0 / np.sqrt(variance + rounding), 0.0)
-        share = (rounding / (variance + rounding))[known]
-        kurtosis, errors["kurtosis"] = _kurtosis(apart * scale, known, share)
-        errors |= _energies(apart * scale, known)
+        scale = np.where(is_usable, 1.0 / np.sqrt(variance + rounding), 0.0)
+        share = (rounding / (variance + rounding))[is_usable]
+        kurtosis, errors["kurtosis"] = _kurtosis(apart * scale, is_usable, share)
+        errors |= _energies(apart * scale, is_usable)
         edge_ratio, errors["spectrum"] = _edge(beside, scale)
         errors["mean"] = _along(beside, mean, scale)
     return ExpertSpread(
@@ -131,8 +131,8 @@ def _correlation(values: Float64[np.ndarray, "experts rows columns"]) -> float:
 
 def _kurtosis(
     scaled: Float64[np.ndarray, "experts rows columns"],
-    known: Bool[np.ndarray, "rows columns"],
-    rounded: Float64[np.ndarray, "known"],
+    is_usable: Bool[np.ndarray, "rows columns"],
+    rounded: Float64[np.ndarray, "usable"],
 ) -> tuple[float, float]:
     """Excess kurtosis, and how far it is from that of normal numbers that were rounded.
 
@@ -140,27 +140,27 @@ def _kurtosis(
     correlation -1/(E - 1), which counts by its fourth power.
     """
     number = len(scaled)
-    squares = scaled[:, known] ** 2
-    found = float((squares**2).mean() / squares.mean() ** 2) - 3.0
+    squares = scaled[:, is_usable] ** 2
+    kurtosis = float((squares**2).mean() / squares.mean() ** 2) - 3.0
     weights = (1.0 - 1.0 / number) ** 4 + (number - 1) / number**4
     uniform = -1.2 * float((rounded**2).mean()) * weights * (number / (number - 1)) ** 2
     error = math.sqrt(24.0 * (1.0 + (number - 1.0) ** -3) / squares.size)
-    return found, (found - uniform) / error
+    return kurtosis, (kurtosis - uniform) / error
 
 
 def _energies(
-    scaled: Float64[np.ndarray, "experts rows columns"], known: Bool[np.ndarray, "rows columns"]
+    scaled: Float64[np.ndarray, "experts rows columns"], is_usable: Bool[np.ndarray, "rows columns"]
 ) -> dict[str, float]:
     """How much more energies of rows, columns and experts vary than those of noise."""
     number = len(scaled)
-    squares = scaled**2 / (scaled[:, known] ** 2).mean()
+    squares = scaled**2 / (scaled[:, is_usable] ** 2).mean()
     place = squares.mean(axis=0)
     of = {
-        "rows": _excess(place.sum(axis=1), known.sum(axis=1), number - 1.0),
-        "columns": _excess(place.sum(axis=0), known.sum(axis=0), number - 1.0),
+        "rows": _excess(place.sum(axis=1), is_usable.sum(axis=1), number - 1.0),
+        "columns": _excess(place.sum(axis=0), is_usable.sum(axis=0), number - 1.0),
     }
     if number > 2:
-        counts = np.full(number, known.sum())
+        counts = np.full(number, is_usable.sum())
         # neighbours in one place share 1/(E - 1)^2 of the variance of a square
         of["experts"] = _excess(
             squares.sum(axis=(1, 2)), counts, 1.0 / (1.0 - (number - 1.0) ** -2)
@@ -197,8 +197,8 @@ def _edge(
     some = min(number - 1, max(1, _MOST_ROWS // rows))
     contrasts = np.tensordot(helmert(some + 1), values[: some + 1], axes=1) * scale
     left_out = scale == 0.0
-    drawn = np.random.default_rng(0).standard_normal((some, int(left_out.sum())))
-    contrasts[:, left_out] = drawn
+    noise = np.random.default_rng(0).standard_normal((some, int(left_out.sum())))
+    contrasts[:, left_out] = noise
     wide = contrasts.reshape(some * rows, columns)
     wide = wide if len(wide) <= columns else wide.T
     least, most = wide.shape

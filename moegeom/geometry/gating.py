@@ -59,21 +59,21 @@ def gating_figures(
     than two blocks that hold tokens. Source: docs/attention.md.
     Oracle in tests: NumPy on the gates and weights of transformers, scipy.stats.pearsonr.
     """
-    held = tokens > 0
-    parts = {name: found[held] for name, found in sums.items()}
-    parts["tokens"] = tokens[held, None].astype(np.float64)
-    parts["queries"] = queries[held, None].astype(np.float64)
-    whole = {name: found.sum(axis=0) for name, found in parts.items()}
-    without = {name: whole[name] - found for name, found in parts.items()}
+    has_tokens = tokens > 0
+    parts = {name: blocks[has_tokens] for name, blocks in sums.items()}
+    parts["tokens"] = tokens[has_tokens, None].astype(np.float64)
+    parts["queries"] = queries[has_tokens, None].astype(np.float64)
+    whole = {name: blocks.sum(axis=0) for name, blocks in parts.items()}
+    without = {name: whole[name] - blocks for name, blocks in parts.items()}
     with np.errstate(divide="ignore", invalid="ignore"):
         return {name: _figure(of(whole), of(without)) for name, of in FIGURES.items()}
 
 
 def _figure(value: Heads, without: Blocks) -> HeadFigure:
-    known = np.isfinite(value)
+    is_finite = np.isfinite(value)
     mean, means = math.nan, without[:, :0].sum(axis=1)
-    if known.any():
-        mean, means = float(value[known].mean()), without[:, known].mean(axis=1)
+    if is_finite.any():
+        mean, means = float(value[is_finite].mean()), without[:, is_finite].mean(axis=1)
     return HeadFigure(value, jackknife_error(without), mean, float(jackknife_error(means)))
 
 

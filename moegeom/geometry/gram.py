@@ -53,16 +53,16 @@ def effective_rows(
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij,j->i", weight, weight, scale**2, dtype=np.float64))
         finite = np.asarray(lengths <= _LONGEST)
-    kept = weight if finite.all() else weight[finite]
-    if not len(kept):
+    finite_rows = weight if finite.all() else weight[finite]
+    if not len(finite_rows):
         empty = np.zeros((0, weight.shape[1]))
         return EffectiveRows(empty, np.zeros(weight.shape[1]), empty @ empty.T, lengths[:0], finite)
     # the mean of n equal numbers need not be that number: first make equal rows exactly 0
-    rows = np.subtract(kept, kept[0], dtype=np.float64)
+    rows = np.subtract(finite_rows, finite_rows[0], dtype=np.float64)
     rows *= scale
     rest = rows.mean(axis=0)
     rows -= rest
-    mean = kept[0] * scale + rest
+    mean = finite_rows[0] * scale + rest
     return EffectiveRows(rows, mean, rows @ rows.T, lengths[finite], finite)
 
 
@@ -143,8 +143,8 @@ def random_gram_score_sd(num_rows: int, dimension: int, is_centred: bool = False
     four of them, within 3 % for more. 0 where all cosines are 1 or -1, nan with fewer than two.
     Source: docs/theory.md D1 (E = 8, D = 128: .0113). Oracle in tests: Monte Carlo.
     """
-    found = random_squared_cosines(num_rows, dimension, is_centred)
-    return float(np.sqrt(found.variance / found.mean) / 2.0)
+    moments = random_squared_cosines(num_rows, dimension, is_centred)
+    return float(np.sqrt(moments.variance / moments.mean) / 2.0)
 
 
 def best_gram_score(num_rows: int, dimension: int, is_centred: bool) -> float:
@@ -227,7 +227,7 @@ def _pairings(
     Each factor is a sum over dimensions; the dimensions of factors in one loop are the same one.
     """
     ends = [row for pair in pairs for row in pair]
-    found: Counter[tuple[int, tuple[tuple[int, int], ...]]] = Counter()
+    pairings: Counter[tuple[int, tuple[tuple[int, int], ...]]] = Counter()
     for matching in _matchings(tuple(range(len(ends)))):
         partner = dict(matching) | {b: a for a, b in matching}
         left, loops = set(partner), 0
@@ -237,8 +237,8 @@ def _pairings(
                 left -= {end, end ^ 1}
                 end = partner[end ^ 1]
         factors = sorted((min(ends[a], ends[b]), max(ends[a], ends[b])) for a, b in matching)
-        found[loops, tuple(factors)] += 1
-    return found
+        pairings[loops, tuple(factors)] += 1
+    return pairings
 
 
 def _matchings(points: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -281,14 +281,14 @@ def row_spectrum(
     values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0)) if len(gram) else np.empty(0)
     if not rank or values[0] == 0.0:
         return Spectrum(0, rank, float("nan"), float("nan"))
-    kept = values[:rank]
-    nonzero = kept[kept > RANK_TOLERANCE * kept[0]]
+    leading = values[:rank]
+    nonzero = leading[leading > RANK_TOLERANCE * leading[0]]
     share = nonzero / nonzero.sum()
     full = len(nonzero) == rank
     return Spectrum(
         rank=len(nonzero),
         largest_possible_rank=rank,
-        condition=float(kept[0] / kept[-1]) if full else float("inf"),
+        condition=float(leading[0] / leading[-1]) if full else float("inf"),
         effective_rank=float(np.exp(-(share * np.log(share)).sum())),
     )
 

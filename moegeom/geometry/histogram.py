@@ -69,15 +69,15 @@ def quantile(
             continue
         below = np.cumsum(counts)
         for column, probability in enumerate(probabilities):
-            wanted = probability * total
-            index = int(np.searchsorted(below, wanted, side="left"))
+            target = probability * total
+            index = int(np.searchsorted(below, target, side="left"))
             index = min(index, len(counts) - 1)
             if index == 0:
                 result[row, column] = 0.0
             elif index == len(counts) - 1:
                 result[row, column] = np.inf
             else:
-                within = (wanted - below[index] + counts[index]) / max(counts[index], 1)
+                within = (target - below[index] + counts[index]) / max(counts[index], 1)
                 result[row, column] = edges[index] + within * (edges[index + 1] - edges[index])
     return result.reshape(*histogram.shape[:-1], len(probabilities))
 

@@ -1,4 +1,4 @@
-r"""How much of a choice the mean input makes, before any token has said what it is."""
+r"""How much of a choice the mean input decides, whatever the token."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def input_pull(scores: Float64[np.ndarray, "tokens experts"]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMoments:
-    """Of the scores of some tokens less the mean of each over experts: the mean over tokens, and
-    the mean square of the rest.
-    """
+    """Mean over tokens of token-centred scores, and mean square of what remains."""
 
     mean: Float64[np.ndarray, "experts"]
     square: float
@@ -52,10 +50,10 @@ class ScoreMoments:
 
 @dataclass(frozen=True, eq=False)
 class BlockedScores:
-    """Sums by block, from which the moments without any block follow at once.
+    """Sums by block, which give the moments without any one block by subtraction.
 
-    Of scores less the mean of each token and less ``mean``, that of all of them, so that little
-    cancels: ``sums`` over tokens, and ``squares`` over tokens and experts.
+    Sums of double-centred scores (token mean and grand ``mean`` removed, to avoid cancellation):
+    ``sums`` over tokens, and ``squares`` over tokens and experts.
     """
 
     mean: Float64[np.ndarray, "experts"]
@@ -81,15 +79,15 @@ class BlockedScores:
         return cls(mean, tokens, member @ rest, member @ squares)
 
     def without(self, block: int | None) -> ScoreMoments:
-        """Of all tokens but those of one block; the mean is nan where none are left."""
-        kept = np.ones(len(self.tokens), dtype=bool)
+        """Moments of all tokens but those of one block; the mean is nan without tokens."""
+        is_included = np.ones(len(self.tokens), dtype=bool)
         if block is not None:
-            kept[block] = False
-        number = int(self.tokens[kept].sum())
+            is_included[block] = False
+        number = int(self.tokens[is_included].sum())
         if not number:
             return ScoreMoments(np.full(len(self.mean), np.nan), math.nan)
-        moved = self.sums[kept].sum(axis=0) / number
-        square = float(self.squares[kept].sum()) / (number * len(self.mean))
+        moved = self.sums[is_included].sum(axis=0) / number
+        square = float(self.squares[is_included].sum()) / (number * len(self.mean))
         square -= float((moved**2).mean())
         return ScoreMoments(self.mean + moved, max(square, 0.0))
 

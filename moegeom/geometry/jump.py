@@ -200,15 +200,15 @@ def jump_beside(
     """:func:`jump`, and the length of the output at other inputs, in one call of ``mixed``: every
     expert is read once.
     """
-    known = np.flatnonzero(np.isfinite(point).all(axis=1))
-    sides = _differing((before[0][known], before[1][known]), (after[0][known], after[1][known]))
-    points = np.concatenate([point[known], point[known], inputs])
+    rows = np.flatnonzero(np.isfinite(point).all(axis=1))
+    sides = _differing((before[0][rows], before[1][rows]), (after[0][rows], after[1][rows]))
+    points = np.concatenate([point[rows], point[rows], inputs])
     experts, weights = (
         np.concatenate([sides[0][part], sides[1][part], chosen[part]]) for part in (0, 1)
     )
-    one, other, output = np.split(mixed(points, experts, weights), [len(known), 2 * len(known)])
+    one, other, output = np.split(mixed(points, experts, weights), [len(rows), 2 * len(rows)])
     height = np.full(len(point), np.nan)
-    height[known] = _length(one - other)
+    height[rows] = _length(one - other)
     return height, _length(output)
 
 

@@ -231,8 +231,8 @@ def jaccard_mean(counts: Pairs) -> float:
     first, second = np.triu_indices(len(counts), 1)
     together = counts[first, second]
     either = own[first] + own[second] - together
-    known = either > 0
-    return float((together[known] / either[known]).mean()) if known.any() else float("nan")
+    used = either > 0
+    return float((together[used] / either[used]).mean()) if used.any() else float("nan")
 
 
 def jaccard_chance(num_experts: int, top_k: int) -> float:

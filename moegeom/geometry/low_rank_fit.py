@@ -1,4 +1,4 @@
-r"""The update of low rank of a router under which it would choose, and tell, what another did."""
+r"""The low-rank update of a router that best reproduces another's choices and logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fitted_update(
     scores: Float64[np.ndarray, "tokens experts"],
     slope: Float64[np.ndarray, "tokens experts"],
     chosen: Integer[np.ndarray, "tokens k"],
-    told: Float64[np.ndarray, "tokens experts"] | None,
+    logit_changes: Float64[np.ndarray, "tokens experts"] | None,
     rank: int,
 ) -> Float64[np.ndarray, "experts hidden"]:
     r"""Rows :math:`U V^\top` of rank r to add, which make the choices S_t likely.
@@ -29,10 +29,10 @@ def fitted_update(
         + \sum_t \sum_e \frac{(r_{te} - \delta_{te} - c_t)^2}{2 \tau^2},
         \qquad s_{te} = \text{scores}_{te} + \text{slope}_{te} \delta_{te},
 
-    a soft count of choices against the scores, and, where something is ``told`` (changes
-    :math:`r_{te}` of logits, nan where unknown), its squared error up to a number :math:`c_t` of
-    each token; T is the median gap between the scores on both sides of the boundary, :math:`\tau`
-    the rms of what is told. Columns of ``inputs`` are scaled to equal size inside. A local minimum,
+    a soft count of choices against the scores, and, where ``logit_changes`` (:math:`r_{te}`, nan
+    where unknown) are given, their squared error up to a number :math:`c_t` of each token; T is the
+    median gap between the scores on both sides of the boundary, :math:`\tau` the rms of the logit
+    changes. Columns of ``inputs`` are scaled to equal size inside. A local minimum,
     from the leading directions of the gradient at 0. Scores that are not finite take no part.
     Zeros where nothing says anything.
 
@@ -54,8 +54,8 @@ def fitted_update(
     gap = np.abs(_edge(scores, is_chosen, is_known))
     soft = float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
     residual, tau = None, 1.0
-    if told is not None:
-        residual = told[usable]
+    if logit_changes is not None:
+        residual = logit_changes[usable]
         centred = _centred(residual)
         tau = float(np.sqrt(np.nanmean(centred**2))) if np.isfinite(centred).any() else 0.0
         if tau == 0.0:
@@ -89,8 +89,8 @@ def fitted_update(
         value, pull = loss(along @ u.T)
         return value, np.concatenate([(pull.T @ along).ravel(), (seen.T @ (pull @ u)).ravel()])
 
-    found = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
-    u, v = found[: experts * rank].reshape(experts, rank), found[experts * rank :]
+    solution = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    u, v = solution[: experts * rank].reshape(experts, rank), solution[experts * rank :]
     return (u @ v.reshape(hidden, rank).T) / np.where(size > 0.0, size, 1.0)
 
 
@@ -125,7 +125,7 @@ def _set_loss(
 def _centred(
     apart: Float64[np.ndarray, "tokens experts"],
 ) -> Float64[np.ndarray, "tokens experts"]:
-    """Less the mean of what is known of each token."""
-    known = np.isfinite(apart)
-    number = np.maximum(known.sum(axis=1, keepdims=True), 1)
-    return apart - np.where(known, apart, 0.0).sum(axis=1, keepdims=True) / number
+    """Numbers less the mean of the finite ones of their token."""
+    is_finite = np.isfinite(apart)
+    number = np.maximum(is_finite.sum(axis=1, keepdims=True), 1)
+    return apart - np.where(is_finite, apart, 0.0).sum(axis=1, keepdims=True) / number

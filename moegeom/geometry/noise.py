@@ -138,14 +138,14 @@ def noisy_distances(
     NO_BOUNDARY for a pair whose difference the noise leaves alone; 0, as without noise, for a
     permanent tie. Source: docs/theory.md A9. Oracle in tests: the covariance, entry by entry.
     """
-    found = row_distances(noisy_rows(weight, factor), bias)
-    inverse = found.inverse
-    for i, j in found.permanent_ties:
+    apart = row_distances(noisy_rows(weight, factor), bias)
+    inverse = apart.inverse
+    for i, j in apart.permanent_ties:
         # rows that differ only where there is no noise are no permanent tie
         if (weight[i] != weight[j]).any():
             inverse[i, j] = inverse[j, i] = NO_BOUNDARY
-    kept = np.argwhere(np.triu(inverse == 0.0)).astype(np.int32)
-    return RowDistances(inverse, inverse.min(axis=1), kept)
+    ties = np.argwhere(np.triu(inverse == 0.0)).astype(np.int32)
+    return RowDistances(inverse, inverse.min(axis=1), ties)
 
 
 def boundary_sigmas(
@@ -220,16 +220,16 @@ def independent_flip(
     """
     tokens, k = chosen.shape
     experts = logits.shape[1]
-    found = np.zeros(tokens)
+    flip = np.zeros(tokens)
     if k == experts:
-        return found
+        return flip
     deviations = logit_deviations(distances)
     size = max(1, _AT_ONCE // (experts * (_STEPS + 1)))
     noisy = np.flatnonzero(scale * deviations.max(initial=0.0) > 0.0)
     for start in range(0, len(noisy), size):
         part = noisy[start : start + size]
-        found[part] = _flip(logits[part].astype(np.float64), chosen[part], deviations, scale[part])
-    return found
+        flip[part] = _flip(logits[part].astype(np.float64), chosen[part], deviations, scale[part])
+    return flip
 
 
 def nearest_flip(
@@ -245,9 +245,9 @@ def nearest_flip(
     """
     tokens, k = chosen.shape
     experts = logits.shape[1]
-    found = np.zeros(tokens)
+    flip = np.zeros(tokens)
     if k == experts:
-        return found
+        return flip
     last = chosen[:, -_LAST:].astype(np.int64)
     size = max(1, _AT_ONCE // max((_LAST + _FIRST) * (_FEW_STEPS + 1), experts))
     for start in range(0, tokens, size):
@@ -260,8 +260,8 @@ def nearest_flip(
         near = [
             np.take_along_axis(a, rows, axis=1) for rows in (last[part], first) for a in (z, spread)
         ]
-        found[part] = _overtaken(*near)
-    return found
+        flip[part] = _overtaken(*near)
+    return flip
 
 
 def _largest(values: Float64[np.ndarray, "tokens experts"], count: int) -> np.ndarray:
@@ -284,13 +284,13 @@ def _overtaken(
     low = (ahead - _FEW_REACH * own).min(axis=1)[:, None]
     high = (ahead + _FEW_REACH * own).min(axis=1)[:, None]
     threshold = low + (high - low) * np.linspace(0.0, 1.0, _FEW_STEPS + 1)
-    kept, below = np.ones(threshold.shape), np.ones(threshold.shape)
+    survival, below = np.ones(threshold.shape), np.ones(threshold.shape)
     with np.errstate(over="ignore"):
         for column in range(ahead.shape[1]):
-            kept *= ndtr((ahead[:, [column]] - threshold) / own[:, [column]])
+            survival *= ndtr((ahead[:, [column]] - threshold) / own[:, [column]])
         for column in range(behind.shape[1]):
             below *= ndtr((threshold - behind[:, [column]]) / others[:, [column]])
-    falling = kept[:, :-1] - kept[:, 1:]
+    falling = survival[:, :-1] - survival[:, 1:]
     rising = 1.0 - 0.5 * (below[:, :-1] + below[:, 1:])
     return (rising * falling).sum(axis=1) / falling.sum(axis=1)
 
@@ -315,9 +315,9 @@ def _flip(
     with np.errstate(over="ignore"):
         above = sign * (z[:, None, :] - threshold[:, :, None]) / spread[:, None, :]
     logs = log_ndtr(above)
-    kept = np.exp(np.where(is_chosen[:, None, :], logs, 0.0).sum(axis=2))
+    survival = np.exp(np.where(is_chosen[:, None, :], logs, 0.0).sum(axis=2))
     overtaken = -np.expm1(np.where(is_chosen[:, None, :], 0.0, logs).sum(axis=2))
-    falling = kept[:, :-1] - kept[:, 1:]
+    falling = survival[:, :-1] - survival[:, 1:]
     return (0.5 * (overtaken[:, :-1] + overtaken[:, 1:]) * falling).sum(axis=1)
 
 

@@ -119,14 +119,14 @@ def flip_chance(
     """
     from scipy.special import log_ndtr
 
-    found = np.zeros(len(distances))
+    chance = np.zeros(len(distances))
     if scale == 0.0:
-        return found
+        return chance
     far = distances > _NEVER * scale
     near = np.flatnonzero(~far.all(axis=1))
     with np.errstate(over="ignore"):
-        found[near] = -np.expm1(log_ndtr(distances[near] / scale).sum(axis=1))
-    return found
+        chance[near] = -np.expm1(log_ndtr(distances[near] / scale).sum(axis=1))
+    return chance
 
 
 def upstream_noise(
@@ -149,12 +149,12 @@ def upstream_noise(
         return UpstreamNoise(*(0.0,) * 6)
     r = distances.astype(np.float64)
     chances = np.stack([flip_chance(r, float(scale)) for scale in _SCALES])
-    found = np.stack([_likelihoods(_spread(chances, spread), flipped) for spread in _SPREADS])
-    plain = np.unravel_index(int(np.argmax(found[:, :, 0])), found.shape[:2])
-    best = np.unravel_index(int(np.argmax(found)), found.shape)
-    gained = 2.0 * float(found[best] - found[(*plain, 0)])
+    likelihoods = np.stack([_likelihoods(_spread(chances, spread), flipped) for spread in _SPREADS])
+    plain = np.unravel_index(int(np.argmax(likelihoods[:, :, 0])), likelihoods.shape[:2])
+    best = np.unravel_index(int(np.argmax(likelihoods)), likelihoods.shape)
+    gained = 2.0 * float(likelihoods[best] - likelihoods[(*plain, 0)])
     at, row, excess = best if gained > _BELIEVED else (*plain, 0)
-    scale = _between(found[at, :, excess], int(row))
+    scale = _between(likelihoods[at, :, excess], int(row))
     noise = UpstreamNoise(scale, _SPREADS[at], float(_EXCESSES[excess]), 0.0, observed, 0.0)
     expected = float(noise.chance(r).mean())
     error = float(np.sqrt(expected * (1.0 - expected) / tokens))
@@ -188,11 +188,11 @@ def _likelihoods(
     chances: Float64[np.ndarray, "scales tokens"], flipped: Bool[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "scales excesses"]:
     stays = 1.0 - np.clip(chances, _FLOOR, 1.0 - _FLOOR)
-    kept = np.log(stays[:, ~flipped]).sum(axis=1)
-    num_kept, left = int((~flipped).sum()), stays[:, flipped]
+    log_stay = np.log(stays[:, ~flipped]).sum(axis=1)
+    num_stay, left = int((~flipped).sum()), stays[:, flipped]
     return np.stack(
         [
-            kept + num_kept * np.log1p(-excess) + np.log1p(-(1.0 - excess) * left).sum(axis=1)
+            log_stay + num_stay * np.log1p(-excess) + np.log1p(-(1.0 - excess) * left).sum(axis=1)
             for excess in _EXCESSES
         ],
         axis=1,

@@ -51,26 +51,26 @@ def _cast(dtype: type) -> Callable[[Float[np.ndarray, "..."]], Float[np.ndarray,
 
 def _cut(lost: int) -> Callable[[Float32[np.ndarray, "..."]], Float32[np.ndarray, "..."]]:
     """Rounds to the nearest number whose last ``lost`` bits are 0, ties to even."""
-    below_half, kept = np.uint32(2 ** (lost - 1) - 1), np.uint32(2**32 - 2**lost)
+    below_half, mask = np.uint32(2 ** (lost - 1) - 1), np.uint32(2**32 - 2**lost)
 
     def rounded(values: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
         single = np.ascontiguousarray(values).reshape(-1)
-        found = np.empty_like(single)
+        narrowed = np.empty_like(single)
         for start in range(0, len(single), _AT_ONCE):
             part = single[start : start + _AT_ONCE]
-            bits, out = part.view(np.uint32), found[start : start + _AT_ONCE].view(np.uint32)
+            bits, out = part.view(np.uint32), narrowed[start : start + _AT_ONCE].view(np.uint32)
             # half of what is cut off, less one where the last kept bit is even: ties go to even
             np.right_shift(bits, np.uint32(lost), out=out)
             out &= np.uint32(1)
             out += below_half
             out += bits
-            out &= kept
+            out &= mask
             with np.errstate(over="ignore", invalid="ignore"):
                 has_nan = np.isnan(np.dot(part, part))
             if has_nan:  # its bits may have run over
                 is_nan = np.isnan(part)
-                found[start : start + _AT_ONCE][is_nan] = part[is_nan]
-        return found.reshape(values.shape)
+                narrowed[start : start + _AT_ONCE][is_nan] = part[is_nan]
+        return narrowed.reshape(values.shape)
 
     return rounded
 
@@ -357,16 +357,16 @@ def _largest_size(values: Matrix, rows: int | None, columns: int | None) -> Matr
 
 
 def _is_near(
-    found: Matrix, wanted: Matrix, scales: Matrix, precision: float
+    image: Matrix, others: Matrix, scales: Matrix, precision: float
 ) -> Bool[np.ndarray, "rows columns"]:
-    return np.abs(found - wanted) <= 1.01 * precision * np.abs(found) + 1e-6 * scales
+    return np.abs(image - others) <= 1.01 * precision * np.abs(image) + 1e-6 * scales
 
 
-def _fits(found: Matrix, wanted: Matrix, scales: Matrix, precision: float) -> bool:
-    near = _is_near(found, wanted, scales, precision)
+def _fits(image: Matrix, others: Matrix, scales: Matrix, precision: float) -> bool:
+    near = _is_near(image, others, scales, precision)
     if near.mean() < 1.0 - _TIES:
         return False
-    return bool((np.abs(found - wanted) <= 1.01 * scales + precision * np.abs(found))[~near].all())
+    return bool((np.abs(image - others) <= 1.01 * scales + precision * np.abs(image))[~near].all())
 
 
 # --------------------------------------------------------------------------------- selection biases

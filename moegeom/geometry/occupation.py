@@ -96,8 +96,8 @@ def slab_occupation(
     :math:`s = |a| / \sqrt T` for a > 0, T less that of -a for a < 0, and T / 2 at 0. 0 at infinite
     m; absolute error 1e-15 T. Source: docs/theory.md A10. Oracle in tests: quadrature.
     """
-    found = _time_below(width - sigmas, horizon) - _time_below(-width - sigmas, horizon)
-    return np.where(np.isinf(sigmas), 0.0, np.maximum(found, 0.0))
+    time = _time_below(width - sigmas, horizon) - _time_below(-width - sigmas, horizon)
+    return np.where(np.isinf(sigmas), 0.0, np.maximum(time, 0.0))
 
 
 def _time_below(
@@ -206,7 +206,7 @@ def occupations(
         moved += time[:, None] * drift
     chosen = top_k(moved, k)
     near = boundary_sigmas(moved, chosen, distances).min(axis=1, initial=np.inf) <= width
-    found = []
+    by_order = []
     for order in sorted(set(orders)):
         if order == 1:
             is_in, undecided = near, 0
@@ -218,8 +218,8 @@ def occupations(
         # a share of none or all of the draws is known no better than to one of them
         spread_of_one = max(share * (1.0 - share), (1.0 - 1.0 / draws) / draws)
         error = math.sqrt(spread_of_one / draws)
-        found.append(Occupation(order, share, error, undecided / draws))
-    return found
+        by_order.append(Occupation(order, share, error, undecided / draws))
+    return by_order
 
 
 def _near_three(
@@ -231,15 +231,15 @@ def _near_three(
     """Of the draws that are near, those where some three experts nearly tie two by two: else no
     tie of three or more is as near.
     """
-    found = np.zeros(len(near), dtype=bool)
+    is_near = np.zeros(len(near), dtype=bool)
     for draw in np.flatnonzero(near).tolist():
         with np.errstate(over="ignore"):
             apart = np.abs(logits[draw][:, None] - logits[draw]) * distances.inverse
         pairs = (apart <= width) & ~np.eye(len(apart), dtype=bool)
         some = pairs.sum(axis=1) > 1
         links = pairs[np.ix_(some, some)].astype(np.float32)
-        found[draw] = bool((links * (links @ links)).any())
-    return found
+        is_near[draw] = bool((links * (links @ links)).any())
+    return is_near
 
 
 def _near_order(
@@ -254,7 +254,7 @@ def _near_order(
     """Which draws near a lower order are near this one, and of how many that is not known."""
     is_in, undecided = np.zeros(len(near), dtype=bool), 0
     for draw in np.flatnonzero(near).tolist():
-        found = order_distance(logits[draw], rows, k, order, most_nodes)
-        is_in[draw] = found.lower <= width
-        undecided += found.lower <= width < found.upper
+        bracket = order_distance(logits[draw], rows, k, order, most_nodes)
+        is_in[draw] = bracket.lower <= width
+        undecided += bracket.lower <= width < bracket.upper
     return is_in, undecided

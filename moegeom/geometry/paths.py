@@ -136,8 +136,8 @@ def cell_quantiles(
         soon = np.log(face_quantile(nearest[row], probability / sigmas.shape[1])) - 1e-9
         # one boundary that counts alone has its root at the end of the bracket
         ends = (soon, late + 1e-9)
-        found = find_root(excess, ends, args=(place,), tolerances={"xatol": 1e-11})
-        earliest[row] = np.exp(np.minimum(found.x, late))
+        root = find_root(excess, ends, args=(place,), tolerances={"xatol": 1e-11})
+        earliest[row] = np.exp(np.minimum(root.x, late))
     return earliest, latest
 
 

@@ -1,4 +1,4 @@
-r"""Laws of logits that know ever more of the data: what of a figure each of them makes."""
+r"""Normal laws of logits fitted to ever more of the data, and each law's part of a figure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reference_laws(
     rows: Float64[np.ndarray, "experts hidden"],
     inputs: Float64[np.ndarray, "some hidden"] | None,
 ) -> dict[str, LogitLaw]:
-    r"""The normal laws that these logits are held against, those that can be known.
+    r"""The normal laws that these logits are compared with, where they can be computed.
 
     With m and C the mean and covariance of the logits (divisor T), :math:`G = W W^\top`, and mean
     squares per coordinate of the inputs, :math:`s^2 = \mathrm{tr}\,\mathrm{cov}(y) / D` about their

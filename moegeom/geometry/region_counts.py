@@ -80,20 +80,20 @@ def clipped(corners: Sequence[Point], half_planes: Sequence[Line]) -> list[Point
 
     Empty where it has no interior. Source: docs/theory.md B13.
     """
-    found = list(corners)
+    polygon = list(corners)
     for line in half_planes:
-        values = [_value(line, point) for point in found]
-        kept: list[Point] = []
+        values = [_value(line, point) for point in polygon]
+        inside: list[Point] = []
         for n, value in enumerate(values):
-            after = (n + 1) % len(found)
+            after = (n + 1) % len(polygon)
             if value >= 0:
-                kept.append(found[n])
+                inside.append(polygon[n])
             if value * values[after] < 0:
-                kept.append(_between(found[n], found[after], value / (value - values[after])))
-        found = kept
-        if len(found) < 3 or max(values) <= 0:
+                inside.append(_between(polygon[n], polygon[after], value / (value - values[after])))
+        polygon = inside
+        if len(polygon) < 3 or max(values) <= 0:
             return []
-    return found
+    return polygon
 
 
 def regions_in_polygon(corners: Sequence[Point], lines: Float64[np.ndarray, "lines 3"]) -> int:
@@ -128,40 +128,40 @@ def regions_in_polygon(corners: Sequence[Point], lines: Float64[np.ndarray, "lin
     place = {end: rank for rank, end in enumerate(ends)}
     low = np.array([place[one] for one, _ in chords.values()])
     high = np.array([place[other] for _, other in chords.values()])
-    kept = list(chords)
-    shown = np.array([[float(v) for v in line] for line in kept])
+    cuts = list(chords)
+    coefficients = np.array([[float(v) for v in line] for line in cuts])
     points = 0
-    for n in range(1, len(kept)):
+    for n in range(1, len(cuts)):
         i = np.flatnonzero(
             ((low[:n] < low[n]) & (low[n] < high[:n]) & (high[:n] < high[n]))
             | ((low[n] < low[:n]) & (low[:n] < high[n]) & (high[n] < high[:n]))
         )
-        points += len(i) - _repeated(kept, shown, n, i)
-    return 1 + len(kept) + points
+        points += len(i) - _repeated(cuts, coefficients, n, i)
+    return 1 + len(cuts) + points
 
 
 def _repeated(
     lines: Sequence[Line],
-    shown: Float64[np.ndarray, "lines 3"],
+    coefficients: Float64[np.ndarray, "lines 3"],
     own: int,
     others: Int64[np.ndarray, "crossing"],
 ) -> int:
-    """Of the lines that cross one, how many do so where another of them does."""
+    """How many of the lines that cross line ``own`` do so where another of them does."""
     if len(others) < 2:
         return 0
-    a, b, c = shown[own]
-    determinant = a * shown[others, 1] - b * shown[others, 0]
+    a, b, c = coefficients[own]
+    determinant = a * coefficients[others, 1] - b * coefficients[others, 0]
     with np.errstate(all="ignore"):
-        x = (b * shown[others, 2] - c * shown[others, 1]) / determinant
-        y = (c * shown[others, 0] - a * shown[others, 2]) / determinant
+        x = (b * coefficients[others, 2] - c * coefficients[others, 1]) / determinant
+        y = (c * coefficients[others, 0] - a * coefficients[others, 2]) / determinant
         along = -b * x + a * y
     order = np.argsort(along)
     gap = np.diff(along[order])
     size = np.abs(b * x) + np.abs(a * y) + np.abs(c)
-    lost = np.abs(a * shown[others, 1]) + np.abs(b * shown[others, 0])
+    lost = np.abs(a * coefficients[others, 1]) + np.abs(b * coefficients[others, 0])
     error = (2.0**-44 * size * (1.0 + lost / np.abs(determinant)))[order]
     near = ~(gap > error[1:] + error[:-1])  # of nearly parallel lines float64 says nothing
-    found, n = 0, 0
+    count, n = 0, 0
     while n < len(near):
         if not near[n]:
             n += 1
@@ -170,9 +170,9 @@ def _repeated(
         while stop < len(near) and near[stop]:
             stop += 1
         group = others[order[n : stop + 1]]
-        found += len(group) - len({_crossing(lines[own], lines[other]) for other in group})
+        count += len(group) - len({_crossing(lines[own], lines[other]) for other in group})
         n = stop
-    return found
+    return count
 
 
 def _crossing(one: Line, other: Line) -> Point:

@@ -145,10 +145,10 @@ def usual_factor(
     0 where no row of a is longer than 0.
     """
     square = np.einsum("ij,ij->i", a, a)
-    known = square > 0.0
-    if not known.any():
+    is_nonzero = square > 0.0
+    if not is_nonzero.any():
         return 0.0
-    return float(np.median(np.einsum("ij,ij->i", a, b)[known] / square[known]))
+    return float(np.median(np.einsum("ij,ij->i", a, b)[is_nonzero] / square[is_nonzero]))
 
 
 def spread_factor(
@@ -160,8 +160,8 @@ def spread_factor(
     """
     pairs = np.triu_indices(len(a), 1)
     before, after = (squared_distances(rows, rows)[pairs] for rows in (a, b))
-    known = before > 0.0
-    return float(np.sqrt(np.median(after[known] / before[known]))) if known.any() else 0.0
+    is_apart = before > 0.0
+    return float(np.sqrt(np.median(after[is_apart] / before[is_apart]))) if is_apart.any() else 0.0
 
 
 def column_factors(
@@ -221,10 +221,10 @@ def gram_noise(
     orthogonal matrices, Monte Carlo.
     """
     lengths = np.linalg.norm(a, axis=1)
-    kept = lengths > 0.0
-    if kept.sum() < LEAST_ROWS_FOR_GRAM:
+    is_nonzero = lengths > 0.0
+    if is_nonzero.sum() < LEAST_ROWS_FOR_GRAM:
         return float("nan")
-    a, b, lengths = a[kept], b[kept], lengths[kept]
+    a, b, lengths = a[is_nonzero], b[is_nonzero], lengths[is_nonzero]
     changes = (b @ b.T - a @ a.T) / (lengths[:, None] * lengths[None, :])
     changes *= np.sqrt(a.shape[1] / 2.0)
     np.fill_diagonal(changes, np.diag(changes) / np.sqrt(2.0))
@@ -314,14 +314,14 @@ def _has_cycle(leads: Bool[np.ndarray, "nodes nodes"]) -> bool:
 
 def cycles(order: Int64[np.ndarray, "rows"]) -> list[list[int]]:
     """The cycles of a permutation that move anything."""
-    left, found = set(np.flatnonzero(order != np.arange(len(order))).tolist()), []
+    left, loops = set(np.flatnonzero(order != np.arange(len(order))).tolist()), []
     while left:
         cycle = [min(left)]
         while (after := int(order[cycle[-1]])) != cycle[0]:
             cycle.append(after)
         left -= set(cycle)
-        found.append(cycle)
-    return found
+        loops.append(cycle)
+    return loops
 
 
 def _length_ratio(
@@ -331,8 +331,8 @@ def _length_ratio(
     lengths = [np.sort(np.linalg.norm(rows, axis=1)) for rows in (a, b)]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = lengths[1] / lengths[0]
-    known = ratios[np.isfinite(ratios)]
-    return float(np.median(known)) if known.size else float("nan")
+    finite = ratios[np.isfinite(ratios)]
+    return float(np.median(finite)) if finite.size else float("nan")
 
 
 # -------------------------------------------------------------------------------- places of experts

@@ -111,9 +111,9 @@ def kept_groups(
 ) -> Bool[np.ndarray, "tokens groups"]:
     """True for the ``num_kept`` best groups of each token; equal groups: the lower index wins."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :num_kept]
-    kept = np.zeros(scores.shape, dtype=bool)
-    np.put_along_axis(kept, order, True, axis=1)
-    return kept
+    is_best = np.zeros(scores.shape, dtype=bool)
+    np.put_along_axis(is_best, order, True, axis=1)
+    return is_best
 
 
 def group_mask(
@@ -124,8 +124,8 @@ def group_mask(
     The fill is a fact of the code that a family runs on: 0.0 and -inf choose differently as soon
     as a kept score is negative (docs/theory.md E2).
     """
-    kept = kept_groups(group_scores(selection, groups), groups.num_kept)
-    allowed = np.repeat(kept, selection.shape[1] // groups.num_groups, axis=1)
+    is_best = kept_groups(group_scores(selection, groups), groups.num_kept)
+    allowed = np.repeat(is_best, selection.shape[1] // groups.num_groups, axis=1)
     return np.where(allowed, selection.astype(np.float64), groups.fill)
 
 

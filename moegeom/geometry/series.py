@@ -1,4 +1,4 @@
-r"""States of one thing over the steps of a series: alternation, return, and two things in step.
+r"""Series of states over steps: alternation, return, and agreement of two series.
 
 Every p-value here is one of permutations: what it needs is that under the null hypothesis the order
 of the steps, or the numbering of the experts, says nothing.
@@ -27,13 +27,13 @@ def changes(
     Frobenius norms, no unit. 0 where the digests are the same, whatever the matrices are; inf for
     a matrix that was zero and no longer is.
     """
-    found = np.zeros(max(len(states) - 1, 0))
-    for index in range(len(found)):
+    relative = np.zeros(max(len(states) - 1, 0))
+    for index in range(len(relative)):
         if not digests[index] or digests[index] != digests[index + 1]:
             before, after = (states[i].astype(np.float64) for i in (index, index + 1))
             moved, length = float(np.linalg.norm(after - before)), float(np.linalg.norm(before))
-            found[index] = moved / length if length > 0.0 else math.inf if moved else 0.0
-    return found
+            relative[index] = moved / length if length > 0.0 else math.inf if moved else 0.0
+    return relative
 
 
 # -------------------------------------------------------------------------------------- alternation
@@ -80,7 +80,7 @@ def least_alternation_p_value(steps: int) -> float:
 # ------------------------------------------------------------------------------------------- return
 @dataclass(frozen=True)
 class Undone:
-    """How much of what happened after an earlier state the last step takes back.
+    """How much of the change since an earlier state the last step reverses.
 
     ``share`` is that part, ``error`` its standard error; ``nearness`` is the squared distance to
     the earlier state over that to the one just before.
@@ -158,12 +158,12 @@ def rank_agreement(
     variance = float((products**2).sum()) / max(experts - 1, 1)
     if experts < 3 or most == 0.0 or variance <= 0.0:
         return RankAgreement(0.0, 1.0, 1.0)
-    found = float(np.trace(products))
+    agreement = float(np.trace(products))
     by_chance = 1.96 * math.sqrt(variance) / most
     if experts <= _MOST_NUMBERED:
         sums = products[np.arange(experts), _numberings(experts)].sum(axis=1)
-        p_value = float((sums >= found - 1e-9 * most).mean())
-        return RankAgreement(found / most, by_chance, p_value)
+        p_value = float((sums >= agreement - 1e-9 * most).mean())
+        return RankAgreement(agreement / most, by_chance, p_value)
     low, high = (
         float(products[linear_sum_assignment(products, maximize=largest)].sum())
         for largest in (False, True)
@@ -173,10 +173,10 @@ def rank_agreement(
     p_value = 1.0
     if spread > 0.0:
         # betainc of the other end: no digits are lost in a small tail
-        at = min(max((high - found) / (high - low), 0.0), 1.0)
+        at = min(max((high - agreement) / (high - low), 0.0), 1.0)
         p_value = float(betainc((1.0 - middle) * spread, middle * spread, at))
     least = max(_share_without_effect(ranks) for ranks in (r, q))
-    return RankAgreement(found / most, by_chance, max(p_value, least))
+    return RankAgreement(agreement / most, by_chance, max(p_value, least))
 
 
 #: Experts up to which every numbering is tried.

@@ -1,4 +1,4 @@
-r"""How many bits it takes to say which experts were chosen, given the scores of a noisy top-k.
+r"""Code length of the chosen experts, given the scores of a noisy top-k.
 
 The model: expert e is chosen where its score, disturbed by logistic noise of scale T, exceeds the
 boundary of its token. What is predicted well costs nothing, what is near the boundary about a bit,
@@ -69,10 +69,10 @@ class SetDistances:
         """
         own = self._by_expert(temperature, ties).sum(axis=1, dtype=np.float64)
         with np.errstate(under="ignore"):
-            found = -np.logaddexp2(
+            bits = -np.logaddexp2(
                 math.log2(1.0 - OUTRIGHT) - own, math.log2(OUTRIGHT) - self.outright
             )
-        return np.maximum(found, 0.0, out=found)
+        return np.maximum(bits, 0.0, out=bits)
 
     def _by_expert(self, temperature: float, ties: str) -> Float32[np.ndarray, "tokens experts"]:
         """The same bits by expert, of the scores alone."""
@@ -155,9 +155,9 @@ def chosen_mask(
     chosen: Integer[np.ndarray, "tokens k"], experts: int
 ) -> Bool[np.ndarray, "tokens experts"]:
     """Which experts each token chose."""
-    found = np.zeros((len(chosen), experts), bool)
-    np.put_along_axis(found, chosen.astype(np.int64), True, axis=1)
-    return found
+    is_chosen = np.zeros((len(chosen), experts), bool)
+    np.put_along_axis(is_chosen, chosen.astype(np.int64), True, axis=1)
+    return is_chosen
 
 
 def _spacing(gap: Float64[np.ndarray, "tokens"]) -> float:
@@ -216,7 +216,7 @@ def fitted_bias(
     finite = np.where(np.isfinite(scores), scores, np.nan)
     experts, k = scores.shape[1], chosen.shape[1]
     total = np.nansum if np.isnan(finite).any() else np.sum
-    wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
+    counts = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
     _, spacing = boundary(scores, k)
     bias = np.zeros(experts)
     for soft in _SOFT:
@@ -228,7 +228,7 @@ def fitted_bias(
                 chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
             expected = total(chance, axis=0)
             slope = total(chance * (1.0 - chance), axis=0) / scale
-            change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
+            change = (counts - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
             before = bias
             bias = bias + np.clip(change, -4.0 * scale, 4.0 * scale)
             bias -= np.median(bias)

@@ -82,11 +82,11 @@ def slope(step: Values, value: Values, error: Values | None = None) -> Slope:
     """
     from scipy.stats import norm, t
 
-    known = np.isfinite(value)
-    x, y = step[known], value[known]
+    is_finite = np.isfinite(value)
+    x, y = step[is_finite], value[is_finite]
     if len(x) < 2 or np.ptp(x) == 0.0:
         return Slope(math.nan, math.nan)
-    errors = None if error is None else error[known]
+    errors = None if error is None else error[is_finite]
     has_errors = errors is not None and bool((np.isfinite(errors) & (errors > 0.0)).all())
     weight = np.ones(len(x))
     if errors is not None and has_errors:
@@ -95,16 +95,16 @@ def slope(step: Values, value: Values, error: Values | None = None) -> Slope:
     centred = x - np.average(x, weights=weight)
     height = y - np.average(y, weights=weight)
     square = float(weight @ centred**2)
-    found = float((weight * centred) @ height) / square
+    beta = float((weight * centred) @ height) / square
     widths = []
     if len(x) > 2:
-        rest = height - found * centred
+        rest = height - beta * centred
         spread = math.sqrt(float(weight @ rest**2) / (len(x) - 2) / square)
         widths.append(float(t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * spread)
     if errors is not None and has_errors:
         noise = float(errors.min()) / math.sqrt(square)
         widths.append(float(norm.ppf(0.5 + CONFIDENCE / 2)) * noise)
-    return Slope(found, max(widths, default=math.nan))
+    return Slope(beta, max(widths, default=math.nan))
 
 
 def departures(value: Values, error: Values, freedom: float) -> Values:
@@ -139,5 +139,5 @@ def onset(p_values: Values, level: float) -> int | None:
     The steps after the first are as many looks at one series: ``level`` is divided by their number.
     """
     looks = max(len(p_values) - 1, 1)
-    found = np.flatnonzero(p_values <= level / looks)
-    return int(found[0]) if len(found) else None
+    steps = np.flatnonzero(p_values <= level / looks)
+    return int(steps[0]) if len(steps) else None

@@ -1,4 +1,4 @@
-r"""What a head writes for what it reads: the product of its output and its value matrix."""
+r"""The product of output and value matrix of attention heads: spectra, dead and equal heads."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def product_spectra(
     heads, _, channels = outputs.shape
     group = heads // len(values)
     right = [np.linalg.qr(one.T.astype(np.float64), mode="r") for one in values]
-    found = np.zeros((heads, channels))
+    spectra = np.zeros((heads, channels))
     for head in range(heads):
         left = np.linalg.qr(outputs[head].astype(np.float64), mode="r")
         core = left @ right[head // group].T
         spectrum = np.linalg.svd(core, compute_uv=False)
-        found[head, : len(spectrum)] = spectrum
-    return found
+        spectra[head, : len(spectrum)] = spectrum
+    return spectra
 
 
 def spectrum_rank(spectrum: Float64[np.ndarray, "values"]) -> tuple[int, float]:
@@ -47,11 +47,11 @@ def spectrum_rank(spectrum: Float64[np.ndarray, "values"]) -> tuple[int, float]:
     :math:`p = s / \sum s` over these. 0 and 0.0 for zeros. Source: Roy and Vetterli 2007. Oracle in
     tests: numpy.linalg.matrix_rank, equal values.
     """
-    kept = spectrum[spectrum > RANK_TOLERANCE * spectrum.max(initial=0.0)]
-    if not len(kept):
+    nonzero = spectrum[spectrum > RANK_TOLERANCE * spectrum.max(initial=0.0)]
+    if not len(nonzero):
         return 0, 0.0
-    share = kept / kept.sum()
-    return len(kept), float(np.exp(-(share * np.log(share)).sum()))
+    share = nonzero / nonzero.sum()
+    return len(nonzero), float(np.exp(-(share * np.log(share)).sum()))
 
 
 def dead_heads(
@@ -85,18 +85,18 @@ def alike_heads(
     seen = np.stack([outputs[h] @ (values[h // group] @ probes) for h in range(heads)])
     flat = seen.reshape(heads, -1)
     length = np.linalg.norm(flat, axis=1)
-    known = np.flatnonzero(length > 0.0)
-    flat = flat[known] / length[known, None]
+    nonzero = np.flatnonzero(length > 0.0)
+    flat = flat[nonzero] / length[nonzero, None]
     close = flat @ flat.T > _LEAST_PROBED
-    pairs = [(known[i], known[j]) for i, j in _above(close)]
-    found = []
+    pairs = [(nonzero[i], nonzero[j]) for i, j in _above(close)]
+    alike = []
     for one, two in pairs:
         cosine = _product_cosine(
             (values[one // group], outputs[one]), (values[two // group], outputs[two])
         )
         if cosine >= least:
-            found.append((int(one), int(two), cosine))
-    return found
+            alike.append((int(one), int(two), cosine))
+    return alike
 
 
 def _above(close: Bool[np.ndarray, "rows rows"]) -> Iterator[tuple[int, int]]:

@@ -157,8 +157,8 @@ class TokenBatch:
     order_distance: OrderDistances | None = None
     jumps: Jumps | None = None
 
-    def __init__(self, **known: object) -> None:
-        vars(self).update(known)
+    def __init__(self, **quantities: object) -> None:
+        vars(self).update(quantities)
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

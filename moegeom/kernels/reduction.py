@@ -40,7 +40,7 @@ class Extent:
 
 
 class Accumulator(Protocol):
-    """Takes batches in; gives its state out as arrays at any moment."""
+    """Folds batches into a state of arrays, which can be read at any moment."""
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None: ...
 
@@ -151,7 +151,7 @@ VIEWS = Rooms("view", "moegeom.kernels.reductions", StateView)
 
 
 def reductions_for(is_used: Callable[[Use], bool]) -> tuple[str, ...]:
-    """Names of the reductions whose use is such."""
+    """Names of the reductions whose ``use`` passes the test."""
     return tuple(name for name in REDUCTIONS.names() if is_used(REDUCTIONS[name].use))
 
 
@@ -223,7 +223,7 @@ def block_total(counts: np.ndarray, population: int | None, without: int | None)
 
 
 def added(first: State, second: State) -> State:
-    """Arrays of one name added up."""
+    """The sum of two states, array by array."""
     return {name: first[name] + second[name] for name in first}
 
 

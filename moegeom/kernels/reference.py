@@ -79,8 +79,8 @@ def boundary_distance(
 
     ``margin`` is that of ``chosen``; faster kernels prune with it.
     """
-    found = linear.boundary_distance(logits, chosen, rows)
-    return found.distance, found.pair if wants_pair else None
+    boundary = linear.boundary_distance(logits, chosen, rows)
+    return boundary.distance, boundary.pair if wants_pair else None
 
 
 def distance_bracket(
@@ -97,8 +97,8 @@ def distance_bracket(
     ``chosen`` are the largest of ``logits`` and ``margin`` is theirs, so that m > k or m = E;
     faster kernels prune with it.
     """
-    found = linear.distance_bracket(logits, expert, chosen, rows)
-    return found.lower, found.upper, found.pair
+    bracket = linear.distance_bracket(logits, expert, chosen, rows)
+    return bracket.lower, bracket.upper, bracket.pair
 
 
 def rounding_sigmas(

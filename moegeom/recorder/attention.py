@@ -1,4 +1,4 @@
-"""What gates and sinks of attention do while a model runs: added up per head, no token is kept."""
+"""Sums over tokens of gates and sinks of attention, per head, while a model runs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class AttentionRecorder:
             tap.announced = announced
 
     def _after_pass(self, module: Any, arguments: tuple[Any, ...], result: Any) -> None:
-        """What is run again behind the pass, for gradients, is not announced any more."""
+        """Ends the announcement: recomputation for gradients is no new pass."""
         if self._step is not None and result is not None:
             self.num_tokens += self._taps[0].announced_tokens
         self._step = None
@@ -189,7 +189,7 @@ def listened_layers(store: TensorStore, layers: str | None) -> list[AttentionTen
     RecordingError
         When none is known.
     """
-    wanted = None if layers is None else parse_layers(layers)
+    numbers = None if layers is None else parse_layers(layers)
     family = recognise_attention(store.config)
     if family is None:
         kind = str(store.config.get("model_type", ""))[:60]
@@ -198,16 +198,16 @@ def listened_layers(store: TensorStore, layers: str | None) -> list[AttentionTen
             "Families whose attention is known: docs/attention.md.",
         )
     try:
-        found = attention_layers(store, family, wanted)
+        tensors = attention_layers(store, family, numbers)
     except RouterError as error:
         raise RecordingError(error.message, error.hint) from None
-    found = [one for one in found if one.gate is not None or one.sinks is not None]
-    if not found:
+    tensors = [one for one in tensors if one.gate is not None or one.sinks is not None]
+    if not tensors:
         raise RecordingError(
             f"{store.label}: no layer {'of these ' if layers else ''}has a gate or learned sinks.",
             "Name other layers, or none for all." if layers else "",
         )
-    return found
+    return tensors
 
 
 def _stored(checkpoint: str | Path | None) -> Mapping[str, AttentionTensors] | None:
@@ -221,18 +221,18 @@ def _stored(checkpoint: str | Path | None) -> Mapping[str, AttentionTensors] | N
 class _Announced:
     """The tokens of a pass: which rows count, and the first keys of each sequence."""
 
-    def __init__(self, kept: torch.Tensor, block: np.ndarray, documents: set[int]) -> None:
-        self.kept, self.block, self.documents = kept, block, documents
+    def __init__(self, is_token: torch.Tensor, block: np.ndarray, documents: set[int]) -> None:
+        self.is_token, self.block, self.documents = is_token, block, documents
         #: place of each token in its sequence, padding left out; -1 before the first
-        self.place = kept.long().cumsum(dim=1) - 1
+        self.place = is_token.long().cumsum(dim=1) - 1
 
     @classmethod
     def of(cls, step: Step, sequences: int) -> _Announced:
         device = step.token_id.device
         rows = torch.ones(step.num_rows, dtype=torch.bool, device=device)
-        kept = (rows if step.is_token is None else step.is_token).reshape(sequences, -1)
+        is_token = (rows if step.is_token is None else step.is_token).reshape(sequences, -1)
         columns, _ = step.columns()
-        return cls(kept, block_of(columns, 0), set(np.unique(columns.document).tolist()))
+        return cls(is_token, block_of(columns, 0), set(np.unique(columns.document).tolist()))
 
 
 class _Tap:
@@ -289,9 +289,9 @@ class _Tap:
         return 0 if self.announced is None else len(self.announced.block)
 
     def sums(self) -> LayerSums:
-        """Everything so far; RecordingError where it is not finite."""
-        found = np.stack([self._sums[name] for name in SUMS])
-        if not all(np.isfinite(part).all() for part in (found, self._rows, self._input_sum)):
+        """All sums so far; RecordingError where one is not finite."""
+        sums = np.stack([self._sums[name] for name in SUMS])
+        if not all(np.isfinite(part).all() for part in (sums, self._rows, self._input_sum)):
             raise RecordingError(
                 f"layer {self.tensors.name}: gates or attention of some token are not finite.",
                 "The model overflows: try --dtype float32 or bfloat16.",
@@ -304,7 +304,7 @@ class _Tap:
             self._fingerprint,
             self._tokens,
             self._queries,
-            found,
+            sums,
             self._histogram,
             self._rows,
             self._input_sum,
@@ -312,7 +312,7 @@ class _Tap:
 
     # ------------------------------------------------------------------------------------- hooks
     def hooks(self) -> Iterator[Any]:
-        """Puts the hooks on; each handle takes one off."""
+        """Attaches the hooks; each handle removes one."""
         if self._gate is not None:
             yield self._gate.register_forward_hook(self._after_gate)
         if self._into is not None:
@@ -333,16 +333,16 @@ class _Tap:
         seen, self._seen = self._seen, {}
         if self.announced is None or result is None:
             return
-        kept, block = self.announced.kept, self.announced.block
-        for name, found in seen.items():
-            if found.shape[:-1].numel() != kept.numel():
+        is_token, block = self.announced.is_token, self.announced.block
+        for name, part in seen.items():
+            if part.shape[:-1].numel() != is_token.numel():
                 raise RecordingError(
-                    f"layer {self.tensors.name} saw {number_of(found.shape[:-1].numel(), 'token')};"
-                    f" {kept.numel()} were announced.",
+                    f"layer {self.tensors.name} saw {number_of(part.shape[:-1].numel(), 'token')};"
+                    f" {is_token.numel()} were announced.",
                     "Announce what this process runs, padding and all.",
                 )
-            rows = found.reshape(kept.numel(), -1)
-            seen[name] = rows[kept.reshape(-1).to(rows.device)]
+            rows = part.reshape(is_token.numel(), -1)
+            seen[name] = rows[is_token.reshape(-1).to(rows.device)]
         self._tokens += np.bincount(block, minlength=NUM_BLOCKS)
         gates = self._take_gates(seen, block) if "gate" in seen else None
         if "into" in seen:
@@ -355,13 +355,13 @@ class _Tap:
 
     # -------------------------------------------------------------------------------------- sums
     def _take_gates(self, seen: Mapping[str, torch.Tensor], block: np.ndarray) -> torch.Tensor:
-        """Adds gates up; gives them back, (tokens, heads, channels)."""
+        """Adds up the gates; returns them, (tokens, heads, channels)."""
         spec, stem = self.tensors.family.gate, self.tensors.gate
         assert spec is not None and stem is not None
         function = _FUNCTIONS[spec.function]
-        read, given = seen["read"], seen["gate"]
-        size = given.shape[1] // stem.parts
-        part = given[:, stem.part * size :][:, :size]
+        read, gate = seen["read"], seen["gate"]
+        size = gate.shape[1] // stem.parts
+        part = gate[:, stem.part * size :][:, :size]
         inner = part.reshape(len(part), self._heads, -1)[..., -self._channels :].double()
         inner = inner + torch.as_tensor(self._own_bias, device=inner.device).reshape(-1, 1)
         random = self._random.to(read.device, torch.float32)
@@ -394,7 +394,7 @@ class _Tap:
     def _take_energy(
         self, into: torch.Tensor, gates: torch.Tensor | None, block: np.ndarray
     ) -> None:
-        """What heads give is what went on over its gate: models multiply in between."""
+        """Adds up squares of head outputs behind the gate, and before it: divided by the gate."""
         after = into.reshape(len(into), self._heads, -1).double()
         before = after
         if gates is not None:
@@ -405,22 +405,22 @@ class _Tap:
     def _take_weights(self, weights: torch.Tensor, gates: torch.Tensor | None) -> None:
         """Attention on the first tokens of each sequence, of queries that have some before them."""
         assert self.announced is not None
-        kept, place = (
-            one.to(weights.device) for one in (self.announced.kept, self.announced.place)
+        is_token, place = (
+            one.to(weights.device) for one in (self.announced.is_token, self.announced.place)
         )
-        if weights.shape[2] != kept.shape[1]:
+        if weights.shape[2] != is_token.shape[1]:
             raise RecordingError(
                 f"layer {self.tensors.name} gives attention of {weights.shape[2]} queries in a "
-                f"pass of {kept.shape[1]} tokens."
+                f"pass of {is_token.shape[1]} tokens."
             )
-        counts = kept & (place >= FIRST_QUERY)
-        chosen = counts[kept]
+        counts = is_token & (place >= FIRST_QUERY)
+        chosen = counts[is_token]
         block = self.announced.block[as_array(chosen)]
         paid = weights.movedim(1, 2)[counts].double()
         self._queries += np.bincount(block, minlength=NUM_BLOCKS)
         self._add("left", 1.0 - paid.sum(dim=-1), block)
         # other keys than tokens: of a cache, or compressed ones
-        self._has_places &= weights.shape[3] == kept.shape[1]
+        self._has_places &= weights.shape[3] == is_token.shape[1]
         if not self._has_places:
             return
         sequence = counts.nonzero()[:, 0]
@@ -428,11 +428,11 @@ class _Tap:
         def on(keys: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
             return torch.where(keys[sequence][:, None], of, 0.0).sum(dim=-1)
 
-        is_first = kept & (place == 0)
+        is_first = is_token & (place == 0)
         first = on(is_first, paid)
         seen = (paid > 0.0).double()
         self._add("first", first, block)
-        self._add("first_4", on(kept & (place < 4), paid), block)
+        self._add("first_4", on(is_token & (place < 4), paid), block)
         self._add("uniform", on(is_first, seen) / seen.sum(dim=-1).clamp(min=1.0), block)
         self._add("query_first_2", first**2, block)
         if gates is not None:
@@ -464,7 +464,7 @@ def _weights(result: Any, heads: int) -> torch.Tensor | None:
 def _is_held(stored: AttentionTensors, running: AttentionTensors, dtype: torch.dtype) -> bool:
     """Whether gate and sinks of the model are those of the checkpoint, rounded if need be."""
     theirs, ours = ([*one.recorded()] for one in (stored, running))
-    return [found.shape for found in theirs] == [found.shape for found in ours] and all(
+    return [part.shape for part in theirs] == [part.shape for part in ours] and all(
         holds_rows(one.reshape(len(one), -1), torch.from_numpy(two.reshape(len(two), -1)), dtype)
         for one, two in zip(theirs, ours, strict=True)
     )

@@ -114,20 +114,20 @@ class FoldCallback(TrainerCallback):
         failure = next(filter(None, ranks.everywhere(step.failure)), None)
         if failure is not None:
             step.leave()
-        told = ranks.everywhere(failure or step.finish(ranks.rank == 0, self._layer_groups))
+        reports = ranks.everywhere(failure or step.finish(ranks.rank == 0, self._layer_groups))
         numbers: dict[str, float] = {}
-        for found in told:
-            if isinstance(found, MoeGeomError):
-                self._refuse(found, step.out)
+        for report in reports:
+            if isinstance(report, MoeGeomError):
+                self._refuse(report, step.out)
                 return
-            numbers |= found
+            numbers |= report
         self._has_worked = True
         should_log = control.should_log
         self._trainer.log(numbers)
         control.should_log = should_log  # logging takes it back, and the loss is still to come
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Lets go of a step that never came to its end."""
+        """Drops a step that never ended."""
         self._leave()
 
     def _leave(self) -> None:
@@ -223,10 +223,10 @@ def worst_of_groups(results: Results, layer_groups: int) -> dict[str, float]:
             first, last = group[0]["layer"], group[-1]["layer"]
             name = f"{stack}.{first}" if first == last else f"{stack}.{first}-{last}"
             for figure, worst in LOGGED.items():
-                known = [row for row in group if _is_number(row.get(figure))]
-                if known:
+                candidates = [row for row in group if _is_number(row.get(figure))]
+                if candidates:
                     pick = max if worst == "largest" else min
-                    row = pick(known, key=lambda row: row[figure])
+                    row = pick(candidates, key=lambda row: row[figure])
                     logged[f"routers/{name}/{figure}"] = float(row[figure])
                     logged[f"routers/{name}/{figure}_layer"] = row["layer"]
     return logged

@@ -1,4 +1,4 @@
-"""What a capture says before and after."""
+"""Documents of a capture: the plan before it, the summary after it."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
     if request.fold:
         yield Fact("keeps", f"nothing: {tokens} are measured as they come")
         return
-    kept = _KEPT[plan.keep.stage].format(num_logits=plan.keep.num_logits)
+    contents = _KEPT[plan.keep.stage].format(num_logits=plan.keep.num_logits)
     if plan.keep.outputs:
         every = "expert_output" in plan.keep.outputs
-        kept += f", what shared and routed experts give{', and every expert' if every else ''}"
+        contents += f", what shared and routed experts give{', and every expert' if every else ''}"
     yield Fact(
         "keeps",
-        f"{kept}, and the model's own choices, of {len(routers.routers)} routers: "
+        f"{contents}, and the model's own choices, of {len(routers.routers)} routers: "
         f"{size(plan.bytes_per_token)} a token",
     )
     yield Fact(
@@ -77,7 +77,7 @@ def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
 
 
 def _too_few(num_documents: int) -> Iterator[Fact]:
-    """Said where standard errors will be missing or coarse; nothing else says it in time."""
+    """A warning where there will be too few documents for good standard errors."""
     if num_documents < NUM_BLOCKS:
         yield Fact(
             "note",
@@ -104,43 +104,43 @@ def _plan_record(plan: CapturePlan, request: CaptureRequest) -> Mapping[str, Any
     }
 
 
-def captured_document(found: Captured, request: CaptureRequest, view: View) -> Document:
-    """What was recorded, and what to do with it."""
+def captured_document(capture: Captured, request: CaptureRequest, view: View) -> Document:
+    """What was recorded, and the next command."""
     del view
-    blocks = [*_captured(found, request)]
-    return Document("capture", str(found.out), [blocks], lambda: _record(found, request))
+    blocks = [*_captured(capture, request)]
+    return Document("capture", str(capture.out), [blocks], lambda: _record(capture, request))
 
 
-def _captured(found: Captured, request: CaptureRequest) -> Iterator[Block]:
-    resumed = f" ({found.num_resumed:,} of them by the run before)" if found.num_resumed else ""
+def _captured(capture: Captured, request: CaptureRequest) -> Iterator[Block]:
+    resumed = f" ({capture.num_resumed:,} of them by the run before)" if capture.num_resumed else ""
     yield Fact(
         "wrote",
-        f"{number_of(found.num_tokens, 'token')}{resumed} in {found.num_documents:,} "
-        f"{'document' if found.num_documents == 1 else 'documents'}, "
-        f"{size(found.num_bytes)}: {found.out}",
+        f"{number_of(capture.num_tokens, 'token')}{resumed} in {capture.num_documents:,} "
+        f"{'document' if capture.num_documents == 1 else 'documents'}, "
+        f"{size(capture.num_bytes)}: {capture.out}",
     )
-    if not found.has_chosen:
+    if not capture.has_chosen:
         yield Fact(
             "note", "the model does not show what it chose: the rule stays assumed, not verified"
         )
     if any(text.holds_many for text in request.texts):  # else it was said before the capture
-        yield from _too_few(found.num_documents)
-    then = _next(found, request)
+        yield from _too_few(capture.num_documents)
+    then = _next(capture, request)
     yield Excerpt([Fact("next", then)], [Command("next", then)])
 
 
-def _next(found: Captured, request: CaptureRequest) -> str:
+def _next(capture: Captured, request: CaptureRequest) -> str:
     if request.fold:
-        return f"moegeom report {found.out}"
+        return f"moegeom report {capture.out}"
     if request.is_attention:
-        return f"moegeom attention {request.model} --tokens {found.out}"
-    return f"moegeom scan {request.model} --tokens {found.out}"
+        return f"moegeom attention {request.model} --tokens {capture.out}"
+    return f"moegeom scan {request.model} --tokens {capture.out}"
 
 
-def _record(found: Captured, request: CaptureRequest) -> Mapping[str, Any]:
+def _record(capture: Captured, request: CaptureRequest) -> Mapping[str, Any]:
     return {
-        **dataclasses.asdict(found),
-        "out": str(found.out),
+        **dataclasses.asdict(capture),
+        "out": str(capture.out),
         "fold": request.fold,
-        "next_command": _next(found, request),
+        "next_command": _next(capture, request),
     }

@@ -85,7 +85,7 @@ class _Accumulators:
             accumulator.fold(batch, batch.task.kernels)
 
     def part(self) -> _Part:
-        states = {name: found.state() for name, found in self._accumulators.items()}
+        states = {name: accumulator.state() for name, accumulator in self._accumulators.items()}
         return _Part(self.num_tiles, dataclasses.replace(self._progress, states=states))
 
 
@@ -126,14 +126,14 @@ class _Fold:
         if rounds not in self._of_rounds:
             self._of_rounds[rounds] = _Accumulators(self.planned.task.reductions, self._extent)
         self._of_rounds[rounds].take(batch)
-        sizes = {rounds: held.num_tiles for rounds, held in self._of_rounds.items()}
+        sizes = {rounds: accumulators.num_tiles for rounds, accumulators in self._of_rounds.items()}
         for dropped in _dropped(sizes, self._most):
             del self._of_rounds[dropped]
             self._least_rounds = dropped + 1
 
     def parts(self) -> dict[int, _Part]:
         """What has been folded in so far."""
-        return {rounds: held.part() for rounds, held in self._of_rounds.items()}
+        return {rounds: accumulators.part() for rounds, accumulators in self._of_rounds.items()}
 
     def _rounds(self, tile: int) -> int:
         return 0 if self._most is None else rounds_won(tile, self.planned.task.seed)
@@ -394,24 +394,24 @@ class FoldSink:
         """
         own = dataclasses.replace(self._source.facts, num_tokens=0)
         mine = (own, self._num_tokens, self._num_folded, self._documents)
-        told = self._ranks.everywhere(mine)
-        for rank, found in enumerate(told):
-            if isinstance(found, str):
-                raise RecordingError(f"rank {rank} has no tokens to fold: {found}")
-        for rank, (theirs, limit, _, _) in enumerate(told):
-            if (theirs, limit) != told[0][:2]:
+        reports = self._ranks.everywhere(mine)
+        for rank, report in enumerate(reports):
+            if isinstance(report, str):
+                raise RecordingError(f"rank {rank} has no tokens to fold: {report}")
+        for rank, (theirs, limit, _, _) in enumerate(reports):
+            if (theirs, limit) != reports[0][:2]:
                 raise RecordingError(
                     f"ranks 0 and {rank} fold other routers, domains or numbers of tokens.",
                     "Every rank folds the same model and says the same.",
                 )
-        num_tokens = sum(folded for _, _, folded, _ in told)
+        num_tokens = sum(folded for _, _, folded, _ in reports)
         self._refuse_more(num_tokens)
         if not num_tokens:
             raise RecordingError(
                 "every token was padding: nothing was folded.",
                 "The attention mask is 0 where a token is padding.",
             )
-        num_documents = len(set().union(*(documents for *_, documents in told)))
+        num_documents = len(set().union(*(documents for *_, documents in reports)))
         facts = dataclasses.replace(own, num_tokens=num_tokens, num_documents=num_documents)
         return facts, num_tokens
 
@@ -437,11 +437,11 @@ class LiveSource:
     def tiles(self) -> list[tuple[int, int]]:
         """Where in the stream the tiles lie that can be read now; the last one may be short."""
         stop = self._start + len(self._rows)
-        found = []
+        tiles = []
         for first in range(self._start, stop, TILE):
             start = self._in_stream(first)
-            found.append((start, start + min(TILE, stop - first)))
-        return found
+            tiles.append((start, start + min(TILE, stop - first)))
+        return tiles
 
     def ends_at(self, num_tokens: int) -> None:
         """Says that no more tokens will come."""

@@ -254,10 +254,10 @@ class RouterRecorder:
                 "Announce what this process runs: tokens() takes the chunk of this rank, padding "
                 "and all.",
             )
-        kept = self._parts[router].of(inputs, chosen)
+        rows = self._parts[router].of(inputs, chosen)
         every = self._outputs[router].every(inputs) if router in self._outputs else None
         self._seen[router] = (
-            kept if every is None else replace(kept, outputs={"expert_output": every})
+            rows if every is None else replace(rows, outputs={"expert_output": every})
         )
 
     def _end_step(self) -> None:
@@ -288,7 +288,7 @@ class RouterRecorder:
     def _begin(self, seen: Mapping[str, RouterRows]) -> None:
         """What the first pass shows: which routers run, and whether their choice can be seen."""
         places = [place for place in self._identity.places if place.router.name in seen]
-        self.has_chosen = all(kept.chosen is not None for kept in seen.values())
+        self.has_chosen = all(rows.chosen is not None for rows in seen.values())
         self._called = tuple(place.router.name for place in places)
         sink = self._stack.enter_context(
             open_sink(self._facts, self._identity, places, self.keep, self.has_chosen)

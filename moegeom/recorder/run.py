@@ -148,12 +148,12 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
 
 
 def _attention_plan(request: CaptureRequest, store: TensorStore) -> AttentionPlan:
-    for option, given in (
+    for option, is_set in (
         ("--fold", request.fold),
         ("--restart", request.restart),
         ("--family-file", request.asked != NOTHING_ASKED),
     ):
-        if given:
+        if is_set:
             raise UsageError(f"{option} does not apply to --keep {request.keep}.")
     layers = listened_layers(store, request.attention_layers)
     length = _length(request, store.config)

@@ -124,20 +124,20 @@ def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
 
 def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> TextDocument:
     try:
-        found = parse_json(line, TEXT_BYTES)
+        record = parse_json(line, TEXT_BYTES)
     except DocumentError as error:
         raise RecordingError(f"{where}: {error}.", _HINT) from None
-    if not isinstance(found, dict):
-        raise RecordingError(f"{where}: {type(found).__name__}; expected an object.", _HINT)
-    domain = found.get("domain", file.domain)
+    if not isinstance(record, dict):
+        raise RecordingError(f"{where}: {type(record).__name__}; expected an object.", _HINT)
+    domain = record.get("domain", file.domain)
     if not isinstance(domain, str | None):
         raise RecordingError(f"{where}: domain {quoted(domain)}; expected a text.", _HINT)
-    text, ids = found.get("text"), found.get("token_ids")
+    text, ids = record.get("text"), record.get("token_ids")
     if isinstance(text, str):
         return TextDocument(tuple(tokenize(text)), domain)
     if isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids):
         return TextDocument(tuple(ids), domain)
-    names = ", ".join(list(found)[:8]) or "no keys"
+    names = ", ".join(list(record)[:8]) or "no keys"
     raise RecordingError(f"{where}: found {names}; expected text or token_ids.", _HINT)
 
 

@@ -31,9 +31,9 @@ def any_flipped(folders: Iterable[Path], variant: str) -> tuple[int, int] | None
         path = _path(folder, variant)
         if not path.exists():
             continue
-        with _stored(path) as found:
-            flipped = found["flipped"] if flipped is None else flipped | found["flipped"]
-            seen = found["seen"] if seen is None else seen & found["seen"]
+        with _stored(path) as bitmap:
+            flipped = bitmap["flipped"] if flipped is None else flipped | bitmap["flipped"]
+            seen = bitmap["seen"] if seen is None else seen & bitmap["seen"]
     if flipped is None or seen is None:
         return None
     return int(np.bitwise_count(flipped & seen).sum()), int(np.bitwise_count(seen).sum())
@@ -42,8 +42,8 @@ def any_flipped(folders: Iterable[Path], variant: str) -> tuple[int, int] | None
 @contextlib.contextmanager
 def _stored(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
-            yield found
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
+            yield arrays
     except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ResultsError(
             f"{path}: cannot be read ({first_line(error)}).", "--restart begins again."

@@ -47,10 +47,10 @@ def expert_counts(results: Results) -> ExpertCounts:
     routers = results.run["routers"]
     stack = str(routers[0]["name"]).partition("/")[0]
     names = [r["name"] for r in routers if str(r["name"]).partition("/")[0] == stack]
-    wanted = ("router", "expert", "num_slots")
-    found = results.columns("experts", wanted, variant=AS_STORED, population=ALL)
+    columns = ("router", "expert", "num_slots")
+    cells = results.columns("experts", columns, variant=AS_STORED, population=ALL)
     rows = {name: dict[int, int]() for name in names}
-    for router, expert, slots in zip(*(found[name] for name in wanted), strict=True):
+    for router, expert, slots in zip(*(cells[name] for name in columns), strict=True):
         if router in rows and slots is not None:
             if not (_is_count(expert) and _is_count(slots)):
                 raise ResultsError(
@@ -86,7 +86,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < 1 << 63
 
 
-def write_counts(found: ExpertCounts, path: Path) -> str:
+def write_counts(counts: ExpertCounts, path: Path) -> str:
     """Writes the counts as the ending of ``path`` says, and gives back what was written, in words.
 
     ``.npy`` and ``.pt`` hold one array of 64-bit integers, ``.json`` nested lists, ``.jsonl`` a
@@ -98,11 +98,11 @@ def write_counts(found: ExpertCounts, path: Path) -> str:
         For another ending, and for ``.pt`` without torch.
     """
     refuse_ending(path)
-    write_whole(path, _FORMS[path.suffix](found.counts))
-    layers, experts = found.counts.shape
+    write_whole(path, _FORMS[path.suffix](counts.counts))
+    layers, experts = counts.counts.shape
     return (
         f"counts of {number_of(layers, 'layer')} x {number_of(experts, 'expert')} "
-        f"({found.routers[0]} to {found.routers[-1]})"
+        f"({counts.routers[0]} to {counts.routers[-1]})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns of ``layers`` that are another one times a number of the router, plus a number.
+"""Columns of ``layers`` that are linear in another: a factor of the router, and an offset.
 
 People know the same figure under several names. A scan writes one of them; whoever reads a table
 through moegeom is given the others too.
@@ -33,13 +33,13 @@ class Derived:
     plus: Callable[[Facts], float] = lambda facts: 0.0
 
     def of(self, value: float | None, facts: Facts) -> float | None:
-        """The value from that of ``column``."""
+        """The value, computed from that of ``column``."""
         return self._scaled(value, facts, self.plus(facts))
 
     def error_of(self, error: float | None, facts: Facts) -> float | None:
-        """The standard error from that of ``column``."""
-        found = self._scaled(error, facts, 0.0)
-        return None if found is None else abs(found)
+        """The standard error, computed from that of ``column``."""
+        scaled = self._scaled(error, facts, 0.0)
+        return None if scaled is None else abs(scaled)
 
     def _scaled(self, value: float | None, facts: Facts, plus: float) -> float | None:
         factor = self.factor(facts)

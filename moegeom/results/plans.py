@@ -1,4 +1,4 @@
-"""Plans of two runs beside each other, and what unfinished results hold."""
+"""Differences between the plans of two runs, and whether unfinished results hold work."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PARTS = {"checkpoint": "router weights", "token_files": "tokens"}
 
 
 def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two plans: its parts by name, of the options each."""
-    found = _differing(before, now)
-    if "options" in found:
+    """Names of the parts in which two plans differ; each option is a part."""
+    parts = _differing(before, now)
+    if "options" in parts:
         options = (before.get("options"), now.get("options"))
         one, other = (option if isinstance(option, Mapping) else {} for option in options)
-        found = [*(key for key in found if key != "options"), *_differing(one, other)]
-    return list(dict.fromkeys(_PARTS.get(part, part) for part in found))
+        parts = [*(key for key in parts if key != "options"), *_differing(one, other)]
+    return list(dict.fromkeys(_PARTS.get(part, part) for part in parts))
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -57,12 +57,12 @@ class _Row(dict[str, Any]):
 class Results:
     """A results directory. ``run`` is ``run.json``; tables are read when asked for.
 
-    Without a ``path`` the tables are ``held`` in memory.
+    Without a ``path`` the tables are those of ``memory``.
     """
 
     path: Path | None
     run: dict[str, Any]
-    held: Mapping[str, pa.Table] = field(default_factory=dict)
+    memory: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -99,13 +99,13 @@ class Results:
             "top_k": pa.array([router["top_k"] for router in facts]),
         }
         left_out = {"variant", "population", *first}
-        held = [n for n in table.column_names if table[n].null_count < len(table)]
-        return pa.table(first | {name: table[name] for name in held if name not in left_out})
+        names = [n for n in table.column_names if table[n].null_count < len(table)]
+        return pa.table(first | {name: table[name] for name in names if name not in left_out})
 
     def tables(self) -> list[str]:
         """Names of the tables, sorted."""
         if self.path is None:
-            return sorted(self.held)
+            return sorted(self.memory)
         return sorted(path.stem for path in self.path.glob("*.parquet"))
 
     def table(self, name: str) -> pa.Table:
@@ -119,9 +119,9 @@ class Results:
             When there is no table of that name in memory.
         """
         if self.path is None:
-            if name not in self.held:
-                raise unknown_name("table", name, self.held)
-            return self.held[name]
+            if name not in self.memory:
+                raise unknown_name("table", name, self.memory)
+            return self.memory[name]
         path = self.path / f"{name}.parquet"
         try:
             facts = parquet_facts(path)
@@ -131,12 +131,12 @@ class Results:
                     f"has {values:,} values in {len(facts.names):,} columns; at most {most:,} in "
                     f"{RESULT_COLUMNS:,} are read"
                 )
-            found = read_columns(facts, facts.names)
+            table = read_columns(facts, facts.names)
         except (OSError, DocumentError) as error:
             raise ResultsError(
                 f"{path}: table cannot be read: {error}.", "Run the scan again."
             ) from error
-        return with_derived(found, self.run["routers"]) if name == "layers" else found
+        return with_derived(table, self.run["routers"]) if name == "layers" else table
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The table as a list of rows.
@@ -171,7 +171,7 @@ class Results:
         return rows
 
     def columns(
-        self, name: str, wanted: Sequence[str], **equal: str | Sequence[str]
+        self, name: str, names: Sequence[str], **equal: str | Sequence[str]
     ) -> dict[str, list[Any]]:
         """Columns of the rows that hold what ``equal`` says, such as ``population="all"``, or one
         of several.
@@ -188,30 +188,30 @@ class Results:
         from moegeom.results.schema import fits
 
         table = self.table(name)
-        for column in (*wanted, *equal):
+        for column in (*names, *equal):
             index = table.schema.get_field_index(column)
             if index < 0 or not fits(name, table.schema.field(index)):
                 return _Row(self._where(name), {})[column]
-        table = table.select(list(dict.fromkeys((*wanted, *equal))))
+        table = table.select(list(dict.fromkeys((*names, *equal))))
         for column, value in equal.items():
             table = table.filter(
                 pc.field(column).isin([value] if isinstance(value, str) else [*value])
             )
-        held = {column: table[column].to_pylist() for column in wanted}
-        known = {router["name"] for router in self.run["routers"]}
-        self._refuse_foreign(name, {*held.get("router", ())} - known)
-        return held
+        cells = {column: table[column].to_pylist() for column in names}
+        routers = {router["name"] for router in self.run["routers"]}
+        self._refuse_foreign(name, {*cells.get("router", ())} - routers)
+        return cells
 
     def _where(self, name: str) -> str:
-        """A table as messages call it."""
+        """The name of a table in messages."""
         return f"{self.name}, {name}" if self.path is None else f"{self.path / name}.parquet"
 
     def _check_routers(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows belong to routers of the run; where all tables begin, each of them has some."""
-        known = {router["name"] for router in self.run["routers"]}
-        wrong = {row["router"] for row in rows} - known
+        routers = {router["name"] for router in self.run["routers"]}
+        wrong = {row["router"] for row in rows} - routers
         if name in ("layers", "experts"):
-            wrong |= known - {
+            wrong |= routers - {
                 row["router"]
                 for row in rows
                 if row["variant"] == "as_stored" and is_whole(row["population"])

@@ -119,8 +119,8 @@ def is_truth(column: str) -> bool:
 def fits(table: str, field: pa.Field) -> bool:
     """True when a column of a file holds what is written under its name."""
     if table in OTHER_TABLES:
-        known = {column.name: column.kind for column in OTHER_TABLES[table]}
-        kind = known.get(field.name, "none")
+        kinds = {column.name: column.kind for column in OTHER_TABLES[table]}
+        kind = kinds.get(field.name, "none")
     else:
         kind = "str" if is_text(field.name) else "bool" if is_truth(field.name) else "number"
     if field.name in _LIST_TYPES:
@@ -129,14 +129,14 @@ def fits(table: str, field: pa.Field) -> bool:
     return pa.types.is_null(field.type) or _is_of(field.type, kind)
 
 
-def _is_of(found: pa.DataType, kind: str) -> bool:
+def _is_of(dtype: pa.DataType, kind: str) -> bool:
     if kind in ("str", "list"):
-        return pa.types.is_string(found)
+        return pa.types.is_string(dtype)
     if kind == "none":
         return False
     if kind == "bool":
-        return pa.types.is_boolean(found)
-    return pa.types.is_integer(found) or pa.types.is_floating(found)
+        return pa.types.is_boolean(dtype)
+    return pa.types.is_integer(dtype) or pa.types.is_floating(dtype)
 
 
 def metric_tables(metrics: Iterable[Metric]) -> list[str]:
@@ -149,11 +149,11 @@ def arrow_schema(table: str, metrics: Sequence[Metric]) -> pa.Schema:
     fields = {column.name: _field(column) for column in KEYS}
     for metric in metrics:
         for column in metric.columns.get(table, ()):
-            kept = (i for i in metric.invariances if i not in column.changes_with)
+            names = (i for i in metric.invariances if i not in column.changes_with)
             facts = {
                 "metric": metric.name,
                 "metric_version": str(metric.version),
-                "invariances": ",".join(kept),
+                "invariances": ",".join(names),
             }
             fields.setdefault(column.name, _field(column, facts))
             if column.has_se:
@@ -170,10 +170,10 @@ def other_schema(table: str) -> pa.Schema:
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows as an Arrow table; what a row does not hold, and nan, is null."""
-    held = {name for row in rows for name in row}
+    names = {name for row in rows for name in row}
     columns = [
         _column([row.get(field.name) for row in rows], field.type)
-        if field.name in held
+        if field.name in names
         else pa.nulls(len(rows), field.type)
         for field in schema
     ]

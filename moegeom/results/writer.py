@@ -92,7 +92,7 @@ class ResultsWriter:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What must be equal for results to be those of the same request."""
+        """The settings in which two runs of the same request agree."""
         return self._plan
 
     def __enter__(self) -> ResultsWriter:
@@ -139,8 +139,8 @@ class ResultsWriter:
         if router not in self._sound and router not in self._held:
             folder = self.part_folder(router)
             try:
-                kept = read_regular(folder / DIGEST_FILE, 64)
-                is_sound = kept == _digest(folder)
+                digest = read_regular(folder / DIGEST_FILE, 64)
+                is_sound = digest == _digest(folder)
             except OSError:
                 return False
             if not is_sound:
@@ -191,31 +191,31 @@ class ResultsWriter:
         return self._partial / "parts" / slug(router)
 
     def part_facts(self, router: str) -> dict[str, Any]:
-        """What :meth:`add_part`, or :meth:`hold`, was given as facts."""
+        """The facts passed to :meth:`add_part` or :meth:`hold`."""
         if router in self._held:
             return self._held[router][1]
         path = self.part_folder(router) / "facts.json"
         try:
-            found = parse_json(read_regular(path, MOST_JSON))
-            if not isinstance(found, dict) or not isinstance(found.get("reasons", {}), dict):
+            facts = parse_json(read_regular(path, MOST_JSON))
+            if not isinstance(facts, dict) or not isinstance(facts.get("reasons", {}), dict):
                 raise DocumentError("holds no facts")
         except (OSError, DocumentError) as error:
             raise _damaged(path, error) from None
-        return found
+        return facts
 
     def rows(self, table: str, routers: Sequence[str]) -> list[Mapping[str, Any]]:
         """Rows of a metric table of all routers, in that order; empty cells may be left out."""
-        held = self._held_rows(table, routers)
-        return self.gather(table, routers).to_pylist() if held is None else held
+        rows = self._held_rows(table, routers)
+        return self.gather(table, routers).to_pylist() if rows is None else rows
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
-        """The same as it is written."""
+        """The same rows as the Arrow table that is written."""
         if table not in self._gathered:
-            held = self._held_rows(table, routers)
+            rows = self._held_rows(table, routers)
             self._gathered[table] = (
                 pa.concat_tables([self._part_rows(table, router) for router in routers])
-                if held is None
-                else table_of(held, self._schemas[table])
+                if rows is None
+                else table_of(rows, self._schemas[table])
             )
         return self._gathered[table]
 
@@ -288,10 +288,10 @@ class ResultsWriter:
 def _plan_in(path: Path) -> dict[str, Any] | None:
     """The plan of unfinished results; None where there is none, or what a failing disk left."""
     try:
-        found = parse_json(read_regular(path, MOST_JSON))
+        plan = parse_json(read_regular(path, MOST_JSON))
     except (OSError, DocumentError):
         return None
-    return found if isinstance(found, dict) else None
+    return plan if isinstance(plan, dict) else None
 
 
 def _digest(folder: Path) -> bytes:

@@ -206,7 +206,7 @@ def of_tokens(given: Any) -> dict[str, Any]:
     if isinstance(given, str | os.PathLike):
         return {"tokens": os.fspath(given)}
     if are_paths(given):
-        return {"tokens": TokenFiles.given(given)}
+        return {"tokens": TokenFiles.of(given)}
     return {"tokens": given if is_source(given) else hold(given)}
 
 

@@ -74,11 +74,11 @@ class ArraySource:
     def read_stored(
         self, router: str, start: int, out: Shaped[np.ndarray, "tokens hidden"]
     ) -> None:
-        held = self._turn(self._values[router], start, start + len(out))
-        if held.dtype == out.dtype:  # as bits: NumPy holds its lock while it copies bfloat16
+        stored = self._turn(self._values[router], start, start + len(out))
+        if stored.dtype == out.dtype:  # as bits: NumPy holds its lock while it copies bfloat16
             bits = f"u{out.itemsize}"
-            held, out = held.view(bits), out.view(bits)
-        out[...] = held
+            stored, out = stored.view(bits), out.view(bits)
+        out[...] = stored
 
     def read_chosen(
         self, router: str, start: int, stop: int

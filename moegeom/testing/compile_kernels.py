@@ -21,7 +21,7 @@ _FAMILIES = ("qwen3_moe", "deepseek_v3")
 
 
 def compile_kernels() -> None:
-    """Runs what needs them; kernels that are on disk already are only loaded."""
+    """Runs studies that need the kernels; those that are on disk already are only loaded."""
     with tempfile.TemporaryDirectory() as name:
         for family in _FAMILIES:
             folder = Path(name) / family

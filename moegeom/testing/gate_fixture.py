@@ -26,13 +26,13 @@ def moegeom_gate() -> Callable[..., Verdict]:
     the test too: a gate that could not judge must not look like one that passed.
     """
 
-    def check(target: str | Path, **asked: Any) -> Verdict:
+    def check(target: str | Path, **options: Any) -> Verdict:
         for name in ("baseline", "profile", "out"):
-            if asked.get(name) is not None:
-                asked[name] = Path(asked[name])
-        found = gate(GateRequest(target=str(target), **asked))
-        if found.verdict.exit_code:
-            pytest.fail(render(document(found, View()), "table"), pytrace=False)
-        return found.verdict
+            if options.get(name) is not None:
+                options[name] = Path(options[name])
+        report = gate(GateRequest(target=str(target), **options))
+        if report.verdict.exit_code:
+            pytest.fail(render(document(report, View()), "table"), pytrace=False)
+        return report.verdict
 
     return check

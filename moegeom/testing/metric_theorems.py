@@ -1,4 +1,4 @@
-"""What every metric is held to; a plug-in's own tests run these on its ``METRIC``.
+"""Theorems that every metric must meet; a plug-in's tests run them on its ``METRIC``.
 
     from moegeom.testing.metric_theorems import THEOREMS
 
@@ -160,9 +160,9 @@ def declared_columns(metric: Metric) -> None:
             columns = metric.columns[table]
             names = [c.name for c in columns]
             assert len(set(names)) == len(names), table
-            known = {*names, *(f"{c.name}_se" for c in columns if c.has_se)}
+            allowed = {*names, *(f"{c.name}_se" for c in columns if c.has_se)}
             for row in listed:
-                assert set(row) <= {*known, "router", "variant", "population"}, (table, row)
+                assert set(row) <= {*allowed, "router", "variant", "population"}, (table, row)
 
 
 def shifted_rows(metric: Metric) -> None:

@@ -1,4 +1,4 @@
-"""A small stream of tokens of which everything is known, for the theorems about metrics.
+"""A small synthetic token stream, for the theorems about metrics.
 
 Inputs, weights and gains are small whole numbers over powers of two: every logit is exact in
 float32 in whatever order it is summed, so two ways to the same figure must agree in every bit of
@@ -66,8 +66,8 @@ class Stream:
         raise InternalError("a stream holds router inputs")
 
     def read_output(self, router: str, kind: str, start: int, stop: int) -> np.ndarray | None:
-        found = self.outputs.get(kind)
-        return None if found is None else found[self.row[start:stop]]
+        rows = self.outputs.get(kind)
+        return None if rows is None else rows[self.row[start:stop]]
 
     def reordered(self, row: Int64[np.ndarray, "tokens"]) -> Stream:
         """The same tokens, or some of them, in another order."""

@@ -1,4 +1,4 @@
-"""What was added up of attention while a model ran: a folder with two files, and no token.
+"""Sums over tokens of attention, recorded in a folder of two files.
 
 ``attention.json`` says of which checkpoint and layers, ``attention.safetensors`` has the sums.
 """
@@ -81,7 +81,7 @@ _ARRAYS = ("tokens", "queries", "sums", "histogram", "rows", "input_sum")
 
 
 def is_attention_record(path: Path) -> bool:
-    """Whether the folder holds one."""
+    """Whether the folder holds an attention record."""
     return (path / FACTS_FILE).is_file()
 
 
@@ -119,7 +119,7 @@ def write_attention_record(folder: Path, record: AttentionRecord) -> None:
 
 
 def read_attention_record(path: Path) -> AttentionRecord:
-    """The record in a folder that anyone may have written.
+    """The attention record in an untrusted folder.
 
     Raises
     ------
@@ -136,16 +136,16 @@ def read_attention_record(path: Path) -> AttentionRecord:
     with reading(path / FACTS_FILE, RecordingError):
         raw = read_regular(path / FACTS_FILE, MOST_JSON, follows=True)
     try:
-        found = Fields(parse_json(raw), where)
+        facts = Fields(parse_json(raw), where)
     except DocumentError as error:
         raise RecordingError(f"{where}: {error}.") from None
-    if (schema := found.number("schema")) != SCHEMA or found.texts("sums") != SUMS:
+    if (schema := facts.number("schema")) != SCHEMA or facts.texts("sums") != SUMS:
         raise RecordingError(
-            f"{where}: schema {schema} with {len(found.texts('sums'))} sums; this moegeom reads "
+            f"{where}: schema {schema} with {len(facts.texts('sums'))} sums; this moegeom reads "
             f"schema {SCHEMA} with {len(SUMS)}.",
             "Record it again with this version.",
         )
-    listed = found.list("layers")
+    listed = facts.list("layers")
     if not 0 < len(listed) <= ATTENTION_LAYERS:
         raise RecordingError(
             f"{where}: lists {number_of(len(listed), 'layer')}, expected 1 to {ATTENTION_LAYERS:,}."
@@ -160,20 +160,20 @@ def read_attention_record(path: Path) -> AttentionRecord:
         raise RecordingError(f"{where}: a layer stands in it twice.")
     return AttentionRecord(
         path.resolve().name,
-        found.text("checkpoint"),
-        found.text("engine"),
-        found.number("num_tokens"),
-        found.number("num_documents"),
+        facts.text("checkpoint"),
+        facts.text("engine"),
+        facts.number("num_tokens"),
+        facts.number("num_documents"),
         layers,
     )
 
 
-def _layer(file: SafetensorsFile, told: Fields) -> LayerSums:
-    name = told.text("name")
-    heads, channels, width = map(told.number, ("heads", "channels", "width"))
+def _layer(file: SafetensorsFile, facts: Fields) -> LayerSums:
+    name = facts.text("name")
+    heads, channels, width = map(facts.number, ("heads", "channels", "width"))
     if not (0 < heads <= ATTENTION_HEADS and max(channels, width) <= ATTENTION_WIDTH):
         raise RecordingError(
-            f"{told.where} {quoted(name)}: {heads} heads of {channels} channels that read {width}."
+            f"{facts.where} {quoted(name)}: {heads} heads of {channels} channels that read {width}."
         )
     shapes: dict[str, tuple[int, ...]] = {
         "tokens": (NUM_BLOCKS,),
@@ -186,8 +186,8 @@ def _layer(file: SafetensorsFile, told: Fields) -> LayerSums:
     arrays: dict[str, Any] = {
         key: _array(file, f"{name}.{key}", shape) for key, shape in shapes.items()
     }
-    flags = {key: told.flag(key) for key in ("has_heads", "has_weights", "has_places")}
-    return LayerSums(name=name, fingerprint=told.text("fingerprint"), **flags, **arrays)
+    flags = {key: facts.flag(key) for key in ("has_heads", "has_weights", "has_places")}
+    return LayerSums(name=name, fingerprint=facts.text("fingerprint"), **flags, **arrays)
 
 
 def _array(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -200,9 +200,9 @@ def _array(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> np.ndarr
             f"{file.label}: tensor {quoted(name)} is {info.dtype} {info.shape}; expected "
             f"{expected} {shape}."
         )
-    found = file.read(name)
-    if (expected == "I64" and (found < 0).any()) or not (np.abs(found) < _LARGEST).all():
+    array = file.read(name)
+    if (expected == "I64" and (array < 0).any()) or not (np.abs(array) < _LARGEST).all():
         raise RecordingError(
             f"{file.label}: tensor {quoted(name)} holds values that nothing adds up to."
         )
-    return found
+    return array

@@ -1,4 +1,4 @@
-"""Which files tokens are: a path, a pattern, or several of them, in natural order."""
+"""The files of a source of tokens: paths and patterns, in natural order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class TokenFiles:
     paths: tuple[str, ...]
 
     @classmethod
-    def given(cls, paths: Iterable[str | os.PathLike[str]]) -> TokenFiles | str | None:
-        """Paths as the tokens that they are: one stands for itself, none for no tokens."""
+    def of(cls, paths: Iterable[str | os.PathLike[str]]) -> TokenFiles | str | None:
+        """Paths as one source of tokens: a single path as it is, None without paths."""
         named = tuple(os.fspath(path) for path in paths)
         return cls(named) if len(named) > 1 else named[0] if named else None
 
 
 def are_paths(value: Any) -> bool:
-    """Whether they are paths of files, one or more, in a list or tuple."""
+    """Whether a value is a list or tuple of paths."""
     return (
         isinstance(value, list | tuple)
         and bool(value)
@@ -73,7 +73,7 @@ def are_there(tokens: str | TokenFiles) -> bool:
 
 
 def name_of(paths: Sequence[Path]) -> str:
-    """What messages and results call them."""
+    """The name of these files in messages and results."""
     if len(paths) == 1:
         return paths[0].resolve().name
     return f"{paths[0].name} and {len(paths) - 1:,} more"

@@ -52,11 +52,11 @@ class HeldArrays:
 
     @property
     def digest(self) -> str:
-        """A hash of keys and numbers: results of other arrays are not those of these."""
+        """A hash of keys and numbers, which identifies the arrays in results."""
         return digest_of(self.arrays)
 
     def open(self, request: Request) -> TokenSource:
-        """The token source that they are, with the routers of the request.
+        """The token source of these arrays, with the routers of the request.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class HeldArrays:
 
 
 def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:
-    """The router of each number that is that of one layer of one stack."""
+    """Router by layer number, where one router alone has that layer."""
     names: dict[str, list[str]] = {}
     for one in request.known:
         names.setdefault(str(one.layer), []).append(one.name)

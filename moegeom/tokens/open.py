@@ -97,7 +97,7 @@ def _opened(path: Path, request: Request) -> TokenSource:
 
 
 def _of_several(paths: Sequence[Path], request: Request) -> TokenSource:
-    """Traces in several files; nothing else is one source in pieces."""
+    """One source from several trace files; other kinds of files cannot be joined."""
     first = paths[0]
     if request.stage not in (None, "ids") or request.router_map:
         raise UsageError(
@@ -156,7 +156,7 @@ def _recognise(path: Path, request: Request) -> Source:
 
 
 def _is_stack_of_ids(path: Path, request: Request) -> bool:
-    """Whether the integers of three axes that a trace may be are [routers, tokens, k] instead.
+    """Whether integers of three axes are [routers, tokens, k] rather than a trace.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rows of arrays, read by ranges of tokens into an array of the caller, and a source made of them.
+"""Arrays read by ranges of rows into an array of the caller, and a source made of them.
 
 Recordings, foreign files and traces are all opened as such a source.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownRouter:
-    """What a trace is held against: where a router of the checkpoint is, and how it chooses."""
+    """Place and rule of a router of the checkpoint, which traces are checked against."""
 
     name: str
     stack: str
@@ -55,10 +55,10 @@ class Company:
 class Request:
     """What the caller says about a file that cannot say it itself.
 
-    ``routers`` are the names known from the checkpoint, in its order; empty when not known.
-    ``known`` are all routers of the checkpoint, wanted or not; empty when not known. ``dialect`` is
-    the name of a dialect of traces, ``expert_map`` the file that says which expert lies at which of
-    the places that they name, ``company`` what goes with a first pass over them.
+    ``routers`` are the names of the routers to read, in the checkpoint's order, and ``known`` all
+    routers of the checkpoint; both are empty without a checkpoint. ``dialect`` is the name of a
+    dialect of traces, ``expert_map`` the file that says which expert lies at which physical place,
+    ``company`` what goes with a first pass over traces.
     """
 
     stage: Stage | None = None
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Source:
-    """One kind of token file. With ``needs_stage`` it must be told what its numbers are."""
+    """One kind of token file. With ``needs_stage`` the caller must name what its numbers are."""
 
     name: str
     recognises: Callable[[Path], bool]

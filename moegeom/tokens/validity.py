@@ -1,4 +1,4 @@
-"""Tests that a recording must pass before it is believed."""
+"""Tests that a recording must pass before a study uses it."""
 
 from __future__ import annotations
 
@@ -189,18 +189,18 @@ def _size_and_mean(
 
 
 def _share_right(
-    size: Float64[np.ndarray, "tokens"], mean: Float64[np.ndarray, "tokens"], kept: float
+    size: Float64[np.ndarray, "tokens"], mean: Float64[np.ndarray, "tokens"], seen_share: float
 ) -> tuple[float, bool]:
     """Share of tokens within 2 %, and whether enough tokens are as they must be.
 
-    ``kept`` is the share of dimensions that were seen. Below 1 the sum of squares over them is
-    still at most the hidden size, which bounds the RMS from above.
+    ``seen_share`` is the share of dimensions that were recorded. Below 1 the sum of squares over
+    them is still at most the hidden size, which bounds the RMS from above.
     """
     if not len(size):
         return 0.0, False
     within = (np.abs(size - 1) <= TOLERANCE) & (np.abs(mean) <= TOLERANCE)
-    bounded = (size >= LOOSE_MINIMUM) & (size * np.sqrt(kept) <= 1 + TOLERANCE)
-    allowed = within if kept == 1 else bounded
+    bounded = (size >= LOOSE_MINIMUM) & (size * np.sqrt(seen_share) <= 1 + TOLERANCE)
+    allowed = within if seen_share == 1 else bounded
     return float(within.mean()), bool(allowed.mean() >= MIN_SHARE)
 
 

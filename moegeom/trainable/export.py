@@ -123,8 +123,8 @@ def _stacks(model: nn.Module) -> dict[str, tuple[_Rule, RouterModule]]:
         begin, end = numbers[0].span()
         pattern = f"{name[:begin]}{{layer}}{name[end:]}"
         rule = _rule_of(router)
-        known = stacks.setdefault(pattern, (rule, router))[0]
-        if known != rule:
+        first = stacks.setdefault(pattern, (rule, router))[0]
+        if first != rule:
             raise UsageError(
                 f"export_checkpoint: routers '{pattern}' differ in their rule from layer to layer.",
                 "Name routers of another kind in another way.",
@@ -254,8 +254,8 @@ def _family(
             yield f"\n[stacks.{table}]"
             for key, value in entries.items():
                 is_name = table == "projection" and isinstance(value, str)
-                said = [f"{pattern}.{value}"] if is_name else value
-                yield f"{key} = {json.dumps(said)}"
+                entry = [f"{pattern}.{value}"] if is_name else value
+                yield f"{key} = {json.dumps(entry)}"
 
 
 def _patterns_under(pattern: str, tensors: Mapping[str, Tensor]) -> set[str]:

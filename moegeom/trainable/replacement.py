@@ -1,4 +1,4 @@
-"""Another router for experts that stay what they are."""
+"""Replaces the routers of a model and leaves its experts unchanged."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def replace_router(
         If a tensor of the experts is not bit for bit what it was; the old routers are back then.
     """
     blocks = list(_blocks(model, layers))
-    kept = blocks if keep_experts else []
-    before = {block.path: expert_hashes(block.module, block.name) for block in kept}
+    frozen = blocks if keep_experts else []
+    before = {block.path: expert_hashes(block.module, block.name) for block in frozen}
     old = {block.path: (block.router, _rows(block)) for block in blocks}
     try:
         for block in blocks:
             _exchange(block, new)
-        for block in kept:
+        for block in frozen:
             _refuse_changed(block, before[block.path])
     except (UsageError, RouterError):
         for block in blocks:
@@ -100,25 +100,25 @@ def _digest(value: torch.Tensor) -> str:
 
 def _blocks(model: nn.Module, layers: str | Iterable[int] | None) -> Iterator[_Block]:
     """Blocks with experts and a router of these layers."""
-    found = []
+    blocks = []
     for path, module in model.named_modules():
         children = dict(module.named_children())
         name = next((n for n in _NAMES if n in children), None)
         numbers = [int(part) for part in path.split(".") if part.isdecimal()]
         if "experts" in children and name is not None and numbers:
-            found.append(_Block(numbers[-1], path, module, name))
-    known = sorted({block.layer for block in found})
-    wanted = parse_layers(layers) if isinstance(layers, str) else layers
-    asked = known if wanted is None else sorted(set(wanted))
-    absent = [layer for layer in asked if layer not in known]
-    if absent or not asked:
+            blocks.append(_Block(numbers[-1], path, module, name))
+    with_router = sorted({block.layer for block in blocks})
+    requested = parse_layers(layers) if isinstance(layers, str) else layers
+    selection = with_router if requested is None else sorted(set(requested))
+    absent = [layer for layer in selection if layer not in with_router]
+    if absent or not selection:
         raise UsageError(
             f"replace_router: {type(model).__name__} has no module with experts and a router "
             f"('{_NAMES[0]}' or '{_NAMES[1]}') in "
             f"{f'layer {absent[0]}' if absent else 'any layer'}.",
-            f"Layers that have one: {', '.join(map(str, known))}." if known else "",
+            f"Layers that have one: {', '.join(map(str, with_router))}." if with_router else "",
         )
-    return (block for block in found if block.layer in asked)
+    return (block for block in blocks if block.layer in selection)
 
 
 def _weight(router: nn.Module, where: str) -> nn.Parameter:
@@ -169,11 +169,11 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
     if sample is not None:
         new.to(sample.device, sample.dtype if sample.is_floating_point() else None)
     new.train(old.training)
-    kept = dict(old.named_buffers())
+    buffers = dict(old.named_buffers())
     for name, buffer in new.named_buffers():
-        if name in kept and kept[name].shape == buffer.shape and new is not old:
+        if name in buffers and buffers[name].shape == buffer.shape and new is not old:
             with torch.no_grad():
-                buffer.copy_(kept[name])
+                buffer.copy_(buffers[name])
     for name in _HOOKS:
         # the very mapping, so that handles of old hooks still take them off
         hooks = getattr(old, name)
@@ -185,14 +185,14 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
 def _refuse_other(new: nn.Module, old: nn.Module, where: str) -> None:
     """Raises UsageError where the new router does not give what the old one gives."""
     tokens = _tokens(old, where)
-    expected, found = _given(old, tokens), _given(new, tokens)
-    is_same = len(expected) == len(found) and all(
+    expected, actual = _given(old, tokens), _given(new, tokens)
+    is_same = len(expected) == len(actual) and all(
         a.is_floating_point() == b.is_floating_point() and a.shape[:-1] == b.shape[:-1]
-        for a, b in zip(expected, found, strict=False)
+        for a, b in zip(expected, actual, strict=False)
     )
     if not is_same:
         raise UsageError(
-            f"replace_router: {type(new).__name__} gives {_told(found)} for {where}, where "
+            f"replace_router: {type(new).__name__} gives {_told(actual)} for {where}, where "
             f"{type(old).__name__} gave {_told(expected)}.",
             "The block around a router reads what it gives: wrap the new one.",
         )
@@ -207,7 +207,7 @@ def _tokens(old: nn.Module, where: str) -> torch.Tensor:
 
 
 def _given(router: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """What it gives for these tokens, with buffers as they were before."""
+    """Outputs of the router for these tokens; its buffers are restored afterwards."""
     state = {name: value.clone() for name, value in router.named_buffers()}
     with torch.no_grad():
         result = router.forward(tokens)

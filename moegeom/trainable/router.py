@@ -1,4 +1,4 @@
-"""What router modules share: what they return, in which precision, and their sizes."""
+"""Base of router modules: return type, precision, sizes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RouterModule(nn.Module):
         self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
-        """What ``to``, ``half`` and their kin do, but for buffers that would become narrower."""
+        """As ``to``, ``half`` and their kin, except for buffers that would become narrower."""
         before = {n: b for n, b in self._buffers.items() if b is not None and b.is_floating_point()}
         super()._apply(fn, recurse)
         for name, buffer in before.items():

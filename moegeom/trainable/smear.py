@@ -39,7 +39,7 @@ class SMEAR(nn.Module):
         self.weight = nn.Parameter(torch.randn(len(self.experts), hidden) * hidden**-0.5)
 
     def macs(self, length: int) -> int:
-        """Of one sequence, without running the expert: logits, and merging once or per token."""
+        """MACs of one sequence without running the expert: logits, merging once or per token."""
         parameters = sum(parameter.numel() for parameter in self.experts.parameters())
         return length * self.weight.numel() + parameters * (length if self.causal else 1)
 

@@ -165,12 +165,12 @@ def eps_for_budget(gap: Float[Tensor, "tokens rest"], extra: float) -> Float[Ten
     Source: docs/theory.md A12. Oracle in tests: NumPy.
     """
     gaps = gap.reshape(-1)
-    wanted = min(round(len(gap) * extra), gaps.numel())
-    if wanted == 0:
+    count = min(round(len(gap) * extra), gaps.numel())
+    if count == 0:
         return gaps.new_zeros(())
-    if wanted == gaps.numel():
+    if count == gaps.numel():
         return torch.nextafter(gaps.max(), gaps.new_tensor(torch.inf))
-    smallest = torch.topk(gaps, wanted + 1, largest=False, sorted=True).values
+    smallest = torch.topk(gaps, count + 1, largest=False, sorted=True).values
     return (smallest[-2] + smallest[-1]) / 2.0
 
 

@@ -150,11 +150,11 @@ class TopKRouter(RouterModule):
             raise UsageError(
                 f"{type(self).__name__}: has no selection bias to update.", "Set a bias_rate."
             )
-        held = self.selection_bias.dtype
-        if at_least_float32(self.selection_bias) != held:
+        dtype = self.selection_bias.dtype
+        if at_least_float32(self.selection_bias) != dtype:
             raise UsageError(
-                f"{type(self).__name__}: its selection bias is {held}, in which updates are lost.",
+                f"{type(self).__name__}: its selection bias is {dtype}, in which updates are lost.",
                 "Keep it in float32: router.selection_bias = router.selection_bias.float().",
             )
-        counts = load.to(held)
+        counts = load.to(dtype)
         self.selection_bias += self.bias_rate * torch.sign(counts.mean() - counts)

@@ -23,7 +23,7 @@ _OWN = frozenset({"model_type", "architectures", "transformers_version", "layer_
 
 @dataclass(frozen=True)
 class _Facts:
-    """What of an upcycled model an architecture must be able to say."""
+    """Facts of an upcycled model that the target architecture must express."""
 
     config: Any
     blocks: Mapping[int, UpcycledBlock]
@@ -188,8 +188,8 @@ def export_upcycled(model: nn.Module, folder: str | Path, architecture: str | No
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: holds files already.", "Name a folder that is not there.")
     kind = type(AutoConfig.for_model(name))
-    known = kind().to_dict()
-    shared = {k: v for k, v in facts.config.to_dict().items() if k in known and k not in _OWN}
+    settings = kind().to_dict()
+    shared = {k: v for k, v in facts.config.to_dict().items() if k in settings and k not in _OWN}
     if facts.says("head_dim"):
         shared["head_dim"] = facts.config.head_dim
     config = kind(**shared | target.settings(facts))
@@ -224,19 +224,19 @@ def _facts(model: nn.Module) -> _Facts:
 
 
 def _chosen(facts: _Facts, architecture: str | None) -> str:
-    asked = _ARCHITECTURES if architecture is None else (architecture,)
+    candidates = _ARCHITECTURES if architecture is None else (architecture,)
     if architecture is not None and architecture not in _ARCHITECTURES:
         raise UsageError(
             f"export: architecture {architecture!r} is not known.",
             f"Known: {', '.join(_ARCHITECTURES)}.",
         )
-    reasons = {name: list(_reasons(facts, name)) for name in asked}
-    for name, found in reasons.items():
-        if not found:
+    reasons = {name: list(_reasons(facts, name)) for name in candidates}
+    for name, causes in reasons.items():
+        if not causes:
             return name
-    told = "; ".join(f"not {name}: {', '.join(found)}" for name, found in reasons.items())
+    refusals = "; ".join(f"not {name}: {', '.join(causes)}" for name, causes in reasons.items())
     raise UsageError(
-        f"export: no known architecture computes what this model does ({told}).",
+        f"export: no known architecture computes what this model does ({refusals}).",
         "torch.save keeps it for moegeom.trainable itself.",
     )
 
@@ -258,7 +258,7 @@ def _reasons(facts: _Facts, name: str) -> Iterator[str]:
 def _tensors(
     model: nn.Module, facts: _Facts, target: _Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names as on disk; what the model ties is there once."""
+    """Tensors by their names on disk; tied weights once."""
     upcycled = {
         path: module for path, module in model.named_modules() if isinstance(module, UpcycledBlock)
     }
@@ -282,7 +282,7 @@ def _tensors(
 def _shared(
     own: str, block: UpcycledBlock, gate: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The shared expert behind a gate of 0, of which the sigmoid is one half."""
+    """The shared expert behind a gate of logit 0, so that its weight is one half."""
     hidden = gate.shape[1]
     yield f"{own}.shared_expert_gate.weight", gate.new_zeros(1, hidden)
     for leaf in _QWEN_LEAVES:

@@ -167,10 +167,10 @@ def upcycle(
             for number in range(num_experts)
         ]
         gate = _gate(model, place, num_experts, top_k, router, seed)
-        kept = copy.deepcopy(block) if shared else None
-        if kept is not None and freeze_shared:
-            kept.requires_grad_(False)
-        new = UpcycledBlock(gate.to(sample.device, sample.dtype), experts, kept)
+        always = copy.deepcopy(block) if shared else None
+        if always is not None and freeze_shared:
+            always.requires_grad_(False)
+        new = UpcycledBlock(gate.to(sample.device, sample.dtype), experts, always)
         setattr(place.parent, place.name, new.train(block.training))
     return model
 
@@ -195,27 +195,27 @@ def _refuse(
 
 def _places(model: nn.Module, layers: str | Iterable[int] | None) -> list[_Place]:
     """The feed-forward blocks of these layers, in their order."""
-    found: dict[int, list[_Place]] = {}
+    by_layer: dict[int, list[_Place]] = {}
     for place in _feed_forwards(model):
-        found.setdefault(place.layer, []).append(place)
-    wanted = parse_layers(layers) if isinstance(layers, str) else layers
-    wanted = sorted(found if wanted is None else set(wanted))
-    absent = [layer for layer in wanted if layer not in found]
-    if absent or not wanted:
+        by_layer.setdefault(place.layer, []).append(place)
+    numbers = parse_layers(layers) if isinstance(layers, str) else layers
+    numbers = sorted(by_layer if numbers is None else set(numbers))
+    absent = [layer for layer in numbers if layer not in by_layer]
+    if absent or not numbers:
         names = ", ".join("/".join((*first, last)) for first, last in _SPELLINGS)
         raise UsageError(
             f"upcycle: {type(model).__name__} has no feed-forward block in "
             f"{f'layer {absent[0]}' if absent else 'any layer'}; expected a module with {names}.",
-            f"Layers that have one: {', '.join(map(str, sorted(found)))}." if found else "",
+            f"Layers that have one: {', '.join(map(str, sorted(by_layer)))}." if by_layer else "",
         )
-    twice = [layer for layer in wanted if len(found[layer]) > 1]
+    twice = [layer for layer in numbers if len(by_layer[layer]) > 1]
     if twice:
         raise UsageError(
-            f"upcycle: layer {twice[0]} of {type(model).__name__} has {len(found[twice[0]])} "
+            f"upcycle: layer {twice[0]} of {type(model).__name__} has {len(by_layer[twice[0]])} "
             "feed-forward blocks; expected one.",
             "Pass the part of the model with one stack of layers.",
         )
-    return [found[layer][0] for layer in wanted]
+    return [by_layer[layer][0] for layer in numbers]
 
 
 def _feed_forwards(model: nn.Module) -> Iterator[_Place]:
@@ -232,10 +232,10 @@ def _feed_forwards(model: nn.Module) -> Iterator[_Place]:
 
 
 def _takes_one(module: nn.Module) -> bool:
-    """Whether it is called with the hidden states alone."""
-    given = inspect.signature(module.forward).parameters.values()
+    """Whether the module is called with the hidden states alone."""
+    parameters = inspect.signature(module.forward).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return sum(one.default is one.empty and one.kind not in kinds for one in given) == 1
+    return sum(one.default is one.empty and one.kind not in kinds for one in parameters) == 1
 
 
 def _generator(seed: int, layer: int, number: int) -> torch.Generator:
@@ -253,13 +253,13 @@ def _expert(
             _draw_anew(expert, place, drop, random)
         for value in expert.parameters() if noise else ():
             size = float(_wide(value).square().mean().sqrt()) if relative else 1.0
-            drawn = noise * size * torch.randn(value.shape, generator=random)
-            value.copy_(_wide(value) + drawn.to(value.device))
+            shift = noise * size * torch.randn(value.shape, generator=random)
+            value.copy_(_wide(value) + shift.to(value.device))
     return expert
 
 
 def _draw_anew(expert: nn.Module, place: _Place, drop: float, random: torch.Generator) -> None:
-    """Some neurons, with the mean and deviation of each of their matrices."""
+    """Draws some neurons anew, with the mean and deviation of each of their matrices."""
     values: list[tuple[torch.Tensor, int]] = []
     for name in (*place.first, place.last):
         is_first, matrix = name != place.last, expert.get_submodule(name)
@@ -273,9 +273,9 @@ def _draw_anew(expert: nn.Module, place: _Place, drop: float, random: torch.Gene
         shape = list(value.shape)
         shape[axis] = len(some)
         whole = _wide(value)
-        drawn = torch.randn(shape, generator=random).to(value.device)
-        drawn = whole.mean() + whole.std(correction=0) * drawn
-        value.index_copy_(axis, some.to(value.device), drawn.to(value.dtype))
+        noise = torch.randn(shape, generator=random).to(value.device)
+        noise = whole.mean() + whole.std(correction=0) * noise
+        value.index_copy_(axis, some.to(value.device), noise.to(value.dtype))
 
 
 def _wide(values: torch.Tensor) -> torch.Tensor:

@@ -12,16 +12,16 @@ from moegeom.document.drawing import Drawing, FigureResults
 _MOST = 4
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    domains = drawn.results.columns("domains", ["population"])["population"]
-    if len(domains) < 2 or not drawn.has("experts", "load"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    domains = source.results.columns("domains", ["population"])["population"]
+    if len(domains) < 2 or not source.has("experts", "load"):
         return
-    whole = drawn.by_router("experts", ["expert", "load"])
-    parts = {name: drawn.by_router("experts", ["load"], population=name) for name in domains}
-    told = drawn.worst("domain_information_share", _MOST) or drawn.routers[:_MOST]
-    shown = [router for router in told if router in whole]
-    panels, said = [], []
-    for router in shown:
+    whole = source.by_router("experts", ["expert", "load"])
+    parts = {name: source.by_router("experts", ["load"], population=name) for name in domains}
+    candidates = source.worst("domain_information_share", _MOST) or source.routers[:_MOST]
+    routers = [router for router in candidates if router in whole]
+    panels, sentences = [], []
+    for router in routers:
         load = whole[router]["load"]
         values = [
             [
@@ -32,22 +32,21 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
             if router in parts[name]
         ]
         names = [name.removeprefix("domain=") for name in domains if router in parts[name]]
-        known = [
+        preferences = [
             (value, names[i], expert)
             for i, row in enumerate(values)
             for expert, value in zip(whole[router]["expert"], row, strict=True)
             if value is not None
         ]
-        if not known:
+        if not preferences:
             continue
-        value, name, expert = max(known)
+        value, name, expert = max(preferences)
         heat = Heat(values, "load in the domain over load in all", 0.25, 4.0, 1.0, "log2")
         experts = Axis("expert", names=[str(e) for e in whole[router]["expert"]])
-        panels.append(Panel(f"layer {drawn.names[router]}", experts, Axis("", names=names), [heat]))
-        said.append(
-            f"layer {drawn.names[router]}: tokens of {name} choose expert {expert} "
-            f"{figure_text(value)} times as often as all do"
-        )
+        title = f"layer {source.names[router]}"
+        panels.append(Panel(title, experts, Axis("", names=names), [heat]))
+        often = f"{figure_text(value)} times as often as all do"
+        sentences.append(f"{title}: tokens of {name} choose expert {expert} {often}")
     if not panels:
         return
     rows = [(n, r) for n in domains for r in parts[n]]
@@ -57,7 +56,7 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         "How often tokens of each domain choose an expert, over how often all tokens do: red more, "
         "blue less. Layers whose choices tell most about the domain.",
         "What an expert knows. Domains are those that the recording names.",
-        "; ".join(said) + ".",
+        "; ".join(sentences) + ".",
         panels,
         [
             ("population", [n for n, r in rows for _ in parts[n][r]["load"]]),

@@ -10,23 +10,23 @@ from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, FigureResults, middle
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    if not drawn.has("layers", "flipped_share"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    if not source.has("layers", "flipped_share"):
         return
-    held = drawn.results.columns("variants", ["variant", "text"])
-    names = [v for v in held["variant"] if v not in (AS_STORED, RANDOM) and not is_random(v)]
-    shares = {name: drawn.layers("flipped_share", variant=name) for name in names}
+    variants = source.results.columns("variants", ["variant", "text"])
+    names = [v for v in variants["variant"] if v not in (AS_STORED, RANDOM) and not is_random(v)]
+    shares = {name: source.layers("flipped_share", variant=name) for name in names}
     shares = {name: values for name, values in shares.items() if values}
     if not shares:
         return
-    random = {name: drawn.layers("flipped_share", variant=under_random(name)) for name in shares}
+    random = {name: source.layers("flipped_share", variant=under_random(name)) for name in shares}
     worst = {name: max(values, key=lambda r: values[r]) for name, values in shares.items()}
     marks = [
         Bars("worst layer", "other", [shares[name][worst[name]] for name in shares]),
         Bars("median layer", "tokens", [middle(values) for values in shares.values()]),
         Bars("random router, median", "random", [middle(random[name]) for name in shares]),
     ]
-    routers = [router for router in drawn.routers if any(router in v for v in shares.values())]
+    routers = [router for router in source.routers if any(router in v for v in shares.values())]
     table = [[shares[name].get(router) for router in routers] for name in shares]
     most = max(max(values.values()) for values in shares.values())
     layers = Heat(
@@ -45,7 +45,7 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         "A wrong answer: a flipped expert is not one. Inputs of deeper layers would differ too.",
         "; ".join(
             f"{name}: {percent(shares[name][worst[name]], '.3g')} in layer "
-            f"{drawn.names[worst[name]]}, {percent(middle(shares[name]) or 0.0, '.3g')} in "
+            f"{source.names[worst[name]]}, {percent(middle(shares[name]) or 0.0, '.3g')} in "
             "the median layer"
             for name in shares
         ),
@@ -53,7 +53,7 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
             Panel("", Axis("share of tokens that flip"), Axis("", names=list(shares)), marks),
             Panel(
                 "",
-                Axis("layer", names=[drawn.names[router] for router in routers]),
+                Axis("layer", names=[source.names[router] for router in routers]),
                 Axis("", names=list(shares)),
                 [layers],
             ),

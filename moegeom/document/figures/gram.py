@@ -1,4 +1,4 @@
-"""Cosines between the rows of a router, and co-activation, experts in the order of likeness."""
+"""Cosines between router rows, and co-activation; experts ordered by likeness."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ Matrix = Float64[np.ndarray, "experts experts"]
 Rows = list[tuple[int, list[float | None]]]
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    if not drawn.has("matrices", "values"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    if not source.has("matrices", "values"):
         return
-    scores = drawn.layers("gram_score_centred")
+    scores = source.layers("gram_score_centred")
     lowest = sorted(scores, key=lambda router: scores[router])[:_MOST]
-    rows = _rows(drawn, lowest)
+    rows = _rows(source, lowest)
     cosines, together = (_whole(rows[name]) for name in _NAMES)
-    shown = list(cosines)
-    if not shown:
+    routers = list(cosines)
+    if not routers:
         return
-    orders = {router: by_likeness(cosines[router]) for router in shown}
+    orders = {router: by_likeness(cosines[router]) for router in routers}
     panels = [
         Panel(
-            f"layer {drawn.names[r]}, cosine of rows",
+            f"layer {source.names[r]}, cosine of rows",
             Axis("expert, in the order of likeness"),
             Axis(""),
             [Heat(_ordered(cosines[r], orders[r]), "cosine of centred rows", -1.0, 1.0, 0.0)],
             is_wide=False,
         )
-        for r in shown
+        for r in routers
     ]
     over = "frequency over even chance"
     panels += [
         Panel(
-            f"layer {drawn.names[r]}, co-activation",
+            f"layer {source.names[r]}, co-activation",
             Axis("expert, in the same order"),
             Axis(""),
             [Heat(_ordered(together[r], orders[r]), over, 0.125, 8.0, 1.0, "log2")],
             is_wide=False,
         )
-        for r in shown
+        for r in routers
         if r in together
     ]
-    random, best = drawn.layers("gram_score_random"), drawn.layers("gram_score_best")
-    most = drawn.layers("max_cosine_centred")
-    said = [
-        f"layer {drawn.names[r]}: Gram score {figure_text(scores[r])} (random rows "
+    random, best = source.layers("gram_score_random"), source.layers("gram_score_best")
+    most = source.layers("max_cosine_centred")
+    sentences = [
+        f"layer {source.names[r]}: Gram score {figure_text(scores[r])} (random rows "
         f"{figure_text(random[r])}, best possible {figure_text(best[r])}), largest cosine "
         f"{figure_text(most[r])}"
-        for r in shown
+        for r in routers
         if r in random and r in best and r in most
     ]
-    kinds = [(r, name, held) for name in _NAMES for r, held in rows[name].items()]
+    kinds = [(r, name, part) for name in _NAMES for r, part in rows[name].items()]
     yield Chart(
         "gram",
         "Rows of the router, and which experts go together",
@@ -70,13 +70,13 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         "so that families of experts are squares on the diagonal. Then, in the same order, how "
         "often two experts are chosen together, over even chance. Layers with the lowest score.",
         "What experts compute: rows say who is asked, not what is answered.",
-        "; ".join(said) + ".",
+        "; ".join(sentences) + ".",
         panels,
         [
-            ("router", [r for r, _, held in kinds for _ in held]),
-            ("matrix", [name for _, name, held in kinds for _ in held]),
-            ("expert", [expert for _, _, held in kinds for expert, _ in held]),
-            ("values_for_later_experts", [_cells(row) for _, _, held in kinds for _, row in held]),
+            ("router", [r for r, _, part in kinds for _ in part]),
+            ("matrix", [name for _, name, part in kinds for _ in part]),
+            ("expert", [expert for _, _, part in kinds for expert, _ in part]),
+            ("values_for_later_experts", [_cells(row) for _, _, part in kinds for _, row in part]),
         ],
     )
 
@@ -90,35 +90,35 @@ def _cells(values: Sequence[float | None]) -> str:
     return " ".join("" if value is None else f"{value:.4g}" for value in values)
 
 
-def _rows(drawn: FigureResults, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
+def _rows(source: FigureResults, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
     """By matrix and router: experts, each with its values for the later ones."""
-    found: dict[str, dict[str, Rows]] = {name: {} for name in _NAMES}
-    held = drawn.by_router("matrices", ["matrix", "expert", "values"], router=routers)
-    for router, columns in held.items():
+    matrices: dict[str, dict[str, Rows]] = {name: {} for name in _NAMES}
+    by_router = source.by_router("matrices", ["matrix", "expert", "values"], router=routers)
+    for router, columns in by_router.items():
         for name, expert, values in zip(*columns.values(), strict=True):
-            if name in found:
-                found[name].setdefault(router, []).append((expert, values))
-    return found
+            if name in matrices:
+                matrices[name].setdefault(router, []).append((expert, values))
+    return matrices
 
 
-def cosines_of(drawn: FigureResults, routers: Sequence[str]) -> dict[str, Matrix]:
+def cosines_of(source: FigureResults, routers: Sequence[str]) -> dict[str, Matrix]:
     """Cosines of centred rows by router, of those that have them; nan on the diagonal."""
-    if not drawn.has("matrices", "values"):
+    if not source.has("matrices", "values"):
         return {}
-    return _whole(_rows(drawn, routers)["row_cosine"])
+    return _whole(_rows(source, routers)["row_cosine"])
 
 
 def _whole(rows: Mapping[str, Rows]) -> dict[str, Matrix]:
     """Whole matrices by router; nan on the diagonal and where nothing is known."""
-    found = {}
+    matrices = {}
     for router, listed in rows.items():
         matrix = np.full((len(listed), len(listed)), np.nan)
         for expert, values in listed:
             row = np.array([np.nan if v is None else v for v in values], np.float64)
             if len(row) == len(listed) - 1 - expert:
                 matrix[expert, expert + 1 :] = matrix[expert + 1 :, expert] = row
-        found[router] = matrix
-    return found
+        matrices[router] = matrix
+    return matrices
 
 
 def by_likeness(cosine: Matrix) -> list[int]:

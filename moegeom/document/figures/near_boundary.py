@@ -24,19 +24,19 @@ _COLUMNS = ("router", "quantity", "threshold", "share_below", "share_below_se")
 Curve = dict[float, tuple[float | None, float | None]]
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    if not drawn.has("margins", "share_below"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    if not source.has("margins", "share_below"):
         return
-    held = drawn.columns("margins", _COLUMNS)
-    random = drawn.columns("margins", _COLUMNS, variant=RANDOM)
-    panels, said = [], []
+    columns = source.columns("margins", _COLUMNS)
+    random = source.columns("margins", _COLUMNS, variant=RANDOM)
+    panels, sentences = [], []
     for quantity, words in _QUANTITIES.items():
-        curves = _curves(held, quantity)
+        curves = _curves(columns, quantity)
         if not curves:
             continue
-        panel, sentence = _panel(drawn, words, curves, _curves(random, quantity))
+        panel, sentence = _panel(source, words, curves, _curves(random, quantity))
         panels.append(panel)
-        said.append(sentence)
+        sentences.append(sentence)
     if panels:
         yield Chart(
             "near_boundary",
@@ -46,40 +46,40 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
             "documents, the median layer, and the median of the random routers.",
             "What a flip costs. A change smaller than the boundary distance cannot flip a token; a "
             "larger one may, and noise has no largest size.",
-            " ".join(said),
+            " ".join(sentences),
             panels,
-            [(name, held[name]) for name in _COLUMNS],
+            [(name, columns[name]) for name in _COLUMNS],
         )
 
 
-def _curves(held: Mapping[str, list[Any]], quantity: str) -> dict[str, Curve]:
+def _curves(columns: Mapping[str, list[Any]], quantity: str) -> dict[str, Curve]:
     """By router: threshold to share and its error."""
-    found: dict[str, Curve] = {}
-    for router, what, threshold, share, error in zip(*(held[c] for c in _COLUMNS), strict=True):
+    curves: dict[str, Curve] = {}
+    for router, what, threshold, share, error in zip(*(columns[c] for c in _COLUMNS), strict=True):
         if what == quantity and share is not None:
-            found.setdefault(router, {})[threshold] = (share, error)
-    return found
+            curves.setdefault(router, {})[threshold] = (share, error)
+    return curves
 
 
 def _panel(
-    drawn: FigureResults, words: str, curves: Mapping[str, Curve], random: Mapping[str, Curve]
+    source: FigureResults, words: str, curves: Mapping[str, Curve], random: Mapping[str, Curve]
 ) -> tuple[Panel, str]:
     steps = sorted({x for curve in curves.values() for x in curve})
     middle = _median_of(curves, steps)
     # the threshold at which the median layer has a share near a hundredth tells exposures apart
     at = min(steps, key=lambda x: abs((middle[steps.index(x)] or 0.0) - 0.01))
     worst = max(curves, key=lambda router: curves[router].get(at, (0.0, None))[0] or 0.0)
-    shares = [curves[worst].get(x, (None, None)) for x in steps]
-    found, errors = [share for share, _ in shares], [error for _, error in shares]
-    low, high = interval(found, errors, drawn.blocks(worst))
-    name = f"layer {drawn.names[worst]}"
-    marks: list[Mark] = [Polyline(name, "tokens", steps, found, low, high)]
+    points = [curves[worst].get(x, (None, None)) for x in steps]
+    shares, errors = [share for share, _ in points], [error for _, error in points]
+    low, high = interval(shares, errors, source.blocks(worst))
+    name = f"layer {source.names[worst]}"
+    marks: list[Mark] = [Polyline(name, "tokens", steps, shares, low, high)]
     if len(curves) > 1:
         marks.append(Polyline("median layer", "dim", steps, middle))
     if random:
         marks.append(Polyline("random router", "random", steps, _median_of(random, steps)))
-    shown = [x for x, m in zip(steps, middle, strict=True) if m and m < 1.0] or steps
-    axis = Axis(words, "log2", low=min(shown), high=max(shown) * 2)
+    thresholds = [x for x, m in zip(steps, middle, strict=True) if m and m < 1.0] or steps
+    axis = Axis(words, "log2", low=min(thresholds), high=max(thresholds) * 2)
     least = min((m for m in middle if m), default=1e-4)
     sentence = (
         f"{words[:1].upper()}{words[1:]} below {figure_text(at)}: "
@@ -93,8 +93,8 @@ def _panel(
 
 def _median_of(curves: Mapping[str, Curve], steps: Sequence[float]) -> list[float | None]:
     columns = ([c[x][0] for c in curves.values() if x in c] for x in steps)
-    known = ([share for share in column if share is not None] for column in columns)
-    return [median(column) if column else None for column in known]
+    shares = ([share for share in column if share is not None] for column in columns)
+    return [median(column) if column else None for column in shares]
 
 
 DRAWING = Drawing(

@@ -38,16 +38,16 @@ _FULL = 4.0
 _NORMAL = 1.4826
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    has_domains = drawn.has("domains") and len(drawn.results.table("domains")) > 1
-    found = {
-        column: drawn.layers(column) for column in _COLUMNS if has_domains or column != _DOMAIN
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    has_domains = source.has("domains") and len(source.results.table("domains")) > 1
+    figures = {
+        column: source.layers(column) for column in _COLUMNS if has_domains or column != _DOMAIN
     }
-    found = {column: values for column, values in found.items() if values}
-    routers = [r for r in drawn.routers if any(r in values for values in found.values())]
-    if not found or len(routers) < _LEAST:
+    figures = {column: values for column, values in figures.items() if values}
+    routers = [r for r in source.routers if any(r in values for values in figures.values())]
+    if not figures or len(routers) < _LEAST:
         return
-    table = {c: [values.get(router) for router in routers] for c, values in found.items()}
+    table = {c: [values.get(router) for router in routers] for c, values in figures.items()}
     scores = {column: _unlike(values) for column, values in table.items()}
     size, which, where = max(
         (abs(z or 0.0), column, router)
@@ -55,13 +55,13 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         for router, z in zip(routers, values, strict=True)
     )
     heat = Heat(
-        [[scores[column][i] for column in found] for i in range(len(routers))],
+        [[scores[column][i] for column in figures] for i in range(len(routers))],
         "robust standard deviations from the median layer",
         -_FULL,
         _FULL,
         0.0,
         cells=[
-            ["" if (v := table[column][i]) is None else figure_text(v) for column in found]
+            ["" if (v := table[column][i]) is None else figure_text(v) for column in figures]
             for i in range(len(routers))
         ],
     )
@@ -71,17 +71,17 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         "Each figure of each layer, coloured by how far it lies from the median of the layers: "
         "blue below, red above. A name of a layer leads to its row in the table.",
         "Whether a layer is wrong: layers may differ for good reasons, and all may be wrong alike.",
-        f"The most unlike is layer {drawn.names[where]} in {_COLUMNS[which]}: "
+        f"The most unlike is layer {source.names[where]} in {_COLUMNS[which]}: "
         f"{figure_text(table[which][routers.index(where)] or 0.0)}, {figure_text(size)} robust "
         "standard deviations from the median.",
         [
             Panel(
                 "",
-                Axis("", names=[_COLUMNS[column] for column in found]),
+                Axis("", names=[_COLUMNS[column] for column in figures]),
                 Axis(
                     "layer",
-                    names=[drawn.names[router] for router in routers],
-                    links=[drawn.links[router] for router in routers],
+                    names=[source.names[router] for router in routers],
+                    links=[source.links[router] for router in routers],
                 ),
                 [heat],
             )
@@ -92,11 +92,11 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
 
 def _unlike(values: Sequence[float | None]) -> list[float | None]:
     """(x - median) / (1.4826 MAD); 0 where the layers agree."""
-    known = [value for value in values if value is not None]
-    centre = median(known)
-    spread = _NORMAL * median(abs(value - centre) for value in known)
+    numbers = [value for value in values if value is not None]
+    centre = median(numbers)
+    spread = _NORMAL * median(abs(value - centre) for value in numbers)
     if spread == 0.0:  # what differs at all from layers that agree is far from them
-        spread = max((abs(value - centre) for value in known), default=0.0) / _FULL or 1.0
+        spread = max((abs(value - centre) for value in numbers), default=0.0) / _FULL or 1.0
     return [None if value is None else (value - centre) / spread for value in values]
 
 

@@ -39,9 +39,9 @@ def shown_of(routers: Sequence[str]) -> list[str]:
     return [routers[place] for place in places if place >= 0]
 
 
-def domains_of(drawn: FigureResults) -> list[str]:
+def domains_of(source: FigureResults) -> list[str]:
     """Names of the domains in the order of their numbers."""
-    return list((drawn.results.run["tokens"] or {}).get("domains") or ())
+    return list((source.results.run["tokens"] or {}).get("domains") or ())
 
 
 def coloured(rows: Mapping[str, Sequence[Any]], num_domains: int) -> TokensOfLayer:
@@ -60,28 +60,28 @@ def coloured(rows: Mapping[str, Sequence[Any]], num_domains: int) -> TokensOfLay
     )
 
 
-def likeness_of_neighbours(drawn: FigureResults, router: str) -> str:
+def likeness_of_neighbours(source: FigureResults, router: str) -> str:
     """What holds in all dimensions: whether near tokens choose alike; empty if not known."""
     same, chance, near = (
-        drawn.layers(name).get(router)
+        source.layers(name).get(router)
         for name in ("near_same_choice", "near_same_choice_chance", "choice_silhouette")
     )
     if same is None or chance is None:
         return ""
-    said = f"{percent(same, '.3g')} of the 10 nearest tokens, in all dimensions, choose the same "
-    said += f"first expert ({percent(chance, '.3g')} by chance)"
-    return said if near is None else f"{said}, silhouette {figure_text(near)}"
+    text = f"{percent(same, '.3g')} of the 10 nearest tokens, in all dimensions, choose the same "
+    text += f"first expert ({percent(chance, '.3g')} by chance)"
+    return text if near is None else f"{text}, silhouette {figure_text(near)}"
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    if not drawn.has("sample", "x"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    if not source.has("sample", "x"):
         return
-    domains, whole = domains_of(drawn), drawn.by_router("sample", _COLUMNS)
-    held = {router: whole[router] for router in shown_of(list(whole))}
-    wide = drawn.layers("plane_share")
-    by_choice, by_domain, said = [], [], []
-    for router, rows in held.items():
-        layer, sample = f"layer {drawn.names[router]}", coloured(rows, len(domains))
+    domains, whole = domains_of(source), source.by_router("sample", _COLUMNS)
+    samples = {router: whole[router] for router in shown_of(list(whole))}
+    wide = source.layers("plane_share")
+    by_choice, by_domain, texts = [], [], []
+    for router, rows in samples.items():
+        layer, sample = f"layer {source.names[router]}", coloured(rows, len(domains))
         groups = [sample.groups[row] for row in sample.tokens]
         crosses = [sample.groups[row] for row in sample.experts]
         points = Points(*_places(rows, sample.tokens), groups, sample.names)
@@ -90,10 +90,11 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         if len(domains) > 1:
             points = Points(*_places(rows, sample.tokens), sample.domains, domains)
             by_domain.append(_panel(f"{layer}, by domain", [points]))
-        if alike := likeness_of_neighbours(drawn, router):
+        if alike := likeness_of_neighbours(source, router):
             if (share := wide.get(router)) is not None:
                 alike += f"; the plane holds {percent(share, '.3g')} of the variance"
-            said.append(f"{layer}: {alike}")
+            texts.append(f"{layer}: {alike}")
+    alt = "; ".join(texts) or "Too few tokens to say whether near ones choose alike"
     yield Chart(
         "plane",
         "Tokens in the plane of their widest directions",
@@ -102,17 +103,17 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         "experts on the same axes, in their colours, scaled to the spread of the tokens. The "
         "sentence below gives what does not depend on a plane: whether near tokens choose alike.",
         "Clusters and gaps that look like any: all but two of the directions are left out.",
-        f"{'; '.join(said)}." if said else "Too few tokens to say whether near ones choose alike.",
+        f"{alt}.",
         [*by_choice, *by_domain],
         [
-            ("router", [router for router in held for _ in held[router]["x"]]),
-            *((name, [v for rows in held.values() for v in rows[name]]) for name in _COLUMNS),
+            ("router", [router for router in samples for _ in samples[router]["x"]]),
+            *((name, [v for rows in samples.values() for v in rows[name]]) for name in _COLUMNS),
         ],
     )
 
 
-def _places(rows: Mapping[str, Sequence[Any]], wanted: Sequence[int]) -> tuple[Numbers, Numbers]:
-    return [rows["x"][row] for row in wanted], [rows["y"][row] for row in wanted]
+def _places(rows: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> tuple[Numbers, Numbers]:
+    return [rows["x"][row] for row in numbers], [rows["y"][row] for row in numbers]
 
 
 def _panel(title: str, marks: Sequence[Points]) -> Panel:

@@ -14,32 +14,32 @@ _MOST = 48
 _COLUMNS = ("document_number", "position", "expert", "weight")
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    if not drawn.has("positions", "weight"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    if not source.has("positions", "weight"):
         return
-    held = drawn.by_router("positions", _COLUMNS)
-    routers = list(held)
+    by_router = source.by_router("positions", _COLUMNS)
+    routers = list(by_router)
     if not routers:
         return
     router = routers[len(routers) // 2]
-    rows = held[router]
-    experts = drawn.results.run["routers"][drawn.routers.index(router)]["num_experts"]
+    rows = by_router[router]
+    experts = source.results.run["routers"][source.routers.index(router)]["num_experts"]
     highest = max((w for w in rows["weight"] if w is not None), default=0.0)
-    shown = most_used(rows["expert"], rows["weight"], experts)
+    busiest = most_used(rows["expert"], rows["weight"], experts)
     panels = []
     for document in sorted({*rows["document_number"]}):
         own = [i for i, number in enumerate(rows["document_number"]) if number == document]
         places = sorted({rows["position"][i] for i in own})
         column = {position: number for number, position in enumerate(places)}
-        line = {expert: number for number, expert in enumerate(shown)}
-        values: list[list[float | None]] = [[None] * len(places) for _ in shown]
+        line = {expert: number for number, expert in enumerate(busiest)}
+        values: list[list[float | None]] = [[None] * len(places) for _ in busiest]
         for i in own:
             if (expert := rows["expert"][i]) in line:
                 values[line[expert]][column[rows["position"][i]]] = rows["weight"][i]
         heat = Heat(values, "routing weight", 0.0, highest or 1.0)
-        expert_axis = Axis("expert", names=[str(e) for e in shown])
+        expert_axis = Axis("expert", names=[str(e) for e in busiest])
         positions = Axis("position", names=[str(p) for p in places])
-        title = f"layer {drawn.names[router]}, document {document + 1}"
+        title = f"layer {source.names[router]}, document {document + 1}"
         panels.append(Panel(title, positions, expert_axis, [heat]))
     tokens = len({*zip(rows["document_number"], rows["position"], strict=True)})
     yield Chart(
@@ -53,7 +53,7 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
             else ""
         ),
         "Other documents, layers and experts: positions.parquet holds them all.",
-        f"Layer {drawn.names[router]}, {number_of(tokens, 'token')} of {len(panels)} documents; "
+        f"Layer {source.names[router]}, {number_of(tokens, 'token')} of {len(panels)} documents; "
         f"the largest weight is {figure_text(highest)}.",
         panels,
         [

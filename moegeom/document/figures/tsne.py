@@ -45,32 +45,32 @@ _SHOWS_NOT = (
 )
 
 
-def _draw(drawn: FigureResults) -> Iterator[Chart]:
-    if not drawn.has("sample", "widest"):
+def _draw(source: FigureResults) -> Iterator[Chart]:
+    if not source.has("sample", "widest"):
         return
     title = "Tokens and rows by t-SNE"
     if importlib.util.find_spec("sklearn") is None:
         shows = "Nothing yet: t-SNE needs scikit-learn, which is not installed."
         yield Chart("tsne", title, shows, _SHOWS_NOT, f"To have it: {install_command()}", [], [])
         return
-    whole = drawn.by_router("sample", _COLUMNS)
+    whole = source.by_router("sample", _COLUMNS)
     router = middle_of(list(whole))
-    rows, domains = whole[router], domains_of(drawn)
+    rows, domains = whole[router], domains_of(source)
     sample = coloured(rows, len(domains))
     points = np.array([rows["widest"][row] for row in sample.tokens], np.float64)
     if (places := embedding(points)) is None:
         return
-    layer, (x, y) = f"layer {drawn.names[router]}", places.T.tolist()
+    layer, (x, y) = f"layer {source.names[router]}", places.T.tolist()
     groups = [sample.groups[row] for row in sample.tokens]
     panels = [_panel(f"{layer}, tokens by first choice", x, y, groups, sample.names)]
     if len(domains) > 1:
         panels.append(_panel(f"{layer}, tokens by domain", x, y, sample.domains, domains))
-    held = ((rows["expert"][row], rows["domain_number"][row]) for row in sample.tokens)
+    labels = ((rows["expert"][row], rows["domain_number"][row]) for row in sample.tokens)
     table: list[tuple[str, str, int, int | None, float, float]] = [
         (router, "token", *of_token, *place)
-        for of_token, place in zip(held, zip(x, y, strict=True), strict=True)
+        for of_token, place in zip(labels, zip(x, y, strict=True), strict=True)
     ]
-    cosine = cosines_of(drawn, [router]).get(router)
+    cosine = cosines_of(source, [router]).get(router)
     rows_at = None if cosine is None else embedding(points_of(cosine))
     if rows_at is not None:
         x, y = rows_at.T.tolist()
@@ -78,14 +78,14 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         groups = [colour.get(expert, len(sample.names) - 1) for expert in range(len(x))]
         panels.append(_panel(f"{layer}, rows", x, y, groups, sample.names, are_crosses=True))
         table += [(router, "row", expert, None, x[expert], y[expert]) for expert in range(len(x))]
-    share = drawn.layers("widest_share").get(router)
-    kept = percent(neighbours_kept(points, places), ".3g")
-    said = [
-        likeness_of_neighbours(drawn, router),
+    share = source.layers("widest_share").get(router)
+    percentage = percent(neighbours_kept(points, places), ".3g")
+    sentences = [
+        likeness_of_neighbours(source, router),
         ""
         if share is None
         else f"{points.shape[1]} widest directions hold {percent(share, '.3g')} of the variance",
-        f"the map keeps {kept} of the {_NEIGHBOURS} nearest tokens",
+        f"the map keeps {percentage} of the {_NEIGHBOURS} nearest tokens",
     ]
     names = ("router", "kind", "expert", "domain_number", "x", "y")
     yield Chart(
@@ -97,7 +97,7 @@ def _draw(drawn: FigureResults) -> Iterator[Chart]:
         "in the same colours. The sentence below gives what does not depend on the map, and how "
         "true the map is.",
         _SHOWS_NOT,
-        f"{layer}: {'; '.join(filter(None, said))}.",
+        f"{layer}: {'; '.join(filter(None, sentences))}.",
         panels,
         [
             (name, list(values))
@@ -164,8 +164,8 @@ def points_of(cosine: Matrix) -> Float64[np.ndarray, "experts components"]:
     np.fill_diagonal(gram, 1.0)
     means = gram.mean(axis=0)
     values, vectors = np.linalg.eigh(gram - means[:, None] - means[None, :] + means.mean())
-    found = vectors * np.sqrt(np.maximum(values, 0.0))
-    return found[:, ::-1]
+    points = vectors * np.sqrt(np.maximum(values, 0.0))
+    return points[:, ::-1]
 
 
 def neighbours_kept(points: Float64[np.ndarray, "points components"], places: Places) -> float:

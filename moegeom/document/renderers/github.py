@@ -26,10 +26,10 @@ def render(document: Document, view: View) -> str:
     assert document.judged is not None, "render() asks for a verdict"
     verdict, run = document.judged.verdict, document.judged.run
     name = run["checkpoint"]["name"]
-    said = f"{verdict_sentence(verdict)} exit {verdict.exit_code}"
-    said += f"\nprofile: {profile_line(verdict)}" if verdict.profile else ""
+    message = f"{verdict_sentence(verdict)} exit {verdict.exit_code}"
+    message += f"\nprofile: {profile_line(verdict)}" if verdict.profile else ""
     lines = [*_findings(verdict, run), *_inconclusive(verdict)]
-    return "".join(f"{line}\n" for line in (*lines, _command("notice", f"moegeom {name}", said)))
+    return "".join(f"{line}\n" for line in (*lines, _command("notice", f"moegeom {name}", message)))
 
 
 def _findings(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[str]:

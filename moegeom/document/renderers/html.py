@@ -85,16 +85,16 @@ _ENDINGS = {"flip": "(?:s|ped|ping)?"}
 
 @cache
 def pattern() -> re.Pattern[str]:
-    """Any of the words, the longest where several fit, as a sentence may say them."""
+    """Matches any word of the glossary in a sentence, the longest where several fit."""
     longest = sorted(WORDS, key=lambda word: -len(word))
-    said = (f"{re.escape(word)}{_ENDINGS.get(word, 's?')}" for word in longest)
-    return re.compile(rf"(?<![\w./-])(?:{'|'.join(said)})(?![\w/-])", re.IGNORECASE)
+    forms = (f"{re.escape(word)}{_ENDINGS.get(word, 's?')}" for word in longest)
+    return re.compile(rf"(?<![\w./-])(?:{'|'.join(forms)})(?![\w/-])", re.IGNORECASE)
 
 
 @cache
-def word_of(said: str) -> str:
+def word_of(text: str) -> str:
     """The word of the glossary that :func:`pattern` found."""
-    return max((word for word in WORDS if said.lower().startswith(word.lower())), key=len)
+    return max((word for word in WORDS if text.lower().startswith(word.lower())), key=len)
 
 
 _STYLE = """
@@ -157,8 +157,8 @@ def render(document: Document, view: View) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
-    told = ("".join(_blocks([_untitled(b, document.name) for b in s])) for s in document.sections)
-    sections = [f"<section>{text}</section>" for text in told if text]
+    bodies = ("".join(_blocks([_untitled(b, document.name) for b in s])) for s in document.sections)
+    sections = [f"<section>{text}</section>" for text in bodies if text]
     return "\n".join((head, *sections, _words("".join(sections)), "</body></html>", ""))
 
 
@@ -171,13 +171,13 @@ def _text(text: str) -> str:
     """A sentence; each word of the glossary, the first time, leads to what it means."""
     seen: set[str] = set()
 
-    def linked(found: re.Match[str]) -> str:
-        word = word_of(found[0])
+    def linked(match: re.Match[str]) -> str:
+        word = word_of(match[0])
         if word in seen:
-            return found[0]
+            return match[0]
         seen.add(word)
         means = escape(WORDS[word])
-        return f'<a class="word" href="#{_anchor(word)}" title="{means}">{found[0]}</a>'
+        return f'<a class="word" href="#{_anchor(word)}" title="{means}">{match[0]}</a>'
 
     return pattern().sub(linked, escape(text))
 
@@ -187,11 +187,11 @@ def _anchor(word: str) -> str:
 
 
 def _words(body: str) -> str:
-    """What the words mean that the page says: for those who print it, or cannot hover."""
-    said = [word for word in WORDS if f'href="#{_anchor(word)}"' in body]
-    if not said:
+    """Definitions of the glossary words on the page, for print and for touch screens."""
+    words = [word for word in WORDS if f'href="#{_anchor(word)}"' in body]
+    if not words:
         return ""
-    rows = (f'<dt id="{_anchor(w)}">{escape(w)}</dt><dd>{escape(WORDS[w])}</dd>' for w in said)
+    rows = (f'<dt id="{_anchor(w)}">{escape(w)}</dt><dd>{escape(WORDS[w])}</dd>' for w in words)
     return f'<section><h2>Words</h2><dl class="words">{"".join(rows)}</dl></section>'
 
 
@@ -263,8 +263,8 @@ def _figure(figure: Chart) -> Iterator[str]:
     link = f'href="data:text/csv;base64,{numbers}" download="{escape(figure.name)}.csv"'
     yield f"</div><figcaption>{_text(figure.shows)} "
     yield f"<b>It does not show:</b> {_text(figure.shows_not)} <a {link}>Numbers as CSV</a>"
-    said = figure.alt[:1].upper() + figure.alt[1:]
-    yield f'<p class="dim">{_text(said)}</p></figcaption></figure>'
+    sentence = figure.alt[:1].upper() + figure.alt[1:]
+    yield f'<p class="dim">{_text(sentence)}</p></figcaption></figure>'
 
 
 def comma_separated(figure: Chart) -> str:
@@ -292,13 +292,13 @@ def _cell(value: str | float | None) -> str | float:
 
 def _table(table: Table) -> Iterator[str]:
     def row(tag: str, cells: Sequence[str], look: str = "", anchor: str = "") -> str:
-        shown = _text if tag == "th" else escape
-        said = "".join(
-            f"<{tag}{' class=left' if place in table.left else ''}>{shown(cell.strip())}</{tag}>"
+        markup = _text if tag == "th" else escape
+        content = "".join(
+            f"<{tag}{' class=left' if place in table.left else ''}>{markup(cell.strip())}</{tag}>"
             for place, cell in enumerate(cells)
         )
         name = f' id="{escape(anchor)}"' if anchor else ""
-        return f'<tr class="{look}"{name}>{said}</tr>'
+        return f'<tr class="{look}"{name}>{content}</tr>'
 
     yield f'<div class="scroll"><table><thead>{row("th", heads_of(table))}</thead><tbody>'
     anchored = zip_longest(table.rows, table.row_looks, table.anchors, fillvalue="")

@@ -103,18 +103,18 @@ def _case(suite: Element, outcome: Outcome, verdict: Verdict, run: Mapping[str, 
         name=f"{outcome.code} {outcome.statement or outcome.title}",
         time="0.000",
     )
-    told = [
+    messages = [
         f"{places(finding.routers, run)}: " + "\n".join(finding_lines(finding))
         for finding in outcome.findings
     ]
-    told += [
+    messages += [
         f"ignored ({reason}), {places(finding.routers, run)}: {finding.title}"
         for finding, reason in outcome.accepted
     ]
-    text = "\n\n".join(told)
+    text = "\n\n".join(messages)
     if verdict.fails(outcome):
-        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        message = (told[0].splitlines()[0] if told else outcome.title) + more
+        more = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
+        message = (messages[0].splitlines()[0] if messages else outcome.title) + more
         SubElement(case, "failure", message=message, type=outcome.severity).text = text
         return
     state: State = "inconclusive" if outcome.num_open else outcome.state

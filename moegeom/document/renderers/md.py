@@ -47,12 +47,12 @@ def _block(block: Block) -> Iterator[str]:
         case Title(name, text):
             yield from ("", f"**{_escaped(name)}** {_escaped(text)}".rstrip(), "")
         case Fact(label, text, _, right):
-            said = f"{_escaped(text)}{f' ({_escaped(right)})' if right else ''}"
-            yield f"- **{_escaped(label)}** {said}" if label else f"- {said}"
+            line = f"{_escaped(text)}{f' ({_escaped(right)})' if right else ''}"
+            yield f"- **{_escaped(label)}** {line}" if label else f"- {line}"
         case Problem(finding, places):
             head = f"**{finding.severity.upper()} {_escaped(finding.code)}**"
-            said = f"{places}: {finding.title} {finding.detail}".rstrip()
-            yield f"- {head} {_escaped(said)}"
+            line = f"{places}: {finding.title} {finding.detail}".rstrip()
+            yield f"- {head} {_escaped(line)}"
             if finding.fix:
                 yield f"  - fix: {_escaped(finding.fix)}"
             if finding.next_command:

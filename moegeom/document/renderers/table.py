@@ -211,7 +211,7 @@ def _table(table: Table, width: int) -> list[Text]:
         columns = [column for column in columns if table.drops[column] < highest]
         lines = _aligned(table, columns, 2)
     if max(map(len, lines)) > width and table.paragraphs:
-        found = [
+        body = [
             line
             for label, text in table.paragraphs
             for line in _hanging(f"{label:<14}", text, width, "strong")
@@ -222,11 +222,11 @@ def _table(table: Table, width: int) -> list[Text]:
             lines = _aligned(table, columns, 2)
         looks: list[Look] = [table.heads_look] * len(table.heads)
         looks.extend(table.row_looks)
-        found = [
+        body = [
             Text(line, style=_STYLES[look]) for line, look in zip(lines, looks, strict=True) if line
         ]
     rest = _block(Note(table.rest, indent=table.indent), width) if table.rest else []
-    return [*found, *rest]
+    return [*body, *rest]
 
 
 def _folded(table: Table, columns: Sequence[int], width: int) -> Table:

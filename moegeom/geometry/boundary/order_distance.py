@@ -129,11 +129,11 @@ class _Euclidean:
         normals, gaps = self._differences(flat, tied[0])
         others = [*above, *below]
         sign = np.repeat([1.0, -1.0], [len(above), len(below)])
-        found = least_distance(sign[:, None] * normals[others], -sign * gaps[others], self.slack)
+        least = least_distance(sign[:, None] * normals[others], -sign * gaps[others], self.slack)
         return NearestOrder(
-            float(np.hypot(flat.distance, found.bound)),
-            float(np.hypot(flat.distance, np.linalg.norm(found.point))),
-            flat.logits + flat.rows @ found.point,
+            float(np.hypot(flat.distance, least.bound)),
+            float(np.hypot(flat.distance, np.linalg.norm(least.point))),
+            flat.logits + flat.rows @ least.point,
         )
 
     def _steps(

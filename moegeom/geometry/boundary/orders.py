@@ -80,15 +80,15 @@ def _order_of(
     ordered: Float64[np.ndarray, "tokens experts"], k: int, eps: float
 ) -> Int64[np.ndarray, "tokens"]:
     tokens, experts = ordered.shape
-    found = np.zeros(tokens, dtype=np.int64)
+    orders = np.zeros(tokens, dtype=np.int64)
     if k >= experts:
-        return found
+        return orders
     for first in range(k):
         # differences, not sums: z_[a] - z_[b] <= eps is what tie_spread compares
         with np.errstate(invalid="ignore"):  # experts masked at -inf
             reach = (ordered[:, [first]] - ordered <= eps).sum(axis=1) - 1
-        np.maximum(found, np.where(reach >= k, reach - first, 0), out=found)
-    return found
+        np.maximum(orders, np.where(reach >= k, reach - first, 0), out=orders)
+    return orders
 
 
 def _extras_of(
@@ -228,13 +228,13 @@ class _Search:
     def windows(self, logits: Float64[np.ndarray, "experts"]) -> list[tuple[float, Experts]]:
         """Points where neighbours in rank tie and all others stay on their side: first guesses."""
         ranked = np.argsort(-logits, kind="stable").tolist()
-        found = []
+        points = []
         for start in range(max(self.k - self.order, 0), self.k):
             end = start + self.order + 1
             if end <= len(ranked):
                 guess = tuple(ranked[start:end]), tuple(ranked[:start]), tuple(ranked[end:])
-                found += self._seen(*guess)
-        return found
+                points += self._seen(*guess)
+        return points
 
     def pairs(self, logits: Float64[np.ndarray, "experts"], limit: float) -> list[_Node]:
         """What every single expert grows to, as in :meth:`grown`, all at once."""
@@ -253,8 +253,8 @@ class _Search:
         costs = np.maximum(costs, least[:, None])
         number = np.arange(experts)
         is_later = (number > number[:, None]) & (number < experts - self.order + 1)
-        found = np.argwhere(is_later & (costs < limit)).tolist()
-        return [(float(costs[i, j]), (i, j), (), ()) for i, j in found]
+        pairs = np.argwhere(is_later & (costs < limit)).tolist()
+        return [(float(costs[i, j]), (i, j), (), ()) for i, j in pairs]
 
     def grown(self, node: _Node, limit: float) -> _Step:
         """One more tied expert, of a higher number, so that each set is made once.
@@ -266,21 +266,21 @@ class _Search:
         costs = np.maximum(flat.costs, max(bound, self._crossing(flat, tied)))
         first, last = tied[-1] + 1, len(costs) - (self.order - len(tied))
         near = np.flatnonzero(costs[first:last] < limit) + first
-        kept = zip(costs[near].tolist(), near.tolist(), strict=True)
-        return _Step(tuple((cost, (*tied, j), (), ()) for cost, j in kept))
+        candidates = zip(costs[near].tolist(), near.tolist(), strict=True)
+        return _Step(tuple((cost, (*tied, j), (), ()) for cost, j in candidates))
 
     def settled(self, node: _Node) -> _Step:
         """One more expert on a side, unless the nearest point is of the set already."""
         bound, tied, above, below = node
         flat = self.metric.flat(tied)
         is_first = not above and not below
-        found = flat.nearest if is_first else self.metric.nearest(tied, above, below)
-        bound = max(bound, found.bound, self._crossing(flat, tied))
+        nearest = flat.nearest if is_first else self.metric.nearest(tied, above, below)
+        bound = max(bound, nearest.bound, self._crossing(flat, tied))
         if bound == np.inf:
             return _Step()
-        if self._holds(found.logits, tied):
-            return _Step(seen=((found.distance, tied),), stuck=bound)
-        undecided, _ = self._wrong_side(found.logits, tied)
+        if self._holds(nearest.logits, tied):
+            return _Step(seen=((nearest.distance, tied),), stuck=bound)
+        undecided, _ = self._wrong_side(nearest.logits, tied)
         undecided[[*above, *below]] = False
         if not undecided.any():
             return _Step(stuck=bound)
@@ -344,9 +344,9 @@ class _Search:
     def _seen(
         self, tied: Experts, above: Experts, below: Experts
     ) -> tuple[tuple[float, Experts], ...]:
-        found = self.metric.nearest(tied, above, below)
-        is_seen = found.bound < np.inf and self._holds(found.logits, tied)
-        return ((found.distance, tied),) if is_seen else ()
+        nearest = self.metric.nearest(tied, above, below)
+        is_seen = nearest.bound < np.inf and self._holds(nearest.logits, tied)
+        return ((nearest.distance, tied),) if is_seen else ()
 
 
 # ---------------------------------------------------------------------------------------- in logits
@@ -392,8 +392,8 @@ def logit_distance(
         spread = float(free_logit_distance(logits[None], k, order)[0])
         return OrderDistance(spread, spread, ())
     unit = float(np.ptp(logits)) or 1.0
-    found = search_ties(_Supremum(logits / unit, basis, _TIE), logits / unit, k, order, most_nodes)
-    return OrderDistance(found.lower * unit, found.upper * unit, found.tied)
+    ties = search_ties(_Supremum(logits / unit, basis, _TIE), logits / unit, k, order, most_nodes)
+    return OrderDistance(ties.lower * unit, ties.upper * unit, ties.tied)
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,7 +427,7 @@ class _Supremum:
         sides = np.hstack([-sign[:, None] * rise[others], np.zeros((len(others), 1))])
         same = list(tied[1:])
         ties = np.hstack([rise[same], np.zeros((len(same), 1))])
-        found = linprog(
+        solution = linprog(
             np.append(np.zeros(rank), 1.0),
             A_ub=np.vstack(
                 [np.hstack([self.basis, -reach]), np.hstack([-self.basis, -reach]), sides]
@@ -438,8 +438,8 @@ class _Supremum:
             bounds=(None, None),
             method="highs",
         )
-        if found.status == _INFEASIBLE:
+        if solution.status == _INFEASIBLE:
             return NearestOrder(np.inf, np.inf, self.logits)
-        if found.status != _SOLVED:
+        if solution.status != _SOLVED:
             return NearestOrder(0.0, np.inf, self.logits)
-        return NearestOrder(found.fun, found.fun, self.logits + self.basis @ found.x[:-1])
+        return NearestOrder(solution.fun, solution.fun, self.logits + self.basis @ solution.x[:-1])

@@ -82,7 +82,7 @@ def reachability(
     if not _is_decidable(rows, logit_bias, selection_bias):
         return Reachability((Proof.open,) * experts, nothing, np.zeros(experts, dtype=bool))
     offset = np.zeros(experts) if logit_bias is None else logit_bias.astype(np.float64)
-    found = _by_point(rows, rule, radius, offset, selection_bias)
+    has_point = _by_point(rows, rule, radius, offset, selection_bias)
     beats = _beats(rows, rule, radius, offset, selection_bias)
     independent = _are_independent(rows, rule, offset, selection_bias)
     proofs, lists = [], []
@@ -91,7 +91,7 @@ def reachability(
         lists.append(others)
         if len(others) >= rule.top_k:
             proofs.append(Proof.beaten)
-        elif found[expert]:
+        elif has_point[expert]:
             proofs.append(Proof.point)
         else:
             proofs.append(Proof.independence if independent else Proof.open)

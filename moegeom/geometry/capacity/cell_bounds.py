@@ -215,18 +215,18 @@ def _log_above(num_experts: int, n: int, counts: range) -> dict[int, float]:
     that reach beyond the largest of E Gaussians: few others above, of many, is far in the tail.
     """
     others = num_experts - n
-    known = [count for count in counts if count <= others]
-    if not known:
+    possible = [count for count in counts if count <= others]
+    if not possible:
         return {}
     reach = 9.0 + math.sqrt(2.0 * n * math.log(num_experts))
     step = 18.0 / (40 * math.isqrt(num_experts) + 200)
     h = np.arange(-math.ceil(reach / step), math.ceil(reach / step) + 1) * step  # over sqrt(1 / n)
     offset = h / math.sqrt(n)
-    a = np.array(known)[:, None]
+    a = np.array(possible)[:, None]
     ways = gammaln(others + 1.0) - gammaln(a + 1.0) - gammaln(others - a + 1.0)
     chance = ways + a * log_ndtr(-offset) + (others - a) * log_ndtr(offset)
     density = math.log(step) - 0.5 * math.log(2.0 * math.pi) - 0.5 * h**2
-    return dict(zip(known, logsumexp(chance + density, axis=1).tolist(), strict=True))
+    return dict(zip(possible, logsumexp(chance + density, axis=1).tolist(), strict=True))
 
 
 @cache

@@ -81,7 +81,7 @@ def _first_within(num_experts: int, k: int, cells: int) -> int:
 
 
 def _taken(num_experts: int, k: int, width: int, dims: int) -> int:
-    r"""What the minimum takes away: over the flats of j neurons of T - 1 experts or fewer.
+    r"""The sum that the minimum removes, over flats of j neurons of fewer than T experts.
 
     T is the least t for which :math:`\binom{E-t}{k-t} \le N_k = N_k(E, d - j)`. For each j
 
@@ -98,15 +98,15 @@ def _taken(num_experts: int, k: int, width: int, dims: int) -> int:
         if touched == 0:
             break  # the bound of cells does not fall with the dimension
         limits.append((cells, touched))
-    found = 0
+    total = 0
     for s, row in _terms(num_experts, k, limits):
         neurons, ways = s * width, 0
         for left, term in enumerate(row):
             j = dims - left
             # from one j to the next below: many times faster than each from the start
             ways = ways * (j + 1) // (neurons - j) if ways else math.comb(neurons, j)
-            found += ways * term
-    return found
+            total += ways * term
+    return total
 
 
 def _terms(

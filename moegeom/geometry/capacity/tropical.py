@@ -49,11 +49,11 @@ def elementary_symmetric(
     """
     if k < 0:
         raise ValueError(f"top_k {k}")
-    found = np.full((k + 1, len(logits)), TROPICAL_ZERO)
-    found[0] = TROPICAL_ONE
+    sums = np.full((k + 1, len(logits)), TROPICAL_ZERO)
+    sums[0] = TROPICAL_ONE
     for z in logits.T:
-        found[1:] = tropical_sum(found[1:], tropical_product(found[:-1], z[None, :].repeat(k, 0)))
-    return found[k]
+        sums[1:] = tropical_sum(sums[1:], tropical_product(sums[:-1], z[None, :].repeat(k, 0)))
+    return sums[k]
 
 
 def tropical_value(

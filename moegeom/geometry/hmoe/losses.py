@@ -22,9 +22,9 @@ def voronoi_cells(
     number. S2 prints the same index on both sides, K* for K and a missing star (F-20).
     Source: S2 section 3; docs/theory.md C3. Oracle in tests: scipy.spatial.distance.cdist.
     """
-    found = fitted.reshape(len(fitted), -1)
-    wanted = true.reshape(len(true), -1)
-    distances = np.stack([((found - one[:, None]) ** 2).mean(axis=0) for one in wanted.T])
+    channels = fitted.reshape(len(fitted), -1)
+    true_channels = true.reshape(len(true), -1)
+    distances = np.stack([((channels - one[:, None]) ** 2).mean(axis=0) for one in true_channels.T])
     return distances.argmin(axis=0).reshape(fitted.shape[1:])
 
 
@@ -61,10 +61,10 @@ class Matched:
 
     def loss(self, power: Float64[np.ndarray, "fitted"]) -> float:
         r"""Misplaced weight, and :math:`|\omega'| R(r)` with the power r of each fitted channel."""
-        held = np.bincount(self.cell, self.weights, len(self.true_weights))
+        cell_weights = np.bincount(self.cell, self.weights, len(self.true_weights))
         r = power[:, None]
         apart = (self.score_distance**r + self.expert_distance**r).sum(axis=1)
-        return float(np.abs(held - self.true_weights).sum() + np.abs(self.weights) @ apart)
+        return float(np.abs(cell_weights - self.true_weights).sum() + np.abs(self.weights) @ apart)
 
 
 def matched(
@@ -104,8 +104,8 @@ def loss_1(
     its absolute value in the second sum. 0 for the same parameters in any order.
     Source: S2 section 3; docs/theory.md C3. Oracle in tests: worked numbers, brute force.
     """
-    found = matched(fitted, true, inputs, position, activation)
-    return found.loss(np.full(len(found.weights), power))
+    match = matched(fitted, true, inputs, position, activation)
+    return match.loss(np.full(len(match.weights), power))
 
 
 def loss_2(
@@ -119,6 +119,6 @@ def loss_2(
 
     Source: S2 section 4.1; docs/theory.md C3. Oracle in tests: worked numbers, brute force.
     """
-    found = matched(fitted, true, inputs, position, activation)
-    members = np.bincount(found.cell, minlength=len(found.true_weights))
-    return found.loss(np.where(members[found.cell] == 1, 1.0, 2.0))
+    match = matched(fitted, true, inputs, position, activation)
+    members = np.bincount(match.cell, minlength=len(match.true_weights))
+    return match.loss(np.where(members[match.cell] == 1, 1.0, 2.0))

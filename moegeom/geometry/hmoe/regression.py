@@ -164,14 +164,14 @@ def gradient(mixture: Mixture, trace: Evaluated, factor: Float64[np.ndarray, "sa
     Entries of a score matrix count as parameters of their own; the gradient is symmetric where the
     matrix is. Source: docs/theory.md C6. Oracle in tests: torch autograd.
     """
-    found = _sensitivity(mixture, trace, factor)
+    moves = _sensitivity(mixture, trace, factor)
     heads, experts, channels, dims = mixture.experts.shape
     x = trace.inputs.T
-    sided = found.score[:, :, None] * trace.score_slope
+    sided = moves.score[:, :, None] * trace.score_slope
     return Mixture(
-        found.weight.sum(axis=-1),
+        moves.weight.sum(axis=-1),
         (sided.reshape(heads * experts * dims, -1) @ x).reshape(mixture.scores.shape),
-        (found.product.reshape(heads * experts * channels, -1) @ x).reshape(mixture.experts.shape),
+        (moves.product.reshape(heads * experts * channels, -1) @ x).reshape(mixture.experts.shape),
     )
 
 
@@ -184,14 +184,14 @@ def jacobian(
     Source: docs/theory.md C4. Oracle in tests: torch autograd.
     """
     trace = traced(mixture, inputs, position, activation)
-    found = _sensitivity(mixture, trace, np.ones(len(inputs)))
+    moves = _sensitivity(mixture, trace, np.ones(len(inputs)))
     x = trace.inputs
     dims = len(x)
-    entries = (found.score[:, :, None] * trace.score_slope)[:, :, :, None] * x
+    entries = (moves.score[:, :, None] * trace.score_slope)[:, :, :, None] * x
     rows, columns = np.triu_indices(dims)
     twice = (rows != columns)[:, None]
     upper = entries[:, :, rows, columns] + twice * entries[:, :, columns, rows]
-    parts = [found.weight, upper, found.product[..., None, :] * x]
+    parts = [moves.weight, upper, moves.product[..., None, :] * x]
     if PLACEMENTS[position].gates != "none":
         parts.append(_gate_slope(mixture, trace)[:, :, None] * x)
     return np.concatenate([part.reshape(-1, len(inputs)) for part in parts]).T
@@ -229,14 +229,14 @@ def numerical_rank(columns: Float64[np.ndarray, "samples functions"]) -> Rank:
     0 with nothing left. Source: docs/theory.md C5. Oracle in tests: numpy.linalg.matrix_rank.
     """
     lengths = np.linalg.norm(columns, axis=0)
-    kept = columns[:, lengths > 0.0] / lengths[lengths > 0.0]
-    if not kept.shape[1]:
+    directions = columns[:, lengths > 0.0] / lengths[lengths > 0.0]
+    if not directions.shape[1]:
         return Rank(0, 0, math.nan, math.nan)
-    values = np.linalg.svd(kept, compute_uv=False)
+    values = np.linalg.svd(directions, compute_uv=False)
     shares = values / values[0]
     rank = int((shares > FISHER_THRESHOLD).sum())
     rest = float(shares[rank]) if rank < len(shares) else math.nan
-    return Rank(rank, kept.shape[1], float(shares[rank - 1]), rest)
+    return Rank(rank, directions.shape[1], float(shares[rank - 1]), rest)
 
 
 def gauge_dimensions(mixture: Mixture, position: Position) -> int:
@@ -267,6 +267,6 @@ def cramer_rao_sd(
     estimates.
     """
     _, values, vectors = np.linalg.svd(derivatives / math.sqrt(len(derivatives)), False)
-    kept = len(values) - flat
-    scaled = vectors[:kept] / values[:kept, None]
+    count = len(values) - flat
+    scaled = vectors[:count] / values[:count, None]
     return noise / math.sqrt(size) * np.linalg.norm(scaled, axis=0)

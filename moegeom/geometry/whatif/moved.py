@@ -1,4 +1,4 @@
-"""How far two choices for the same tokens are apart, though their sets differ in size."""
+"""Distance between two choices for the same tokens, whose sets may differ in size."""
 
 from __future__ import annotations
 

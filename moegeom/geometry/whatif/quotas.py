@@ -60,6 +60,6 @@ def kept_within_capacity(
     expert = chosen[token, slot]
     wish = np.full((len(chosen), num_experts), -np.inf)
     wish[token, expert] = 0.0 if scores is None else scores[token, expert]
-    kept = np.zeros(chosen.shape, dtype=bool)
-    kept[token, slot] = (_ranks(wish) < capacity)[token, expert]
-    return kept
+    is_served = np.zeros(chosen.shape, dtype=bool)
+    is_served[token, slot] = (_ranks(wish) < capacity)[token, expert]
+    return is_served

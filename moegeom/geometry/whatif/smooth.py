@@ -163,8 +163,8 @@ def set_weights(
         scores = np.where(is_on, scores * faded, 0.0)
     everyone = np.broadcast_to(np.arange(mapped.shape[1], dtype=np.int32), mapped.shape)
     with np.errstate(invalid="ignore"):  # tokens without experts
-        found = routing_weights(logits, scores, everyone, rule, shared_sum)
-    return np.where(is_on, found, 0.0)
+        by_expert = routing_weights(logits, scores, everyone, rule, shared_sum)
+    return np.where(is_on, by_expert, 0.0)
 
 
 def smooth_gate(
@@ -189,15 +189,15 @@ def smooth_gate(
     Source: docs/theory.md A11 (S0 section 6, Proposition A.7). Oracle in tests: torch.
     """
     faded = smooth_activations(selection, k, eps, a, b)
-    found = np.zeros(faded.shape)
+    gate = np.zeros(faded.shape)
     chosen = top_k(selection, k)
     hard = routing_weights(mapped, scores, chosen, weights, shared_sum)
-    np.put_along_axis(found, chosen.astype(np.int64), hard, axis=1)
+    np.put_along_axis(gate, chosen.astype(np.int64), hard, axis=1)
     more = np.flatnonzero((faded > 0.0).sum(axis=1) > k)
     shared = None if shared_sum is None else shared_sum[more]
     if len(more):
-        found[more] = set_weights(mapped[more], scores[more], faded[more], weights, shared)
-    return found
+        gate[more] = set_weights(mapped[more], scores[more], faded[more], weights, shared)
+    return gate
 
 
 # ------------------------------------------------------------------------------------------- budget
@@ -223,13 +223,13 @@ def smoothing_budget(gaps: Float64[np.ndarray, "tokens others"], extra: float) -
     Source: docs/theory.md A12. Oracle in tests: counting.
     """
     pool = gaps[np.isfinite(gaps)]
-    wanted = round(len(gaps) * extra)
-    if not 0 <= wanted <= pool.size:
+    count = round(len(gaps) * extra)
+    if not 0 <= count <= pool.size:
         raise ValueError(f"{extra:g} extra experts of {pool.size / max(len(gaps), 1):g}")
-    if wanted == 0:
+    if count == 0:
         return SmoothingBudget(0.0, 0.0)
-    if wanted == pool.size:
-        return SmoothingBudget(float(np.nextafter(pool.max(), np.inf)), wanted / len(gaps))
-    pair = np.partition(pool, (wanted - 1, wanted))[wanted - 1 : wanted + 1]
+    if count == pool.size:
+        return SmoothingBudget(float(np.nextafter(pool.max(), np.inf)), count / len(gaps))
+    pair = np.partition(pool, (count - 1, count))[count - 1 : count + 1]
     eps = float(pair.mean())
     return SmoothingBudget(eps, int((pool < eps).sum()) / len(gaps))

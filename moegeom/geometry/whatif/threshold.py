@@ -1,4 +1,4 @@
-"""Gates with a threshold: every expert above it runs, so many or so few as they are."""
+"""Gates with a threshold: every expert whose logit is above it runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def threshold_for(logits: Float[np.ndarray, "tokens experts"], experts: float) -
     Oracle in tests: counting.
     """
     pool = logits.astype(np.float64).ravel()
-    wanted = round(len(logits) * experts)
-    if not pool.size or not 0 <= wanted <= pool.size:
+    count = round(len(logits) * experts)
+    if not pool.size or not 0 <= count <= pool.size:
         raise ValueError(f"{experts:g} of {logits.shape[1]} experts")
-    if wanted == 0:
+    if count == 0:
         return float(pool.max())
-    if wanted == pool.size:
+    if count == pool.size:
         return float(np.nextafter(pool.min(), -np.inf))
-    last = pool.size - wanted  # place of the least logit above, ascending
+    last = pool.size - count  # place of the least logit above, ascending
     return float(np.partition(pool, (last - 1, last))[last - 1 : last + 1].mean())
 
 

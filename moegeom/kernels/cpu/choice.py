@@ -43,7 +43,7 @@ _ANY_ORDER = {"reassoc", "contract"}
 # Without nan rules the comparisons run in vector registers.
 @njit(**UNCOUNTED, fastmath={"nnan", "nsz"})
 def _largest(row):
-    """As a float64, of numbers that are not nan."""
+    """Largest number of a row without nan, as float64."""
     largest = row[0]
     for column in range(row.shape[0]):
         largest = row[column] if row[column] > largest else largest
@@ -114,7 +114,7 @@ def _mask(selection, num_groups, num_kept, is_sum_of_two, fill, masked, margin):
     tokens, experts = selection.shape
     size = experts // num_groups
     scores = np.empty(num_groups)
-    kept = np.empty(num_groups, dtype=np.bool_)
+    is_kept = np.empty(num_groups, dtype=np.bool_)
     for token in range(tokens):
         for group in range(num_groups):
             first = -np.inf
@@ -126,22 +126,22 @@ def _mask(selection, num_groups, num_kept, is_sum_of_two, fill, masked, margin):
                 first = value if value > first else first
                 second = lower if lower > second else second
             scores[group] = first + second if is_sum_of_two and size > 1 else first
-            kept[group] = False
+            is_kept[group] = False
         last = np.inf
         for _ in range(num_kept):
             best = -1
             for group in range(num_groups):
                 # strictly greater: of equal groups the lower index is kept
-                if not kept[group] and (best < 0 or scores[group] > scores[best]):
+                if not is_kept[group] and (best < 0 or scores[group] > scores[best]):
                     best = group
-            kept[best] = True
+            is_kept[best] = True
             last = scores[best]
         following = -np.inf
         for group in range(num_groups):
-            if not kept[group]:
+            if not is_kept[group]:
                 following = max(following, scores[group])
             for expert in range(group * size, (group + 1) * size):
-                masked[token, expert] = selection[token, expert] if kept[group] else fill
+                masked[token, expert] = selection[token, expert] if is_kept[group] else fill
         margin[token] = last - following
 
 

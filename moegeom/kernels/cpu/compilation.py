@@ -1,4 +1,4 @@
-"""Which kernels there are, and when they are compiled: once, for seconds, then from a cache."""
+"""The list of compiled kernels, and timing of their compilation."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class _First(event.Listener):
 
 @dataclass
 class Stopwatch:
-    """Seconds of what was done, but for those in which kernels were compiled."""
+    """Seconds of some work, without those in which kernels were compiled."""
 
     seconds: float = 0.0
 
 
 @contextmanager
 def stopwatch() -> Iterator[Stopwatch]:
-    """Times what is done within it, by the wall clock; known when it ends."""
-    found, compiling = Stopwatch(), event.TimingListener()
+    """Wall-clock seconds of the block, set when it ends; compiling kernels does not count."""
+    watch, compiling = Stopwatch(), event.TimingListener()
     started = time.perf_counter()
     with event.install_listener("numba:compile", compiling):
-        yield found
-    found.seconds = time.perf_counter() - started
+        yield watch
+    watch.seconds = time.perf_counter() - started
     if compiling.done:
-        found.seconds -= compiling.duration
+        watch.seconds -= compiling.duration
 
 
 @contextmanager

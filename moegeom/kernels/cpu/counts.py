@@ -1,4 +1,4 @@
-"""Sums and counts over tokens, and what is compared or counted of a chosen set."""
+"""Sums and counts over tokens, keys of expert sets, and comparisons of two sets."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def _same(chosen, recorded, out):
     for token in range(chosen.shape[0]):
         same = True
         for slot in range(recorded.shape[1]):
-            found = False
+            is_member = False
             for rank in range(chosen.shape[1]):
                 if chosen[token, rank] == recorded[token, slot]:
-                    found = True
+                    is_member = True
             repeated = False
             for earlier in range(slot):
                 if recorded[token, earlier] == recorded[token, slot]:
                     repeated = True
-            same = same and found and not repeated
+            same = same and is_member and not repeated
         out[token] = same
 
 

@@ -143,18 +143,18 @@ _SEARCH = np.dtype(
 
 
 class Work(NamedTuple):
-    """What the search for one token works in.
+    """Scratch arrays of the search for one token.
 
-    ``members`` are the chosen experts of kept groups, ``kept`` the groups kept here and
-    ``kept_there`` after a step. Records, and not an array for each name: an array is handed on as
-    seven numbers, and calls with hundreds of them take long to compile.
+    ``members`` are the chosen experts of kept groups, ``is_kept`` the groups kept here and
+    ``is_kept_there`` after a step. Records, not one array a name: an array is passed as seven
+    numbers, and calls with hundreds of arguments take long to compile.
     """
 
     each: np.ndarray
     search: np.void
     members: np.ndarray
-    kept: np.ndarray
-    kept_there: np.ndarray
+    is_kept: np.ndarray
+    is_kept_there: np.ndarray
 
 
 def work_for(boundaries: Boundaries) -> Work:
@@ -164,8 +164,8 @@ def work_for(boundaries: Boundaries) -> Work:
         each=np.zeros(experts, _EXPERT),
         search=np.zeros(1, _SEARCH)[0],
         members=np.empty(experts, dtype=np.int64),
-        kept=np.empty(boundaries.num_groups, dtype=np.bool_),
-        kept_there=np.empty(boundaries.num_groups, dtype=np.bool_),
+        is_kept=np.empty(boundaries.num_groups, dtype=np.bool_),
+        is_kept_there=np.empty(boundaries.num_groups, dtype=np.bool_),
     )
 
 
@@ -399,9 +399,9 @@ def boundary_distance(curve, u, v, first, along, across, delta, limit, stack):
         return _branch_and_bound(curve, plane, p, o, delta, start, limit, stack)
     radius = 1.0 / max(first, length)
     while radius < FARTHEST:
-        found = _branch_and_bound(curve, plane, p, o, delta, 0.0, radius, stack)
-        if found[1] < math.inf or found[0] < (1.0 - TOLERANCE) * radius:
-            return found
+        bracket = _branch_and_bound(curve, plane, p, o, delta, 0.0, radius, stack)
+        if bracket[1] < math.inf or bracket[0] < (1.0 - TOLERANCE) * radius:
+            return bracket
         radius *= 8.0
     return NO_BOUNDARY_FOUND
 
@@ -513,10 +513,10 @@ def nearest_boundary(boundaries, work, members):
             steepest = _steepest_difference(boundaries, work, i, j, factor)
             if q[i] - q[j] > min(upper, FAR) * steepest * _SAFE:
                 continue
-            found = pair_boundary(boundaries, work, i, j, upper)
-            lower = min(lower, found[0])
-            if found[1] < upper:
-                upper, at_out, at_in = found[1], found[2], found[3]
+            bracket = pair_boundary(boundaries, work, i, j, upper)
+            lower = min(lower, bracket[0])
+            if bracket[1] < upper:
+                upper, at_out, at_in = bracket[1], bracket[2], bracket[3]
                 out, entering = i, j
             lower = min(lower, upper)
     return lower, upper, out, entering, at_out, at_in

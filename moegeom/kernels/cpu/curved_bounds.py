@@ -207,9 +207,9 @@ def best_sum(values, start, stop, takes):
 
 
 @njit(**UNCOUNTED)
-def keep_groups(boundaries, q, kept):
-    """The groups that are kept; of equal ones, the lower index."""
-    fill(kept, boundaries.num_kept == boundaries.num_groups)
+def keep_groups(boundaries, q, is_kept):
+    """Marks the groups that the group mask keeps; equal scores: the lower index."""
+    fill(is_kept, boundaries.num_kept == boundaries.num_groups)
     if boundaries.num_kept == boundaries.num_groups:
         return
     size = q.shape[0] // boundaries.num_groups
@@ -217,26 +217,26 @@ def keep_groups(boundaries, q, kept):
         best = -1
         value = -math.inf
         for group in range(boundaries.num_groups):
-            if kept[group]:
+            if is_kept[group]:
                 continue
             score = best_sum(q, group * size, (group + 1) * size, boundaries.takes)
             if best < 0 or score > value:
                 best = group
                 value = score
-        kept[best] = True
+        is_kept[best] = True
 
 
 @njit(**UNCOUNTED)
 def is_changed(boundaries, work, length):
     """Whether the rule chooses other experts after a step of this length."""
     _load_selection(boundaries, work, length)
-    q, kept = work.each.there, work.kept_there
-    keep_groups(boundaries, q, kept)
+    q, is_kept = work.each.there, work.is_kept_there
+    keep_groups(boundaries, q, is_kept)
     size = q.shape[0] // boundaries.num_groups
     worst = -1
     best = -1
     for expert in range(q.shape[0]):
-        if not kept[expert // size]:
+        if not is_kept[expert // size]:
             q[expert] = boundaries.fill
         if work.each[expert].inside:
             if worst < 0 or q[expert] <= q[worst]:

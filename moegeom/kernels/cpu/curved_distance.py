@@ -68,7 +68,7 @@ _ONE, _TWO = np.int64(1), np.int64(2)
 
 @njit(**UNCOUNTED)
 def _clear(work):
-    """No barrier yet."""
+    """Empties the list of barriers."""
     fill(work.search.bounds, math.inf)
     fill(work.search.pair, -1)
     fill(work.search.experts, 0)
@@ -102,9 +102,9 @@ def _add_constraint(boundaries, work, number, gap, always, out, entering, radius
 
 
 @njit(**UNCOUNTED)
-def _add_boundary(boundaries, work, i, j, found, out, entering):
-    """The way to the nearest point of a boundary, from the logits of the pair there."""
-    lower, upper, at_i, at_j = found
+def _add_boundary(boundaries, work, i, j, nearest, out, entering):
+    """Adds the direction to the nearest point of a boundary, from both logits at that point."""
+    lower, upper, at_i, at_j = nearest
     coefficients = work.search.coefficients
     fill(coefficients, 0.0)
     work.search.experts[0] = i
@@ -147,12 +147,12 @@ def _first(work, marks, mark):
 
 @njit(**ONCE)
 def _add_swaps(boundaries, work, members, radius):
-    """Swaps between the kept groups; for scores of one logit the nearest, which is exact."""
+    """Adds swaps within the kept groups; for scores of one logit only the nearest, exactly."""
     if not boundaries.is_softmax:
         lower, upper, out, entering, at_out, at_in = nearest_boundary(boundaries, work, members)
         if lower < math.inf:
-            found = (lower, upper, at_out, at_in)
-            _add_boundary(boundaries, work, out, entering, found, out, entering)
+            nearest = (lower, upper, at_out, at_in)
+            _add_boundary(boundaries, work, out, entering, nearest, out, entering)
         return
     bound_scores(boundaries, work, radius)
     for rank in range(members.shape[0] - 1, NOBODY, NOBODY):
@@ -234,7 +234,7 @@ def _tops_of(q, start, stop):
 
 @njit(**UNCOUNTED)
 def _oppose(boundaries, work, ours, theirs):
-    """The constraint of the best of one group and as many of another; their number."""
+    """Builds the constraint 'group h overtakes group g'; returns its length."""
     takes = boundaries.takes
     for n in range(takes):
         work.search.experts[n] = ours[n]
@@ -274,14 +274,14 @@ def _add_groups(boundaries, work, radius):
     takes = boundaries.takes
     bound_scores(boundaries, work, radius)
     for g in range(boundaries.num_groups):
-        if not work.kept[g]:
+        if not work.is_kept[g]:
             continue
         tops = _tops_of(q, g * size, (g + 1) * size)
         least_of_g = best_sum(low, g * size, (g + 1) * size, takes)
         own = low[tops[0]] + low[tops[1]] if takes == 2 else low[tops[0]]
         best_of_g = best_sum(q, g * size, (g + 1) * size, takes)
         for h in range(boundaries.num_groups):
-            if work.kept[h]:
+            if work.is_kept[h]:
                 continue
             start, stop = h * size, (h + 1) * size
             if least_of_g > best_sum(high, start, stop, takes):
@@ -317,11 +317,11 @@ def _search(boundaries, work, limit):
 
 @njit(**ONCE)
 def _sort_out(boundaries, chosen, work):
-    """Who is chosen, allowed and open; the chosen experts of kept groups, and their number."""
+    """Marks chosen, allowed and open experts; returns how many chosen ones are in kept groups."""
     size = work.each.shape[0] // boundaries.num_groups
-    keep_groups(boundaries, work.each.q, work.kept)
+    keep_groups(boundaries, work.each.q, work.is_kept)
     for expert in range(work.each.shape[0]):
-        work.each[expert].allowed = work.kept[expert // size]
+        work.each[expert].allowed = work.is_kept[expert // size]
         work.each[expert].is_open = work.each[expert].allowed and not work.each[expert].inside
     number = 0
     for rank in range(chosen.shape[0]):
@@ -344,7 +344,7 @@ def _along(boundaries, work, number, low, length, far):
 
 @njit(**ONCE)
 def _on_rays(boundaries, work, chosen, low, far):
-    """What changes on rays, at lengths that grow until something does.
+    """Looks for a change of the set along rays, at growing lengths.
 
     The last chosen expert against each that is out, each chosen one against the first that is out,
     and the best of each kept group against the best of each dropped one: each way down the
@@ -373,7 +373,7 @@ def _on_rays(boundaries, work, chosen, low, far):
             else:
                 pair = ray - q.shape[0] - chosen.shape[0]
                 g, h = pair // boundaries.num_groups, pair % boundaries.num_groups
-                if not work.kept[g] or work.kept[h]:
+                if not work.is_kept[g] or work.is_kept[h]:
                     continue
                 ours = _tops_of(q, g * size, (g + 1) * size)
                 number = _oppose(boundaries, work, ours, _tops_of(q, h * size, (h + 1) * size))
@@ -434,15 +434,15 @@ def _separable(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
         fill(work.each.is_open, True)
         for rank in range(chosen.shape[1]):
             work.each[chosen[token, rank]].is_open = False
-        found = nearest_boundary(boundaries, work, chosen[token])
-        lower[token], upper[token], pair[token, 0], pair[token, 1] = found[:4]
+        nearest = nearest_boundary(boundaries, work, chosen[token])
+        lower[token], upper[token], pair[token, 0], pair[token, 1] = nearest[:4]
 
 
 @kernel(error_model="numpy")
 def _bounded(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
-        found = bracket(boundaries, work, logits[token], chosen[token], on_rays)
-        lower[token], upper[token] = found
+        bounds = bracket(boundaries, work, logits[token], chosen[token], on_rays)
+        lower[token], upper[token] = bounds
         pair[token, 0], pair[token, 1] = work.search.pair[0], work.search.pair[1]
 
 

@@ -103,10 +103,10 @@ def _raised(logits, expert, out):
 
 
 @kernel()
-def _holds(expert, wanted, out):
+def _holds(expert, target, out):
     for token in range(expert.shape[0]):
         for rank in range(expert.shape[1]):
-            out[token] |= expert[token, rank] == wanted[token]
+            out[token] |= expert[token, rank] == target[token]
 
 
 def distance_bracket(
@@ -128,8 +128,8 @@ def distance_bracket(
     again = np.flatnonzero(~is_known)
     if again.size:
         far = np.full(again.size, BELOW_ALL)
-        known = spread(logits[again], expert[again], far, num_experts)
-        upper[again], pair[again] = boundary_distance(known, chosen[again], margin[again], rows)
+        filled = spread(logits[again], expert[again], far, num_experts)
+        upper[again], pair[again] = boundary_distance(filled, chosen[again], margin[again], rows)
         pair[upper != lower] = -1
     return lower, upper, pair
 
@@ -221,8 +221,8 @@ def _nearest(values, logits, chosen, weight, distance, distance_4, unit, out):
                     gap = np.float64(logits[token, one]) - np.float64(logits[token, other])
                     about = unit * math.sqrt(_about_variance(weight[one], weight[other], squares))
                     if gap <= nearest * about * _SLACK:
-                        found = _sigmas(token, rank, other, logits, chosen, weight, squares, unit)
-                        nearest = min(nearest, found)
+                        sigmas = _sigmas(token, rank, other, logits, chosen, weight, squares, unit)
+                        nearest = min(nearest, sigmas)
         out[token] = nearest
 
 
@@ -283,15 +283,15 @@ def _near_ties(ordered, k, ladder, orders, extras):
     for token in range(tokens):
         z = ordered[token]
         for step in range(len(ladder)):
-            eps, last, found = ladder[step], 0, 0
+            eps, last, order = ladder[step], 0, 0
             # the window of the next rank reaches at least as far
             for first in range(k):
                 last = max(last, first)
                 while last + 1 < experts and z[first] - z[last + 1] <= eps:
                     last += 1
                 if last >= k:
-                    found = max(found, last - first)
-            orders[token, step] = found
+                    order = max(order, last - first)
+            orders[token, step] = order
             beyond = k
             while beyond < experts and z[k - 1] - z[beyond] < eps:
                 beyond += 1

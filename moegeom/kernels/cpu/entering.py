@@ -19,13 +19,13 @@ _INFINITY = np.uint32(0x7F800000)
 # ---------------------------------------------------------------------------------------- rounding
 @njit(**UNCOUNTED)
 def _round_row(bits, lost, out):
-    """To the nearest number whose last ``lost`` bits are 0, ties to even; nan stays."""
+    """Rounds to the nearest number whose last ``lost`` bits are 0, ties to even; nan stays."""
     below_half = np.uint32((np.uint32(1) << np.uint32(lost)) // 2 - 1)
-    kept = ~np.uint32((np.uint32(1) << np.uint32(lost)) - 1)
+    mask = ~np.uint32((np.uint32(1) << np.uint32(lost)) - 1)
     for column in range(bits.shape[0]):
         own = np.uint32(bits[column])
         odd = np.uint32((own >> np.uint32(lost)) & np.uint32(1))
-        rounded = np.uint32(np.uint32(own + np.uint32(odd + below_half)) & kept)
+        rounded = np.uint32(np.uint32(own + np.uint32(odd + below_half)) & mask)
         is_nan = np.uint32(own & np.uint32(0x7FFFFFFF)) > _INFINITY
         out[column] = own if is_nan else rounded
 

@@ -29,11 +29,11 @@ def power_of_e(z):
     The next is less than :math:`(\ln 2 / 2)^{13} / 13! < 2^{-52}`; with rounding the error stays
     below 4 units in the last place.
     """
-    held = LEAST if z < LEAST else z
-    held = MOST if held > MOST else held
-    whole = np.float64(held * _PER_LN2 + _ROUNDER)
+    clamped = LEAST if z < LEAST else z
+    clamped = MOST if clamped > MOST else clamped
+    whole = np.float64(clamped * _PER_LN2 + _ROUNDER)
     k = whole - _ROUNDER
-    r = (held - k * _LN2_HIGH) - k * _LN2_LOW
+    r = (clamped - k * _LN2_HIGH) - k * _LN2_LOW
     p = 1.0 / 479001600.0
     p = p * r + 1.0 / 39916800.0
     p = p * r + 1.0 / 3628800.0

@@ -61,7 +61,7 @@ class _Parts(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is kept of a block; the last axis is that of its samples."""
+    """Intermediate values of a block of samples, which are the last axis."""
 
     mixing: np.ndarray
     value: np.ndarray
@@ -285,8 +285,8 @@ def mean_square(
         scale = 2.0 / samples.count
         of_scores = np.empty(scores.shape)
         of_scores[:, :, rows, columns] = of_scores[:, :, columns, rows] = scale * slopes.scores
-        found = Mixture(scale * slopes.weights, of_scores, scale * slopes.experts)
-        return total / samples.count, found
+        gradient = Mixture(scale * slopes.weights, of_scores, scale * slopes.experts)
+        return total / samples.count, gradient
 
     return at
 

@@ -37,7 +37,7 @@ _LIBRARIES = 'pip install "cupy-cuda13x[ctk]" brings them (or cupy-cuda12x[ctk])
 
 
 def _install() -> str:
-    """What to install for lack of CuPy."""
+    """The command that installs CuPy."""
     return f"{install_command('cuda13')} (or cuda12, whichever the driver can run)"
 
 
@@ -80,8 +80,8 @@ def open_device(index: int) -> Device:
     """
     count = count_devices()
     if not 0 <= index < count:
-        known = "none" if not count else "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise DeviceError(f"There is no device cuda:{index}; found {known}.")
+        devices = "none" if not count else "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise DeviceError(f"There is no device cuda:{index}; found {devices}.")
     return _CupyDevice(index)
 
 
@@ -92,7 +92,7 @@ def first_device() -> Device:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """CUDA's errors as those of moegeom."""
+    """Raises errors of CUDA as errors of moegeom."""
     import cupy
 
     try:
@@ -132,9 +132,9 @@ class _CupyDevice:
         need_libraries()
         self.index = index
         with _translated():
-            found = cupy.cuda.runtime.getDeviceProperties(index)
-            self.name = found["name"].decode()
-            self._architecture = architecture_for(self.name, found["major"], found["minor"])
+            facts = cupy.cuda.runtime.getDeviceProperties(index)
+            self.name = facts["name"].decode()
+            self._architecture = architecture_for(self.name, facts["major"], facts["minor"])
         self._kernels: dict[Program, Any] = {}
 
     @contextmanager
@@ -155,9 +155,9 @@ class _CupyDevice:
 
     def put(self, array: np.ndarray) -> DeviceArray:
         with self.current() as cupy:
-            found = cupy.asarray(array, order="C")
+            copy = cupy.asarray(array, order="C")
             cupy.cuda.get_current_stream().synchronize()
-            return found
+            return copy
 
     def get(self, array: DeviceArray) -> np.ndarray:
         with self.current() as cupy:
@@ -227,19 +227,19 @@ class _CupyQueue:
             self._stream.wait_event(cupy.cuda.get_current_stream().record())
         with self._current() as cupy:
             with _exporting():
-                found = cupy.from_dlpack(tensor)
+                array = cupy.from_dlpack(tensor)
             # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
-            if found.dtype.name == "bfloat16":
-                found = found.view(np.uint16)
-            found = cupy.ascontiguousarray(found)
+            if array.dtype.name == "bfloat16":
+                array = array.view(np.uint16)
+            array = cupy.ascontiguousarray(array)
             # a tensor may begin anywhere in memory of its own
-            return found.copy() if found.data.ptr % _ALIGNED else found
+            return array.copy() if array.data.ptr % _ALIGNED else array
 
     def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
-        given = tuple(_NULL if value is None else value for value in arguments)
+        operands = tuple(_NULL if value is None else value for value in arguments)
         kernel = self._device.kernel(program)
         with self._current():
-            kernel((grid, 1, 1), (block, 1, 1), given)
+            kernel((grid, 1, 1), (block, 1, 1), operands)
 
     def product(self, out: DeviceArray, values: DeviceArray, rows: DeviceArray) -> None:
         kind = _FLOAT32 if values.dtype == np.float32 else _BFLOAT16
@@ -323,13 +323,13 @@ def architecture_for(device: str, major: int, minor: int) -> str:
     DeviceError
         When NVRTC writes none.
     """
-    known = nvrtc().getSupportedArchs()
-    fit = [arch for arch in known if 10 * major <= arch <= 10 * major + minor]
+    architectures = nvrtc().getSupportedArchs()
+    fit = [arch for arch in architectures if 10 * major <= arch <= 10 * major + minor]
     if not fit:
         version = ".".join(map(str, nvrtc().getVersion()))
         raise DeviceError(
             f"NVRTC {version} writes no code for {device}, compute capability {major}.{minor}; "
-            f"it knows {known[0]} to {known[-1]}.",
+            f"it knows {architectures[0]} to {architectures[-1]}.",
             "Install CuPy for the CUDA version that the GPU needs (extra cuda12 or cuda13).",
         )
     return f"sm_{max(fit)}"
@@ -352,9 +352,9 @@ def compile_program(
         try:
             compiler.compileProgram(handle, options)
         except compiler.NVRTCError as error:
-            said = " ".join(_log(handle).split()[:60])
+            log = " ".join(_log(handle).split()[:60])
             raise DeviceError(
-                f"NVRTC does not compile {program.entry} for {architecture} ({error}): {said}"
+                f"NVRTC does not compile {program.entry} for {architecture} ({error}): {log}"
             ) from None
         return compiler.getCUBIN(handle), _log(handle)
     finally:

@@ -19,7 +19,7 @@ DeviceArray = Any
 
 
 class DeviceError(MoeGeomError):
-    """A device is not there, or does not do what it was asked."""
+    """A device is missing, or a call to it failed."""
 
 
 class OutOfDeviceMemory(DeviceError):
@@ -82,7 +82,7 @@ class Device(Protocol):
     def free_bytes(self) -> int: ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Memory as it is found.
+        """Memory that is not initialised.
 
         Raises
         ------

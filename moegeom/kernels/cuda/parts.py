@@ -1,4 +1,4 @@
-"""The single kernels, on arrays of the host: to the device, through the kernel, and back."""
+"""Single CUDA kernels on host arrays: copy to the device, run, copy back."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ def run_part(
     if not tokens:
         return list(outputs)
     per_block = _THREADS if layout is None else WARPS * layout.tokens_in_warp
-    given = [
+    copies = [
         device.put(np.ascontiguousarray(v)) if isinstance(v, np.ndarray) else v for v in inputs
     ]
     made = [None if v is None else device.put(v) for v in outputs]
     queue = device.queue()
     block = _THREADS if layout is None else 32 * WARPS
-    queue.launch(program, -(-tokens // per_block), block, (np.int64(tokens), *sizes, *given, *made))
+    grid = -(-tokens // per_block)
+    queue.launch(program, grid, block, (np.int64(tokens), *sizes, *copies, *made))
     queue.finish()
     return [None if v is None else device.get(v) for v in made]
 
@@ -62,7 +63,7 @@ _LEAST, _LARGEST = 1e-6, 1e30
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """The inverse distances, and roundings of them that are looked at first.
+    """Inverse distances, and rounded copies that a kernel compares first.
 
     ``rounded`` and ``smallest`` are inf for what is no boundary. Where ``fits_float32`` is false
     some distance is so small or large that float64 is used throughout.
@@ -107,12 +108,12 @@ def launch_input_norm(
 def input_norm(values: np.ndarray, device: Device | None = None) -> np.ndarray:
     """|y| of each token; float32 sums, done again in float64 where they leave its range."""
     on = device or first_device()
-    found = on.put(np.empty(len(values)))
+    norm = on.put(np.empty(len(values)))
     queue = on.queue()
-    given = on.put(np.ascontiguousarray(values.astype(np.float32)))
-    launch_input_norm(queue, "float32", given, len(values), found)
+    rows = on.put(np.ascontiguousarray(values.astype(np.float32)))
+    launch_input_norm(queue, "float32", rows, len(values), norm)
     queue.finish()
-    return on.get(found)
+    return on.get(norm)
 
 
 # ------------------------------------------------------------------------------------------- choice
@@ -219,8 +220,8 @@ def count_experts(
     sizes = [np.int64(chosen.shape[1]), np.int64(counts.shape[-1])]
     program = counts_program("count_experts")
     inputs = [chosen, population, block]
-    (found,) = run_part(device or first_device(), program, None, inputs, [counts], sizes)
-    counts[...] = found
+    (totals,) = run_part(device or first_device(), program, None, inputs, [counts], sizes)
+    counts[...] = totals
 
 
 def count_pairs(
@@ -229,5 +230,5 @@ def count_pairs(
     """Adds 1 at (block, i, j) for each two slots of a token with i <= j; -1 is an empty slot."""
     sizes = [np.int64(chosen.shape[1]), np.int64(counts.shape[-1])]
     program = counts_program("count_pairs")
-    (found,) = run_part(device or first_device(), program, None, [chosen, block], [counts], sizes)
-    counts[...] = found
+    (totals,) = run_part(device or first_device(), program, None, [chosen, block], [counts], sizes)
+    counts[...] = totals

@@ -96,7 +96,7 @@ class RouteRule:
 
 @dataclass(frozen=True)
 class RouteNumbers:
-    """What the kernel is told about a router and its inputs.
+    """Scalar kernel parameters.
 
     ``typical_norm`` is 0 where outliers are not told apart; ``outliers`` is their population.
     ``two_gamma``, ``underflow``, ``longest_row`` and ``largest_bias`` bound the error of a logit,
@@ -187,10 +187,10 @@ def launch_route(
     uint64, shaped as the states of their reductions.
     """
     # fields in their order; dataclasses.fields would take longer than the launch
-    given = (v for record in (tables, outputs, counters) for v in vars(record).values())
+    arrays = (v for record in (tables, outputs, counters) for v in vars(record).values())
     # without labels a block takes a run, and the first one may begin before the first token
     lead = 0 if label is not None else start % BLOCK_TOKENS
     grid = -(-(tokens + lead) // BLOCK_TOKENS)
     sizes = (np.int64(tokens), np.int64(start), np.int64(lead))
-    arguments = (*sizes, logits, norm, label, *given)
+    arguments = (*sizes, logits, norm, label, *arrays)
     queue.launch(rule.program, grid, 32 * rule.warps, arguments)

@@ -1,4 +1,4 @@
-"""What is counted of the chosen sets."""
+"""Counts of chosen experts, pairs and sets."""
 
 from __future__ import annotations
 

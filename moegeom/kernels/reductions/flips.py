@@ -1,4 +1,4 @@
-"""What another arithmetic, or noise on the input, changes about the choice."""
+"""Flips under another arithmetic or under noise on the input."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def _count_noise(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> Non
         if probability is not None:
             units = np.rint(probability * FIXED_POINT)
             counts[..., column] += batch.count_labels(len(counts), units)
-    flipped, drawn = np.zeros((2, len(batch.token)))
-    flipped[noise.row], drawn[noise.row] = noise.flipped, noise.draws
+    flipped, draws = np.zeros((2, len(batch.token)))
+    flipped[noise.row], draws[noise.row] = noise.flipped, noise.draws
     counts[..., SIMULATED] += batch.count_labels(len(counts), flipped)
-    counts[..., DRAWN] += batch.count_labels(len(counts), drawn)
+    counts[..., DRAWN] += batch.count_labels(len(counts), draws)
 
 
 #: What noise on the router input does: sums of probabilities, and counts of a simulation.
@@ -216,11 +216,11 @@ def _select_pairs(
 ) -> Int64[np.ndarray, "experts experts"]:
     populations, experts = state["shape"]
     pair, label = np.divmod(state["key"], populations * NUM_BLOCKS)
-    kept = np.ones(len(label), dtype=bool) if without is None else label % NUM_BLOCKS != without
+    is_in = np.ones(len(label), dtype=bool) if without is None else label % NUM_BLOCKS != without
     if population is not None:
-        kept &= label // NUM_BLOCKS == population
+        is_in &= label // NUM_BLOCKS == population
     counts = np.zeros(experts * experts, dtype=np.int64)
-    np.add.at(counts, pair[kept], state["count"][kept])
+    np.add.at(counts, pair[is_in], state["count"][is_in])
     return counts.reshape(experts, experts)
 
 

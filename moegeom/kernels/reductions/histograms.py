@@ -121,10 +121,10 @@ def _count_exit_times(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -
     assert noise is not None
     for which, times in ((EARLY, noise.exit_early), (LATE, noise.exit_late)):
         if times is not None:
-            found = np.zeros((*counts.shape[:2], NUM_BINS), np.int64)
+            histogram = np.zeros((*counts.shape[:2], NUM_BINS), np.int64)
             labels = batch.population[noise.row], batch.block[noise.row]
-            kernels["count_bins"](found, times, *labels)
-            counts[..., which, :] += found
+            kernels["count_bins"](histogram, times, *labels)
+            counts[..., which, :] += histogram
 
 
 #: Bounds on the exit times of a diffusion, for the tokens that were looked at more closely.

@@ -1,4 +1,4 @@
-"""Samples of tokens, with what metrics want to see of each.
+"""Samples of tokens, with the columns that metrics read of each.
 
 How small is fixed by the length of the stream, so that every token is decided by itself: samples of
 parts join into that of the whole, however it was cut, and memory does not grow with the stream.
@@ -38,7 +38,7 @@ class TokenSample:
             for name, column in {"key": np.empty(0, dtype=np.uint64), **empty}.items()
         }
 
-    def wanted(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
+    def sampled(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
         """Rows that belong to the sample."""
         if self._is_open:
             self._seen += len(token)
@@ -51,7 +51,7 @@ class TokenSample:
         columns: State,
         row: Int64[np.ndarray, "kept"] | None = None,
     ) -> None:
-        """Takes in the rows ``row``, which :meth:`wanted` named; all of them for None."""
+        """Takes in the rows ``row``, which :meth:`sampled` named; all of them for None."""
         row = np.arange(len(token)) if row is None else row
         self._make_room(self._held + len(row))
         first, self._held = self._held, self._held + len(row)
@@ -115,14 +115,14 @@ def joined(states: list[State]) -> State:
     place = np.empty(len(key), dtype=np.intp)
     place[np.argsort(key)] = np.arange(len(key))
     rows = np.split(place, np.cumsum([len(state["key"]) for state in states])[:-1])
-    found: State = {}
+    merged: State = {}
     for name in states[0]:
         columns = [state[name] for state in states]
         # straight to its place: another copy of inputs is megabytes of fresh memory
-        found[name] = np.empty((len(key), *columns[0].shape[1:]), np.result_type(*columns))
+        merged[name] = np.empty((len(key), *columns[0].shape[1:]), np.result_type(*columns))
         for row, column in zip(rows, columns, strict=True):
-            found[name][row] = column
-    return found
+            merged[name][row] = column
+    return merged
 
 
 def _joined_two(first: State, second: State) -> State:
@@ -131,12 +131,12 @@ def _joined_two(first: State, second: State) -> State:
 
 def rows_of(state: State, population: int | None, without: int | None) -> Int64[np.ndarray, "rows"]:
     """Rows of one population (all of them for None), less those of one block."""
-    kept = np.ones(len(state["block"]), dtype=bool)
+    is_selected = np.ones(len(state["block"]), dtype=bool)
     if population is not None:
-        kept &= state["population"] == population
+        is_selected &= state["population"] == population
     if without is not None:
-        kept &= state["block"] != without
-    return np.flatnonzero(kept)
+        is_selected &= state["block"] != without
+    return np.flatnonzero(is_selected)
 
 
 # ---------------------------------------------------------------------------------------------- ids
@@ -155,7 +155,7 @@ class _Ids(TokenSample):
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
         assert q.token_id is not None
-        row = self.wanted(q.token)
+        row = self.sampled(q.token)
         columns = {
             "population": q.population,
             "block": q.block,
@@ -207,7 +207,7 @@ class _Inputs(TokenSample):
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
         assert q.input is not None and q.margin is not None
-        row = self.wanted(q.token)
+        row = self.sampled(q.token)
         row = row[q.population[row] != self._outliers]
         columns = {
             "block": q.block,
@@ -247,13 +247,13 @@ def _settle(state: State) -> _Settled:
 
 def _select_inputs(settled: _Settled, population: int | None, without: int | None) -> InputSample:
     """The sample without one block; empty for a domain."""
-    kept = np.full(NUM_BLOCKS, population is None)
+    is_selected = np.full(NUM_BLOCKS, population is None)
     if without is not None:
-        kept[without] = False
+        is_selected[without] = False
     state = settled.state
-    row = slice(None) if kept.all() else kept[state["block"]]
+    row = slice(None) if is_selected.all() else is_selected[state["block"]]
     columns = (state[name][row] for name in ("input", "first", "population", "margin"))
-    return InputSample(settled.moments.of_blocks(kept), *columns)
+    return InputSample(settled.moments.of_blocks(is_selected), *columns)
 
 
 #: Router inputs of a sample of the tokens, outlier tokens left out.
@@ -285,7 +285,7 @@ class _Scores(TokenSample):
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
         assert q.scores is not None
-        row = self.wanted(q.token)
+        row = self.sampled(q.token)
         row = row[q.population[row] != self._outliers]
         columns = {
             "block": q.block,
@@ -333,7 +333,7 @@ class _Outputs(TokenSample):
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
         assert q.input is not None and q.shared_output is not None and q.routed_output is not None
-        row = self.wanted(q.token)
+        row = self.sampled(q.token)
         columns = {
             "block": q.block,
             "input": q.input,
@@ -347,8 +347,8 @@ def _select_outputs(
     state: State, population: int | None, without: int | None
 ) -> dict[str, np.ndarray]:
     """The sample without one block; empty for a domain, which is too small to fit a map on."""
-    kept = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
-    return {name: state[name][kept] for name in ("block", "input", "shared", "routed")}
+    rows = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
+    return {name: state[name][rows] for name in ("block", "input", "shared", "routed")}
 
 
 #: Outputs of the shared and the routed experts beside the router inputs, of a sample of tokens.
@@ -373,16 +373,16 @@ class _Brackets(TokenSample):
         super().__init__(1, 1, columns | {"stretch": np.empty(0)})
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        found = batch.order_distance
-        assert found is not None
+        brackets = batch.order_distance
+        assert brackets is not None
         columns = {
-            "population": batch.population[found.row],
-            "block": batch.block[found.row],
-            "lower": found.lower,
-            "upper": found.upper,
-            "stretch": found.stretch,
+            "population": batch.population[brackets.row],
+            "block": batch.block[brackets.row],
+            "lower": brackets.lower,
+            "upper": brackets.upper,
+            "stretch": brackets.stretch,
         }
-        self.add(batch.token[found.row], columns)
+        self.add(batch.token[brackets.row], columns)
 
 
 def _select_brackets(

@@ -1,4 +1,4 @@
-"""What is kept of more distinct things than there is room for: chosen sets, documents."""
+"""Bounded samples of what may be too many to count: chosen sets, documents."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class _ExpertSets(_PendingJoins):
         )
         key = (hashed & ~np.uint64(2**_LABEL_BITS - 1)) | label
         # what the sample will drop need not wait for it
-        kept = np.flatnonzero(key <= _largest_key(self._state))
-        key = key[kept]
+        rows = np.flatnonzero(key <= _largest_key(self._state))
+        key = key[rows]
         part = {
             "key": key,
             "count": np.ones(len(key), dtype=np.int64),
-            "members": np.sort(batch.chosen[kept], axis=1).astype(np.int16),
+            "members": np.sort(batch.chosen[rows], axis=1).astype(np.int16),
             "halvings": np.zeros(1, dtype=np.int64),
         }
         # As many again as the state holds, so that each token is sorted a bounded number of times.
@@ -126,10 +126,10 @@ def _select_sets(
     """
     block = (state["key"] & np.uint64(2**_BLOCK_BITS - 1)).astype(np.int64)
     label = (state["key"] >> np.uint64(_BLOCK_BITS)) & np.uint64(2 ** (_LABEL_BITS - 4) - 1)
-    kept = np.ones(len(block), dtype=bool) if without is None else block != without
+    is_selected = np.ones(len(block), dtype=bool) if without is None else block != without
     if population is not None:
-        kept &= label == np.uint64(population)
-    row = np.flatnonzero(kept)
+        is_selected &= label == np.uint64(population)
+    row = np.flatnonzero(is_selected)
     expert_set = (state["key"] >> np.uint64(_LABEL_BITS))[row]
     starts = np.flatnonzero(np.diff(expert_set, prepend=~expert_set[:1]))
     counts = state["count"][row]
@@ -179,12 +179,12 @@ class _Documents(_PendingJoins):
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
         assert q.document is not None
-        known = q.document >= 0
-        document, population, block = (v[known] for v in (q.document, q.population, q.block))
+        has_document = q.document >= 0
+        document, population, block = (v[has_document] for v in (q.document, q.population, q.block))
         # tokens of a document mostly stand together: a row for each run of them
         is_other = (np.diff(document, prepend=-1) != 0) | (np.diff(population, prepend=-1) != 0)
         first, row = np.flatnonzero(is_other), np.cumsum(is_other) - 1
-        chosen = q.chosen[known]
+        chosen = q.chosen[has_document]
         cell = (row[:, None] * self._experts + chosen)[chosen >= 0]
         counts = np.bincount(cell, minlength=len(first) * self._experts)
         part = {
@@ -204,13 +204,13 @@ def _joined(states: list[State]) -> State:
     is_other = (np.diff(document) != 0) | (np.diff(population) != 0)
     first = np.flatnonzero(np.concatenate([[True], is_other])) if len(order) else order
     place = np.cumsum(np.diff(document[first], prepend=document[:1]) != 0)
-    kept = first[place < DOCUMENTS]
+    head = first[place < DOCUMENTS]
     counts = np.add.reduceat(rows["counts"][order], first) if len(order) else rows["counts"]
     return {
-        "document": document[kept],
-        "population": population[kept],
-        "block": rows["block"][order][kept],
-        "counts": counts[: len(kept)],
+        "document": document[head],
+        "population": population[head],
+        "block": rows["block"][order][head],
+        "counts": counts[: len(head)],
     }
 
 
@@ -218,12 +218,12 @@ def _select_documents(
     state: State, population: int | None, without: int | None
 ) -> Int64[np.ndarray, "documents experts"]:
     """Counts of each document, of its tokens of one population only where one is given."""
-    kept = np.ones(len(state["document"]), dtype=bool)
+    is_selected = np.ones(len(state["document"]), dtype=bool)
     if population is not None:
-        kept &= state["population"] == population
+        is_selected &= state["population"] == population
     if without is not None:
-        kept &= state["block"] != without
-    document, counts = state["document"][kept], state["counts"][kept]
+        is_selected &= state["block"] != without
+    document, counts = state["document"][is_selected], state["counts"][is_selected]
     if not len(document):
         return counts
     first = np.flatnonzero(np.diff(document, prepend=document[0] - 1))

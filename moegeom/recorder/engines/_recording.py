@@ -177,7 +177,7 @@ def _rows(module: torch.nn.Module, router: Router) -> torch.Tensor:
 
 
 def _versions(gates: Iterable[EngineGate]) -> tuple[tuple[str, torch.Tensor, int], ...]:
-    """What tells of a change between two passes; tensors of inference mode count no versions."""
+    """Version counters that show a change of weights; tensors of inference mode have none."""
     return tuple(
         (f"{gate.path}.weight", weight, weight._version)
         for gate in gates
@@ -221,7 +221,7 @@ class GateTap:
         self._inputs: torch.Tensor | None = None
 
     def hooks(self) -> Iterator[Callable[[], None]]:
-        """Begins to listen; each call that comes back ends a part of it."""
+        """Attaches hooks; each returned call removes one."""
         hook = self._gate.module.register_forward_hook(self._called, with_kwargs=True)
         yield hook.remove
         if self._listen is not None:
@@ -290,12 +290,12 @@ class RequestSlice:
 
 @dataclass(frozen=True, eq=False)
 class PassRows:
-    """The rows of one pass, padding left out; ``kept`` is False for those not to be recorded."""
+    """The rows of one pass, padding left out; ``is_recorded`` is False for rows to leave out."""
 
     document: Int64[np.ndarray, "rows"]
     position: Int32[np.ndarray, "rows"]
     is_prompt: Bool[np.ndarray, "rows"]
-    kept: Bool[np.ndarray, "rows"]
+    is_recorded: Bool[np.ndarray, "rows"]
 
     @property
     def phases(self) -> list[str]:
@@ -320,7 +320,7 @@ class _Seen:
     num_recorded: int = 0
 
     def run(self, places: Int64[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
-        """Which of these positions are run for the first time; they count as run from now on."""
+        """Which of these positions are run for the first time; all are marked as run."""
         is_new = (places >= self.next) | ((places >= self.front) & (places < self.first))
         end = int(places[-1]) + 1
         if places[0] < self.first:
@@ -349,7 +349,7 @@ class Requests:
         """The rows of a pass, in the order in which its slices stand."""
         total = sum(one.num_rows for one in slices)
         document, position = np.empty(total, np.int64), np.empty(total, np.int32)
-        is_prompt, kept = np.empty(total, bool), np.empty(total, bool)
+        is_prompt, is_recorded = np.empty(total, bool), np.empty(total, bool)
         first = 0
         for one in slices:
             here = slice(first, first + one.num_rows)
@@ -358,13 +358,13 @@ class Requests:
             is_new = seen.run(places)
             room = np.cumsum(is_new) <= self._room()
             document[here], position[here] = seen.document, places
-            is_prompt[here], kept[here] = places < one.num_prompt, is_new & room
-            num_kept = int(kept[here].sum())
+            is_prompt[here], is_recorded[here] = places < one.num_prompt, is_new & room
+            num_kept = int(is_recorded[here].sum())
             seen.num_recorded += num_kept
             self.num_recorded += num_kept
             self.num_again += int((~is_new).sum())
             first += one.num_rows
-        return PassRows(document, position, is_prompt, kept)
+        return PassRows(document, position, is_prompt, is_recorded)
 
     def _of(self, one: RequestSlice) -> _Seen:
         if one.request not in self._seen:
@@ -496,7 +496,7 @@ class EngineRecording:
         return self._routers.identity
 
     def hooks(self, deliver: Deliver) -> Iterator[Callable[[], None]]:
-        """Puts hooks on all gates; each call that comes back takes one off."""
+        """Attaches hooks to all gates; each returned call removes one."""
 
         def hear(name: str, inputs: torch.Tensor, chosen: torch.Tensor | None) -> None:
             if self._announced(name):
@@ -560,7 +560,7 @@ class EngineRecording:
         self._num_passes += 1
         self._recorder.tokens(
             _padded(batch.token_id, num_real, num_rows)[:, None],
-            _padded(torch.from_numpy(rows.kept), num_real, num_rows)[:, None],
+            _padded(torch.from_numpy(rows.is_recorded), num_real, num_rows)[:, None],
             documents=_padded(torch.from_numpy(rows.document), num_real, num_rows),
             positions=_padded(torch.from_numpy(rows.position), num_real, num_rows)[:, None],
             domain=[*rows.phases, *[PHASES[0]] * (num_rows - num_real)],

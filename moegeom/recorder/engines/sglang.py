@@ -216,7 +216,7 @@ def _is_visible(output_format: Any) -> bool:
 def _listen(
     selection: torch.nn.Module, heard: Callable[[torch.Tensor], None]
 ) -> Callable[[], None]:
-    hook = selection.register_forward_hook(lambda module, given, result: heard(result.topk_ids))
+    hook = selection.register_forward_hook(lambda module, inputs, result: heard(result.topk_ids))
     return hook.remove
 
 

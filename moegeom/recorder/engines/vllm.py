@@ -188,10 +188,10 @@ class _Session:
         token_id = named.get("input_ids")
         num_rows = len(named["inputs_embeds"] if token_id is None else token_id)
         if self._has_own_batch:
-            slices, known = self._slices_of_runner(), self._runner.input_ids.gpu
+            slices, ids = self._slices_of_runner(), self._runner.input_ids.gpu
         else:
-            slices, known = self._slices_of_pass(), self._prepared.input_ids
-        return EnginePass(slices, known if token_id is None else token_id, lambda: num_rows)
+            slices, ids = self._slices_of_pass(), self._prepared.input_ids
+        return EnginePass(slices, ids if token_id is None else token_id, lambda: num_rows)
 
     def _slices_of_runner(self) -> list[RequestSlice]:
         batch = self._runner.input_batch

@@ -1,1 +1,1 @@
-"""Arrays of one's own."""
+"""Token arrays that no moegeom command wrote."""

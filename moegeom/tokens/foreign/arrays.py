@@ -44,7 +44,7 @@ def foreign_stage(path: Path, request: Request) -> Stage:
 
 
 def foreign_tensor(path: Path, request: Request) -> StoredTensor:
-    """What each array of a foreign file is."""
+    """The tensor that each array of a foreign file holds."""
     return STAGE_TENSORS[foreign_stage(path, request)][0]
 
 
@@ -69,7 +69,7 @@ def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[
     for router in set(everybody) - set(request.routers):
         keys_of.pop(router, None)
     not_routers = [r for r in keys_of if request.routers and r not in request.routers]
-    twice = [router for router, found in keys_of.items() if len(found) > 1]
+    twice = [router for router, matches in keys_of.items() if len(matches) > 1]
     if (unknown and not request.router_map) or absent or not_routers or twice or not keys_of:
         raise RecordingError(
             f"{path.name}: cannot tell which array is which router: found {_listed(keys)}; "
@@ -116,19 +116,19 @@ def expanded(router_map: Mapping[str, str], keys: Collection[str]) -> dict[str, 
 
     A pattern that no key follows stays as it is, and is missed like any other key.
     """
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for key, router in router_map.items():
         before, number, after = key.partition("{i}")
         pattern = re.compile(re.escape(before) + r"([0-9]{1,5})" + re.escape(after))
         numbers = [(k, m[1]) for k in keys if number and (m := pattern.fullmatch(k))]
-        found |= {k: router.replace("{i}", str(int(digits))) for k, digits in numbers}
+        entries |= {k: router.replace("{i}", str(int(digits))) for k, digits in numbers}
         if not numbers:
-            found[key] = router
-    return found
+            entries[key] = router
+    return entries
 
 
 def _numbered(key: str) -> list[int | str]:
-    """To sort ``layer10`` behind ``layer9``."""
+    """A sort key that puts ``layer10`` behind ``layer9``."""
     return [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]{1,9})", key)[1:]]
 
 
@@ -137,7 +137,7 @@ _NAME_LENGTH = 60
 
 
 def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
-    """The --map that would do, as far as numbers in the keys tell."""
+    """The --map to suggest, guessed from numbers in the keys."""
     parts = [re.fullmatch(r"(.*?)([0-9]{1,5})(.*)", key, re.DOTALL) for key in unknown]
     numbered = [m for m in parts if m is not None]
     shapes = {(m[1], m[3]) for m in numbered}
@@ -170,10 +170,10 @@ def foreign_source(
     """
     first = next(iter(rows))
     num_tokens = rows[first].num_rows
-    for name, found in {**rows, **columns}.items():
-        if found.num_rows != num_tokens:
+    for name, values in {**rows, **columns}.items():
+        if values.num_rows != num_tokens:
             raise RecordingError(
-                f"{path.name}: {name} has {number_of(found.num_rows, 'token')}; {first} has "
+                f"{path.name}: {name} has {number_of(values.num_rows, 'token')}; {first} has "
                 f"{num_tokens}."
             )
     documents = document_runs(columns["document"]) if "document" in columns else None
@@ -188,14 +188,14 @@ def foreign_source(
         num_documents=None if documents is None else documents.num_documents,
         size_bytes=path.stat().st_size if size_bytes is None else size_bytes,
     )
-    tensors = {router: {tensor.name: found} for router, found in rows.items()}
-    known = RowColumns(columns, documents) if columns else UnknownColumns()
-    return StoredSource(facts, tensors, known)
+    tensors = {router: {tensor.name: values} for router, values in rows.items()}
+    token_columns = RowColumns(columns, documents) if columns else UnknownColumns()
+    return StoredSource(facts, tensors, token_columns)
 
 
 @dataclass(frozen=True)
 class DocumentRuns:
-    """How many documents there are, and where those begin that a block of tokens begins in.
+    """Number of documents, and the start of the document at the start of each block of tokens.
 
     ``num_documents`` is None where more than are counted come in no order. ``begun`` has for every
     block of ``_BLOCK`` tokens the first token of the run that its first token is in.
@@ -236,27 +236,27 @@ def document_runs(rows: Rows) -> DocumentRuns:
 
 
 def _documents(rows: Rows, start: int, stop: int) -> Int64[np.ndarray, " tokens"]:
-    found = np.empty((stop - start, 1), DTYPES["document"])
-    rows.read_into(start, found)
-    return found[:, 0]
+    column = np.empty((stop - start, 1), DTYPES["document"])
+    rows.read_into(start, column)
+    return column[:, 0]
 
 
 def _is_new(
     document: Int64[np.ndarray, " tokens"], before: int | np.integer
 ) -> Bool[np.ndarray, " tokens"]:
-    """Where a token is of another document than the one in front."""
+    """True where a token is of another document than the token before it."""
     return np.diff(document, prepend=np.int64(before)) != 0
 
 
 def _num_distinct(rows: Rows) -> int | None:
-    """Documents that come in any order; None beyond ``UNSORTED_DOCUMENTS``."""
-    found = np.zeros(0, np.int64)
+    """Number of distinct documents, in any order; None beyond ``UNSORTED_DOCUMENTS``."""
+    documents = np.zeros(0, np.int64)
     for start in range(0, rows.num_rows, _PIECE):
         piece = _documents(rows, start, min(start + _PIECE, rows.num_rows))
-        found = np.union1d(found, piece)
-        if len(found) > UNSORTED_DOCUMENTS:
+        documents = np.union1d(documents, piece)
+        if len(documents) > UNSORTED_DOCUMENTS:
             return None
-    return len(found)
+    return len(documents)
 
 
 class RowColumns(ColumnSource):
@@ -271,19 +271,19 @@ class RowColumns(ColumnSource):
 
     def read(self, start: int, stop: int) -> TokenColumns:
         """Columns of tokens ``[start, stop)``."""
-        found = dict(vars(unknown_columns(stop - start)))
-        known = dict(self._rows)
-        if self._documents is not None and "position" not in known:
-            documents = self._documents.columns(known.pop("document"), start, stop)
-            found["document"], found["position"] = documents[0], documents[1].astype(np.int32)
-        for name, rows in known.items():
+        columns = dict(vars(unknown_columns(stop - start)))
+        arrays = dict(self._rows)
+        if self._documents is not None and "position" not in arrays:
+            documents = self._documents.columns(arrays.pop("document"), start, stop)
+            columns["document"], columns["position"] = documents[0], documents[1].astype(np.int32)
+        for name, rows in arrays.items():
             column = np.empty((stop - start, 1), DTYPES[name])
             rows.read_into(start, column)
-            found[name] = column[:, 0]
-        return TokenColumns(**found)
+            columns[name] = column[:, 0]
+        return TokenColumns(**columns)
 
 
 def _listed(names: Collection[str]) -> str:
     cut = [n if len(n) <= _NAME_LENGTH else f"{n[:_NAME_LENGTH]}..." for n in list(names)[:12]]
-    shown = ", ".join(cut)
-    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    text = ", ".join(cut)
+    return text + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -111,8 +111,8 @@ def _parsed(raw: bytes, where: str, allowed: frozenset[np.dtype], word: str) -> 
             f"{needed}. It is truncated.",
             "Copy it again.",
         )
-    found = np.frombuffer(raw, dtype, math.prod(shape), start)
-    return found.reshape(shape, order="F" if is_fortran else "C").astype(
+    numbers = np.frombuffer(raw, dtype, math.prod(shape), start)
+    return numbers.reshape(shape, order="F" if is_fortran else "C").astype(
         dtype.newbyteorder("="), copy=False
     )
 
@@ -171,11 +171,11 @@ def npy_rows(path: Path, offset: int = 0, size: int | None = None, is_mask: bool
             f"{path.name}: the array is {dtype} {shape}; expected "
             + ("numbers." if is_mask else "integers of two axes or more.")
         )
-    needed, found = math.prod(shape) * dtype.itemsize, size - (start - offset)
-    if needed > found:
+    needed, available = math.prod(shape) * dtype.itemsize, size - (start - offset)
+    if needed > available:
         raise RecordingError(
-            f"{path.name}: {found} bytes of numbers; shape {shape} of {dtype} needs {needed}. It "
-            "is truncated.",
+            f"{path.name}: {available} bytes of numbers; shape {shape} of {dtype} needs {needed}. "
+            "It is truncated.",
             "Copy it again.",
         )
     return FileRows(path, start, dtype, shape[0], tuple(shape[1:]))
@@ -197,7 +197,7 @@ def npz_rows(path: Path, names: Collection[str], masks: Collection[str] = ()) ->
     RecordingError
         When one is damaged, or compressed and too large to be held.
     """
-    found: dict[str, Rows] = {}
+    rows: dict[str, Rows] = {}
     with npz_members(path) as (archive, members):
         for info in members:
             is_mask = _key(info) in masks
@@ -206,7 +206,7 @@ def npz_rows(path: Path, names: Collection[str], masks: Collection[str] = ()) ->
             where = f"{path.name}: {info.filename}"
             if info.compress_type == zipfile.ZIP_STORED:
                 start = data_start(path, info)
-                found[_key(info)] = npy_rows(path, start, info.file_size, is_mask)
+                rows[_key(info)] = npy_rows(path, start, info.file_size, is_mask)
                 continue
             if info.file_size > TRACE_BYTES:
                 raise RecordingError(
@@ -215,8 +215,8 @@ def npz_rows(path: Path, names: Collection[str], masks: Collection[str] = ()) ->
                     "Save with np.savez, which does not compress, or several files.",
                 )
             with archive.open(info) as member:
-                found[_key(info)] = _held(member.read(info.file_size), where, is_mask)
-    return found
+                rows[_key(info)] = _held(member.read(info.file_size), where, is_mask)
+    return rows
 
 
 #: A local file header before its two variable fields, whose lengths end it (APPNOTE 4.3.7).

@@ -58,13 +58,13 @@ class ParquetTable:
         """A column of lists of one length, or with ``is_column`` of plain numbers, as rows."""
         import pyarrow as pa
 
-        found = self.schema.field(name).type
-        value = found if is_column else _list_value(found)
+        stored = self.schema.field(name).type
+        value = stored if is_column else _list_value(stored)
         is_number = pa.types.is_integer(value) or pa.types.is_floating(value)
         if not is_number or value.to_pandas_dtype() not in allowed:
             kind = "" if is_column else "lists of "
             raise RecordingError(
-                f"{self.path.name}: column '{name}' is {found}; "
+                f"{self.path.name}: column '{name}' is {stored}; "
                 f"expected {kind}{', '.join(str(dtype) for dtype in allowed)}."
             )
         return ParquetRows(self, name, self.starts[-1], 1 if is_column else self._width(name))
@@ -98,9 +98,9 @@ class ParquetTable:
             array = self._decode(name, width, number)
             with self._lock:
                 self._cache[key] = array
-                held = sum(kept.nbytes for kept in self._cache.values())
-                while held > CACHE_BYTES and len(self._cache) > 1:
-                    held -= self._cache.popitem(last=False)[1].nbytes
+                size = sum(block.nbytes for block in self._cache.values())
+                while size > CACHE_BYTES and len(self._cache) > 1:
+                    size -= self._cache.popitem(last=False)[1].nbytes
         return array
 
     def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
@@ -140,12 +140,12 @@ def _blocks(groups: Sequence[RowGroup]) -> list[range]:
     return [range(*ends) for ends in pairwise([*starts, len(groups)])]
 
 
-def _list_value(found: pa.DataType) -> pa.DataType:
-    """What the lists hold; missing when it is no list."""
+def _list_value(stored: pa.DataType) -> pa.DataType:
+    """Type of the numbers in lists; null for a type that is no list."""
     import pyarrow as pa
 
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return found.value_type if any(is_kind(found) for is_kind in kinds) else pa.null()
+    return stored.value_type if any(is_kind(stored) for is_kind in kinds) else pa.null()
 
 
 def _flat(column: pa.Array, width: int) -> pa.Array | None:

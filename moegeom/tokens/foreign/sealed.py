@@ -1,4 +1,4 @@
-"""Arrays and facts kept between runs in one file, of which nothing is believed that was changed."""
+"""Arrays and facts kept between runs in one file, with a hash that exposes any change."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _HEADER = "header"
 def write_sealed(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes ``path`` whole or not at all; ``facts`` are what JSON has."""
     text = json.dumps({**facts, "digest": _digest(facts, arrays)})
-    held = {**arrays, _HEADER: np.frombuffer(text.encode(), np.uint8)}
-    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **held))
+    members = {**arrays, _HEADER: np.frombuffer(text.encode(), np.uint8)}
+    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **members))
 
 
 def read_sealed(path: Path, most: int) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:

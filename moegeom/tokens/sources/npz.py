@@ -40,9 +40,9 @@ def recognises(path: Path) -> bool:
 def open_source(path: Path, request: Request) -> TokenSource:
     """The arrays, assigned to routers."""
     tensor = foreign_tensor(path, request)
-    with npz_members(path) as (archive, found):
-        members = {info.filename.removesuffix(".npy"): info for info in found}
-        if len(members) < len(found):
+    with npz_members(path) as (archive, infos):
+        members = {info.filename.removesuffix(".npy"): info for info in infos}
+        if len(members) < len(infos):
             raise RecordingError(f"{path.name}: two arrays have the same name.")
         keys = [key for key in members if key not in COLUMN_KEYS]
         reader = _Members(path, archive)

@@ -43,7 +43,7 @@ _SUFFIXES = (".pt", ".pth", ".bin")
 _ARCHIVE = b"PK\x03\x04"
 
 #: Which rows are tokens; None for all.
-_Kept = Bool[np.ndarray, "rows"] | None
+_Mask = Bool[np.ndarray, "rows"] | None
 
 _SAVE = "Save the tensors alone: torch.save(outputs.router_logits, file)."
 
@@ -76,8 +76,8 @@ def _opened(path: Path, request: Request, dtypes: Collection[np.dtype]) -> Token
         rows, columns = _of_batch(reader, root, request, dtypes)
     elif isinstance(root, dict):
         if odd := [key for key in root if not isinstance(key, str | int)]:
-            found = f"{path.name}: a key is a {type(odd[0]).__name__}; expected names or numbers."
-            raise RecordingError(found, _SAVE)
+            message = f"{path.name}: a key is a {type(odd[0]).__name__}; expected names or numbers."
+            raise RecordingError(message, _SAVE)
         keys = [str(key) for key in root if key not in COLUMN_KEYS]
         by_text = {str(key): value for key, value in root.items()}
         routers = assign_routers(path, keys, request)
@@ -103,13 +103,13 @@ def _of_batch(
         When mask or token ids are of another batch.
     """
     beside = {name: reader.whole(root[name], name) for name in (_MASK, _TOKENS) if name in root}
-    kept = None if _MASK not in beside else beside[_MASK].reshape(-1) != 0
-    layers = reader.all_layers(root[_BATCH], dtypes, kept)
-    num_rows = layers[0].num_rows if kept is None else len(kept)
-    for name, found in beside.items():
-        if found.ndim != 2 or found.size != num_rows:
+    mask = None if _MASK not in beside else beside[_MASK].reshape(-1) != 0
+    layers = reader.all_layers(root[_BATCH], dtypes, mask)
+    num_rows = layers[0].num_rows if mask is None else len(mask)
+    for name, tensor in beside.items():
+        if tensor.ndim != 2 or tensor.size != num_rows:
             raise RecordingError(
-                f"{reader.path.name}: {name} has shape {found.shape}; {_BATCH} has "
+                f"{reader.path.name}: {name} has shape {tensor.shape}; {_BATCH} has "
                 f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
                 "Save those of the same batch.",
             )
@@ -120,7 +120,7 @@ def _of_batch(
     columns = {"document": np.repeat(np.arange(shape[0]), shape[1])}
     if _TOKENS in beside:
         columns["token_id"] = beside[_TOKENS].reshape(-1).astype(np.int64)
-    used = slice(None) if kept is None else kept
+    used = slice(None) if mask is None else mask
     return rows, {
         name: ArrayRows(values[used][:, None], reader.path.name) for name, values in columns.items()
     }
@@ -134,21 +134,21 @@ class _Tensors:
     archive: TorchArchive
     left: list[int]
 
-    def rows(self, value: Any, key: str, dtypes: Collection[np.dtype], kept: _Kept = None) -> Rows:
+    def rows(self, value: Any, key: str, dtypes: Collection[np.dtype], mask: _Mask = None) -> Rows:
         view, dtype = self._view(value, key, dtypes)
         if len(view.shape) != 2 or 0 in view.shape:
             raise self._refusal(key, view, "(tokens, width)")
-        return self._placed(view, dtype, key, 1, kept)[0]
+        return self._placed(view, dtype, key, 1, mask)[0]
 
     def all_layers(
-        self, value: Any, dtypes: Collection[np.dtype], kept: _Kept = None
+        self, value: Any, dtypes: Collection[np.dtype], mask: _Mask = None
     ) -> list[Rows]:
-        """The layers of a tuple, a list or a stack, of them the rows that are ``kept``."""
+        """The layers of a tuple, a list or a stack; only the rows where ``mask`` is true."""
         if not isinstance(value, list | tuple):
-            return self.layers(value, "the tensor", dtypes, kept)
+            return self.layers(value, "the tensor", dtypes, mask)
         if not value:
             raise RecordingError(f"{self.path.name}: holds an empty {type(value).__name__}.", _SAVE)
-        return [self.rows(one, f"item {n}", dtypes, kept) for n, one in enumerate(value)]
+        return [self.rows(one, f"item {n}", dtypes, mask) for n, one in enumerate(value)]
 
     def whole(self, value: Any, key: str) -> np.ndarray:
         """A tensor of integers or truth values, in memory."""
@@ -157,10 +157,10 @@ class _Tensors:
             raise RecordingError(f"{where} is a {type(value).__name__}; expected a tensor.", _SAVE)
         view = self.archive.view(value, where)
         self._spend(view.size_bytes, key)
-        found = self.archive.read(view, where)
-        if found.dtype.kind not in "iub" or (found.dtype.kind != "b" and found.min(initial=0) < 0):
-            raise RecordingError(f"{where} is {found.dtype}; expected whole numbers from 0 on.")
-        return found
+        array = self.archive.read(view, where)
+        if array.dtype.kind not in "iub" or (array.dtype.kind != "b" and array.min(initial=0) < 0):
+            raise RecordingError(f"{where} is {array.dtype}; expected whole numbers from 0 on.")
+        return array
 
     def column(self, value: Any, key: str) -> Rows:
         view, dtype = self._view(value, key, COLUMN_DTYPES)
@@ -169,14 +169,14 @@ class _Tensors:
         return self._placed(view, dtype, key, 1)[0]
 
     def layers(
-        self, value: Any, key: str, dtypes: Collection[np.dtype], kept: _Kept = None
+        self, value: Any, key: str, dtypes: Collection[np.dtype], mask: _Mask = None
     ) -> list[Rows]:
         view, dtype = self._view(value, key, dtypes)
         if len(view.shape) not in (2, 3) or 0 in view.shape:
             expected = "(tokens, width) or (layers, tokens, width)"
             raise self._refusal(key, view, expected, may_stack=True)
         num_layers = view.shape[0] if len(view.shape) == 3 else 1
-        return self._placed(view, dtype, key, num_layers, kept)
+        return self._placed(view, dtype, key, num_layers, mask)
 
     def _view(
         self, value: Any, key: str, dtypes: Collection[np.dtype]
@@ -205,27 +205,27 @@ class _Tensors:
         )
 
     def _placed(
-        self, view: TensorView, dtype: np.dtype, key: str, num_layers: int, kept: _Kept = None
+        self, view: TensorView, dtype: np.dtype, key: str, num_layers: int, mask: _Mask = None
     ) -> list[Rows]:
-        """Each layer where it lies, or in memory where its numbers are strided or some left out."""
+        """Each layer in place, or in memory where it is strided or rows are masked out."""
         is_stack = len(view.shape) == 3
         num_rows, *row = view.shape[is_stack:]
         row_shape = tuple(row) or (1,)
-        if kept is not None and len(kept) != num_rows:
+        if mask is not None and len(mask) != num_rows:
             raise RecordingError(
                 f"{self.path.name}: {key} has {number_of(num_rows, 'row')}; {_MASK} is of "
-                f"{number_of(len(kept), 'token')}.",
+                f"{number_of(len(mask), 'token')}.",
                 "Save the mask of the same batch.",
             )
-        if view.is_contiguous and (kept is None or kept.all()):
+        if view.is_contiguous and (mask is None or mask.all()):
             size = view.size_bytes // num_layers
             starts = range(view.offset, view.offset + view.size_bytes, size)
             return [FileRows(self.path, s, dtype, num_rows, row_shape) for s in starts]
         self._spend(view.size_bytes, key)
         array = self.archive.read(view, f"{self.path.name}: {key}")
         parts = array.reshape(num_layers, num_rows, -1)
-        if kept is not None:
-            parts = parts[:, kept]
+        if mask is not None:
+            parts = parts[:, mask]
         return [ArrayRows(part, f"{self.path.name}: {key}") for part in parts]
 
     def _spend(self, size: int, key: str) -> None:

@@ -10,7 +10,7 @@ from moegeom.tokens.source import Request, Source
 
 
 def recognises(path: Path) -> bool:
-    """True for any directory: what it lacks to be a recording, the reader says."""
+    """True for any directory; the reader reports what a recording lacks."""
     return path.is_dir()
 
 

@@ -32,7 +32,7 @@ def holds_traces(path: Path) -> bool:
 
 
 def open_source(path: Path, request: Request) -> TokenSource:
-    """The trace, cleaned and held against the routers of the checkpoint."""
+    """The trace, cleaned and checked against the routers of the checkpoint."""
     return open_traces([path], request)
 
 
@@ -68,7 +68,7 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
 
 
 def dialect_and_files(paths: Sequence[Path], name: str | None) -> tuple[Dialect, list[Path]]:
-    """Of the first file, and all files: those of a folder are what one run wrote, or all in it.
+    """Dialect of the first file, and all files; a folder stands for the files of its run.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What another run chose for the tokens of a recording, and the proof that these are the tokens.
+"""Choices of another run for the tokens of a recording, and the proof that tokens match.
 
 Requests are matched to documents by their token ids, rows to tokens by the position. Where both
 sides know what was chosen, the match is held against its neighbours: the same rows one or two
@@ -110,7 +110,7 @@ def match_run_b(
 
 
 def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
-    """What of a source is aligned; its choices are read when they are looked at.
+    """The rows of a source to align; choices are read when indexed.
 
     Raises
     ------
@@ -180,7 +180,7 @@ class _StoredChoices:
 
     @classmethod
     def of(cls, source: TokenSource, routers: Sequence[str]) -> _StoredChoices:
-        """Those of some routers, which choose equally many."""
+        """Choices of some routers, which must have one top_k."""
         widths = set()
         for name in routers:
             first = source.read_chosen(name, 0, 1)
@@ -257,7 +257,7 @@ class TraceRows:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What a trace is aligned to: columns and, where known, choices of the same routers."""
+    """The tokens that a trace is aligned to: columns and, where known, choices."""
 
     name: str
     columns: TokenColumns
@@ -545,7 +545,7 @@ def placing(fits: Sequence[Fit]) -> Placing:
 
 
 def _judged(fits: Sequence[Fit], name: str) -> str:
-    """What the shifts prove; RecordingError when they prove another place, or nothing."""
+    """The verdict of the shifts; RecordingError when they prove another place, or nothing."""
     place = placing(fits)
     here, measured = place.here, f"{place.measured} ({name})"
     if place.is_proven:

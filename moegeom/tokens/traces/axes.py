@@ -45,7 +45,7 @@ class Axes:
 
     @property
     def key(self) -> tuple[tuple[int, int], tuple[int, ...]]:
-        """What surveys of one trace have in common."""
+        """The key that surveys of one trace share."""
         return self.shape, self.columns
 
     def of(self, ids: Integer[np.ndarray, "..."]) -> Integer[np.ndarray, "rows routers top_k"]:
@@ -70,7 +70,7 @@ class Reading:
     num_requests: int = 0
 
     def and_of(self, other: Reading) -> Reading:
-        """That of the requests of both."""
+        """The reading of the requests of both."""
         return Reading(
             self.shape,
             tuple(a or b for a, b in zip(self.holds, other.holds, strict=True)),
@@ -81,7 +81,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class AxisEvidence:
-    """What decides about the axes of some requests.
+    """Facts about some requests that decide what their axes are.
 
     ``shapes`` are those of one row; of flat ids it is (). ``declared_layers`` is the number of
     layers that follows from the first request with flat ids and a count of tokens. ``uneven`` names
@@ -107,7 +107,7 @@ class AxisEvidence:
         return next(((name, size) for n, name, size in self.uneven if n == num_layers), None)
 
     def and_of(self, other: AxisEvidence) -> AxisEvidence:
-        """That of these requests, and of the others behind them."""
+        """The evidence of these requests followed by the others."""
         readings = {reading.shape: reading for reading in self.readings}
         for one in other.readings:
             readings[one.shape] = readings[one.shape].and_of(one) if one.shape in readings else one
@@ -160,7 +160,7 @@ def evidence_of(
     routers: Sequence[KnownRouter],
     declared_layers: int | None = None,
 ) -> AxisEvidence:
-    """What decides about the axes of ``requests``.
+    """The facts about ``requests`` that decide what their axes are.
 
     Flat ids are read with ``declared_layers``, else with what the first request declares.
     """
@@ -198,7 +198,7 @@ def evidence_of(
 
 
 def _alike(requests: Sequence[RequestTrace]) -> Iterator[list[RequestTrace]]:
-    """Neighbours of one dtype and shape together; those without a shape one by one."""
+    """Runs of requests of one dtype and row shape; those without a shape one by one."""
     for _, run in groupby(requests, lambda one: (one.ids.ndim, one.ids.dtype, one.ids.shape[1:])):
         alike = list(run)
         yield from [alike] if alike[0].ids.ndim == 3 else ([one] for one in alike)

@@ -52,7 +52,7 @@ class TokenRows:
     def of(
         cls, request: RequestTrace, ids: np.ndarray, row: np.ndarray, position: np.ndarray
     ) -> TokenRows:
-        """Those rows of a request, with its token ids."""
+        """The given rows of a request, with its token ids."""
         token_ids = request.token_ids
         if token_ids is None or (len(position) and position[0] < 0):
             token_id = np.full(len(position), -1, np.int32)
@@ -272,7 +272,7 @@ def is_no_accident(run: int, routers: Sequence[KnownRouter]) -> bool:
 
 
 class _Flags:
-    """Of flags by row that come in parts: how many are set, at either end, and in long runs."""
+    """Counts of row flags that come in parts: set in all, at either end, and in long runs."""
 
     def __init__(self) -> None:
         self.num = self.num_set = self.leading = self.trailing = 0

@@ -209,7 +209,7 @@ class _Columns:
 
 
 class TraceSource(StoredSource):
-    """Choices of which a piece of a file holds those of every router: it is read whole for one."""
+    """Choices by token; a piece of a file holds those of all routers, and is read whole."""
 
 
 def trace_source(name: str, index: TokenIndex, routers: Sequence[str]) -> TraceSource:
@@ -285,9 +285,9 @@ class CountedSource:
 
 
 def counted_source(
-    path: Path, trace: Trace, known: Sequence[KnownRouter], names: Sequence[str]
+    path: Path, trace: Trace, all_routers: Sequence[KnownRouter], names: Sequence[str]
 ) -> CountedSource:
-    """A log of counts at the routers of these names, held against all routers of the checkpoint.
+    """Counts at the routers of these ``names``, checked against all routers of the checkpoint.
 
     Raises
     ------
@@ -295,7 +295,7 @@ def counted_source(
         When layers or experts do not fit, or layers did not see the same tokens.
     """
     assert trace.counts is not None, "a log of counts"
-    routers = main_stack(known, trace.where)
+    routers = main_stack(all_routers, trace.where)
     columns, notes = _count_columns(trace, routers)
     counts = trace.counts
     widest = max(router.num_experts for router in routers)

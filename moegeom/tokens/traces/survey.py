@@ -95,7 +95,7 @@ class CountsAlone(RecordingError):
 
 @dataclass(frozen=True)
 class TraceKind:
-    """What all files of a trace must say alike: whose it is, and what its axes are called."""
+    """What all files of a trace must share: their writer, and the names of the axes."""
 
     dialect: str
     layers: tuple[int, ...] | None
@@ -104,7 +104,7 @@ class TraceKind:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What the first pass established of one file.
+    """What the first pass recorded about one file.
 
     ``digest`` is a hash of all choices and of what the batches of a run are called.
     Requests have a hash of the ``name``, one of the ``content``, and whether positions are known.
@@ -257,7 +257,7 @@ def _common_kind(
     number: int,
     where: str,
 ) -> TraceKind | None:
-    """That of all files so far; RecordingError where this one differs."""
+    """The kind of all files so far; RecordingError where this one differs."""
     if common is None or kind is None or common == kind:
         return kind if common is None else common
     one, other = files[0].label, files[number].label
@@ -444,7 +444,7 @@ def survey_of(
     terms: PassTerms,
     before: AxisEvidence,
 ) -> Survey:
-    """What a file holds, read from beginning to end.
+    """The survey of a file, which is read from beginning to end.
 
     Axes are taken to be what the evidence of the files ``before`` and the first piece make expect.
     """
@@ -649,7 +649,7 @@ class _Surveyor:
 
 
 def _refuse_piece(trace: Trace) -> None:
-    """Raises RecordingError for what no cleaning can make a trace of tokens of."""
+    """Raises RecordingError where ids are physical places, no integers, or too many."""
     if trace.ids_are == "physical":
         raise RecordingError(
             f"{trace.where}: ids are physical places of experts, which move with load balancing.",

@@ -1,4 +1,4 @@
-"""JSON that nobody vouches for: records, encodings of ids, and the reader of replies by a table.
+"""Untrusted JSON: records, encodings of ids, and a table-driven reader of replies.
 
 A record is a line, one object, or an object of a list. Ids are nested lists, base64 of an npy file,
 or bytes whose shape stands elsewhere. ``ReplyFields`` is the table of what a reply says of its
