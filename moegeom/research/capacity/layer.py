@@ -196,8 +196,8 @@ def _expected(num_experts: int, k: int, dims: int) -> float | None:
         return float(count) if count.bit_length() < 1024 else None
     if dims > _MOST_EXPECTED_DIMS:
         return None
-    found = expected_diagram(num_experts, k, dims, is_central=False).cells
-    return found if math.isfinite(found) else None
+    cells = expected_diagram(num_experts, k, dims, is_central=False).cells
+    return cells if math.isfinite(cells) else None
 
 
 def _regions(num_experts: int, k: int, width: int, dims: int) -> int | None:
