@@ -107,9 +107,9 @@ def typed_name(module: str) -> str:
 
 def command_names() -> list[str]:
     """All commands as they are typed, in the order of the help; imports their modules."""
-    found = {name: COMMANDS[name] for name in COMMANDS.names()}
+    table = {name: COMMANDS[name] for name in COMMANDS.names()}
     groups = list(Group)
-    ordered = sorted(found, key=lambda name: (groups.index(found[name].group), found[name].place))
+    ordered = sorted(table, key=lambda name: (groups.index(table[name].group), table[name].place))
     return [typed_name(name) for name in ordered]
 
 
@@ -154,8 +154,8 @@ class Commands(TyperGroup):
                 for name in names:
                     command = COMMANDS[name.replace("-", "_")]
                     if command.group is group:
-                        said = self.get_command(ctx, name).get_short_help_str(10**6)
-                        formatter.write_dl([(name.ljust(widest), said)])
+                        line = self.get_command(ctx, name).get_short_help_str(10**6)
+                        formatter.write_dl([(name.ljust(widest), line)])
                         indent = formatter.current_indent + widest + 2
                         formatter.write(f"{'':{indent}}$ {command.example}\n")
 
@@ -213,11 +213,11 @@ def _plain_name(piece: str) -> str:
 def _in_words(param: Any, record: tuple[str, str]) -> tuple[str, str]:
     """A line of the help without the types of Python."""
     name, text = record
-    for typed, said in _VALUES.items():
-        name = name.replace(typed, said)
+    for typed, word in _VALUES.items():
+        name = name.replace(typed, word)
     if param.param_type_name == "argument":
         name = _plain_name(name.split()[0])
     name = re.sub(r"<([\w|-]+)>", r"\1", name)
-    for pattern, said in _RANGES:
-        text = pattern.sub(said, text)
+    for pattern, word in _RANGES:
+        text = pattern.sub(word, text)
     return name, text.replace("  [required]", "").replace("; required]", "]")
