@@ -63,6 +63,6 @@ def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> No
     UsageError
         When it is more than 2 GB, and not asked for.
     """
-    asked = [router for router in opened.recorded if not router.listed]
-    total = sum(open_expert_functions(opened.store, router).bytes_of() for router in asked)
+    routers = [router for router in opened.recorded if not router.listed]
+    total = sum(open_expert_functions(opened.store, router).bytes_of() for router in routers)
     announce_bytes(total, "of experts are, at most,", is_asked, watch)

@@ -112,8 +112,8 @@ class VariantFlips:
 
     def _flips(self) -> list[tuple[Row, float]]:
         """Routers of whose flips it is known how near they are, and how many they are."""
-        known = [row for row in self.rows if row.get("flipped_near_share") is not None]
-        return [(row, row["flipped_share"] * row["num_tokens"]) for row in known]
+        rows = [row for row in self.rows if row.get("flipped_near_share") is not None]
+        return [(row, row["flipped_share"] * row["num_tokens"]) for row in rows]
 
     @property
     def num_disproved(self) -> int:
@@ -155,8 +155,8 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     measured = [row for row in whole if row.get("flipped_share") is not None]
     facts = {row["variant"]: row for row in results.rows("variants")}
     names = [name for name in facts if not is_random(name)]
-    held = [name for name in names if any(row["variant"] == name for row in measured)]
-    if not held:
+    present = [name for name in names if any(row["variant"] == name for row in measured)]
+    if not present:
         reasons = [
             why
             for part in results.run.get("parts", {}).values()
@@ -178,28 +178,28 @@ def boundary_report_of(results: Results) -> BoundaryReport:
             _most(swaps, name),
             facts.get(under_random(name), {}),
         )
-        for name in held
+        for name in present
     )
     return BoundaryReport(summarise(results), variants, results)
 
 
 def _most(swaps: Sequence[Row], variant: str) -> list[Row]:
     """The pairs with the largest share of the exchanges at their router, both ways together."""
-    found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    pairs: dict[tuple[str, int, int], dict[str, Any]] = {}
     for row in swaps:
         if row["variant"] == variant and is_whole(row["population"]):
             first, second = sorted((row["expert_out"], row["expert_in"]))
-            pair = found.setdefault(
+            pair = pairs.setdefault(
                 (row["router"], first, second),
                 {"router": row["router"], "first": first, "second": second, "share": 0.0},
             )
             pair["share"] += row["share"]
-    return sorted(found.values(), key=lambda pair: -pair["share"])
+    return sorted(pairs.values(), key=lambda pair: -pair["share"])
 
 
 def _mean(rows: Sequence[Row], column: str) -> float | None:
-    known = [row[column] for row in rows if row.get(column) is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [row[column] for row in rows if row.get(column) is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _any_share(facts: Row) -> float | None:

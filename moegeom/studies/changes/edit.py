@@ -31,7 +31,7 @@ class Judgement:
     """How one thing that happened ends, and the sentence that says why."""
 
     state: EndState
-    said: str
+    why: str
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ def compare_routers(
     place, rows = _rows(a, b, others)
     if place is None:
         return RouterChange(a.name, tuple(rows), tuple(_beside(a, b)))
-    experts, said = _experts(b, place, samples)
+    experts, gaps = _experts(b, place, samples)
     biases = (
         change
         for kind in KINDS
@@ -49,7 +49,7 @@ def compare_routers(
             kind, Biases.of(a), Biases.of(b), place, others.biases(kind, a.name) if others else {}
         )
     )
-    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *said), place.tolist())
+    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *gaps), place.tolist())
 
 
 def _rows(
@@ -67,17 +67,17 @@ def _rows(
                         ROUNDED.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence)
                     ]
         return own, [NOT_COMPARED.change(b.rule, kind="values that are not finite")]
-    found: list[Change] = []
+    changes: list[Change] = []
     if a.weight.shape != b.weight.shape:
-        placed = [(edit, *one) for edit in EDITS.all() for one in edit.fit_places(a, b)]
-        if not placed:
+        fits = [(edit, *one) for edit in EDITS.all() for one in edit.fit_places(a, b)]
+        if not fits:
             kind = f"{_shape(a)} in A, {_shape(b)} in B"
             return None, [NOT_COMPARED.change(b.rule, kind=kind)]
-        edit, own, fit = min(placed, key=lambda one: one[2].bits)
-        found.append(edit.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence))
+        edit, own, fit = min(fits, key=lambda one: one[2].bits)
+        changes.append(edit.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence))
     pair = row_pair(a, b, own, None if others is None else others.beside(b))
-    told, pair = explained(pair)
-    return pair.place, [*found, *told]
+    row_changes, pair = explained(pair)
+    return pair.place, [*changes, *row_changes]
 
 
 def bias_changes(
@@ -123,16 +123,16 @@ def _experts(
     followed = sum(after[i] == before[place[i]] for i in range(number))
     if is_permuted and followed == number:
         return [], [f"{all_of(number, 'expert')} moved along"]
-    told = f"samples of {stayed} of {number} experts are where they were"
+    detail = f"samples of {stayed} of {number} experts are where they were"
     if is_permuted and stayed:
-        left = LEFT_BEHIND.change(b.rule, detail=told, stayed=stayed, followed=followed)
+        left = LEFT_BEHIND.change(b.rule, detail=detail, stayed=stayed, followed=followed)
         return [left], []
     if is_permuted:
         return [], ["the weights of the experts changed too: samples do not tell where they are"]
     if stayed == number:
         return [], [all_of(number, "expert where it was", "experts where they were")]
     if sorted(before) == sorted(after):
-        return [MOVED_ALONE.change(b.rule, detail=told, stayed=stayed)], []
+        return [MOVED_ALONE.change(b.rule, detail=detail, stayed=stayed)], []
     return [], [f"{number - stayed} of {number} experts have other weights"]
 
 

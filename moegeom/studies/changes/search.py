@@ -45,23 +45,23 @@ class _FittedEdit:
 
 def explained(pair: RowPair) -> tuple[list[Change], RowPair]:
     """What was done to the rows, and the pair with that taken out."""
-    told: list[Change] = []
-    found: list[_FittedEdit] = []
+    changes: list[Change] = []
+    edits: list[_FittedEdit] = []
     for _ in range(_MOST):
-        if found and pair.is_settled:
+        if edits and pair.is_settled:
             break
         best = max(_proposals(pair), key=lambda one: one.saved, default=None)
         if best is None:
             break
-        found.append(best)
+        edits.append(best)
         pair = _applied(pair, best)
     is_exact = pair.is_rounding
-    told = [_told(one, pair, is_exact) for one in found]
+    changes = [_told(one, pair, is_exact) for one in edits]
     shift = [*_of_rest(pair)]
     if any(one.word == UNRELATED.name and one.phrase == UNRELATED.name for one in shift):
         # of another router nothing else is worth telling
-        return [one for one in (*told, *shift) if one.word in _BESIDE_ANOTHER], pair
-    return [*told, *shift], pair
+        return [one for one in (*changes, *shift) if one.word in _BESIDE_ANOTHER], pair
+    return [*changes, *shift], pair
 
 
 #: What is worth telling beside rows of another router.
@@ -176,19 +176,19 @@ def _halves(
 # ------------------------------------------------------------------------------------------- biases
 def explained_biases(pair: BiasPair) -> list[Change]:
     """What was done to the biases of one kind; empty where they are equal."""
-    found: list[Change] = []
+    changes: list[Change] = []
     for _ in range(_MOST):
-        if np.array_equal(pair.a, pair.b) or (found and _within(pair)):
-            return found
+        if np.array_equal(pair.a, pair.b) or (changes and _within(pair)):
+            return changes
         best = max(_bias_proposals(pair), key=lambda one: one[0], default=None)
         if best is None:
             break
         _, edit, fit = best
-        found.append(_told_bias(pair, edit, fit))
+        changes.append(_told_bias(pair, edit, fit))
         pair = dataclasses.replace(pair, a=fit.values, named=(*pair.named, edit.name))
-    if np.array_equal(pair.a, pair.b) or (found and _within(pair)):
-        return found
-    return [*found, _told_bias(pair, CHANGED, rest_of(pair))]
+    if np.array_equal(pair.a, pair.b) or (changes and _within(pair)):
+        return changes
+    return [*changes, _told_bias(pair, CHANGED, rest_of(pair))]
 
 
 def _told_bias(pair: BiasPair, edit: Edit, fit: BiasFit) -> Change:

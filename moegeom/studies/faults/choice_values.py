@@ -72,5 +72,5 @@ def weights_of(
     scores = SCORES[rule.score](mapped)
     if leaks:
         scores = selection_scores(logits, rule, router.selection_bias)
-    found = routing_weights(mapped, scores, chosen, rule.weights)
-    return found if router.expert_scale is None else found * router.expert_scale[chosen]
+    weights = routing_weights(mapped, scores, chosen, rule.weights)
+    return weights if router.expert_scale is None else weights * router.expert_scale[chosen]

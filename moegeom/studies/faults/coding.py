@@ -43,11 +43,11 @@ class Apart:
     @cached_property
     def _by_chance(self) -> dict[float, Float64[np.ndarray, "tokens"]]:
         """Bits at every scale: all of them are tried."""
-        found: dict[float, np.ndarray] = {}
+        by_scale: dict[float, np.ndarray] = {}
         for ladder in _LADDERS:
             bits = bits_by_chance(self.sets, ladder[0] * self.sets.spacing, len(ladder))
-            found.update(zip(ladder, bits, strict=True))
-        return found
+            by_scale.update(zip(ladder, bits, strict=True))
+        return by_scale
 
     @cached_property
     def _by_number(self) -> dict[tuple[float, str], Float64[np.ndarray, "tokens"]]:
@@ -113,12 +113,12 @@ def fitted_both(
 
         return min(bits, key=cost) if len(bits) > 1 else next(iter(bits))
 
-    found = []
+    noises = []
     for beside in (None, base):
         scale, way = best(of_sets, None if beside is None else beside.sets)
-        told = best(of_told, None if beside is None else beside.told)
-        found.append(Noise(scale, way, told))
-    return found[0], found[1]
+        told_scale = best(of_told, None if beside is None else beside.told)
+        noises.append(Noise(scale, way, told_scale))
+    return noises[0], noises[1]
 
 
 def as_it_is(own: Apart, base: Coded, noise: Noise) -> Coded:

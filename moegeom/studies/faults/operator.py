@@ -79,12 +79,12 @@ class Site:
     @cached_property
     def is_of_logits(self) -> bool:
         """Whether B chose by its own logits as this router would: they differ, and no more."""
-        told = self.told
-        if told is None or not told.is_logits or not self.differs.any():
+        recorded = self.told
+        if recorded is None or not recorded.is_logits or not self.differs.any():
             return False
         rows = np.flatnonzero(self.differs)
         plain = emulate(self.router, AS_STORED)
-        scores = plain.compared(told.values[rows].astype(self.logits.dtype))
+        scores = plain.compared(recorded.values[rows].astype(self.logits.dtype))
         selection, _ = group_masked(self.router.rule, scores, self.kernels)
         return bool(set_distances(selection, self.theirs[rows]).is_met.mean() >= _BY_LOGITS)
 
@@ -115,8 +115,8 @@ class Site:
         inside = (row >= 0) & (row < len(row))
         there = np.clip(row, 0, len(row) - 1)
         same = inside & (document[there] == document)
-        known = (position[there] - position == by) | (position < 0)
-        return np.where(same & known, row, -1)
+        fits = (position[there] - position == by) | (position < 0)
+        return np.where(same & fits, row, -1)
 
 
 #: Share of the sets that differ which B's own logits have to give, to be all that differs.
@@ -183,9 +183,9 @@ class Proposal:
             return group_masked(self.routed.router.rule, scores, site.kernels)[0]
         if self.rows is not None:
             there = self.rows[rows]
-            found = site.selection[np.maximum(there, 0)].copy()
-            found[there < 0] = np.nan
-            return found
+            selection = site.selection[np.maximum(there, 0)].copy()
+            selection[there < 0] = np.nan
+            return selection
         if self.scores is not None:
             return self.scores(site, rows)
         return site.selection[rows]
@@ -234,8 +234,8 @@ class Proposal:
         if as_is is None or site.told is None:
             return None
         if self.told is not None:
-            found = contrasts(site.told.values[rows], self.told(site, rows))
-            return np.where(np.isnan(found), as_is[rows], found)
+            apart = contrasts(site.told.values[rows], self.told(site, rows))
+            return np.where(np.isnan(apart), as_is[rows], apart)
         if self.scores is not None:
             return as_is[rows]
         router = site.router
@@ -247,13 +247,13 @@ class Proposal:
             logits[there < 0] = np.nan
         if self.numbers is not None and site.is_of_logits:  # rows have other places, and so logits
             logits = logits[:, self.numbers]
-        found = site.told.apart(router, rows, logits, self.theirs(site, rows))
-        return np.where(np.isnan(found), as_is[rows], found)
+        apart = site.told.apart(router, rows, logits, self.theirs(site, rows))
+        return np.where(np.isnan(apart), as_is[rows], apart)
 
     def theirs(self, site: Site, rows: np.ndarray) -> Int32[np.ndarray, "rows k"]:
         """What B chose, in A's numbers."""
-        found = site.theirs[rows]
-        return found if self.numbers is None else self.numbers[found]
+        chosen = site.theirs[rows]
+        return chosen if self.numbers is None else self.numbers[chosen]
 
 
 @dataclass(frozen=True)
@@ -300,10 +300,10 @@ def of_sets(
     sets: Integer[np.ndarray, "tokens k"], experts: int, is_known: Bool[np.ndarray, "tokens"]
 ) -> Float32[np.ndarray, "tokens experts"]:
     """Scores of which these sets are the best, all alike; nan where nothing is predicted."""
-    found = np.zeros((len(sets), experts), np.float32)
-    np.put_along_axis(found, np.maximum(sets, 0).astype(np.int64), np.float32(1.0), axis=1)
-    found[~is_known] = np.nan
-    return found
+    scores = np.zeros((len(sets), experts), np.float32)
+    np.put_along_axis(scores, np.maximum(sets, 0).astype(np.int64), np.float32(1.0), axis=1)
+    scores[~is_known] = np.nan
+    return scores
 
 
 def plain(router: Router, has_inputs: bool) -> Router:

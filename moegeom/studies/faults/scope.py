@@ -130,9 +130,9 @@ def sums(
     saved: Float64[np.ndarray, "tokens"], group: Integer[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "groups"]:
     """What the tokens of each group would save together; tokens of group -1 count nowhere."""
-    known = group >= 0
-    if not known.all():
-        group, saved = group[known], saved[known]
+    is_grouped = group >= 0
+    if not is_grouped.all():
+        group, saved = group[is_grouped], saved[is_grouped]
     return np.bincount(group, weights=saved, minlength=1)
 
 

@@ -79,11 +79,11 @@ def _measured(
     out, chosen_file = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
     scanned = _scan_request(request, candidate, tokens, out)
     is_gone = _is_gone(tokens)
-    kept = _kept_results(out)
-    is_same = believes_results(scanned, folder) and _is_same(out, kept, opened, scanned)
+    old = _kept_results(out)
+    is_same = believes_results(scanned, folder) and _is_same(out, old, opened, scanned)
     if is_gone and not is_same:
         raise missing_recording(candidate, request)
-    chosen = read_choices(chosen_file, kept) if kept and is_same and tokens is not None else None
+    chosen = read_choices(chosen_file, old) if old and is_same and tokens is not None else None
     if not is_same or (tokens is not None and not is_gone and chosen is None):
         opened = opened.on(tokens)
     if not is_same:

@@ -114,8 +114,8 @@ def _judge(change: Change, pair: Exported) -> Judgement:
     if change.subject != "rows":
         return Judgement("failed", change.meaning)
     moved = pair.moved()
-    said = f"W diag(g) moved by {percent(moved)}; " if 0.0 < moved < np.inf else ""
-    return Judgement("failed", f"{said}{change.meaning}")
+    movement = f"W diag(g) moved by {percent(moved)}; " if 0.0 < moved < np.inf else ""
+    return Judgement("failed", f"{movement}{change.meaning}")
 
 
 def _gate(change: Change) -> Severity | None:

@@ -105,15 +105,15 @@ def _beside(apart: int) -> str:
 def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
     """The first bytes of the float32 numbers as bfloat16; what is not finite as 0."""
     halves = np.ascontiguousarray(bias, np.float32).view(np.uint16)[: len(bias)]
-    found = (halves.astype(np.uint32) << 16).view(np.float32)
-    return np.where(np.isfinite(found), found, np.float32(0.0))
+    numbers = (halves.astype(np.uint32) << 16).view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
 
 
 def _read_as_float32(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
     """Numbers of bfloat16 two by two as float32, zeros behind them; what is not finite as 0."""
     halves = bias.astype(ml_dtypes.bfloat16).view(np.uint16)
-    found = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
-    return np.where(np.isfinite(found), found, np.float32(0.0))
+    numbers = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
 
 
 def _fitted(site: Site) -> Iterator[Proposal]:

@@ -120,24 +120,24 @@ def _told_costs(
 
     0 where it told nothing.
     """
-    told, experts = site.told, len(site.matching)
+    recorded, experts = site.told, len(site.matching)
     cost = np.zeros((experts, experts))
-    if told is None:
+    if recorded is None:
         return cost
     logits = site.logits[rows]
     own = site.router.logit_bias
     bias = np.zeros(experts) if own is None else own.astype(np.float64)
     plain = logits - bias.astype(logits.dtype)
-    expert = told.experts(site.theirs[rows], experts)
-    apart = told.values[rows] - np.take_along_axis(
-        told.of_each(site.router, logits), expert, axis=1
+    expert = recorded.experts(site.theirs[rows], experts)
+    apart = recorded.values[rows] - np.take_along_axis(
+        recorded.of_each(site.router, logits), expert, axis=1
     )
-    known = np.isfinite(apart).all(axis=1)
+    is_finite = np.isfinite(apart).all(axis=1)
     expert, apart, plain, values = (
-        expert[known],
-        apart[known],
-        plain[known],
-        told.values[rows][known],
+        expert[is_finite],
+        apart[is_finite],
+        plain[is_finite],
+        recorded.values[rows][is_finite],
     )
     far = np.abs(apart - np.median(apart, axis=1, keepdims=True)) > _TOLD
     often = np.bincount(expert.ravel(), far.ravel(), experts)
@@ -152,7 +152,7 @@ def _told_costs(
             continue
         is_right = is_right[is_right.any(axis=1)]
         usual = np.nanmedian(np.where(is_right, apart[there], np.nan), axis=1)
-        predicted = told.of_each(site.router, plain[there] + bias[number].astype(logits.dtype))
+        predicted = recorded.of_each(site.router, plain[there] + bias[number].astype(logits.dtype))
         off = values[there, slot] - usual
         bits = np.log2(1.0 + ((off[:, None] - predicted) / _TOLD) ** 2)
         cost[number] = np.nan_to_num(bits).sum(axis=0)

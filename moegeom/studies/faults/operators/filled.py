@@ -67,8 +67,8 @@ def _loads(
     theirs: Int32[np.ndarray, "tokens k"], batch: Int64[np.ndarray, "tokens"], experts: int
 ) -> Int64[np.ndarray, "batches experts"]:
     number = batch[:, None] * experts + theirs
-    found = np.bincount(number.ravel(), minlength=(int(batch.max()) + 1) * experts)
-    return found.reshape(-1, experts)
+    counts = np.bincount(number.ravel(), minlength=(int(batch.max()) + 1) * experts)
+    return counts.reshape(-1, experts)
 
 
 def _stopped(
@@ -89,10 +89,10 @@ def _full_before(
     load = _loads(theirs, batch, experts)
     until = np.cumsum(is_chosen, axis=0) - is_chosen  # of all batches so far
     before = np.cumsum(load, axis=0) - load
-    found = np.empty(is_chosen.shape, bool)
+    is_full = np.empty(is_chosen.shape, bool)
     there = batch[order]
-    found[order] = until - before[there] >= load.max(axis=1)[there][:, None]
-    return found
+    is_full[order] = until - before[there] >= load.max(axis=1)[there][:, None]
+    return is_full
 
 
 def _full_above(

@@ -80,14 +80,14 @@ def _agreements(site: Site) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray
     lags = np.array([by for by in range(-_FAR, _FAR + 1) if by and abs(by) < longest], np.int64)
     mine, theirs = _names(site.mine), _names(site.theirs)
     rows = np.flatnonzero(mine != theirs)
-    found = np.zeros((len(lags), number), np.int64)
+    counts = np.zeros((len(lags), number), np.int64)
     for place, by in enumerate(lags):
         there = rows + by
         inside = (there >= 0) & (there < len(mine))
         at, other = rows[inside], there[inside]
         same = (mine[other] == theirs[at]) & (document[other] == document[at])
-        found[place] = np.bincount(document[at[same]], minlength=number)
-    return lags, found
+        counts[place] = np.bincount(document[at[same]], minlength=number)
+    return lags, counts
 
 
 def _number(document: Integer[np.ndarray, "tokens"]) -> Int64[np.ndarray, "tokens"]:
@@ -125,18 +125,18 @@ LAYERS_SHIFTED = Operator("layers_shifted", _layers)
 def _repeated(site: Site) -> Iterator[Proposal]:
     """A row that stays: B holds for this token what it held for the one before."""
     before = site.shifted(-1)
-    known = before >= 0
-    if not known.any():
+    has_before = before >= 0
+    if not has_before.any():
         return
     row = np.maximum(before, 0)
     sets = site.theirs[row]
 
     def told(there: Site, rows: np.ndarray) -> np.ndarray:
         assert there.told is not None
-        return np.where(known[rows, None], there.told.values[row[rows]], np.nan)
+        return np.where(has_before[rows, None], there.told.values[row[rows]], np.nan)
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return of_sets(sets[rows], len(there.matching), known[rows])
+        return of_sets(sets[rows], len(there.matching), has_before[rows])
 
     text = "a row of B again (that of the token before)"
     yield Proposal(
@@ -207,10 +207,10 @@ def _best_of(
     scores: Float[np.ndarray, "tokens experts"], name: Int64[np.ndarray, "experts"]
 ) -> Float[np.ndarray, "tokens experts"]:
     """The best score of those that have each name."""
-    found = np.full_like(scores, -np.inf)
+    best = np.full_like(scores, -np.inf)
     for expert, number in enumerate(name):
-        found[:, number] = np.maximum(found[:, number], scores[:, expert])
-    return found
+        best[:, number] = np.maximum(best[:, number], scores[:, expert])
+    return best
 
 
 NARROW = Operator("narrow", _narrow)
@@ -222,10 +222,10 @@ def _one_more(site: Site) -> Iterator[Proposal]:
     if not site.has_logits or k + 1 >= experts:
         return
     best = np.argpartition(site.selection, experts - k - 1, axis=1)[:, experts - k - 1 :]
-    kept = np.sort(best, axis=1)[:, :k]
+    lowest = np.sort(best, axis=1)[:, :k]
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return of_sets(kept[rows], experts, np.ones(len(rows), bool))
+        return of_sets(lowest[rows], experts, np.ones(len(rows), bool))
 
     text = f"top {k + 1} chosen, the {k} of lowest number written"
     yield Proposal("one_more", text, "rule differs", 2.0, scores=scores)
