@@ -59,7 +59,7 @@ def _options(
 
 
 def exit_code(arguments: list[str]) -> int:
-    """Runs the command line; the exit code, after all that is to be said."""
+    """Runs the command line and returns the exit code, after printing errors."""
     open_closed_streams()
     try:
         code = app(arguments, standalone_mode=False)

@@ -52,7 +52,7 @@ def write_reports(
     document: Callable[[T, View], Document],
     record: T,
 ) -> None:
-    """Writes each report, with all that there is to say, to its file or to stdout."""
+    """Writes each report in full detail to its file or to stdout."""
     from moegeom.core.files import write_whole, writing
     from moegeom.document.model import View
     from moegeom.document.report import Report

@@ -1,4 +1,4 @@
-"""What a command says of itself, and the help screens that are made of it."""
+"""Descriptions of commands, and the help screens made from them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def command_names() -> list[str]:
 
 
 class Interrupted(Exception):
-    """Ctrl-C in a command; ``args`` are what it had to say about what is kept."""
+    """Ctrl-C in a command; ``args`` are sentences on what is kept."""
 
 
 class Commands(TyperGroup):
@@ -146,7 +146,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Groups under their headings, with whole sentences, each with something to type."""
+        """Commands under the headings of their groups, each with its whole sentence."""
         names = command_names()
         widest = max(map(len, names))
         for group in Group:

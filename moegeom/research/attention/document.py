@@ -131,7 +131,7 @@ _SENTENCES = (
 
 
 def _tokens_facts(report: Attention) -> Iterator[Fact]:
-    """What the recorded layers did, as a range over layers, and which were not recorded."""
+    """Figures of the recorded layers as ranges, and the layers that were not recorded."""
     if report.tokens is None:
         return
     recorded = _recorded(report)

@@ -95,7 +95,7 @@ def layer_on_tokens(tensors: AttentionTensors, record: AttentionRecord) -> Layer
 
 
 def _known(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
-    """Figures that were looked at: what is not seen adds up to 0."""
+    """Names of the figures that were recorded; sums of the others are 0."""
     gate = tensors.family.gate
     names: set[str] = set()
     if tensors.gate is not None and gate is not None:
@@ -201,7 +201,7 @@ def _refuse_not_finite(tensors: AttentionTensors, what: str, *arrays: np.ndarray
 
 
 def _of_sinks(tensors: AttentionTensors, heads: list[Head]) -> list[Head]:
-    """A logit of minus infinity is that of a head without a sink."""
+    """Heads with their sinks; None for a logit of minus infinity, which is no sink."""
     sinks = tensors.read_sinks()
     is_none = np.isneginf(sinks[:, 0]) & (not _is_projection(tensors))
     _refuse_not_finite(tensors, "sinks", sinks[~is_none])
@@ -259,7 +259,7 @@ def _of_gate(gate: GateRows, heads: list[Head]) -> tuple[list[Head], dict[str, f
 
 
 def _score(rows: Float64[np.ndarray, "rows width"]) -> float | None:
-    """Of rows as they are: a vector that is added to all of them changes a gate."""
+    """Gram score of uncentred rows: a vector added to all of them changes a gate."""
     score = gram_score(cosines(rows @ rows.T))
     return None if np.isnan(score) else score
 
@@ -300,7 +300,7 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
             "of attention are",
             request.yes,
             watch,
-            of="attention",
+            noun="attention",
         )
         if watch:
             watch.start(len(chosen))
@@ -339,7 +339,7 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
 def _sized(
     layers: list[AttentionTensors], left_out: list[tuple[str, str]]
 ) -> Iterator[AttentionTensors]:
-    """Layers whose headers can be understood; the others with the reason."""
+    """Layers whose headers are valid; the others go to ``left_out`` with the reason."""
     for tensors in layers:
         try:
             assert tensors.num_bytes >= 0
@@ -355,7 +355,7 @@ def _write(out: Path, layers: list[AttentionLayer]) -> None:
 
 
 def rows_of(layer: AttentionLayer) -> Iterator[dict[str, Any]]:
-    """Rows of the file: what is said of the layer, then of the head."""
+    """Rows of the file: the columns of the layer, then of the head."""
     alike: dict[int, tuple[int, float]] = {}
     for one, two, cosine in layer.alike:
         for head, other in ((one, two), (two, one)):

@@ -26,14 +26,14 @@ from moegeom.tokens.stages import INPUT_STAGES
 
 @dataclass(frozen=True)
 class _Kind:
-    """What layers must share to be told together."""
+    """The sizes by which layers are grouped."""
 
     sizes: LayerSizes
     is_linear: bool
 
 
 def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
-    """Layers of the same sizes together; no byte of an expert is read.
+    """The capacity of each group of layers of the same sizes; no expert weight is read.
 
     Raises
     ------

@@ -80,7 +80,7 @@ def _result(report: Continuity) -> Iterator[Block]:
 
 
 def _said(along: Along) -> str:
-    """What the hard gate was seen to do down to the least radius."""
+    """The behaviour of the hard gate down to the least radius."""
     if along.slope_near < _JUMPS:
         return "jumps"
     if along.slope_near > _PROPORTIONAL:
@@ -105,7 +105,7 @@ def _slope(along: Along) -> str:
 
 
 def _lines(report: Continuity) -> str:
-    """Of how many tokens the lines were chosen, and what was read for it."""
+    """The number of tokens the lines were chosen from, and the bytes that were read."""
     points, total = (
         sum(getattr(one, name) for one in report.routers) for name in ("num_known", "num_tokens")
     )

@@ -122,7 +122,7 @@ def least_deviation(model: Model, size: int, seed: int) -> LeastDeviation:
 
 @dataclass(frozen=True)
 class _Usual:
-    """What is run where nothing else is asked for."""
+    """The default design of a run."""
 
     channels: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -270,7 +270,7 @@ def _runs(design: Design, threads: int | None, watch: Watch | None) -> tuple[Des
 def _runs_of(
     design: Design, model: Model, channels: int, repeat: int, size: int
 ) -> Iterator[DescentRun]:
-    """By start; one that is as far from the truth as another is the same and descends once.
+    """The descents by start; starts equally far from the truth are run once.
 
     Seeds do not depend on the size: smaller samples are the beginnings of larger ones.
     """

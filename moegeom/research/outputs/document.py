@@ -1,4 +1,4 @@
-"""Outputs of experts as a document: how much is constant, how alike experts are, who adds what."""
+"""Outputs of experts as a document: constant part, overlap of experts, share of each."""
 
 from __future__ import annotations
 

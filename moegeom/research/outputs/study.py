@@ -42,7 +42,7 @@ class LayerExperts:
     no_shared: str
 
     def bytes_of(self, experts: set[int] | None) -> int:
-        """What is read for these experts, of all for None, and for the shared ones."""
+        """Bytes of these experts (all for None) and of the shared ones."""
         shared = 0 if self.shared is None else self.shared.num_bytes
         return self.functions.bytes_of(experts) + shared
 
@@ -112,7 +112,7 @@ def used_experts(chosen: Int32[np.ndarray, "tokens k"]) -> set[int]:
 def _work(
     router: Router, chosen: Int32[np.ndarray, "tokens k"], every_expert: bool
 ) -> Iterator[tuple[int, Int64[np.ndarray, "some"], Int64[np.ndarray, "some"]]]:
-    """The experts to compute, with tokens and slots that chose each."""
+    """The experts to compute, with the tokens and slots that chose each."""
     by_expert = {expert: (token, slot) for expert, token, slot in tokens_by_expert(chosen)}
     nothing = np.empty(0, np.int64), np.empty(0, np.int64)
     for expert in range(router.num_experts) if every_expert else by_expert:
@@ -181,7 +181,7 @@ def _mean_norm(values: Float[np.ndarray, "tokens width"]) -> float:
 
 
 def _mean(values: Float64[np.ndarray, "tokens"]) -> float:
-    """Over the tokens that have one; nan for none."""
+    """Mean over the tokens with a value; nan without any."""
     finite = values[~np.isnan(values)]
     return float(finite.mean()) if len(finite) else float("nan")
 

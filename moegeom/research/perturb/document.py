@@ -50,7 +50,7 @@ def document(report: Perturbed, view: View) -> Document:
 
 
 def _median(report: Perturbed, value: Callable[[RouterPaths], float | None]) -> float | None:
-    """Median over routers of what is known."""
+    """Median over the routers that have a value; None without any."""
     numbers = [one for one in map(value, report.routers) if one is not None]
     return statistics.median(numbers) if numbers else None
 
@@ -244,7 +244,7 @@ def _errors(report: Perturbed) -> Iterator[str]:
 
 
 def _loose(report: Perturbed) -> Iterator[str]:
-    """The union over all flats, once."""
+    """The union bound over all flats of the first router."""
     bounds = [tie for tie in report.routers[0].near if tie.bound is not None]
     if bounds:
         shares = ", ".join(f"{percent(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)

@@ -79,7 +79,7 @@ class Moved:
 
 
 def why_not(router: Router, source: TokenSource) -> str:
-    """Why paths at a router are not looked at; empty where they are."""
+    """The reason why a router has no paths; empty where it has."""
     absent = unavailable(router, source.facts)
     if router.rule.top_k >= router.num_experts:
         return "every expert is chosen: nothing can change"
@@ -159,7 +159,7 @@ def router_paths(
 
 @dataclass(frozen=True, eq=False)
 class _Cell:
-    """The cell of one input, and what moves it."""
+    """The cell of one input, and the noise and drift that move it."""
 
     logits: Float64[np.ndarray, "experts"]
     chosen: Int32[np.ndarray, "k"]
@@ -181,7 +181,7 @@ class _Cell:
     def curve(
         self, horizon: float, generator: np.random.Generator
     ) -> tuple[tuple[ExitAt, ...], HalfTime]:
-        """The curve at the times that are told, and the half time."""
+        """The curve at the reported times, and the half time."""
         sigmas = self.sigmas
         marks = horizon * np.array(TIMES)
         times = np.union1d(marks, self._around(sigmas))
@@ -227,7 +227,7 @@ class _Cell:
 
 
 def _half(times: Float64[np.ndarray, "times"], chance: Float64[np.ndarray, "times"]) -> float:
-    """When a chance that grows with time reaches one half; inf where it does not."""
+    """The time at which a growing probability reaches 1/2; inf where it does not."""
     reached = np.flatnonzero(chance >= 0.5)
     if not reached.size:
         return math.inf

@@ -115,7 +115,7 @@ def _is_number(noise: Any) -> bool:
 
 
 def _tokens(request: PerturbRequest, source: TokenSource) -> Int64[np.ndarray, "tokens"]:
-    """Those that are named, ascending, or a sample."""
+    """The named tokens in ascending order, else a sample."""
     if not request.at:
         return drawn_tokens(source, request, SAMPLE)
     if len(request.at) > _MOST_TOKENS:
@@ -130,7 +130,7 @@ def _tokens(request: PerturbRequest, source: TokenSource) -> Int64[np.ndarray, "
 def _moving(
     request: PerturbRequest, opened: Session, routers: Sequence[Router]
 ) -> tuple[str, Mapping[str, Moved | str]]:
-    """What moves the inputs, in words and by router; or why a router is left out."""
+    """The noise in words, and by router what moves its inputs, or why it is left out."""
     if request.cov is not None:
         factors = _read_factors(request.cov, routers)
         text = f"covariance F F' per unit of time, F of {request.cov.name}"
