@@ -1,4 +1,4 @@
-"""Log-probabilities of both runs, joined by document and position: what flips go with."""
+"""Log-probabilities of both runs, joined by document and position, and their change at flips."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENOUGH = 30
 
 @dataclass(frozen=True)
 class FlipCost:
-    """By how much tokens that flipped differ more: ``nats`` beside the others.
+    """How many ``nats`` more the log-probabilities of flipped tokens differ than those of others.
 
     ``nats`` is the difference of two means of |change of the log-probability|, ``error`` its
     standard error over ``num_documents``, whose tokens are not independent.
@@ -76,7 +76,7 @@ class LogProbs:
 
     @property
     def sentence(self) -> str:
-        """All of it, in words."""
+        """The whole comparison as one sentence."""
         tokens = number_of(self.num_tokens, "token differs", "tokens differ")
         text = f"log-probs: {tokens} by {self.mean:.2g} nats in the mean"
         if self.unflipped is not None:
@@ -155,7 +155,7 @@ def _cost(
     is_flipped: Bool[np.ndarray, "tokens"],
     document: Integer[np.ndarray, "tokens"],
 ) -> FlipCost | None:
-    """Difference of the means of two kinds of tokens; None with too few of either."""
+    """Mean change of flipped less that of other tokens; None with too few of either."""
     kinds = (is_flipped, ~is_flipped)
     if min(kind.sum() for kind in kinds) < _ENOUGH:
         return None
@@ -232,7 +232,7 @@ def _parquet(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
 
 
 def _csv(path: Path, file: BufferedReader) -> Iterator[pa.RecordBatch]:
-    """Piece by piece; other columns are passed over."""
+    """Record batches of the CSV file; other columns are ignored."""
     from pyarrow import csv
 
     heads = file.readline(_PIECE).decode("utf-8-sig", "replace").split(",")
@@ -243,7 +243,7 @@ def _csv(path: Path, file: BufferedReader) -> Iterator[pa.RecordBatch]:
 
 
 def _jsonl(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
-    """Piece by piece, at ends of lines; other keys are passed over.
+    """Record batches of the JSON lines; other keys are ignored.
 
     Not by Arrow's own reader: a line that is no object, such as ``null``, ends the process there.
     """

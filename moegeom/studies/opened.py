@@ -1,4 +1,4 @@
-"""Checkpoints and tokens that are opened once and handed to any study."""
+"""Checkpoints and tokens that are opened once and passed to any study."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def evidence(self) -> str:
-        """What the rule was taken from; only recorded choices of a run verify it."""
+        """Where the selection rule comes from; only recorded choices of a run verify it."""
         return assumed(rule_origin(self.found.family))
 
     def report(self) -> Report[RouterSet]:
@@ -132,7 +132,7 @@ class Recording:
 def asked_request(
     record: type[R], sides: Mapping[str, Any], tokens: Any, options: Mapping[str, Any]
 ) -> R:
-    """The request of a function; an option goes before what an opened object says."""
+    """The request of a Python call; explicit options override those of opened objects."""
     fields = merged(sides, {} if tokens is None else of_tokens(tokens))
     for name, value in options.items():
         if isinstance(value, Checkpoint):
@@ -151,7 +151,7 @@ def asked_request(
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """All of them; UsageError where two of them differ."""
+    """The union of the mappings; UsageError where two of them differ."""
     fields: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
@@ -195,7 +195,7 @@ def _opened(target: str | Path | Checkpoint) -> Checkpoint:
 
 
 def is_source(tokens: Any) -> bool:
-    """Whether it is a token source as it stands."""
+    """Whether the object implements the token source protocol."""
     return hasattr(tokens, "facts") and hasattr(tokens, "read_values")
 
 

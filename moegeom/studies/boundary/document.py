@@ -1,4 +1,4 @@
-"""An exposure as a document: what was read, the verdict, the variants, where each flips."""
+"""The boundary report as a document: what was read, the verdict, the variants, their flips."""
 
 from __future__ import annotations
 
@@ -171,9 +171,7 @@ def _distances(report: BoundaryReport) -> list[str]:
 
 
 def _ties(report: BoundaryReport) -> list[str]:
-    """How near they are to where boundaries meet; nothing where that is not known, or there is
-    none.
-    """
+    """Distances to where several boundaries meet; empty where unknown or where none meet."""
     ends = [report.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
@@ -187,7 +185,7 @@ def _ties(report: BoundaryReport) -> list[str]:
 
 
 def _bound(report: BoundaryReport) -> str:
-    """What is to be added where some of the distances are lower bounds."""
+    """The qualifier to print where some distances are lower bounds."""
     exact = report.share_column("distance_exact_share")
     return " at least" if any(share < 1.0 for _, share in exact) else ""
 
@@ -208,7 +206,7 @@ def _flipped(variant: VariantFlips) -> float:
 
 
 def _rows(report: BoundaryReport, variants: Sequence[VariantFlips]) -> Table:
-    """Rows of the variants that are kept, in the order in which they were asked for."""
+    """Rows of these variants, in the order in which they were requested."""
     names = {variant.name for variant in variants}
     rows = [_cells(report, variant) for variant in report.variants if variant.name in names]
     rest = len(report.variants) - len(rows)
@@ -419,7 +417,7 @@ def _traders(report: BoundaryReport, variant: VariantFlips) -> str:
 
 
 def _remarks(report: BoundaryReport) -> list[str]:
-    """What has to be known about some of the figures."""
+    """Caveats on single figures, such as exact ties."""
     remarks = []
     tied = [variant for variant in report.variants if variant.is_tied]
     for variant in tied:

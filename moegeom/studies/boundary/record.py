@@ -51,7 +51,7 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class VariantFlips:
-    """One variant: ``rows`` of its routers in the order of the checkpoint, and of their random.
+    """One variant: ``rows`` of its routers in checkpoint order, and of their random routers.
 
     ``swaps`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
     variant copies.
@@ -95,7 +95,7 @@ class VariantFlips:
 
     @property
     def largest_near_share(self) -> float | None:
-        """What that share is at most: the near tokens are too few where more than they flip."""
+        """The largest possible ``near_share``: below 1 where more tokens flip than are near."""
         return self._per_flip(lambda row: min(1.0, NEAR / row["flipped_share"]))
 
     @property
@@ -104,25 +104,25 @@ class VariantFlips:
         return round(sum(count for _, count in self._flips()))
 
     def _per_flip(self, value: Callable[[Row], float]) -> float | None:
-        """Mean over flips of a value of their router; None where nothing is known of any."""
+        """Mean of a router's value, weighted by its flips; None where no router has one."""
         flips = self._flips()
         if not flips:
             return None
         return sum(value(row) * count for row, count in flips) / sum(count for _, count in flips)
 
     def _flips(self) -> list[tuple[Row, float]]:
-        """Routers of whose flips it is known how near they are, and how many they are."""
+        """Rows with a share of near flips, each with its number of flips."""
         rows = [row for row in self.rows if row.get("flipped_near_share") is not None]
         return [(row, row["flipped_share"] * row["num_tokens"]) for row in rows]
 
     @property
     def num_disproved(self) -> int:
-        """Tokens, over all routers, that flipped although it was proved that they stay."""
+        """Tokens, over all routers, that flipped although they were proved stable."""
         return sum(row["num_disproved"] or 0 for row in self.rows)
 
     @property
     def is_tied(self) -> bool:
-        """Whether exact ties that the engine may break anyhow leave a range."""
+        """Whether exact ties, which an engine may break either way, leave a range."""
         return any(row["flipped_share_least"] != row["flipped_share_most"] for row in self.rows)
 
 

@@ -1,4 +1,4 @@
-"""The sentence of an exposure that is read first: what flips most, or how two sides differ."""
+"""The verdict of a boundary report: what flips most, or how two sides differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 
 
 def verdict_sentence(report: BoundaryReport) -> str:
-    """The sentence that is read first."""
+    """The verdict as one sentence."""
     sides = [variant for variant in report.variants if variant.name in SIDES]
     if sides:
         return " ".join(_SIDE_VERDICTS[variant.name](report, variant) for variant in sides)
@@ -30,7 +30,7 @@ def verdict_sentence(report: BoundaryReport) -> str:
 
 
 def _nothing_flips(report: BoundaryReport) -> str:
-    """That none is seen to flip, and how many are kept by the order of experts alone."""
+    """The verdict where nothing flips, with the share that flips if exact ties break otherwise."""
     tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in report.variants if v.is_tied]
     if not tied:
         return "No arithmetic asked for flips any of these tokens."

@@ -86,7 +86,7 @@ def _judged(tests: Sequence[_Test]) -> list[FigureChange]:
 def _one(
     router: str, column: str, pair: tuple[Row, Row], versions: tuple[Row, Row]
 ) -> _Test | str | None:
-    """A test, the reason why there is none, or None where a side does not have the figure."""
+    """The test, else the reason for none; None where a side lacks the figure."""
     values = _known(column, pair)
     if values is None:
         return None

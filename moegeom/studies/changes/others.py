@@ -1,4 +1,4 @@
-"""The other routers of A, by projections of their rows: which of them is a router of B?"""
+"""Projected rows of the other routers of A, to find which of them a router of B is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoutersOfA:
         }
 
     def beside(self, b: Router) -> OtherRows:
-        """What a comparison with a router of B may ask; rows of A behind its gain and B's."""
+        """The other routers of A for one of B, their rows with their own gain and with B's."""
 
         def rows(name: str) -> Mapping[str, Float64[np.ndarray, "experts dimension"]]:
             other = self._routers[name]

@@ -1,4 +1,4 @@
-"""What happened to a router of which only results are left: from 32 projections of each row."""
+"""Changes of a router of which only results exist, from 32 projections of each row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FOLDED = 2.0**-8
 
 
 class KeptRouters(Protocol):
-    """Routers by name of which no weights are left: of results, or of a baseline."""
+    """Routers known without weights, by name: from results, or from a baseline."""
 
     def names(self) -> list[str]:
         """In the order of the checkpoint."""
@@ -53,7 +53,7 @@ class KeptRouters(Protocol):
         ...
 
     def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """How far each projection may be from what it was before it was written."""
+        """The largest rounding error of each projection as it was stored."""
         ...
 
     def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
@@ -102,7 +102,7 @@ class ProjectedRouters:
         return self._rows[router]
 
     def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """What the stored dtype leaves of a row, over its projections."""
+        """The largest rounding error of a row in its stored dtype, over its projections."""
         rows = self.projections(router)
         if rows is None:
             return None

@@ -31,7 +31,7 @@ def compare_routers(
     samples: tuple[Samples, Samples] | None = None,
     others: RoutersOfA | None = None,
 ) -> RouterChange:
-    """Everything that happened on the way from ``a`` to ``b``, in the words of the edits.
+    """All edits that lead from router ``a`` to router ``b``.
 
     ``samples`` are those of the experts of both, None when experts were not checked; ``others`` are
     all routers of A, which b may be another one of. Routers of different shape, unless rows were
@@ -55,7 +55,7 @@ def compare_routers(
 def _rows(
     a: Router, b: Router, others: RoutersOfA | None
 ) -> tuple[Int64[np.ndarray, "experts"] | None, list[Change]]:
-    """The row of A that each row of B is, and what happened; no place for other shapes."""
+    """The row of A behind each row of B, and the edits; None for shapes that do not match."""
     own = np.arange(b.num_experts)
     if a.weight.shape == b.weight.shape and not _has_changed(a, b):
         return own, []
@@ -110,7 +110,7 @@ def bias_changes(
 def _experts(
     b: Router, place: Int64[np.ndarray, "experts"], samples: tuple[Samples, Samples] | None
 ) -> tuple[list[Change], list[str]]:
-    """Whether experts moved along with the rows: changes, and what is told beside them."""
+    """Whether experts moved along with their rows: changes, and notes."""
     number = len(place)
     is_permuted = bool((place != np.arange(number)).any())
     if samples is None:
@@ -137,7 +137,7 @@ def _experts(
 
 
 def _beside(a: Router, b: Router) -> Iterator[str]:
-    """What is told beside the changes, where there is something to tell."""
+    """Notes on the router that are no changes."""
     if (a.gain is None) != (b.gain is None):
         yield f"no gain known in {'A' if a.gain is None else 'B'}"
     elif not is_same(a.gain, b.gain):

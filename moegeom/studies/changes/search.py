@@ -1,4 +1,4 @@
-"""Which edits, one after the other, say the rows of B in the fewest bits.
+"""Greedy search for the edits that describe the rows of B in the fewest bits.
 
 An edit is worth the bits that it saves: what is left of each row is said in bits of its length
 beside rounding, and so are fitted numbers. It is believed where it saves 50 bits and takes away
@@ -44,7 +44,7 @@ class _FittedEdit:
 
 
 def explained(pair: RowPair) -> tuple[list[Change], RowPair]:
-    """What was done to the rows, and the pair with that taken out."""
+    """The edits of the rows, and the pair with these edits applied to A."""
     changes: list[Change] = []
     edits: list[_FittedEdit] = []
     for _ in range(_MOST):
@@ -83,7 +83,7 @@ def _told(one: _FittedEdit, pair: RowPair, is_exact: bool) -> Change:
         kind=fit.kind,
         size=fit.size,
         detail=fit.detail,
-        where=_where(one.region) if fit.may_be_some else "",
+        where=_where(one.region) if fit.allows_subset else "",
         **{**fit.evidence, "bits": one.saved, "is_exact": is_exact},
     )
 
@@ -114,7 +114,7 @@ def _applied(pair: RowPair, one: _FittedEdit) -> RowPair:
 
 
 def _lengths(pair: RowPair, fit: RowFit) -> Float64[np.ndarray, "experts"] | None:
-    """True lengths of projected rows, after they changed as their projections did."""
+    """True lengths of projected rows, scaled as their projections were."""
     if pair.lengths is None:
         return None
     before, after = (np.linalg.norm(rows, axis=1) for rows in (pair.a, fit.rows))
@@ -123,7 +123,7 @@ def _lengths(pair: RowPair, fit: RowFit) -> Float64[np.ndarray, "experts"] | Non
 
 
 def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
-    """Edits that are believed, with the region where each saves most."""
+    """Edits that save enough bits, each with the region where it saves most."""
     dimension = pair.a.shape[1]
     before = np.linalg.norm(pair.left, axis=1)
     fresh = np.linalg.norm(pair.centred[1], axis=1)
@@ -143,7 +143,7 @@ def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
             if fit.of_rows is not None:
                 about = MatrixRegion(fit.of_rows, everything.columns)
                 ways = [(about, float(of_rows[fit.of_rows].sum()))]
-            if fit.may_be_some:
+            if fit.allows_subset:
                 ways = [best_rows(of_rows, dimension), _best_columns(pair, left)]
             region, saved = max(ways, key=lambda way: way[1])
             if saved - fit.bits < _LEAST_BITS or not _halves(pair, left, base, region):
@@ -175,7 +175,7 @@ def _halves(
 
 # ------------------------------------------------------------------------------------------- biases
 def explained_biases(pair: BiasPair) -> list[Change]:
-    """What was done to the biases of one kind; empty where they are equal."""
+    """The edits of the biases of one kind; empty where they are equal."""
     changes: list[Change] = []
     for _ in range(_MOST):
         if np.array_equal(pair.a, pair.b) or (changes and _within(pair)):

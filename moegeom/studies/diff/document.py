@@ -105,7 +105,7 @@ def _side(name: str, side: Side) -> Sequence[Block]:
 
 
 def _unlike(report: Difference) -> Iterator[str]:
-    """What must be read with the verdict: other kinds, routers without a partner."""
+    """Qualifications of the verdict: sides of different kinds, routers on one side only."""
     yield from report.unlike
     for names, here, there in (
         (report.only_first, "A", "B"),
@@ -167,7 +167,7 @@ def _mood(report: Difference) -> Look:
 
 
 def _groups(report: Difference) -> list[tuple[str, list[str]]]:
-    """Changed routers to which the same happened: what, and which; the largest group first."""
+    """Routers grouped by their changes: the changes, and the routers; the largest group first."""
     alike: dict[tuple[str, ...], list[RouterChange]] = {}
     for router in _changed(report):
         alike.setdefault(router.phrases, []).append(router)
@@ -216,7 +216,7 @@ def _paragraphs(
 
 
 def _sentences(router: RouterChange) -> tuple[str, ...]:
-    """One for each thing that happened, the last with what is told beside them."""
+    """One sentence for each change, the notes behind the last."""
     *texts, last = (
         f"{_described(change)}: {change.detail}." if change.detail else f"{_described(change)}."
         for change in router.changes
@@ -257,7 +257,7 @@ def _described(change: Change, others: Sequence[Change] = ()) -> str:
 
 
 def _meanings(report: Difference) -> dict[str, str]:
-    """Each word that was used, with what it means; once each."""
+    """The meaning of each word that the document uses."""
     meanings: dict[str, str] = {}
     for router in report.routers:
         for change in router.changes:
@@ -266,7 +266,7 @@ def _meanings(report: Difference) -> dict[str, str]:
 
 
 def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
-    """What is worth telling of identical routers: sentence -> routers."""
+    """Notes on identical routers: sentence -> routers."""
     beside: dict[str, list[str]] = {}
     for router in report.routers:
         words = "; ".join(text for text in router.beside if text != _USUAL)
@@ -356,7 +356,7 @@ def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:
 
 
 def _detectable(figures: Figures) -> str:
-    """What would have been found nine times in ten, for the best known figures."""
+    """The change that would be detected with a power of 90 %, for the best known figures."""
     by_name: dict[str, list[float]] = {}
     for test in figures.tests:
         by_name.setdefault(test.column, []).append(test.detectable)
@@ -369,7 +369,7 @@ def _detectable(figures: Figures) -> str:
 
 
 def _left_out(figures: Figures) -> Iterator[str]:
-    """Why some figures were not compared, with the first of them."""
+    """The reasons why figures were not compared, each with its first figures."""
     for reason, columns in figures.left_out.items():
         if columns:
             more = " ..." if len(columns) > 3 else ""

@@ -41,7 +41,7 @@ class OpenedSide:
 
     @cached_property
     def weights(self) -> ResultsView:
-        """What results tell of the weights; measured here for a checkpoint."""
+        """Results on the weights alone; measured here for a checkpoint."""
         if self.results is not None:
             return self.results
         return lint(self.target, self.terms, self.session)

@@ -125,7 +125,7 @@ def _routers(
     sides: Sides,
     samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
 ) -> Difference:
-    """Router by router; sides are filled in later."""
+    """The difference of the routers; its sides are filled in later."""
     if sides[0].routers is not None and sides[1].routers is not None:
         return _exactly(sides[0].routers, sides[1].routers, samples)
     views = [ProjectedRouters(side.weights) for side in sides]
@@ -186,7 +186,7 @@ def _unlike(
     first: Mapping[str, Rule],
     second: Mapping[str, Rule],
 ) -> Iterator[str]:
-    """What makes the two of different kinds: rules that are not the same, step by step."""
+    """Differences of the selection rules, step by step."""
     others = [name for name in first if rule_differences(first[name], second[name])]
     if a["family"] != b["family"] and (others or not first):
         yield f"family {a['family']} in A, {b['family']} in B"
@@ -199,7 +199,7 @@ def _unlike(
 
 
 def _other_words(a: ProjectedRouters, b: ProjectedRouters, common: Sequence[str]) -> Iterator[str]:
-    """Where results say how weights are normalised and scaled, and not the same."""
+    """Differences in how weights are normalised and scaled, where results record it."""
     rules = [(name, *(view.facts[name].get("rule") for view in (a, b))) for name in common]
     other = [one for one in rules if None not in one and one[1] != one[2]]
     if other:

@@ -72,7 +72,7 @@ def _cut(
     page: list[Block],
     view: View,
 ) -> Excerpt:
-    """What ``tell`` says of ``most`` at most, or of ever fewer; of all with ``detail``."""
+    """The blocks of ``tell`` for ``most`` entries or fewer; for all with ``detail``."""
     if report.verdict.cause == "no disagreement":
         return Excerpt([], page)
     first, *shorter = [None] if view.detail else range(most, _LEAST - 1, -1)
@@ -80,7 +80,7 @@ def _cut(
 
 
 def _summary(report: Explanation) -> Summary:
-    """What the header needs, and what names routers as people call them."""
+    """The summary that the header and the names of routers are made from."""
     return Summary(report.run, [{"router": layer.router} for layer in report.layers], [], [], [])
 
 
@@ -94,7 +94,7 @@ def _header(report: Explanation) -> list[Block]:
 
 
 def _sides(report: Explanation) -> Iterator[Fact]:
-    """What B is, how it was matched, and the other checkpoint."""
+    """Run B, how its tokens were matched, and checkpoint C."""
     other = report.other
     engine = f", {other['engine']}" if other["engine"] else ""
     stage = other["stage"].replace("_", " ")
@@ -125,7 +125,7 @@ def _look(report: Explanation) -> Look:
 
 
 def _verdict_sentence(report: Explanation) -> str:
-    """The sentence that is read first; it ends with how many things nobody looked at."""
+    """The verdict as one sentence, with the number of things that were not checked."""
     verdict, unseen = report.verdict, len(report.not_looked_at)
     text = f"{verdict.cause}: {verdict.meaning}"
     if verdict.detail:
@@ -134,7 +134,7 @@ def _verdict_sentence(report: Explanation) -> str:
 
 
 def _faults(report: Explanation, most: int | None) -> list[Block]:
-    """What each operator saves on its scope, and how much of B it reproduces there.
+    """The bits that each fault saves on its scope, and the share of B's choices it reproduces.
 
     Not those that save nothing, unless ``most`` is None.
     """
@@ -179,7 +179,7 @@ def _faults(report: Explanation, most: int | None) -> list[Block]:
 
 
 def _whose_inputs(report: Explanation) -> str:
-    """What was routed again, and what the figures are."""
+    """Whose inputs were routed again, and how to read the figures."""
     stage = report.run["tokens"]["stage"]
     if any(layer.num_routed for layer in report.layers):
         own = "A's logits" if stage == "logits" else f"{report.inputs_of}'s inputs"
@@ -190,7 +190,7 @@ def _whose_inputs(report: Explanation) -> str:
 
 
 def _layers(report: Explanation, most: int | None, is_page: bool = False) -> list[Block]:
-    """How often A and B agree, layer by layer, and the noise that makes what is left over."""
+    """Agreement of A and B by layer, and the noise that explains the remaining flips."""
     groups = _shown_layers(report, most)
     summary, columns = _summary(report), slice(None if is_page else -1)
     rest = len(report.layers) - sum(map(len, groups))
@@ -319,7 +319,7 @@ def _numbering(layers: Sequence[LayerEvidence], summary: Summary) -> str:
 
 
 def _limits(report: Explanation) -> Sequence[str]:
-    """What is not said."""
+    """Whose inputs were used, and what was not checked."""
     whose = "B's own inputs are routed: every layer speaks for itself."
     if report.inputs_of == "A":
         whose = (

@@ -81,7 +81,7 @@ def look(
     rows: Int64[np.ndarray, "rows"],
     values_at: Callable[[int], Values],
 ) -> ReadySite:
-    """Logits of the inputs at hand (B's where it recorded them) for these tokens, read once."""
+    """The site of one router: logits of B's inputs, else A's, for these tokens, read once."""
     own = choices[number]
     prepared, reason = own.prepared, _untold(own.prepared, sides)
     mine, theirs = own.mine[rows], own.other[rows]
@@ -182,13 +182,13 @@ class ReadParts:
 
     @staticmethod
     def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> ReadParts:
-        """Parts one behind the other; nobody writes into them from now on."""
+        """The parts in order, made read-only."""
         for part in parts:
             part.flags.writeable = False
         return ReadParts(parts, np.cumsum([0, *map(len, parts[:-1])]))
 
     def rows(self, some: Int64[np.ndarray, "rows"]) -> Float[np.ndarray, "rows hidden"]:
-        """These rows; a view where they lie one behind the other in one part."""
+        """These rows; a view where they are contiguous in one part."""
         number = np.searchsorted(self.starts, some, side="right") - 1
         at = some - self.starts[number]
         if len(some) and (number == number[0]).all() and (np.diff(at) == 1).all():
@@ -203,7 +203,7 @@ class ReadParts:
 def note_under(
     ready: ReadySite, candidate: Proposal, is_inside: Bool[np.ndarray, "rows"], sides: Sides
 ) -> None:
-    """Notes the boundaries of these tokens under a believed operator: its scope, as far as asked.
+    """Updates the boundary distances of the tokens inside to those under a believed fault.
 
     Nothing where it has no router of its own.
     """
@@ -241,7 +241,7 @@ def layer_evidence(
     rows: Int64[np.ndarray, "rows"],
     is_met: Bool[np.ndarray, "rows"],
 ) -> LayerEvidence:
-    """Agreement, noise and weights at one router; ``is_met`` are sets that what was found gives."""
+    """Agreement, noise and weights at one router; ``is_met`` marks sets the faults reproduce."""
     prepared, agrees, clean = choices.prepared, choices.agrees, choices.is_clean
     noise = None
     if ready.nearest is not None:
@@ -286,7 +286,7 @@ _COMPARED = 4096
 
 
 def _other_rules(router: Router) -> Iterator[tuple[str, Router]]:
-    """What an engine may make of scores instead, in words."""
+    """Other weight rules that an engine may apply to the scores, by name."""
     weights = router.rule.weights
     name = "not renormalised" if weights.renormalise else "renormalised"
     yield name, _with(router, dataclasses.replace(weights, renormalise=not weights.renormalise))
@@ -371,7 +371,7 @@ def weight_rule(
 def _are_far(
     theirs: Float64[np.ndarray, "tokens k"], plain: Float64[np.ndarray, "tokens k"]
 ) -> Bool[np.ndarray, "tokens"]:
-    """Tokens whose weights are off by much more than those of most."""
+    """Tokens whose weights are outliers in their error."""
     size = np.sqrt((plain**2).mean(axis=1))
     apart = np.sqrt(((theirs - plain) ** 2).mean(axis=1))
     relative = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0.0)
@@ -379,7 +379,7 @@ def _are_far(
 
 
 def _error(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """Rms of the difference over the rms of ours; infinite where that is 0 or not finite."""
+    """``rms(difference) / rms(ours)``; infinite where that is 0 or not finite."""
     size = float((ours**2).mean())
     if size == 0.0 or not np.isfinite(size):
         return np.inf
@@ -457,7 +457,7 @@ def flip_noise(
     agrees: Bool[np.ndarray, "tokens"],
     is_clean: Bool[np.ndarray, "tokens"],
 ) -> FlipNoise | None:
-    """Noise that fits what flipped for the first time at this router; None without distances."""
+    """Noise fitted to the first flips at this router; None without distances."""
     if not nearest.distance.shape[1] or sides.source.facts.stage not in INPUT_STAGES:
         return None
     fits = is_clean & ~np.isnan(nearest.distance).any(axis=1)
@@ -494,7 +494,7 @@ _FORMATS = ("bfloat16", "float16", "tf32")
 
 @dataclass(frozen=True, eq=False)
 class InputsApart:
-    """How far what both routers read is apart, token by token, filled batch by batch.
+    """Distance of A's and B's inputs by token, filled batch by batch.
 
     ``rounded`` are the formats whose numbers all of B's inputs are, ``plain`` those that A's are.
     """
@@ -534,7 +534,7 @@ def input_change(
     rows: Int64[np.ndarray, "rows"],
     is_clean: Bool[np.ndarray, "rows"],
 ) -> InputChange | None:
-    """How what both routers read differs; None where one side did not record it."""
+    """How the inputs of A and B differ; None where one side did not record them."""
     if ready.apart is None:
         return None
     apart, length = ready.apart.apart, ready.apart.length

@@ -154,7 +154,7 @@ def routed_choices(
 def sides_of(
     source: TokenSource, other: RunB, routers: Sequence[str], options: ComputeOptions
 ) -> Sides:
-    """The first matched tokens of both that count.
+    """The sides, limited to the first matched tokens that are examined.
 
     Raises
     ------

@@ -163,7 +163,7 @@ def _layers(
     rows: Int64[np.ndarray, "rows"],
     watch: Watch | None,
 ) -> tuple[list[LayerEvidence], list[Fault], Spread]:
-    """Every router by itself, then the operators on their scopes, then what they leave over."""
+    """Evidence of every router, the faults on their scopes, and how the remaining flips spread."""
     if watch:
         watch.start(len(rows) * len(choices))
     sites: list[ReadySite] = []
@@ -223,7 +223,7 @@ def _told(fault: Fault) -> NamedFault:
 def _open_run_b(
     request: ExplainRequest, source: TokenSource, whole: Sequence[Router]
 ) -> tuple[RunB, Mapping[str, Int32[np.ndarray, "tokens k"]]]:
-    """B matched with A, and what A's routers choose as far as that took it."""
+    """B matched with A, and the choices of A's routers that matching computed."""
     assert request.run_b is not None
     routers = known_routers(whole)
     opened = open_choices(request.run_b, request, routers)

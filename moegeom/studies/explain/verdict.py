@@ -64,7 +64,7 @@ _CLEARLY = 0.125
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the verdict is made of; ``names`` says a router in words.
+    """The evidence for a verdict; ``names`` gives a router's name in words.
 
     ``is_of_another`` where B was recorded from routers of another fingerprint.
     """
@@ -81,7 +81,7 @@ class Evidence:
 
 
 def verdict(case: Evidence) -> CauseVerdict:
-    """The first rule that has something to say, in the order of ``_RULES``."""
+    """The verdict of the first rule in ``_RULES`` that applies."""
     for rule in _RULES:
         cause = rule(case)
         if cause is not None:
@@ -101,7 +101,7 @@ def _no_disagreement(case: Evidence) -> CauseVerdict | None:
 
 
 def _weights_first(case: Evidence) -> CauseVerdict | None:
-    """Weights that differ where the sets still agree: what is behind them only follows."""
+    """Wrong weights where all earlier sets agree: later flips follow from them."""
     for number, layer in enumerate(case.layers):
         if layer.agreement < _AGREES:
             return None
@@ -158,7 +158,7 @@ def _wrong_weights(
 
 
 def _outlying_weights(case: Evidence) -> CauseVerdict | None:
-    """Weights of some tokens that B's own inputs do not give, where those of most they do."""
+    """Outlying weights of some tokens, where B's inputs reproduce those of most."""
     for layer in case.layers:
         rule = layer.weights
         if rule is None or rule.outlying == 0.0 or not case.has_other_inputs:
@@ -175,7 +175,7 @@ def _outlying_weights(case: Evidence) -> CauseVerdict | None:
 
 
 def _fault(case: Evidence) -> CauseVerdict | None:
-    """The operator that leads, on its scope; two that lead alike cannot be told apart."""
+    """The leading fault on its scope; inconclusive where a rival fits as well."""
     candidates = explaining(case.faults)
     if not candidates:
         return None
@@ -218,7 +218,7 @@ def _fault(case: Evidence) -> CauseVerdict | None:
 
 
 def _second(case: Evidence, best: Fault) -> str:
-    """What is not spread as noise beside the fault that was found."""
+    """Flips that the fault leaves and that are not spread as noise."""
     odd = case.spread.uneven
     if not odd or best.router not in case.spread.routers:
         return ""
@@ -244,7 +244,7 @@ def _another_checkpoint(case: Evidence) -> CauseVerdict | None:
 
 
 def _unrelated(case: Evidence) -> CauseVerdict | None:
-    """The first router whose sets overlap as those of two dice, if all before it agree."""
+    """The first router whose sets overlap by chance alone, if all before it agree."""
     if case.num_matched < _ENOUGH:
         return None
     for number, layer in enumerate(case.layers):
@@ -264,7 +264,7 @@ def _unrelated(case: Evidence) -> CauseVerdict | None:
 
 
 def _innocent(case: Evidence) -> CauseVerdict | None:
-    """B's own inputs, through the router of A, give B's choices: what differs are the inputs."""
+    """B's inputs through A's router give B's choices: the inputs differ, not the router."""
     if not case.has_other_inputs:
         return None
     if any(not layer.num_routed for layer in case.layers):
@@ -342,7 +342,7 @@ def _beyond_noise(case: Evidence) -> CauseVerdict | None:
 
 
 def _at_the_router(case: Evidence) -> CauseVerdict | None:
-    """Inputs that are recorded on both sides and too much alike for what B chooses otherwise."""
+    """Recorded inputs of A and B too close to explain B's other choices: the router differs."""
     for layer in case.layers:
         noise, inputs = layer.noise, layer.inputs
         if noise is None or inputs is None or noise.roundings <= _OWN_ROUNDINGS:
@@ -386,7 +386,7 @@ def _noise(case: Evidence) -> CauseVerdict | None:
 
 
 def _not_spread(case: Evidence) -> CauseVerdict | None:
-    """What differs is not spread as noise, and nothing tried explains it."""
+    """Flips that are not spread as noise and that no fault explains."""
     odd = case.spread.uneven
     if not odd:
         return None
@@ -401,7 +401,7 @@ def _not_spread(case: Evidence) -> CauseVerdict | None:
 
 
 def _only_noise(case: Evidence, text: str) -> CauseVerdict:
-    """Noise, where an operator could have won; else what is recorded cannot tell."""
+    """Arithmetic noise, if every fault could be tried; else inconclusive."""
     if any(not layer.num_routed for layer in case.layers):
         return CauseVerdict(
             "inconclusive", f"{text} {_unexplained(case)} Not every layer could be tried."

@@ -1,4 +1,4 @@
-"""Bits of sets for several scales of noise at once: the product of chances in one compiled pass."""
+"""Bits of sets at several scales of noise, from one compiled product of probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what differs spread as noise spreads it? Over documents, positions, ranks, numbers and rows.
+"""Tests whether flips spread as noise over documents, positions, ranks, experts and rows.
 
 Noise knows nothing of any of these: given how near a token is to its boundary, each is as likely to
 flip as any other. A fault of some tokens leaves a trace in one of them.
@@ -36,7 +36,7 @@ LEAST = 20
 
 @dataclass(frozen=True)
 class Uneven:
-    """A way in which what differs is not spread as noise; ``p_value`` by Holm's procedure."""
+    """One way in which flips are not spread as noise; ``p_value`` by Holm's procedure."""
 
     test: str
     text: str
@@ -49,7 +49,7 @@ NUM_TESTS = 5
 
 @dataclass(frozen=True)
 class Spread:
-    """How what differs is spread: ``uneven`` are the ways in which noise would not spread it.
+    """How flips are spread: ``uneven`` are the ways in which noise would not spread them.
 
     ``num_flips`` tokens were looked at, at the first router that differs and as many after it as
     it took; none of the tests can tell anything where they are fewer than 20.
@@ -75,7 +75,7 @@ class FlippedRouter:
 
 
 def spread(routers: Sequence[FlippedRouter]) -> Spread:
-    """The tests on clean tokens of as few routers, from the first on, as hold enough flips.
+    """The tests on clean tokens of the first routers that together hold enough flips.
 
     Later routers inherit how earlier ones flipped; each adds tokens that had agreed until then.
     """
@@ -116,7 +116,7 @@ def spread(routers: Sequence[FlippedRouter]) -> Spread:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Clean tokens of one router: flips, their chance under noise, and what else may tell.
+    """Clean tokens of one router: flips, their chance under noise, and what may group them.
 
     ``change`` is the sign of the change of the numbers of each token that flips, ``repeats``
     whether the set is that of the token before.

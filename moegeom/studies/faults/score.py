@@ -1,4 +1,4 @@
-"""Which operator, on which scope, says B's choices in the fewest bits.
+"""The operator and the scope that describe B's choices in the fewest bits.
 
 The base is A's router as it is, with noise that fits. An operator is worth what it saves beside
 the base, less the bits for its parameters, its routers and its scope.
@@ -36,7 +36,7 @@ OPERATOR_BITS = 6.0
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A candidate on all tokens of a router: sets that it meets, and what it saves of ``as_is``.
+    """A candidate on all tokens of a router: sets it reproduces, and bits saved over ``as_is``.
 
     Bits, with the noise that fits if it is all tokens, and if it may be some of them; ``saved`` of
     all that B did, ``as_is`` and ``of_sets`` of its sets alone.
@@ -62,7 +62,7 @@ class SiteScores:
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """An operator on its scope: ``bits`` saved in all, less what it costs to say.
+    """An operator on its scope: ``bits`` are its saving less its cost.
 
     ``explained`` is the share of the base's bits at ``router``, the first of ``routers``, that it
     saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
@@ -257,7 +257,7 @@ def _compared(
 
 
 def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarray, "rows"]]:
-    """Ways to part tokens: a fault on some scope saves bits in whole parts of one of them."""
+    """Partitions of the tokens: a fault on a scope saves bits in whole parts of one of them."""
     columns = site.columns.at(rows)
     document = np.unique(columns.document, return_inverse=True)[1].ravel()
     position = np.maximum(columns.position.astype(np.int64), 0)
@@ -326,7 +326,7 @@ class _Again:
 
     @staticmethod
     def of(site: Site, candidates: Sequence[Proposal]) -> _Again:
-        """Nothing where it would save nothing."""
+        """The shared rows of the candidates; empty where sharing saves no evaluation."""
         number = [n for n, one in enumerate(candidates) if one.can_share(site)]
         own = [routed for n in number if (routed := candidates[n].routed) is not None]
         routed, source = [emulate(site.router, AS_STORED)], {}
@@ -343,7 +343,7 @@ class _Again:
     def logits(
         self, inputs: Float[np.ndarray, "rows hidden"]
     ) -> dict[int, Float[np.ndarray, "rows experts"]]:
-        """Those of each candidate."""
+        """Logits of each candidate, by its number."""
         with np.errstate(over="ignore", invalid="ignore"):
             distinct = [engine_logits(one, one.inputs(inputs)) for one in self.routed]
         return {number: composed(source, distinct) for number, source in self.source.items()}
@@ -377,7 +377,7 @@ def faults(sites: Sequence[SiteScores], where: Where) -> list[Fault]:
 
 
 def _on_its_scope(name: str, sites: Sequence[SiteScores], where: Where) -> Fault | None:
-    """The better of both: with noise as for all tokens, and as for some of them."""
+    """The better of two fits: with the noise of all tokens, or of some of them."""
     every = [fault for way in (0, 1) if (fault := _fault(name, way, sites, where)) is not None]
     return max(every, key=lambda fault: fault.bits, default=None)
 
@@ -443,7 +443,7 @@ def equal_sets(
 
 
 def mended(before: Bool[np.ndarray, "tokens"], after: Bool[np.ndarray, "tokens"]) -> float:
-    """Share of the sets that are not met before that are met after, less those that no longer are.
+    """Share of the wrong sets that the fault corrects, less those that it breaks.
 
     0 where all are met before.
     """
@@ -487,7 +487,7 @@ _NEARLY = 0.85
 
 
 def explaining(candidates: Sequence[Fault]) -> list[Fault]:
-    """Those that save enough bits, and most of those in their scope; what is believed first."""
+    """Faults that save enough bits and most of those in their scope; the most credible first."""
     enough = [one for one in candidates if not one.inherits and _explains(one)]
     if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough
@@ -510,7 +510,7 @@ def _explains(one: Fault) -> bool:
 
 
 def rival(best: Fault, candidates: Sequence[Fault]) -> Fault | None:
-    """The fault of another cause that saves most, where it explains most of its scope too."""
+    """The best fault of another cause, where it explains most of its scope too."""
     others = [one for one in explaining(candidates) if one.cause != best.cause]
     return max(others, key=lambda one: one.bits, default=None)
 

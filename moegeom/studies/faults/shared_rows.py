@@ -1,4 +1,4 @@
-"""Logits of a router all of whose rows are those of routers that have been evaluated.
+"""Logits of a router whose rows all occur in routers that are evaluated already.
 
 In products of one shape a column does not depend on the others, so that no bit changes. Oracle in
 tests: the product itself.

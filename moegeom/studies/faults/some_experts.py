@@ -1,4 +1,4 @@
-"""An edit of the rows and biases of some experts, found from what each expert would save."""
+"""An edit of the rows and biases of some experts, found from the nats that each saves."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _nearer(
 
 @dataclass(frozen=True, eq=False)
 class ToldOfSome:
-    """What B told of some experts of each token, and what they would tell, edited or not."""
+    """B's recorded values of some experts per token, and predictions with and without the edit."""
 
     values: Float[np.ndarray, "rows told"]
     expert: Int64[np.ndarray, "rows told"]
@@ -166,7 +166,7 @@ class ToldOfSome:
         rows: Int64[np.ndarray, "rows"],
         logits: Float[np.ndarray, "rows experts"],
     ) -> ToldOfSome | None:
-        """Of these rows; None where B told nothing. The scale is that of what fits best."""
+        """B's values of these rows, or None; ``scale`` is that of the better prediction."""
         recorded = site.told
         if recorded is None:
             return None
@@ -183,11 +183,11 @@ class ToldOfSome:
         return ToldOfSome(values, expert, own, other, scale)
 
     def bits(self, is_some: Bool[np.ndarray, "experts"]) -> Float64[np.ndarray, "rows"]:
-        """Bits of what B told if these experts are edited."""
+        """Bits of B's recorded values if these experts are edited."""
         return self._bits(np.where(is_some[self.expert], self.edited, self.own))
 
     def worth(self) -> float:
-        """Bits that it saves of these tokens if it is all of them that are edited, or just one."""
+        """Bits saved if each token has all its experts edited, one of them, or none."""
         before = self._bits(self.own)
         least = np.minimum(before, self._bits(self.edited))
         for slot in range(self.own.shape[1]):

@@ -79,7 +79,7 @@ def _sentence(row: Sequence[str]) -> str:
 
 
 def _alike(routers: Sequence[Router]) -> list[tuple[str, ...]]:
-    """A line for all routers of a stack of which the same is to be said: ``text/0-47``."""
+    """One line for all routers of a stack with equal facts: ``text/0-47``."""
     layers: dict[tuple[tuple[str, ...], tuple[str, ...]], set[int]] = {}
     for router in routers:
         stack, layer, *slot = router.name.split("/")

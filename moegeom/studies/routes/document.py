@@ -1,4 +1,4 @@
-"""Traces before a checkpoint as a document: are they sound, and what do they hold?"""
+"""Traces checked without a checkpoint, as a document: are they sound, what do they hold?"""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _defect(error: RecordingError, request: str = "") -> Defect:
 
 
 def _counts(trace: Trace, blank: FileOfRoutes) -> FileOfRoutes:
-    """A log of counts: what its reader did not refuse is sound."""
+    """The record of a log of counts, which is sound once its reader accepts it."""
     assert trace.counts is not None, "a log of counts"
     counts = trace.counts.sum(axis=0)
     names = trace.layers or tuple(range(len(counts)))
@@ -148,7 +148,7 @@ class _TraceSums:
         return len(self.seen)
 
     def add(self, trace: Trace) -> None:
-        """One more piece.
+        """Adds one piece of the trace to the sums.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class _TraceSums:
         return routers, tuple(layers)
 
     def unknown(self) -> Iterator[str]:
-        """What more in the file could have told."""
+        """Facts that the file does not record."""
         if self.ids_are == "unknown":
             yield "whether ids are logical or physical"
         if self.num_bare:
@@ -253,7 +253,7 @@ class _TraceSums:
 
 
 def _chosen(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "rows layers"]:
-    """Where a row names more than one expert; with a single slot, anything but 0 and -1."""
+    """Whether rows hold choices: several experts, or one slot with ids other than 0 and -1."""
     if ids.shape[2] > 1:
         return (ids != ids[:, :, :1]).any(axis=2)
     if not ids.shape[2]:

@@ -36,7 +36,7 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
 
 
 def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
-    """Whether W diag(g)^2 W^T explains what the rows alone do not."""
+    """Whether a rotation, which keeps W diag(g)^2 W^T, explains the change of the rows."""
     if not judged:
         return Line("up to rotation", "inconclusive", _NOTHING_IN_COMMON)
     rotated = [one for one in judged if one.rotation is not None]
@@ -90,7 +90,7 @@ def _gram_noise(one: JudgedRouter) -> float:
 
 
 def _groups(judged: Sequence[JudgedRouter]) -> list[list[JudgedRouter]]:
-    """Routers to which the same happened, those of the same numbers left out; the worst first."""
+    """Routers grouped by their changes, identical ones left out; the worst first."""
     groups: dict[tuple[str, ...], list[JudgedRouter]] = {}
     for one in judged:
         if not one.is_identical:

@@ -1,4 +1,4 @@
-"""Is a router the same function after the export? Every edit has a judge.
+"""Whether a router is the same function after the export: every edit has a judge.
 
 B's router may differ from A's by what writing it once more in A's own precision leaves, and by
 nothing else. A fold of a smoothing scale and a rotation must write it again; that rounding is
@@ -41,7 +41,7 @@ _MOVING = frozenset({FOLDED.name, ROTATED, PERMUTED.name, PRUNED.name})
 
 @dataclass(frozen=True, eq=False)
 class JudgedRouter:
-    """One router of both sides: a judgement for each change, and for what else is not the same.
+    """One router of both sides: a judgement for each change, and for other unequal parts.
 
     Row i of B was row ``place[i]`` of A.
     """
@@ -88,7 +88,7 @@ def judge(a: Router, b: Router, others: RoutersOfA | None = None) -> JudgedRoute
 
 
 def _others(comparison: RouterChange, pair: Exported) -> Iterator[Judgement]:
-    """Numbers that are neither rows, gain nor biases: the same, or told.
+    """Judgements of unequal parts that are neither rows, gain nor biases.
 
     What a fold, a rotation or another order must change as well is not judged where there was one.
     """

@@ -181,7 +181,7 @@ def _text_line(
 
 
 def _recorded(side: Session, tokens: Tokens) -> Session:
-    """A side with its recording, believed after the tests of every scan."""
+    """A side opened with its recording, which has passed the tests of a scan."""
     session = side.on(tokens)
     refuse_without_choices(_source(session).facts)
     return session

@@ -154,7 +154,7 @@ def _sentence(note: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """Three figures: a share near its limit must not look like it."""
+    """A share with three figures, so that one near its limit does not look equal to it."""
     return percent(share, ".3g")
 
 

@@ -93,7 +93,7 @@ def read_choices(path: Path, results: Results) -> Choices | None:
 
 
 def _plan(results: Results) -> str:
-    """All that decides results."""
+    """The digest of the plan: everything that determines the results."""
     return digest_of(json.dumps(results.run["plan"], sort_keys=True))
 
 

@@ -91,7 +91,7 @@ def _rows(step: MeasuredStep) -> dict[str, np.ndarray]:
 
 
 def _projections(step: MeasuredStep) -> dict[str, np.ndarray]:
-    """The same in 32 projections, from the results."""
+    """The centred rows in 32 projections, from the results."""
     projections: dict[str, dict[int, Any]] = {}
     for row in step.results.rows("experts"):
         if (row["variant"], row["population"]) == ("as_stored", ALL):

@@ -31,7 +31,7 @@ _LAYERS = 4
 
 
 def series_figures(series: Series) -> list[Chart]:
-    """What can be drawn of it: nothing for a single step."""
+    """The charts of a series; none for a single step."""
     if len(series.steps) < 2:
         return []
     return [*_curves(series), *_usage(series)]

@@ -1,4 +1,4 @@
-"""What every router was at every step: rows, biases and loads, as checks of a series see it."""
+"""Rows, biases and loads of every router at every step, for the checks of a series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ByExpert = Float64[np.ndarray, "steps experts"]
 
 @dataclass(frozen=True, eq=False)
 class Concentration:
-    """On how many experts, in effect, the load of one population lies at each step.
+    """Effective number of experts that carry the load of one population, at each step.
 
     ``num_blocks`` is the least number of blocks of documents of any step.
     """

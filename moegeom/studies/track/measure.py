@@ -1,4 +1,4 @@
-"""One step of a series: measured now, or taken from results that would come out the same."""
+"""One step of a series: measured, or read from results of the same plan."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def missing_recording(candidate: Candidate, request: TrackRequest) -> UsageError
 def refuse_missing_recordings(
     request: TrackRequest, folder: Path, candidates: Sequence[Candidate]
 ) -> None:
-    """Before anything is measured: a recording for each step, or results of an earlier run."""
+    """Raises the error for a step with neither a recording nor earlier results."""
     for candidate in candidates:
         is_gone = _is_gone(tokens_of(request, candidate))
         if is_gone and not (folder / f"{candidate.name}.moegeom").exists():
@@ -147,7 +147,7 @@ def refuse_missing_recordings(
 
 
 def _is_gone(tokens: Tokens | None) -> bool:
-    """Whether they are a file that is not there."""
+    """Whether the tokens name a file that does not exist."""
     return isinstance(tokens, str | TokenFiles) and not are_there(tokens)
 
 

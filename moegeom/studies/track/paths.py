@@ -112,7 +112,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Lef
 
 
 def _beside(pattern: str) -> str:
-    """What lies where a pattern looked: the folder that is missing, or names that do not match."""
+    """A hint for a pattern without matches: the missing folder, or names that do not match."""
     whole = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parent.parts)
     folder = Path(*whole)
     if not folder.is_dir():
@@ -131,7 +131,7 @@ def recording_path(template: str, candidate: Candidate) -> str:
 
 
 def being_written(path: Path) -> str:
-    """What says that somebody writes the directory; empty where nothing does."""
+    """The sign that the directory is being written; empty where there is none."""
     if path.name.endswith(_UNFINISHED):
         return "its name says that it is being written"
     names = sorted(child.name for child in path.iterdir()) if path.is_dir() else []

@@ -264,7 +264,7 @@ def _onsets(curves: Sequence[Curve]) -> list[int | None]:
 
 
 def trend_notes(num_steps: int) -> list[str]:
-    """What so few steps cannot tell."""
+    """Notes on what so few steps cannot show."""
     if num_steps < 3:
         return ["Fewer than three steps: no scatter about a line, and no onset."]
     if num_steps < LEAST_STEPS:

@@ -83,7 +83,7 @@ def _result(report: WhatIfReport) -> str:
 
 
 def _refused(report: WhatIfReport) -> Iterator[Block]:
-    """What was not tried, and why."""
+    """The what-ifs that were not computed, grouped by reason."""
     for one in report.what_ifs:
         by_reason: dict[str, list[str]] = {}
         for router, why in one.refused.items():
@@ -153,7 +153,7 @@ def _by_layer(report: WhatIfReport, view: View) -> Block:
 
 # ------------------------------------------------------------------------------------------ reached
 def _reached(report: WhatIfReport) -> Iterator[Block]:
-    """Figures of each fit and sample, over layers, and what has to be known with them."""
+    """Figures of each fit and sample, over layers, with their caveats."""
     for one in report.tried:
         spans = "; ".join(_spans(one))
         text = ". ".join(part for part in (spans, *(n.rstrip(".") for n in one.notes)) if part)

@@ -84,12 +84,12 @@ class WhatIfReport:
 
     @property
     def tried(self) -> list[Tried]:
-        """Those that mean something for a router at least."""
+        """The what-ifs that apply to at least one router."""
         return [one for one in self.what_ifs if one.rows]
 
     @property
     def whole(self) -> list[Tried]:
-        """Those of them that were tried at every router with tokens: means can be compared."""
+        """The what-ifs computed at every router with tokens, so that their means compare."""
         return [one for one in self.tried if one.rows.keys() >= self.stored.rows.keys()]
 
     @property

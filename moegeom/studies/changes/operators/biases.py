@@ -126,7 +126,7 @@ READ_AS = Edit(
 
 # ------------------------------------------------------------------------------------ other experts
 def _left_behind(pair: BiasPair) -> Iterator[BiasFit]:
-    """In A's order although rows changed places, or left off behind the last row."""
+    """Biases in A's order although rows were permuted, or cut after the last row."""
     own = np.arange(len(pair.b))
     if len(pair.stored) >= len(pair.b) and (pair.place != own).any():
         yield BiasFit(pair.stored[own], 2.0, pair.kind)
@@ -170,7 +170,7 @@ OF_OTHERS = Edit(
 
 # ----------------------------------------------------------------------------------------- the rest
 def rest_of(pair: BiasPair) -> BiasFit:
-    """What no pattern explains."""
+    """The residual change of biases that no pattern explains."""
     moved = pair.b - pair.a
     middle = float(np.median(moved))
     expert = int(np.abs(moved - middle).argmax())

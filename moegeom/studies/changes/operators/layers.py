@@ -40,7 +40,7 @@ def _of_layer(pair: RowPair) -> Iterator[RowFit]:
             math.log2(max(len(projections), 2)) + 1.0,
             kind=f"{kind}{place_in_words(source)}",
             evidence={"source": source},
-            may_be_some=True,
+            allows_subset=True,
         )
 
 

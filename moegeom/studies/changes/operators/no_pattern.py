@@ -1,4 +1,4 @@
-"""What no pattern explains: rows that were trained on, or those of another router."""
+"""Residual change that no pattern explains: further training, or an unrelated router."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Residual:
     facts: Mapping[str, Any]
 
 
-def _rest(pair: RowPair) -> _Residual | None:
+def _residual(pair: RowPair) -> _Residual | None:
     has_moved = pair.has_moved
     if pair.is_settled:
         return None
@@ -78,7 +78,7 @@ def _where(pair: RowPair, rest: _Residual) -> str:
 
 
 def _trained(pair: RowPair) -> Iterator[RowFit]:
-    rest = _rest(pair)
+    rest = _residual(pair)
     if rest is None or rest.is_unrelated:
         return
     sizes = pair.row_sizes()
@@ -117,7 +117,7 @@ TRAINED = Edit(
 
 
 def _unrelated(pair: RowPair) -> Iterator[RowFit]:
-    rest = _rest(pair)
+    rest = _residual(pair)
     if rest is None or not rest.is_unrelated:
         return
     kind = f"in {_where(pair, rest)}" if rest.is_local else ""

@@ -1,4 +1,4 @@
-"""Rows that turned as a whole."""
+"""Rotation of all rows together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _rotated(pair: RowPair) -> Iterator[RowFit]:
 
 
 def _turned(pair: RowPair) -> Iterator[RowFit]:
-    """Projected rows that are nowhere near where they were, and all as long as they were.
+    """Projected rows far from those of A, of unchanged lengths.
 
     Noise of so much of a row would change its length by a quarter.
     """

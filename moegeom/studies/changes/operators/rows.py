@@ -94,7 +94,7 @@ PERMUTED = Edit(
 
 # ------------------------------------------------------------------------------------------- copies
 def _copied(pair: RowPair) -> Iterator[RowFit]:
-    """Rows that became equal: the one nearest to its former self is the source of the others."""
+    """Rows that became equal: the one nearest to its row in A is the source."""
     sources: dict[int, int] = {}
     own = own_cosines(pair.a, pair.b)
     lengths = np.linalg.norm(pair.b, axis=1)

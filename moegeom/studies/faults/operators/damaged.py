@@ -1,4 +1,4 @@
-"""Rows that are not what was stored: copied over each other, zero, turned round, or scaled."""
+"""Damaged rows: copied over each other, zeroed, negated, or scaled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BETTER = 20.0
 
 
 def _exchanged(site: Site) -> Iterator[Proposal]:
-    """Each expert behind the row that fits its choices best, biases where they were."""
+    """Rows permuted so that each fits its expert's choices best, biases unchanged."""
     from scipy.optimize import linear_sum_assignment
 
     if not site.has_inputs:
@@ -82,7 +82,7 @@ EXCHANGED = Operator("rows_exchanged", _exchanged)
 
 
 def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
-    r"""Bits of the choices of expert i with row j and its own bias, beside the own boundary.
+    r"""Bits of the choices of expert i with row j and its own bias, given its own boundary.
 
     :math:`C_{ij} = \sum_t \log_2(1 + e^{\mp (s_i(z_{tj}) - \mu_t)/T})`, minus where B chose i,
     over tokens whose sets differ: they hold the fault.
@@ -116,7 +116,7 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
 def _told_costs(
     site: Site, rows: Int64[np.ndarray, "rows"]
 ) -> Float64[np.ndarray, "experts others"]:
-    """Bits of what B told of expert i with row j and its own bias, beside what it told of others.
+    """Bits of B's values of expert i with row j and its own bias, given those of the others.
 
     0 where it told nothing.
     """

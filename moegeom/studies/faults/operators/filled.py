@@ -1,4 +1,4 @@
-"""Experts that are full: their later or weaker tokens go to the best expert with a place left."""
+"""Expert capacity exceeded: overflow tokens go to the best expert with room."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACES = 8.0
 
 
 def _filled(site: Site) -> Iterator[Proposal]:
-    """Both orders in which places may be given away, in batches in which loads stop at one."""
+    """Overflow by order or by score, in batches whose loads stop at one capacity."""
     if not site.has_logits:
         return
     experts, tokens = len(site.matching), len(site.theirs)

@@ -1,4 +1,4 @@
-"""What a router reads in place of its own input: that of another layer, or one normed once more."""
+"""Wrong router inputs: those of another layer, or normed twice."""
 
 from __future__ import annotations
 

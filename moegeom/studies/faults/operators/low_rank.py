@@ -1,4 +1,4 @@
-"""Rows with an update of low rank, as an adapter that one side alone has merged."""
+"""A low-rank update of the rows, such as an adapter that only one side has merged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AT_ONCE = 4096
 
 
 def _updated(site: Site) -> Iterator[Proposal]:
-    """Fitted to the even documents for the odd ones and the other way round.
+    """Cross-fitted: the update of even documents predicts the odd ones, and conversely.
 
     So no token says anything of itself, and the many numbers of an update need not be paid for.
     """
@@ -110,7 +110,7 @@ def _halves(site: Site) -> Bool[np.ndarray, "tokens"]:
 def _foretold(
     site: Site, half: Bool[np.ndarray, "tokens"], rank: int
 ) -> Float[np.ndarray, "tokens experts"]:
-    """Logits of all tokens, each with the update that the other half says."""
+    """Logits of all tokens, each with the update fitted to the other half."""
     values = site.values_at(site.number)
     logits = site.logits.copy()
     for own in (half, ~half):
@@ -127,7 +127,7 @@ def _foretold(
 def _fitted(
     site: Site, rows: Int64[np.ndarray, "rows"], rank: int, most: int
 ) -> Float64[np.ndarray, "experts hidden"]:
-    """The update that these tokens say: as many whose sets differ as others."""
+    """The update fitted to these tokens, as many with differing sets as with equal ones."""
     differs = site.differs[rows]
     some = np.sort(
         np.concatenate([_few(rows[differs], most // 2), _few(rows[~differs], most // 2)])
@@ -153,7 +153,7 @@ def _fitted(
 def _told_changes(
     site: Site, rows: Int64[np.ndarray, "rows"]
 ) -> Float64[np.ndarray, "rows experts"] | None:
-    """What B told less what A would, of the experts it told of; where logits are told as they are.
+    """B's recorded values less A's, for the experts they are of; only where B recorded logits.
 
     Logarithms of sigmoids are no logits: of these the sets alone say what changed.
     """

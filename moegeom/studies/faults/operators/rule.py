@@ -70,7 +70,7 @@ RULE = Operator("rule", _other_rule)
 
 
 def _clamped(site: Site) -> Iterator[Proposal]:
-    """Negative logits that lose against padding: they become 0 and tie."""
+    """Negative logits replaced by the zeros of padding, so that they tie."""
     logits = site.logits
     few = (logits > 0.0).sum(axis=1) < site.theirs.shape[1]
     if not site.has_logits or site.router.rule.groups is not None or not few.any():
