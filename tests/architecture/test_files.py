@@ -85,7 +85,7 @@ def test_variables_name_a_thing():
             name = getattr(node, BINDERS.get(type(node), ""), None) or ""
             is_read = isinstance(getattr(node, "ctx", None), ast.Load)
             if name.strip("_") in PARTICIPLES and not is_read:
-                places.setdefault(room, []).append(f"{file}:{node.lineno} {name}")
+                places.setdefault(room, []).append(f"{file}:{getattr(node, 'lineno', 0)} {name}")
     assert {room: at for room, at in places.items() if len(at) > left.get(room, 0)} == {}
 
 
