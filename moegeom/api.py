@@ -74,9 +74,9 @@ def open(path: str | Path, **options: Any) -> Checkpoint:  # noqa: A001 - mg.ope
     text/1       16      4      64    bf16      logit
     text/2       16      4      64    bf16      logit
     """
-    found = Checkpoint(os.fspath(path), request_of(Terms, **options))
-    _ = found.store
-    return found
+    checkpoint = Checkpoint(os.fspath(path), request_of(Terms, **options))
+    _ = checkpoint.store
+    return checkpoint
 
 
 @asks(Terms, *_OF_TOKENS)
@@ -102,12 +102,12 @@ def recording(tokens: Any, **options: Any) -> Recording:
     >>> rec.open().facts.num_tokens
     4096
     """
-    found = of_tokens(tokens)["tokens"]
-    if isinstance(found, str | TokenFiles) and not are_there(found):
+    source = of_tokens(tokens)["tokens"]
+    if isinstance(source, str | TokenFiles) and not are_there(source):
         from moegeom.tokens.open import open_tokens
 
-        open_tokens(found)
-    return Recording(found, options)
+        open_tokens(source)
+    return Recording(source, options)
 
 
 # ----------------------------------------------------------------------------- what is measured
@@ -184,12 +184,12 @@ def merge(
 
     folder = None if out is None else Path(out)
     sides = {"checkpoint": checkpoint, "tokens": tokens}
-    given = {name: None if path is None else os.fspath(path) for name, path in sides.items()}
-    found = merged_parts([*map(Path, parts)], folder, watch, overwrite=overwrite, **given)
-    if isinstance(found, MissingParts):
-        missing = format_layers(set(found.numbers))
-        raise ResultsError(f"parts {missing} of {found.count} are missing.", "Make them first.")
-    return ScanReport(open_results(found), results_document)
+    paths = {name: None if path is None else os.fspath(path) for name, path in sides.items()}
+    merged = merged_parts([*map(Path, parts)], folder, watch, overwrite=overwrite, **paths)
+    if isinstance(merged, MissingParts):
+        missing = format_layers(set(merged.numbers))
+        raise ResultsError(f"parts {missing} of {merged.count} are missing.", "Make them first.")
+    return ScanReport(open_results(merged), results_document)
 
 
 @asks(Terms)

@@ -304,8 +304,8 @@ def results_of(
     if request.per_token:
         raise UsageError("--per-token writes a file for each router.", "Name a folder: --out.")
     with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
-        kept = dataclasses.replace(request, out=Path(folder) / "results")
-        return open_results(run(kept, watch)).in_memory()
+        on_disk = dataclasses.replace(request, out=Path(folder) / "results")
+        return open_results(run(on_disk, watch)).in_memory()
 
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
@@ -334,8 +334,8 @@ def write_folded(
     out = request.out or default_out(request, plan)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         for router in chosen:
-            found = measured[router.name]
-            writer.add_part(router.name, writer.new_part(router.name), found.rows, found.facts)
+            part = measured[router.name]
+            writer.add_part(router.name, writer.new_part(router.name), part.rows, part.facts)
         facts = run_facts(routers, chosen, token_facts, trust) | _facts(request)
         facts |= {**routers.claims, "seconds": time.perf_counter() - started}
         return finish(writer, chosen, request, routers, facts)
@@ -376,8 +376,8 @@ def lint(
     if watch:
         watch.start(len(chosen))
     measured = []
-    for found in measure_weights_of([(router, metrics) for router in chosen]):
-        measured.append(found.rows)
+    for part in measure_weights_of([(router, metrics) for router in chosen]):
+        measured.append(part.rows)
         if watch:
             watch.advance(1)
     tables = {
@@ -447,7 +447,7 @@ def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWrit
     """Routers that read the tokens together through everything; not those that an earlier run
     finished.
     """
-    wanted: list[RouterJob] = []
+    jobs: list[RouterJob] = []
     is_quick = setting.opened.source is None  # what weights tell is measured sooner than written
     for router in routers:
         if writer.has_part(router.name):
@@ -456,32 +456,32 @@ def measure(routers: Sequence[Router], setting: ScanSetting, writer: ResultsWrit
                 setting.request, done, "the unfinished results", "begin again with --restart"
             )
         elif is_quick:
-            wanted.append(RouterJob(router))
+            jobs.append(RouterJob(router))
         else:
             snapshot = writer.snapshot_path(router.name, "as_stored")
-            wanted.append(RouterJob(router, writer.new_part(router.name), snapshot))
-    for one, found in zip(wanted, _measured(wanted, setting), strict=True):
+            jobs.append(RouterJob(router, writer.new_part(router.name), snapshot))
+    for one, measured in zip(jobs, _measured(jobs, setting), strict=True):
         if one.folder is None:
-            writer.hold(one.router.name, found.rows, found.facts)
+            writer.hold(one.router.name, measured.rows, measured.facts)
         else:
-            writer.add_part(one.router.name, one.folder, found.rows, found.facts)
+            writer.add_part(one.router.name, one.folder, measured.rows, measured.facts)
 
 
-def _measured(wanted: Sequence[RouterJob], setting: ScanSetting) -> Iterator[MeasuredRouter]:
+def _measured(jobs: Sequence[RouterJob], setting: ScanSetting) -> Iterator[MeasuredRouter]:
     """Each of them in turn. Only those whose choices are read together, and those without tokens,
     are more than one.
     """
     source, watch = setting.opened.source, setting.watch
     if source is None:
-        pairs = [(one.router, setting.metrics_of(one.router)) for one in wanted]
-        for found in measure_weights_of(pairs):
-            yield found
+        pairs = [(one.router, setting.metrics_of(one.router)) for one in jobs]
+        for measured in measure_weights_of(pairs):
+            yield measured
             if watch:
                 watch.advance(1)
         return
     runs: list[RouterRun] = []
     experts: list[CountedExperts | None] = []
-    for one in wanted:
+    for one in jobs:
         router, metrics = one.router, setting.metrics_of(one.router)
         if router.name not in source.facts.routers:
             yield measure_weights(router, metrics, f"{source.facts.name} does not record it")
@@ -495,10 +495,10 @@ def _measured(wanted: Sequence[RouterJob], setting: ScanSetting) -> Iterator[Mea
     if watch:
         first, others = runs[0].router.name, len(runs) - 1
         watch.begin(f"{first} and {number_of(others, 'other')}" if others else first)
-    for run, found, mixed in zip(runs, measure_in_step(runs), experts, strict=True):
+    for run, measured, mixed in zip(runs, measure_in_step(runs), experts, strict=True):
         if mixed is not None:
-            found.facts.update(mixed.facts)
-        yield with_what_ifs(run, found) if setting.request.what_ifs else found
+            measured.facts.update(mixed.facts)
+        yield with_what_ifs(run, measured) if setting.request.what_ifs else measured
 
 
 def _run_of(
@@ -548,7 +548,7 @@ def finish(
             request.seed,
             compared_rows(
                 request.arithmetics,
-                [asked.name for asked in parse_what_ifs(request.what_ifs)],
+                [what_if.name for what_if in parse_what_ifs(request.what_ifs)],
                 facts.get("run_b"),
                 facts.get("checkpoint_b"),
                 [writer.part_folder(name) for name in names],

@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"moegeom {__version__}")
         raise typer.Exit
 
@@ -59,7 +59,7 @@ def _options(
 
 
 def exit_code(arguments: list[str]) -> int:
-    """Runs the command line; the exit code, after all that is to be said."""
+    """Runs the command line and returns the exit code, after printing errors."""
     open_closed_streams()
     try:
         code = app(arguments, standalone_mode=False)
@@ -68,8 +68,8 @@ def exit_code(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         from moegeom.core.extras import left_out
 
-        told = left_out(error, next(filter(command_names().__contains__, arguments), "moegeom"))
-        return _internal(error) if told is None else _refused(told)
+        refusal = left_out(error, next(filter(command_names().__contains__, arguments), "moegeom"))
+        return _internal(error) if refusal is None else _refused(refusal)
     except PARSER_ERROR as error:
         error.show()  # type: ignore[attr-defined] - every error of the parser can show itself
         return EXIT_USAGE

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _FILE_WIDTH = 100
 
 
-def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path | None]]:
+def parse_reports(entries: Sequence[str], format: Format) -> list[tuple[str, Path | None]]:
     """Names of reports and the files they go to; None is stdout.
 
     Raises
@@ -32,7 +32,7 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
     from moegeom.document.render import RENDERERS
 
     reports = []
-    for entry in asked:
+    for entry in entries:
         name, _, file = entry.partition("=")
         if name not in RENDERERS.names():
             raise unknown_name("report", name, RENDERERS.names())
@@ -50,16 +50,16 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
 def write_reports(
     reports: Sequence[tuple[str, Path | None]],
     document: Callable[[T, View], Document],
-    found: T,
+    record: T,
 ) -> None:
-    """Writes each report, with all that there is to say, to its file or to stdout."""
+    """Writes each report in full detail to its file or to stdout."""
     from moegeom.core.files import write_whole, writing
     from moegeom.document.model import View
     from moegeom.document.report import Report
 
     view = View(_FILE_WIDTH, detail=True)
     for name, file in reports:
-        text = Report(found, document).render(name, view)
+        text = Report(record, document).render(name, view)
         if file is None:
             put_out(text)
             continue

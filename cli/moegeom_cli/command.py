@@ -1,4 +1,4 @@
-"""What a command says of itself, and the help screens that are made of it."""
+"""Descriptions of commands, and the help screens made from them."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def typed_name(module: str) -> str:
 
 def command_names() -> list[str]:
     """All commands as they are typed, in the order of the help; imports their modules."""
-    found = {name: COMMANDS[name] for name in COMMANDS.names()}
+    table = {name: COMMANDS[name] for name in COMMANDS.names()}
     groups = list(Group)
-    ordered = sorted(found, key=lambda name: (groups.index(found[name].group), found[name].place))
+    ordered = sorted(table, key=lambda name: (groups.index(table[name].group), table[name].place))
     return [typed_name(name) for name in ordered]
 
 
@@ -119,7 +119,7 @@ _RENAMED = {"space": "imbalance", "balance": "imbalance"}
 
 
 class Interrupted(Exception):
-    """Ctrl-C in a command; ``args`` are what it had to say about what is kept."""
+    """Ctrl-C in a command; ``args`` are sentences on what is kept."""
 
 
 class Commands(TyperGroup):
@@ -161,7 +161,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Groups under their headings, with whole sentences, each with something to type."""
+        """Commands under the headings of their groups, each with its whole sentence."""
         names = command_names()
         widest = max(map(len, names))
         for group in Group:
@@ -169,8 +169,8 @@ class Commands(TyperGroup):
                 for name in names:
                     command = COMMANDS[name.replace("-", "_")]
                     if command.group is group:
-                        said = self.get_command(ctx, name).get_short_help_str(10**6)
-                        formatter.write_dl([(name.ljust(widest), said)])
+                        line = self.get_command(ctx, name).get_short_help_str(10**6)
+                        formatter.write_dl([(name.ljust(widest), line)])
                         indent = formatter.current_indent + widest + 2
                         formatter.write(f"{'':{indent}}$ {command.example}\n")
 
@@ -228,11 +228,11 @@ def _plain_name(piece: str) -> str:
 def _in_words(param: Any, record: tuple[str, str]) -> tuple[str, str]:
     """A line of the help without the types of Python."""
     name, text = record
-    for typed, said in _VALUES.items():
-        name = name.replace(typed, said)
+    for typed, word in _VALUES.items():
+        name = name.replace(typed, word)
     if param.param_type_name == "argument":
         name = _plain_name(name.split()[0])
     name = re.sub(r"<([\w|-]+)>", r"\1", name)
-    for pattern, said in _RANGES:
-        text = pattern.sub(said, text)
+    for pattern, word in _RANGES:
+        text = pattern.sub(word, text)
     return name, text.replace("  [required]", "").replace("; required]", "]")

@@ -56,12 +56,12 @@ def with_groups(run: Callable[..., R]) -> Callable[..., R]:
         raise TypeError(f"{run.__module__}: an option is declared twice.")
 
     @functools.wraps(run)
-    def spread(**given: Any) -> R:
+    def spread(**flags: Any) -> R:
         filled = {
-            name: _filled(kind, {option.name: given.pop(option.name) for option in _options(kind)})
+            name: _filled(kind, {option.name: flags.pop(option.name) for option in _options(kind)})
             for name, kind in groups.items()
         }
-        return run(**given, **filled)
+        return run(**flags, **filled)
 
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -158,7 +158,7 @@ class ScreenOptions:
     def show(
         self,
         document: Callable[[T, View], Document],
-        found: T,
+        record: T,
         is_ascii: bool = False,
         plots: PlotOptions | None = None,
     ) -> None:
@@ -173,7 +173,7 @@ class ScreenOptions:
 
         is_plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         view = View(width(), has_colours(), self.detail, is_plain)
-        report = Report(found, document)
+        report = Report(record, document)
         put_out(report.render(self.format.value, view))
         if self.html is not None:
             write_whole(self.html, report.html())
@@ -182,6 +182,6 @@ class ScreenOptions:
             try:
                 self.note(f"figure: {report.plot(plots.plot, plots.figure)}")
             except UsageError as error:  # what a gate found outweighs a figure that there is not
-                if not getattr(found, "exit_code", 0):
+                if not getattr(record, "exit_code", 0):
                     raise
                 self.note(str(error))

@@ -40,13 +40,13 @@ def matching(
 
     The first column holds the names that a wrong word is compared with.
     """
-    wanted = [word.lower() for word in words or ()]
-    found = [row for row in rows if all(_has(row, word) for word in wanted)]
-    if not found:
+    terms = [word.lower() for word in words or ()]
+    matches = [row for row in rows if all(_has(row, word) for word in terms)]
+    if not matches:
         names = {str(next(iter(row.values()))) for row in rows}
-        guess = nearest_name(" ".join(wanted), names)
+        guess = nearest_name(" ".join(terms), names)
         raise UsageError(f"No {kind} with {' and '.join(words or ())}.{guess}", "Try another word.")
-    return found
+    return matches
 
 
 def _has(row: Mapping[str, object], word: str) -> bool:
@@ -101,9 +101,9 @@ def render_listing(rows: Sequence[Mapping[str, object]], format: Format, kind: s
 def _paragraph(heads: Sequence[str], cells: Sequence[str]) -> str:
     """The first cell, and below it a line for each other one that says something."""
     label = max(map(len, heads)) + 4
-    said = [
+    lines = [
         folded(f"  {head:<{label - 2}}{cell}", width(_UNKNOWN_WIDTH), " " * label)
         for head, cell in zip(heads[1:], cells[1:], strict=True)
         if cell
     ]
-    return "\n".join([cells[0], *said])
+    return "\n".join([cells[0], *lines])

@@ -39,8 +39,8 @@ def error_line(message: str, hint: str, notes: str = "", columns: int | None = N
         *(folded(f"  note: {printable(n)}", columns, " " * 8) for n in notes.splitlines()),
     ]
     if hint:
-        said = f"  hint: {printable(hint)}"
-        lines.append(said if "--" in hint else folded(said, columns, " " * 8))
+        hint_line = f"  hint: {printable(hint)}"
+        lines.append(hint_line if "--" in hint else folded(hint_line, columns, " " * 8))
     return "\n".join(lines)
 
 
@@ -72,7 +72,7 @@ def parse_map(entries: Sequence[str]) -> dict[str, str]:
 
 def parse_numbers(option: str, text: str | None) -> tuple[int, ...]:
     """Numbers such as ``3,17,40-42`` in their order; UsageError for anything else."""
-    found: list[int] = []
+    indices: list[int] = []
     for part in (text or "").split(",") if text else ():
         first, dash, last = part.strip().partition("-")
         numbers = (first, last) if dash else (first, first)
@@ -82,8 +82,8 @@ def parse_numbers(option: str, text: str | None) -> tuple[int, ...]:
 
             hint = f"For example {option} 3,17,40."
             raise UsageError(f"{option} {text}: expected numbers.", hint)
-        found += range(int(numbers[0]), int(numbers[1]) + 1)
-    return tuple(found)
+        indices += range(int(numbers[0]), int(numbers[1]) + 1)
+    return tuple(indices)
 
 
 def width(unknown: int = 100) -> int:

@@ -1,1 +1,1 @@
-"""A wing: what routers of some shape can do at all, and what papers say of them."""
+"""A wing: what routers of a given shape can do at most, and claims of papers."""

@@ -1,4 +1,4 @@
-"""What is said, and asked, before bytes of experts are read: they are most of a checkpoint."""
+"""Announces large reads of expert weights, and refuses those above 2 GB without --yes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSAID, _UNASKED = 10**7, 2 * 10**9
 
 
 def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | None) -> None:
-    """Says how much of the gates is read, where it takes time.
+    """Announces how many bytes of the experts' gates will be read.
 
     Raises
     ------
@@ -29,15 +29,15 @@ def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | No
 
 def announce_bytes(
     total: int,
-    what: str,
+    subject: str,
     is_asked: bool,
     watch: Watch | None,
-    done: str = "read",
-    of: str = "experts",
+    verb: str = "read",
+    noun: str = "experts",
 ) -> None:
-    """The same of a number of bytes; ``what`` goes on with ``to be read``, ``done`` for another.
+    """Announces that ``total`` bytes will be read: ``reads 3.1 GB of experts``.
 
-    ``of`` is whose they are.
+    The error says ``{total} {subject} to be {verb}``, the announcement ``of {noun}``.
 
     Raises
     ------
@@ -46,15 +46,15 @@ def announce_bytes(
     """
     if total > _UNASKED and not is_asked:
         raise UsageError(
-            f"{size(total)} {what} to be {done}.",
+            f"{size(total)} {subject} to be {verb}.",
             "Say --yes, or ask for fewer layers: --layers L.",
         )
     if watch and total > _UNSAID:
-        watch.say(f"reads {size(total)} of {of}")
+        watch.say(f"reads {size(total)} of {noun}")
 
 
 def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> None:
-    """Says how much is read at most: all experts of the recorded routers whose choice follows.
+    """Announces the most that can be read: all experts of recorded routers that choose by input.
 
     Raises
     ------
@@ -63,6 +63,6 @@ def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> No
     UsageError
         When it is more than 2 GB, and not asked for.
     """
-    asked = [router for router in opened.recorded if not router.listed]
-    total = sum(open_expert_functions(opened.store, router).bytes_of() for router in asked)
+    routers = [router for router in opened.recorded if not router.listed]
+    total = sum(open_expert_functions(opened.store, router).bytes_of() for router in routers)
     announce_bytes(total, "of experts are, at most,", is_asked, watch)

@@ -1,4 +1,4 @@
-"""Log-probabilities of both runs, joined by document and position: what flips go with."""
+"""Log-probabilities of both runs, joined by document and position, and their change at flips."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENOUGH = 30
 
 @dataclass(frozen=True)
 class FlipCost:
-    """By how much tokens that flipped differ more: ``nats`` beside the others.
+    """How many ``nats`` more the log-probabilities of flipped tokens differ than those of others.
 
     ``nats`` is the difference of two means of |change of the log-probability|, ``error`` its
     standard error over ``num_documents``, whose tokens are not independent.
@@ -76,20 +76,20 @@ class LogProbs:
 
     @property
     def sentence(self) -> str:
-        """All of it, in words."""
+        """The whole comparison as one sentence."""
         tokens = number_of(self.num_tokens, "token differs", "tokens differ")
-        said = f"log-probs: {tokens} by {self.mean:.2g} nats in the mean"
+        text = f"log-probs: {tokens} by {self.mean:.2g} nats in the mean"
         if self.unflipped is not None:
             where = f"where no expert flipped ({number_of(self.num_unflipped, 'token')})"
-            said += f"; {self.unflipped:.2g} {where}"
+            text += f"; {self.unflipped:.2g} {where}"
         if self.flipped is not None:
-            said += f", {self.flipped:.2g} where one did"
+            text += f", {self.flipped:.2g} where one did"
         if self.cost is not None:
             low, high = self.cost.range
-            said += f": a flip goes with {self.cost.nats:.2g} nats more ({low:.2g} to {high:.2g})"
+            text += f": a flip goes with {self.cost.nats:.2g} nats more ({low:.2g} to {high:.2g})"
         if self.correlation is not None:
-            said += f"; rank correlation with the number of layers that flip {self.correlation:.2f}"
-        return f"{said}."
+            text += f"; rank correlation with the number of layers that flip {self.correlation:.2f}"
+        return f"{text}."
 
 
 def log_probs(
@@ -139,15 +139,15 @@ def _rows(
     columns: TokenColumns, document: Int64[np.ndarray, "rows"], position: Int64[np.ndarray, "rows"]
 ) -> Int64[np.ndarray, "rows"]:
     """The matched token of each row; -1 for none."""
-    known = np.unique(columns.document)  # a document may have any number: its rank fits 31 bits
-    rank = np.minimum(np.searchsorted(known, document), len(known) - 1)
-    keys = np.searchsorted(known, columns.document) << 32 | columns.position.astype(np.int64)
+    documents = np.unique(columns.document)  # a document may have any number: its rank fits 31 bits
+    rank = np.minimum(np.searchsorted(documents, document), len(documents) - 1)
+    keys = np.searchsorted(documents, columns.document) << 32 | columns.position.astype(np.int64)
     order = np.argsort(keys, kind="stable")
-    wanted = rank << 32 | position
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    found = order[at]
-    is_there = (known[rank] == document) & (keys[found] == wanted) & (position >= 0)
-    return np.where(is_there, found, -1)
+    row_keys = rank << 32 | position
+    at = np.minimum(np.searchsorted(keys[order], row_keys), len(keys) - 1)
+    token = order[at]
+    is_there = (documents[rank] == document) & (keys[token] == row_keys) & (position >= 0)
+    return np.where(is_there, token, -1)
 
 
 def _cost(
@@ -155,7 +155,7 @@ def _cost(
     is_flipped: Bool[np.ndarray, "tokens"],
     document: Integer[np.ndarray, "tokens"],
 ) -> FlipCost | None:
-    """Difference of the means of two kinds of tokens; None with too few of either."""
+    """Mean change of flipped less that of other tokens; None with too few of either."""
     kinds = (is_flipped, ~is_flipped)
     if min(kind.sum() for kind in kinds) < _ENOUGH:
         return None
@@ -204,12 +204,12 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         ) from None
     if not num_rows:
         raise RecordingError(f"{path.name}: no rows.")
-    return {name: np.concatenate(found) for name, *found in zip(_COLUMNS, *parts, strict=True)}
+    return {name: np.concatenate(pieces) for name, *pieces in zip(_COLUMNS, *parts, strict=True)}
 
 
-def _too_large(path: Path, found: str, most: int) -> RecordingError:
+def _too_large(path: Path, amount: str, most: int) -> RecordingError:
     return RecordingError(
-        f"{path.name}: has {found}, more than the {most:,} that are read.",
+        f"{path.name}: has {amount}, more than the {most:,} that are read.",
         "Keep the rows of the tokens that both sides routed.",
     )
 
@@ -232,18 +232,18 @@ def _parquet(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
 
 
 def _csv(path: Path, file: BufferedReader) -> Iterator[pa.RecordBatch]:
-    """Piece by piece; other columns are passed over."""
+    """Record batches of the CSV file; other columns are ignored."""
     from pyarrow import csv
 
     heads = file.readline(_PIECE).decode("utf-8-sig", "replace").split(",")
     _check_names(path, [head.strip().strip('"') for head in heads])
     file.seek(0)
-    wanted = csv.ConvertOptions(column_types=_kinds(), include_columns=_COLUMNS)
-    yield from csv.open_csv(file, convert_options=wanted)
+    options = csv.ConvertOptions(column_types=_kinds(), include_columns=_COLUMNS)
+    yield from csv.open_csv(file, convert_options=options)
 
 
 def _jsonl(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
-    """Piece by piece, at ends of lines; other keys are passed over.
+    """Record batches of the JSON lines; other keys are ignored.
 
     Not by Arrow's own reader: a line that is no object, such as ``null``, ends the process there.
     """

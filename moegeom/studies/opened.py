@@ -1,4 +1,4 @@
-"""Checkpoints and tokens that are opened once and handed to any study."""
+"""Checkpoints and tokens that are opened once and passed to any study."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def evidence(self) -> str:
-        """What the rule was taken from; only recorded choices of a run verify it."""
+        """Where the selection rule comes from; only recorded choices of a run verify it."""
         return assumed(rule_origin(self.found.family))
 
     def report(self) -> Report[RouterSet]:
@@ -79,8 +79,8 @@ class Checkpoint:
     def __repr__(self) -> str:
         rows = [describe_router(router) for router in self.routers]
         table = Table([_COLUMNS], [[str(row[name]) for name in _COLUMNS] for row in rows])
-        said = f"{self.found.family}: {self.rule}; rule {self.evidence}."
-        page = Document("routers", self.path, [[Title(self.path, said), table]], dict)
+        subtitle = f"{self.found.family}: {self.rule}; rule {self.evidence}."
+        page = Document("routers", self.path, [[Title(self.path, subtitle), table]], dict)
         return render(page, "table").rstrip("\n")
 
     def _repr_html_(self) -> str:
@@ -125,110 +125,110 @@ class Recording:
     def __repr__(self) -> str:
         paths = isinstance(self.tokens, TokenFiles) and list(self.tokens.paths)
         what = paths or tokens_path(self.tokens) or "in memory"
-        said = [f"{name}={value!r}" for name, value in self.options.items()]
-        return f"Recording({', '.join([repr(what), *said])})"
+        arguments = [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"Recording({', '.join([repr(what), *arguments])})"
 
 
 def asked_request(
     record: type[R], sides: Mapping[str, Any], tokens: Any, options: Mapping[str, Any]
 ) -> R:
-    """The request of a function; an option goes before what an opened object says."""
-    said = merged(sides, {} if tokens is None else of_tokens(tokens))
+    """The request of a Python call; explicit options override those of opened objects."""
+    fields = merged(sides, {} if tokens is None else of_tokens(tokens))
     for name, value in options.items():
         if isinstance(value, Checkpoint):
-            said[name] = value.path
+            fields[name] = value.path
         elif isinstance(value, Recording) and name == "run_b":
             # a recording with options of its own
-            said |= {f"{key}_b": option for key, option in value.options.items()}
-            said[name] = _path_of(value)
+            fields |= {f"{key}_b": option for key, option in value.options.items()}
+            fields[name] = _path_of(value)
         elif name == "rerun" and value is not None:
-            found = of_tokens(value)
-            said = merged(said, {key: of for key, of in found.items() if key != "tokens"})
-            said[name] = found["tokens"]
+            rerun = of_tokens(value)
+            fields = merged(fields, {key: of for key, of in rerun.items() if key != "tokens"})
+            fields[name] = rerun["tokens"]
         else:
-            said[name] = value
-    return request_of(record, **said)
+            fields[name] = value
+    return request_of(record, **fields)
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """All of them; UsageError where two of them differ."""
-    found: dict[str, Any] = {}
+    """The union of the mappings; UsageError where two of them differ."""
+    fields: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            if name in found and found[name] != value:
+            if name in fields and fields[name] != value:
                 raise UsageError(
-                    f"{name} is {found[name]!r} of one and {value!r} of another of the objects "
+                    f"{name} is {fields[name]!r} of one and {value!r} of another of the objects "
                     "that are given.",
                     f"Name it once: {name}=...",
                 )
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
 def side(
-    name: str, given: str | Path | Checkpoint | ScanReport, takes_held: bool = False
+    name: str, target: str | Path | Checkpoint | ScanReport, takes_held: bool = False
 ) -> dict[str, Any]:
     """A checkpoint, or results, as parameters of a request; ``takes_held``: in memory too."""
-    if isinstance(given, Checkpoint):
+    if isinstance(target, Checkpoint):
         default = Terms()
-        kept = ("layers", "remote", "asked")
-        said = {n: getattr(given.terms, n) for n in kept}
-        return {name: given.path} | {n: v for n, v in said.items() if v != getattr(default, n)}
-    if isinstance(given, ScanReport):
-        if given.value.path is None and takes_held:
-            return {name: given.value}
-        if given.value.path is None:
+        fields = ("layers", "remote", "asked")
+        terms = {n: getattr(target.terms, n) for n in fields}
+        return {name: target.path} | {n: v for n, v in terms.items() if v != getattr(default, n)}
+    if isinstance(target, ScanReport):
+        if target.value.path is None and takes_held:
+            return {name: target.value}
+        if target.value.path is None:
             raise UsageError(
                 f"{name} holds results in memory; expected a checkpoint or a folder.",
                 "scan(..., out=FOLDER) keeps results.",
             )
-        return {name: str(given.value.path)}
-    if isinstance(given, str | os.PathLike):
-        return {name: os.fspath(given)}
+        return {name: str(target.value.path)}
+    if isinstance(target, str | os.PathLike):
+        return {name: os.fspath(target)}
     raise UsageError(
-        f"{name} is a {type(given).__name__}; expected a path, a URL, or what open() returned."
+        f"{name} is a {type(target).__name__}; expected a path, a URL, or what open() returned."
     )
 
 
-def _opened(given: str | Path | Checkpoint) -> Checkpoint:
-    return given if isinstance(given, Checkpoint) else Checkpoint(os.fspath(given))
+def _opened(target: str | Path | Checkpoint) -> Checkpoint:
+    return target if isinstance(target, Checkpoint) else Checkpoint(os.fspath(target))
 
 
-def is_source(given: Any) -> bool:
-    """Whether it is a token source as it stands."""
-    return hasattr(given, "facts") and hasattr(given, "read_values")
+def is_source(tokens: Any) -> bool:
+    """Whether the object implements the token source protocol."""
+    return hasattr(tokens, "facts") and hasattr(tokens, "read_values")
 
 
-def of_tokens(given: Any) -> dict[str, Any]:
+def of_tokens(tokens: Any) -> dict[str, Any]:
     """Tokens as parameters of a request: ``tokens``, and what is known of them."""
-    if isinstance(given, Recording):
-        return {"tokens": given.tokens, **given.options}
-    if isinstance(given, str | os.PathLike):
-        return {"tokens": os.fspath(given)}
-    if are_paths(given):
-        return {"tokens": TokenFiles.of(given)}
-    return {"tokens": given if is_source(given) else hold(given)}
+    if isinstance(tokens, Recording):
+        return {"tokens": tokens.tokens, **tokens.options}
+    if isinstance(tokens, str | os.PathLike):
+        return {"tokens": os.fspath(tokens)}
+    if are_paths(tokens):
+        return {"tokens": TokenFiles.of(tokens)}
+    return {"tokens": tokens if is_source(tokens) else hold(tokens)}
 
 
-def of_sides(given: Any) -> dict[str, Any]:
+def of_sides(sides: Any) -> dict[str, Any]:
     """One recording, or a list or tuple with one for each side, as parameters of a request."""
-    several = given if isinstance(given, list | tuple) else () if given is None else (given,)
-    found = [of_tokens(one) for one in several]
-    tokens = tuple(one.pop("tokens") for one in found)
-    return merged(*found) | {"tokens": tokens}
+    several = sides if isinstance(sides, list | tuple) else () if sides is None else (sides,)
+    options = [of_tokens(one) for one in several]
+    tokens = tuple(one.pop("tokens") for one in options)
+    return merged(*options) | {"tokens": tokens}
 
 
-def of_steps(given: Any) -> dict[str, Any]:
+def of_steps(steps: Any) -> dict[str, Any]:
     """A path with {step} or {name}, or a mapping from the name of a checkpoint to its tokens."""
-    if not isinstance(given, Mapping):
-        return {} if given is None else {"tokens": os.fspath(given)}
-    found = {str(name): of_tokens(one) for name, one in given.items()}
-    tokens = {name: one.pop("tokens") for name, one in found.items()}
-    return merged(*found.values()) | {"tokens": tokens}
+    if not isinstance(steps, Mapping):
+        return {} if steps is None else {"tokens": os.fspath(steps)}
+    options = {str(name): of_tokens(one) for name, one in steps.items()}
+    tokens = {name: one.pop("tokens") for name, one in options.items()}
+    return merged(*options.values()) | {"tokens": tokens}
 
 
-def _path_of(given: Recording) -> str:
-    path = tokens_path(given.tokens)
+def _path_of(recording: Recording) -> str:
+    path = tokens_path(recording.tokens)
     if path is None:
         raise UsageError(
             "run_b holds tokens in memory; expected the path of a recording.",

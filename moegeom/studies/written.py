@@ -1,4 +1,4 @@
-"""The file that a study writes when it is asked to: refused before the work, written after it."""
+"""Output files of studies: ``--out`` is checked before the work and written after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moegeom.core.files import refuse_unwritable, write_whole
 
 
 def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
-    """Better said before the measuring than after it."""
+    """Raises UsageError for a name that cannot be written, before anything is measured."""
     if out.suffix not in endings:
         raise UsageError(f"{option} {out}: expected a name that ends in {' or '.join(endings)}.")
     if out.exists() and not (overwrite and out.is_file()):
@@ -22,7 +22,7 @@ def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str =
 
 
 def write_rows(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A Parquet file of these rows: columns as rows name them first, null where one does not."""
+    """Writes the rows as Parquet: columns in order of first appearance, null where absent."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -25,13 +25,10 @@ for arguments in {screens}:
 
 def printed_by(code: str) -> list[str]:
     """Lines that ``code`` prints in a fresh interpreter, the last one what it loaded."""
-    script = "\n".join(
-        [
-            f"import json, sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'cli')!r}]",
-            "before = set(sys.modules)",
-            code,
-            "print(); print(json.dumps(sorted(set(sys.modules) - before)))",
-        ]
+    script = (
+        f"import json, sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'cli')!r}]\n"
+        f"before = set(sys.modules)\n{code}\n"
+        "print(); print(json.dumps(sorted(set(sys.modules) - before)))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -62,18 +59,13 @@ def test_the_measurement_sees_what_is_loaded():
     assert "decimal" in loaded_by("import decimal")
 
 
-CHECK = """
-from moegeom_cli.app import exit_code
-assert exit_code(["check", {checkpoint!r}]) == 0
-"""
+CHECKPOINT = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
 
 
 def test_a_check_of_weights_compiles_nothing_and_loads_nothing_heavy():
-    checkpoint = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
-    assert loaded_by(CHECK.format(checkpoint=checkpoint)) & HEAVY == set()
+    typed = f"assert exit_code(['check', {CHECKPOINT!r}]) == 0"
+    assert loaded_by(f"from moegeom_cli.app import exit_code; {typed}") & HEAVY == set()
 
 
 def test_a_check_of_weights_from_python_loads_nothing_heavy():
-    checkpoint = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
-    loaded = loaded_by(f"import moegeom; assert moegeom.check({checkpoint!r})")
-    assert loaded & HEAVY == set()
+    assert loaded_by(f"import moegeom; assert moegeom.check({CHECKPOINT!r})") & HEAVY == set()

@@ -80,9 +80,7 @@ MAY_OPEN = {
 }
 
 #: What parses JSON of others within bounds.
-MAY_PARSE_JSON = {
-    "moegeom/core/documents.py": "documents",
-}
+MAY_PARSE_JSON = {"moegeom/core/documents.py"}
 
 #: Functions that open a file by its name.
 OPENERS = {
@@ -126,19 +124,38 @@ def parsed_json(source: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("line", "is_found"),
+    ("search", "line", "is_met"),
     [
-        ("os.replace(a, b)", True),
-        ("partial.replace(out)", True),
-        ("Path(a).rename(b)", True),
-        ("shutil.move(a, b)", True),
-        ("text.replace('a', 'b')", False),
-        ("dataclasses.replace(record)", False),
-        ("replace(record, a=1)", False),
+        (renames, "os.replace(a, b)", True),
+        (renames, "partial.replace(out)", True),
+        (renames, "Path(a).rename(b)", True),
+        (renames, "shutil.move(a, b)", True),
+        (renames, "text.replace('a', 'b')", False),
+        (renames, "dataclasses.replace(record)", False),
+        (renames, "replace(record, a=1)", False),
+        (opened, "path.open('rb')", True),
+        (opened, "path.open(encoding='utf-8')", True),
+        (opened, "Path(a).read_bytes()", True),
+        (opened, "path.read_text('utf-8')", True),
+        (opened, "open(path)", True),
+        (opened, "os.open(path, flags)", True),
+        (opened, "np.load(path)", True),
+        (opened, "pq.ParquetFile(path)", True),
+        (opened, "zipfile.ZipFile(path)", True),
+        (opened, "store.read_bytes(name, 0, 8)", False),
+        (opened, "archive.open(info)", False),
+        (opened, "scheme.open(location)", False),
+        (opened, "path.open('wb')", False),
+        (opened, "path.open('a', encoding='utf-8')", False),
+        (opened, "open_regular(path)", False),
+        (parsed_json, "json.loads(text)", True),
+        (parsed_json, "json.load(file)", True),
+        (parsed_json, "json.loads(json.dumps(plan))", False),
+        (parsed_json, "parse_json(raw)", False),
     ],
 )
-def test_the_search_for_names_finds_them(line, is_found):
-    assert renames(line) == [1] * is_found
+def test_a_search_meets_the_calls_that_it_is_for(search, line, is_met):
+    assert search(line) == [1] * is_met
 
 
 def test_one_module_gives_files_their_names():
@@ -161,51 +178,14 @@ def test_toml_and_parquet_of_others_are_parsed_within_bounds():
     assert found == set(), "use moegeom.core.documents or moegeom.core.parquet"
 
 
-@pytest.mark.parametrize(
-    ("line", "is_found"),
-    [
-        ("path.open('rb')", True),
-        ("path.open(encoding='utf-8')", True),
-        ("Path(a).read_bytes()", True),
-        ("path.read_text('utf-8')", True),
-        ("open(path)", True),
-        ("os.open(path, flags)", True),
-        ("np.load(path)", True),
-        ("pq.ParquetFile(path)", True),
-        ("zipfile.ZipFile(path)", True),
-        ("store.read_bytes(name, 0, 8)", False),
-        ("archive.open(info)", False),
-        ("scheme.open(location)", False),
-        ("path.open('wb')", False),
-        ("path.open('a', encoding='utf-8')", False),
-        ("open_regular(path)", False),
-    ],
-)
-def test_the_search_for_opened_files_finds_them(line, is_found):
-    assert opened(line) == [1] * is_found
-
-
 def test_files_of_others_are_opened_where_pipes_and_devices_are_refused():
     found = {file for file, source in SOURCES.items() if opened(source)}
     assert found == set(MAY_OPEN), "use moegeom.core.files.open_regular or read_regular"
 
 
-@pytest.mark.parametrize(
-    ("line", "is_found"),
-    [
-        ("json.loads(text)", True),
-        ("json.load(file)", True),
-        ("json.loads(json.dumps(plan))", False),
-        ("parse_json(raw)", False),
-    ],
-)
-def test_the_search_for_parsed_json_finds_it(line, is_found):
-    assert parsed_json(line) == [1] * is_found
-
-
 def test_json_of_others_is_parsed_within_bounds():
     found = {file for file, source in SOURCES.items() if parsed_json(source)}
-    assert found == set(MAY_PARSE_JSON), "use moegeom.core.documents.parse_json"
+    assert found == MAY_PARSE_JSON, "use moegeom.core.documents.parse_json"
 
 
 IMPORT_ALL = """

@@ -110,5 +110,5 @@ def run(
     if not quiet:
         typer.echo(render(planned, "table", view), nl=False, err=True)
     with closing(watching(quiet)) as watch:
-        found = capture(request, plan, watch)
-    typer.echo(render(captured_document(found, request, view), format.value, view), nl=False)
+        record = capture(request, plan, watch)
+    typer.echo(render(captured_document(record, request, view), format.value, view), nl=False)

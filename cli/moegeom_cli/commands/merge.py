@@ -41,9 +41,9 @@ def run(
     from moegeom.studies.parts.document import missing_document
 
     with screen.watching("tokens") as watch:
-        found = merge(parts, out, watch, checkpoint=checkpoint, tokens=tokens, overwrite=overwrite)
-    if isinstance(found, MissingParts):
-        screen.show(missing_document, found)
+        merged = merge(parts, out, watch, checkpoint=checkpoint, tokens=tokens, overwrite=overwrite)
+    if isinstance(merged, MissingParts):
+        screen.show(missing_document, merged)
         return EXIT_INCONCLUSIVE
-    screen.show(results_document, open_results(found), plots=plots)
+    screen.show(results_document, open_results(merged), plots=plots)
     return 0

@@ -34,8 +34,8 @@ def run(
 
     if counts is not None:
         refuse_ending(counts)
-    found = open_results(results)
-    held = None if counts is None else expert_counts(found)
-    screen.show(results_document, found, plots=plots)
-    if counts is not None and held is not None:
-        screen.note(f"{write_counts(held, counts)}: {counts}")
+    measured = open_results(results)
+    table = None if counts is None else expert_counts(measured)
+    screen.show(results_document, measured, plots=plots)
+    if counts is not None and table is not None:
+        screen.note(f"{write_counts(table, counts)}: {counts}")

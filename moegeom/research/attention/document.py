@@ -40,32 +40,32 @@ _HEADS = (
 )
 
 
-def document(found: Attention, view: View) -> Document:
+def document(report: Attention, view: View) -> Document:
     """What ``moegeom attention`` says."""
-    notes = [Note(text) for text in _notes(found)]
+    notes = [Note(text) for text in _notes(report)]
     tables = [
-        worst_excerpt(found.layers, _badness, view, partial(part, found), *also)
-        for part, also in ((_on_tokens, []), (_layers, [_heads(found)]))
-        if part is _layers or _recorded(found)
+        worst_excerpt(report.layers, _badness, view, partial(part, report), *also)
+        for part, also in ((_on_tokens, []), (_layers, [_heads(report)]))
+        if part is _layers or _recorded(report)
     ]
     return Document(
         "attention",
-        found.checkpoint,
+        report.checkpoint,
         [
-            [Title(found.checkpoint, _title(found)), *_facts(found)],
-            *([[table] for table in tables] if found.layers else [[]]),
+            [Title(report.checkpoint, _title(report)), *_facts(report)],
+            *([[table] for table in tables] if report.layers else [[]]),
             [in_part(notes, "note", view.detail, is_aside=True)] if notes else [],
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
-def _title(found: Attention) -> str:
-    if not found.family:
+def _title(report: Attention) -> str:
+    if not report.family:
         return "no gate found."
-    said = Counter(one.gating for one in found.layers)
-    gates = ", ".join(f"{count} with {_GATES[kind]}" for kind, count in said.items())
-    return f"{found.family}: {number_of(len(found.layers), 'attention layer')}, {gates}."
+    counts = Counter(one.gating for one in report.layers)
+    gates = ", ".join(f"{count} with {_GATES[kind]}" for kind, count in counts.items())
+    return f"{report.family}: {number_of(len(report.layers), 'attention layer')}, {gates}."
 
 
 #: How layers are called by their gate.
@@ -76,24 +76,24 @@ _GATES = {
 }
 
 
-def _facts(found: Attention) -> Iterator[Block]:
-    if not found.family:
+def _facts(report: Attention) -> Iterator[Block]:
+    if not report.family:
         yield Fact(
             "RESULT",
-            f"No gate found: model_type '{found.model_type}' is none whose gates or learned sinks "
+            f"No gate found: model_type '{report.model_type}' is none whose gates or learned sinks "
             "are known, and nothing was guessed from names.",
             "warning",
         )
         return
-    for said in dict.fromkeys(map(_said, found.layers)):
-        those = [one for one in found.layers if _said(one) == said]
-        where = _places(found, those)
-        yield Fact("RESULT", f"{where[0].upper()}{where[1:]}: {said}")
+    for text in dict.fromkeys(map(_said, report.layers)):
+        those = [one for one in report.layers if _said(one) == text]
+        where = _places(report, those)
+        yield Fact("RESULT", f"{where[0].upper()}{where[1:]}: {text}")
     for what, layers in (
-        ("do next to nothing", [(one, one.dead) for one in found.layers]),
+        ("do next to nothing", [(one, one.dead) for one in report.layers]),
         (
             "are alike",
-            [(one, sorted({h for a, b, _ in one.alike for h in (a, b)})) for one in found.layers],
+            [(one, sorted({h for a, b, _ in one.alike for h in (a, b)})) for one in report.layers],
         ),
     ):
         several = [(one, heads) for one, heads in layers if heads]
@@ -103,21 +103,21 @@ def _facts(found: Attention) -> Iterator[Block]:
             yield Fact(
                 "",
                 f"{number_of(number, 'head')} {what} in {number_of(len(several), 'layer')}: "
-                f"{format_layers(set(heads))} of layer {_place(found, one)}"
+                f"{format_layers(set(heads))} of layer {_place(report, one)}"
                 f"{', ...' if len(several) > 1 else '.'}",
                 "warning",
             )
-    for reason in dict.fromkeys(why for _, why in found.left_out):
-        names = [name for name, why in found.left_out if why == reason]
-        every = (*(one.layer for one in found.layers), *(name for name, _ in found.left_out))
+    for reason in dict.fromkeys(why for _, why in report.left_out):
+        names = [name for name, why in report.left_out if why == reason]
+        every = (*(one.layer for one in report.layers), *(name for name, _ in report.left_out))
         where = places(names, {"routers": [{"name": name} for name in every]})
         yield Fact("", f"{where}: not looked at: {reason}.", "warning")
-    yield from _tokens_facts(found)
-    yield Fact("read", f"{size(found.bytes_read)} of {size(found.bytes_total)}.", "plain")
+    yield from _tokens_facts(report)
+    yield Fact("read", f"{size(report.bytes_read)} of {size(report.bytes_total)}.", "plain")
 
 
-def _recorded(found: Attention) -> list[AttentionLayer]:
-    return [one for one in found.layers if one.on_tokens is not None]
+def _recorded(report: Attention) -> list[AttentionLayer]:
+    return [one for one in report.layers if one.on_tokens is not None]
 
 
 #: What is said of all layers: the name of a figure, that of its counterpart, and words for both.
@@ -130,15 +130,15 @@ _SENTENCES = (
 )
 
 
-def _tokens_facts(found: Attention) -> Iterator[Fact]:
-    """What the recorded layers did, as a range over layers, and which were not recorded."""
-    if found.tokens is None:
+def _tokens_facts(report: Attention) -> Iterator[Fact]:
+    """Figures of the recorded layers as ranges, and the layers that were not recorded."""
+    if report.tokens is None:
         return
-    recorded = _recorded(found)
-    told = found.tokens
+    recorded = _recorded(report)
+    tokens = report.tokens
     source = (
-        f"{number_of(told.num_tokens, 'token')} of {number_of(told.num_documents, 'document')} in "
-        f"{told.name}"
+        f"{number_of(tokens.num_tokens, 'token')} of "
+        f"{number_of(tokens.num_documents, 'document')} in {tokens.name}"
     )
     if not recorded:
         yield Fact("tokens", f"none of these layers was recorded ({source}).", "warning")
@@ -161,8 +161,8 @@ def _tokens_facts(found: Attention) -> Iterator[Fact]:
             "to first tokens was not looked at.",
             "warning",
         )
-    if len(recorded) < len(found.layers):
-        missing = number_of(len(found.layers) - len(recorded), "layer")
+    if len(recorded) < len(report.layers):
+        missing = number_of(len(report.layers) - len(recorded), "layer")
         yield Fact("", f"{missing} not in the recording, by weights alone.", "warning")
 
 
@@ -192,23 +192,23 @@ def _said(one: AttentionLayer) -> str:
     )
 
 
-def _places(found: Attention, layers: Sequence[AttentionLayer]) -> str:
-    if len(layers) == len(found.layers) > 1:
+def _places(report: Attention, layers: Sequence[AttentionLayer]) -> str:
+    if len(layers) == len(report.layers) > 1:
         return "all layers"
-    known = {"routers": [{"name": one.layer} for one in found.layers]}
-    return places([one.layer for one in layers], known)
+    run = {"routers": [{"name": one.layer} for one in report.layers]}
+    return places([one.layer for one in layers], run)
 
 
-def _place(found: Attention, one: AttentionLayer) -> str:
-    return place(one.layer, [each.layer for each in found.layers])
+def _place(report: Attention, one: AttentionLayer) -> str:
+    return place(one.layer, [each.layer for each in report.layers])
 
 
 def _badness(one: AttentionLayer) -> float:
     return len(one.dead) + len(one.alike) / 100.0
 
 
-def _layers(found: Attention, layers: Sequence[AttentionLayer]) -> Table:
-    rows = [(_place(found, one), *_row(one)) for one in layers]
+def _layers(report: Attention, layers: Sequence[AttentionLayer]) -> Table:
+    rows = [(_place(report, one), *_row(one)) for one in layers]
     looks: list[Look] = ["warning" if one.dead or one.alike else "plain" for one in layers]
     return Table(_HEADS, rows, looks, drops=(0, 0, 1, 0, 0, 0, 2, 0, 0, 3, 3))
 
@@ -255,15 +255,15 @@ _TOKEN_COLUMNS = (
 _WITH_WIDTH = ("gate_mean", "energy_removed_share", "first_token_mass", "gate_first_correlation")
 
 
-def _on_tokens(found: Attention, layers: Sequence[AttentionLayer]) -> Table:
+def _on_tokens(report: Attention, layers: Sequence[AttentionLayer]) -> Table:
     """Means over heads with 95 % intervals over documents; without what no layer has."""
-    figures = {one.layer: one.on_tokens.figures for one in _recorded(found) if one.on_tokens}
-    columns = [one for one in _TOKEN_COLUMNS if any(one[0] in known for known in figures.values())]
+    figures = {one.layer: one.on_tokens.figures for one in _recorded(report) if one.on_tokens}
+    columns = [one for one in _TOKEN_COLUMNS if any(one[0] in names for names in figures.values())]
     above = [group for _, group, _, _ in columns]
     groups = ["" if group in above[:place] else group for place, group in enumerate(above)]
     rows = [
         (
-            _place(found, one),
+            _place(report, one),
             *(_spelled(name, figures[one.layer].get(name)) for name, *_ in columns),
         )
         for one in layers
@@ -286,13 +286,13 @@ _HEAD_HEADS = (
 )
 
 
-def _heads(found: Attention) -> Table:
+def _heads(report: Attention) -> Table:
     def said(value: float | None, spec: str = ".3g") -> str:
         return "-" if value is None else format(value, spec)
 
     rows = [
         (
-            _place(found, one),
+            _place(report, one),
             f"{head.head}",
             said(head.value_head, "d"),
             said(head.rank, "d"),
@@ -302,16 +302,16 @@ def _heads(found: Attention) -> Table:
             said(head.gate_gram, ".3f"),
             said(head.sink),
         )
-        for one in found.layers
+        for one in report.layers
         for head in one.heads
     ]
     return Table([_HEAD_HEADS], rows)
 
 
-def _notes(found: Attention) -> Iterator[str]:
-    if not found.layers:
+def _notes(report: Attention) -> Iterator[str]:
+    if not report.layers:
         return
-    if any(one.position for one in found.layers):
+    if any(one.position for one in report.layers):
         yield (
             "The gate is a function of what attention reads at the token, such as sigma(W x). "
             "Gates that theory is about are phi of the head's own output: what it proves of them "
@@ -322,12 +322,12 @@ def _notes(found: Attention) -> Iterator[str]:
         "rank of at most the channels. A head does next to nothing where its product is shorter "
         "than 1 % of the median of the layer; two are alike from a cosine of .99 on."
     )
-    if any(one.sink_is_projection for one in found.layers):
+    if any(one.sink_is_projection for one in report.layers):
         yield "Sinks are projections of the attention input: their lengths are shown, not logits."
-    elif any(one.has_sinks for one in found.layers):
+    elif any(one.has_sinks for one in report.layers):
         yield "A sink is a logit of each head that belongs to no token: what it takes adds nothing."
-    yield from (f"{note[:1].upper()}{note[1:]}." for note in found.notes)
-    if found.tokens is None:
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in report.notes)
+    if report.tokens is None:
         yield (
             "Weights alone: how far gates close on text was not looked at (moegeom capture --keep "
             "attention, then --tokens)."
@@ -338,12 +338,12 @@ def _notes(found: Attention) -> Iterator[str]:
             "same lengths in random directions. 'alike': what the first token would have if a "
             "query saw all of its keys alike. Attention is that of queries from the fifth token on."
         )
-    if found.written:
-        yield f"A row for each head of each layer written to {found.written}."
+    if report.written:
+        yield f"A row for each head of each layer written to {report.written}."
 
 
-def _record(found: Attention) -> Mapping[str, Any]:
-    record = dataclasses.asdict(found)
-    for layer, told in zip(found.layers, record["layers"], strict=True):
-        told["free"] = layer.free
+def _record(report: Attention) -> Mapping[str, Any]:
+    record = dataclasses.asdict(report)
+    for layer, entry in zip(report.layers, record["layers"], strict=True):
+        entry["free"] = layer.free
     return record

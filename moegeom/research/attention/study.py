@@ -70,47 +70,47 @@ def layer_on_tokens(tensors: AttentionTensors, record: AttentionRecord) -> Layer
             f"those of {tensors.store.label}.",
             f"It was recorded from {record.checkpoint}." if record.checkpoint else "",
         )
-    known = _known(tensors, sums)
-    found = {
+    names = _known(tensors, sums)
+    figures = {
         name: figure
         for name, figure in gating_figures(sums.by_name, sums.tokens, sums.queries).items()
-        if name in known
+        if name in names
     }
     gate = tensors.family.gate
     if tensors.gate is not None and gate is not None:
         for suffix, (total, squares) in zip(("", "_random"), sums.rows, strict=True):
             pull = gate_pull(total, squares, int(sums.tokens.sum()))
-            found[f"gate_pull{suffix}"] = _exact(pull)
-        found |= _deciles(sums, gate.function)
+            figures[f"gate_pull{suffix}"] = _exact(pull)
+        figures |= _deciles(sums, gate.function)
     blocks = int((sums.tokens > 0).sum())
     return LayerOnTokens(
         num_tokens=int(sums.tokens.sum()),
         num_blocks=blocks,
-        figures={name: _measured(figure, blocks) for name, figure in found.items()},
+        figures={name: _measured(figure, blocks) for name, figure in figures.items()},
         heads=tuple(
-            {name: _number(figure.value[head]) for name, figure in found.items()}
+            {name: _number(figure.value[head]) for name, figure in figures.items()}
             for head in range(tensors.num_heads)
         ),
     )
 
 
 def _known(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
-    """Figures that were looked at: what is not seen adds up to 0."""
+    """Names of the figures that were recorded; sums of the others are 0."""
     gate = tensors.family.gate
-    known: set[str] = set()
+    names: set[str] = set()
     if tensors.gate is not None and gate is not None:
-        known |= {"gate_mean", "gate_closed_share", "gate_mean_random", "gate_closed_share_random"}
+        names |= {"gate_mean", "gate_closed_share", "gate_mean_random", "gate_closed_share_random"}
         if gate.function == "sigmoid":
-            known.add("gate_entropy_nats")
+            names.add("gate_entropy_nats")
         if sums.has_heads:
-            known.add("energy_removed_share")
+            names.add("energy_removed_share")
         if sums.has_places:
-            known.add("gate_first_correlation")
+            names.add("gate_first_correlation")
     if sums.has_places:
-        known |= {"first_token_mass", "first_4_mass", "uniform_mass"}
+        names |= {"first_token_mass", "first_4_mass", "uniform_mass"}
     if sums.has_weights and tensors.sinks is not None:
-        known.add("sink_mass")
-    return known
+        names.add("sink_mass")
+    return names
 
 
 def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
@@ -125,15 +125,15 @@ def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
 
 
 def _exact(value: np.ndarray) -> HeadFigure:
-    known = value[np.isfinite(value)]
-    mean = float(known.mean()) if known.size else math.nan
+    finite = value[np.isfinite(value)]
+    mean = float(finite.mean()) if finite.size else math.nan
     return HeadFigure(value, np.full(len(value), math.nan), mean, math.nan)
 
 
 def _measured(figure: HeadFigure, blocks: int) -> HeadRange:
     width = half_width(figure.mean_error, blocks) if blocks > 1 else math.nan
-    known = figure.value[np.isfinite(figure.value)]
-    ends = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
+    finite = figure.value[np.isfinite(figure.value)]
+    ends = (float(finite.min()), float(finite.max())) if finite.size else (math.nan, math.nan)
     return HeadRange(*(_number(one) for one in (figure.mean, width, *ends)))
 
 
@@ -192,8 +192,8 @@ def _is_projection(tensors: AttentionTensors) -> bool:
     return tensors.sinks is not None and sink is not None and sink.is_projection
 
 
-def _refuse_not_finite(tensors: AttentionTensors, what: str, *found: np.ndarray) -> None:
-    if not all(float(np.abs(values).max(initial=0.0)) <= LARGEST for values in found):
+def _refuse_not_finite(tensors: AttentionTensors, what: str, *arrays: np.ndarray) -> None:
+    if not all(float(np.abs(values).max(initial=0.0)) <= LARGEST for values in arrays):
         raise RouterError(
             f"{tensors.store.label}: {what} of layer {tensors.name} hold values that are not "
             "finite, or beyond 1e70."
@@ -201,14 +201,14 @@ def _refuse_not_finite(tensors: AttentionTensors, what: str, *found: np.ndarray)
 
 
 def _of_sinks(tensors: AttentionTensors, heads: list[Head]) -> list[Head]:
-    """A logit of minus infinity is that of a head without a sink."""
+    """Heads with their sinks; None for a logit of minus infinity, which is no sink."""
     sinks = tensors.read_sinks()
     is_none = np.isneginf(sinks[:, 0]) & (not _is_projection(tensors))
     _refuse_not_finite(tensors, "sinks", sinks[~is_none])
-    given = np.linalg.norm(sinks, axis=1) if _is_projection(tensors) else sinks[:, 0]
+    sizes = np.linalg.norm(sinks, axis=1) if _is_projection(tensors) else sinks[:, 0]
     return [
         dataclasses.replace(head, sink=None if none else float(sink))
-        for head, none, sink in zip(heads, is_none, given, strict=True)
+        for head, none, sink in zip(heads, is_none, sizes, strict=True)
     ]
 
 
@@ -218,23 +218,23 @@ def _of_products(
     matrices = tensors.read_heads()
     spectra = product_spectra(matrices.values, matrices.outputs)
     norms = np.linalg.norm(spectra, axis=1)
-    found = []
+    measured = []
     for head, spectrum, norm, dead in zip(heads, spectra, norms, dead_heads(norms), strict=True):
         rank, effective = spectrum_rank(spectrum)
-        known: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "rank": rank,
             "effective_rank": effective,
             "product_norm": float(norm),
             "is_dead": bool(dead),
         }
-        found.append(dataclasses.replace(head, **known))
-    return found, alike_heads(matrices.values, matrices.outputs)
+        measured.append(dataclasses.replace(head, **fields))
+    return measured, alike_heads(matrices.values, matrices.outputs)
 
 
 def _of_gate(gate: GateRows, heads: list[Head]) -> tuple[list[Head], dict[str, float | None]]:
     _, channels, width = gate.rows.shape
     own = [_score(rows) if channels > 1 else None for rows in gate.rows]
-    found = [
+    measured = [
         dataclasses.replace(
             head,
             gate_norm=float(np.sqrt((rows**2).sum(axis=1).mean())),
@@ -246,12 +246,12 @@ def _of_gate(gate: GateRows, heads: list[Head]) -> tuple[list[Head], dict[str, f
     if channels == 1:
         score = _score(gate.rows[:, 0])
     else:
-        known = [one for one in own if one is not None]
-        score = float(np.mean(known)) if known else None
+        scores = [one for one in own if one is not None]
+        score = float(np.mean(scores)) if scores else None
     number = channels if channels > 1 else len(heads)
     if number < 2:
-        return found, {"gram": None, "gram_random": None, "gram_random_sd": None}
-    return found, {
+        return measured, {"gram": None, "gram_random": None, "gram_random_sd": None}
+    return measured, {
         "gram": score,
         "gram_random": random_gram_score(number, width, False),
         "gram_random_sd": random_gram_score_sd(number, width, False),
@@ -259,9 +259,9 @@ def _of_gate(gate: GateRows, heads: list[Head]) -> tuple[list[Head], dict[str, f
 
 
 def _score(rows: Float64[np.ndarray, "rows width"]) -> float | None:
-    """Of rows as they are: a vector that is added to all of them changes a gate."""
-    found = gram_score(cosines(rows @ rows.T))
-    return None if np.isnan(found) else found
+    """Gram score of uncentred rows: a vector added to all of them changes a gate."""
+    score = gram_score(cosines(rows @ rows.T))
+    return None if np.isnan(score) else score
 
 
 def attention(request: AttentionRequest, watch: Watch | None = None) -> Attention:
@@ -286,25 +286,25 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
     """
     if request.out is not None:
         refuse_out(request.out, request.overwrite, (".parquet",))
-    wanted = None if request.layers is None else parse_layers(request.layers)
+    numbers = None if request.layers is None else parse_layers(request.layers)
     record = None if request.tokens is None else read_attention_record(request.tokens)
     store = open_checkpoint(request.checkpoint, request.remote)
     family = recognise_attention(store.config)
     named = str(store.config.get("model_type", ""))[:60]
-    found: list[AttentionLayer] = []
+    layers: list[AttentionLayer] = []
     left_out: list[tuple[str, str]] = []
     if family is not None:
-        asked = list(_sized(attention_layers(store, family, wanted), left_out))
+        chosen = list(_sized(attention_layers(store, family, numbers), left_out))
         announce_bytes(
-            sum(one.num_bytes for one in asked),
+            sum(one.num_bytes for one in chosen),
             "of attention are",
             request.yes,
             watch,
-            of="attention",
+            noun="attention",
         )
         if watch:
-            watch.start(len(asked))
-        for tensors in asked:
+            watch.start(len(chosen))
+        for tensors in chosen:
             if watch:
                 watch.begin(tensors.name)
             try:
@@ -313,20 +313,20 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
                 left_out.append((tensors.name, error.message.rstrip(".")))
             else:
                 on_tokens = None if record is None else layer_on_tokens(tensors, record)
-                found.append(dataclasses.replace(layer, on_tokens=on_tokens))
+                layers.append(dataclasses.replace(layer, on_tokens=on_tokens))
             if watch:
                 watch.advance(1)
     if request.out is not None:
-        _write(request.out, found)
-    said = [] if family is None else [family.no_products, family.value.note if family.value else ""]
+        _write(request.out, layers)
+    both = [] if family is None else [family.no_products, family.value.note if family.value else ""]
     return Attention(
         checkpoint=store.label,
         model_type=named,
         family=family.name if family else "",
         source=family.source if family else "",
-        layers=tuple(found),
+        layers=tuple(layers),
         left_out=tuple(left_out),
-        notes=tuple(note for note in said if note),
+        notes=tuple(note for note in both if note),
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,
         written=None if request.out is None else request.out.name,
@@ -339,7 +339,7 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
 def _sized(
     layers: list[AttentionTensors], left_out: list[tuple[str, str]]
 ) -> Iterator[AttentionTensors]:
-    """Layers whose headers can be understood; the others with the reason."""
+    """Layers whose headers are valid; the others go to ``left_out`` with the reason."""
     for tensors in layers:
         try:
             assert tensors.num_bytes >= 0
@@ -349,13 +349,13 @@ def _sized(
             yield tensors
 
 
-def _write(out: Path, found: list[AttentionLayer]) -> None:
+def _write(out: Path, layers: list[AttentionLayer]) -> None:
     """A row for each head of each layer."""
-    write_rows(out, [row for one in found for row in rows_of(one)])
+    write_rows(out, [row for one in layers for row in rows_of(one)])
 
 
 def rows_of(layer: AttentionLayer) -> Iterator[dict[str, Any]]:
-    """Rows of the file: what is said of the layer, then of the head."""
+    """Rows of the file: the columns of the layer, then of the head."""
     alike: dict[int, tuple[int, float]] = {}
     for one, two, cosine in layer.alike:
         for head, other in ((one, two), (two, one)):

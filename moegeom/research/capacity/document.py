@@ -45,44 +45,44 @@ _NOT_SHOWN = "Not shown: splits on other dimensions, costs of routers, counts of
 _ROUTERS = ("router", "MACs a token", "FLOP", "times experts'", "published")
 
 
-def document(found: Capacity, view: View) -> Document:
+def document(report: Capacity, view: View) -> Document:
     """What ``moegeom capacity`` says."""
-    layers = [_layer(layer, found, view) for layer in found.layers]
+    layers = [_layer(layer, report, view) for layer in report.layers]
     most = len(layers) if view.detail else _MOST_LAYERS
     rest = layers[most:]
     return Document(
         "capacity",
-        found.name,
+        report.name,
         [
-            [*_header(found)],
+            [*_header(report)],
             *(section for layer in layers[:most] for section in layer),
             *([Excerpt([], section)] for layer in rest for section in layer),
-            [Gallery(lambda: [*capacity_figures(found)])],
-            [in_part([*_ending(found, len(rest))], "note", view.detail, is_aside=True)],
+            [Gallery(lambda: [*capacity_figures(report)])],
+            [in_part([*_ending(report, len(rest))], "note", view.detail, is_aside=True)],
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
-def _header(found: Capacity) -> Iterator[Block]:
-    if found.run is None:
-        yield Title(found.name, "what a layer of this size could do at most, from numbers alone.")
+def _header(report: Capacity) -> Iterator[Block]:
+    if report.run is None:
+        yield Title(report.name, "what a layer of this size could do at most, from numbers alone.")
         return
-    rows = [{"router": router["name"]} for router in found.run["routers"]]
-    yield from header(Summary(found.run, rows, [], [], []), "routers", "rule", "tokens")
+    rows = [{"router": router["name"]} for router in report.run["routers"]]
+    yield from header(Summary(report.run, rows, [], [], []), "routers", "rule", "tokens")
 
 
 # ------------------------------------------------------------------------------------------- layers
 
 
-def _layer(layer: LayerCapacity, found: Capacity, view: View) -> Sequence[Sequence[Block]]:
+def _layer(layer: LayerCapacity, report: Capacity, view: View) -> Sequence[Sequence[Block]]:
     """Sections on one kind of layer."""
     middle = layer.at[len(layer.at) // 2].dims
     splits = [[_split_cells(s, g) for g in s.gains] for s in layer.splits if s.split > 1]
     whole = [row for rows in splits for row in rows]
     brief = [row for row in whole if view.detail or row[4] == f"{middle:,}"]
     rest = [] if view.detail else [Note(_NOT_SHOWN)]
-    costs = [*_cost_blocks(layer, found)]
+    costs = [*_cost_blocks(layer, report)]
     splits_shown = Excerpt([_split_table(brief)], [_split_table(whole)])
     at = [_dims_cells(layer, at) for at in layer.at]
     data = Table(_ON_DATA, at, left=(), drops=(0, 0, 0, 2, 0, 0, 1))
@@ -119,14 +119,14 @@ def _excess(at: AtDimension) -> float:
 def _reach(layer: LayerCapacity) -> str:
     sizes = layer.sizes
     sets = f"C({sizes.num_experts:,}, {sizes.top_k:,}) = {_count(layer.num_sets)}"
-    said = f"{sets} expert {'set' if layer.num_sets == 1 else 'sets'}"
+    text = f"{sets} expert {'set' if layer.num_sets == 1 else 'sets'}"
     under = [at for at in layer.at if at.most_cells < layer.num_sets]
     if not under:
-        return f"{said}; no bound forbids any of them on the dimensions listed."
+        return f"{text}; no bound forbids any of them on the dimensions listed."
     last = under[-1]
     share = percent(_share(last.most_cells, layer.num_sets))
     return (
-        f"{said}. Data on {number_of(last.dims, 'dimension')} reach {_count(last.most_cells)} of "
+        f"{text}. Data on {number_of(last.dims, 'dimension')} reach {_count(last.most_cells)} of "
         f"them at most ({share}); from {layer.free_from:,} on the bound forbids none."
     )
 
@@ -141,11 +141,11 @@ def _facts(layer: LayerCapacity) -> Iterator[Block]:
         yield Fact("layers", layer.routers)
     kind = "gated (3 matrices each)" if sizes.is_gated else "two matrices each"
     shared = f", {sizes.shared_width:,} shared neurons" if sizes.shared_width else ""
-    said = (
+    text = (
         f"{number_of(sizes.num_experts, 'expert')} of width {sizes.width:,}, {kind}, top-"
         f"{sizes.top_k:,}{shared}; inputs of {sizes.hidden:,}"
     )
-    yield Fact("sizes", f"{said}; width by {layer.width_origin}" if layer.width_origin else said)
+    yield Fact("sizes", f"{text}; width by {layer.width_origin}" if layer.width_origin else text)
     if layer.dims_origin:
         yield Fact("data", f"{layer.dims_origin}, rounded up below")
     several = "vertex (set)" if layer.num_sets == 1 else "vertices (sets)"
@@ -204,7 +204,7 @@ def _split_cells(split: SplitExperts, gain: SplitGain) -> tuple[str, ...]:
     )
 
 
-def _cost_blocks(layer: LayerCapacity, found: Capacity) -> Iterator[Block]:
+def _cost_blocks(layer: LayerCapacity, report: Capacity) -> Iterator[Block]:
     printed = vars(layer.published_macs)
     rows = [
         (
@@ -217,7 +217,7 @@ def _cost_blocks(layer: LayerCapacity, found: Capacity) -> Iterator[Block]:
         for name, macs in vars(layer.macs).items()
     ]
     yield Table([_ROUTERS], rows)
-    yield Note(f"Routers with a projection compare vectors of {found.router_dim:,}.")
+    yield Note(f"Routers with a projection compare vectors of {report.router_dim:,}.")
     yield _parameter_table(layer)
 
 
@@ -234,10 +234,10 @@ def _parameter_table(layer: LayerCapacity) -> Table:
 # -------------------------------------------------------------------------------------------- notes
 
 
-def _ending(found: Capacity, rest: int) -> Iterator[Block]:
+def _ending(report: Capacity, rest: int) -> Iterator[Block]:
     if rest:
         yield Note(f"and {number_of(rest, 'more kind')} of layers: --detail")
-    gated = any(layer.sizes.is_gated for layer in found.layers)
+    gated = any(layer.sizes.is_gated for layer in report.layers)
     pattern = "signs of the gate pre-activations" if gated else "neurons that are on"
     yield Note(
         "Cells: expert sets that inputs of an affine set of so many dimensions reach; regions: "
@@ -248,12 +248,12 @@ def _ending(found: Capacity, rest: int) -> Iterator[Block]:
         "Sets, cells and regions count what is possible, not what training uses, and a gain in "
         "them is no gain in quality."
     )
-    for router, why in found.left_out:
+    for router, why in report.left_out:
         yield Note(f"left out {router}: {why}.")
-    if found.run is not None:
-        yield from map(Note, skipped(Summary(found.run, [], [], [], [])))
-    if found.written:
-        yield Note(f"Table written to {found.written}.")
+    if report.run is not None:
+        yield from map(Note, skipped(Summary(report.run, [], [], [], [])))
+    if report.written:
+        yield Note(f"Table written to {report.written}.")
 
 
 def _count(count: int) -> str:
@@ -267,9 +267,9 @@ def _power(value: float) -> str:
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
-def _record(found: Capacity) -> Mapping[str, Any]:
+def _record(report: Capacity) -> Mapping[str, Any]:
     return {
-        "name": found.name,
+        "name": report.name,
         "layers": [
             {
                 "router": layer.routers or None,
@@ -279,21 +279,21 @@ def _record(found: Capacity) -> Mapping[str, Any]:
                 "dims_origin": layer.dims_origin,
                 "rows": rows_of(layer),
             }
-            for layer in found.layers
+            for layer in report.layers
         ],
-        "router_dim": found.router_dim,
-        "left_out": found.left_out,
-        "written": found.written,
-        **({} if found.run is None else rule_facts(found.run)),
-        "run": found.run,
+        "router_dim": report.router_dim,
+        "left_out": report.left_out,
+        "written": report.written,
+        **({} if report.run is None else rule_facts(report.run)),
+        "run": report.run,
     }
 
 
 # ------------------------------------------------------------------------------------------ figures
-def capacity_figures(found: Capacity) -> Iterator[Chart]:
+def capacity_figures(report: Capacity) -> Iterator[Chart]:
     """Of the first kind of layer, where more than one dimension was asked for."""
-    if found.layers and len(found.layers[0].at) > 1:
-        yield _cells(found.layers[0])
+    if report.layers and len(report.layers[0].at) > 1:
+        yield _cells(report.layers[0])
 
 
 def _cells(layer: LayerCapacity) -> Chart:

@@ -51,7 +51,7 @@ from moegeom.research.capacity.request import CapacityRequest
 #: Dimensions of the data where nothing else is asked; the whole input comes last.
 _DATA_DIMS = (1, 2, 5, 10, 20, 50)
 
-#: Into how many parts experts are cut where nothing else is asked.
+#: Default split factors of experts.
 _SPLITS = (1, 2, 4, 8)
 
 #: The largest of what may be asked: integers grow with all of them.
@@ -76,7 +76,7 @@ _MOST_WORK = 2**25
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose sizes they are, and where they come from (``LayerCapacity``)."""
+    """The routers with these sizes, and where the sizes come from (``LayerCapacity``)."""
 
     routers: str = ""
     is_linear: bool = True
@@ -94,7 +94,7 @@ def requested_layer(
     of_data: Sequence[int] = (),
     origin: Origin = _TYPED,
 ) -> LayerCapacity:
-    """On the dimensions asked for, or those of the data, or the usual ones; the input comes last.
+    """The layer on the requested dimensions, else on those of the data or the defaults and D.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def layer_capacity(
     router_dim: int,
     origin: Origin = _TYPED,
 ) -> LayerCapacity:
-    """All of it, on these dimensions and with these splits, each of which divides the width."""
+    """Counts, bounds and costs on these dimensions and splits; each split divides the width."""
     num_experts, k, hidden = sizes.num_experts, sizes.top_k, sizes.hidden
     at = tuple(_at(sizes, d) for d in dims)
     neurons = k * sizes.width + sizes.shared_width
@@ -190,18 +190,18 @@ def _at(sizes: LayerSizes, dims: int) -> AtDimension:
 
 
 def _expected(num_experts: int, k: int, dims: int) -> float | None:
-    """None where it would take long, and beyond float64."""
+    """Expected cells; None if too slow to compute or outside the range of float64."""
     if dims >= num_experts - 1:
         count = math.comb(num_experts, k)
         return float(count) if count.bit_length() < 1024 else None
     if dims > _MOST_EXPECTED_DIMS:
         return None
-    found = expected_diagram(num_experts, k, dims, is_central=False).cells
-    return found if math.isfinite(found) else None
+    cells = expected_diagram(num_experts, k, dims, is_central=False).cells
+    return cells if math.isfinite(cells) else None
 
 
 def _regions(num_experts: int, k: int, width: int, dims: int) -> int | None:
-    """None where the sum would take seconds."""
+    """The bound on regions; None where the sum would take seconds."""
     if k * min(dims, k) * num_experts > _MOST_WORK:
         return None
     return most_regions(num_experts, k, width, dims)

@@ -26,14 +26,14 @@ from moegeom.tokens.stages import INPUT_STAGES
 
 @dataclass(frozen=True)
 class _Kind:
-    """What layers must share to be told together."""
+    """The sizes by which layers are grouped."""
 
     sizes: LayerSizes
     is_linear: bool
 
 
 def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
-    """Layers of the same sizes together; no byte of an expert is read.
+    """The capacity of each group of layers of the same sizes; no expert weight is read.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
     layers = []
     for kind, those in members.items():
         names = [router.name for router, _ in those]
-        dims, said = _of_data([ranges[name] for name in names if name in ranges])
+        dims, text = _of_data([ranges[name] for name in names if name in ranges])
         layers.append(
             requested_layer(
                 request,
@@ -77,7 +77,7 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
                     _named([router for router, _ in those]),
                     kind.is_linear,
                     those[0][1].origin,
-                    said,
+                    text,
                 ),
             )
         )
@@ -141,8 +141,8 @@ def _of_data(ranges: Sequence[tuple[float, float]]) -> tuple[tuple[int, ...], st
     if not ranges:
         return (), ""
     low, high = min(ends[0] for ends in ranges), max(ends[1] for ends in ranges)
-    said = f"intrinsic dimension of the tokens: {low:.1f} to {high:.1f}"
-    return (max(1, math.ceil(low)), max(1, math.ceil(high))), said
+    text = f"intrinsic dimension of the tokens: {low:.1f} to {high:.1f}"
+    return (max(1, math.ceil(low)), max(1, math.ceil(high))), text
 
 
 def _named(routers: Sequence[Router]) -> str:

@@ -32,12 +32,12 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class AtDimension:
-    """What can be told apart on an affine set of ``dims`` dimensions.
+    """Counts and bounds of cells on an affine set of ``dims`` dimensions.
 
     ``most_cells`` of top-k, ``all_orders`` together for every k from 0 to E, ``expected_cells`` of
-    a Gaussian router. ``dense_leading`` is log10 of m^d / d! for the m active neurons, ``regions``
-    the bound of expert sets with patterns of neurons, ``regions_leading`` log10 of what it grows
-    like. None where it takes too long, or means nothing.
+    a Gaussian router. ``dense_leading`` is log10 of the leading term m^d / d! for the m active
+    neurons, ``regions`` the bound on expert sets with neuron patterns, ``regions_leading`` log10 of
+    its asymptotic growth. None where it takes too long, or does not apply.
     """
 
     dims: int
@@ -85,7 +85,7 @@ class SplitExperts:
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """All of it for layers of the same sizes.
+    """Counts, bounds and costs for layers of the same sizes.
 
     ``routers`` names them, "" for sizes that were typed. ``width_origin`` and ``dims_origin`` say
     where the width of experts and the dimensions of the data come from. ``faces`` of the

@@ -49,13 +49,13 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
         # what opens checkpoints takes longer to load than counting takes
         from moegeom.research.capacity.opened import of_checkpoint
 
-        found = of_checkpoint(request, watch)
+        report = of_checkpoint(request, watch)
     else:
-        found = _of_sizes(request)
+        report = _of_sizes(request)
     if request.out is not None:
-        write_table(request.out, found.layers)
-        found = dataclasses.replace(found, written=request.out.name)
-    return found
+        write_table(request.out, report.layers)
+        report = dataclasses.replace(report, written=request.out.name)
+    return report
 
 
 def _of_sizes(request: CapacityRequest) -> Capacity:
@@ -81,9 +81,9 @@ def _of_sizes(request: CapacityRequest) -> Capacity:
 def _check(request: CapacityRequest) -> None:
     """Raises UsageError for what cannot be meant, before anything is read."""
     needed = ("experts", "width", "hidden")
-    given = [name for name in ("experts", "hidden") if getattr(request, name) is not None]
-    if request.checkpoint and (given or request.shared):
-        name = option_of(given[0] if given else "shared")
+    sizes = [name for name in ("experts", "hidden") if getattr(request, name) is not None]
+    if request.checkpoint and (sizes or request.shared):
+        name = option_of(sizes[0] if sizes else "shared")
         raise UsageError(f"{name} goes without --from: the checkpoint says it.")
     if not request.checkpoint:
         missing = [option_of(name) for name in needed if getattr(request, name) is None]

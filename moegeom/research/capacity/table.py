@@ -44,7 +44,7 @@ def rows_of(layer: LayerCapacity) -> list[dict[str, Any]]:
 
 
 def write_table(out: Path, layers: Sequence[LayerCapacity]) -> None:
-    """A file that is there at the end is whole."""
+    """Writes the table atomically."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -146,7 +146,7 @@ def _regions(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
 
 
 def _claim(at: AtDimension, count: int, is_of_k: bool = True) -> str:
-    """Of a published count of k experts: whether it can be attained."""
+    """Whether a published count of k experts can be attained."""
     if not is_of_k or at.regions is None or count <= at.regions:
         return ""
     more = log10_count(count) - log10_count(at.regions)

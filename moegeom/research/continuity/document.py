@@ -31,22 +31,22 @@ _FADING = 0.9
 _SHOWN = 5
 
 
-def document(found: Continuity, view: View) -> Document:
+def document(report: Continuity, view: View) -> Document:
     """What ``moegeom continuity`` says."""
-    notes = [*_limits(found)]
-    if found.written:
-        notes.append(f"Lines and spreads written to {found.written}.")
+    notes = [*_limits(report)]
+    if report.written:
+        notes.append(f"Lines and spreads written to {report.written}.")
     return study_page(
-        found,
+        report,
         "continuity",
         view,
-        [worst_excerpt(found.routers, _height, view, partial(_routers, found))],
-        [_radii(found)],
-        [Gallery(lambda: [*continuity_figures(found)])],
-        verdict=_result(found),
-        facts=[Fact("line", _lines(found)), *_gate(found)],
+        [worst_excerpt(report.routers, _height, view, partial(_routers, report))],
+        [_radii(report)],
+        [Gallery(lambda: [*continuity_figures(report)])],
+        verdict=_result(report),
+        facts=[Fact("line", _lines(report)), *_gate(report)],
         notes=notes,
-        record=lambda: _record(found),
+        record=lambda: _record(report),
     )
 
 
@@ -55,17 +55,17 @@ def _height(one: RouterContinuity) -> float:
     return one.crossing.relative
 
 
-def highest(found: Continuity) -> RouterContinuity:
+def highest(report: Continuity) -> RouterContinuity:
     """The router whose jump is the highest, measured by the output."""
-    return max(found.routers, key=_height)
+    return max(report.routers, key=_height)
 
 
 # ------------------------------------------------------------------------------------------- result
 
 
-def _result(found: Continuity) -> Iterator[Block]:
-    one = highest(found)
-    crossing, place = one.crossing, study_summary(found).places([one.router])
+def _result(report: Continuity) -> Iterator[Block]:
+    one = highest(report)
+    crossing, place = one.crossing, study_summary(report).places([one.router])
     out, into = crossing.pair
     yield Fact(
         "RESULT",
@@ -76,11 +76,11 @@ def _result(found: Continuity) -> Iterator[Block]:
     )
     if crossing.smooth is not None:
         yield Fact("", f"Smoothed, it {_smooth_said(crossing.smooth)}.", "plain")
-    yield from left_out_facts(found)
+    yield from left_out_facts(report)
 
 
 def _said(along: Along) -> str:
-    """What the hard gate was seen to do down to the least radius."""
+    """The behaviour of the hard gate down to the least radius."""
     if along.slope_near < _JUMPS:
         return "jumps"
     if along.slope_near > _PROPORTIONAL:
@@ -104,55 +104,55 @@ def _slope(along: Along) -> str:
     return "-" if math.isnan(along.slope_near) else f"{along.slope_near:.2f}"
 
 
-def _lines(found: Continuity) -> str:
-    """Of how many tokens the lines were chosen, and what was read for it."""
-    known, looked = (
-        sum(getattr(one, name) for one in found.routers) for name in ("num_known", "num_tokens")
+def _lines(report: Continuity) -> str:
+    """The number of tokens the lines were chosen from, and the bytes that were read."""
+    points, total = (
+        sum(getattr(one, name) for one in report.routers) for name in ("num_known", "num_tokens")
     )
     read, of = (
-        sum(getattr(one, name) for one in found.routers)
+        sum(getattr(one, name) for one in report.routers)
         for name in ("experts_read", "expert_bytes")
     )
     which = (
         "of the token asked for"
-        if found.sample.seed is None
+        if report.sample.seed is None
         else "of the token of the sample with the highest jump whose line meets no other boundary"
     )
-    left = "" if known == looked else f"; {looked - known:,} of {looked:,} boundary points unknown"
+    left = "" if points == total else f"; {total - points:,} of {total:,} boundary points unknown"
     return (
-        f"Through the nearest boundary point, {found.radius:g} rms lengths to both sides: {which}"
+        f"Through the nearest boundary point, {report.radius:g} rms lengths to both sides: {which}"
         f"{left}. {number_of(read, 'expert')} read ({size(of)})."
     )
 
 
-def _gate(found: Continuity) -> Iterator[Block]:
+def _gate(report: Continuity) -> Iterator[Block]:
     """How the smoothed gate was made, and how small a disturbance it is good for."""
-    known = [one for one in found.routers if one.crossing.smooth is not None]
-    if known:
-        one = max(known, key=lambda each: each.eps)
-        up_to = "eps up to" if len(known) > 1 else "eps"
+    smoothed = [one for one in report.routers if one.crossing.smooth is not None]
+    if smoothed:
+        one = max(smoothed, key=lambda each: each.eps)
+        up_to = "eps up to" if len(smoothed) > 1 else "eps"
         yield Fact(
             "smooth",
-            f"Experts less than eps below the last chosen one run too ({found.smooth}; {up_to} "
+            f"Experts less than eps below the last chosen one run too ({report.smooth}; {up_to} "
             f"{figure_text(one.eps)} {one.unit}, {figure_text(one.extra)} more experts a token). "
             f"They fade in the last tenth of that strip: weights move by up to "
             f"{one.steepest_activation:.3g}/eps per unit of score, so that it helps against "
             f"disturbances below some {figure_text(one.eps / one.steepest_activation)}.",
         )
-    for reason in dict.fromkeys(one.reason for one in found.routers if one.reason):
-        places = study_summary(found).places(
-            [o.router for o in found.routers if o.reason == reason]
+    for reason in dict.fromkeys(one.reason for one in report.routers if one.reason):
+        places = study_summary(report).places(
+            [o.router for o in report.routers if o.reason == reason]
         )
-        yield Fact("" if known else "smooth", f"{places}: no smoothed gate: {reason}.")
+        yield Fact("" if smoothed else "smooth", f"{places}: no smoothed gate: {reason}.")
 
 
 # ------------------------------------------------------------------------------------------- tables
 
 
-def _routers(found: Continuity, shown: Any) -> Table:
-    rest = len(found.routers) - len(shown)
+def _routers(report: Continuity, routers: Any) -> Table:
+    rest = len(report.routers) - len(routers)
     more = f"and {rest} more that jump less: --detail" if rest else ""
-    rows = [(study_summary(found).place(one.router), *_cells(one)) for one in shown]
+    rows = [(study_summary(report).place(one.router), *_cells(one)) for one in routers]
     return Table(_HEADS, rows, drops=(0, 0, 0, 0, 0, 0, 1, 1, 2), rest=more)
 
 
@@ -170,9 +170,9 @@ def _cells(one: RouterContinuity) -> tuple[str, ...]:
     )
 
 
-def _radii(found: Continuity) -> Table:
+def _radii(report: Continuity) -> Table:
     """G at some radii, of the router whose jump is the highest."""
-    one = highest(found)
+    one = highest(report)
     crossing, smooth = one.crossing, one.crossing.smooth
     last = len(crossing.radius) - 1
     places = [round(last * n / (_SHOWN - 1)) for n in range(_SHOWN)]
@@ -186,7 +186,7 @@ def _radii(found: Continuity) -> Table:
         )
         for at in places
     ]
-    place = study_summary(found).places([one.router])
+    place = study_summary(report).places([one.router])
     heads = (
         (f"{place}: within r", "spread G of the output", "", "smooth"),
         ("rms lengths", "hard", "smooth", "G / r"),
@@ -197,13 +197,13 @@ def _radii(found: Continuity) -> Table:
 # -------------------------------------------------------------------------------------------- notes
 
 
-def _limits(found: Continuity) -> Iterator[str]:
+def _limits(report: Continuity) -> Iterator[str]:
     yield (
         "G(r) is the largest distance of two outputs within r of the boundary point on the line, "
         "its slope d ln G / d ln r over the smallest decade of 40 radii: 0 at a jump, 1 where the "
         "output has a derivative. Of the routed experts of one block, with one set of weights."
     )
-    crossing = highest(found).crossing
+    crossing = highest(report).crossing
     if crossing.fades_at < _FADING:
         yield (
             f"At the ends of that line the expert left out is {percent(crossing.fades_at)} of eps "
@@ -215,15 +215,15 @@ def _limits(found: Continuity) -> Iterator[str]:
         "told from a very steep slope by looking; the height is that of the two sides at the "
         "boundary itself."
     )
-    if any(one.has_groups for one in found.routers):
+    if any(one.has_groups for one in report.routers):
         yield (
             "Groups are masked before rank k is looked at: where the nearest boundary is one of "
             "groups, smoothing does not help. Those are among the unknown boundary points."
         )
 
 
-def _record(found: Continuity) -> Mapping[str, Any]:
-    record = study_record(found)
+def _record(report: Continuity) -> Mapping[str, Any]:
+    record = study_record(report)
     return {**record, "routers": _plain(record["routers"])}
 
 
@@ -243,10 +243,10 @@ def _plain(value: Any) -> Any:
 _ROLES = {"hard": "tokens", "smooth": "g1"}
 
 
-def continuity_figures(found: Continuity) -> Iterator[Chart]:
+def continuity_figures(report: Continuity) -> Iterator[Chart]:
     """One for each router, the highest jump first."""
-    names = [one.router for one in found.routers]
-    for one in sorted(found.routers, key=lambda each: -each.crossing.relative):
+    names = [one.router for one in report.routers]
+    for one in sorted(report.routers, key=lambda each: -each.crossing.relative):
         yield _crossing(one, place(one.router, names))
 
 

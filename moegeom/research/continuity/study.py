@@ -109,22 +109,22 @@ def _clear_line(
     request: ContinuityRequest,
 ) -> tuple[int, int]:
     """The row with the highest jump whose line meets no other boundary, and how many were tried."""
-    known = np.flatnonzero(jumps.is_known)
-    known = known[np.argsort(-jumps.height[known], kind="stable")]
+    rows = np.flatnonzero(jumps.is_known)
+    rows = rows[np.argsort(-jumps.height[rows], kind="stable")]
     name = exact.router.name
-    if not len(known):
+    if not len(rows):
         which = "any token" if request.at is None else f"token {request.at}"
         raise UsageError(
             f"router {name}: the nearest boundary point of {which} is not known.",
             "Nearest are a change of groups, equal rows, or a corner; ask for another token.",
         )
-    for start in range(0, len(known), _AT_ONCE):
-        few = known[start : start + _AT_ONCE]
-        found = np.flatnonzero(_is_clear(exact, prepared, kernels, some, jumps, few, request))
-        if len(found):
-            return int(few[found[0]]), start + int(found[0]) + 1
+    for start in range(0, len(rows), _AT_ONCE):
+        few = rows[start : start + _AT_ONCE]
+        clear = np.flatnonzero(_is_clear(exact, prepared, kernels, some, jumps, few, request))
+        if len(clear):
+            return int(few[clear[0]]), start + int(clear[0]) + 1
     raise UsageError(
-        f"router {name}: of {number_of(len(known), 'line')} every one meets another boundary "
+        f"router {name}: of {number_of(len(rows), 'line')} every one meets another boundary "
         f"within {request.radius:g} rms lengths of the input.",
         f"Look at a shorter line: --radius {request.radius / 4.0:g}.",
     )
@@ -150,8 +150,8 @@ def _is_clear(
         at = jumps.tie.point[row] + sign * half[:, None] * jumps.tie.normal[row]
         logits = exact.logits(at)
         chosen = exact.chosen(logits)
-        wanted = jumps.chosen[row] if sign > 0.0 else jumps.after[row]
-        is_clear &= same_sets(chosen, wanted)
+        expected = jumps.chosen[row] if sign > 0.0 else jumps.after[row]
+        is_clear &= same_sets(chosen, expected)
         if prepared.rows is not None:
             distance = boundary_distance(logits, chosen, prepared.rows).distance
         else:
@@ -182,20 +182,20 @@ def _crossing(
     dense[::_BETWEEN] = radius
     both = np.concatenate([-dense[::-1], dense])
     # an even number of steps would land on the tie, where either set may be chosen
-    drawn = largest * np.linspace(-1.0, 1.0, _DRAWN + 1)
+    offsets = largest * np.linspace(-1.0, 1.0, _DRAWN + 1)
     point, normal = jumps.tie.point[row], jumps.tie.normal[row]
 
     def at(offset: np.ndarray) -> np.ndarray:
         return point + offset[:, None] * normal
 
     hard = exact.output(at(both), mixed)
-    found = spread_within(both, hard, radius)
-    coordinate = found.coordinate
-    line = exact.output(at(drawn), mixed)[:, coordinate]
+    spread = spread_within(both, hard, radius)
+    coordinate = spread.coordinate
+    line = exact.output(at(offsets), mixed)[:, coordinate]
     smooth = None
     if budget is not None:
         along = spread_within(both, _smoothed(exact, at(both), budget, mixed), radius, coordinate)
-        smoothed = _smoothed(exact, at(drawn), budget, mixed)[:, coordinate]
+        smoothed = _smoothed(exact, at(offsets), budget, mixed)[:, coordinate]
         smooth = _along("smooth", smoothed, along)
     return BoundaryCrossing(
         token=int(some.token[row]),
@@ -205,9 +205,9 @@ def _crossing(
         jump=float(jumps.height[row]),
         output=float(jumps.output[row]),
         coordinate=coordinate,
-        offset=drawn,
+        offset=offsets,
         radius=radius,
-        hard=_along("hard", line, found),
+        hard=_along("hard", line, spread),
         smooth=smooth,
         fades_at=_fades_at(exact, at(np.array([-largest, largest])), jumps.pair[row], budget),
     )
@@ -231,18 +231,18 @@ def _fades_at(
 def _along(
     gate: Literal["hard", "smooth"],
     line: Float64[np.ndarray, "points"],
-    found: SpreadByRadius,
+    spread: SpreadByRadius,
 ) -> Along:
-    near = found.slope[1 : _DECADE + 1]
+    near = spread.slope[1 : _DECADE + 1]
     return Along(
         gate=gate,
         line=line,
-        spread=found.whole,
-        slope=found.slope,
-        spread_coordinate=found.one,
-        slope_coordinate=found.one_slope,
+        spread=spread.whole,
+        slope=spread.slope,
+        spread_coordinate=spread.one,
+        slope_coordinate=spread.one_slope,
         slope_near=float(np.median(near)),
-        steepest=float((found.whole / found.radius).max()),
+        steepest=float((spread.whole / spread.radius).max()),
     )
 
 
@@ -323,24 +323,24 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     if request.at is not None:
         refuse_tokens_beyond([request.at], source, "--at")
     reasons = {router.name: why_no_jumps(router, source.facts) for router in opened.recorded}
-    asked = [router for router in opened.recorded if not reasons[router.name]]
+    chosen = [router for router in opened.recorded if not reasons[router.name]]
     left_out = [*opened.left_out, *((name, why) for name, why in reasons.items() if why)]
-    if not asked:
+    if not chosen:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
-    announce_experts(dataclasses.replace(opened, chosen=tuple(asked)), request.yes, watch)
-    kernels, found, samples = load_kernels(request.backend), [], []
+    announce_experts(dataclasses.replace(opened, chosen=tuple(chosen)), request.yes, watch)
+    kernels, routers, samples = load_kernels(request.backend), [], []
     at = None if request.at is None else np.array([request.at])
-    for router in each(asked, watch):
+    for router in each(chosen, watch):
         some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
         fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
         experts = CountedExperts(open_expert_functions(opened.store, router))
-        found.append(router_continuity(router, some, fitted, kernels, experts, request))
+        routers.append(router_continuity(router, some, fitted, kernels, experts, request))
         samples.append(some)
     if request.out is not None:
-        _write(request.out, found)
+        _write(request.out, routers)
     return Continuity(
-        run=opened.facts(asked),
-        routers=tuple(found),
+        run=opened.facts(chosen),
+        routers=tuple(routers),
         left_out=tuple(left_out),
         smooth=request.smooth,
         radius=request.radius,
@@ -363,11 +363,11 @@ def rows_of(crossing: BoundaryCrossing) -> Iterator[dict[str, Any]]:
         columns = ("spread", "slope", "spread_coordinate", "slope_coordinate")
         values = zip(*(getattr(along, name).tolist() for name in columns), strict=True)
         for radius, one in zip(crossing.radius.tolist(), values, strict=True):
-            known = {n: None if math.isnan(v) else v for n, v in zip(columns, one, strict=True)}
-            yield {"what": "spread", **of_gate, "radius": radius, **known}
+            figures = {n: None if math.isnan(v) else v for n, v in zip(columns, one, strict=True)}
+            yield {"what": "spread", **of_gate, "radius": radius, **figures}
 
 
-def _write(out: Path, found: Sequence[RouterContinuity]) -> None:
+def _write(out: Path, routers: Sequence[RouterContinuity]) -> None:
     write_rows(
-        out, [{"router": one.router, **row} for one in found for row in rows_of(one.crossing)]
+        out, [{"router": one.router, **row} for one in routers for row in rows_of(one.crossing)]
     )

@@ -64,55 +64,55 @@ _LOOKS: Mapping[State, Look] = {
 }
 
 
-def document(found: Mixtures, view: View) -> Document:
+def document(report: Mixtures, view: View) -> Document:
     """What ``moegeom hmoe`` says."""
-    ranks = _rank_table(found)
-    is_shown = view.detail or not found.rates
+    ranks = _rank_table(report)
+    is_shown = view.detail or not report.rates
     return Document(
         "hmoe",
         "hmoe",
         [
             [Title("hmoe", "what data can tell of the parameters of gated attention.")],
-            [*_results(found), *_descents(found)],
-            [_rate_table(found)] if found.rates else [],
+            [*_results(report), *_descents(report)],
+            [_rate_table(report)] if report.rates else [],
             [Excerpt([ranks] if is_shown else [Note(_RANKS_LEFT_OUT)], [ranks])],
-            [Gallery(lambda: [*hmoe_figures(found)])],
-            [in_part([*_notes(found)], "note", view.detail, is_aside=True)],
+            [Gallery(lambda: [*hmoe_figures(report)])],
+            [in_part([*_notes(report)], "note", view.detail, is_aside=True)],
         ],
-        lambda: dataclasses.asdict(found),
+        lambda: dataclasses.asdict(report),
     )
 
 
 # ------------------------------------------------------------------------------------------ results
 
 
-def _results(found: Mixtures) -> Iterator[Block]:
+def _results(report: Mixtures) -> Iterator[Block]:
     """The verdict on rates first, where descents were run."""
     label = "RESULT"
-    for text, look in (*_rate_results(found), *_rank_results(found)):
+    for text, look in (*_rate_results(report), *_rank_results(report)):
         yield Fact(label, text, look)
         label = ""
 
 
-def _rate_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
-    if not found.rates:
+def _rate_results(report: Mixtures) -> Iterator[tuple[str, Look]]:
+    if not report.rates:
         return
-    judged = [rates for rates in found.rates if rates.state != "none"]
+    judged = [rates for rates in report.rates if rates.state != "none"]
     if judged:
         beyond = sum(rates.state == "beyond" for rates in judged)
-        said = f"L_2 comes nearer to 0 with n by more than its start explains in {beyond} of "
-        yield f"{said}{number_of(len(judged), 'case')} (a model and its channels).", "strong"
+        text = f"L_2 comes nearer to 0 with n by more than its start explains in {beyond} of "
+        yield f"{text}{number_of(len(judged), 'case')} (a model and its channels).", "strong"
     for state, ending in _ENDINGS.items():
         if own := [rates.starts[0].loss for rates in judged if rates.state == state]:
             slopes = " to ".join(_signed(end(one.value for one in own)) for end in (min, max))
             widest = f"{max(one.half_width for one in own):.3f}"
             cases = f"{len(own)} of {number_of(len(judged), 'case')}"
             yield f"{cases}: slope {slopes}, +- {widest}, {_SAME_START}{ending}", _LOOKS[state]
-    if len(judged) < len(found.rates):
-        (free,) = {rank.beyond for rank in found.ranks if rank.position == "none"}
+    if len(judged) < len(report.rates):
+        (free,) = {rank.beyond for rank in report.ranks if rank.position == "none"}
         yield f"MHA has no rate: {free} directions of its parameters do nothing (F-22).", "plain"
-    if found.deviations:
-        yield _least_deviations(found), "plain"
+    if report.deviations:
+        yield _least_deviations(report), "plain"
 
 
 #: What the control is.
@@ -126,10 +126,10 @@ _ENDINGS: Mapping[State, str] = {
 }
 
 
-def _least_deviations(found: Mixtures) -> str:
-    size = found.deviations[0].size
+def _least_deviations(report: Mixtures) -> str:
+    size = report.deviations[0].size
     medians = ", ".join(
-        f"{figure_text(one.median)} ({_MODELS[one.model]})" for one in found.deviations
+        f"{figure_text(one.median)} ({_MODELS[one.model]})" for one in report.deviations
     )
     return (
         f"At n = {size:,} no unbiased estimator has a smaller median standard deviation than "
@@ -137,34 +137,34 @@ def _least_deviations(found: Mixtures) -> str:
     )
 
 
-def _rank_results(found: Mixtures) -> Iterator[tuple[str, Look]]:
-    if found.rates:
+def _rank_results(report: Mixtures) -> Iterator[tuple[str, Look]]:
+    if report.rates:
         return
-    told = sum(rank.beyond == 0 for rank in found.ranks)
-    places = number_of(len(found.ranks), "place")
-    said = f"{told} of {places} of a non-linearity leave nothing free but what scores share."
-    yield said, "strong"
+    number = sum(rank.beyond == 0 for rank in report.ranks)
+    places = number_of(len(report.ranks), "place")
+    text = f"{number} of {places} of a non-linearity leave nothing free but what scores share."
+    yield text, "strong"
 
 
-def _descents(found: Mixtures) -> Iterator[Block]:
-    design = found.design
+def _descents(report: Mixtures) -> Iterator[Block]:
+    design = report.design
     if design is None:
         return
     sizes = ", ".join(f"{size:,}" for size in design.sizes)
     repeats, epochs = number_of(design.repeats, "repeat"), number_of(design.epochs, "epoch")
-    left = len(found.runs) - found.num_settled
+    left = len(report.runs) - report.num_settled
     yield Fact(
         "descents",
-        f"{len(found.runs):,}: n = {sizes}; {repeats}, at most {epochs}. {left:,} were still "
+        f"{len(report.runs):,}: n = {sizes}; {repeats}, at most {epochs}. {left:,} were still "
         f"falling when epochs ran out. Seed {design.seed}.",
         "plain",
     )
 
 
-def _exponent(found: Exponent) -> str:
-    if math.isnan(found.half_width):
-        return _signed(found.value)
-    return f"{_signed(found.value)} +- {found.half_width:.3f}"
+def _exponent(exponent: Exponent) -> str:
+    if math.isnan(exponent.half_width):
+        return _signed(exponent.value)
+    return f"{_signed(exponent.value)} +- {exponent.half_width:.3f}"
 
 
 def _signed(slope: float) -> str:
@@ -175,8 +175,8 @@ def _signed(slope: float) -> str:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def _rate_table(found: Mixtures) -> Table:
-    rows = [(rates, one) for rates in found.rates for one in rates.starts]
+def _rate_table(report: Mixtures) -> Table:
+    rows = [(rates, one) for rates in report.rates for one in rates.starts]
     return Table(
         _RATE_HEADS,
         [_rate_cells(*row) for row in rows],
@@ -192,7 +192,7 @@ def _rate_cells(rates: ModelRates, one: StartRates) -> tuple[str, ...]:
     )
 
 
-def _rank_table(found: Mixtures) -> Table:
+def _rank_table(report: Mixtures) -> Table:
     return Table(
         [_RANK_HEADS],
         [
@@ -204,9 +204,9 @@ def _rank_table(found: Mixtures) -> Table:
                 f"{rank.beyond}",
                 f"{_share(rank.least)} | {_share(rank.rest)}",
             )
-            for rank in found.ranks
+            for rank in report.ranks
         ],
-        ["strong" if not rank.beyond else "plain" for rank in found.ranks],
+        ["strong" if not rank.beyond else "plain" for rank in report.ranks],
     )
 
 
@@ -230,8 +230,8 @@ def _name(rank: PositionRank) -> str:
 _RANKS_LEFT_OUT = "Not shown: what is free by where a non-linearity stands: moegeom hmoe ranks"
 
 
-def _notes(found: Mixtures) -> Iterator[Block]:
-    if found.rates:
+def _notes(report: Mixtures) -> Iterator[Block]:
+    if report.rates:
         yield Note(
             "Slopes are means over repeats with 95 % intervals; samples of all sizes share seeds. "
             "A start that shrinks as n^-p has a slope by itself, which stands beside that of the "
@@ -247,8 +247,8 @@ def _notes(found: Mixtures) -> Iterator[Block]:
         "studies. One for each channel leaves only scales free; one for each head leaves its "
         "channels mixed."
     )
-    if found.written:
-        yield Note(f"Descents written to {found.written}.")
+    if report.written:
+        yield Note(f"Descents written to {report.written}.")
 
 
 # ------------------------------------------------------------------------------------------ figures
@@ -256,16 +256,16 @@ def _notes(found: Mixtures) -> Iterator[Block]:
 _TITLES: dict[Model, str] = {"mha": "attention", "1": "Setting I", "2": "Setting II"}
 
 
-def hmoe_figures(found: Mixtures) -> Iterator[Chart]:
+def hmoe_figures(report: Mixtures) -> Iterator[Chart]:
     """Of descents, with the fewest channels and the first start that shrinks with n."""
-    if found.design is None or len(found.design.starts) < 2:
+    if report.design is None or len(report.design.starts) < 2:
         return
-    channels, start = found.design.channels[0], found.design.starts[1]
-    kept = [run for run in found.runs if run.channels == channels]
+    channels, start = report.design.channels[0], report.design.starts[1]
+    runs = [run for run in report.runs if run.channels == channels]
     ends = [
         f"{_TITLES[rates.model]} {rates.starts[1].loss.value:+.3f}, control "
         f"{rates.starts[0].loss.value:+.3f}"
-        for rates in found.rates
+        for rates in report.rates
         if rates.channels == channels
     ]
     yield Chart(
@@ -282,18 +282,18 @@ def hmoe_figures(found: Mixtures) -> Iterator[Chart]:
                 _TITLES[model],
                 Axis("samples n", "log10"),
                 Axis("L_2", "log10"),
-                [*_lines([run for run in kept if run.model == model], start)],
+                [*_lines([run for run in runs if run.model == model], start)],
                 is_wide=False,
             )
-            for model in found.design.models
+            for model in report.design.models
         ],
         [
-            ("model", [run.model for run in kept]),
-            ("start", [run.start for run in kept]),
-            ("repeat", [run.repeat for run in kept]),
-            ("size", [run.size for run in kept]),
-            ("start_loss", [run.start_loss for run in kept]),
-            ("loss", [run.loss for run in kept]),
+            ("model", [run.model for run in runs]),
+            ("start", [run.start for run in runs]),
+            ("repeat", [run.repeat for run in runs]),
+            ("size", [run.size for run in runs]),
+            ("start_loss", [run.start_loss for run in runs]),
+            ("loss", [run.loss for run in runs]),
         ],
     )
 

@@ -85,17 +85,17 @@ def _position_rank(position: Position, activation: str, seed: int) -> PositionRa
     mixture = _with_gates(published_truth(), position, generator)
     points = square(_RANK_POINTS, generator)
     derivatives = jacobian(mixture, points, position, ACTIVATIONS[activation])
-    found = numerical_rank(derivatives)
+    rank = numerical_rank(derivatives)
     gauge = gauge_dimensions(mixture, position)
     return PositionRank(
         position,
         activation,
-        found.columns,
-        found.rank,
+        rank.columns,
+        rank.rank,
         gauge,
-        found.columns - found.rank - gauge,
-        found.least,
-        found.rest,
+        rank.columns - rank.rank - gauge,
+        rank.least,
+        rank.rest,
     )
 
 
@@ -122,7 +122,7 @@ def least_deviation(model: Model, size: int, seed: int) -> LeastDeviation:
 
 @dataclass(frozen=True)
 class _Usual:
-    """What is run where nothing else is asked for."""
+    """The default design of a run."""
 
     channels: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -196,7 +196,7 @@ def requested_design(request: HmoeRequest) -> Design:
     """The experiment of a request; UsageError for one that cannot be meant."""
     usual = _QUICK if request.quick else _FULL
     sizes, starts = _numbers("sizes", request.sizes), _numbers("starts", request.starts)
-    asked = Design(
+    design = Design(
         models=_models(request.models),
         channels=tuple(dict.fromkeys(request.channels)) or usual.channels,
         sizes=tuple(sorted({*map(int, sizes)})) or usual.sizes,
@@ -208,45 +208,45 @@ def requested_design(request: HmoeRequest) -> Design:
     )
     own = published_truth().num_channels
     limits: Sequence[tuple[str, Sequence[float], float, float]] = (
-        ("channels", asked.channels, own, 64),
-        ("sizes", asked.sizes, 10, 10_000_000),
-        ("starts", asked.starts, 0, 2),
-        ("repeats", [asked.repeats], 1, 1000),
-        ("epochs", [asked.epochs], 1, 1_000_000),
-        ("start_size", [asked.start_size], 1e-6, 10),
+        ("channels", design.channels, own, 64),
+        ("sizes", design.sizes, 10, 10_000_000),
+        ("starts", design.starts, 0, 2),
+        ("repeats", [design.repeats], 1, 1000),
+        ("epochs", [design.epochs], 1, 1_000_000),
+        ("start_size", [design.start_size], 1e-6, 10),
     )
     for name, values, least, most in limits:
         for value in values:
             if not least <= value <= most:
-                said = f"{option_of(name)} {value:g}: expected {least:g} to {most:,}."
-                raise UsageError(said)
-    if len(asked.sizes) < 2:
-        only = ",".join(map(str, asked.sizes))
+                message = f"{option_of(name)} {value:g}: expected {least:g} to {most:,}."
+                raise UsageError(message)
+    if len(design.sizes) < 2:
+        only = ",".join(map(str, design.sizes))
         raise UsageError(
             f"{option_of('sizes')} {only}: a slope needs two sizes or more.",
             "For example --sizes 1e4,1e5.",
         )
-    return asked
+    return design
 
 
 def _models(words: Sequence[str]) -> tuple[Model, ...]:
-    known = get_args(Model)
-    for word in (found := ",".join(words).split(",")):
-        if word not in known:
-            raise UsageError(f"--models {word}: expected {', '.join(known)}.")
-    return tuple(model for model in known if model in found)
+    models = get_args(Model)
+    for word in (names := ",".join(words).split(",")):
+        if word not in models:
+            raise UsageError(f"--models {word}: expected {', '.join(models)}.")
+    return tuple(model for model in models if model in names)
 
 
 def _numbers(name: str, words: Sequence[str]) -> list[float]:
     """Numbers such as ``1e4,3e4``, or those that a program gives."""
     parts = ",".join(map(str, words)).split(",") if words else []
     try:
-        found = [float(part) for part in parts]
+        numbers = [float(part) for part in parts]
     except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
         raise UsageError(f"{option_of(name)} {','.join(parts)}: expected numbers.")
-    return found
+    return numbers
 
 
 # ----------------------------------------------------------------------------------------- descents
@@ -270,16 +270,16 @@ def _runs(design: Design, threads: int | None, watch: Watch | None) -> tuple[Des
 def _runs_of(
     design: Design, model: Model, channels: int, repeat: int, size: int
 ) -> Iterator[DescentRun]:
-    """By start; one that is as far from the truth as another is the same and descends once.
+    """The descents by start; starts equally far from the truth are run once.
 
     Seeds do not depend on the size: smaller samples are the beginnings of larger ones.
     """
     position, truth = POSITIONS[model], published_truth()
     nearest = with_channels(truth, channels)
     away = _direction(nearest, (design.seed, repeat, channels))
-    drawn = np.random.default_rng((design.seed, repeat, 0))
-    inputs = square(max(design.sizes), drawn)[:size]
-    noise = drawn.normal(scale=NOISE, size=max(design.sizes))[:size]
+    generator = np.random.default_rng((design.seed, repeat, 0))
+    inputs = square(max(design.sizes), generator)[:size]
+    noise = generator.normal(scale=NOISE, size=max(design.sizes))[:size]
     objective = mean_square(inputs, regression(truth, inputs, position) + noise, position)
     points = square(_POINTS, np.random.default_rng((design.seed, 1)))
 

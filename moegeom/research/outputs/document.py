@@ -1,4 +1,4 @@
-"""Outputs of experts as a document: how much is constant, how alike experts are, who adds what."""
+"""Outputs of experts as a document: constant part, overlap of experts, share of each."""
 
 from __future__ import annotations
 
@@ -41,60 +41,60 @@ _EXPERT_HEADS = (
 )
 
 
-def document(found: Outputs, view: View) -> Document:
+def document(report: Outputs, view: View) -> Document:
     """What ``moegeom outputs`` says."""
-    summary = study_summary(found)
-    every = [_every(summary, found.routers)] if found.every_expert else []
+    summary = study_summary(report)
+    every = [_every(summary, report.routers)] if report.every_expert else []
     layers = worst_excerpt(
-        found.routers,
+        report.routers,
         lambda one: one.routed_mean_share,
         view,
-        partial(_layers, found),
+        partial(_layers, report),
         *every,
-        _experts(summary, found.routers),
+        _experts(summary, report.routers),
     )
     return study_page(
-        found,
+        report,
         "outputs",
         view,
-        [Gallery(lambda: [*outputs_figures(found)])],
+        [Gallery(lambda: [*outputs_figures(report)])],
         [layers],
         [in_part(every, "line", view.detail, page=[])] if every else [],
-        verdict=_verdict(found),
-        sample=f"Experts read: {size(sum(one.num_bytes for one in found.routers))}.",
-        notes=_notes(found),
+        verdict=_verdict(report),
+        sample=f"Experts read: {size(sum(one.num_bytes for one in report.routers))}.",
+        notes=_notes(report),
     )
 
 
-def _verdict(found: Outputs) -> Iterator[Block]:
+def _verdict(report: Outputs) -> Iterator[Block]:
     """The range over layers of three figures; nothing is good or bad here."""
     yield Fact(
         "RESULT",
-        f"{_range([one.routed_mean_share for one in found.routers], _share)} of the energy of what "
-        "routed experts give is their mean output; two chosen experts have a cosine of "
-        f"{_range([one.overlap for one in found.routers], _figure)} on one token.",
+        f"{_range([one.routed_mean_share for one in report.routers], _share)} of the energy of "
+        "what routed experts give is their mean output; two chosen experts have a cosine of "
+        f"{_range([one.overlap for one in report.routers], _figure)} on one token.",
         "strong",
     )
     shared = [
-        one.shared_energy_share for one in found.routers if one.shared_energy_share is not None
+        one.shared_energy_share for one in report.routers if one.shared_energy_share is not None
     ]
     if shared:
         means = [
-            one.shared_mean_share for one in found.routers if one.shared_mean_share is not None
+            one.shared_mean_share for one in report.routers if one.shared_mean_share is not None
         ]
         yield Fact(
             "",
             f"Shared experts give {_range(shared, _share)} of the energy of the sum, and "
             f"{_range(means, _share)} of theirs is their mean.",
         )
-    yield from left_out_facts(found, what="not computed")
+    yield from left_out_facts(report, what="not computed")
 
 
-def _range(values: Sequence[float], said: Any) -> str:
-    known = sorted(value for value in values if not math.isnan(value))
-    if not known:
+def _range(values: Sequence[float], text_of: Any) -> str:
+    numbers = sorted(value for value in values if not math.isnan(value))
+    if not numbers:
         return "-"
-    low, high = said(known[0]), said(known[-1])
+    low, high = text_of(numbers[0]), text_of(numbers[-1])
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
@@ -110,11 +110,11 @@ def _length(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _layers(found: Outputs, routers: Sequence[RouterOutputs]) -> Table:
+def _layers(report: Outputs, routers: Sequence[RouterOutputs]) -> Table:
     """Without columns of shared experts where no layer has any."""
-    has_shared = any(one.shared_norm is not None for one in found.routers)
+    has_shared = any(one.shared_norm is not None for one in report.routers)
     columns = [column for column in _COLUMNS if has_shared or column[1] != "shared"]
-    summary = study_summary(found)
+    summary = study_summary(report)
     rows = [
         (summary.place(one.router), *(figure(one) for *_, figure in columns)) for one in routers
     ]
@@ -157,8 +157,8 @@ def _experts(summary: Summary, routers: Sequence[RouterOutputs]) -> Table:
     return Table([_EXPERT_HEADS], rows)
 
 
-def _notes(found: Outputs) -> Iterator[str]:
-    tokens, top_k = found.num_tokens, found.routers[0].top_k
+def _notes(report: Outputs) -> Iterator[str]:
+    tokens, top_k = report.num_tokens, report.routers[0].top_k
     yield (
         "'share in the mean' is |mean y|^2 / mean |y|^2: 1 for a constant output, "
         f"{percent(1.0 / tokens)} for outputs of {tokens:,} tokens that have nothing in common."
@@ -172,29 +172,29 @@ def _notes(found: Outputs) -> Iterator[str]:
         "'added' is the mean length of output times routing weight over the tokens that chose an "
         "expert, and its number."
     )
-    for reason in dict.fromkeys(one.shared for one in found.routers):
-        names = [one.router for one in found.routers if one.shared == reason]
+    for reason in dict.fromkeys(one.shared for one in report.routers):
+        names = [one.router for one in report.routers if one.shared == reason]
         if reason not in ("none", "computed"):
-            places = study_summary(found).places(names)
+            places = study_summary(report).places(names)
             yield f"{places}: shared experts are not computed: {reason}"
-    if found.written:
-        yield _written(found)
+    if report.written:
+        yield _written(report)
 
 
-def _written(found: Outputs) -> str:
-    if not found.kinds:
-        return f"A row for each expert of each layer written to {found.written}."
-    kinds = ", ".join(kind.replace("_", " ") for kind in found.kinds)
+def _written(report: Outputs) -> str:
+    if not report.kinds:
+        return f"A row for each expert of each layer written to {report.written}."
+    kinds = ", ".join(kind.replace("_", " ") for kind in report.kinds)
     return (
-        f"Recording with {kinds} written to {found.written}: moegeom scan CKPT --tokens "
-        f"{found.written} adds columns for them."
+        f"Recording with {kinds} written to {report.written}: moegeom scan CKPT --tokens "
+        f"{report.written} adds columns for them."
     )
 
 
 # ------------------------------------------------------------------------------------------ figures
-def outputs_figures(found: Outputs) -> Iterator[Chart]:
+def outputs_figures(report: Outputs) -> Iterator[Chart]:
     """One: the share of each expert in each layer, in shares of an even division."""
-    routers = found.routers
+    routers = report.routers
     names = [place(each.router, [r.router for r in routers]) for each in routers]
     experts = max(router.num_experts for router in routers)
     shares = [[one.energy_share * r.num_experts for one in r.experts] for r in routers]

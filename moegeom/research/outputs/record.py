@@ -81,8 +81,8 @@ class RouterOutputs:
     @property
     def chosen(self) -> list[ExpertOutput]:
         """Experts that some token of the sample chose, the largest contribution first."""
-        found = [one for one in self.experts if one.contribution_norm is not None]
-        return sorted(found, key=lambda one: -(one.contribution_norm or 0.0))
+        experts = [one for one in self.experts if one.contribution_norm is not None]
+        return sorted(experts, key=lambda one: -(one.contribution_norm or 0.0))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class LayerExperts:
     no_shared: str
 
     def bytes_of(self, experts: set[int] | None) -> int:
-        """What is read for these experts, of all for None, and for the shared ones."""
+        """Bytes of these experts (all for None) and of the shared ones."""
         shared = 0 if self.shared is None else self.shared.num_bytes
         return self.functions.bytes_of(experts) + shared
 
@@ -112,7 +112,7 @@ def used_experts(chosen: Int32[np.ndarray, "tokens k"]) -> set[int]:
 def _work(
     router: Router, chosen: Int32[np.ndarray, "tokens k"], every_expert: bool
 ) -> Iterator[tuple[int, Int64[np.ndarray, "some"], Int64[np.ndarray, "some"]]]:
-    """The experts to compute, with tokens and slots that chose each."""
+    """The experts to compute, with the tokens and slots that chose each."""
     by_expert = {expert: (token, slot) for expert, token, slot in tokens_by_expert(chosen)}
     nothing = np.empty(0, np.int64), np.empty(0, np.int64)
     for expert in range(router.num_experts) if every_expert else by_expert:
@@ -181,9 +181,9 @@ def _mean_norm(values: Float[np.ndarray, "tokens width"]) -> float:
 
 
 def _mean(values: Float64[np.ndarray, "tokens"]) -> float:
-    """Over the tokens that have one; nan for none."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    """Mean over the tokens with a value; nan without any."""
+    finite = values[~np.isnan(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 #: Tokens below which a mean says nothing.
@@ -220,22 +220,22 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     routers = [router for router in opened.recorded if router.name in layers]
     sample = _sample(opened, routers, request.sample)
     _announce(routers, layers, sample, request, watch)
-    found, made = [], {}
+    reports, made = [], {}
     for router in each(routers, watch):
-        figures, given = layer_outputs(
+        figures, arrays = layer_outputs(
             router, layers[router.name], sample[router.name], request.every_expert
         )
-        found.append(figures)
+        reports.append(figures)
         if _is_recording(request.out):
-            made[router.name] = given
+            made[router.name] = arrays
     kinds: tuple[str, ...] = ()
     if request.out is not None and _is_recording(request.out):
         kinds = _write_recording(request.out, opened, source, sample, made)
     elif request.out is not None:
-        _write_table(request.out, found)
+        _write_table(request.out, reports)
     return Outputs(
         run=opened.facts(routers),
-        routers=tuple(found),
+        routers=tuple(reports),
         left_out=(*opened.left_out, *left_out),
         num_tokens=len(next(iter(sample.values())).token),
         sample=opened.sample_counts([*sample.values()]),
@@ -260,7 +260,7 @@ def _refuse_out(out: Path, overwrite: bool) -> None:
 
 def _layers(opened: Session) -> tuple[dict[str, LayerExperts], list[tuple[str, str]]]:
     """The experts of each router whose experts can be computed, and why those of others cannot."""
-    found, left_out, refusal = {}, [], None
+    experts, left_out, refusal = {}, [], None
     for router in opened.recorded:
         try:
             functions = open_expert_functions(opened.store, router)
@@ -269,10 +269,10 @@ def _layers(opened: Session) -> tuple[dict[str, LayerExperts], list[tuple[str, s
             refusal = refusal or error
             continue
         shared, why = _shared(opened, router)
-        found[router.name] = LayerExperts(functions, shared, why)
-    if refusal is not None and not found:
+        experts[router.name] = LayerExperts(functions, shared, why)
+    if refusal is not None and not experts:
         raise refusal
-    return found, left_out
+    return experts, left_out
 
 
 def _shared(opened: Session, router: Router) -> tuple[SharedExperts | None, str]:
@@ -287,14 +287,14 @@ def _shared(opened: Session, router: Router) -> tuple[SharedExperts | None, str]
 def _sample(opened: Session, routers: Sequence[Router], most: int) -> dict[str, Sample]:
     """The same tokens at every router, less those that are not finite at one of them."""
     names = ("input", "chosen", "weights")
-    drawn = {router.name: opened.sample(router, names, most) for router in routers}
-    token = functools.reduce(np.intersect1d, (one.token for one in drawn.values()))
+    samples = {router.name: opened.sample(router, names, most) for router in routers}
+    token = functools.reduce(np.intersect1d, (one.token for one in samples.values()))
     if len(token) < _LEAST_TOKENS:
         raise RecordingError(
             f"{opened.routers.checkpoint}: {number_of(len(token), 'token')} of a sample are "
             f"finite at every router; expected {_LEAST_TOKENS} or more."
         )
-    return {name: one.at(token) for name, one in drawn.items()}
+    return {name: one.at(token) for name, one in samples.items()}
 
 
 def _announce(
@@ -309,11 +309,11 @@ def _announce(
         layers[r.name].bytes_of(None if request.every_expert else used[r.name]) for r in routers
     )
     announce_bytes(read, "of experts are", request.yes, watch)
-    held = [
+    sizes = [
         4 * request.sample * r.hidden_size * (2 + request.every_expert * r.num_experts)
         for r in routers
     ]
-    in_memory = sum(held) if _is_recording(request.out) else max(held)
+    in_memory = sum(sizes) if _is_recording(request.out) else max(sizes)
     announce_bytes(in_memory, "of outputs are", request.yes, None, "held in memory")
 
 
@@ -329,9 +329,9 @@ def _write_recording(
     facts, names = source.facts, tuple(made)
     token = next(iter(sample.values())).token
     outputs = {
-        "shared_output": {name: given.shared for name, given in made.items()},
-        "routed_output": {name: given.routed for name, given in made.items()},
-        "expert_output": {name: given.every for name, given in made.items()},
+        "shared_output": {name: layer.shared for name, layer in made.items()},
+        "routed_output": {name: layer.routed for name, layer in made.items()},
+        "expert_output": {name: layer.every for name, layer in made.items()},
     }
     whole = {
         kind: {name: rows for name, rows in by.items() if rows is not None}
@@ -379,6 +379,6 @@ def _recorded_choice(
     return np.concatenate(parts)
 
 
-def _write_table(out: Path, found: Sequence[RouterOutputs]) -> None:
+def _write_table(out: Path, routers: Sequence[RouterOutputs]) -> None:
     """A row for each expert of each router."""
-    write_rows(out, [{"router": r.router} | asdict(one) for r in found for one in r.experts])
+    write_rows(out, [{"router": r.router} | asdict(one) for r in routers for one in r.experts])

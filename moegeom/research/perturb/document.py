@@ -28,69 +28,69 @@ _PAIR_HEADS = (
 _TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
 
 
-def document(found: Perturbed, view: View) -> Document:
+def document(report: Perturbed, view: View) -> Document:
     """What ``moegeom perturb`` says."""
-    notes, sections = [*_limits(found)], []
-    if found.written:
-        notes.append(f"Curves, exits and time near ties written to {found.written}.")
-    if found.routers:
-        curves = partial(_curves, found)
-        worst = worst_excerpt(found.routers, lambda one: -one.half.simulated, view, curves)
-        sections = [[worst], [*_pairs(found, view)]]
-    moved = Fact("moved", f"{found.noise[:1].upper()}{found.noise[1:]}.")
+    notes, sections = [*_limits(report)], []
+    if report.written:
+        notes.append(f"Curves, exits and time near ties written to {report.written}.")
+    if report.routers:
+        curves = partial(_curves, report)
+        worst = worst_excerpt(report.routers, lambda one: -one.half.simulated, view, curves)
+        sections = [[worst], [*_pairs(report, view)]]
+    moved = Fact("moved", f"{report.noise[:1].upper()}{report.noise[1:]}.")
     return study_page(
-        found,
+        report,
         "perturb",
         view,
         *sections,
-        verdict=_result(found),
-        facts=[moved] if found.routers else [],
+        verdict=_result(report),
+        facts=[moved] if report.routers else [],
         notes=notes,
     )
 
 
-def _median(found: Perturbed, value: Callable[[RouterPaths], float | None]) -> float | None:
-    """Median over routers of what is known."""
-    known = [one for one in map(value, found.routers) if one is not None]
-    return statistics.median(known) if known else None
+def _median(report: Perturbed, value: Callable[[RouterPaths], float | None]) -> float | None:
+    """Median over the routers that have a value; None without any."""
+    numbers = [one for one in map(value, report.routers) if one is not None]
+    return statistics.median(numbers) if numbers else None
 
 
-def _result(found: Perturbed) -> Iterator[Block]:
+def _result(report: Perturbed) -> Iterator[Block]:
     label = "RESULT"
-    for sentence in (_when(found), _which(found), _near(found)):
+    for sentence in (_when(report), _which(report), _near(report)):
         if sentence:
             yield Fact(label, sentence, "strong" if label else "plain")
             label = ""
-    yield from left_out_facts(found, label)
+    yield from left_out_facts(report, label)
 
 
-def _when(found: Perturbed) -> str:
+def _when(report: Perturbed) -> str:
     """How far the median token may drift."""
-    half = _median(found, lambda one: one.half.simulated)
+    half = _median(report, lambda one: one.half.simulated)
     if half is None:
         return ""
     if math.isinf(half):
         return "The median token changes experts with probability below 1/2 at all times looked at."
     early, late = (
-        _median(found, lambda one, end=end: getattr(one.half, end))
+        _median(report, lambda one, end=end: getattr(one.half, end))
         for end in ("earliest", "latest")
     )
-    size = _median(found, _size_at_half)
+    size = _median(report, _size_at_half)
     far = "" if size is None else f", a drift of {percent(size)} of its rms"
-    said = (
+    text = (
         f"The median token has changed experts with probability 1/2 by time {half:.2g}{far} "
         f"(by proved bounds {_time(early)} to {_time(late)})"
     )
-    if len(found.routers) > 1:
-        soonest = min(found.routers, key=lambda one: one.half.simulated)
-        place = study_summary(found).places([soonest.router])
-        said += f"; soonest in {place}, by {_time(soonest.half.simulated)}"
-    return f"{said}."
+    if len(report.routers) > 1:
+        soonest = min(report.routers, key=lambda one: one.half.simulated)
+        place = study_summary(report).places([soonest.router])
+        text += f"; soonest in {place}, by {_time(soonest.half.simulated)}"
+    return f"{text}."
 
 
-def _which(found: Perturbed) -> str:
+def _which(report: Perturbed) -> str:
     """How often another expert takes over than the nearest boundary says."""
-    share = _median(found, lambda one: one.elsewhere)
+    share = _median(report, lambda one: one.elsewhere)
     if share is None:
         return ""
     return (
@@ -99,24 +99,24 @@ def _which(found: Perturbed) -> str:
     )
 
 
-def _near(found: Perturbed) -> str:
+def _near(report: Perturbed) -> str:
     """How much of the time inputs are near ties."""
-    if not found.routers:
+    if not report.routers:
         return ""
     parts = []
-    for place, tie in enumerate(found.routers[0].near):
-        share = _median(found, lambda one, place=place: one.near[place].share)
+    for place, tie in enumerate(report.routers[0].near):
+        share = _median(report, lambda one, place=place: one.near[place].share)
         assert share is not None
         parts.append(f"{percent(share) if share else 'none'} near {_TIES[tie.order]}")
-    near = f"within {percent(found.eps)} of the rms"
-    return f"Of the time up to {found.time:.3g}, {near}: {', '.join(parts)}."
+    near = f"within {percent(report.eps)} of the rms"
+    return f"Of the time up to {report.time:.3g}, {near}: {', '.join(parts)}."
 
 
 # ------------------------------------------------------------------------------------------- tables
 
 
-def _curves(found: Perturbed, shown: Sequence[RouterPaths]) -> Table:
-    first = found.routers[0]
+def _curves(report: Perturbed, routers: Sequence[RouterPaths]) -> Table:
+    first = report.routers[0]
     times = [f"{at.time:.3g}" for at in first.curve]
     ties = ["boundary", *(f"{order + 1} tie" for order in _orders(first.near) if order > 1)]
     ties = ties if 1 in _orders(first.near) else ties[1:]
@@ -126,9 +126,9 @@ def _curves(found: Perturbed, shown: Sequence[RouterPaths]) -> Table:
         (*over, *[""] * (len(ties) - 1)),
         ("layer", *times, "by", "drift", "comes in", *ties),
     )
-    rest = len(found.routers) - len(shown)
+    rest = len(report.routers) - len(routers)
     more = f"and {rest} more that change later: --detail" if rest else ""
-    rows = [(study_summary(found).place(one.router), *_cells(one)) for one in shown]
+    rows = [(study_summary(report).place(one.router), *_cells(one)) for one in routers]
     drops = (0, 2, 1, 0, 0, 0, 0, 0, 0, *[0] * len(ties))
     return Table(heads, rows, drops=drops, rest=more)
 
@@ -161,12 +161,12 @@ def _time(time: float | None) -> str:
     return "later" if math.isinf(time) else f"{time:.2g}"
 
 
-def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
+def _pairs(report: Perturbed, view: View) -> Iterator[Block]:
     """The pairs of experts whose share of exits differs most from that of nearest boundaries."""
     ranked = sorted(
         (
             (one, pair)
-            for one in found.routers
+            for one in report.routers
             for pair in one.exits
             if abs(pair.share - pair.share_nearest) > _BELIEVED * pair.apart
         ),
@@ -176,7 +176,7 @@ def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
         return
     rows = [
         (
-            study_summary(found).place(one.router),
+            study_summary(report).place(one.router),
             str(pair.expert_out),
             str(pair.expert_in),
             f"{percent(pair.share)} +- {percent(pair.share_se)}",
@@ -187,17 +187,17 @@ def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
     most = len(rows) if view.detail else _PAIRS
     rest = len(rows) - most
     more = f"and {number_of(rest, 'more pair')}: --detail" if rest > 0 else ""
-    shown = Table(_PAIR_HEADS, rows[:most], rest=more)
+    table = Table(_PAIR_HEADS, rows[:most], rest=more)
     shorter = [[Table(_PAIR_HEADS, rows[:2], rest=f"and {len(rows) - 2} more: --detail")]]
-    yield Excerpt([shown], [Table(_PAIR_HEADS, rows)], shorter=shorter if len(rows) > 2 else ())
+    yield Excerpt([table], [Table(_PAIR_HEADS, rows)], shorter=shorter if len(rows) > 2 else ())
 
 
 # -------------------------------------------------------------------------------------------- notes
 
 
-def _limits(found: Perturbed) -> Iterator[str]:
+def _limits(report: Perturbed) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
-    if not found.routers:
+    if not report.routers:
         return
     yield (
         "Chances are those of the median token, simulated without bias in time; 'half': "
@@ -206,47 +206,47 @@ def _limits(found: Perturbed) -> Iterator[str]:
         "Inputs are taken to drift at random, each coordinate on its own unless --cov says "
         "otherwise; what a model really does to them is another matter."
     )
-    yield from _errors(found)
-    if found.has_drift:
+    yield from _errors(report)
+    if report.has_drift:
         yield (
             "Not computed with --drift: which expert takes over, and bounds on the time near ties."
         )
-    corners = _median(found, lambda one: one.at_corners)
+    corners = _median(report, lambda one: one.at_corners)
     if corners is not None:
         yield (
             f"'another comes in': walks to the boundary, no step of time. {percent(corners)} of "
             "exits are at a corner (a second boundary within a hundredth of the first distance); "
             "at the others two experts change places."
         )
-    yield from _loose(found)
-    if undecided := max(tie.undecided for one in found.routers for tie in one.near):
+    yield from _loose(report)
+    if undecided := max(tie.undecided for one in report.routers for tie in one.near):
         yield (
             f"Of up to {percent(undecided)} of the draws it was not found out whether a tie is "
             "near; they count as near."
         )
-    if unfinished := max(one.unfinished for one in found.routers):
+    if unfinished := max(one.unfinished for one in report.routers):
         yield f"Up to {percent(unfinished)} of the walks did not arrive and are left out."
 
 
-def _errors(found: Perturbed) -> Iterator[str]:
+def _errors(report: Perturbed) -> Iterator[str]:
     """The largest standard errors of what a table shows; none of one token."""
-    said = []
+    parts = []
     for name, values in {
-        "chances": [at.simulated_se for one in found.routers for at in one.curve],
-        "'another comes in'": [one.elsewhere_se for one in found.routers],
-        "'time near'": [tie.share_se for one in found.routers for tie in one.near],
+        "chances": [at.simulated_se for one in report.routers for at in one.curve],
+        "'another comes in'": [one.elsewhere_se for one in report.routers],
+        "'time near'": [tie.share_se for one in report.routers for tie in one.near],
     }.items():
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        if any(known):
-            said.append(f"{name} {percent(max(known))}")
-    if said:
-        yield f"Standard errors over tokens, at most: {', '.join(said)}."
+        errors = [value for value in values if value is not None and not math.isnan(value)]
+        if any(errors):
+            parts.append(f"{name} {percent(max(errors))}")
+    if parts:
+        yield f"Standard errors over tokens, at most: {', '.join(parts)}."
 
 
-def _loose(found: Perturbed) -> Iterator[str]:
-    """The union over all flats, once."""
-    bounds = [tie for tie in found.routers[0].near if tie.bound is not None]
+def _loose(report: Perturbed) -> Iterator[str]:
+    """The union bound over all flats of the first router."""
+    bounds = [tie for tie in report.routers[0].near if tie.bound is not None]
     if bounds:
-        said = ", ".join(f"{percent(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
-        place = study_summary(found).places([found.routers[0].router])
-        yield f"Loose: all flats where experts tie, added up, allow {said} in {place}."
+        shares = ", ".join(f"{percent(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
+        place = study_summary(report).places([report.routers[0].router])
+        yield f"Loose: all flats where experts tie, added up, allow {shares} in {place}."

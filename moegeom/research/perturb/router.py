@@ -79,7 +79,7 @@ class Moved:
 
 
 def why_not(router: Router, source: TokenSource) -> str:
-    """Why paths at a router are not looked at; empty where they are."""
+    """The reason why a router has no paths; empty where it has."""
     absent = unavailable(router, source.facts)
     if router.rule.top_k >= router.num_experts:
         return "every expert is chosen: nothing can change"
@@ -128,13 +128,13 @@ def router_paths(
     if drift is None:
         pairs = router.rule.top_k * (router.num_experts - router.rule.top_k)
         walks = int(np.clip(_WALKS_TIMES // pairs, _FEWEST_WALKS, _WALKS))
-        found = exit_boundaries(scaled, chosen, noise, distances, walks, streams[-2])
-        has_arrived = found.pair[:, :, 0] >= 0
+        arrivals = exit_boundaries(scaled, chosen, noise, distances, walks, streams[-2])
+        has_arrived = arrivals.pair[:, :, 0] >= 0
         unfinished = 1.0 - float(has_arrived.mean())
         if has_arrived.any():
-            exits = _exits(found, nearest)
-            elsewhere, elsewhere_se = _elsewhere(found, nearest)
-            at_corners = float((found.second[has_arrived] < _CORNER).mean())
+            exits = _exits(arrivals, nearest)
+            elsewhere, elsewhere_se = _elsewhere(arrivals, nearest)
+            at_corners = float((arrivals.second[has_arrived] < _CORNER).mean())
     return RouterPaths(
         router=router.name,
         num_experts=router.num_experts,
@@ -159,7 +159,7 @@ def router_paths(
 
 @dataclass(frozen=True, eq=False)
 class _Cell:
-    """The cell of one input, and what moves it."""
+    """The cell of one input, and the noise and drift that move it."""
 
     logits: Float64[np.ndarray, "experts"]
     chosen: Int32[np.ndarray, "k"]
@@ -181,10 +181,10 @@ class _Cell:
     def curve(
         self, horizon: float, generator: np.random.Generator
     ) -> tuple[tuple[ExitAt, ...], HalfTime]:
-        """The curve at the times that are told, and the half time."""
+        """The curve at the reported times, and the half time."""
         sigmas = self.sigmas
-        told = horizon * np.array(TIMES)
-        times = np.union1d(told, self._around(sigmas))
+        marks = horizon * np.array(TIMES)
+        times = np.union1d(marks, self._around(sigmas))
         drifts = None
         if self.drift is not None:
             drifts = boundary_sigmas(self.drift[None], self.chosen[None], self.distances)
@@ -192,7 +192,7 @@ class _Cell:
         lower = np.array([bound.lower[0] for bound in bounds])
         upper = np.array([bound.upper[0] for bound in bounds])
         paths = int(np.clip(_PATHS_TIMES // sigmas.shape[1], _FEWEST_PATHS, _PATHS))
-        found = simulate_exit(
+        simulation = simulate_exit(
             self.logits,
             self.chosen,
             self.noise,
@@ -203,10 +203,10 @@ class _Cell:
             self.drift,
         )
         # few paths see nothing of what is rare, and the bounds do
-        simulated = [np.clip(bound, lower, upper) for bound in (found.lower, found.upper)]
-        error = np.maximum(found.lower_error, found.upper_error)
+        simulated = [np.clip(bound, lower, upper) for bound in (simulation.lower, simulation.upper)]
+        error = np.maximum(simulation.lower_error, simulation.upper_error)
         columns = (times, lower, upper, *simulated, error)
-        rows = np.stack(columns, axis=1)[np.searchsorted(times, told)]
+        rows = np.stack(columns, axis=1)[np.searchsorted(times, marks)]
         middle = (simulated[0] + simulated[1]) / 2.0
         early, half, late = (_half(times, chance) for chance in (upper, middle, lower))
         curve = tuple(ExitAt(*row) for row in rows.tolist())
@@ -227,7 +227,7 @@ class _Cell:
 
 
 def _half(times: Float64[np.ndarray, "times"], chance: Float64[np.ndarray, "times"]) -> float:
-    """When a chance that grows with time reaches one half; inf where it does not."""
+    """The time at which a growing probability reaches 1/2; inf where it does not."""
     reached = np.flatnonzero(chance >= 0.5)
     if not reached.size:
         return math.inf
@@ -254,11 +254,11 @@ def _median_curve(
 # -------------------------------------------------------------------------------------------- exits
 
 
-def _exits(found: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPair, ...]:
+def _exits(walks: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPair, ...]:
     """Exits by pair, the most frequent first."""
     exits = []
-    for pair in np.unique(found.pair[found.pair[:, :, 0] >= 0], axis=0):
-        shares, arrived = _by_token(found, (found.pair == pair).all(axis=2))
+    for pair in np.unique(walks.pair[walks.pair[:, :, 0] >= 0], axis=0):
+        shares, arrived = _by_token(walks, (walks.pair == pair).all(axis=2))
         is_nearest = (nearest[arrived] == pair).all(axis=1).astype(np.float64)
         apart = _mean(shares - is_nearest)[1]
         one = (int(pair[0]), int(pair[1]), *_mean(shares), float(is_nearest.mean()), apart)
@@ -266,16 +266,16 @@ def _exits(found: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPa
     return tuple(sorted(exits, key=lambda one: -one.share))
 
 
-def _elsewhere(found: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[float, float]:
+def _elsewhere(walks: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[float, float]:
     """How often another expert comes in than by the nearest boundary, and the error of it."""
-    return _mean(_by_token(found, found.pair[:, :, 1] != nearest[:, None, 1])[0])
+    return _mean(_by_token(walks, walks.pair[:, :, 1] != nearest[:, None, 1])[0])
 
 
 def _by_token(
-    found: Exits, hits: Bool[np.ndarray, "tokens walks"]
+    walks: Exits, hits: Bool[np.ndarray, "tokens walks"]
 ) -> tuple[Float64[np.ndarray, "arrived"], Int64[np.ndarray, "arrived"]]:
     """Share of the walks that arrived, for each token of which any did, and which tokens."""
-    has_arrived = found.pair[:, :, 0] >= 0
+    has_arrived = walks.pair[:, :, 0] >= 0
     rows = np.flatnonzero(has_arrived.any(axis=1))
     return (hits & has_arrived)[rows].sum(axis=1) / has_arrived[rows].sum(axis=1), rows
 
@@ -318,7 +318,7 @@ class _Near:
         generator: np.random.Generator,
     ) -> tuple[NearTie, ...]:
         horizon = self.request.time
-        found = occupations(
+        ties = occupations(
             logits,
             self.rows,
             self.noise,
@@ -338,18 +338,18 @@ class _Near:
         }
         return tuple(
             NearTie(one.order, one.share, one.error, bounds.get(one.order), one.undecided)
-            for one in found
+            for one in ties
         )
 
 
 def _mean_near(tokens: Sequence[TokenPaths]) -> tuple[NearTie, ...]:
     """Means over the tokens; errors over tokens, or of the draws where there is one."""
-    found = []
+    ties = []
     for those in zip(*(token.near for token in tokens), strict=True):
         share, error = _mean(np.array([one.share for one in those]))
         least = math.sqrt(sum(one.share_se**2 for one in those)) / len(those)
         bounds = [one.bound for one in those if one.bound is not None]
-        found.append(
+        ties.append(
             NearTie(
                 those[0].order,
                 share,
@@ -358,4 +358,4 @@ def _mean_near(tokens: Sequence[TokenPaths]) -> tuple[NearTie, ...]:
                 float(np.mean([one.undecided for one in those])),
             )
         )
-    return tuple(found)
+    return tuple(ties)

@@ -60,8 +60,8 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
     opened, source = STUDY.open(request)
     recorded = opened.recorded
     tokens = _tokens(request, source)
-    said, moving = _moving(request, opened, recorded)
-    found, samples, left_out = [], [], list(opened.left_out)
+    noise, moving = _moving(request, opened, recorded)
+    paths, samples, left_out = [], [], list(opened.left_out)
     for router in each(recorded, watch, len(tokens)):
         moved = moving[router.name]
         reason = why_not(router, source) or (moved if isinstance(moved, str) else "")
@@ -71,14 +71,14 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             some = opened.sample(router, ("input",), at=tokens)
             samples.append(some)
             with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
-                found.append(router_paths(router, some.inputs, some.token, moved, request))
+                paths.append(router_paths(router, some.inputs, some.token, moved, request))
     if request.out is not None:
-        _write(request.out, found)
+        _write(request.out, paths)
     return Perturbed(
         run=opened.facts(recorded),
-        routers=tuple(found),
+        routers=tuple(paths),
         left_out=tuple(left_out),
-        noise=said,
+        noise=noise,
         has_drift=request.drift,
         time=request.time,
         eps=request.eps,
@@ -115,7 +115,7 @@ def _is_number(noise: Any) -> bool:
 
 
 def _tokens(request: PerturbRequest, source: TokenSource) -> Int64[np.ndarray, "tokens"]:
-    """Those that are named, ascending, or a sample."""
+    """The named tokens in ascending order, else a sample."""
     if not request.at:
         return drawn_tokens(source, request, SAMPLE)
     if len(request.at) > _MOST_TOKENS:
@@ -130,18 +130,18 @@ def _tokens(request: PerturbRequest, source: TokenSource) -> Int64[np.ndarray, "
 def _moving(
     request: PerturbRequest, opened: Session, routers: Sequence[Router]
 ) -> tuple[str, Mapping[str, Moved | str]]:
-    """What moves the inputs, in words and by router; or why a router is left out."""
+    """The noise in words, and by router what moves its inputs, or why it is left out."""
     if request.cov is not None:
         factors = _read_factors(request.cov, routers)
-        said = f"covariance F F' per unit of time, F of {request.cov.name}"
-        return said, {name: Moved(factor, False, None) for name, factor in factors.items()}
+        text = f"covariance F F' per unit of time, F of {request.cov.name}"
+        return text, {name: Moved(factor, False, None) for name, factor in factors.items()}
     noise = asked_noise(str(USUAL) if request.noise is None else request.noise, opened)
     assert noise is not None
     if isinstance(noise, InputNoise):
         size = f"{percent(noise.scale)} of its rms" if noise.is_relative else f"{noise.scale:.3g}"
-        said = f"each input moves by {size} a coordinate in a unit of time, the same in all"
-        return said, dict.fromkeys((router.name for router in routers), Moved.by(noise))
-    found: dict[str, Moved | str] = {}
+        text = f"each input moves by {size} a coordinate in a unit of time, the same in all"
+        return text, dict.fromkeys((router.name for router in routers), Moved.by(noise))
+    by_router: dict[str, Moved | str] = {}
     again = None
     if request.drift:
         assert isinstance(request.noise, str)
@@ -149,17 +149,17 @@ def _moving(
     for router in routers:
         one = noise.get(router.name)
         if one is None:
-            found[router.name] = "the second recording does not record it"
+            by_router[router.name] = "the second recording does not record it"
         elif one.scale == 0.0:
-            found[router.name] = "both recordings hold the same inputs: nothing moves them"
+            by_router[router.name] = "both recordings hold the same inputs: nothing moves them"
         elif again is None:
-            found[router.name] = Moved.by(one)
+            by_router[router.name] = Moved.by(one)
         else:
-            found[router.name] = _drifting(router, one, opened, again, request)
+            by_router[router.name] = _drifting(router, one, opened, again, request)
     drifts = ", and what all tokens have in common as a drift" if request.drift else ""
     second = Path(request.noise).name if isinstance(request.noise, str) else "the second recording"
-    said = f"a unit of time is the noise of one of two runs, by {second}{drifts}"
-    return said, found
+    text = f"a unit of time is the noise of one of two runs, by {second}{drifts}"
+    return text, by_router
 
 
 def _drifting(
@@ -183,7 +183,7 @@ def _read_factors(
 ) -> dict[str, Float64[np.ndarray, "hidden"] | Float64[np.ndarray, "hidden noises"]]:
     """A diagonal (D,) or a factor (D, r) for each router: by its name, or the one of the file."""
     arrays = {name: array.astype(np.float64) for name, array in read_numbers(path).items()}
-    found = {}
+    factors = {}
     for router in routers:
         name = router.name if router.name in arrays else next(iter(arrays), "")
         if not arrays or (name != router.name and len(arrays) > 1):
@@ -200,8 +200,8 @@ def _read_factors(
             )
         if not np.isfinite(factor).all() or not factor.any():
             raise UsageError(f"--cov {path}: array {name} is not finite, or 0 throughout.")
-        found[router.name] = factor
-    return found
+        factors[router.name] = factor
+    return factors
 
 
 # --------------------------------------------------------------------------------------------- file
@@ -231,11 +231,11 @@ def rows_of(router: RouterPaths) -> Iterator[dict[str, Any]]:
         yield {"what": "exit", **values}
 
 
-def _write(out: Path, found: Sequence[RouterPaths]) -> None:
+def _write(out: Path, routers: Sequence[RouterPaths]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"router": one.router, **row} for one in found for row in rows_of(one)]
+    rows = [{"router": one.router, **row} for one in routers for row in rows_of(one)]
     arrays = [pa.array([row.get(name) for row in rows], kind) for name, kind in _COLUMNS.items()]
     table = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
     write_whole(out, lambda file: pq.write_table(table, file))

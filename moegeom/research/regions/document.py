@@ -30,18 +30,18 @@ _PLANES = (
 _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 
-def document(found: Regions, view: View) -> Document:
+def document(report: Regions, view: View) -> Document:
     """What ``moegeom regions`` says."""
-    summary, notes = study_summary(found), [*_notes(found)]
-    if found.written:
-        notes.append(f"Counts written to {found.written}.")
+    summary, notes = study_summary(report), [*_notes(report)]
+    if report.written:
+        notes.append(f"Counts written to {report.written}.")
     tables = (partial(table, summary) for table in (_ways, _planes))
     return study_page(
-        found,
+        report,
         "regions",
         view,
-        *([worst_excerpt(found.routers, _changes, view, table)] for table in tables),
-        verdict=_verdict(found),
+        *([worst_excerpt(report.routers, _changes, view, table)] for table in tables),
+        verdict=_verdict(report),
         notes=notes,
     )
 
@@ -50,8 +50,8 @@ def _changes(one: RouterRegions) -> float:
     return one.ways[0].regions
 
 
-def _verdict(found: Regions) -> Iterator[Block]:
-    ways = [one.ways[0] for one in found.routers]
+def _verdict(report: Regions) -> Iterator[Block]:
+    ways = [one.ways[0] for one in report.routers]
     routed = float(np.mean([way.router_changes for way in ways]))
     neurons = float(np.mean([way.neuron_changes for way in ways]))
     total = routed + neurons
@@ -66,12 +66,12 @@ def _verdict(found: Regions) -> Iterator[Block]:
     yield Fact(
         "",
         "Straight ways between random pairs of tokens, mean of "
-        f"{number_of(len(found.routers), 'layer')}; the neurons of all experts would change "
+        f"{number_of(len(report.routers), 'layer')}; the neurons of all experts would change "
         f"{every:.3g} times.",
     )
-    kinds = sorted({one.counted for one in found.routers})
+    kinds = sorted({one.counted for one in report.routers})
     yield Fact("counted", f"{' and '.join(kinds)}; attention and norms are outside.")
-    yield from left_out_facts(found)
+    yield from left_out_facts(report)
 
 
 def _ways(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
@@ -115,8 +115,8 @@ def _planes(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
     return Table(_PLANES, rows, drops=_PLANES_DROPS)
 
 
-def _notes(found: Regions) -> Iterator[str]:
-    plane = found.routers[0].plane
+def _notes(report: Regions) -> Iterator[str]:
+    plane = report.routers[0].plane
     yield (
         f"Plane: {plane.subspace}, in a frame with nearly all tokens; exact for the numbers "
         "rounded to it. 'possible' is proved for any router and experts of this size on a whole "
@@ -125,7 +125,7 @@ def _notes(found: Regions) -> Iterator[str]:
     yield (
         "'random experts' have the same row lengths and biases and random directions, behind the "
         f"same router: {number_of(len(plane.random), 'draw')}, standard deviation, seed "
-        f"{found.seed}."
+        f"{report.seed}."
     )
     yield (
         "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "

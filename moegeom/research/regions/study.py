@@ -73,25 +73,25 @@ def ways_of(sample: SliceTokens, number: int, seed: int) -> list[Ways]:
     inputs, document = sample.inputs.astype(np.float64), sample.document
     half = min(number, tokens // 2)
     chosen = draw.permutation(tokens)[: 2 * half]
-    found = [Ways("random pairs", inputs[chosen[:half]], inputs[chosen[half:]])]
+    ways = [Ways("random pairs", inputs[chosen[:half]], inputs[chosen[half:]])]
     follows = (np.diff(sample.token) == 1) & (document[1:] == document[:-1]) & (document[1:] >= 0)
     rows = np.flatnonzero(follows)
     if len(rows):
         rows = np.sort(draw.permutation(rows)[:number])
-        found.append(Ways("consecutive tokens", inputs[rows], inputs[rows + 1]))
-    return found
+        ways.append(Ways("consecutive tokens", inputs[rows], inputs[rows + 1]))
+    return ways
 
 
 def router_regions(
     router: Router,
     tensors: ExpertTensors,
     ways: list[Ways],
-    asked: RequestedSlice,
+    requested: RequestedSlice,
     sample: SliceTokens,
     request: RegionsRequest,
 ) -> RouterRegions:
     """Counts on every way and in the plane; each gate is read once."""
-    part = asked.part
+    part = requested.part
     if part is None or part.dims != 2:
         raise UsageError(
             f"--subspace {request.subspace}: regions are counted in a plane.",
@@ -118,7 +118,7 @@ def router_regions(
         ),
         num_bytes=tensors.bytes_of(gate_alone=True),
         ways=tuple(one.figures() for one in on_ways),
-        plane=_plane(router, lines, norms, asked, part, sample, request),
+        plane=_plane(router, lines, norms, requested, part, sample, request),
     )  # fmt: skip
 
 
@@ -130,10 +130,10 @@ class _OnWays:
         self.length = np.linalg.norm(ways.stop - ways.start, axis=1)
         logits = [self._logits(router, ends) for ends in (ways.start, ways.stop)]
         k, experts = router.rule.top_k, router.num_experts
-        found = segment_crossings(logits[0], logits[1], k, with_places=True)
-        self.first, self.at = found.first, found.at
-        self.segment = np.repeat(np.arange(self.number), np.diff(found.first))
-        owner, middle = _middles(found.first, found.at)
+        crossings = segment_crossings(logits[0], logits[1], k, with_places=True)
+        self.first, self.at = crossings.first, crossings.at
+        self.segment = np.repeat(np.arange(self.number), np.diff(crossings.first))
+        owner, middle = _middles(crossings.first, crossings.at)
         inside = (1.0 - middle)[:, None] * logits[0][owner] + middle[:, None] * logits[1][owner]
         chosen = np.argsort(-inside, axis=1, kind="stable")[:, :k].astype(np.int32)
         self.is_chosen: Bool[np.ndarray, "pieces experts"] = chosen_mask(chosen, experts)
@@ -148,9 +148,9 @@ class _OnWays:
     def add(self, expert: int, rows: np.ndarray, offset: np.ndarray) -> None:
         start, stop = (ends @ rows.T + offset for ends in (self.ways.start, self.ways.stop))
         chosen = np.ascontiguousarray(self.is_chosen[:, expert])
-        found = segment_roots(start, stop, self.first, self.at, chosen)
-        self.num_all += np.bincount(found.segment, minlength=self.number)
-        self.roots.append((found.segment[found.is_active], found.at[found.is_active]))
+        roots = segment_roots(start, stop, self.first, self.at, chosen)
+        self.num_all += np.bincount(roots.segment, minlength=self.number)
+        self.roots.append((roots.segment[roots.is_active], roots.at[roots.is_active]))
 
     def figures(self) -> SegmentRegions:
         segment, at = (np.concatenate(part) for part in zip(*self.roots, strict=True))
@@ -200,14 +200,14 @@ def _plane(
     router: Router,
     lines: list[np.ndarray],
     norms: list[tuple[np.ndarray, np.ndarray]],
-    asked: RequestedSlice,
+    requested: RequestedSlice,
     part: Slice,
     sample: SliceTokens,
     request: RegionsRequest,
 ) -> PlaneRegions:
     k = router.rule.top_k
     points = part.coordinates(sample.inputs)
-    x0, x1, y0, y1 = map(Fraction, frame_of(points, asked, sample, CellsRequest(""), 1.0))
+    x0, x1, y0, y1 = map(Fraction, frame_of(points, requested, sample, CellsRequest(""), 1.0))
     frame = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     polygons = list(_cells(router, part, frame))
 
@@ -219,17 +219,17 @@ def _plane(
 
     draw, random = np.random.default_rng(request.seed), []
     for _ in range(request.random_experts):
-        drawn = []
+        neurons = []
         for lengths, offset in norms:
             rows = draw.standard_normal((len(lengths), router.hidden_size))
             rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
-            drawn.append(_on_plane(rows, offset, part))
-        random.append(sum(counted(drawn)))
+            neurons.append(_on_plane(rows, offset, part))
+        random.append(sum(counted(neurons)))
     width = len(lines[0])
     published = published_regions(router.num_experts, k, width, 2)
     return PlaneRegions(
-        subspace=asked.text,
-        variance_share=asked.variance_share,
+        subspace=requested.text,
+        variance_share=requested.variance_share,
         expert_sets=tuple(experts for experts, _ in polygons),
         of_cell=counted(lines),
         bound=most_regions(router.num_experts, k, width, 2),
@@ -249,18 +249,18 @@ def _cells(
         (Fraction(a), Fraction(b), Fraction(c))
         for (a, b), c in zip(weight.tolist(), offset.tolist(), strict=True)
     ]
-    found = enumerate_cells(weight, offset, router.rule.top_k)
+    cells = enumerate_cells(weight, offset, router.rule.top_k)
     pairs_of: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    if isinstance(found, AllSubsets):
+    if isinstance(cells, AllSubsets):
         every = range(router.num_experts)
         for experts in combinations(every, router.rule.top_k):
             pairs_of[experts] = list(product(experts, sorted(set(every) - set(experts))))
     else:
-        sets = [tuple(experts) for experts in found.expert_set.tolist()]
+        sets = [tuple(experts) for experts in cells.expert_set.tolist()]
         pairs_of = {experts: [] for experts in sets}
-        if len(found.facets):
-            out, into = swaps(found.expert_set, found.facets).first
-            for (one, other), i, j in zip(found.facets.tolist(), out, into, strict=True):
+        if len(cells.facets):
+            out, into = swaps(cells.expert_set, cells.facets).first
+            for (one, other), i, j in zip(cells.facets.tolist(), out, into, strict=True):
                 pairs_of[sets[one]].append((int(i), int(j)))
                 pairs_of[sets[other]].append((int(j), int(i)))
     for experts, pairs in pairs_of.items():
@@ -297,20 +297,20 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         raise UsageError(f"--segments {request.segments}: expected 2 or more.")
     opened, source = STUDY.open(request)
     left_out = list(opened.left_out)
-    asked = [router for router in opened.recorded if router.rule.is_affine]
+    chosen = [router for router in opened.recorded if router.rule.is_affine]
     left_out += [
         (router.name, "its boundaries are not linear, and no crossings are computed")
         for router in opened.recorded
         if not router.rule.is_affine
     ]
-    if not asked:
+    if not chosen:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
-    tensors = {router.name: open_experts(opened.store, router) for router in asked}
-    before = _before(request, asked)
+    tensors = {router.name: open_experts(opened.store, router) for router in chosen}
+    before = _before(request, chosen)
     experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
     announce(experts, request.yes, watch)
-    found, samples = [], []
-    for router in each(asked, watch):
+    routers, samples = [], []
+    for router in each(chosen, watch):
         sample = token_sample(router, source, request)
         samples.append(sample)
         ways = ways_of(sample, request.segments, request.seed)
@@ -322,12 +322,12 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         if earlier:
             (twin,) = earlier
             one = dataclasses.replace(one, before=EarlierRegions(twin.ways, twin.plane))
-        found.append(one)
+        routers.append(one)
     if request.out is not None:
-        _write(request.out, found)
+        _write(request.out, routers)
     return Regions(
-        run=opened.facts(asked),
-        routers=tuple(found),
+        run=opened.facts(chosen),
+        routers=tuple(routers),
         left_out=tuple(left_out),
         sample=opened.sample_counts(samples),
         seed=request.seed,
@@ -337,14 +337,14 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
 
 
 def _before(
-    request: RegionsRequest, asked: Sequence[Router]
+    request: RegionsRequest, routers: Sequence[Router]
 ) -> dict[str, list[tuple[Router, ExpertTensors]]]:
     """The same router of the checkpoint to compare with, and its experts, by name."""
     if request.against is None:
         return {}
     other = Session.of(request.against, request)
     named = {router.name: router for router in other.chosen}
-    for router in asked:
+    for router in routers:
         twin = named.get(router.name)
         if twin is None or twin.weight.shape != router.weight.shape:
             raise RouterError(
@@ -352,12 +352,12 @@ def _before(
                 f"{router.num_experts} x {router.hidden_size} to compare with.",
                 "--against is an earlier state of the same model.",
             )
-    return {r.name: [(named[r.name], open_experts(other.store, named[r.name]))] for r in asked}
+    return {r.name: [(named[r.name], open_experts(other.store, named[r.name]))] for r in routers}
 
 
-def _write(out: Path, found: Sequence[RouterRegions]) -> None:
+def _write(out: Path, routers: Sequence[RouterRegions]) -> None:
     rows = []
-    for router in found:
+    for router in routers:
         for one, is_before in ((router, False), (router.before, True)):
             if one is None:
                 continue

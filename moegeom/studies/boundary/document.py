@@ -1,4 +1,4 @@
-"""An exposure as a document: what was read, the verdict, the variants, where each flips."""
+"""The boundary report as a document: what was read, the verdict, the variants, their flips."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ _NEARNESS = (
 )
 
 
-def document(found: BoundaryReport, view: View) -> Document:
+def document(report: BoundaryReport, view: View) -> Document:
     """What ``moegeom boundary-report`` says; a page has details of every variant."""
-    flipped = [variant for variant in found.variants if variant.mean("flipped_share")]
-    details = [line for variant in _shown(flipped, view) for line in _details(found, variant)]
-    whole = [line for variant in flipped for line in _details(found, variant)]
-    near = [Fact("near" * (not n), text, "plain") for n, text in enumerate(_distances(found))]
-    notes = [*map(Note, (*_remarks(found), *_limits(found), *skipped(found.summary)))]
+    flipped = [variant for variant in report.variants if variant.mean("flipped_share")]
+    details = [line for variant in _shown(flipped, view) for line in _details(report, variant)]
+    whole = [line for variant in flipped for line in _details(report, variant)]
+    near = [Fact("near" * (not n), text, "plain") for n, text in enumerate(_distances(report))]
+    notes = [*map(Note, (*_remarks(report), *_limits(report), *skipped(report.summary)))]
     return Document(
         "boundary-report",
-        found.summary.run["checkpoint"]["name"],
+        report.summary.run["checkpoint"]["name"],
         [
-            _verdict(found),
-            _header(found),
-            [_table(found, view)],
-            [Gallery(lambda: figures_of(found.results, _FIGURES))],
-            [*(Fact("jump" * (not n), text, "plain") for n, text in enumerate(_jumps(found)))],
+            _verdict(report),
+            _header(report),
+            [_table(report, view)],
+            [Gallery(lambda: figures_of(report.results, _FIGURES))],
+            [*(Fact("jump" * (not n), text, "plain") for n, text in enumerate(_jumps(report)))],
             [
-                *(Fact("noise", text, "dim") for text in _noise(found)),
+                *(Fact("noise", text, "dim") for text in _noise(report)),
                 in_part(details, "line", view.detail, page=whole),
             ],
             [in_part(near, "line", view.detail, least=1)],
             [in_part(notes, "note", view.detail, is_aside=True)],
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
@@ -90,116 +90,114 @@ def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips
     return sides or sorted(flipped, key=lambda variant: -_flipped(variant))[:1]
 
 
-def _header(found: BoundaryReport) -> list[Block]:
-    summary = found.summary
+def _header(report: BoundaryReport) -> list[Block]:
+    summary = report.summary
     return [
         *header(summary, "routers", "tokens", "trust"),
-        *_other(found),
-        *_against(found),
+        *_other(report),
+        *_against(report),
     ]
 
 
-def _other(found: BoundaryReport) -> Iterator[Fact]:
+def _other(report: BoundaryReport) -> Iterator[Fact]:
     """Which other run, and how its tokens were matched."""
-    other = found.summary.run.get("run_b")
+    other = report.summary.run.get("run_b")
     if not other:
         return
-    tokens = found.summary.run["tokens"]["num_tokens"]
+    tokens = report.summary.run["tokens"]["num_tokens"]
     engine = f", {other['engine']}" if other["engine"] else ""
     yield Fact("B", f"{other['name']}{engine}: {number_of(other['num_tokens'], 'token')}")
     matched = f"{other['num_matched']:,} of {tokens:,} tokens"
     yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
 
 
-def _against(found: BoundaryReport) -> Iterator[Fact]:
+def _against(report: BoundaryReport) -> Iterator[Fact]:
     """Which second checkpoint, and what was done to its routers."""
-    against = found.summary.run.get("checkpoint_b")
+    against = report.summary.run.get("checkpoint_b")
     if not against:
         return
-    said = [f"{against['name']}: its routers on the inputs of A."]
+    texts = [f"{against['name']}: its routers on the inputs of A."]
     equal, compared = len(against["equal"]), against["num_compared"]
     if equal < compared:
-        said.append(_OWN_INPUTS)
+        texts.append(_OWN_INPUTS)
     if equal:
         which = "All routers" if equal == compared else f"{equal} of {compared} routers"
-        said.append(f"{which} are those of A, bit for bit.")
+        texts.append(f"{which} are those of A, bit for bit.")
     if not against["has_same_rule"]:
-        said.append(f"It chooses by its own rule: {against['rule']}.")
+        texts.append(f"It chooses by its own rule: {against['rule']}.")
     if against["regained"]:
-        said.append(
-            f"Another gain stands in front of {found.summary.places(against['regained'])}: rows "
+        texts.append(
+            f"Another gain stands in front of {report.summary.places(against['regained'])}: rows "
             "are scaled by its gain over that of A."
         )
     if against["unknown_gain"]:
-        said.append(
-            f"The gain in front of {found.summary.places(against['unknown_gain'])} is known in "
+        texts.append(
+            f"The gain in front of {report.summary.places(against['unknown_gain'])} is known in "
             "one of the checkpoints only, and taken as equal."
         )
-    yield Fact("C", " ".join(said))
+    yield Fact("C", " ".join(texts))
 
 
-def _verdict(found: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [Fact("VERDICT", verdict_sentence(found))]
-    if typed := found.summary.run.get("next_command"):
+def _verdict(report: BoundaryReport) -> list[Block]:
+    blocks: list[Block] = [Fact("VERDICT", verdict_sentence(report))]
+    if typed := report.summary.run.get("next_command"):
         blocks.append(Command("next: ", str(typed)))
     return blocks
 
 
-def _distances(found: BoundaryReport) -> list[str]:
+def _distances(report: BoundaryReport) -> list[str]:
     """How near the tokens are to another choice."""
-    said = []
-    rms = found.share_column("boundary_distance_rms_p50")
+    texts = []
+    rms = report.share_column("boundary_distance_rms_p50")
     if rms:
         router, least = min(rms, key=lambda pair: pair[1])
-        said.append(
-            f"Half of the tokens are within{_bound(found)} {_median(rms):.3g} of another "
-            f"choice, in units of the input's rms (nearest {found.summary.places([router])}: "
+        texts.append(
+            f"Half of the tokens are within{_bound(report)} {_median(rms):.3g} of another "
+            f"choice, in units of the input's rms (nearest {report.summary.places([router])}: "
             f"{least:.3g})."
         )
-        said += _ties(found)
-    likely = found.share_column("stable_share_input_rounding_1e6")
-    worst = found.share_column("stable_share_input_rounding_worst")
+        texts += _ties(report)
+    likely = report.share_column("stable_share_input_rounding_1e6")
+    worst = report.share_column("stable_share_input_rounding_worst")
     if likely and worst:
         # what the worst rounding keeps is kept with any probability, whichever bound says so
         surely = dict(worst)
         most = [(name, max(share, surely.get(name, 0.0))) for name, share in likely]
-        said.append(
+        texts.append(
             f"Rounding the input to bfloat16 keeps the choice of {_certain(_median(most))} of the "
             f"tokens with probability 1 - 1e-6, of {_certain(_median(worst))} in the worst case."
         )
-    return said
+    return texts
 
 
-def _ties(found: BoundaryReport) -> list[str]:
-    """How near they are to where boundaries meet; nothing where that is not known, or there is
-    none.
-    """
-    ends = [found.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
+def _ties(report: BoundaryReport) -> list[str]:
+    """Distances to where several boundaries meet; empty where unknown or where none meet."""
+    ends = [report.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
     three, four = map(_median, ends)
-    sample = round(_median(found.share_column("num_order_distance_tokens")))
-    said = (
+    sample = round(_median(report.share_column("num_order_distance_tokens")))
+    text = (
         f"Half of a sample ({number_of(sample, 'token')} of a router) are within {three:.3g} of "
         f"a tie of three experts at the border, and within {four:.3g} of a tie of four."
     )
-    return [said]
+    return [text]
 
 
-def _bound(found: BoundaryReport) -> str:
-    """What is to be added where some of the distances are lower bounds."""
-    exact = found.share_column("distance_exact_share")
+def _bound(report: BoundaryReport) -> str:
+    """The qualifier to print where some distances are lower bounds."""
+    exact = report.share_column("distance_exact_share")
     return " at least" if any(share < 1.0 for _, share in exact) else ""
 
 
-def _table(found: BoundaryReport, view: View) -> Excerpt:
+def _table(report: BoundaryReport, view: View) -> Excerpt:
     """A row for each variant, or for those that flip most; a sentence where that is too wide."""
-    ranked = sorted(found.variants, key=lambda v: (v.name not in SIDES, -_flipped(v)))
+    ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -_flipped(v)))
     least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
     screen, *shorter = (
-        [_rows(found, ranked[:number])] for number in range(len(ranked), least - 1, -1)
+        [_rows(report, ranked[:number])] for number in range(len(ranked), least - 1, -1)
     )
-    page = Table(_HEADS, [_cells(found, variant) for variant in found.variants])
+    page = Table(_HEADS, [_cells(report, variant) for variant in report.variants])
     return Excerpt(screen, page=[page], shorter=shorter)
 
 
@@ -207,11 +205,11 @@ def _flipped(variant: VariantFlips) -> float:
     return variant.mean("flipped_share") or 0.0
 
 
-def _rows(found: BoundaryReport, kept: Sequence[VariantFlips]) -> Table:
-    """Rows of the variants that are kept, in the order in which they were asked for."""
-    names = {variant.name for variant in kept}
-    rows = [_cells(found, variant) for variant in found.variants if variant.name in names]
-    rest = len(found.variants) - len(rows)
+def _rows(report: BoundaryReport, variants: Sequence[VariantFlips]) -> Table:
+    """Rows of these variants, in the order in which they were requested."""
+    names = {variant.name for variant in variants}
+    rows = [_cells(report, variant) for variant in report.variants if variant.name in names]
+    rest = len(report.variants) - len(rows)
     return Table(
         heads=[heads[:-1] for heads in _HEADS],
         rows=[row[:-1] for row in rows],
@@ -220,9 +218,9 @@ def _rows(found: BoundaryReport, kept: Sequence[VariantFlips]) -> Table:
     )
 
 
-def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
+def _cells(report: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
     worst, is_side = variant.worst, variant.name in SIDES
-    place = found.summary.place(worst["router"])
+    place = report.summary.place(worst["router"])
     return (
         f"  {variant.name}",
         share_text(variant.mean("flipped_share")),
@@ -239,34 +237,34 @@ def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
 
 def _paragraph(cells: Sequence[str]) -> str:
     """The figures of a row in a sentence."""
-    _, mean, random, worst, some, moved, kept, _ = cells
+    _, mean, random, worst, some, moved, stable, _ = cells
     return (
         f"{mean} of the choices flip (random router {random}, worst {worst}), {some} of the "
-        f"tokens somewhere; {moved} of the weight moves; {kept} are provably unchanged."
+        f"tokens somewhere; {moved} of the weight moves; {stable} are provably unchanged."
     )
 
 
-def _noise(found: BoundaryReport) -> list[str]:
+def _noise(report: BoundaryReport) -> list[str]:
     """What noise on the inputs does; nothing where none was asked for."""
-    simulated = found.share_column("noise_simulated_share")
+    simulated = report.share_column("noise_simulated_share")
     if not simulated:
         return []
     worst = max(simulated, key=lambda pair: pair[1])
-    said = (
-        f"{_noise_size(found)} flips {share_text(_mean(simulated))} of the choices in a "
-        f"simulation ({found.summary.places([worst[0]])}: {share_text(worst[1])})"
+    text = (
+        f"{_noise_size(report)} flips {share_text(_mean(simulated))} of the choices in a "
+        f"simulation ({report.summary.places([worst[0]])}: {share_text(worst[1])})"
     )
     means = [
-        _mean(found.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
+        _mean(report.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
     ]
     if means[0] is not None:
         expected, least, most = means
-        said += (
+        text += (
             f"; {share_text(expected)} by the noise model, {share_text(least)} to "
             f"{share_text(most)} by its bounds"
         )
-    lines = [f"{said}."]
-    early, late = (found.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
+    lines = [f"{text}."]
+    early, late = (report.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
     if early and late:
         lines.append(
             f"An input that drifts with this noise per unit of time leaves its cell within "
@@ -276,25 +274,25 @@ def _noise(found: BoundaryReport) -> list[str]:
     return lines
 
 
-def _jumps(found: BoundaryReport) -> list[str]:
+def _jumps(report: BoundaryReport) -> list[str]:
     """What crossing a boundary does to the output; nothing where no experts were read."""
-    over = found.share_column("jump_over_output_p50")
+    over = report.share_column("jump_over_output_p50")
     if not over:
         return []
     most = max(over, key=lambda pair: pair[1])
-    said = (
+    text = (
         f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
         f"{share_text(_median(over))} of its length for half of the tokens"
     )
     if len(over) > 1:
-        said += f" (most in {found.summary.places([most[0]])}: {share_text(most[1])})"
-    expected = found.share_column("expected_jump_over_output")
+        text += f" (most in {report.summary.places([most[0]])}: {share_text(most[1])})"
+    expected = report.share_column("expected_jump_over_output")
     if expected:
-        said += (
+        text += (
             f"; times the probability that rounding the input to bfloat16 crosses it, "
             f"{small_percent(_mean(expected))} of the output a token"
         )
-    return [f"{said}.", *filter(None, map(_cost, found.variants)), _looked_at(found)]
+    return [f"{text}.", *filter(None, map(_cost, report.variants)), _looked_at(report)]
 
 
 def _cost(variant: VariantFlips) -> str:
@@ -304,40 +302,40 @@ def _cost(variant: VariantFlips) -> str:
     )
     if over is None:
         return ""
-    known, asked = (
+    points, flips = (
         sum(row.get(name) or 0 for row in variant.rows)
         for name in ("num_flip_jumps", "num_flip_jump_tokens")
     )
     return (
-        f"{variant.name}: a flip costs {share_text(over)} of the output ({known:,} of "
-        f"{number_of(asked, 'flip')} with a known boundary point), {small_percent(cost)} a token."
+        f"{variant.name}: a flip costs {share_text(over)} of the output ({points:,} of "
+        f"{number_of(flips, 'flip')} with a known boundary point), {small_percent(cost)} a token."
     )
 
 
-def _looked_at(found: BoundaryReport) -> str:
+def _looked_at(report: BoundaryReport) -> str:
     """How many tokens and experts jumps are of, and what is left out."""
-    tokens = sum(number for _, number in found.share_column("num_jump_tokens"))
-    known = sum(
+    tokens = sum(number for _, number in report.share_column("num_jump_tokens"))
+    points = sum(
         row["num_jump_tokens"] * row["jump_known_share"]
-        for row in found.summary.layers
+        for row in report.summary.layers
         if row.get("jump_known_share") is not None
     )
-    parts = found.summary.run.get("parts", {}).values()
+    parts = report.summary.run.get("parts", {}).values()
     read, size_read = (
         sum(part.get(name, 0) for part in parts) for name in ("experts_read", "expert_bytes")
     )
     experts = f"{number_of(read, 'expert')} read ({size(size_read)})" if read else "experts read"
-    said = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
-    if known < tokens:
-        said += (
-            f" {share_text(1.0 - known / tokens)} of them are left out: their nearest boundary "
+    text = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
+    if points < tokens:
+        text += (
+            f" {share_text(1.0 - points / tokens)} of them are left out: their nearest boundary "
             "point is not known."
         )
-    return said
+    return text
 
 
-def _noise_size(found: BoundaryReport) -> str:
-    noise = found.summary.run.get("noise")
+def _noise_size(report: BoundaryReport) -> str:
+    noise = report.summary.run.get("noise")
     if not noise:
         return "Noise of a size that the results do not say"
     if "scale" in noise:
@@ -356,24 +354,24 @@ def _noise_size(found: BoundaryReport) -> str:
     )
 
 
-def _details(found: BoundaryReport, variant: VariantFlips) -> Iterator[Fact]:
+def _details(report: BoundaryReport, variant: VariantFlips) -> Iterator[Fact]:
     """Where a variant flips, whether near-ties explain it, and what it does to experts."""
-    said = {
-        "worst": _worst_layers(found, variant),
+    details = {
+        "worst": _worst_layers(report, variant),
         "margins": near_ties(variant) if variant.name in SIDES else "",
-        "load": _load_shift(found, variant),
-        "swaps": _traders(found, variant),
+        "load": _load_shift(report, variant),
+        "swaps": _traders(report, variant),
     }
-    for label, text in said.items():
+    for label, text in details.items():
         if text:
             yield Fact(label, f"{variant.name}: {text}", "dim")
 
 
-def _worst_layers(found: BoundaryReport, variant: VariantFlips) -> str:
+def _worst_layers(report: BoundaryReport, variant: VariantFlips) -> str:
     """The layers that a variant flips most, beside a random router's."""
     ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
     return ", ".join(
-        f"{found.summary.places([row['router']])} {share_text(row['flipped_share'])}"
+        f"{report.summary.places([row['router']])} {share_text(row['flipped_share'])}"
         for row in ranked
         if row["flipped_share"] or row is ranked[0]
     )
@@ -399,31 +397,31 @@ def near_ties(variant: VariantFlips) -> str:
     )
 
 
-def _load_shift(found: BoundaryReport, variant: VariantFlips) -> str:
+def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
     """The expert whose load changes most."""
-    known = [row for row in variant.rows if row.get("load_shift_max") is not None]
-    if not known:
+    rows = [row for row in variant.rows if row.get("load_shift_max") is not None]
+    if not rows:
         return ""
-    most = max(known, key=lambda row: abs(row["load_shift_max"]))
+    most = max(rows, key=lambda row: abs(row["load_shift_max"]))
     return (
-        f"{found.summary.places([most['router']])}: expert {most['load_shift_expert']} "
+        f"{report.summary.places([most['router']])}: expert {most['load_shift_expert']} "
         f"{most['load_shift_max']:+.2g} fair shares"
     )
 
 
-def _traders(found: BoundaryReport, variant: VariantFlips) -> str:
+def _traders(report: BoundaryReport, variant: VariantFlips) -> str:
     """The pairs of experts that trade most of the flipped tokens of their layer."""
     return ", ".join(
-        f"{found.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
+        f"{report.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
         f"{share_text(pair['share'])}"
         for pair in variant.swaps[:_NAMED]
     )
 
 
-def _remarks(found: BoundaryReport) -> list[str]:
-    """What has to be known about some of the figures."""
-    said = []
-    tied = [variant for variant in found.variants if variant.is_tied]
+def _remarks(report: BoundaryReport) -> list[str]:
+    """Caveats on single figures, such as exact ties."""
+    remarks = []
+    tied = [variant for variant in report.variants if variant.is_tied]
     for variant in tied:
         least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
         anyhow = (
@@ -431,31 +429,31 @@ def _remarks(found: BoundaryReport) -> list[str]:
             if variant.facts.get("ties") == "undetermined"
             else "counted as the lowest expert wins"
         )
-        said.append(
+        remarks.append(
             f"{variant.name}: as exact ties break, {share_text(least)} to {share_text(most)} of "
             f"the choices flip; {anyhow}."
         )
-    said += [
+    remarks += [
         f"{variant.name}: "
         f"{number_of(wrong, 'token flipped that was', 'tokens flipped that were')} "
         "proved to stay: a mistake of moegeom, please report it."
-        for variant in found.variants
+        for variant in report.variants
         if (wrong := variant.num_disproved)
     ]
     copied = [
         v
-        for v in found.variants
+        for v in report.variants
         if v.name not in SIDES and not str(v.facts.get("engine")).startswith("none")
     ]
-    said += [
+    remarks += [
         f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
         "recording of that engine would decide."
         for variant in copied
     ]
-    return said
+    return remarks
 
 
-def _limits(found: BoundaryReport) -> Sequence[str]:
+def _limits(report: BoundaryReport) -> Sequence[str]:
     """What these figures do not say."""
     jumps = (
         "Jumps are those of one block's routed experts; what later layers make of them is not "
@@ -465,12 +463,12 @@ def _limits(found: BoundaryReport) -> Sequence[str]:
         "A flipped expert is not a wrong answer: this is exposure, for these tokens and inputs. "
         "An arithmetic changes the routers only; inputs that come out otherwise are not checked."
     )
-    kept = (
+    stability = (
         "Provably unchanged: for these inputs, in any order of summation that the arithmetic "
         "allows. Random: a router of the same shape and row norms, on a sample of these tokens."
     )
-    has_jumps = bool(found.share_column("jump_over_output_p50"))
-    return exposed, kept, *([jumps] if has_jumps else [])
+    has_jumps = bool(report.share_column("jump_over_output_p50"))
+    return exposed, stability, *([jumps] if has_jumps else [])
 
 
 def _certain(share: float | None) -> str:
@@ -486,7 +484,7 @@ def _median(pairs: Sequence[tuple[str, float]]) -> float:
     return statistics.median(value for _, value in pairs)
 
 
-def _record(found: BoundaryReport) -> Mapping[str, Any]:
+def _record(report: BoundaryReport) -> Mapping[str, Any]:
     variants = [
         {
             "variant": variant.name,
@@ -503,16 +501,16 @@ def _record(found: BoundaryReport) -> Mapping[str, Any]:
             "random": [_compared(row) for row in variant.random],
             "swaps": list(variant.swaps),
         }
-        for variant in found.variants
+        for variant in report.variants
     ]
-    run = found.summary.run
+    run = report.summary.run
     return {
-        "verdict": verdict_sentence(found),
-        "distances": _distances(found),
-        "noise": _noise(found),
-        "jumps": _jumps(found),
-        "remarks": _remarks(found),
-        "routers": [dict(row) for row in found.summary.layers],
+        "verdict": verdict_sentence(report),
+        "distances": _distances(report),
+        "noise": _noise(report),
+        "jumps": _jumps(report),
+        "remarks": _remarks(report),
+        "routers": [dict(row) for row in report.summary.layers],
         "variants": variants,
         **rule_facts(run),
         "run": dict(run),

@@ -51,7 +51,7 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class VariantFlips:
-    """One variant: ``rows`` of its routers in the order of the checkpoint, and of their random.
+    """One variant: ``rows`` of its routers in checkpoint order, and of their random routers.
 
     ``swaps`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
     variant copies.
@@ -95,7 +95,7 @@ class VariantFlips:
 
     @property
     def largest_near_share(self) -> float | None:
-        """What that share is at most: the near tokens are too few where more than they flip."""
+        """The largest possible ``near_share``: below 1 where more tokens flip than are near."""
         return self._per_flip(lambda row: min(1.0, NEAR / row["flipped_share"]))
 
     @property
@@ -104,25 +104,25 @@ class VariantFlips:
         return round(sum(count for _, count in self._flips()))
 
     def _per_flip(self, value: Callable[[Row], float]) -> float | None:
-        """Mean over flips of a value of their router; None where nothing is known of any."""
+        """Mean of a router's value, weighted by its flips; None where no router has one."""
         flips = self._flips()
         if not flips:
             return None
         return sum(value(row) * count for row, count in flips) / sum(count for _, count in flips)
 
     def _flips(self) -> list[tuple[Row, float]]:
-        """Routers of whose flips it is known how near they are, and how many they are."""
-        known = [row for row in self.rows if row.get("flipped_near_share") is not None]
-        return [(row, row["flipped_share"] * row["num_tokens"]) for row in known]
+        """Rows with a share of near flips, each with its number of flips."""
+        rows = [row for row in self.rows if row.get("flipped_near_share") is not None]
+        return [(row, row["flipped_share"] * row["num_tokens"]) for row in rows]
 
     @property
     def num_disproved(self) -> int:
-        """Tokens, over all routers, that flipped although it was proved that they stay."""
+        """Tokens, over all routers, that flipped although they were proved stable."""
         return sum(row["num_disproved"] or 0 for row in self.rows)
 
     @property
     def is_tied(self) -> bool:
-        """Whether exact ties that the engine may break anyhow leave a range."""
+        """Whether exact ties, which an engine may break either way, leave a range."""
         return any(row["flipped_share_least"] != row["flipped_share_most"] for row in self.rows)
 
 
@@ -155,8 +155,8 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     measured = [row for row in whole if row.get("flipped_share") is not None]
     facts = {row["variant"]: row for row in results.rows("variants")}
     names = [name for name in facts if not is_random(name)]
-    held = [name for name in names if any(row["variant"] == name for row in measured)]
-    if not held:
+    present = [name for name in names if any(row["variant"] == name for row in measured)]
+    if not present:
         reasons = [
             why
             for part in results.run.get("parts", {}).values()
@@ -178,28 +178,28 @@ def boundary_report_of(results: Results) -> BoundaryReport:
             _most(swaps, name),
             facts.get(under_random(name), {}),
         )
-        for name in held
+        for name in present
     )
     return BoundaryReport(summarise(results), variants, results)
 
 
 def _most(swaps: Sequence[Row], variant: str) -> list[Row]:
     """The pairs with the largest share of the exchanges at their router, both ways together."""
-    found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    pairs: dict[tuple[str, int, int], dict[str, Any]] = {}
     for row in swaps:
         if row["variant"] == variant and is_whole(row["population"]):
             first, second = sorted((row["expert_out"], row["expert_in"]))
-            pair = found.setdefault(
+            pair = pairs.setdefault(
                 (row["router"], first, second),
                 {"router": row["router"], "first": first, "second": second, "share": 0.0},
             )
             pair["share"] += row["share"]
-    return sorted(found.values(), key=lambda pair: -pair["share"])
+    return sorted(pairs.values(), key=lambda pair: -pair["share"])
 
 
 def _mean(rows: Sequence[Row], column: str) -> float | None:
-    known = [row[column] for row in rows if row.get(column) is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [row[column] for row in rows if row.get(column) is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _any_share(facts: Row) -> float | None:

@@ -1,4 +1,4 @@
-"""The sentence of an exposure that is read first: what flips most, or how two sides differ."""
+"""The verdict of a boundary report: what flips most, or how two sides differ."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from moegeom.core.text import percent
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 
 
-def verdict_sentence(found: BoundaryReport) -> str:
-    """The sentence that is read first."""
-    sides = [variant for variant in found.variants if variant.name in SIDES]
+def verdict_sentence(report: BoundaryReport) -> str:
+    """The verdict as one sentence."""
+    sides = [variant for variant in report.variants if variant.name in SIDES]
     if sides:
-        return " ".join(_SIDE_VERDICTS[variant.name](found, variant) for variant in sides)
-    most = max(found.variants, key=lambda variant: variant.mean("flipped_share") or 0.0)
+        return " ".join(_SIDE_VERDICTS[variant.name](report, variant) for variant in sides)
+    most = max(report.variants, key=lambda variant: variant.mean("flipped_share") or 0.0)
     share = most.mean("flipped_share")
     if not share:
-        return _nothing_flips(found)
+        return _nothing_flips(report)
     worst = most.worst
-    place = found.summary.places([worst["router"]])
-    said = (
+    place = report.summary.places([worst["router"]])
+    text = (
         f"{most.name} flips most: {share_text(share)} of the choices ({place}: "
         f"{share_text(worst['flipped_share'])})"
     )
     if most.any_share is not None:
-        said += f", {share_text(most.any_share)} of the tokens at some layer"
-    return f"{said}; {share_text(most.mean('weight_moved_mean'))} of the routing weight moves."
+        text += f", {share_text(most.any_share)} of the tokens at some layer"
+    return f"{text}; {share_text(most.mean('weight_moved_mean'))} of the routing weight moves."
 
 
-def _nothing_flips(found: BoundaryReport) -> str:
-    """That none is seen to flip, and how many are kept by the order of experts alone."""
-    tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in found.variants if v.is_tied]
+def _nothing_flips(report: BoundaryReport) -> str:
+    """The verdict where nothing flips, with the share that flips if exact ties break otherwise."""
+    tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in report.variants if v.is_tied]
     if not tied:
         return "No arithmetic asked for flips any of these tokens."
     most, name = max(tied)
@@ -42,28 +42,28 @@ def _nothing_flips(found: BoundaryReport) -> str:
     )
 
 
-def _difference(found: BoundaryReport, variant: VariantFlips) -> str:
+def _difference(report: BoundaryReport, variant: VariantFlips) -> str:
     """How A and B differ, and where it begins."""
     share = variant.mean("flipped_share")
     if not share:
         return "A and B choose the same experts for every token."
     first, worst = variant.rows[0], variant.worst
-    said = f"A and B choose differently in {share_text(share)} of (token, layer) pairs"
+    text = f"A and B choose differently in {share_text(share)} of (token, layer) pairs"
     if variant.any_share is not None:
-        said += f"; {share_text(variant.any_share)} of the tokens differ somewhere"
+        text += f"; {share_text(variant.any_share)} of the tokens differ somewhere"
     where = next(row for row in variant.rows if row["flipped_share"])
-    begins = found.summary.places([where["router"]])
+    begins = report.summary.places([where["router"]])
     return (
-        f"{said}. It begins in {begins} ({share_text(where['flipped_share'])}), the first layer "
+        f"{text}. It begins in {begins} ({share_text(where['flipped_share'])}), the first layer "
         f"{'itself' if where is first else 'being equal'}; most in "
-        f"{found.summary.places([worst['router']])} ({share_text(worst['flipped_share'])}). "
+        f"{report.summary.places([worst['router']])} ({share_text(worst['flipped_share'])}). "
         f"{share_text(variant.mean('weight_moved_mean'))} of the routing weight differs."
     )
 
 
-def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
+def _replaced(report: BoundaryReport, variant: VariantFlips) -> str:
     """What the routers of another checkpoint choose otherwise."""
-    share, against = variant.mean("flipped_share"), found.summary.run.get("checkpoint_b")
+    share, against = variant.mean("flipped_share"), report.summary.run.get("checkpoint_b")
     if not share and against:
         others = against["num_compared"] - len(against["equal"])
         why = (
@@ -72,13 +72,13 @@ def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
             else "because its routers are the same"
         )
         return f"C chooses the same experts as A for every token, {why}."
-    said = f"The routers of C choose differently from those of A in {share_text(share)} of "
-    said += "(token, layer) pairs"
+    text = f"The routers of C choose differently from those of A in {share_text(share)} of "
+    text += "(token, layer) pairs"
     if variant.any_share is not None:
-        said += f"; {share_text(variant.any_share)} of the tokens differ somewhere"
+        text += f"; {share_text(variant.any_share)} of the tokens differ somewhere"
     worst = variant.worst
     return (
-        f"{said}. Most in {found.summary.places([worst['router']])} "
+        f"{text}. Most in {report.summary.places([worst['router']])} "
         f"({share_text(worst['flipped_share'])}). {share_text(variant.mean('weight_moved_mean'))} "
         "of the routing weight differs."
     )

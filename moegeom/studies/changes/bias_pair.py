@@ -24,7 +24,7 @@ class Biases:
 
     @staticmethod
     def of(router: Router) -> Biases:
-        """Those of a router; the selection bias is the one whose dtype is known."""
+        """The biases of a router; only the dtype of the selection bias is known."""
         values = (router.selection_bias, router.logit_bias)
         return Biases(
             dict(zip(KINDS, values, strict=True)), router.provenance.bias_dtype, router.rule
@@ -33,7 +33,7 @@ class Biases:
 
 @dataclass(frozen=True, eq=False)
 class BiasPair:
-    """Biases of B, and those of A as far as what was found explains them, in B's order.
+    """Biases of B, and those of A with the edits found so far applied, in B's order.
 
     ``stored`` are all of A's in A's order; those of the rows are at ``place``. ``others`` are those
     of A's other routers by name.

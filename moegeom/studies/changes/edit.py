@@ -28,28 +28,28 @@ EndState = Literal["failed", "inconclusive", "passed"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """How one thing that happened ends, and the sentence that says why."""
+    """The state in which one change ends a sign-off, and the sentence that says ``why``."""
 
     state: EndState
-    said: str
+    why: str
 
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """What a judge sees beside the change: row i of ``b`` was row ``place[i]`` of ``a``."""
+    """Both routers, for a judge of a change: row i of ``b`` was row ``place[i]`` of ``a``."""
 
     a: Router
     b: Router
     place: Int64[np.ndarray, "experts"]
 
     def own_rounding(self) -> float:
-        """Largest share of its rows that writing A once more in its own precision can move."""
+        """Largest relative change of A's rows from rounding them once more to A's own precision."""
         own = row_pair(self.a, self.a, np.arange(self.a.num_experts))
         # the pair bounds the rounding of both of its sides
         return 0.5 * size(own.half_step) / own.length if own.length > 0.0 else 0.0
 
     def moved(self) -> float:
-        """The size of the change of the effective rows, beside a common vector."""
+        """The relative change of the effective rows, a common vector removed."""
         with np.errstate(invalid="ignore", over="ignore"):  # casts are told of infinities too
             return row_pair(self.a, self.b, self.place).change_size
 
@@ -71,13 +71,13 @@ def says(sentence: str) -> Meaning:
 # --------------------------------------------------------------------------------------------- fits
 @dataclass(frozen=True, eq=False)
 class RowFit:
-    """What the rows of B would be if it had been done, and the ``bits`` of its parameters.
+    """The rows of B that the edit predicts, and the ``bits`` of its parameters.
 
-    What it saves is measured on ``rows``, or on ``measured`` where another factor is still to be
-    found; ``saved`` stands in place of that where rows do not tell, as for what is exact. ``place``
-    are the places in A of the rows, where they changed; ``steps`` multiply the rounding.
-    ``of_rows`` are those that it is about; ``may_be_some`` where it may have been done to some rows
-    or columns. ``is_stored`` where the rows are still those that A stores.
+    The saving is measured on ``rows``, or on ``measured`` where another factor is still to be
+    fitted; ``saved`` overrides the measured saving (bits), for exact edits. ``place`` are the
+    places in A of the rows, where they changed; ``steps`` multiply the rounding. ``of_rows`` are
+    the rows that it changes; ``allows_subset`` where it may change some rows or columns only.
+    ``is_stored`` where the rows are still those that A stores.
     """
 
     rows: Float64[np.ndarray, "experts dimension"]
@@ -91,13 +91,13 @@ class RowFit:
     place: Int64[np.ndarray, "experts"] | None = None
     steps: float | Float64[np.ndarray, "experts 1"] = 1.0
     of_rows: Bool[np.ndarray, "experts"] | None = None
-    may_be_some: bool = False
+    allows_subset: bool = False
     is_stored: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class BiasFit:
-    """The same for the biases of one kind."""
+    """The biases of B, of one kind, that the edit predicts, and the ``bits`` of its parameters."""
 
     values: Float64[np.ndarray, "experts"]
     bits: float
@@ -165,10 +165,10 @@ EDITS: Rooms[Edit] = Rooms("edit", "moegeom.studies.changes.operators", Edit)
 
 
 def error(change: Change) -> Severity | None:
-    """A fault whatever it is."""
+    """An error in any case."""
     return "error"
 
 
 def error_if_exact(change: Change) -> Severity | None:
-    """A fault where nothing but rounding is left: training does not do it to the last digit."""
+    """An error where the edit leaves only rounding: training never matches to the last digit."""
     return "error" if change.evidence.get("is_exact") else None

@@ -53,11 +53,11 @@ def figure_changes(a: ResultsView, b: ResultsView) -> Figures | None:
     for router in common:
         pair = (rows[0][router], rows[1][router])
         for column in _columns():
-            found = _one(router, column, pair, (versions[0], versions[1]))
-            if isinstance(found, _Test):
-                tests.append(found)
-            elif found and column not in left_out.setdefault(found, []):
-                left_out[found].append(column)
+            outcome = _one(router, column, pair, (versions[0], versions[1]))
+            if isinstance(outcome, _Test):
+                tests.append(outcome)
+            elif outcome and column not in left_out.setdefault(outcome, []):
+                left_out[outcome].append(column)
     tokens = tuple(max(row["num_tokens"] or 0 for row in side.values()) for side in rows)
     return Figures(_judged(tests), LEVEL, (tokens[0], tokens[1]), left_out)
 
@@ -86,7 +86,7 @@ def _judged(tests: Sequence[_Test]) -> list[FigureChange]:
 def _one(
     router: str, column: str, pair: tuple[Row, Row], versions: tuple[Row, Row]
 ) -> _Test | str | None:
-    """A test, the reason why there is none, or None where a side does not have the figure."""
+    """The test, else the reason for none; None where a side lacks the figure."""
     values = _known(column, pair)
     if values is None:
         return None
@@ -112,8 +112,8 @@ def _one(
 def _known(column: str, pair: tuple[Row, Row]) -> tuple[float, float] | None:
     """The figure on both sides; None unless both are numbers."""
     values = [row.get(column) for row in pair]
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    return (known[0], known[1]) if len(known) == 2 else None
+    numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
 def _rows(results: ResultsView) -> dict[str, Row]:

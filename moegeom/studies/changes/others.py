@@ -1,4 +1,4 @@
-"""The other routers of A, by projections of their rows: which of them is a router of B?"""
+"""Projected rows of the other routers of A, to find which of them a router of B is."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class RoutersOfA:
         }
 
     def beside(self, b: Router) -> OtherRows:
-        """What a comparison with a router of B may ask; rows of A behind its gain and B's."""
+        """The other routers of A for one of B, their rows with their own gain and with B's."""
 
         def rows(name: str) -> Mapping[str, Float64[np.ndarray, "experts dimension"]]:
             other = self._routers[name]
-            found = {"": effective_rows_of(other)}
+            projections = {"": effective_rows_of(other)}
             if b.gain is not None and other.gain is not None:
-                kept = other.weight.astype(np.float64) * b.gain.astype(np.float64)
-                found["behind its own gain, of "] = kept
-            return found
+                with_gain = other.weight.astype(np.float64) * b.gain.astype(np.float64)
+                projections["behind its own gain, of "] = with_gain
+            return projections
 
         return OtherRows(
             lambda: self._projected, lambda values: projected(values, NUM_PROJECTIONS), rows
@@ -46,5 +46,5 @@ class RoutersOfA:
     def biases(self, kind: str, of: str) -> Mapping[str, Float[np.ndarray, "experts"]]:
         """The biases of one kind of all routers but one."""
         name = kind.replace(" ", "_")
-        found = {n: getattr(router, name) for n, router in self._routers.items() if n != of}
-        return {n: values for n, values in found.items() if values is not None}
+        by_router = {n: getattr(router, name) for n, router in self._routers.items() if n != of}
+        return {n: values for n, values in by_router.items() if values is not None}

@@ -1,4 +1,4 @@
-"""What happened to a router of which only results are left: from 32 projections of each row."""
+"""Changes of a router of which only results exist, from 32 projections of each row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FOLDED = 2.0**-8
 
 
 class KeptRouters(Protocol):
-    """Routers by name of which no weights are left: of results, or of a baseline."""
+    """Routers known without weights, by name: from results, or from a baseline."""
 
     def names(self) -> list[str]:
         """In the order of the checkpoint."""
@@ -53,7 +53,7 @@ class KeptRouters(Protocol):
         ...
 
     def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """How far each projection may be from what it was before it was written."""
+        """The largest rounding error of each projection as it was stored."""
         ...
 
     def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
@@ -102,7 +102,7 @@ class ProjectedRouters:
         return self._rows[router]
 
     def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """What the stored dtype leaves of a row, over its projections."""
+        """The largest rounding error of a row in its stored dtype, over its projections."""
         rows = self.projections(router)
         if rows is None:
             return None
@@ -163,11 +163,11 @@ def compare_projected(
         return RouterChange(router, (NOT_COMPARED.change(rule, kind=kind),), beside), None
     rows, left = _rows(pair, **is_same)
     place = left.place
-    found = (*rows, *_biases(a, b, router, place))
-    said = (_UNKNOWN,) if (place != own).any() else ()
+    changes = (*rows, *_biases(a, b, router, place))
+    notes = (_UNKNOWN,) if (place != own).any() else ()
     lengths = None if pair.lengths is None else pair.lengths[place]
-    placed = dataclasses.replace(pair, a=pair.a[place], place=place, lengths=lengths)
-    return RouterChange(router, found, (*beside, *said), place.tolist()), placed
+    aligned = dataclasses.replace(pair, a=pair.a[place], place=place, lengths=lengths)
+    return RouterChange(router, changes, (*beside, *notes), place.tolist()), aligned
 
 
 def _biases(a: KeptRouters, b: KeptRouters, router: str, place: np.ndarray) -> Iterator[Change]:
@@ -200,7 +200,7 @@ def _pair(a: KeptRouters, b: KeptRouters, router: str) -> RowPair | None:
         return None
 
     def known() -> Mapping[str, Float64[np.ndarray, "others count"]]:
-        return {name: found for name in a.names() if (found := a.projections(name)) is not None}
+        return {name: array for name in a.names() if (array := a.projections(name)) is not None}
 
     others = OtherRows(known, lambda values: values, lambda name: {"": known()[name]})
     return RowPair(
@@ -229,5 +229,5 @@ def _is_whole(row: Row) -> bool:
 def _array(values: Sequence[Any]) -> np.ndarray | None:
     if not values or any(value is None for value in values):
         return None
-    found = np.array(values, dtype=np.float64)
-    return found if np.isfinite(found).all() else None
+    array = np.array(values, dtype=np.float64)
+    return array if np.isfinite(array).all() else None

@@ -46,5 +46,5 @@ class RouterChange:
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """What routers must share to be told together."""
+        """The key by which routers with the same changes are grouped."""
         return tuple(change.phrase for change in self.changes)

@@ -31,7 +31,7 @@ def compare_routers(
     samples: tuple[Samples, Samples] | None = None,
     others: RoutersOfA | None = None,
 ) -> RouterChange:
-    """Everything that happened on the way from ``a`` to ``b``, in the words of the edits.
+    """All edits that lead from router ``a`` to router ``b``.
 
     ``samples`` are those of the experts of both, None when experts were not checked; ``others`` are
     all routers of A, which b may be another one of. Routers of different shape, unless rows were
@@ -41,7 +41,7 @@ def compare_routers(
     place, rows = _rows(a, b, others)
     if place is None:
         return RouterChange(a.name, tuple(rows), tuple(_beside(a, b)))
-    experts, said = _experts(b, place, samples)
+    experts, gaps = _experts(b, place, samples)
     biases = (
         change
         for kind in KINDS
@@ -49,13 +49,13 @@ def compare_routers(
             kind, Biases.of(a), Biases.of(b), place, others.biases(kind, a.name) if others else {}
         )
     )
-    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *said), place.tolist())
+    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *gaps), place.tolist())
 
 
 def _rows(
     a: Router, b: Router, others: RoutersOfA | None
 ) -> tuple[Int64[np.ndarray, "experts"] | None, list[Change]]:
-    """The row of A that each row of B is, and what happened; no place for other shapes."""
+    """The row of A behind each row of B, and the edits; None for shapes that do not match."""
     own = np.arange(b.num_experts)
     if a.weight.shape == b.weight.shape and not _has_changed(a, b):
         return own, []
@@ -67,17 +67,17 @@ def _rows(
                         ROUNDED.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence)
                     ]
         return own, [NOT_COMPARED.change(b.rule, kind="values that are not finite")]
-    found: list[Change] = []
+    changes: list[Change] = []
     if a.weight.shape != b.weight.shape:
-        placed = [(edit, *one) for edit in EDITS.all() for one in edit.fit_places(a, b)]
-        if not placed:
+        fits = [(edit, *one) for edit in EDITS.all() for one in edit.fit_places(a, b)]
+        if not fits:
             kind = f"{_shape(a)} in A, {_shape(b)} in B"
             return None, [NOT_COMPARED.change(b.rule, kind=kind)]
-        edit, own, fit = min(placed, key=lambda one: one[2].bits)
-        found.append(edit.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence))
+        edit, own, fit = min(fits, key=lambda one: one[2].bits)
+        changes.append(edit.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence))
     pair = row_pair(a, b, own, None if others is None else others.beside(b))
-    told, pair = explained(pair)
-    return pair.place, [*found, *told]
+    row_changes, pair = explained(pair)
+    return pair.place, [*changes, *row_changes]
 
 
 def bias_changes(
@@ -110,7 +110,7 @@ def bias_changes(
 def _experts(
     b: Router, place: Int64[np.ndarray, "experts"], samples: tuple[Samples, Samples] | None
 ) -> tuple[list[Change], list[str]]:
-    """Whether experts moved along with the rows: changes, and what is told beside them."""
+    """Whether experts moved along with their rows: changes, and notes."""
     number = len(place)
     is_permuted = bool((place != np.arange(number)).any())
     if samples is None:
@@ -123,21 +123,21 @@ def _experts(
     followed = sum(after[i] == before[place[i]] for i in range(number))
     if is_permuted and followed == number:
         return [], [f"{all_of(number, 'expert')} moved along"]
-    told = f"samples of {stayed} of {number} experts are where they were"
+    detail = f"samples of {stayed} of {number} experts are where they were"
     if is_permuted and stayed:
-        left = LEFT_BEHIND.change(b.rule, detail=told, stayed=stayed, followed=followed)
+        left = LEFT_BEHIND.change(b.rule, detail=detail, stayed=stayed, followed=followed)
         return [left], []
     if is_permuted:
         return [], ["the weights of the experts changed too: samples do not tell where they are"]
     if stayed == number:
         return [], [all_of(number, "expert where it was", "experts where they were")]
     if sorted(before) == sorted(after):
-        return [MOVED_ALONE.change(b.rule, detail=told, stayed=stayed)], []
+        return [MOVED_ALONE.change(b.rule, detail=detail, stayed=stayed)], []
     return [], [f"{number - stayed} of {number} experts have other weights"]
 
 
 def _beside(a: Router, b: Router) -> Iterator[str]:
-    """What is told beside the changes, where there is something to tell."""
+    """Notes on the router that are no changes."""
     if (a.gain is None) != (b.gain is None):
         yield f"no gain known in {'A' if a.gain is None else 'B'}"
     elif not is_same(a.gain, b.gain):

@@ -40,7 +40,7 @@ class OtherRows:
 
 @dataclass(frozen=True, eq=False)
 class RowPair:
-    """Rows of B, and those of A as far as what was found explains them; both with their means.
+    """Rows of B, and those of A with the edits found so far applied; both with their means.
 
     Row i of ``a`` was row ``place[i]`` of A. ``half_step`` bounds the rounding of each value of the
     two together. ``first`` and ``second`` are the routers, None where only projections are known.
@@ -92,7 +92,7 @@ class RowPair:
     def left_of(
         self, rows: Float64[np.ndarray, "experts dimension"]
     ) -> Float64[np.ndarray, "experts dimension"]:
-        """The same if the rows of A were these."""
+        """``left`` if the rows of A were these."""
         change = self.b - rows
         return change - common_vector(change, self.finest)
 
@@ -127,7 +127,7 @@ class RowPair:
 
     @cached_property
     def is_settled(self) -> bool:
-        """Whether nothing is left to tell: equality, or rounding beside what was found.
+        """Whether nothing is unexplained: equal rows, or only rounding after the edits found.
 
         Of rows as A stores them, in whatever order, rounding is no part.
         """
@@ -164,7 +164,7 @@ class RowPair:
 
 
 def share(part: float, of: float) -> float:
-    """Infinite where there was nothing and is something; 0 where there still is nothing."""
+    """``part / of`` with 0 / 0 = 0, and infinite for any other division by 0."""
     return part / of if of > 0.0 else float("inf") if part > 0.0 else 0.0
 
 
@@ -218,7 +218,7 @@ def stored_bits(dtype: str) -> int:
 
 
 def _held_bits(values: Float[np.ndarray, "*shape"]) -> int:
-    """Mantissa bits that the values need: 7 for numbers of bfloat16 in a float32 file."""
+    """Mantissa bits that the values need: 7 for bfloat16 values stored as float32."""
     flat = values.reshape(1, -1)
     for cast, bits in (("bf16", 7), ("fp16", 10)):
         with np.errstate(over="ignore"):

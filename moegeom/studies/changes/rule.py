@@ -1,4 +1,4 @@
-"""Where two selection rules differ, step by step, in words."""
+"""Differences of two selection rules, step by step, in words."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_same_norm(a: Norm | None, b: Norm | None) -> bool:
 
 
 def _is_same_number(a: float, b: float) -> bool:
-    """Whether float32 does not tell the two apart."""
+    """Whether the two are equal as float32."""
     return bool(np.float32(a) == np.float32(b))
 
 

@@ -1,4 +1,4 @@
-"""Which edits, one after the other, say the rows of B in the fewest bits.
+"""Greedy search for the edits that describe the rows of B in the fewest bits.
 
 An edit is worth the bits that it saves: what is left of each row is said in bits of its length
 beside rounding, and so are fitted numbers. It is believed where it saves 50 bits and takes away
@@ -44,24 +44,24 @@ class _FittedEdit:
 
 
 def explained(pair: RowPair) -> tuple[list[Change], RowPair]:
-    """What was done to the rows, and the pair with that taken out."""
-    told: list[Change] = []
-    found: list[_FittedEdit] = []
+    """The edits of the rows, and the pair with these edits applied to A."""
+    changes: list[Change] = []
+    edits: list[_FittedEdit] = []
     for _ in range(_MOST):
-        if found and pair.is_settled:
+        if edits and pair.is_settled:
             break
         best = max(_proposals(pair), key=lambda one: one.saved, default=None)
         if best is None:
             break
-        found.append(best)
+        edits.append(best)
         pair = _applied(pair, best)
     is_exact = pair.is_rounding
-    told = [_told(one, pair, is_exact) for one in found]
+    changes = [_told(one, pair, is_exact) for one in edits]
     shift = [*_of_rest(pair)]
     if any(one.word == UNRELATED.name and one.phrase == UNRELATED.name for one in shift):
         # of another router nothing else is worth telling
-        return [one for one in (*told, *shift) if one.word in _BESIDE_ANOTHER], pair
-    return [*told, *shift], pair
+        return [one for one in (*changes, *shift) if one.word in _BESIDE_ANOTHER], pair
+    return [*changes, *shift], pair
 
 
 #: What is worth telling beside rows of another router.
@@ -83,7 +83,7 @@ def _told(one: _FittedEdit, pair: RowPair, is_exact: bool) -> Change:
         kind=fit.kind,
         size=fit.size,
         detail=fit.detail,
-        where=_where(one.region) if fit.may_be_some else "",
+        where=_where(one.region) if fit.allows_subset else "",
         **{**fit.evidence, "bits": one.saved, "is_exact": is_exact},
     )
 
@@ -114,7 +114,7 @@ def _applied(pair: RowPair, one: _FittedEdit) -> RowPair:
 
 
 def _lengths(pair: RowPair, fit: RowFit) -> Float64[np.ndarray, "experts"] | None:
-    """True lengths of projected rows, after they changed as their projections did."""
+    """True lengths of projected rows, scaled as their projections were."""
     if pair.lengths is None:
         return None
     before, after = (np.linalg.norm(rows, axis=1) for rows in (pair.a, fit.rows))
@@ -123,7 +123,7 @@ def _lengths(pair: RowPair, fit: RowFit) -> Float64[np.ndarray, "experts"] | Non
 
 
 def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
-    """Edits that are believed, with the region where each saves most."""
+    """Edits that save enough bits, each with the region where it saves most."""
     dimension = pair.a.shape[1]
     before = np.linalg.norm(pair.left, axis=1)
     fresh = np.linalg.norm(pair.centred[1], axis=1)
@@ -143,7 +143,7 @@ def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
             if fit.of_rows is not None:
                 about = MatrixRegion(fit.of_rows, everything.columns)
                 ways = [(about, float(of_rows[fit.of_rows].sum()))]
-            if fit.may_be_some:
+            if fit.allows_subset:
                 ways = [best_rows(of_rows, dimension), _best_columns(pair, left)]
             region, saved = max(ways, key=lambda way: way[1])
             if saved - fit.bits < _LEAST_BITS or not _halves(pair, left, base, region):
@@ -175,20 +175,20 @@ def _halves(
 
 # ------------------------------------------------------------------------------------------- biases
 def explained_biases(pair: BiasPair) -> list[Change]:
-    """What was done to the biases of one kind; empty where they are equal."""
-    found: list[Change] = []
+    """The edits of the biases of one kind; empty where they are equal."""
+    changes: list[Change] = []
     for _ in range(_MOST):
-        if np.array_equal(pair.a, pair.b) or (found and _within(pair)):
-            return found
+        if np.array_equal(pair.a, pair.b) or (changes and _within(pair)):
+            return changes
         best = max(_bias_proposals(pair), key=lambda one: one[0], default=None)
         if best is None:
             break
         _, edit, fit = best
-        found.append(_told_bias(pair, edit, fit))
+        changes.append(_told_bias(pair, edit, fit))
         pair = dataclasses.replace(pair, a=fit.values, named=(*pair.named, edit.name))
-    if np.array_equal(pair.a, pair.b) or (found and _within(pair)):
-        return found
-    return [*found, _told_bias(pair, CHANGED, rest_of(pair))]
+    if np.array_equal(pair.a, pair.b) or (changes and _within(pair)):
+        return changes
+    return [*changes, _told_bias(pair, CHANGED, rest_of(pair))]
 
 
 def _told_bias(pair: BiasPair, edit: Edit, fit: BiasFit) -> Change:

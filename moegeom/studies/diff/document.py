@@ -65,28 +65,28 @@ _WHOSE = {1: "the router", 2: "both routers"}
 _USUAL = "gain equal"
 
 
-def document(found: Difference, view: View) -> Document:
+def document(report: Difference, view: View) -> Document:
     """What ``moegeom diff`` says."""
-    first, second = found.sides
-    ending = [*found.notes]
-    if found.not_looked_at:
-        ending.append(f"Not checked: {'; '.join(found.not_looked_at)}.")
+    first, second = report.sides
+    ending = [*report.notes]
+    if report.not_looked_at:
+        ending.append(f"Not checked: {'; '.join(report.not_looked_at)}.")
     return Document(
         "diff",
         f"{first.name} and {second.name}",
         [
             [
-                Fact("VERDICT", verdict_sentence(found), _mood(found)),
-                *(Fact("UNLIKE", text, "error") for text in _unlike(found)),
+                Fact("VERDICT", verdict_sentence(report), _mood(report)),
+                *(Fact("UNLIKE", text, "error") for text in _unlike(report)),
             ],
             [*_side("A", first), *_side("B", second)],
-            [_routers(found, view)],
-            [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(found).items()],
-            [] if found.figures is None else [*_figures(found, found.figures, view)],
-            [Gallery(lambda: [*difference_figures(found)])],
+            [_routers(report, view)],
+            [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(report).items()],
+            [] if report.figures is None else [*_figures(report, report.figures, view)],
+            [Gallery(lambda: [*difference_figures(report)])],
             [*map(Note, ending)],
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
@@ -104,12 +104,12 @@ def _side(name: str, side: Side) -> Sequence[Block]:
     return title, Fact("", f"{side.num_routers} router{plural}, {read}.{tokens}")
 
 
-def _unlike(found: Difference) -> Iterator[str]:
-    """What must be read with the verdict: other kinds, routers without a partner."""
-    yield from found.unlike
+def _unlike(report: Difference) -> Iterator[str]:
+    """Qualifications of the verdict: sides of different kinds, routers on one side only."""
+    yield from report.unlike
     for names, here, there in (
-        (found.only_first, "A", "B"),
-        (found.only_second, "B", "A"),
+        (report.only_first, "A", "B"),
+        (report.only_second, "B", "A"),
     ):
         if names:
             more = " ..." if len(names) > 4 else ""
@@ -117,59 +117,59 @@ def _unlike(found: Difference) -> Iterator[str]:
             yield f"{what}: {', '.join(names[:4])}{more}"
 
 
-def _where(routers: Sequence[str], found: Difference) -> str:
+def _where(routers: Sequence[str], report: Difference) -> str:
     """``layers 3-7,9``, or whole names where layers of several stacks could be meant."""
-    return places(routers, {"routers": [{"name": router.router} for router in found.routers]})
+    return places(routers, {"routers": [{"name": router.router} for router in report.routers]})
 
 
 # ------------------------------------------------------------------------------------------ verdict
 
 
-def verdict_sentence(found: Difference) -> str:
+def verdict_sentence(report: Difference) -> str:
     """How many routers are identical, what happened to the others, how many figures changed."""
-    routers = found.routers
+    routers = report.routers
     same = sum(router.is_identical for router in routers)
-    groups = _groups(found)
-    named = [f"{_where(names, found)} {what}" for what, names in groups[:_MOST_GROUPS]]
+    groups = _groups(report)
+    named = [f"{_where(names, report)} {what}" for what, names in groups[:_MOST_GROUPS]]
     if rest := sum(len(names) for _, names in groups[_MOST_GROUPS:]):
         named.append(f"{number_of(rest, 'more router')} otherwise")
     changes = "; ".join(named)
     if not routers:
-        said = "the two have no router in common"
+        text = "the two have no router in common"
     elif same == len(routers):
         same_routers = number_of(same, "router")
-        said = f"{_ALL.get(same, f'all {same_routers} are')} identical"
-        if found.unlike:
-            said = f"the weights of {_WHOSE.get(same, f'all {same_routers}')} are identical, and "
-            said += "the routers are not: they choose or weigh otherwise (UNLIKE)"
-        absent = [("A", len(found.only_first)), ("B", len(found.only_second))]
-        said += "".join(f"; {number} more only in {side}" for side, number in absent if number)
+        text = f"{_ALL.get(same, f'all {same_routers} are')} identical"
+        if report.unlike:
+            text = f"the weights of {_WHOSE.get(same, f'all {same_routers}')} are identical, and "
+            text += "the routers are not: they choose or weigh otherwise (UNLIKE)"
+        absent = [("A", len(report.only_first)), ("B", len(report.only_second))]
+        text += "".join(f"; {number} more only in {side}" for side, number in absent if number)
     elif same:
-        said = (
+        text = (
             f"{same} of {len(routers)} routers identical; {len(routers) - same} changed: {changes}"
         )
     else:
-        said = f"no router is identical: {changes}"
-    figures = found.figures
+        text = f"no router is identical: {changes}"
+    figures = report.figures
     if figures is None:
-        return f"{said}."
+        return f"{text}."
     changed = f"{len(figures.significant)} of {len(figures.tests)}"
-    return f"{said}. Figures: {changed} changed by more than chance."
+    return f"{text}. Figures: {changed} changed by more than chance."
 
 
-def _mood(found: Difference) -> Look:
+def _mood(report: Difference) -> Look:
     """How the verdict looks: good when nothing differs."""
-    is_same = all(router.is_identical for router in found.routers)
-    is_whole = bool(found.routers) and not found.unlike
-    lonely = found.only_first or found.only_second
-    moved = found.figures is not None and found.figures.significant
+    is_same = all(router.is_identical for router in report.routers)
+    is_whole = bool(report.routers) and not report.unlike
+    lonely = report.only_first or report.only_second
+    moved = report.figures is not None and report.figures.significant
     return "good" if is_same and is_whole and not lonely and not moved else "warning"
 
 
-def _groups(found: Difference) -> list[tuple[str, list[str]]]:
-    """Changed routers to which the same happened: what, and which; the largest group first."""
+def _groups(report: Difference) -> list[tuple[str, list[str]]]:
+    """Routers grouped by their changes: the changes, and the routers; the largest group first."""
     alike: dict[tuple[str, ...], list[RouterChange]] = {}
-    for router in _changed(found):
+    for router in _changed(report):
         alike.setdefault(router.phrases, []).append(router)
     listed = []
     for routers in sorted(alike.values(), key=len, reverse=True):
@@ -182,63 +182,63 @@ def _groups(found: Difference) -> list[tuple[str, list[str]]]:
 # ------------------------------------------------------------------------------------------ routers
 
 
-def _routers(found: Difference, view: View) -> Excerpt:
+def _routers(report: Difference, view: View) -> Excerpt:
     """A paragraph for each change, on a screen for those that moved routers most."""
     alike: dict[tuple[str, ...], list[RouterChange]] = {}
-    for router in _changed(found):
+    for router in _changed(report):
         alike.setdefault(_sentences(router), []).append(router)
     same = [
-        Fact(f"{_where(routers, found)}  ", said, "dim", indent=0)
-        for said, routers in _unchanged_beside(found).items()
+        Fact(f"{_where(routers, report)}  ", text, "dim", indent=0)
+        for text, routers in _unchanged_beside(report).items()
     ]
     most = len(alike) if view.detail else min(len(alike), _MOST_LINES)
     screen, *shorter = (
-        [*_paragraphs(alike, number, found), *same] for number in range(most, min(most, 1) - 1, -1)
+        [*_paragraphs(alike, number, report), *same] for number in range(most, min(most, 1) - 1, -1)
     )
-    page = [*_routers_whole(found)]
+    page = [*_routers_whole(report)]
     return Excerpt(screen, page, shorter=[] if view.detail else shorter)
 
 
 def _paragraphs(
-    alike: Mapping[tuple[str, ...], Sequence[RouterChange]], number: int, found: Difference
+    alike: Mapping[tuple[str, ...], Sequence[RouterChange]], number: int, report: Difference
 ) -> Iterator[Block]:
     """``number`` of them, and how many routers moved less."""
-    shown = [*alike]
-    if number < len(shown):
-        shown.sort(key=lambda said: max(map(_largest, alike[said])), reverse=True)
-    names = [f"{_where([one.router for one in alike[said]], found)}  " for said in shown[:number]]
+    order = [*alike]
+    if number < len(order):
+        order.sort(key=lambda key: max(map(_largest, alike[key])), reverse=True)
+    names = [f"{_where([one.router for one in alike[key]], report)}  " for key in order[:number]]
     indent = min(max(map(len, names), default=0), _MOST_INDENT)
-    for name, said in zip(names, shown, strict=False):
-        for label, text in zip([name, *("" for _ in said[1:])], said, strict=True):
+    for name, key in zip(names, order, strict=False):
+        for label, text in zip([name, *("" for _ in key[1:])], key, strict=True):
             yield Fact(label, text, "warning", indent=max(indent, len(name)))
-    if rest := sum(len(alike[said]) for said in shown[number:]):
+    if rest := sum(len(alike[key]) for key in order[number:]):
         yield Note(f"and {rest} more that moved less: --detail")
 
 
 def _sentences(router: RouterChange) -> tuple[str, ...]:
-    """One for each thing that happened, the last with what is told beside them."""
-    *said, last = (
+    """One sentence for each change, the notes behind the last."""
+    *texts, last = (
         f"{_described(change)}: {change.detail}." if change.detail else f"{_described(change)}."
         for change in router.changes
     )
-    return (*said, f"{last} ({', '.join(router.beside)})" if router.beside else last)
+    return (*texts, f"{last} ({', '.join(router.beside)})" if router.beside else last)
 
 
-def _routers_whole(found: Difference) -> Iterator[Block]:
+def _routers_whole(report: Difference) -> Iterator[Block]:
     """A table of all that changed, for a page."""
     rows = []
-    for router in _changed(found):
+    for router in _changed(report):
         happened = " and ".join(map(_described, router.changes))
         evidence = [change.detail for change in router.changes if change.detail]
         rows.append((router.router, happened, "; ".join([*evidence, *router.beside])))
     if rows:
         yield Table([("router", "what happened", "evidence")], rows, left=(0, 1, 2))
-    for said, routers in _unchanged_beside(found).items():
-        yield Note(f"{_where(routers, found)}: {said}")
+    for text, routers in _unchanged_beside(report).items():
+        yield Note(f"{_where(routers, report)}: {text}")
 
 
-def _changed(found: Difference) -> list[RouterChange]:
-    return [router for router in found.routers if not router.is_identical]
+def _changed(report: Difference) -> list[RouterChange]:
+    return [router for router in report.routers if not router.is_identical]
 
 
 def _largest(router: RouterChange) -> float:
@@ -256,38 +256,38 @@ def _described(change: Change, others: Sequence[Change] = ()) -> str:
     return change.phrase.replace("{size}", text)
 
 
-def _meanings(found: Difference) -> dict[str, str]:
-    """Each word that was used, with what it means; once each."""
+def _meanings(report: Difference) -> dict[str, str]:
+    """The meaning of each word that the document uses."""
     meanings: dict[str, str] = {}
-    for router in found.routers:
+    for router in report.routers:
         for change in router.changes:
             meanings.setdefault(change.word, change.meaning)
     return meanings
 
 
-def _unchanged_beside(found: Difference) -> dict[str, list[str]]:
-    """What is worth telling of identical routers: sentence -> routers."""
+def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
+    """Notes on identical routers: sentence -> routers."""
     beside: dict[str, list[str]] = {}
-    for router in found.routers:
-        said = "; ".join(text for text in router.beside if text != _USUAL)
-        if router.is_identical and said:
-            beside.setdefault(said, []).append(router.router)
+    for router in report.routers:
+        words = "; ".join(text for text in router.beside if text != _USUAL)
+        if router.is_identical and words:
+            beside.setdefault(words, []).append(router.router)
     return beside
 
 
 # ------------------------------------------------------------------------------------------ figures
 
 
-def _figures(found: Difference, figures: Figures, view: View) -> Iterator[Block]:
+def _figures(report: Difference, figures: Figures, view: View) -> Iterator[Block]:
     yield Fact("figures", _figures_sentence(figures))
     if figures.significant:
-        rows = [_page_cells(test, f"{n} of {of}", found) for test, n, of in _by_column(figures)]
+        rows = [_page_cells(test, f"{n} of {of}", report) for test, n, of in _by_column(figures)]
         page = Table([_PAGE_HEADS], rows)
         screen, *shorter = (
-            [_table(found, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
+            [_table(report, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
         )
         yield Excerpt(screen, [page], shorter=shorter)
-    notes = [Note(said) for said in (_detectable(figures), *_left_out(figures)) if said]
+    notes = [Note(text) for text in (_detectable(figures), *_left_out(figures)) if text]
     yield in_part(notes, "note", view.detail, is_aside=True)
 
 
@@ -309,16 +309,16 @@ def _figures_sentence(figures: Figures) -> str:
     )
 
 
-def _table(found: Difference, figures: Figures, detail: bool, most: int) -> Table:
+def _table(report: Difference, figures: Figures, detail: bool, most: int) -> Table:
     """One line for each figure, at its worst router; all of them with ``detail``."""
     if detail:
         chosen = [(test, "") for test in figures.significant]
-        shown = chosen
+        lines = chosen
     else:
         chosen = [(test, f"{n} of {of}") for test, n, of in _by_column(figures)]
-        shown = chosen[:most]
-    rows = [_HEADS, *(_cells(test, count, found) for test, count in shown)]
-    rest = len(chosen) - len(shown)
+        lines = chosen[:most]
+    rows = [_HEADS, *(_cells(test, count, report) for test, count in lines)]
+    rest = len(chosen) - len(lines)
     return Table(
         rows[:1],
         rows[1:],
@@ -327,12 +327,12 @@ def _table(found: Difference, figures: Figures, detail: bool, most: int) -> Tabl
     )
 
 
-def _cells(test: FigureChange, count: str, found: Difference) -> tuple[str, ...]:
+def _cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...]:
     p_value = "<1e-9" if test.p_value < 1e-9 else f"{test.p_value:.0e}"
     return (
         test.column,
         count,
-        _where((test.router,), found),
+        _where((test.router,), report),
         f"{test.before:.3g}",
         f"{test.after:.3g}",
         f"{test.change:+.2g} +- {test.error:.1g}",
@@ -340,23 +340,23 @@ def _cells(test: FigureChange, count: str, found: Difference) -> tuple[str, ...]
     )
 
 
-def _page_cells(test: FigureChange, count: str, found: Difference) -> tuple[str, ...]:
+def _page_cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...]:
     numbers = (test.before, test.after, test.change, test.error, test.p_value)
-    return (test.column, count, _where((test.router,), found), *(f"{n:.3g}" for n in numbers))
+    return (test.column, count, _where((test.router,), report), *(f"{n:.3g}" for n in numbers))
 
 
 def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:
     """The worst significant change of each figure, in how many routers of how many."""
-    found = []
+    changes = []
     for worst in figures.significant:
-        if worst.column not in [test.column for test, _, _ in found]:
+        if worst.column not in [test.column for test, _, _ in changes]:
             alike = [test for test in figures.tests if test.column == worst.column]
-            found.append((worst, sum(test.is_significant for test in alike), len(alike)))
-    return found
+            changes.append((worst, sum(test.is_significant for test in alike), len(alike)))
+    return changes
 
 
 def _detectable(figures: Figures) -> str:
-    """What would have been found nine times in ten, for the best known figures."""
+    """The change that would be detected with a power of 90 %, for the best known figures."""
     by_name: dict[str, list[float]] = {}
     for test in figures.tests:
         by_name.setdefault(test.column, []).append(test.detectable)
@@ -369,7 +369,7 @@ def _detectable(figures: Figures) -> str:
 
 
 def _left_out(figures: Figures) -> Iterator[str]:
-    """Why some figures were not compared, with the first of them."""
+    """The reasons why figures were not compared, each with its first figures."""
     for reason, columns in figures.left_out.items():
         if columns:
             more = " ..." if len(columns) > 3 else ""
@@ -380,13 +380,13 @@ def _left_out(figures: Figures) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------- record
 
 
-def _record(found: Difference) -> Mapping[str, Any]:
+def _record(report: Difference) -> Mapping[str, Any]:
     return {
-        "verdict": verdict_sentence(found),
-        **{name: dataclasses.asdict(side) for name, side in zip("ab", found.sides, strict=True)},
-        "unlike": found.unlike,
-        "only_in_a": found.only_first,
-        "only_in_b": found.only_second,
+        "verdict": verdict_sentence(report),
+        **{name: dataclasses.asdict(side) for name, side in zip("ab", report.sides, strict=True)},
+        "unlike": report.unlike,
+        "only_in_a": report.only_first,
+        "only_in_b": report.only_second,
         "routers": [
             {
                 "router": router.router,
@@ -397,11 +397,11 @@ def _record(found: Difference) -> Mapping[str, Any]:
                 ],
                 "beside": router.beside,
             }
-            for router in found.routers
+            for router in report.routers
         ],
-        "figures": None if found.figures is None else _figures_record(found.figures),
-        "notes": found.notes,
-        "not_looked_at": found.not_looked_at,
+        "figures": None if report.figures is None else _figures_record(report.figures),
+        "notes": report.notes,
+        "not_looked_at": report.not_looked_at,
     }
 
 

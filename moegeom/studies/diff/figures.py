@@ -13,15 +13,15 @@ from moegeom.studies.diff.record import Difference, FigureChange
 _MOST = 6
 
 
-def difference_figures(found: Difference) -> Iterator[Chart]:
+def difference_figures(report: Difference) -> Iterator[Chart]:
     """Nothing where no figure was compared."""
-    if found.figures is None or not found.figures.tests:
+    if report.figures is None or not report.figures.tests:
         return
     tests: dict[str, list[FigureChange]] = {}
-    for test in found.figures.tests:
+    for test in report.figures.tests:
         tests.setdefault(test.column, []).append(test)
-    shown = sorted(tests.values(), key=lambda of: min(test.p_value for test in of))[:_MOST]
-    routers = [router.router for router in found.routers]
+    groups = sorted(tests.values(), key=lambda of: min(test.p_value for test in of))[:_MOST]
+    routers = [router.router for router in report.routers]
     panels = [
         Panel(
             of[0].text,
@@ -33,24 +33,24 @@ def difference_figures(found: Difference) -> Iterator[Chart]:
             ],
             is_wide=False,
         )
-        for of in shown
+        for of in groups
     ]
-    sure = found.figures.significant
-    told = (
+    sure = report.figures.significant
+    caption = (
         f"{sure[0].text} in layer {place(sure[0].router, routers)} went from "
         f"{figure_text(sure[0].before)} to {figure_text(sure[0].after)} (standard error "
         f"{figure_text(sure[0].error)})"
         if sure
         else "no change is more than chance"
     )
-    every = found.figures.tests
+    every = report.figures.tests
     yield Chart(
         "before_after",
         "Before and after",
         "Figures of A and of B in each layer, those that changed most surely first.",
         "Figures without a standard error, which cannot be compared, and what a change means for "
         "answers.",
-        f"{len(sure)} of {len(every)} comparisons differ by more than chance; {told}.",
+        f"{len(sure)} of {len(every)} comparisons differ by more than chance; {caption}.",
         panels,
         [
             ("router", [test.router for test in every]),

@@ -41,7 +41,7 @@ class OpenedSide:
 
     @cached_property
     def weights(self) -> ResultsView:
-        """What results tell of the weights; measured here for a checkpoint."""
+        """Results on the weights alone; measured here for a checkpoint."""
         if self.results is not None:
             return self.results
         return lint(self.target, self.terms, self.session)
@@ -55,9 +55,9 @@ class OpenedSide:
 
 def open_side(target: str | Results, request: DifferenceRequest) -> OpenedSide:
     """Opens a checkpoint, reading its routers, or results."""
-    if (found := results_at(target)) is not None:
+    if (results := results_at(target)) is not None:
         name = target if isinstance(target, str) else target.name
-        return OpenedSide(name, request, results=found)
+        return OpenedSide(name, request, results=results)
     assert isinstance(target, str)
     has_tokens = bool(request.tokens)
     with about("checkpoint", target):
@@ -68,16 +68,16 @@ def open_side(target: str | Results, request: DifferenceRequest) -> OpenedSide:
 def describe(side: OpenedSide, tokens: str = "") -> Side:
     """What the header says of a side, and on which tokens it was measured."""
     if side.routers is not None and side.session is not None:
-        found = side.routers
-        known = assumed(rule_origin(found.family))
-        brief = rule_brief(found.family_text, [router_facts(router) for router in found.routers])
+        model = side.routers
+        origin = assumed(rule_origin(model.family))
+        brief = rule_brief(model.family_text, [router_facts(router) for router in model.routers])
         return Side(
             name=side.target,
             kind="checkpoint",
-            rule=f"{found.family}: {brief}; rule {known}",
-            num_routers=len(found.routers),
+            rule=f"{model.family}: {brief}; rule {origin}",
+            num_routers=len(model.routers),
             bytes_read=side.session.store.bytes_read,
-            bytes_total=found.bytes_total,
+            bytes_total=model.bytes_total,
             tokens=tokens,
             rule_status="assumed",
         )
@@ -100,8 +100,8 @@ def tokens_line(run: Mapping[str, Any]) -> str:
     tokens = run.get("tokens")
     if tokens is None:
         return ""
-    known = tokens["num_documents"]
-    documents = f" in {number_of(known, 'document')}" if known else ""
+    num_documents = tokens["num_documents"]
+    documents = f" in {number_of(num_documents, 'document')}" if num_documents else ""
     stale = (run.get("trust") or {}).get("fingerprint") == "differs"
     of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
     return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}{left_out_text(run)}"

@@ -68,16 +68,16 @@ def difference(
     sides = open_side(request.a, request), open_side(request.b, request)
     samples = _samples(sides, watch) if request.experts else None
     with _measured(request, sides, watch) as results:
-        found = _routers(request, sides, samples)
+        comparison = _routers(request, sides, samples)
         figures = None
         if results is not None:
             figures = figure_changes(*(_of_layers(r, request.layers) for r in results))
         return dataclasses.replace(
-            found,
+            comparison,
             sides=_described(sides, results),
             figures=figures,
             notes=(
-                *found.notes,
+                *comparison.notes,
                 *_absent_layers(request, sides),
                 *_notes(request, results, figures),
             ),
@@ -125,13 +125,13 @@ def _routers(
     sides: Sides,
     samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
 ) -> Difference:
-    """Router by router; sides are filled in later."""
+    """The difference of the routers; its sides are filled in later."""
     if sides[0].routers is not None and sides[1].routers is not None:
         return _exactly(sides[0].routers, sides[1].routers, samples)
     views = [ProjectedRouters(side.weights) for side in sides]
-    wanted = None if request.layers is None else parse_layers(request.layers)
+    layers = None if request.layers is None else parse_layers(request.layers)
     names = [
-        [name for name in view.names() if wanted is None or int(name.split("/")[1]) in wanted]
+        [name for name in view.names() if layers is None or int(name.split("/")[1]) in layers]
         for view in views
     ]
     common = [name for name in names[0] if name in names[1]]
@@ -154,7 +154,7 @@ def _exactly(
     b: RouterSet,
     samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
 ) -> Difference:
-    first, second = ({router.name: router for router in found.routers} for found in (a, b))
+    first, second = ({router.name: router for router in one.routers} for one in (a, b))
     common = [name for name in first if name in second]
 
     others = RoutersOfA(a.routers)
@@ -164,7 +164,7 @@ def _exactly(
         return compare_routers(first[name], second[name], pair, others)
 
     compared = list(on_all_cores(compare, common))
-    facts = [{"family": found.family, "rule": found.family_text} for found in (a, b)]
+    facts = [{"family": one.family, "rule": one.family_text} for one in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
     norms = [name for name in common if not is_same_norm(first[name].norm, second[name].norm)]
     unlike = list(_unlike(facts[0], facts[1], rules[0], rules[1]))
@@ -186,7 +186,7 @@ def _unlike(
     first: Mapping[str, Rule],
     second: Mapping[str, Rule],
 ) -> Iterator[str]:
-    """What makes the two of different kinds: rules that are not the same, step by step."""
+    """Differences of the selection rules, step by step."""
     others = [name for name in first if rule_differences(first[name], second[name])]
     if a["family"] != b["family"] and (others or not first):
         yield f"family {a['family']} in A, {b['family']} in B"
@@ -199,9 +199,9 @@ def _unlike(
 
 
 def _other_words(a: ProjectedRouters, b: ProjectedRouters, common: Sequence[str]) -> Iterator[str]:
-    """Where results say how weights are normalised and scaled, and not the same."""
-    said = [(name, *(view.facts[name].get("rule") for view in (a, b))) for name in common]
-    other = [one for one in said if None not in one and one[1] != one[2]]
+    """Differences in how weights are normalised and scaled, where results record it."""
+    rules = [(name, *(view.facts[name].get("rule") for view in (a, b))) for name in common]
+    other = [one for one in rules if None not in one and one[1] != one[2]]
     if other:
         name, first, second = other[0]
         yield f"the rule of {len(other)} routers, first {name}: {first} in A; {second} in B"
@@ -219,15 +219,15 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
 def _samples(
     sides: Sides, watch: Watch | None
 ) -> tuple[Mapping[str, Samples], Mapping[str, Samples]]:
-    found = []
+    digests = []
     for letter, side in zip(_LETTERS, sides, strict=True):
         assert side.session is not None
         assert side.routers is not None
         samples = read_expert_samples(side.session.store, side.routers.routers)
         if watch:
             watch.say(f"{letter}: read {samples.bytes_read:,} bytes of headers and expert weights")
-        found.append(samples.digests)
-    return found[0], found[1]
+        digests.append(samples.digests)
+    return digests[0], digests[1]
 
 
 @contextmanager
@@ -244,14 +244,14 @@ def _measured(
     with tempfile.TemporaryDirectory(prefix="moegeom-") as temporary:
         folder = Path(temporary) if request.out is None else request.out
         tokens = (request.tokens[0], request.tokens[-1])
-        found = []
-        for letter, side, given in zip(_LETTERS, sides, tokens, strict=True):
+        views = []
+        for letter, side, source in zip(_LETTERS, sides, tokens, strict=True):
             out = _kept(folder, letter)
             out.parent.mkdir(parents=True, exist_ok=True)
-            asked = ScanRequest(side.target, out, tokens=given, **request.shared_terms())
+            scan_request = ScanRequest(side.target, out, tokens=source, **request.shared_terms())
             assert side.session is not None, "results go without tokens"
-            found.append(open_results(scan(asked, watch, side.session.on(given))))
-        yield found[0], found[1]
+            views.append(open_results(scan(scan_request, watch, side.session.on(source))))
+        yield views[0], views[1]
 
 
 def _kept(folder: Path, letter: str) -> Path:
@@ -261,9 +261,9 @@ def _kept(folder: Path, letter: str) -> Path:
 def _of_layers(results: ResultsView, layers: str | None) -> ResultsView:
     if layers is None:
         return results
-    wanted = parse_layers(layers)
-    kept = [row for row in results.rows("layers") if int(row["router"].split("/")[1]) in wanted]
-    return MemoryResults(results.run, {"layers": kept})
+    numbers = parse_layers(layers)
+    rows = [row for row in results.rows("layers") if int(row["router"].split("/")[1]) in numbers]
+    return MemoryResults(results.run, {"layers": rows})
 
 
 def _described(sides: Sides, results: tuple[ResultsView, ResultsView] | None) -> tuple[Side, Side]:
@@ -294,7 +294,7 @@ def _notes(
     sources = [json.dumps(side.run.get("tokens"), sort_keys=True, default=str) for side in results]
     is_one = request.tokens != () and request.tokens[0] is request.tokens[-1]
     # facts name files, and not arrays in memory
-    is_named = all(isinstance(given, str) for given in request.tokens)
+    is_named = all(isinstance(tokens, str) for tokens in request.tokens)
     if is_one or (is_named and sources[0] == sources[1]):
         yield (
             "Both sides were measured on the same inputs and are tested as if they were not: that "

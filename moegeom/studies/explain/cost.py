@@ -51,7 +51,7 @@ def flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> OutputCh
 
 
 def _spread(rows: Int64[np.ndarray, "flipped"]) -> Int64[np.ndarray, "some"]:
-    """At most so many, evenly spread."""
+    """At most ``_MOST`` of the rows, evenly spaced."""
     if len(rows) <= _MOST:
         return rows
     return rows[np.linspace(0, len(rows) - 1, _MOST).astype(np.int64)]

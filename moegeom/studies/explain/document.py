@@ -47,107 +47,107 @@ _LAYER_HEADS = (
 )
 
 
-def document(found: Explanation, view: View) -> Document:
+def document(report: Explanation, view: View) -> Document:
     """What ``moegeom explain`` says; where nothing disagrees, a screen asks nothing further."""
     return Document(
         "explain",
-        found.run["checkpoint"]["name"],
+        report.run["checkpoint"]["name"],
         [
-            _verdict(found),
-            _header(found),
-            [_cut(found, _faults, _SHOWN, _faults(found, None), view)],
-            [_cut(found, _layers, _LAYERS, _layers(found, None, is_page=True), view)],
-            _costs(found),
-            [Gallery(lambda: explanation_figures(found))],
-            _ending(found, view),
+            _verdict(report),
+            _header(report),
+            [_cut(report, _faults, _SHOWN, _faults(report, None), view)],
+            [_cut(report, _layers, _LAYERS, _layers(report, None, is_page=True), view)],
+            _costs(report),
+            [Gallery(lambda: explanation_figures(report))],
+            _ending(report, view),
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
 def _cut(
-    found: Explanation,
+    report: Explanation,
     tell: Callable[[Explanation, int | None], list[Block]],
     most: int,
     page: list[Block],
     view: View,
 ) -> Excerpt:
-    """What ``tell`` says of ``most`` at most, or of ever fewer; of all with ``detail``."""
-    if found.verdict.cause == "no disagreement":
+    """The blocks of ``tell`` for ``most`` entries or fewer; for all with ``detail``."""
+    if report.verdict.cause == "no disagreement":
         return Excerpt([], page)
     first, *shorter = [None] if view.detail else range(most, _LEAST - 1, -1)
-    return Excerpt(tell(found, first), page, shorter=[tell(found, number) for number in shorter])
+    return Excerpt(tell(report, first), page, shorter=[tell(report, number) for number in shorter])
 
 
-def _summary(found: Explanation) -> Summary:
-    """What the header needs, and what names routers as people call them."""
-    return Summary(found.run, [{"router": layer.router} for layer in found.layers], [], [], [])
+def _summary(report: Explanation) -> Summary:
+    """The summary that the header and the names of routers are made from."""
+    return Summary(report.run, [{"router": layer.router} for layer in report.layers], [], [], [])
 
 
-def _header(found: Explanation) -> list[Block]:
-    summary = _summary(found)
+def _header(report: Explanation) -> list[Block]:
+    summary = _summary(report)
     return [
         *header(summary, "routers", "rule"),
         Fact("A", tokens_line(summary)),
-        *_sides(found),
+        *_sides(report),
     ]
 
 
-def _sides(found: Explanation) -> Iterator[Fact]:
-    """What B is, how it was matched, and the other checkpoint."""
-    other = found.other
+def _sides(report: Explanation) -> Iterator[Fact]:
+    """Run B, how its tokens were matched, and checkpoint C."""
+    other = report.other
     engine = f", {other['engine']}" if other["engine"] else ""
     stage = other["stage"].replace("_", " ")
-    elsewhere = ", RECORDED FROM ANOTHER CHECKPOINT" if found.is_of_another else ""
-    told = f"{other['name']}{engine}: {stage} of {other['num_tokens']:,} tokens{elsewhere}"
-    yield Fact("B", told)
-    matched = f"{found.num_matched:,} of {found.run['tokens']['num_tokens']:,} tokens"
-    if lost := found.num_non_finite:
+    elsewhere = ", RECORDED FROM ANOTHER CHECKPOINT" if report.is_of_another else ""
+    description = f"{other['name']}{engine}: {stage} of {other['num_tokens']:,} tokens{elsewhere}"
+    yield Fact("B", description)
+    matched = f"{report.num_matched:,} of {report.run['tokens']['num_tokens']:,} tokens"
+    if lost := report.num_non_finite:
         matched += f", {lost:,} of them not finite and left out"
-    if found.num_examined + lost < found.num_matched:
-        matched += f", the first {found.num_examined:,} examined"
+    if report.num_examined + lost < report.num_matched:
+        matched += f", the first {report.num_examined:,} examined"
     yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
-    if found.against:
-        yield Fact("C", f"{found.against}: what B may have loaded instead")
+    if report.against:
+        yield Fact("C", f"{report.against}: what B may have loaded instead")
 
 
-def _verdict(found: Explanation) -> list[Block]:
-    remedy = found.verdict.remedy
-    verdict = Fact("VERDICT", _verdict_sentence(found), _look(found))
+def _verdict(report: Explanation) -> list[Block]:
+    remedy = report.verdict.remedy
+    verdict = Fact("VERDICT", _verdict_sentence(report), _look(report))
     return [verdict, Fact("next", remedy)] if remedy else [verdict]
 
 
-def _look(found: Explanation) -> Look:
+def _look(report: Explanation) -> Look:
     """Green only where no fault was found."""
-    if found.verdict.cause in _FINE:
+    if report.verdict.cause in _FINE:
         return "good"
-    return "warning" if found.verdict.cause == "inconclusive" else "error"
+    return "warning" if report.verdict.cause == "inconclusive" else "error"
 
 
-def _verdict_sentence(found: Explanation) -> str:
-    """The sentence that is read first; it ends with how many things nobody looked at."""
-    verdict, unseen = found.verdict, len(found.not_looked_at)
-    said = f"{verdict.cause}: {verdict.meaning}"
+def _verdict_sentence(report: Explanation) -> str:
+    """The verdict as one sentence, with the number of things that were not checked."""
+    verdict, unseen = report.verdict, len(report.not_looked_at)
+    text = f"{verdict.cause}: {verdict.meaning}"
     if verdict.detail:
-        said += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
-    return f"{said} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
+        text += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
+    return f"{text} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
 
 
-def _faults(found: Explanation, most: int | None) -> list[Block]:
-    """What each operator saves on its scope, and how much of B it reproduces there.
+def _faults(report: Explanation, most: int | None) -> list[Block]:
+    """The bits that each fault saves on its scope, and the share of B's choices it reproduces.
 
     Not those that save nothing, unless ``most`` is None.
     """
-    if not any(layer.num_tried for layer in found.layers):
+    if not any(layer.num_tried for layer in report.layers):
         return []
-    summary, named = _summary(found), found.verdict.faults
-    worth = [fault for fault in found.faults if fault.bits > 0.0 or fault.name in named]
-    shown = found.faults if most is None else worth[:most]
-    first = next((layer for layer in found.layers if layer.agreement < 1.0), found.layers[0])
+    summary, named = _summary(report), report.verdict.faults
+    worth = [fault for fault in report.faults if fault.bits > 0.0 or fault.name in named]
+    faults = report.faults if most is None else worth[:most]
+    first = next((layer for layer in report.layers if layer.agreement < 1.0), report.layers[0])
     place, equal = summary.place(first.router), _equal(first.reproduced)
     rows = [("   nothing changed", "all", place, equal, "", "0")]
     paragraphs = [("      0", f"nothing changed: {equal} equal in layer {place}")]
-    for fault in shown:
+    for fault in faults:
         arrow = "->" if fault.name in named else "  "
         where = summary.places(fault.routers)
         gained = _equal(fault.reproduced[fault.routers[0]])
@@ -156,11 +156,11 @@ def _faults(found: Explanation, most: int | None) -> list[Block]:
         layers = where.removeprefix("layers ").removeprefix("layer ")
         rows.append((f"{arrow} {fault.text}", fault.scope or "all", layers, gained, before, bits))
         tokens = f"in {fault.scope}; " if fault.scope else ""
-        told = f"{fault.text}; {tokens}{where}: {gained} equal, {before}"
-        paragraphs.append((f"   {arrow} {bits}", told))
-    looks: list[Look] = ["plain", *("strong" if f.name in named else "plain" for f in shown)]
+        text = f"{fault.text}; {tokens}{where}: {gained} equal, {before}"
+        paragraphs.append((f"   {arrow} {bits}", text))
+    looks: list[Look] = ["plain", *("strong" if f.name in named else "plain" for f in faults)]
     blocks: list[Block] = [
-        Fact("causes", _whose_inputs(found)),
+        Fact("causes", _whose_inputs(report)),
         Table(
             heads=[("", "tokens", "layers", "equal", "", "bits")],
             rows=rows,
@@ -170,40 +170,40 @@ def _faults(found: Explanation, most: int | None) -> list[Block]:
             paragraphs=paragraphs,
         ),
     ]
-    rest = found.num_tried - len(shown)
-    hidden = len(found.faults) - len(shown)
+    rest = report.num_tried - len(faults)
+    hidden = len(report.faults) - len(faults)
     if rest > 0:
         more = ": --detail" if hidden else ""
         blocks.append(Fact("", f"{rest} others save fewer bits, or none{more}", "dim"))
     return blocks
 
 
-def _whose_inputs(found: Explanation) -> str:
-    """What was routed again, and what the figures are."""
-    stage = found.run["tokens"]["stage"]
-    if any(layer.num_routed for layer in found.layers):
-        own = "A's logits" if stage == "logits" else f"{found.inputs_of}'s inputs"
+def _whose_inputs(report: Explanation) -> str:
+    """Whose inputs were routed again, and how to read the figures."""
+    stage = report.run["tokens"]["stage"]
+    if any(layer.num_routed for layer in report.layers):
+        own = "A's logits" if stage == "logits" else f"{report.inputs_of}'s inputs"
         own = f"{own} routed again with one thing changed"
     else:
         own = "A's choices with one thing changed"
     return f"{own}; sets equal to B's in the first of the layers, bits saved in all"
 
 
-def _layers(found: Explanation, most: int | None, is_page: bool = False) -> list[Block]:
-    """How often A and B agree, layer by layer, and the noise that makes what is left over."""
-    shown = _shown_layers(found, most)
-    summary, columns = _summary(found), slice(None if is_page else -1)
-    rest = len(found.layers) - sum(map(len, shown))
+def _layers(report: Explanation, most: int | None, is_page: bool = False) -> list[Block]:
+    """Agreement of A and B by layer, and the noise that explains the remaining flips."""
+    groups = _shown_layers(report, most)
+    summary, columns = _summary(report), slice(None if is_page else -1)
+    rest = len(report.layers) - sum(map(len, groups))
     table = Table(
         heads=[heads[columns] for heads in _LAYER_HEADS],
-        rows=[(_name(summary, layers), *_figures(layers[0]))[columns] for layers in shown],
+        rows=[(_name(summary, layers), *_figures(layers[0]))[columns] for layers in groups],
         indent=2,
         rest=f"and {number_of(rest, 'more layer')}: --detail" if rest else "",
     )
-    told = found.verdict.faults
-    if not told or found.verdict.cause == "inconclusive":
+    names = report.verdict.faults
+    if not names or report.verdict.cause == "inconclusive":
         return [table]
-    text = next(fault.text for fault in found.faults if fault.name == told[0])
+    text = next(fault.text for fault in report.faults if fault.name == names[0])
     left = f"of tokens that agreed before, what is left over with {text}; noise that makes as many"
     return [Fact("residual", left), table]
 
@@ -216,15 +216,15 @@ def _name(summary: Summary, layers: Sequence[LayerEvidence]) -> str:
     return f"{span([layer.router for layer in layers], first)} ({len(layers)})"
 
 
-def _shown_layers(found: Explanation, most: int | None) -> list[list[LayerEvidence]]:
+def _shown_layers(report: Explanation, most: int | None) -> list[list[LayerEvidence]]:
     """Layers to show, each alone where ``most`` is None.
 
     Else those are together that follow each other with the same figures, and of many some are
     evenly spread with those of the verdict.
     """
     if most is None:
-        return [[layer] for layer in found.layers]
-    runs = [[*alike] for _, alike in itertools.groupby(found.layers, key=_figures)]
+        return [[layer] for layer in report.layers]
+    runs = [[*alike] for _, alike in itertools.groupby(report.layers, key=_figures)]
     if len(runs) <= most:
         return runs
     step = (len(runs) - 1) / (most - 1)
@@ -232,7 +232,7 @@ def _shown_layers(found: Explanation, most: int | None) -> list[list[LayerEviden
     numbers |= {
         number
         for number, run in enumerate(runs)
-        if found.verdict.router in [layer.router for layer in run]
+        if report.verdict.router in [layer.router for layer in run]
     }
     return [runs[number] for number in sorted(numbers)]
 
@@ -251,29 +251,29 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
     return _equal(layer.agreement), f"{layer.num_clean:,}", *noisy
 
 
-def _ending(found: Explanation, view: View) -> list[Block]:
-    scored = () if found.log_probs is None else (found.log_probs.sentence,)
-    told = (*_growth(found), *_details(found), *scored)
-    untold = sorted({layer.reason for layer in found.layers if layer.reason})
+def _ending(report: Explanation, view: View) -> list[Block]:
+    scored = () if report.log_probs is None else (report.log_probs.sentence,)
+    notes = (*_growth(report), *_details(report), *scored)
+    untold = sorted({layer.reason for layer in report.layers if layer.reason})
     return [
-        in_part([Note(text, "plain") for text in told], "note", view.detail, is_aside=True),
+        in_part([Note(text, "plain") for text in notes], "note", view.detail, is_aside=True),
         in_part([Note(f"not tried: {r}.", "plain") for r in untold], "reason", view.detail),
-        *map(Note, _limits(found)),
+        *map(Note, _limits(report)),
     ]
 
 
-def _growth(found: Explanation) -> Iterator[str]:
+def _growth(report: Explanation) -> Iterator[str]:
     """How the noise on the inputs grows with depth; nothing where it is not known."""
-    known = [
+    scales = [
         (layer.router, layer.noise.scale)
-        for layer in found.layers
+        for layer in report.layers
         if layer.noise and layer.noise.scale > 0.0
     ]
-    if len(known) < 2:
+    if len(scales) < 2:
         return
-    summary = _summary(found)
-    source = "what is left over" if found.verdict.faults else "the flips"
-    (first, early), (last, late) = known[0], known[-1]
+    summary = _summary(report)
+    source = "what is left over" if report.verdict.faults else "the flips"
+    (first, early), (last, late) = scales[0], scales[-1]
     yield (
         f"noise on the inputs, from {source}: {small_percent(early)} of their rms in "
         f"{summary.places([first])}, {small_percent(late)} in {summary.places([last])}. Rounding "
@@ -281,10 +281,10 @@ def _growth(found: Explanation) -> Iterator[str]:
     )
 
 
-def _details(found: Explanation) -> Iterator[str]:
+def _details(report: Explanation) -> Iterator[str]:
     """What else was found: examples, renamed experts, weights."""
-    summary = _summary(found)
-    for layer in found.layers:
+    summary = _summary(report)
+    for layer in report.layers:
         if layer.noise is not None and layer.noise.num_beyond:
             named = ", ".join(f"document {d} position {p}" for d, p in layer.noise.examples)
             yield (
@@ -292,10 +292,10 @@ def _details(found: Explanation) -> Iterator[str]:
                 f"reach of noise, such as {named}."
             )
             break
-    if not found.verdict.faults:  # a fault is not doubted by a numbering that chance makes better
-        yield _numbering(found.layers, summary)
+    if not report.verdict.faults:  # a fault is not doubted by a numbering that chance makes better
+        yield _numbering(report.layers, summary)
     weights = [
-        (layer.weights.error, layer.router) for layer in found.layers if layer.weights is not None
+        (layer.weights.error, layer.router) for layer in report.layers if layer.weights is not None
     ]
     if weights:
         error, router = max(weights, key=lambda pair: pair[0])
@@ -318,15 +318,15 @@ def _numbering(layers: Sequence[LayerEvidence], summary: Summary) -> str:
     )
 
 
-def _limits(found: Explanation) -> Sequence[str]:
-    """What is not said."""
+def _limits(report: Explanation) -> Sequence[str]:
+    """Whose inputs were used, and what was not checked."""
     whose = "B's own inputs are routed: every layer speaks for itself."
-    if found.inputs_of == "A":
+    if report.inputs_of == "A":
         whose = (
             "Only the first layer with a router reads what nothing has changed yet: deeper ones "
             "inherit what earlier ones did."
         )
-    return whose, f"Not checked: {'; '.join(found.not_looked_at)}."
+    return whose, f"Not checked: {'; '.join(report.not_looked_at)}."
 
 
 def _equal(share: float) -> str:
@@ -338,51 +338,51 @@ def _equal(share: float) -> str:
     return f"{math.floor(value * 10.0**digits) / 10.0**digits:.{digits}f} %"
 
 
-def _costs(found: Explanation) -> list[Block]:
+def _costs(report: Explanation) -> list[Block]:
     """What flips do to the output, where experts were read."""
-    known = [cost for cost in found.costs if cost.over_output is not None]
-    summary, said = _summary(found), []
-    if known:
-        most = max(known, key=lambda cost: cost.over_output or 0.0)
-        looked, flipped = (
-            sum(getattr(cost, name) for cost in known) for name in ("num_looked", "num_flipped")
+    costs = [cost for cost in report.costs if cost.over_output is not None]
+    summary, texts = _summary(report), []
+    if costs:
+        most = max(costs, key=lambda cost: cost.over_output or 0.0)
+        sample, flipped = (
+            sum(getattr(cost, name) for cost in costs) for name in ("num_looked", "num_flipped")
         )
-        mean = sum(cost.num_looked * (cost.over_output or 0.0) for cost in known) / looked
-        read, of = (sum(getattr(c, n) for c in known) for n in ("experts_read", "expert_bytes"))
-        said.append(
+        mean = sum(cost.num_looked * (cost.over_output or 0.0) for cost in costs) / sample
+        read, of = (sum(getattr(c, n) for c in costs) for n in ("experts_read", "expert_bytes"))
+        texts.append(
             f"With the experts that B chose in the place of A's, at A's inputs and by A's experts "
             f"and rule, the output of a router's experts changes by {percent(mean)} of its length "
             f"on average (most in {summary.places([most.router])}: "
-            f"{percent(most.over_output or 0.0)}). Of {looked:,} of {number_of(flipped, 'flip')}; "
+            f"{percent(most.over_output or 0.0)}). Of {sample:,} of {number_of(flipped, 'flip')}; "
             f"{number_of(read, 'expert')} read ({size(of)})."
         )
-    for reason in dict.fromkeys(cost.reason for cost in found.costs if cost.reason):
-        places = summary.places([cost.router for cost in found.costs if cost.reason == reason])
-        said.append(f"{places}: not known: {reason}.")
-    return [Fact("cost" * (not number), text, "plain") for number, text in enumerate(said)]
+    for reason in dict.fromkeys(cost.reason for cost in report.costs if cost.reason):
+        places = summary.places([cost.router for cost in report.costs if cost.reason == reason])
+        texts.append(f"{places}: not known: {reason}.")
+    return [Fact("cost" * (not number), text, "plain") for number, text in enumerate(texts)]
 
 
-def _record(found: Explanation) -> Mapping[str, Any]:
-    verdict = found.verdict
+def _record(report: Explanation) -> Mapping[str, Any]:
+    verdict = report.verdict
     return {
         "verdict": {
             **dataclasses.asdict(verdict),
             "meaning": verdict.meaning,
             "remedy": verdict.remedy,
         },
-        "agreement": found.agreement,
-        "any_flipped_share": found.any_share,
-        "inputs_of": found.inputs_of,
-        "num_matched": found.num_matched,
-        "num_examined": found.num_examined,
-        "num_non_finite": found.num_non_finite,
-        "faults": [dataclasses.asdict(fault) for fault in found.faults],
-        "layers": [dataclasses.asdict(layer) for layer in found.layers],
-        "costs": [dataclasses.asdict(cost) for cost in found.costs],
-        "log_probs": found.log_probs and dataclasses.asdict(found.log_probs),
-        "not_looked_at": list(found.not_looked_at),
-        "checkpoint_b": found.against,
-        "run_b": dict(found.other),
-        **rule_facts(found.run),
-        "run": dict(found.run),
+        "agreement": report.agreement,
+        "any_flipped_share": report.any_share,
+        "inputs_of": report.inputs_of,
+        "num_matched": report.num_matched,
+        "num_examined": report.num_examined,
+        "num_non_finite": report.num_non_finite,
+        "faults": [dataclasses.asdict(fault) for fault in report.faults],
+        "layers": [dataclasses.asdict(layer) for layer in report.layers],
+        "costs": [dataclasses.asdict(cost) for cost in report.costs],
+        "log_probs": report.log_probs and dataclasses.asdict(report.log_probs),
+        "not_looked_at": list(report.not_looked_at),
+        "checkpoint_b": report.against,
+        "run_b": dict(report.other),
+        **rule_facts(report.run),
+        "run": dict(report.run),
     }

@@ -13,45 +13,45 @@ from moegeom.studies.explain.record import Explanation
 _MOST = 12
 
 
-def explanation_figures(found: Explanation) -> list[Chart]:
+def explanation_figures(report: Explanation) -> list[Chart]:
     """Nothing where A and B agree everywhere."""
-    return [*_faults(found), *_layers(found)]
+    return [*_faults(report), *_layers(report)]
 
 
-def _faults(found: Explanation) -> Iterator[Chart]:
-    worth = [fault for fault in found.faults if fault.bits > 0.0]
+def _faults(report: Explanation) -> Iterator[Chart]:
+    worth = [fault for fault in report.faults if fault.bits > 0.0]
     if not worth:
         return
-    shown = worth[:_MOST]
-    named = [f for f in shown if f.name in found.verdict.faults]
-    names = [f"{f.text}{f', {f.scope}' if f.scope else ''}" for f in shown]
+    faults = worth[:_MOST]
+    named = [f for f in faults if f.name in report.verdict.faults]
+    names = [f"{f.text}{f', {f.scope}' if f.scope else ''}" for f in faults]
     marks = [
-        Bars(text, role, [f.bits if (f in named) == is_named else None for f in shown])
+        Bars(text, role, [f.bits if (f in named) == is_named else None for f in faults])
         for text, role, is_named in (("named", "other", True), ("not named", "tokens", False))
-        if any((f in named) == is_named for f in shown)
+        if any((f in named) == is_named for f in faults)
     ]
-    said = f"{names[0]} saves {figure_text(shown[0].bits)} bits"
-    if len(shown) > 1:
-        said += f", the next, {names[1]}, {figure_text(shown[1].bits)}"
+    caption = f"{names[0]} saves {figure_text(faults[0].bits)} bits"
+    if len(faults) > 1:
+        caption += f", the next, {names[1]}, {figure_text(faults[1].bits)}"
     yield Chart(
         "faults",
         "What explains the differences",
         "How many bits each fault saves when B's choices are told by A's router with that fault, "
         "less the bits that tell the fault. One bit more makes it twice as likely.",
         "Faults that were not tried, and causes outside the router.",
-        f"{number_of(found.num_tried, 'fault')} tried; {said}.",
+        f"{number_of(report.num_tried, 'fault')} tried; {caption}.",
         [Panel("", Axis("bits saved", low=0.0), Axis("", names=names), marks)],
         [
-            ("fault", [f.text for f in found.faults]),
-            ("scope", [f.scope or "all" for f in found.faults]),
-            ("bits", [f.bits for f in found.faults]),
-            ("explained", [f.explained for f in found.faults]),
+            ("fault", [f.text for f in report.faults]),
+            ("scope", [f.scope or "all" for f in report.faults]),
+            ("bits", [f.bits for f in report.faults]),
+            ("explained", [f.explained for f in report.faults]),
         ],
     )
 
 
-def _layers(found: Explanation) -> Iterator[Chart]:
-    layers = found.layers
+def _layers(report: Explanation) -> Iterator[Chart]:
+    layers = report.layers
     if all(layer.agreement == 1.0 for layer in layers):
         return
     names = [place(layer.router, (each.router for each in layers)) for layer in layers]

@@ -81,7 +81,7 @@ def look(
     rows: Int64[np.ndarray, "rows"],
     values_at: Callable[[int], Values],
 ) -> ReadySite:
-    """Logits of the inputs at hand (B's where it recorded them) for these tokens, read once."""
+    """The site of one router: logits of B's inputs, else A's, for these tokens, read once."""
     own = choices[number]
     prepared, reason = own.prepared, _untold(own.prepared, sides)
     mine, theirs = own.mine[rows], own.other[rows]
@@ -89,13 +89,13 @@ def look(
     has_inputs = not reason and stage != "logits"
     router = plain(prepared.router, has_inputs)
     as_stored = emulate(router, AS_STORED) if not reason else None
-    nearest, apart, logits, kept = None, None, [], None
+    nearest, apart, logits, inputs = None, None, [], None
     if as_stored is not None:
         lengths, own_logits, stop = np.full(len(rows), np.nan), [], 0
         if sides.has_other_inputs and stage in INPUT_STAGES:
             apart = InputsApart.of(len(rows))
         if has_inputs and len(rows) * len(choices) * router.hidden_size * 4 <= _KEPT:
-            kept = []
+            inputs = []
         for batch in sides.batches(prepared, rows):
             there = slice(stop, stop := stop + len(batch.row))
             own_logits.append(batch.logits)
@@ -106,22 +106,22 @@ def look(
                 values = sides.other_values(prepared.router, batch.row)
                 apart.note(there, sides, batch.values, values)
                 logits.append(engine_logits(as_stored, as_stored.inputs(values)))
-            if values is not None and kept is not None:
-                kept.append(values)
+            if values is not None and inputs is not None:
+                inputs.append(values)
         of_a = np.concatenate(own_logits)
         nearest = NearestBoundaries.of(prepared, of_a, lengths, sides.source.facts)
-        found = np.concatenate(logits) if logits else of_a
-        scores = as_stored.compared(found)
+        all_logits = np.concatenate(logits) if logits else of_a
+        scores = as_stored.compared(all_logits)
         selection, _ = group_masked(router.rule, scores, sides.kernels)
     else:
-        found = of_sets(mine, len(own.matching), np.ones(len(rows), bool))
-        scores = selection = found
+        all_logits = of_sets(mine, len(own.matching), np.ones(len(rows), bool))
+        scores = selection = all_logits
     site = Site(
         router=router,
         number=number,
         routers=[choice.prepared.router for choice in choices],
         other=other,
-        logits=found,
+        logits=all_logits,
         scores=scores,
         selection=selection,
         mine=mine,
@@ -135,7 +135,7 @@ def look(
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
     )
-    return ReadySite(site, _values(sides, own, rows, kept), nearest, apart, reason)
+    return ReadySite(site, _values(sides, own, rows, inputs), nearest, apart, reason)
 
 
 def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> ChoiceValues | None:
@@ -157,18 +157,18 @@ def _values(
     sides: Sides,
     own: MatchedChoices,
     rows: Int64[np.ndarray, "rows"],
-    kept: Sequence[Float[np.ndarray, "_ hidden"]] | None,
+    inputs: Sequence[Float[np.ndarray, "_ hidden"]] | None,
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
-    if kept:
-        return ReadParts.of(kept).rows
+    if inputs:
+        return ReadParts.of(inputs).rows
 
     def read(some: np.ndarray) -> np.ndarray | None:
         if sides.has_other_inputs:
             return sides.other_values(own.prepared.router, rows[some])
         parts = [batch.values for batch in sides.batches(own.prepared, rows[some])]
-        known = [part for part in parts if part is not None]
-        return np.concatenate(known) if len(known) == len(parts) else None
+        stored = [part for part in parts if part is not None]
+        return np.concatenate(stored) if len(stored) == len(parts) else None
 
     return read
 
@@ -182,33 +182,33 @@ class ReadParts:
 
     @staticmethod
     def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> ReadParts:
-        """Parts one behind the other; nobody writes into them from now on."""
+        """The parts in order, made read-only."""
         for part in parts:
             part.flags.writeable = False
         return ReadParts(parts, np.cumsum([0, *map(len, parts[:-1])]))
 
     def rows(self, some: Int64[np.ndarray, "rows"]) -> Float[np.ndarray, "rows hidden"]:
-        """These rows; a view where they lie one behind the other in one part."""
+        """These rows; a view where they are contiguous in one part."""
         number = np.searchsorted(self.starts, some, side="right") - 1
         at = some - self.starts[number]
         if len(some) and (number == number[0]).all() and (np.diff(at) == 1).all():
             return self.parts[int(number[0])][int(at[0]) : int(at[-1]) + 1]
-        found = np.empty((len(some), self.parts[0].shape[1]), np.float32)
+        values = np.empty((len(some), self.parts[0].shape[1]), np.float32)
         for one in np.unique(number):
             there = number == one
-            found[there] = self.parts[one][at[there]]
-        return found
+            values[there] = self.parts[one][at[there]]
+        return values
 
 
 def note_under(
-    looked: ReadySite, candidate: Proposal, is_inside: Bool[np.ndarray, "rows"], sides: Sides
+    ready: ReadySite, candidate: Proposal, is_inside: Bool[np.ndarray, "rows"], sides: Sides
 ) -> None:
-    """Notes the boundaries of these tokens under a believed operator: its scope, as far as asked.
+    """Updates the boundary distances of the tokens inside to those under a believed fault.
 
     Nothing where it has no router of its own.
     """
-    own, routed = looked.nearest, candidate.routed
-    if own is None or routed is None or not looked.site.has_inputs:
+    own, routed = ready.nearest, candidate.routed
+    if own is None or routed is None or not ready.site.has_inputs:
         return
     router = dataclasses.replace(routed.router, selection_bias=routed.selection_bias)
     prepared, rows = prepare(router), np.arange(len(is_inside))
@@ -217,53 +217,53 @@ def note_under(
         there = slice(start, start + _AT_ONCE)
         if not is_inside[there].any():
             continue
-        values = looked.values(rows[there])
+        values = ready.values(rows[there])
         if values is None:
             return
         seen = values
         if candidate.inputs is not None:
-            seen = candidate.inputs(looked.site, rows[there], values)
+            seen = candidate.inputs(ready.site, rows[there], values)
         logits[there] = engine_logits(routed, routed.inputs(seen))
         lengths[there] = sides.kernels["input_norm"](np.ascontiguousarray(seen, np.float32))
-    found = NearestBoundaries.of(prepared, logits, lengths, sides.source.facts)
-    if found.distance.shape != own.distance.shape:
+    boundaries = NearestBoundaries.of(prepared, logits, lengths, sides.source.facts)
+    if boundaries.distance.shape != own.distance.shape:
         return
-    found.note(np.flatnonzero(is_inside), prepared, sides)
-    own.distance[is_inside] = found.distance[is_inside]
+    boundaries.note(np.flatnonzero(is_inside), prepared, sides)
+    own.distance[is_inside] = boundaries.distance[is_inside]
     own.is_noted[is_inside] = True
 
 
 def layer_evidence(
     choices: MatchedChoices,
     sides: Sides,
-    looked: ReadySite,
+    ready: ReadySite,
     scores: SiteScores,
     rows: Int64[np.ndarray, "rows"],
     is_met: Bool[np.ndarray, "rows"],
 ) -> LayerEvidence:
-    """Agreement, noise and weights at one router; ``is_met`` are sets that what was found gives."""
+    """Agreement, noise and weights at one router; ``is_met`` marks sets the faults reproduce."""
     prepared, agrees, clean = choices.prepared, choices.agrees, choices.is_clean
     noise = None
-    if looked.nearest is not None:
+    if ready.nearest is not None:
         # noise is fitted to tokens that agreed until then
-        looked.nearest.note(np.flatnonzero(clean[rows]), prepared, sides)
-        noise = flip_noise(looked.nearest, sides, prepared, rows, is_met, clean[rows])
+        ready.nearest.note(np.flatnonzero(clean[rows]), prepared, sides)
+        noise = flip_noise(ready.nearest, sides, prepared, rows, is_met, clean[rows])
     own = np.arange(len(choices.matching))
     return LayerEvidence(
         router=prepared.router.name,
         num_tokens=len(agrees),
         agreement=float(agrees.mean()),
         num_clean=int(clean.sum()),
-        num_routed=len(rows) if looked.site.has_logits else 0,
+        num_routed=len(rows) if ready.site.has_logits else 0,
         num_tried=scores.num_tried,
         num_differ=int((~scores.is_met).sum()),
         reproduced=float(scores.is_met.mean()),
         bits=float(scores.base.sum()),
         num_renamed=int((choices.matching != own).sum()),
         noise=noise,
-        weights=weight_rule(looked, sides, rows, agrees[rows]),
-        inputs=input_change(looked, sides, rows, clean[rows]),
-        reason=looked.reason,
+        weights=weight_rule(ready, sides, rows, agrees[rows]),
+        inputs=input_change(ready, sides, rows, clean[rows]),
+        reason=ready.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
     )
@@ -286,13 +286,13 @@ _COMPARED = 4096
 
 
 def _other_rules(router: Router) -> Iterator[tuple[str, Router]]:
-    """What an engine may make of scores instead, in words."""
+    """Other weight rules that an engine may apply to the scores, by name."""
     weights = router.rule.weights
-    said = "not renormalised" if weights.renormalise else "renormalised"
-    yield said, _with(router, dataclasses.replace(weights, renormalise=not weights.renormalise))
+    name = "not renormalised" if weights.renormalise else "renormalised"
+    yield name, _with(router, dataclasses.replace(weights, renormalise=not weights.renormalise))
     if weights.scale != 1.0:
-        said = f"without the scaling factor {weights.scale:g}"
-        yield said, _with(router, dataclasses.replace(weights, scale=1.0))
+        name = f"without the scaling factor {weights.scale:g}"
+        yield name, _with(router, dataclasses.replace(weights, scale=1.0))
     source = "scores" if weights.source == "softmax_of_selected_logits" else ""
     if router.rule.score == "softmax" and weights.source == "scores":
         source = "softmax_of_selected_logits"
@@ -316,7 +316,7 @@ _FITS = 2.0**-8
 
 
 def weight_rule(
-    looked: ReadySite,
+    ready: ReadySite,
     sides: Sides,
     rows: Int64[np.ndarray, "rows"],
     agrees: Bool[np.ndarray, "rows"],
@@ -325,7 +325,7 @@ def weight_rule(
 
     None where B recorded none, or A no logits.
     """
-    site, facts = looked.site, sides.other.source.facts
+    site, facts = ready.site, sides.other.source.facts
     router = site.router
     if "routing_weights" not in facts.outputs or not site.has_logits:
         return None
@@ -343,24 +343,24 @@ def weight_rule(
     outlying = _FEW <= is_far.sum() <= 0.5 * len(is_far)
     if outlying:  # the others follow the rule
         logits, chosen, theirs, plain = (x[is_far] for x in (logits, chosen, theirs, plain))
-    found = {
+    errors = {
         name: _error(theirs, weights_of(changed, logits, chosen))
         for name, changed in _other_rules(router)
     }
-    found["in another order than their experts"] = _error(*(np.sort(x) for x in (theirs, plain)))
+    errors["in another order than their experts"] = _error(*(np.sort(x) for x in (theirs, plain)))
     times = float(np.median(np.divide(theirs, plain, out=np.ones_like(plain), where=plain > 0.0)))
-    found[f"{times:.3g} times as large"] = _error(theirs, times * plain)
+    errors[f"{times:.3g} times as large"] = _error(theirs, times * plain)
     with_bias = None
     if router.selection_bias is not None and router.selection_bias.any():
         with_bias = _error(theirs, weights_of(router, logits, chosen, leaks=True))
     # of rules that fit as well as stored weights can tell, the first: what is fitted comes last
-    nearest = min(found, key=lambda name: max(found[name], _FITS))
+    nearest = min(errors, key=lambda name: max(errors[name], _FITS))
     return WeightRule(
         len(rows),
         error,
         with_bias,
         nearest,
-        found[nearest],
+        errors[nearest],
         zeros=float(is_zero.mean()),
         zeros_even=float(np.bincount(of_token)[1:].max(initial=0) / len(of_token)),
         outlying=float(is_far.mean()) if outlying else 0.0,
@@ -371,7 +371,7 @@ def weight_rule(
 def _are_far(
     theirs: Float64[np.ndarray, "tokens k"], plain: Float64[np.ndarray, "tokens k"]
 ) -> Bool[np.ndarray, "tokens"]:
-    """Tokens whose weights are off by much more than those of most."""
+    """Tokens whose weights are outliers in their error."""
     size = np.sqrt((plain**2).mean(axis=1))
     apart = np.sqrt(((theirs - plain) ** 2).mean(axis=1))
     relative = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0.0)
@@ -379,7 +379,7 @@ def _are_far(
 
 
 def _error(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """Rms of the difference over the rms of ours; infinite where that is 0 or not finite."""
+    """``rms(difference) / rms(ours)``; infinite where that is 0 or not finite."""
     size = float((ours**2).mean())
     if size == 0.0 or not np.isfinite(size):
         return np.inf
@@ -436,16 +436,16 @@ class NearestBoundaries:
             logits = self.logits[some]
             chosen = chosen_by(prepared, logits, sides.kernels)
             if prepared.rows is not None:
-                found = boundary_sigmas(logits, chosen, prepared.rows)
-                found = np.partition(found, columns - 1, axis=1)[:, :columns]
+                distances = boundary_sigmas(logits, chosen, prepared.rows)
+                distances = np.partition(distances, columns - 1, axis=1)[:, :columns]
             else:
                 lower, _, _ = sides.kernels["curved_distance"](
                     logits, chosen, prepared.curved, on_rays=False
                 )
-                found = lower[:, None]
+                distances = lower[:, None]
             rms = self.lengths[some] / np.sqrt(prepared.router.hidden_size)
             with np.errstate(divide="ignore", invalid="ignore"):
-                self.distance[some] = found / rms[:, None]
+                self.distance[some] = distances / rms[:, None]
         self.is_noted[rows] = True
 
 
@@ -457,18 +457,18 @@ def flip_noise(
     agrees: Bool[np.ndarray, "tokens"],
     is_clean: Bool[np.ndarray, "tokens"],
 ) -> FlipNoise | None:
-    """Noise that fits what flipped for the first time at this router; None without distances."""
+    """Noise fitted to the first flips at this router; None without distances."""
     if not nearest.distance.shape[1] or sides.source.facts.stage not in INPUT_STAGES:
         return None
     fits = is_clean & ~np.isnan(nearest.distance).any(axis=1)
     flipped = ~agrees
-    found = upstream_noise(nearest.distance[fits], flipped[fits])
-    if np.isnan(found.scale):
+    noise = upstream_noise(nearest.distance[fits], flipped[fits])
+    if np.isnan(noise.scale):
         return None
     some = np.flatnonzero(fits & flipped)
     least = nearest.distance[some].min(axis=1)
     # the nearest boundary, as often as there are boundaries, bounds the chance for all of them
-    chance = nearest.num_boundaries * found.chance(least[:, None])
+    chance = nearest.num_boundaries * noise.chance(least[:, None])
     is_beyond = (chance < _IMPOSSIBLE) & (least > 0.0)
     beyond, least = some[is_beyond], least[is_beyond]
     # the farthest ones are the clearest
@@ -477,14 +477,14 @@ def flip_noise(
         (int(sides.columns.document[row]), int(sides.columns.position[row])) for row in named
     )
     return FlipNoise(
-        scale=found.scale,
-        spread=found.spread,
-        roundings=found.scale / (ROUNDING_RMS * UNIT_BFLOAT16),
-        observed=found.observed,
-        expected=found.expected,
-        expected_error=found.expected_error,
-        num_beyond=len(beyond) if found.excess else 0,
-        examples=examples if found.excess else (),
+        scale=noise.scale,
+        spread=noise.spread,
+        roundings=noise.scale / (ROUNDING_RMS * UNIT_BFLOAT16),
+        observed=noise.observed,
+        expected=noise.expected,
+        expected_error=noise.expected_error,
+        num_beyond=len(beyond) if noise.excess else 0,
+        examples=examples if noise.excess else (),
     )
 
 
@@ -494,7 +494,7 @@ _FORMATS = ("bfloat16", "float16", "tf32")
 
 @dataclass(frozen=True, eq=False)
 class InputsApart:
-    """How far what both routers read is apart, token by token, filled batch by batch.
+    """Distance of A's and B's inputs by token, filled batch by batch.
 
     ``rounded`` are the formats whose numbers all of B's inputs are, ``plain`` those that A's are.
     """
@@ -529,23 +529,23 @@ class InputsApart:
 
 
 def input_change(
-    looked: ReadySite,
+    ready: ReadySite,
     sides: Sides,
     rows: Int64[np.ndarray, "rows"],
     is_clean: Bool[np.ndarray, "rows"],
 ) -> InputChange | None:
-    """How what both routers read differs; None where one side did not record it."""
-    if looked.apart is None:
+    """How the inputs of A and B differ; None where one side did not record them."""
+    if ready.apart is None:
         return None
-    apart, length = looked.apart.apart, looked.apart.length
+    apart, length = ready.apart.apart, ready.apart.length
     size = float(np.sqrt((length**2).sum()))
     change = float(np.sqrt((apart**2).sum())) / size if size else 0.0
-    known = () if looked.apart.plain else looked.apart.rounded
-    rounded = next((name for name in _FORMATS if name in known), "")
+    formats = () if ready.apart.plain else ready.apart.rounded
+    rounded = next((name for name in _FORMATS if name in formats), "")
     relative = np.divide(apart, length, out=np.zeros_like(apart), where=length > 0.0)
     middle = float(np.median(relative[is_clean])) if is_clean.any() else 0.0
     # numbers of few bits are equal or differ by a whole rounding
-    finest = UNIT_BFLOAT16 if looked.apart.plain else UNIT_FLOAT32
+    finest = UNIT_BFLOAT16 if ready.apart.plain else UNIT_FLOAT32
     far = is_clean & (relative > _FAR * max(middle, finest))
     if not _FEW <= far.sum() <= 0.5 * is_clean.sum():
         return InputChange(change, rounded)

@@ -74,11 +74,11 @@ class Sides:
             return np.arange(tokens)
         starts = np.flatnonzero(np.diff(self.columns.document, prepend=-2))
         stops = np.append(starts[1:], tokens)
-        wanted = np.zeros(tokens, bool)
+        is_examined = np.zeros(tokens, bool)
         step = max(1, math.ceil(tokens / most))
         for start, stop in zip(starts[::step], stops[::step], strict=True):
-            wanted[start : min(stop, start + most - int(wanted.sum()))] = True
-        return np.flatnonzero(wanted)
+            is_examined[start : min(stop, start + most - int(is_examined.sum()))] = True
+        return np.flatnonzero(is_examined)
 
     def other_chosen(self, router: str) -> Int32[np.ndarray, "tokens k"]:
         """What B chose."""
@@ -89,10 +89,10 @@ class Sides:
         name = prepared.router.name
         if self.source.facts.has_chosen:
             runs = consecutive(self.token)
-            found = [self.source.read_chosen(name, start, stop) for start, stop in runs]
-            known = [part for part in found if part is not None]
-            if len(known) == len(found):
-                return np.concatenate(known)
+            parts = [self.source.read_chosen(name, start, stop) for start, stop in runs]
+            recorded = [part for part in parts if part is not None]
+            if len(recorded) == len(parts):
+                return np.concatenate(recorded)
         batches = self.batches(prepared, np.arange(len(self.token)))
         return np.concatenate([chosen_by(prepared, b.logits, self.kernels) for b in batches])
 
@@ -101,9 +101,9 @@ class Sides:
         task = Task(prepared, self.source, self.kernels)
         for start, those in by_tile(self.token[rows], _AT_ONCE):
             stop = int(self.token[rows[those]].max()) + 1
-            found = recorded_logits(task, start, stop)
+            batch = recorded_logits(task, start, stop)
             at = self.token[rows[those]] - start
-            values, logits = found.values, found.logits
+            values, logits = batch.values, batch.logits
             if len(at) < len(logits):  # else every token, in order
                 values = None if values is None else values[at]
                 logits = logits[at]
@@ -146,15 +146,15 @@ def routed_choices(
     task = Task(prepared, source, kernels)
     parts = []
     for start in range(0, source.facts.num_tokens, _AT_ONCE):
-        found = recorded_logits(task, start, min(start + _AT_ONCE, source.facts.num_tokens))
-        parts.append(chosen_by(prepared, found.logits, kernels))
+        batch = recorded_logits(task, start, min(start + _AT_ONCE, source.facts.num_tokens))
+        parts.append(chosen_by(prepared, batch.logits, kernels))
     return np.concatenate(parts)
 
 
 def sides_of(
     source: TokenSource, other: RunB, routers: Sequence[str], options: ComputeOptions
 ) -> Sides:
-    """The first matched tokens of both that count.
+    """The sides, limited to the first matched tokens that are examined.
 
     Raises
     ------

@@ -90,20 +90,20 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     if request.experts:
         announce_experts(opened, request.yes, watch)
     choices = _choices(shared, sides, routed)
-    num_flipped = np.sum([~found.agrees for found in choices], axis=0)
+    num_flipped = np.sum([~causes.agrees for causes in choices], axis=0)
     joined = None
     if request.log_probs is not None:
         joined = log_probs(request.log_probs, sides.columns, num_flipped)
     rows = sides.examined(len(choices))
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
-        layers, found, how = _layers(choices, sides, elsewhere, rows, watch)
+        layers, causes, how = _layers(choices, sides, elsewhere, rows, watch)
     facts = opened.facts(shared)
     summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
     recorded = run_b.source.facts.fingerprint
     is_of_another = fingerprint_test(recorded, routers.fingerprint) == "differs"
     evidence = Evidence(
         layers=layers,
-        faults=found,
+        faults=causes,
         spread=how,
         num_matched=len(sides.token),
         any_share=float((num_flipped > 0).mean()),
@@ -122,7 +122,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         num_examined=len(sides.token),
         any_share=evidence.any_share,
         layers=tuple(layers),
-        faults=tuple(map(_told, found)),
+        faults=tuple(map(_told, causes)),
         spread=how,
         log_probs=joined,
         verdict=verdict(evidence),
@@ -139,7 +139,7 @@ def _choices(
 
     ``routed`` are choices of A for all tokens of its recording, where they are known already.
     """
-    clean, found = np.ones(len(sides.token), dtype=bool), []
+    clean, choices = np.ones(len(sides.token), dtype=bool), []
     for router in routers:
         prepared = prepare(router)
         if router.name in routed:
@@ -151,9 +151,9 @@ def _choices(
         agrees = sides.kernels["same_set"](mine, other)
         common = common_choices(mine, other, router.num_experts)
         matching = expert_matching(common)
-        found.append(MatchedChoices(prepared, mine, other, clean, agrees, matching, common))
+        choices.append(MatchedChoices(prepared, mine, other, clean, agrees, matching, common))
         clean = clean & agrees
-    return found
+    return choices
 
 
 def _layers(
@@ -163,28 +163,28 @@ def _layers(
     rows: Int64[np.ndarray, "rows"],
     watch: Watch | None,
 ) -> tuple[list[LayerEvidence], list[Fault], Spread]:
-    """Every router by itself, then the operators on their scopes, then what they leave over."""
+    """Evidence of every router, the faults on their scopes, and how the remaining flips spread."""
     if watch:
         watch.start(len(rows) * len(choices))
-    looked: list[ReadySite] = []
+    sites: list[ReadySite] = []
 
     def ready(number: int) -> ReadySite:
         of_b = elsewhere.get(choices[number].prepared.router.name)
-        return look(choices, number, sides, of_b, rows, lambda place: looked[place].values)
+        return look(choices, number, sides, of_b, rows, lambda place: sites[place].values)
 
-    looked += on_all_cores(ready, range(len(choices)))
+    sites += on_all_cores(ready, range(len(choices)))
     scores = []
     # closed here, and not whenever it is collected: it holds threads, and the limit of BLAS
-    with closing(on_all_cores(lambda one: score_site(one.site, one.values), looked)) as scored:
-        for one in looked:
+    with closing(on_all_cores(lambda one: score_site(one.site, one.values), sites)) as scored:
+        for one in sites:
             if watch:
                 watch.begin(one.site.router.name)
             scores.append(next(scored))
             if watch:
                 watch.advance(len(rows))
     where = Where.of(sides.columns.at(rows), sides.token[rows])
-    found = with_composed(faults(scores, where), scores, where)
-    best = believed(found)
+    causes = with_composed(faults(scores, where), scores, where)
+    best = believed(causes)
     parts = () if best is None else best.parts or (best,)
 
     def evidence(
@@ -197,12 +197,12 @@ def _layers(
                 note_under(one, candidate, inside & choice.is_clean[rows], sides)
                 if candidate.rows is not None:  # what stands beyond its document nothing can tell
                     is_told = is_told & ~(inside & (candidate.rows < 0))
-        told = layer_evidence(choice, sides, one, score, rows, is_met)
-        return told, FlippedRouter(one.site, ~is_met, is_told) if one.site.has_logits else None
+        layer = layer_evidence(choice, sides, one, score, rows, is_met)
+        return layer, FlippedRouter(one.site, ~is_met, is_told) if one.site.has_logits else None
 
-    told = list(on_all_cores(lambda of: evidence(*of), zip(choices, looked, scores, strict=True)))
-    flips = [flipped for _, flipped in told if flipped is not None]
-    return [layer for layer, _ in told], found, spread(flips)
+    pairs = list(on_all_cores(lambda of: evidence(*of), zip(choices, sites, scores, strict=True)))
+    flips = [flipped for _, flipped in pairs if flipped is not None]
+    return [layer for layer, _ in pairs], causes, spread(flips)
 
 
 def _told(fault: Fault) -> NamedFault:
@@ -223,22 +223,22 @@ def _told(fault: Fault) -> NamedFault:
 def _open_run_b(
     request: ExplainRequest, source: TokenSource, whole: Sequence[Router]
 ) -> tuple[RunB, Mapping[str, Int32[np.ndarray, "tokens k"]]]:
-    """B matched with A, and what A's routers choose as far as that took it."""
+    """B matched with A, and the choices of A's routers that matching computed."""
     assert request.run_b is not None
-    known = known_routers(whole)
-    opened = open_choices(request.run_b, request, known)
+    routers = known_routers(whole)
+    opened = open_choices(request.run_b, request, routers)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
-    found: dict[str, Int32[np.ndarray, "tokens k"]] = {}
+    choices: dict[str, Int32[np.ndarray, "tokens k"]] = {}
 
     def routed(name: str) -> np.ndarray:
-        if name not in found:
+        if name not in choices:
             with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-                found[name] = routed_choices(source, prepare(by_name[name]), kernels)
-        return found[name]
+                choices[name] = routed_choices(source, prepare(by_name[name]), kernels)
+        return choices[name]
 
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
     own = routed if can_route else None
-    return match_run_b(source, opened, known, must_fit=False, own=own), found
+    return match_run_b(source, opened, routers, must_fit=False, own=own), choices
 
 
 def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:
@@ -251,26 +251,26 @@ def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapp
 
 def _not_looked_at(
     request: ExplainRequest,
-    asked: Sequence[Router],
+    routers: Sequence[Router],
     layers: Sequence[LayerEvidence],
     sides: Sides,
     num_routed: int,
 ) -> list[str]:
-    said = []
-    if left := len(asked) - len(layers):
-        said.append(f"{left} of {len(asked)} routers (not recorded on both sides)")
+    gaps = []
+    if left := len(routers) - len(layers):
+        gaps.append(f"{left} of {len(routers)} routers (not recorded on both sides)")
     if untried := sum(bool(layer.reason) for layer in layers):
-        said.append(f"rows, inputs and rule in {untried} of {len(layers)} routers")
+        gaps.append(f"rows, inputs and rule in {untried} of {len(layers)} routers")
     elif sides.source.facts.stage == "logits":
-        said.append("rows and inputs (A holds logits only)")
+        gaps.append("rows and inputs (A holds logits only)")
     if left := len(sides.token) - num_routed:
-        said.append(f"operators on {left:,} of {len(sides.token):,} matched tokens (only counted)")
+        gaps.append(f"operators on {left:,} of {len(sides.token):,} matched tokens (only counted)")
     if request.checkpoint_b is None:
-        said.append("another checkpoint that B may have loaded (--checkpoint-b)")
+        gaps.append("another checkpoint that B may have loaded (--checkpoint-b)")
     if not sides.has_other_inputs:
-        said.append("what B's routers read (not recorded)")
+        gaps.append("what B's routers read (not recorded)")
     if "routing_weights" not in sides.other.source.facts.outputs:
-        said.append("B's routing weights (not recorded)")
+        gaps.append("B's routing weights (not recorded)")
     if request.log_probs is None:
-        said.append("log-probs (--logprobs FILE)")
-    return [*said, "expert weights" + " of B" * request.experts]
+        gaps.append("log-probs (--logprobs FILE)")
+    return [*gaps, "expert weights" + " of B" * request.experts]

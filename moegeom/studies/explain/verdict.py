@@ -64,7 +64,7 @@ _CLEARLY = 0.125
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the verdict is made of; ``names`` says a router in words.
+    """The evidence for a verdict; ``names`` gives a router's name in words.
 
     ``is_of_another`` where B was recorded from routers of another fingerprint.
     """
@@ -80,43 +80,43 @@ class Evidence:
     names: Callable[[str], str]
 
 
-def verdict(found: Evidence) -> CauseVerdict:
-    """The first rule that has something to say, in the order of ``_RULES``."""
+def verdict(case: Evidence) -> CauseVerdict:
+    """The verdict of the first rule in ``_RULES`` that applies."""
     for rule in _RULES:
-        said = rule(found)
-        if said is not None:
-            return said
-    return CauseVerdict("inconclusive", f"{_share(found)} {_unexplained(found)}")
+        cause = rule(case)
+        if cause is not None:
+            return cause
+    return CauseVerdict("inconclusive", f"{_share(case)} {_unexplained(case)}")
 
 
-def _no_disagreement(found: Evidence) -> CauseVerdict | None:
-    if any(layer.agreement < 1.0 for layer in found.layers):
+def _no_disagreement(case: Evidence) -> CauseVerdict | None:
+    if any(layer.agreement < 1.0 for layer in case.layers):
         return None
-    if found.num_matched < _ENOUGH:
-        matched = f"The {number_of(found.num_matched, 'token')} that are matched agree"
+    if case.num_matched < _ENOUGH:
+        matched = f"The {number_of(case.num_matched, 'token')} that are matched agree"
         few = f"{matched}; fewer than {_ENOUGH} say little."
         return CauseVerdict("inconclusive", few)
-    said = _wrong_weights(found) or _outlying_weights(found) or _elsewhere(found, "")
-    return said or CauseVerdict("no disagreement", "")
+    cause = _wrong_weights(case) or _outlying_weights(case) or _elsewhere(case, "")
+    return cause or CauseVerdict("no disagreement", "")
 
 
-def _weights_first(found: Evidence) -> CauseVerdict | None:
-    """Weights that differ where the sets still agree: what is behind them only follows."""
-    for number, layer in enumerate(found.layers):
+def _weights_first(case: Evidence) -> CauseVerdict | None:
+    """Wrong weights where all earlier sets agree: later flips follow from them."""
+    for number, layer in enumerate(case.layers):
         if layer.agreement < _AGREES:
             return None
-        before = found.layers[:number]
+        before = case.layers[:number]
         if any(one.agreement < 1.0 for one in before):
             return None
-        if (said := _wrong_weights(found, (layer,))) is not None:
-            return said
+        if (cause := _wrong_weights(case, (layer,))) is not None:
+            return cause
     return None
 
 
 def _wrong_weights(
-    found: Evidence, layers: Sequence[LayerEvidence] | None = None
+    case: Evidence, layers: Sequence[LayerEvidence] | None = None
 ) -> CauseVerdict | None:
-    for layer in found.layers if layers is None else layers:
+    for layer in case.layers if layers is None else layers:
         rule = layer.weights
         if rule is None:
             continue
@@ -125,14 +125,14 @@ def _wrong_weights(
             continue
         if rule.zeros > 0.0:
             detail = (
-                f"from {found.names(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
+                f"from {case.names(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
                 "have weight 0, which the rule never gives"
             )
             if rule.zeros_even >= _FEWER:
                 detail += ", equally many in every token: fewer experts are used than chosen."
                 return CauseVerdict("routing weights differ", detail, layer.router)
             return CauseVerdict("capacity", f"{detail}.", layer.router)
-        where = f"from {found.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
+        where = f"from {case.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
         if rule.outlying > 0.0:
             where += f", those of {_percent(rule.outlying)} of the tokens much more than the others"
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
@@ -141,11 +141,11 @@ def _wrong_weights(
         if off <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
             continue
         # tokens that read something else have other weights by the same rule
-        is_told = found.has_other_inputs or rule.nearest_error <= _CLEARLY * off
+        is_told = case.has_other_inputs or rule.nearest_error <= _CLEARLY * off
         if rule.outlying > 0.0 and not is_told:
             continue
         near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
-        if rule.nearest_error > _NOISY_WEIGHTS and not found.has_other_inputs:
+        if rule.nearest_error > _NOISY_WEIGHTS and not case.has_other_inputs:
             detail = (
                 f"{where}; no rule that was tried explains it (nearest: {rule.nearest}), and what "
                 "B's router read was not recorded: it may be that which differs."
@@ -157,70 +157,70 @@ def _wrong_weights(
     return None
 
 
-def _outlying_weights(found: Evidence) -> CauseVerdict | None:
-    """Weights of some tokens that B's own inputs do not give, where those of most they do."""
-    for layer in found.layers:
+def _outlying_weights(case: Evidence) -> CauseVerdict | None:
+    """Outlying weights of some tokens, where B's inputs reproduce those of most."""
+    for layer in case.layers:
         rule = layer.weights
-        if rule is None or rule.outlying == 0.0 or not found.has_other_inputs:
+        if rule is None or rule.outlying == 0.0 or not case.has_other_inputs:
             continue
         if layer.reproduced == 1.0:  # else it may be the router that gives them
-            if (said := _wrong_weights(found, (layer,))) is not None:
-                return said
+            if (cause := _wrong_weights(case, (layer,))) is not None:
+                return cause
             detail = (
-                f"in {found.names(layer.router)} the weights of {_percent(rule.outlying)} of the "
+                f"in {case.names(layer.router)} the weights of {_percent(rule.outlying)} of the "
                 "tokens are not those that B's own inputs give; those of the others are."
             )
             return CauseVerdict("routing weights differ", detail, layer.router)
     return None
 
 
-def _fault(found: Evidence) -> CauseVerdict | None:
-    """The operator that leads, on its scope; two that lead alike cannot be told apart."""
-    candidates = explaining(found.faults)
+def _fault(case: Evidence) -> CauseVerdict | None:
+    """The leading fault on its scope; inconclusive where a rival fits as well."""
+    candidates = explaining(case.faults)
     if not candidates:
         return None
     best = candidates[0]
-    names = [layer.router for layer in found.layers]
-    earlier = found.layers[: names.index(best.router)]
+    names = [layer.router for layer in case.layers]
+    earlier = case.layers[: names.index(best.router)]
     if any(_is_beyond(layer) for layer in earlier):
         return None  # what begins there is not explained; later routers inherit it
-    other = rival(best, found.faults)
-    if believed(found.faults) is None:
+    other = rival(best, case.faults)
+    if believed(case.faults) is None:
         assert other is not None
         return CauseVerdict(
             "inconclusive",
-            f"{_share(found)} Two causes fit alike: {_named(best)} ({best.cause}, {best.bits:,.0f} "
+            f"{_share(case)} Two causes fit alike: {_named(best)} ({best.cause}, {best.bits:,.0f} "
             f"bits) and {_named(other)} ({other.cause}, {other.bits:,.0f} bits).",
             best.router,
             (best.name, other.name),
             margin(best, other),
         )
-    where = found.names(best.router)
+    where = case.names(best.router)
     begins = "the first layer" if not earlier else f"{where}, before which nothing does"
     beside = f", {_named(other)} {margin(best, other):,.0f} fewer" if other is not None else ""
-    left = _second(found, best)
-    if not left and found.has_other_inputs:
+    left = _second(case, best)
+    if not left and case.has_other_inputs:
         left = " B's own inputs are routed: they leave little room for noise."
     if left and best.repaired < _MOST_REPAIRED:
         part = f"{_percent(best.repaired)} of what differs in {where}"
-        detail = f"{_share(found)} {_named(best)} ({best.cause}) would explain {part}.{left}"
+        detail = f"{_share(case)} {_named(best)} ({best.cause}) would explain {part}.{left}"
         return CauseVerdict("inconclusive", detail, best.router, (best.name,), margin(best, other))
     return CauseVerdict(
         best.cause,
         f"{_named(best)} reproduces {_percent(best.reproduced[best.router])} of B's choices in "
         f"{where}, nothing changed {_percent(best.before[best.router])}; it begins in {begins}, "
-        f"and explains {len(best.routers)} of {len(found.layers)} layers. It saves "
-        f"{best.bits:,.0f} bits{beside}.{_second(found, best)}",
+        f"and explains {len(best.routers)} of {len(case.layers)} layers. It saves "
+        f"{best.bits:,.0f} bits{beside}.{_second(case, best)}",
         best.router,
         (best.name,),
         margin(best, other),
     )
 
 
-def _second(found: Evidence, best: Fault) -> str:
-    """What is not spread as noise beside the fault that was found."""
-    odd = found.spread.uneven
-    if not odd or best.router not in found.spread.routers:
+def _second(case: Evidence, best: Fault) -> str:
+    """Flips that the fault leaves and that are not spread as noise."""
+    odd = case.spread.uneven
+    if not odd or best.router not in case.spread.routers:
         return ""
     if best.cause == "unrelated":
         return ""  # chance alone explains what is left, spread in any way
@@ -236,63 +236,63 @@ def _is_beyond(layer: LayerEvidence) -> bool:
     return layer.noise is not None and layer.noise.num_beyond >= _BEYOND
 
 
-def _another_checkpoint(found: Evidence) -> CauseVerdict | None:
+def _another_checkpoint(case: Evidence) -> CauseVerdict | None:
     """Nothing on the list explains B, and its recording says that it is not of these routers."""
-    if not found.is_of_another:
+    if not case.is_of_another:
         return None
-    return CauseVerdict("another checkpoint", f"{_share(found)} {_unexplained(found)}")
+    return CauseVerdict("another checkpoint", f"{_share(case)} {_unexplained(case)}")
 
 
-def _unrelated(found: Evidence) -> CauseVerdict | None:
-    """The first router whose sets overlap as those of two dice, if all before it agree."""
-    if found.num_matched < _ENOUGH:
+def _unrelated(case: Evidence) -> CauseVerdict | None:
+    """The first router whose sets overlap by chance alone, if all before it agree."""
+    if case.num_matched < _ENOUGH:
         return None
-    for number, layer in enumerate(found.layers):
+    for number, layer in enumerate(case.layers):
         if layer.beyond_chance > _CHANCE or layer.beyond_chance_renamed > _CHANCE_RENAMED:
             if layer.agreement < _AGREES:
                 return None
             continue
-        rest = found.layers[number:]
+        rest = case.layers[number:]
         others = [one for one in rest if one.beyond_chance > _CHANCE]
-        where = "in any layer" if not number and not others else f"in {found.names(layer.router)}"
+        where = "in any layer" if not number and not others else f"in {case.names(layer.router)}"
         overlap = (
             "Sets overlap no more than those of two dice: by "
             f"{_percent(max(layer.beyond_chance, 0.0))} of what equal sets would, {where}."
         )
-        return CauseVerdict("unrelated", f"{_share(found)} {overlap}", layer.router)
+        return CauseVerdict("unrelated", f"{_share(case)} {overlap}", layer.router)
     return None
 
 
-def _innocent(found: Evidence) -> CauseVerdict | None:
-    """B's own inputs, through the router of A, give B's choices: what differs are the inputs."""
-    if not found.has_other_inputs:
+def _innocent(case: Evidence) -> CauseVerdict | None:
+    """B's inputs through A's router give B's choices: the inputs differ, not the router."""
+    if not case.has_other_inputs:
         return None
-    if any(not layer.num_routed for layer in found.layers):
+    if any(not layer.num_routed for layer in case.layers):
         return None
-    left = sum(1.0 - layer.reproduced for layer in found.layers)
-    differ = sum(1.0 - layer.agreement for layer in found.layers)
+    left = sum(1.0 - layer.reproduced for layer in case.layers)
+    differ = sum(1.0 - layer.agreement for layer in case.layers)
     if left > (1.0 - _REPAIRS) * differ:
         return None
-    sizes = [layer.inputs.size for layer in found.layers if layer.inputs is not None]
-    given = _percent(1.0 - left / len(found.layers))
-    own = f"the router of A gives {given} of B's choices on B's inputs"
+    sizes = [layer.inputs.size for layer in case.layers if layer.inputs is not None]
+    reproduced = _percent(1.0 - left / len(case.layers))
+    own = f"the router of A gives {reproduced} of B's choices on B's inputs"
     if not sizes:
         return CauseVerdict("not the router", f"{own}.")
     most = max(sizes)
     differs = f"{own}; those inputs differ from A's by up to {_percent(most)} of their rms"
     if most > _MOST_NOISE:
-        begins = next(one for one in found.layers if one.inputs and one.inputs.size > _MOST_NOISE)
-        return _upstream(found, begins, f"{differs}, more than rounding does.")
-    if (told := _changed_inputs(found, own)) is not None:
-        return told
-    return _elsewhere(found, differs) or CauseVerdict("arithmetic noise only", f"{differs}.")
+        begins = next(one for one in case.layers if one.inputs and one.inputs.size > _MOST_NOISE)
+        return _upstream(case, begins, f"{differs}, more than rounding does.")
+    if (cause := _changed_inputs(case, own)) is not None:
+        return cause
+    return _elsewhere(case, differs) or CauseVerdict("arithmetic noise only", f"{differs}.")
 
 
-def _changed_inputs(found: Evidence, own: str) -> CauseVerdict | None:
+def _changed_inputs(case: Evidence, own: str) -> CauseVerdict | None:
     """Inputs that were rounded, or that differ by much more for some tokens than for the others."""
-    flips = sum((1.0 - layer.agreement) * layer.num_tokens for layer in found.layers)
-    for layer in found.layers:
-        inputs, where = layer.inputs, found.names(layer.router)
+    flips = sum((1.0 - layer.agreement) * layer.num_tokens for layer in case.layers)
+    for layer in case.layers:
+        inputs, where = layer.inputs, case.names(layer.router)
         if inputs is None:
             continue
         # numbers that the recording alone rounded would not give every one of B's choices
@@ -309,113 +309,113 @@ def _changed_inputs(found: Evidence, own: str) -> CauseVerdict | None:
                 f"agreed before differ {inputs.far_times:.2g} times as much as those of the median "
                 f"one{scope}: rounding does not choose its tokens."
             )
-            return _upstream(found, layer, detail)
+            return _upstream(case, layer, detail)
     return None
 
 
-def _upstream(found: Evidence, begins: LayerEvidence, said: str) -> CauseVerdict:
+def _upstream(case: Evidence, begins: LayerEvidence, detail: str) -> CauseVerdict:
     """Not the router, unless weights that nobody recorded may have changed what it reads."""
-    before = found.layers[: found.layers.index(begins)]
+    before = case.layers[: case.layers.index(begins)]
     unknown = [one for one in before if one.weights is None]
     if not unknown:
-        return CauseVerdict("not the router", said, begins.router)
-    where = found.names(begins.router)
+        return CauseVerdict("not the router", detail, begins.router)
+    where = case.names(begins.router)
     weights = (
         f"It begins in {where}, behind {number_of(len(unknown), 'router')} whose routing weights B "
         "did not record: these, experts or attention changed what it reads."
     )
-    return CauseVerdict("inconclusive", f"{said} {weights}", begins.router)
+    return CauseVerdict("inconclusive", f"{detail} {weights}", begins.router)
 
 
-def _beyond_noise(found: Evidence) -> CauseVerdict | None:
-    for layer in found.layers:
+def _beyond_noise(case: Evidence) -> CauseVerdict | None:
+    for layer in case.layers:
         noise = layer.noise
         if noise is not None and _is_beyond(layer):
             detail = (
-                f"{_share(found)} In {found.names(layer.router)} "
+                f"{_share(case)} In {case.names(layer.router)} "
                 f"{number_of(noise.num_beyond, 'token')} that "
                 f"agreed before flip further from a boundary than noise of {_percent(noise.scale)} "
-                f"of the input, which fits the others, can carry. {_unexplained(found)}"
+                f"of the input, which fits the others, can carry. {_unexplained(case)}"
             )
             return CauseVerdict("beyond noise", detail, layer.router)
     return None
 
 
-def _at_the_router(found: Evidence) -> CauseVerdict | None:
-    """Inputs that are recorded on both sides and too much alike for what B chooses otherwise."""
-    for layer in found.layers:
+def _at_the_router(case: Evidence) -> CauseVerdict | None:
+    """Recorded inputs of A and B too close to explain B's other choices: the router differs."""
+    for layer in case.layers:
         noise, inputs = layer.noise, layer.inputs
         if noise is None or inputs is None or noise.roundings <= _OWN_ROUNDINGS:
             continue
         if inputs.size < noise.scale / _MUCH_LESS:
             detail = (
-                f"{_share(found)} In {found.names(layer.router)} it takes noise of "
+                f"{_share(case)} In {case.names(layer.router)} it takes noise of "
                 f"{_percent(noise.scale)} of the input ({noise.roundings:.2g} roundings to "
                 f"bfloat16) to make as many, and the recorded inputs of A and B differ by "
-                f"{_percent(inputs.size)}: what differs is B's router. {_unexplained(found)}"
+                f"{_percent(inputs.size)}: what differs is B's router. {_unexplained(case)}"
             )
             return CauseVerdict("beyond noise", detail, layer.router)
     return None
 
 
-def _noise(found: Evidence) -> CauseVerdict | None:
-    known = [(layer.router, layer.noise) for layer in found.layers if layer.noise is not None]
-    if not known:
+def _noise(case: Evidence) -> CauseVerdict | None:
+    noises = [(layer.router, layer.noise) for layer in case.layers if layer.noise is not None]
+    if not noises:
         return None
-    router, most = max(known, key=lambda pair: pair[1].scale)
+    router, most = max(noises, key=lambda pair: pair[1].scale)
     size = f"{_percent(most.scale)} of the input ({most.roundings:.2g} roundings to bfloat16)"
-    said = f"{_share(found)} Noise of up to {size}, in {found.names(router)}, makes as many"
+    text = f"{_share(case)} Noise of up to {size}, in {case.names(router)}, makes as many"
     if most.scale > _MOST_NOISE:
         # choices alone cannot tell noise that large from a router that was changed as much
         detail = (
-            f"{said}, which is more than rounding leaves; so would another router. "
-            f"{_unexplained(found)}"
+            f"{text}, which is more than rounding leaves; so would another router. "
+            f"{_unexplained(case)}"
         )
-        return _elsewhere(found, said) or CauseVerdict("inconclusive", detail)
-    begins = next(layer for layer in found.layers if layer.agreement < 1.0)
+        return _elsewhere(case, text) or CauseVerdict("inconclusive", detail)
+    begins = next(layer for layer in case.layers if layer.agreement < 1.0)
     early = begins.noise
-    if early is not None and early.roundings > _EARLY_ROUNDINGS and not found.has_other_inputs:
+    if early is not None and early.roundings > _EARLY_ROUNDINGS and not case.has_other_inputs:
         detail = (
-            f"{_share(found)} In {found.names(begins.router)}, before which nothing differs, it "
+            f"{_share(case)} In {case.names(begins.router)}, before which nothing differs, it "
             f"takes noise of {_percent(early.scale)} of the input ({early.roundings:.2g} roundings "
             "to bfloat16) to make as many: more than kernels leave there. "
-            f"{_unexplained(found)} What the router reads may have been changed before it."
+            f"{_unexplained(case)} What the router reads may have been changed before it."
         )
-        return _elsewhere(found, said) or CauseVerdict("inconclusive", detail, begins.router)
-    return _wrong_weights(found) or _elsewhere(found, said) or _only_noise(found, f"{said}.")
+        return _elsewhere(case, text) or CauseVerdict("inconclusive", detail, begins.router)
+    return _wrong_weights(case) or _elsewhere(case, text) or _only_noise(case, f"{text}.")
 
 
-def _not_spread(found: Evidence) -> CauseVerdict | None:
-    """What differs is not spread as noise, and nothing tried explains it."""
-    odd = found.spread.uneven
+def _not_spread(case: Evidence) -> CauseVerdict | None:
+    """Flips that are not spread as noise and that no fault explains."""
+    odd = case.spread.uneven
     if not odd:
         return None
-    router = found.spread.routers[0]
-    told = "; ".join(one.text for one in odd)
+    router = case.spread.routers[0]
+    oddities = "; ".join(one.text for one in odd)
     return CauseVerdict(
         "inconclusive",
-        f"{_share(found)} From {found.names(router)} on what differs is not spread as noise is: "
-        f"{told}. {_unexplained(found)}",
+        f"{_share(case)} From {case.names(router)} on what differs is not spread as noise is: "
+        f"{oddities}. {_unexplained(case)}",
         router,
     )
 
 
-def _only_noise(found: Evidence, said: str) -> CauseVerdict:
-    """Noise, where an operator could have won; else what is recorded cannot tell."""
-    if any(not layer.num_routed for layer in found.layers):
+def _only_noise(case: Evidence, text: str) -> CauseVerdict:
+    """Arithmetic noise, if every fault could be tried; else inconclusive."""
+    if any(not layer.num_routed for layer in case.layers):
         return CauseVerdict(
-            "inconclusive", f"{said} {_unexplained(found)} Not every layer could be tried."
+            "inconclusive", f"{text} {_unexplained(case)} Not every layer could be tried."
         )
-    if not found.spread.is_tested:
-        few = number_of(found.spread.num_flips, "flip is", "flips are")
-        return CauseVerdict("inconclusive", f"{said} {few} too few to tell how they are spread.")
+    if not case.spread.is_tested:
+        few = number_of(case.spread.num_flips, "flip is", "flips are")
+        return CauseVerdict("inconclusive", f"{text} {few} too few to tell how they are spread.")
     even = f"What differs is spread as noise is (level {LEVEL:g} over {NUM_TESTS} tests)."
-    return CauseVerdict("arithmetic noise only", f"{said} {even} {_unexplained(found)}")
+    return CauseVerdict("arithmetic noise only", f"{text} {even} {_unexplained(case)}")
 
 
-def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:
+def _elsewhere(case: Evidence, text: str) -> CauseVerdict | None:
     """Log-probabilities that differ where no expert flipped."""
-    joined = found.log_probs
+    joined = case.log_probs
     if joined is None or joined.mean <= _LOG_PROB_NOISE:
         return None
     apart = f"log-probs differ by {joined.mean:.2g} nats in the mean"
@@ -425,21 +425,21 @@ def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:
         detail = f"{apart}, whether few or many layers flipped"
     else:
         return None
-    return CauseVerdict("not the router", f"{said}{'; ' if said else ''}{detail}.")
+    return CauseVerdict("not the router", f"{text}{'; ' if text else ''}{detail}.")
 
 
-def _unexplained(found: Evidence) -> str:
-    tried = max((layer.num_tried for layer in found.layers), default=0)
+def _unexplained(case: Evidence) -> str:
+    tried = max((layer.num_tried for layer in case.layers), default=0)
     if not tried:
         return "Nothing could be tried."
     return f"None of the {tried} operators that were tried explains it."
 
 
-def _share(found: Evidence) -> str:
-    mean = float(np.mean([1.0 - layer.agreement for layer in found.layers]))
+def _share(case: Evidence) -> str:
+    mean = float(np.mean([1.0 - layer.agreement for layer in case.layers]))
     return (
         f"A and B choose differently in {_percent(mean)} of (token, layer) pairs; "
-        f"{_percent(found.any_share)} of tokens differ somewhere."
+        f"{_percent(case.any_share)} of tokens differ somewhere."
     )
 
 

@@ -1,4 +1,4 @@
-"""Bits of sets for several scales of noise at once: the product of chances in one compiled pass."""
+"""Bits of sets at several scales of noise, from one compiled product of probabilities."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def bits_by_chance(
     if sets.outright > _MOST_OUTRIGHT:
         return [sets.bits(largest / STEP**step) for step in range(steps)]
     tokens, experts = sets.wrong.shape
-    found, powers = np.empty((steps, tokens)), np.empty(experts)
-    _ladder(sets.wrong, 1.0 / largest, OUTRIGHT * 2.0**-sets.outright, powers, found)
-    found.flags.writeable = False
-    return list(found)
+    bits, powers = np.empty((steps, tokens)), np.empty(experts)
+    _ladder(sets.wrong, 1.0 / largest, OUTRIGHT * 2.0**-sets.outright, powers, bits)
+    bits.flags.writeable = False
+    return list(bits)
 
 
 @njit(**UNCOUNTED)

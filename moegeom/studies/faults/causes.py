@@ -1,4 +1,4 @@
-"""What a fault can be called: the closed list of causes that an operator may name."""
+"""The closed list of causes that an operator may name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What B told beside its choices, logits or routing weights, and how far a router is from that."""
+"""Logits or routing weights recorded by run B, and their distance to a candidate router's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChoiceValues:
 
     @staticmethod
     def of_weights(weights: Float64[np.ndarray, "tokens k"]) -> ChoiceValues:
-        """A weight that is not positive says nothing, nor do the others of its token."""
+        """Logarithms of the weights; nan for tokens with a weight that is not positive."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return ChoiceValues(np.where(weights > 0.0, np.log(weights), np.nan), False)
 
@@ -32,7 +32,7 @@ class ChoiceValues:
         logits: Float[np.ndarray, "rows experts"],
         chosen: Int32[np.ndarray, "rows k"],
     ) -> Float64[np.ndarray, "rows values"]:
-        """Contrasts beside a router with these logits; nan where either is not known."""
+        """Contrasts with a router of these logits; nan where either side is unknown."""
         if self.is_logits:
             return contrasts(self.values[rows], logits)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -42,7 +42,7 @@ class ChoiceValues:
     def experts(
         self, chosen: Int32[np.ndarray, "rows k"], number: int
     ) -> Int64[np.ndarray, "rows values"]:
-        """Of which expert of so many each number is."""
+        """The expert of each recorded value."""
         if self.is_logits:
             return np.broadcast_to(np.arange(number), (len(chosen), number))
         return chosen.astype(np.int64)
@@ -50,7 +50,7 @@ class ChoiceValues:
     def of_each(
         self, router: Router, logits: Float[np.ndarray, "rows experts"]
     ) -> Float[np.ndarray, "rows experts"]:
-        """What would be told of each expert, up to a number of the token."""
+        """The values a router would record for each expert, up to a constant per token."""
         if self.is_logits:
             return logits
         weights, mapped = router.rule.weights, mapped_logits(logits, router.rule.logit_map)
@@ -72,5 +72,5 @@ def weights_of(
     scores = SCORES[rule.score](mapped)
     if leaks:
         scores = selection_scores(logits, rule, router.selection_bias)
-    found = routing_weights(mapped, scores, chosen, rule.weights)
-    return found if router.expert_scale is None else found * router.expert_scale[chosen]
+    weights = routing_weights(mapped, scores, chosen, rule.weights)
+    return weights if router.expert_scale is None else weights * router.expert_scale[chosen]

@@ -1,4 +1,4 @@
-"""What a router would do, what B did, and the bits of the difference under noise that fits."""
+"""Bits of B's choices given a candidate router, under the noise that fits best."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOLD_SCALES = FINEST * 4.0 ** np.arange(0.0, 8.0)
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """How far what B did is from what a router would do: sets, and what was told beside them."""
+    """Distance of B from a candidate router: of its sets, and of its recorded values."""
 
     sets: SetDistances
     told: Float64[np.ndarray, "tokens values"] | None
@@ -43,25 +43,25 @@ class Apart:
     @cached_property
     def _by_chance(self) -> dict[float, Float64[np.ndarray, "tokens"]]:
         """Bits at every scale: all of them are tried."""
-        found: dict[float, np.ndarray] = {}
+        by_scale: dict[float, np.ndarray] = {}
         for ladder in _LADDERS:
             bits = bits_by_chance(self.sets, ladder[0] * self.sets.spacing, len(ladder))
-            found.update(zip(ladder, bits, strict=True))
-        return found
+            by_scale.update(zip(ladder, bits, strict=True))
+        return by_scale
 
     @cached_property
     def _by_number(self) -> dict[tuple[float, str], Float64[np.ndarray, "tokens"]]:
-        """Bits that were asked for where ties go to some numbers."""
+        """Cache of bits by scale and tie-break."""
         return {}
 
     def at(self, rows: np.ndarray) -> Apart:
-        """That of some tokens."""
+        """The distances of some tokens."""
         return Apart(self.sets.at(rows), None if self.told is None else self.told[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """Bits of sets, and of what was told beside them."""
+    """Bits of sets, and of the recorded values."""
 
     sets: Float64[np.ndarray, "tokens"]
     told: Float64[np.ndarray, "tokens"]
@@ -105,7 +105,7 @@ def fitted_both(
         of_told = {float(scale): contrast_bits(apart.told, scale) for scale in _TOLD_SCALES}
 
     def best(bits: Mapping[Any, np.ndarray], beside: np.ndarray | None) -> Any:
-        """What costs least in all, of the tokens that are cheaper than beside the base."""
+        """The key of the fewest bits, each token coded by it or by the base."""
 
         def cost(one: Any) -> float:
             own = bits[one]
@@ -113,15 +113,15 @@ def fitted_both(
 
         return min(bits, key=cost) if len(bits) > 1 else next(iter(bits))
 
-    found = []
+    noises = []
     for beside in (None, base):
         scale, way = best(of_sets, None if beside is None else beside.sets)
-        told = best(of_told, None if beside is None else beside.told)
-        found.append(Noise(scale, way, told))
-    return found[0], found[1]
+        told_scale = best(of_told, None if beside is None else beside.told)
+        noises.append(Noise(scale, way, told_scale))
+    return noises[0], noises[1]
 
 
 def as_it_is(own: Apart, base: Coded, noise: Noise) -> Coded:
-    """Bits of the base, with its own noise or that of a candidate: less noise is no operator."""
+    """Bits of the base, with its own noise or the candidate's: less noise is no fault."""
     other = dataclasses.replace(noise, ties="chance").code(own)
     return Coded(np.minimum(base.sets, other.sets), np.minimum(base.told, other.told))

@@ -23,17 +23,17 @@ from moegeom.studies.faults.score import (
 _MOST, _TRIED = 3, 12
 
 
-def with_composed(found: Sequence[Fault], sites: Sequence[SiteScores], where: Where) -> list[Fault]:
-    """The same faults, and the one that others complete on further tokens, where they save bits."""
-    first = next((one for one in found if one.bits >= LEAST_BITS and one.repaired >= REPAIRS), None)
+def with_composed(pool: Sequence[Fault], sites: Sequence[SiteScores], where: Where) -> list[Fault]:
+    """The faults, and one composed of the leading and others on other tokens, if it saves bits."""
+    first = next((one for one in pool if one.bits >= LEAST_BITS and one.repaired >= REPAIRS), None)
     if first is None:
-        return list(found)
+        return list(pool)
     parts = [first]
     while len(parts) < _MOST:
         taken = np.any([part.region.is_inside for part in parts], axis=0)
         more = [
             part
-            for fault in found[:_TRIED]
+            for fault in pool[:_TRIED]
             if fault.name not in {one.name for one in parts}
             and (part := _rest(fault, ~taken, sites, where)) is not None
         ]
@@ -41,9 +41,9 @@ def with_composed(found: Sequence[Fault], sites: Sequence[SiteScores], where: Wh
             break
         parts.append(max(more, key=lambda part: part.bits))
     if len(parts) == 1:
-        return list(found)
+        return list(pool)
     whole = _whole(parts, sites)
-    return sorted([*found, whole], key=lambda fault: -fault.bits)
+    return sorted([*pool, whole], key=lambda fault: -fault.bits)
 
 
 def _rest(
@@ -79,7 +79,7 @@ def _sum(saved: Sequence[Float64[np.ndarray, "tokens"]], inside: np.ndarray) -> 
 
 
 def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
-    """All parts as one fault, called by the cause of the one that saves most."""
+    """All parts as one fault, named by the part that saves most."""
     inside = np.any([part.region.is_inside for part in parts], axis=0)
     having = [site for site in sites if any(site.router in part.routers for part in parts)]
     met = {site.router: met_under(parts, site) for site in having}
@@ -108,9 +108,9 @@ def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
 
 
 def met_under(parts: Sequence[Fault], site: SiteScores) -> Bool[np.ndarray, "tokens"]:
-    """Sets at a router that are those of these faults, each on its tokens, else of A's router."""
-    found = site.is_met
+    """Whether each set is reproduced: by the fault of its token, else by A's router."""
+    is_met = site.is_met
     for part in parts:
         if site.router in part.routers:
-            found = np.where(part.region.is_inside, site.scored[part.name].is_met, found)
-    return found
+            is_met = np.where(part.region.is_inside, site.scored[part.name].is_met, is_met)
+    return is_met

@@ -1,4 +1,4 @@
-"""Is what differs spread as noise spreads it? Over documents, positions, ranks, numbers and rows.
+"""Tests whether flips spread as noise over documents, positions, ranks, experts and rows.
 
 Noise knows nothing of any of these: given how near a token is to its boundary, each is as likely to
 flip as any other. A fault of some tokens leaves a trace in one of them.
@@ -36,7 +36,7 @@ LEAST = 20
 
 @dataclass(frozen=True)
 class Uneven:
-    """A way in which what differs is not spread as noise; ``p_value`` by Holm's procedure."""
+    """One way in which flips are not spread as noise; ``p_value`` by Holm's procedure."""
 
     test: str
     text: str
@@ -49,7 +49,7 @@ NUM_TESTS = 5
 
 @dataclass(frozen=True)
 class Spread:
-    """How what differs is spread: ``uneven`` are the ways in which noise would not spread it.
+    """How flips are spread: ``uneven`` are the ways in which noise would not spread them.
 
     ``num_flips`` tokens were looked at, at the first router that differs and as many after it as
     it took; none of the tests can tell anything where they are fewer than 20.
@@ -75,30 +75,30 @@ class FlippedRouter:
 
 
 def spread(routers: Sequence[FlippedRouter]) -> Spread:
-    """The tests on clean tokens of as few routers, from the first on, as hold enough flips.
+    """The tests on clean tokens of the first routers that together hold enough flips.
 
     Later routers inherit how earlier ones flipped; each adds tokens that had agreed until then.
     """
-    looked: list[FlippedRouter] = []
+    sample: list[FlippedRouter] = []
     total = 0
     for one in routers:
         number = int((one.is_flipped & one.is_clean).sum())
         if number:
-            looked.append(one)
+            sample.append(one)
             total += number
         if total >= LEAST:
             break
-    names = tuple(one.site.router.name for one in looked)
+    names = tuple(one.site.router.name for one in sample)
     if total < LEAST:
         return Spread(names, total, ())
-    parts = [_Part.of(one) for one in looked]
+    parts = [_Part.of(one) for one in sample]
     flipped = np.concatenate([part.flipped for part in parts])
     chance = np.concatenate([part.chance for part in parts])
     columns = parts[0].columns.then(*(part.columns for part in parts[1:]))
     place = np.concatenate([part.place for part in parts])
     change = np.concatenate([part.change for part in parts])
     repeats = np.concatenate([part.repeats for part in parts])
-    found = sorted(
+    tests = sorted(
         (
             *_grouped(flipped, chance, columns, place),
             *_leaning(change),
@@ -106,17 +106,17 @@ def spread(routers: Sequence[FlippedRouter]) -> Spread:
         ),
         key=lambda one: one.p_value,
     )
-    kept = []
-    for rank, one in enumerate(found):
+    uneven = []
+    for rank, one in enumerate(tests):
         if one.p_value * (NUM_TESTS - min(rank, NUM_TESTS - 1)) > LEVEL:
             break
-        kept.append(one)
-    return Spread(names, total, tuple(kept))
+        uneven.append(one)
+    return Spread(names, total, tuple(uneven))
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Clean tokens of one router: flips, their chance under noise, and what else may tell.
+    """Clean tokens of one router: flips, their chance under noise, and what may group them.
 
     ``change`` is the sign of the change of the numbers of each token that flips, ``repeats``
     whether the set is that of the token before.
@@ -138,9 +138,9 @@ class _Part:
         change = np.sign(theirs.astype(np.int64).sum(axis=1) - mine.astype(np.int64).sum(axis=1))
         before = site.shifted(-1)[rows]
         repeats = np.zeros(len(rows), bool)
-        known = before >= 0
-        repeats[known] = site.kernels["same_set"](
-            site.theirs[rows[known]], site.theirs[before[known]]
+        has_before = before >= 0
+        repeats[has_before] = site.kernels["same_set"](
+            site.theirs[rows[has_before]], site.theirs[before[has_before]]
         )
         return _Part(
             flipped,
@@ -207,13 +207,13 @@ def _overdispersed(
 ) -> Iterator[Uneven]:
     from scipy.stats import chi2
 
-    known = group >= 0
-    names, place = np.unique(group[known], return_inverse=True)
+    is_grouped = group >= 0
+    names, place = np.unique(group[is_grouped], return_inverse=True)
     if len(names) < 2:
         return
-    observed = np.bincount(place, weights=flipped[known])
-    expected = np.bincount(place, weights=chance[known])
-    spread = np.bincount(place, weights=(chance * (1.0 - chance))[known])
+    observed = np.bincount(place, weights=flipped[is_grouped])
+    expected = np.bincount(place, weights=chance[is_grouped])
+    spread = np.bincount(place, weights=(chance * (1.0 - chance))[is_grouped])
     statistic = float(((observed - expected) ** 2 / np.maximum(spread, 1e-9)).sum())
     many = (observed >= _TIMES * expected) & (observed >= 5)
     # the others set what is usual: those that flip most raise what is expected of all
@@ -225,8 +225,8 @@ def _overdispersed(
     excess = float(observed[many].sum() - usual * expected[many].sum())
     if part < _PART or excess < _PART * observed.sum():
         return
-    told, usually = words.format(listed(names[many])), expected[many].sum() / observed.sum()
-    text = f"{told} hold {100 * part:.0f} % of what differs, {100 * usually:.0f} % are expected"
+    subject, usually = words.format(listed(names[many])), expected[many].sum() / observed.sum()
+    text = f"{subject} hold {100 * part:.0f} % of what differs, {100 * usually:.0f} % are expected"
     yield Uneven(name, text, float(chi2.sf(statistic, len(names) - 1)))
 
 

@@ -1,4 +1,4 @@
-"""An operator: one thing that may have been done, and what each router would choose then."""
+"""An operator: one kind of fault, and the choices that each router would then make."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Site:
     ``previous`` is for each token the row of the one before it in its document, -1 for none.
     ``routers`` are all that are looked at, this one at ``number``; ``other`` is that of the
     checkpoint that B may have loaded. ``has_inputs`` where the rows can be routed again, and
-    ``has_logits`` where there are logits: else the scores are no more than A's sets; ``told`` is
-    what B recorded beside its choices; ``chosen_at`` gives what A chose at another of the routers,
-    ``values_at`` what A read there.
+    ``has_logits`` is False when only expert sets were recorded: ``scores`` then mark A's sets.
+    ``told`` are values that B recorded beside its choices; ``chosen_at`` gives A's choices at
+    another of the routers, ``values_at`` its inputs there.
     """
 
     router: Router
@@ -71,20 +71,20 @@ class Site:
 
     @cached_property
     def told_apart(self) -> Float64[np.ndarray, "tokens values"] | None:
-        """Contrasts of what B told beside this router as it is."""
+        """Contrasts of B's recorded values with this router as it is."""
         if self.told is None:
             return None
         return self.told.apart(self.router, self.place, self.logits, self.theirs)
 
     @cached_property
     def is_of_logits(self) -> bool:
-        """Whether B chose by its own logits as this router would: they differ, and no more."""
-        told = self.told
-        if told is None or not told.is_logits or not self.differs.any():
+        """True when this router's rule applied to B's recorded logits reproduces B's choices."""
+        recorded = self.told
+        if recorded is None or not recorded.is_logits or not self.differs.any():
             return False
         rows = np.flatnonzero(self.differs)
         plain = emulate(self.router, AS_STORED)
-        scores = plain.compared(told.values[rows].astype(self.logits.dtype))
+        scores = plain.compared(recorded.values[rows].astype(self.logits.dtype))
         selection, _ = group_masked(self.router.rule, scores, self.kernels)
         return bool(set_distances(selection, self.theirs[rows]).is_met.mean() >= _BY_LOGITS)
 
@@ -95,9 +95,7 @@ class Site:
 
     @cached_property
     def fitted_biases(self) -> dict[str, Float64[np.ndarray, "experts"]]:
-        """What to add to each expert's score to choose it as often as B does; by which tokens say
-        so, all or those that differ.
-        """
+        """Biases that give each expert its load in B, keyed by the tokens they are fitted to."""
         # of a token for which B chose other groups, its experts say nothing of each other
         chosen = np.take_along_axis(self.selection, self.theirs.astype(np.int64), axis=1)
         is_known = np.isfinite(chosen).all(axis=1)
@@ -109,14 +107,14 @@ class Site:
         }
 
     def shifted(self, by: int) -> Int64[np.ndarray, "tokens"]:
-        """Row of the token that stands ``by`` further on in the same document; -1 for none."""
+        """Row of the token ``by`` positions later in the same document; -1 for none."""
         document, position = self.columns.document, self.columns.position
         row = self.place + by
         inside = (row >= 0) & (row < len(row))
         there = np.clip(row, 0, len(row) - 1)
         same = inside & (document[there] == document)
-        known = (position[there] - position == by) | (position < 0)
-        return np.where(same & known, row, -1)
+        fits = (position[there] - position == by) | (position < 0)
+        return np.where(same & fits, row, -1)
 
 
 #: Share of the sets that differ which B's own logits have to give, to be all that differs.
@@ -183,9 +181,9 @@ class Proposal:
             return group_masked(self.routed.router.rule, scores, site.kernels)[0]
         if self.rows is not None:
             there = self.rows[rows]
-            found = site.selection[np.maximum(there, 0)].copy()
-            found[there < 0] = np.nan
-            return found
+            selection = site.selection[np.maximum(there, 0)].copy()
+            selection[there < 0] = np.nan
+            return selection
         if self.scores is not None:
             return self.scores(site, rows)
         return site.selection[rows]
@@ -205,7 +203,7 @@ class Proposal:
         return self.routed is not None and self.inputs is None and not self.has_logits_of(site)
 
     def changes_logits(self, site: Site) -> bool:
-        """Whether other logits are predicted than those of the router as it is."""
+        """Whether the predicted logits differ from those of the router as it is."""
         if self.routed is not None:
             return not self.has_logits_of(site)
         return self.moves_logits or self.rows is not None or self.numbers is not None
@@ -226,7 +224,7 @@ class Proposal:
     def told_apart(
         self, site: Site, rows: np.ndarray, logits: Float[np.ndarray, "rows experts"] | None
     ) -> Float64[np.ndarray, "rows values"] | None:
-        """Contrasts of what B told beside these ``logits`` of a ``routed`` router.
+        """Contrasts of B's recorded values with these ``logits`` of a ``routed`` router.
 
         As the router is where nothing else is predicted.
         """
@@ -234,8 +232,8 @@ class Proposal:
         if as_is is None or site.told is None:
             return None
         if self.told is not None:
-            found = contrasts(site.told.values[rows], self.told(site, rows))
-            return np.where(np.isnan(found), as_is[rows], found)
+            apart = contrasts(site.told.values[rows], self.told(site, rows))
+            return np.where(np.isnan(apart), as_is[rows], apart)
         if self.scores is not None:
             return as_is[rows]
         router = site.router
@@ -247,13 +245,13 @@ class Proposal:
             logits[there < 0] = np.nan
         if self.numbers is not None and site.is_of_logits:  # rows have other places, and so logits
             logits = logits[:, self.numbers]
-        found = site.told.apart(router, rows, logits, self.theirs(site, rows))
-        return np.where(np.isnan(found), as_is[rows], found)
+        apart = site.told.apart(router, rows, logits, self.theirs(site, rows))
+        return np.where(np.isnan(apart), as_is[rows], apart)
 
     def theirs(self, site: Site, rows: np.ndarray) -> Int32[np.ndarray, "rows k"]:
-        """What B chose, in A's numbers."""
-        found = site.theirs[rows]
-        return found if self.numbers is None else self.numbers[found]
+        """B's choices, in A's numbering of experts."""
+        chosen = site.theirs[rows]
+        return chosen if self.numbers is None else self.numbers[chosen]
 
 
 @dataclass(frozen=True)
@@ -299,11 +297,11 @@ def routed(
 def of_sets(
     sets: Integer[np.ndarray, "tokens k"], experts: int, is_known: Bool[np.ndarray, "tokens"]
 ) -> Float32[np.ndarray, "tokens experts"]:
-    """Scores of which these sets are the best, all alike; nan where nothing is predicted."""
-    found = np.zeros((len(sets), experts), np.float32)
-    np.put_along_axis(found, np.maximum(sets, 0).astype(np.int64), np.float32(1.0), axis=1)
-    found[~is_known] = np.nan
-    return found
+    """Scores 1 for the experts of these sets, else 0; nan where nothing is predicted."""
+    scores = np.zeros((len(sets), experts), np.float32)
+    np.put_along_axis(scores, np.maximum(sets, 0).astype(np.int64), np.float32(1.0), axis=1)
+    scores[~is_known] = np.nan
+    return scores
 
 
 def plain(router: Router, has_inputs: bool) -> Router:

@@ -1,4 +1,4 @@
-"""A scope: the tokens that a fault is about, found from what each would save, and paid for."""
+"""A scope: the tokens that a fault affects, found from the bits that each saves."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _WORTH, _SHARE = 12.0, 0.03
 
 
 def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> TokenRegion:
-    """The region that saves most beside what it costs; two kinds may meet (documents, positions).
+    """The region with the largest net saving; two kinds may intersect (documents, positions).
 
     ``text`` is empty for all tokens.
     """
@@ -112,7 +112,7 @@ _SHUFFLES = 4
 
 
 def found_by_chance(saved: Float64[np.ndarray, "tokens"], where: Where) -> float:
-    """The most bits that a scope saves of the same tokens in another order, beyond what it costs.
+    """The largest net saving of a scope on the same tokens in random order.
 
     What each token saves has heavier tails than any model of noise: a search among so many scopes
     finds some that hold a few lucky ones. 0 at least.
@@ -129,10 +129,10 @@ def found_by_chance(saved: Float64[np.ndarray, "tokens"], where: Where) -> float
 def sums(
     saved: Float64[np.ndarray, "tokens"], group: Integer[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "groups"]:
-    """What the tokens of each group would save together; tokens of group -1 count nowhere."""
-    known = group >= 0
-    if not known.all():
-        group, saved = group[known], saved[known]
+    """Bits that the tokens of each group save; group -1 is ignored."""
+    is_grouped = group >= 0
+    if not is_grouped.all():
+        group, saved = group[is_grouped], saved[is_grouped]
     return np.bincount(group, weights=saved, minlength=1)
 
 

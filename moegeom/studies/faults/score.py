@@ -1,4 +1,4 @@
-"""Which operator, on which scope, says B's choices in the fewest bits.
+"""The operator and the scope that describe B's choices in the fewest bits.
 
 The base is A's router as it is, with noise that fits. An operator is worth what it saves beside
 the base, less the bits for its parameters, its routers and its scope.
@@ -36,7 +36,7 @@ OPERATOR_BITS = 6.0
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A candidate on all tokens of a router: sets that it meets, and what it saves of ``as_is``.
+    """A candidate on all tokens of a router: sets it reproduces, and bits saved over ``as_is``.
 
     Bits, with the noise that fits if it is all tokens, and if it may be some of them; ``saved`` of
     all that B did, ``as_is`` and ``of_sets`` of its sets alone.
@@ -62,7 +62,7 @@ class SiteScores:
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """An operator on its scope: ``bits`` saved in all, less what it costs to say.
+    """An operator on its scope: ``bits`` are its saving less its cost.
 
     ``explained`` is the share of the base's bits at ``router``, the first of ``routers``, that it
     saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
@@ -127,8 +127,8 @@ def score_site(site: Site, values: Values) -> SiteScores:
     tried = _tried(site, rows, weight, own.at(rows), (ties, "chance"), sample)
     number = sum(one.candidate.stands_for for one in tried)
     worth = sorted(tried, key=lambda one: -one.saved)[:_KEPT]
-    kept = [one for one in worth if one.saved > max(_WORTH, _SHARE * worth[0].saved)]
-    scored = _on_all(site, kept, (own, base), share, values)
+    trials = [one for one in worth if one.saved > max(_WORTH, _SHARE * worth[0].saved)]
+    scored = _on_all(site, trials, (own, base), share, values)
     return SiteScores(site.router.name, share * base.sets, is_met, scored, number)
 
 
@@ -174,7 +174,7 @@ def _tried(
     """All candidates of all operators, and those whose rows concern some of the experts only."""
     noise = fitted(own, weight, ties)
     base, groups = noise.code(own), _groups(site, rows)
-    found = []
+    trials = []
     only_logits = site.is_of_logits
     plain = None
     if sample is not None and not only_logits:
@@ -193,15 +193,15 @@ def _tried(
             else:
                 apart = _apart(site, candidate, rows, None)
             if not candidate.of_some_only:
-                found.append(_compared(candidate, apart, own, base, weight, groups))
+                trials.append(_compared(candidate, apart, own, base, weight, groups))
             for part in some:
                 with np.errstate(over="ignore", invalid="ignore"):
                     of_part = _of_part(site, part, candidate, logits, plain)
                     if of_part is None:
                         of_part = part.logits(site, rows, sample)
                 apart = _apart(site, part, rows, of_part)
-                found.append(_compared(part, apart, own, base, weight, groups))
-    return found
+                trials.append(_compared(part, apart, own, base, weight, groups))
+    return trials
 
 
 def _of_part(
@@ -232,8 +232,8 @@ def _apart(
     """How far B is from the candidate, which has these logits if it routes again."""
     with np.errstate(over="ignore", invalid="ignore"):  # a fault may leave the range of numbers
         selection = candidate.selection(site, rows, logits)
-        told = candidate.told_apart(site, rows, logits)
-    return Apart(set_distances(selection, candidate.theirs(site, rows)), told)
+        values = candidate.told_apart(site, rows, logits)
+    return Apart(set_distances(selection, candidate.theirs(site, rows)), values)
 
 
 def _compared(
@@ -257,7 +257,7 @@ def _compared(
 
 
 def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarray, "rows"]]:
-    """Ways to part tokens: a fault on some scope saves bits in whole parts of one of them."""
+    """Partitions of the tokens: a fault on a scope saves bits in whole parts of one of them."""
     columns = site.columns.at(rows)
     document = np.unique(columns.document, return_inverse=True)[1].ravel()
     position = np.maximum(columns.position.astype(np.int64), 0)
@@ -274,25 +274,25 @@ _BLOCKS, _TURNS, _PARTS = 16, (2, 3, 4, 5, 7, 8), 4
 
 def _on_all(
     site: Site,
-    kept: Sequence[_Tried],
+    trials: Sequence[_Tried],
     own: tuple[Apart, Coded],
     share: Float64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
-    before = [[as_it_is(*own, noise) for noise in one.noise] for one in kept]
+    before = [[as_it_is(*own, noise) for noise in one.noise] for one in trials]
     saved = [[share * bits.both for bits in ways] for ways in before]
     of_sets = [[share * bits.sets for bits in ways] for ways in before]
     as_is = [[float(bits.sum()) for bits in ways] for ways in of_sets]
-    is_met = [np.zeros(len(share), bool) for _ in kept]
-    needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
-    again = _Again.of(site, [one.candidate for one in kept]) if needs else None
+    is_met = [np.zeros(len(share), bool) for _ in trials]
+    needs = any(one.candidate.needs_inputs for one in trials) and site.has_inputs
+    again = _Again.of(site, [one.candidate for one in trials]) if needs else None
     for start in range(0, len(share), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(share)))
         inputs = values(rows) if needs else None
         shared: dict[int, np.ndarray] = {}
         if again is not None and inputs is not None:
             shared = again.logits(inputs)
-        for number, one in enumerate(kept):
+        for number, one in enumerate(trials):
             logits = shared.get(number)
             if one.candidate.needs_inputs and logits is None:
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -312,7 +312,7 @@ def _on_all(
             met,
         )
         for one, total, all_of_it, sets, met in zip(
-            kept, as_is, saved, of_sets, is_met, strict=True
+            trials, as_is, saved, of_sets, is_met, strict=True
         )
     }
 
@@ -326,27 +326,27 @@ class _Again:
 
     @staticmethod
     def of(site: Site, candidates: Sequence[Proposal]) -> _Again:
-        """Nothing where it would save nothing."""
+        """The shared rows of the candidates; empty where sharing saves no evaluation."""
         number = [n for n, one in enumerate(candidates) if one.can_share(site)]
         own = [routed for n in number if (routed := candidates[n].routed) is not None]
         routed, source = [emulate(site.router, AS_STORED)], {}
         # an edit of some rows takes more bits than that of all, which it is made of
         order = sorted(range(len(own)), key=lambda n: candidates[number[n]].own_bits)
         for n in order:
-            found = sources(own[n], routed)
-            if found is None:
+            origin = sources(own[n], routed)
+            if origin is None:
                 routed.append(own[n])
-                found = np.full(own[n].columns.shape[1], len(routed) - 1)
-            source[number[n]] = found
+                origin = np.full(own[n].columns.shape[1], len(routed) - 1)
+            source[number[n]] = origin
         return _Again(routed, source) if len(routed) < len(source) else _Again((), {})
 
     def logits(
         self, inputs: Float[np.ndarray, "rows hidden"]
     ) -> dict[int, Float[np.ndarray, "rows experts"]]:
-        """Those of each candidate."""
+        """Logits of each candidate, by its number."""
         with np.errstate(over="ignore", invalid="ignore"):
-            known = [engine_logits(one, one.inputs(inputs)) for one in self.routed]
-        return {number: composed(source, known) for number, source in self.source.items()}
+            distinct = [engine_logits(one, one.inputs(inputs)) for one in self.routed]
+        return {number: composed(source, distinct) for number, source in self.source.items()}
 
 
 #: An earlier router with more than this share of the bits has a fault of its own. Heuristic.
@@ -372,14 +372,14 @@ def _sample(
 def faults(sites: Sequence[SiteScores], where: Where) -> list[Fault]:
     """Every operator on the scope where it saves most, the one that saves most in all first."""
     names = dict.fromkeys(name for site in sites for name in site.scored)
-    found = [fault for name in names if (fault := _on_its_scope(name, sites, where)) is not None]
-    return sorted(found, key=lambda fault: -fault.bits)
+    every = [fault for name in names if (fault := _on_its_scope(name, sites, where)) is not None]
+    return sorted(every, key=lambda fault: -fault.bits)
 
 
 def _on_its_scope(name: str, sites: Sequence[SiteScores], where: Where) -> Fault | None:
-    """The better of both: with noise as for all tokens, and as for some of them."""
-    found = [fault for way in (0, 1) if (fault := _fault(name, way, sites, where)) is not None]
-    return max(found, key=lambda fault: fault.bits, default=None)
+    """The better of two fits: with the noise of all tokens, or of some of them."""
+    every = [fault for way in (0, 1) if (fault := _fault(name, way, sites, where)) is not None]
+    return max(every, key=lambda fault: fault.bits, default=None)
 
 
 def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fault | None:
@@ -443,7 +443,7 @@ def equal_sets(
 
 
 def mended(before: Bool[np.ndarray, "tokens"], after: Bool[np.ndarray, "tokens"]) -> float:
-    """Share of the sets that are not met before that are met after, less those that no longer are.
+    """Share of the wrong sets that the fault corrects, less those that it breaks.
 
     0 where all are met before.
     """
@@ -486,9 +486,9 @@ _PARTLY_BITS, _PARTLY = 50.0, 0.1
 _NEARLY = 0.85
 
 
-def explaining(found: Sequence[Fault]) -> list[Fault]:
-    """Those that save enough bits, and most of those in their scope; what is believed first."""
-    enough = [one for one in found if not one.inherits and _explains(one)]
+def explaining(candidates: Sequence[Fault]) -> list[Fault]:
+    """Faults that save enough bits and most of those in their scope; the most credible first."""
+    enough = [one for one in candidates if not one.inherits and _explains(one)]
     if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough
     most = enough[0].bits
@@ -509,9 +509,9 @@ def _explains(one: Fault) -> bool:
     return is_most and one.repaired >= REPAIRS
 
 
-def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:
-    """The fault of another cause that saves most, where it explains most of its scope too."""
-    others = [one for one in explaining(found) if one.cause != best.cause]
+def rival(best: Fault, candidates: Sequence[Fault]) -> Fault | None:
+    """The best fault of another cause, where it explains most of its scope too."""
+    others = [one for one in explaining(candidates) if one.cause != best.cause]
     return max(others, key=lambda one: one.bits, default=None)
 
 
@@ -523,9 +523,9 @@ def margin(best: Fault, other: Fault | None) -> float:
     return best.bits - other.bits
 
 
-def believed(found: Sequence[Fault]) -> Fault | None:
+def believed(candidates: Sequence[Fault]) -> Fault | None:
     """The fault that leads; None where none explains enough, or two causes are as good."""
-    best = next(iter(explaining(found)), None)
-    if best is None or margin(best, rival(best, found)) < _LEADS:
+    best = next(iter(explaining(candidates)), None)
+    if best is None or margin(best, rival(best, candidates)) < _LEADS:
         return None
     return best

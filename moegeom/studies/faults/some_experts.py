@@ -1,4 +1,4 @@
-"""An edit of the rows and biases of some experts, found from what each expert would save."""
+"""An edit of the rows and biases of some experts, found from the nats that each saves."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def of_some_experts(
         return
     if is_stored_so(edited, site.router):
         return
-    experts, told = len(site.matching), []
+    experts, masks = len(site.matching), []
     differs = site.differs[rows]
     for name, some in (("some", np.ones(len(rows), bool)), ("where_different", differs)):
         is_some = _experts(site, edited, rows[some], logits[some], weight[some])
         number = int(is_some.sum())
-        if not 0 < number < experts or any(np.array_equal(is_some, other) for other in told):
+        if not 0 < number < experts or any(np.array_equal(is_some, other) for other in masks):
             continue
-        told.append(is_some)
+        masks.append(is_some)
         words = listed(np.flatnonzero(is_some))
         yield dataclasses.replace(
             candidate,
@@ -106,8 +106,8 @@ def _experts(
 
     def total(one: np.ndarray) -> float:
         mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
-        found = set_distances(mixed, theirs)
-        (bits,) = bits_by_chance(found, _SOFT * found.spacing, 1)
+        distances = set_distances(mixed, theirs)
+        (bits,) = bits_by_chance(distances, _SOFT * distances.spacing, 1)
         return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
 
     unlike = {guess.tobytes(): guess for guess in guesses}
@@ -151,7 +151,7 @@ def _nearer(
 
 @dataclass(frozen=True, eq=False)
 class ToldOfSome:
-    """What B told of some experts of each token, and what they would tell, edited or not."""
+    """B's recorded values of some experts per token, and predictions with and without the edit."""
 
     values: Float[np.ndarray, "rows told"]
     expert: Int64[np.ndarray, "rows told"]
@@ -166,28 +166,28 @@ class ToldOfSome:
         rows: Int64[np.ndarray, "rows"],
         logits: Float[np.ndarray, "rows experts"],
     ) -> ToldOfSome | None:
-        """Of these rows; None where B told nothing. The scale is that of what fits best."""
-        told = site.told
-        if told is None:
+        """B's values of these rows, or None; ``scale`` is that of the better prediction."""
+        recorded = site.told
+        if recorded is None:
             return None
-        expert = told.experts(site.theirs[rows], logits.shape[1])
+        expert = recorded.experts(site.theirs[rows], logits.shape[1])
         own, other = (
-            np.take_along_axis(told.of_each(router, each), expert, axis=1)
+            np.take_along_axis(recorded.of_each(router, each), expert, axis=1)
             for router, each in ((site.router, site.logits[rows]), (edited, logits))
         )
-        values = told.values[rows]
+        values = recorded.values[rows]
         apart = [np.abs(contrasts(values, one)).max(axis=1) for one in (own, other)]
         near = np.minimum(*apart)
-        known = near[np.isfinite(near)]
-        scale = max(FINEST, float(np.quantile(known, _FITS)) if len(known) else 0.0)
+        finite = near[np.isfinite(near)]
+        scale = max(FINEST, float(np.quantile(finite, _FITS)) if len(finite) else 0.0)
         return ToldOfSome(values, expert, own, other, scale)
 
     def bits(self, is_some: Bool[np.ndarray, "experts"]) -> Float64[np.ndarray, "rows"]:
-        """Bits of what B told if these experts are edited."""
+        """Bits of B's recorded values if these experts are edited."""
         return self._bits(np.where(is_some[self.expert], self.edited, self.own))
 
     def worth(self) -> float:
-        """Bits that it saves of these tokens if it is all of them that are edited, or just one."""
+        """Bits saved if each token has all its experts edited, one of them, or none."""
         before = self._bits(self.own)
         least = np.minimum(before, self._bits(self.edited))
         for slot in range(self.own.shape[1]):
@@ -196,8 +196,8 @@ class ToldOfSome:
             least = np.minimum(least, self._bits(one))
         return float((before - least).sum())
 
-    def _bits(self, told: Float[np.ndarray, "rows told"]) -> Float64[np.ndarray, "rows"]:
-        return contrast_bits(contrasts(self.values, told), self.scale)
+    def _bits(self, predicted: Float[np.ndarray, "rows told"]) -> Float64[np.ndarray, "rows"]:
+        return contrast_bits(contrasts(self.values, predicted), self.scale)
 
     def gained(
         self, is_some: Bool[np.ndarray, "experts"], weight: Float64[np.ndarray, "rows"]

@@ -1,1 +1,1 @@
-"""Parts of a scan: what each says when it is written, and what is missing."""
+"""Documents on a written part of a scan, and on missing parts."""

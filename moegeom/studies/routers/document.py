@@ -27,46 +27,46 @@ _COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "boundaries", "sel
 _LABEL = 12
 
 
-def document(found: RouterSet, view: View) -> Document:
+def document(model: RouterSet, view: View) -> Document:
     """What ``moegeom routers`` says."""
     del view
-    rows = _alike(found.routers)
+    rows = _alike(model.routers)
     table = Table(
         [_COLUMNS],
         rows,
         left=[_COLUMNS.index(name) for name in ("router", "stored", "boundaries", "selection")],
         paragraphs=[(row[0], _sentence(row)) for row in rows],
     )
-    ending = [f"note: {note}" for note in found.notes]
-    ending += [f"skipped {skipped.tensor}: {skipped.reason}" for skipped in found.skipped]
+    ending = [f"note: {note}" for note in model.notes]
+    ending += [f"skipped {skipped.tensor}: {skipped.reason}" for skipped in model.skipped]
     return Document(
         "routers",
-        found.checkpoint,
-        [[*_header(found)], [table], [Note(text, "plain") for text in ending]],
-        lambda: describe_routers(found),
+        model.checkpoint,
+        [[*_header(model)], [table], [Note(text, "plain") for text in ending]],
+        lambda: describe_routers(model),
     )
 
 
-def _header(found: RouterSet) -> Iterator[Block]:
-    brief = rule_brief(found.family_text, [router_facts(router) for router in found.routers])
-    yield Title(found.checkpoint, f"{found.family}: {brief}.")
-    expected = "" if found.num_expected is None else f" ({found.num_expected} expected)"
-    num_rows = sum(router.num_experts for router in found.routers)
+def _header(model: RouterSet) -> Iterator[Block]:
+    brief = rule_brief(model.family_text, [router_facts(router) for router in model.routers])
+    yield Title(model.checkpoint, f"{model.family}: {brief}.")
+    expected = "" if model.num_expected is None else f" ({model.num_expected} expected)"
+    num_rows = sum(router.num_experts for router in model.routers)
     yield _fact(
         "routers",
-        f"{number_of(len(found.routers), 'router')}{expected} with "
-        f"{number_of(num_rows, 'expert')}. Read {size(found.bytes_read)} of "
-        f"{size(found.bytes_total)}.",
+        f"{number_of(len(model.routers), 'router')}{expected} with "
+        f"{number_of(num_rows, 'expert')}. Read {size(model.bytes_read)} of "
+        f"{size(model.bytes_total)}.",
     )
-    yield _fact("fingerprint", f"{found.fingerprint[:47]}... (all in JSON)")
-    if found.revision:
-        yield _fact("revision", found.revision)
+    yield _fact("fingerprint", f"{model.fingerprint[:47]}... (all in JSON)")
+    if model.revision:
+        yield _fact("revision", model.revision)
     how = "a recording with the model's own choices verifies it"
-    yield _fact("rule", f"{assumed(rule_origin(found.family))}: {how}.")
-    rules = Counter(rule_in_words(router) for router in found.routers)
-    for label, parts in (("named", name_patterns(found)), ("routes", rules)):
+    yield _fact("rule", f"{assumed(rule_origin(model.family))}: {how}.")
+    rules = Counter(rule_in_words(router) for router in model.routers)
+    for label, parts in (("named", name_patterns(model)), ("routes", rules)):
         for part, count in parts.items():
-            of = f" ({count} of {len(found.routers)})" if len(parts) > 1 else ""
+            of = f" ({count} of {len(model.routers)})" if len(parts) > 1 else ""
             yield _fact(label, f"{part}{of}")
 
 
@@ -79,7 +79,7 @@ def _sentence(row: Sequence[str]) -> str:
 
 
 def _alike(routers: Sequence[Router]) -> list[tuple[str, ...]]:
-    """A line for all routers of a stack of which the same is to be said: ``text/0-47``."""
+    """One line for all routers of a stack with equal facts: ``text/0-47``."""
     layers: dict[tuple[tuple[str, ...], tuple[str, ...]], set[int]] = {}
     for router in routers:
         stack, layer, *slot = router.name.split("/")
@@ -91,7 +91,7 @@ def _alike(routers: Sequence[Router]) -> list[tuple[str, ...]]:
 
 
 def _cells(facts: Mapping[str, object]) -> tuple[str, ...]:
-    shown = dict(facts)
+    cells = dict(facts)
     if not facts["finite"]:
-        shown["selection"] = f"{facts['selection']}, NOT FINITE"
-    return tuple(str(shown[name]) for name in _COLUMNS[1:])
+        cells["selection"] = f"{facts['selection']}, NOT FINITE"
+    return tuple(str(cells[name]) for name in _COLUMNS[1:])

@@ -19,6 +19,6 @@ def routers(store: TensorStore, terms: ModelTerms) -> RouterSet:
     RouterError
         When there is none, or one that cannot be interpreted.
     """
-    found = load_routers(store, terms.layers, terms.asked)
-    absent = layers_without_router(terms.layers, (router.name for router in found.routers))
-    return replace(found, notes=(*found.notes, absent)) if absent else found
+    model = load_routers(store, terms.layers, terms.asked)
+    absent = layers_without_router(terms.layers, (router.name for router in model.routers))
+    return replace(model, notes=(*model.notes, absent)) if absent else model

@@ -1,4 +1,4 @@
-"""Traces before a checkpoint as a document: are they sound, and what do they hold?"""
+"""Traces checked without a checkpoint, as a document: are they sound, what do they hold?"""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ _STATES: Mapping[State, str] = {
 _HEADS = (("layer", "largest id", "experts, at least", "different ids"),)
 
 
-def document(found: Routes, view: View) -> Document:
+def document(report: Routes, view: View) -> Document:
     """What ``moegeom routes`` says."""
-    name = found.files[0].name if len(found.files) == 1 else f"{len(found.files)} traces"
+    name = report.files[0].name if len(report.files) == 1 else f"{len(report.files)} traces"
     return Document(
         "routes",
         name,
         [
-            [*_verdict(found)],
-            *([*_facts(one), *_problems(one, view)] for one in _worst_first(found)),
-            [_layers(one, view) for one in found.files if one.layers],
-            [*_next(found)],
+            [*_verdict(report)],
+            *([*_facts(one), *_problems(one, view)] for one in _worst_first(report)),
+            [_layers(one, view) for one in report.files if one.layers],
+            [*_next(report)],
         ],
-        lambda: {"exit_code": found.exit_code, "files": [_record(one) for one in found.files]},
+        lambda: {"exit_code": report.exit_code, "files": [_record(one) for one in report.files]},
     )
 
 
 # ------------------------------------------------------------------------------------------ verdict
 
 
-def _verdict(found: Routes) -> Iterator[Block]:
-    yield Fact("VERDICT", f"{_summary(found)}.", _LOOKS[found.exit_code], indent=_LABEL)
-    unseen = list(dict.fromkeys(text for one in found.files for text in one.not_looked_at))
+def _verdict(report: Routes) -> Iterator[Block]:
+    yield Fact("VERDICT", f"{_summary(report)}.", _LOOKS[report.exit_code], indent=_LABEL)
+    unseen = list(dict.fromkeys(text for one in report.files for text in one.not_looked_at))
     if unseen:
         yield Fact(
             "",
@@ -69,21 +69,21 @@ def _verdict(found: Routes) -> Iterator[Block]:
         )
 
 
-def _summary(found: Routes) -> str:
-    if len(found.files) == 1:
-        (one,) = found.files
-        said = {
+def _summary(report: Routes) -> str:
+    if len(report.files) == 1:
+        (one,) = report.files
+        texts = {
             "defective": f"{one.name} cannot be read as written ({_first_defect(one)})",
             "not judged": f"{one.name} says too little by itself",
             "sound": _tokens(one),
         }
-        return f"{_STATES[one.state]}: {said[one.state]}"
+        return f"{_STATES[one.state]}: {texts[one.state]}"
     parts = [
         f"{len(files)} {words}"
         for state, words in _STATES.items()
-        if (files := found.of_state(state))
+        if (files := report.of_state(state))
     ]
-    return f"of {len(found.files)} traces {', '.join(parts)}"
+    return f"of {len(report.files)} traces {', '.join(parts)}"
 
 
 def _first_defect(one: FileOfRoutes) -> str:
@@ -151,12 +151,12 @@ def _layers(one: FileOfRoutes, view: View) -> Excerpt:
     return Excerpt(table if view.detail else [], table)
 
 
-def _worst_first(found: Routes) -> list[FileOfRoutes]:
-    return [one for state in _STATES for one in found.of_state(state)]
+def _worst_first(report: Routes) -> list[FileOfRoutes]:
+    return [one for state in _STATES for one in report.of_state(state)]
 
 
-def _next(found: Routes) -> Iterator[Command]:
-    for one in [one for one in found.files if one.state != "defective"][:1]:
+def _next(report: Routes) -> Iterator[Command]:
+    for one in [one for one in report.files if one.state != "defective"][:1]:
         yield Command("next: ", f"moegeom scan CKPT --tokens {shlex.quote(one.given)}")
 
 

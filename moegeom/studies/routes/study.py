@@ -61,37 +61,37 @@ def routes(request: RoutesRequest, watch: Watch | None = None) -> Routes:
     UsageError
         For a dialect that there is not, and for a file that may be of several.
     """
-    said = begun(watch.say if watch else None)
-    return Routes(tuple(_trace(given, request.dialect, said) for given in request.files))
+    progress = begun(watch.say if watch else None)
+    return Routes(tuple(_trace(target, request.dialect, progress) for target in request.files))
 
 
-def _trace(given: str, asked: str | None, said: Callable[[int], None] | None) -> FileOfRoutes:
-    paths = paths_of(given)
+def _trace(target: str, name: str | None, progress: Callable[[int], None] | None) -> FileOfRoutes:
+    paths = paths_of(target)
     if not paths[0].exists():
         raise RecordingError(f"{paths[0].name}: no such file or directory.")
     with reading(paths[0], RecordingError):
-        if asked is None and not recognises(paths[0]):
+        if name is None and not recognises(paths[0]):
             raise RecordingError(
                 f"{paths[0].name}: no trace that can be told ({', '.join(DIALECTS.names())}).",
                 "Say whose it is with --dialect; recordings and arrays of logits are read by "
                 "moegeom scan.",
             )
-        dialect, files = dialect_and_files(paths, asked)
-    if said is not None:
-        said(sum(file.stat().st_size for file in files))
-    blank = FileOfRoutes(name_of(paths), given, dialect.name, "", "defective")
+        dialect, files = dialect_and_files(paths, name)
+    if progress is not None:
+        progress(sum(file.stat().st_size for file in files))
+    blank = FileOfRoutes(name_of(paths), target, dialect.name, "", "defective")
     try:
-        shown = _TraceSums(blank.name)
+        sums = _TraceSums(blank.name)
         for file in files:
             for trace, _ in FileOf(file, dialect).pieces(BEGINNING):
                 if trace.counts is not None:
                     if len(files) > 1:
                         raise CountsAlone(trace)
                     return _counts(trace, blank)
-                shown.add(trace)
+                sums.add(trace)
     except RecordingError as error:
         return replace(blank, defects=(_defect(error),))
-    return _requests(shown, files, dialect, blank)
+    return _requests(sums, files, dialect, blank)
 
 
 def _defect(error: RecordingError, request: str = "") -> Defect:
@@ -99,7 +99,7 @@ def _defect(error: RecordingError, request: str = "") -> Defect:
 
 
 def _counts(trace: Trace, blank: FileOfRoutes) -> FileOfRoutes:
-    """A log of counts: what its reader did not refuse is sound."""
+    """The record of a log of counts, which is sound once its reader accepts it."""
     assert trace.counts is not None, "a log of counts"
     counts = trace.counts.sum(axis=0)
     names = trace.layers or tuple(range(len(counts)))
@@ -146,7 +146,7 @@ class _TraceSums:
         return len(self.seen)
 
     def add(self, trace: Trace) -> None:
-        """One more piece.
+        """Adds one piece of the trace to the sums.
 
         Raises
         ------
@@ -163,8 +163,8 @@ class _TraceSums:
             self.dtypes.add(str(request.ids.dtype))
             if not request.first_row:
                 self.num_requests += 1
-                told = (request.token_ids, request.num_tokens, request.mask)
-                self.num_bare += all(one is None for one in told)
+                parts = (request.token_ids, request.num_tokens, request.mask)
+                self.num_bare += all(one is None for one in parts)
             if request.ids.ndim == 1:
                 self.has_flat = True
             elif request.ids.ndim != 3 or request.ids.dtype.kind not in "iu":
@@ -201,15 +201,15 @@ class _TraceSums:
             used = ids[chosen[:, place], place]
             self.num_used += len(used)
             for slot in range(shape[1] if len(used) else 0):
-                found = np.unique(used[:, slot]).astype(np.int64)
-                slots[slot] = np.union1d(slots[slot], found)
+                numbers = np.unique(used[:, slot]).astype(np.int64)
+                slots[slot] = np.union1d(slots[slot], numbers)
                 if len(slots[slot]) > TRACE_EXPERTS:
                     raise RecordingError(
                         f"{self.where}: more than {TRACE_EXPERTS:,} different ids at one layer.",
                         "Damaged ids, or no ids of experts.",
                     )
-                self.highest[slot] = max(self.highest[slot], found[-1])
-                self.lowest[slot] = min(self.lowest[slot], found[0])
+                self.highest[slot] = max(self.highest[slot], numbers[-1])
+                self.lowest[slot] = min(self.lowest[slot], numbers[0])
 
     def top_k(self) -> int:
         """Slots in front of those that hold one number above all others: fused shared experts."""
@@ -235,15 +235,15 @@ class _TraceSums:
         layers.sort(key=lambda layer: layer.name)
         # a layer that the file names has a router, whether it holds choices or not
         empty = set(names) - {one.name for one in layers} if self.names or not layers else set()
-        shown = sorted([*layers, *(LayerOfTrace(n, 0, 0) for n in empty)], key=lambda one: one.name)
+        rows = sorted([*layers, *(LayerOfTrace(n, 0, 0) for n in empty)], key=lambda one: one.name)
         routers = tuple(
             KnownRouter(f"trace/{one.name}", "trace", one.name, max(one.largest + 1, top_k), top_k)
-            for one in shown
+            for one in rows
         )
         return routers, tuple(layers)
 
     def unknown(self) -> Iterator[str]:
-        """What more in the file could have told."""
+        """Facts that the file does not record."""
         if self.ids_are == "unknown":
             yield "whether ids are logical or physical"
         if self.num_bare:
@@ -251,7 +251,7 @@ class _TraceSums:
 
 
 def _chosen(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "rows layers"]:
-    """Where a row names more than one expert; with a single slot, anything but 0 and -1."""
+    """Whether rows hold choices: several experts, or one slot with ids other than 0 and -1."""
     if ids.shape[2] > 1:
         return (ids != ids[:, :, :1]).any(axis=2)
     if not ids.shape[2]:
@@ -260,41 +260,41 @@ def _chosen(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.ndarray, "
 
 
 def _requests(
-    shown: _TraceSums, files: Sequence[Path], dialect: Dialect, blank: FileOfRoutes
+    sums: _TraceSums, files: Sequence[Path], dialect: Dialect, blank: FileOfRoutes
 ) -> FileOfRoutes:
     described = replace(
         blank,
-        writer=shown.writer,
+        writer=sums.writer,
         state="not judged",
-        num_requests=shown.num_requests,
-        dtypes=tuple(sorted(shown.dtypes)),
-        ids_are=shown.ids_are,
-        notes=shown.notes.texts,
-        not_looked_at=(*_OF_CHECKPOINT, *shown.unknown()),
+        num_requests=sums.num_requests,
+        dtypes=tuple(sorted(sums.dtypes)),
+        ids_are=sums.ids_are,
+        notes=sums.notes.texts,
+        not_looked_at=(*_OF_CHECKPOINT, *sums.unknown()),
     )
-    if shown.has_flat:
+    if sums.has_flat:
         return replace(described, not_looked_at=(_WITHOUT_SHAPE, *described.not_looked_at))
-    if shown.odd or not shown.num_requests:
-        text = shown.odd or f"{blank.name}: no request of it holds choices."
+    if sums.odd or not sums.num_requests:
+        text = sums.odd or f"{blank.name}: no request of it holds choices."
         return replace(described, state="defective", defects=(Defect("", text, ""),))
-    routers, layers = shown.routers()
+    routers, layers = sums.routers()
     defects: list[Defect] = []
     heard = Company(refused=lambda name, error: defects.append(_defect(error, name)))
     notes, num_tokens = described.notes, 0
     try:
         parts = [FileOf(file, dialect) for file in files]
-        found = first_pass(parts, routers, blank.name, heard, dialect.copies)
-        notes, num_tokens = found.notes[1:], found.num_tokens
+        first = first_pass(parts, routers, blank.name, heard, dialect.copies)
+        notes, num_tokens = first.notes[1:], first.num_tokens
     except RecordingError as error:
-        if not defects or len(defects) < shown.num_requests:
+        if not defects or len(defects) < sums.num_requests:
             defects.append(_defect(error))
     return replace(
         described,
         state="defective" if defects else "sound",
-        num_rows=shown.num_rows,
+        num_rows=sums.num_rows,
         num_tokens=num_tokens,
         top_k=routers[0].top_k,
-        num_layers=shown.num_layers,
+        num_layers=sums.num_layers,
         layers=layers,
         notes=(*notes, *_gaps([layer.name for layer in layers])),
         defects=tuple(defects),

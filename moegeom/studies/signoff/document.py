@@ -36,60 +36,60 @@ _LOOKS: dict[LineState, Look] = {
 _STATE = 14
 
 
-def document(found: SignOff, view: View) -> Document:
+def document(report: SignOff, view: View) -> Document:
     """What ``moegeom signoff`` says."""
-    first, second = found.sides
+    first, second = report.sides
     sides = [
-        block for name, side in zip("AB", found.sides, strict=True) for block in _side(name, side)
+        block for name, side in zip("AB", report.sides, strict=True) for block in _side(name, side)
     ]
     # green only when every line passed
-    look: Look = next(look for state, look in _LOOKS.items() if found.in_state(state))
-    verdict = Fact("VERDICT", verdict_sentence(found), look, f"exit {found.exit_code}")
-    ending = [*found.notes]
-    if found.not_looked_at:
-        ending.append(f"Not checked: {'; '.join(found.not_looked_at)}.")
+    look: Look = next(look for state, look in _LOOKS.items() if report.in_state(state))
+    verdict = Fact("VERDICT", verdict_sentence(report), look, f"exit {report.exit_code}")
+    ending = [*report.notes]
+    if report.not_looked_at:
+        ending.append(f"Not checked: {'; '.join(report.not_looked_at)}.")
     return Document(
         "signoff",
         f"{first.name} and {second.name}",
         [
             [verdict],
             sides,
-            *(_line(line, view.detail) for line in found.lines),
-            [Gallery(lambda: [*sign_off_figures(found)])],
+            *(_line(line, view.detail) for line in report.lines),
+            [Gallery(lambda: [*sign_off_figures(report)])],
             [*map(Note, ending)],
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
-def verdict_sentence(found: SignOff) -> str:
+def verdict_sentence(report: SignOff) -> str:
     """``PASSED, signed off: all 4 lines passed; 3 things not checked.``, or what is in the way."""
-    told = {
+    by_state = {
         state: ", ".join(line.name for line in lines)
         for state in _LOOKS
-        if state != "passed" and (lines := found.in_state(state))
+        if state != "passed" and (lines := report.in_state(state))
     }
-    unseen = _unseen(found)
-    if not told:
-        return f"PASSED, signed off: {all_of(len(found.lines), 'line')} passed{unseen}."
-    stands = "; ".join(f"{names} {state}" for state, names in told.items())
-    if "failed" in told:
+    unseen = _unseen(report)
+    if not by_state:
+        return f"PASSED, signed off: {all_of(len(report.lines), 'line')} passed{unseen}."
+    stands = "; ".join(f"{names} {state}" for state, names in by_state.items())
+    if "failed" in by_state:
         return f"FAILED, not signed off: {stands}{unseen}."
-    return f"INCONCLUSIVE, not signed off: {_missing(found)}{stands}; nothing failed{unseen}."
+    return f"INCONCLUSIVE, not signed off: {_missing(report)}{stands}; nothing failed{unseen}."
 
 
-def _missing(found: SignOff) -> str:
+def _missing(report: SignOff) -> str:
     """The options that would have set a limit; one that set none is not asked for again."""
-    lines = found.in_state("not judged")
+    lines = report.in_state("not judged")
     if not lines:
         return ""
     has_rerun = any(line.evidence.get("rerun") for line in lines)
     return f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}; "
 
 
-def _unseen(found: SignOff) -> str:
+def _unseen(report: SignOff) -> str:
     """How many of the things listed at the end nobody looked at."""
-    number = len(found.not_looked_at)
+    number = len(report.not_looked_at)
     if not number:
         return ""
     return f"; {number} thing{'' if number == 1 else 's'} not checked"
@@ -121,12 +121,12 @@ def _line(line: Line, detail: bool) -> list[Block]:
     ]
 
 
-def _record(found: SignOff) -> Mapping[str, Any]:
+def _record(report: SignOff) -> Mapping[str, Any]:
     return {
-        "verdict": verdict_sentence(found),
-        "exit_code": found.exit_code,
-        **{name: dataclasses.asdict(side) for name, side in zip("ab", found.sides, strict=True)},
-        "lines": [dataclasses.asdict(line) for line in found.lines],
-        "notes": found.notes,
-        "not_looked_at": found.not_looked_at,
+        "verdict": verdict_sentence(report),
+        "exit_code": report.exit_code,
+        **{name: dataclasses.asdict(side) for name, side in zip("ab", report.sides, strict=True)},
+        "lines": [dataclasses.asdict(line) for line in report.lines],
+        "notes": report.notes,
+        "not_looked_at": report.not_looked_at,
     }

@@ -14,10 +14,10 @@ from moegeom.studies.signoff.record import SignOff
 _ALL = "all"
 
 
-def sign_off_figures(found: SignOff) -> Iterator[Chart]:
+def sign_off_figures(report: SignOff) -> Iterator[Chart]:
     """What happened to the rows, and on text; nothing where no router is on both sides."""
     evidence: dict[str, Any] = {}
-    for line in found.lines:
+    for line in report.lines:
         evidence |= line.evidence
     if routers := evidence.get("routers"):
         yield _rows(routers)
@@ -39,7 +39,7 @@ def _rows(judged: Mapping[str, Any]) -> Chart:
     ]
     changes = [(router, c) for router, one in judged.items() for c in one["changes"]]
     worst = max(range(len(names)), key=lambda i: largest[i])
-    said = (
+    summary = (
         f"the largest change is {percent(largest[worst], '.3g')}, in layer {names[worst]}"
         if largest[worst]
         else "nothing changed in size"
@@ -52,7 +52,7 @@ def _rows(judged: Mapping[str, Any]) -> Chart:
         "it makes another function of the router.",
         "Changes that have no size, such as experts in another order. How many choices change: "
         "only tokens can tell.",
-        f"{number_of(len(names), 'router')} compared, {failed} failed; {said}.",
+        f"{number_of(len(names), 'router')} compared, {failed} failed; {summary}.",
         [Panel("", Axis("layer", names=names), Axis("largest change"), marks)],
         [
             ("router", [router for router, _ in changes]),
@@ -84,7 +84,7 @@ def _routing(evidence: Mapping[str, Any]) -> Chart:
     if limit is not None:
         marks.append(Guide("limit of all layers", "limit", limit))
     worst = max(routers, key=lambda router: between["by_router"][router])
-    said = f"{percent(between['share'], '.3g')} of (token, layer) pairs differ"
+    text = f"{percent(between['share'], '.3g')} of (token, layer) pairs differ"
     against = "no limit was given" if limit is None else f"the limit is {percent(limit, '.3g')}"
     again = "" if rerun is None else f"; A run again differs in {percent(rerun['share'], '.3g')}"
     return Chart(
@@ -94,7 +94,7 @@ def _routing(evidence: Mapping[str, Any]) -> Chart:
         "in each. The limit is for all of them together.",
         "What a flipped expert costs: answers may be as good. Layers without a recording on both "
         "sides are left out.",
-        f"{said}; {against}{again}; the most in layer {place(worst, routers)}, "
+        f"{text}; {against}{again}; the most in layer {place(worst, routers)}, "
         f"{percent(between['by_router'][worst], '.3g')}.",
         [Panel("", Axis("layer", names=names), Axis("share of tokens that differ"), marks)],
         [

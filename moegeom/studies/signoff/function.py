@@ -20,15 +20,15 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
     if not judged:
         return Line("effective router", "failed", _NOTHING_IN_COMMON)
     same = sum(one.is_identical for one in judged)
-    told = [f"{_where(group, names)} {_phrases(group)}" for group in _groups(judged)]
+    phrases = [f"{_where(group, names)} {_phrases(group)}" for group in _groups(judged)]
     if same == len(judged):
-        told = [f"{_compared(judged)} are the same numbers in {all_of(same, 'router')}"]
+        phrases = [f"{_compared(judged)} are the same numbers in {all_of(same, 'router')}"]
     elif same:
-        told.append(f"{same} of {len(judged)} routers are the same numbers")
+        phrases.append(f"{same} of {len(judged)} routers are the same numbers")
     return Line(
         "effective router",
         _worst(judged),
-        f"{'; '.join(told)}.",
+        f"{'; '.join(phrases)}.",
         tuple(_explained(judged, names)),
         (),
         {"routers": {one.name: _evidence(one) for one in judged}},
@@ -36,23 +36,23 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
 
 
 def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
-    """Whether W diag(g)^2 W^T explains what the rows alone do not."""
+    """Whether a rotation, which keeps W diag(g)^2 W^T, explains the change of the rows."""
     if not judged:
         return Line("up to rotation", "inconclusive", _NOTHING_IN_COMMON)
     rotated = [one for one in judged if one.rotation is not None]
     moved = [one for one in judged if one not in rotated and _have_rows_failed(one)]
-    told, details = [], ()
+    parts, details = [], ()
     if rotated:
         worst = max(rotated, key=_gram_noise)
         most = f" (most: {_where([worst], names)})" if len(rotated) > 1 else ""
-        told.append(f"{_where(rotated, names)}{most}: {_rotation(worst)[1].said.removesuffix('.')}")
+        parts.append(f"{_where(rotated, names)}{most}: {_rotation(worst)[1].why.removesuffix('.')}")
         if _rotation(worst)[1].state == "passed":
             details = (_rotation(worst)[0].meaning,)
     if moved:
-        told.append(f"no rotation explains what happened to {_where(moved, names)}")
+        parts.append(f"no rotation explains what happened to {_where(moved, names)}")
     has_failed = moved or any(_rotation(one)[1].state == "failed" for one in rotated)
     places = "changed places and did not turn" if _have_moved(judged) else "are where they were"
-    sentence = "; ".join(told) or f"not needed, rows {places}"
+    sentence = "; ".join(parts) or f"not needed, rows {places}"
     evidence = {"gram_noise": {one.name: _gram_noise(one) for one in rotated}}
     state = "failed" if has_failed else "passed"
     return Line("up to rotation", state, f"{sentence}.", details, (), evidence)
@@ -69,8 +69,8 @@ def _have_moved(judged: Sequence[JudgedRouter]) -> bool:
 
 
 def _worst(judged: Sequence[JudgedRouter]) -> LineState:
-    found = {one.state for one in judged}
-    return next(state for state in STATES if state in found)
+    states = {one.state for one in judged}
+    return next(state for state in STATES if state in states)
 
 
 def _have_rows_failed(one: JudgedRouter) -> bool:
@@ -90,20 +90,20 @@ def _gram_noise(one: JudgedRouter) -> float:
 
 
 def _groups(judged: Sequence[JudgedRouter]) -> list[list[JudgedRouter]]:
-    """Routers to which the same happened, those of the same numbers left out; the worst first."""
-    found: dict[tuple[str, ...], list[JudgedRouter]] = {}
+    """Routers grouped by their changes, identical ones left out; the worst first."""
+    groups: dict[tuple[str, ...], list[JudgedRouter]] = {}
     for one in judged:
         if not one.is_identical:
             phrases = (change.phrase for change, _ in one.changes)
-            said = (other.said for other in one.others)
-            found.setdefault((one.state, *phrases, *said), []).append(one)
-    return sorted(found.values(), key=lambda group: (STATES.index(group[0].state), -len(group)))
+            texts = (other.why for other in one.others)
+            groups.setdefault((one.state, *phrases, *texts), []).append(one)
+    return sorted(groups.values(), key=lambda group: (STATES.index(group[0].state), -len(group)))
 
 
 def _phrases(group: Sequence[JudgedRouter]) -> str:
     """What happened to all of a group, with the range of its sizes."""
     alike = zip(*([change for change, _ in one.changes] for one in group), strict=True)
-    others = [other.said.removesuffix(".") for other in group[0].others]
+    others = [other.why.removesuffix(".") for other in group[0].others]
     return " and ".join([*(_phrase(changes) for changes in alike), *others])
 
 
@@ -119,16 +119,16 @@ def _phrase(changes: Sequence[Change]) -> str:
 def _explained(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Iterator[str]:
     """Each word once for each state, worst first: the largest change, and what it means."""
     seen: set[tuple[str, str]] = set()
-    found = [(change, verdict, one) for one in judged for change, verdict in one.changes]
-    found.sort(key=lambda entry: (STATES.index(entry[1].state), -(entry[0].size or 0.0)))
-    for change, verdict, one in found:
+    entries = [(change, verdict, one) for one in judged for change, verdict in one.changes]
+    entries.sort(key=lambda entry: (STATES.index(entry[1].state), -(entry[0].size or 0.0)))
+    for change, verdict, one in entries:
         if change.word == ROTATED:
             continue
         if (change.word, verdict.state) not in seen:
             seen.add((change.word, verdict.state))
             begin = f"{'In' if change.size is None else 'Most in'} {_where([one], names)}"
             detail = f" {begin}: {change.detail}." if change.detail else ""
-            yield f"{change.word}: {verdict.said}{detail}"
+            yield f"{change.word}: {verdict.why}{detail}"
     if any(one.rotation is not None for one in judged):
         yield "rotated: judged in the next line."
 
@@ -138,14 +138,14 @@ def _evidence(one: JudgedRouter) -> dict[str, Any]:
         {
             "word": change.word,
             "state": verdict.state,
-            "said": verdict.said,
+            "said": verdict.why,
             "size": change.size,
             "detail": change.detail,
             "evidence": change.evidence,
         }
         for change, verdict in one.changes
     ]
-    others = [other.said for other in one.others]
+    others = [other.why for other in one.others]
     return {"state": one.state, "changes": changes, "others": others, "beside": one.beside}
 
 

@@ -1,4 +1,4 @@
-"""Is a router the same function after the export? Every edit has a judge.
+"""Whether a router is the same function after the export: every edit has a judge.
 
 B's router may differ from A's by what writing it once more in A's own precision leaves, and by
 nothing else. A fold of a smoothing scale and a rotation must write it again; that rounding is
@@ -41,7 +41,7 @@ _MOVING = frozenset({FOLDED.name, ROTATED, PERMUTED.name, PRUNED.name})
 
 @dataclass(frozen=True, eq=False)
 class JudgedRouter:
-    """One router of both sides: a judgement for each change, and for what else is not the same.
+    """One router of both sides: a judgement for each change, and for other unequal parts.
 
     Row i of B was row ``place[i]`` of A.
     """
@@ -55,10 +55,10 @@ class JudgedRouter:
     @property
     def state(self) -> LineState:
         """The worst of all."""
-        found = {one.state for one in (*(j for _, j in self.changes), *self.others)}
-        if "failed" in found:
+        states = {one.state for one in (*(j for _, j in self.changes), *self.others)}
+        if "failed" in states:
             return "failed"
-        return "inconclusive" if "inconclusive" in found else "passed"
+        return "inconclusive" if "inconclusive" in states else "passed"
 
     @property
     def is_identical(self) -> bool:
@@ -80,19 +80,19 @@ def judge(a: Router, b: Router, others: RoutersOfA | None = None) -> JudgedRoute
 
     ``others`` are all routers of A.
     """
-    found = compare_routers(a, b, None, others)
-    place = np.array(found.place or range(b.num_experts), np.int64)
+    comparison = compare_routers(a, b, None, others)
+    place = np.array(comparison.place or range(b.num_experts), np.int64)
     pair = Exported(a, b, place)
-    changes = tuple((one, EDITS[one.word].judge(one, pair)) for one in found.changes)
-    return JudgedRouter(a.name, changes, tuple(_others(found, pair)), place, found.beside)
+    changes = tuple((one, EDITS[one.word].judge(one, pair)) for one in comparison.changes)
+    return JudgedRouter(a.name, changes, tuple(_others(comparison, pair)), place, comparison.beside)
 
 
-def _others(found: RouterChange, pair: Exported) -> Iterator[Judgement]:
-    """Numbers that are neither rows, gain nor biases: the same, or told.
+def _others(comparison: RouterChange, pair: Exported) -> Iterator[Judgement]:
+    """Judgements of unequal parts that are neither rows, gain nor biases.
 
     What a fold, a rotation or another order must change as well is not judged where there was one.
     """
-    words = {one.word for one in found.changes}
+    words = {one.word for one in comparison.changes}
     if NOT_COMPARED.name in words:
         return
     a, b = pair.a, pair.b
@@ -101,13 +101,13 @@ def _others(found: RouterChange, pair: Exported) -> Iterator[Judgement]:
     scale = None if a.expert_scale is None else a.expert_scale[pair.place]
     cosines = [None if r.projection is None else r.projection.scale for r in (a, b)]
     follows: EndState = "inconclusive" if words & _MOVING else "failed"
-    told: dict[str, tuple[bool, EndState]] = {
+    verdicts: dict[str, tuple[bool, EndState]] = {
         "scale of the experts": (is_same(scale, b.expert_scale), "failed"),
         "scale of the cosines": (cosines[0] == cosines[1], "failed"),
         "bias of the norm in front": (is_same(a.norm_bias, b.norm_bias), follows),
         "rows of the shared experts": (is_same(a.shared_rows, b.shared_rows), follows),
     }
-    for name, (same, state) in told.items():
+    for name, (same, state) in verdicts.items():
         if not same:
             unknown = ", as the rows did; the two are not compared" if state != "failed" else ""
             yield Judgement(state, f"the {name} changed{unknown}.")

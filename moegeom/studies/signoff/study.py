@@ -92,9 +92,9 @@ def sign_off(request: SignOffRequest, watch: Watch | None = None) -> SignOff:
         if refusal.code not in ABOUT_STORAGE:
             raise
         return _refused(request, a, refusal)
-    wanted = None if request.layers is None else parse_layers(request.layers)
-    kept = (r for r in b.chosen if wanted is None or r.layer in wanted)
-    return _compared(request, a, dataclasses.replace(b, chosen=tuple(kept)))
+    layers = None if request.layers is None else parse_layers(request.layers)
+    routers = (r for r in b.chosen if layers is None or r.layer in layers)
+    return _compared(request, a, dataclasses.replace(b, chosen=tuple(routers)))
 
 
 def _described(target: str, side: Session, recorded: Session | None = None) -> Side:
@@ -158,7 +158,7 @@ def _text_line(
 ) -> Line:
     if not recorded:
         return unrecorded_line(request.a, request.b, a.chosen)
-    known = known_routers(
+    routers = known_routers(
         [
             one
             for one, other in pairs
@@ -166,14 +166,14 @@ def _text_line(
         ]
     )
     names = [router.name for router in a.chosen]
-    if not known:
+    if not routers:
         return incomparable_line()
     first, second = map(_source, recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
-    between = flips(first, second, known, moved, request, request.log_probs)
+    between = flips(first, second, routers, moved, request, request.log_probs)
     rerun = None
     if request.rerun is not None:
-        rerun = flips(first, _source(_recorded(a, request.rerun)), known, {}, request)
+        rerun = flips(first, _source(_recorded(a, request.rerun)), routers, {}, request)
     # a run with the same kernels in the same batches would repeat itself to the bit
     other_kernels = "" if "eager" in first.facts.engine else "--eager "
     again = capture_command(request.a, f"{other_kernels}--out REC_A2")
@@ -181,10 +181,10 @@ def _text_line(
 
 
 def _recorded(side: Session, tokens: Tokens) -> Session:
-    """A side with its recording, believed after the tests of every scan."""
-    found = side.on(tokens)
-    refuse_without_choices(_source(found).facts)
-    return found
+    """A side opened with its recording, which has passed the tests of a scan."""
+    session = side.on(tokens)
+    refuse_without_choices(_source(session).facts)
+    return session
 
 
 def _source(recorded: Session) -> TokenSource:
@@ -225,9 +225,9 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
         )
     if request.layers is not None:
         parse_layers(request.layers)
-    given = [one for one in (*request.tokens, request.rerun) if one is not None]
-    told_apart = {Path(one).resolve() if isinstance(one, str) else id(one) for one in given}
-    if len(told_apart) < len(given):
+    tokens = [one for one in (*request.tokens, request.rerun) if one is not None]
+    told_apart = {Path(one).resolve() if isinstance(one, str) else id(one) for one in tokens}
+    if len(told_apart) < len(tokens):
         raise UsageError(
             "the same recording is named twice; it would agree with itself.",
             "Record A and B, each on its own, on the same text.",
@@ -258,8 +258,8 @@ def _unseen(
     only_b = len({r.name for r in b.chosen} - {r.name for r in a.chosen})
     if only_b:
         yield f"{number_of(only_b, 'router')} that only B has"
-    given = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--rerun": (request.rerun,)}
-    named = [(name, one) for name, tokens in given.items() for one in tokens if one is not None]
+    files = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--rerun": (request.rerun,)}
+    named = [(name, one) for name, tokens in files.items() for one in tokens if one is not None]
     for (one, first), (other, second) in itertools.combinations(named, 2):
         if what := _equal_bytes(first, second):
             yield (
@@ -324,17 +324,17 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     Quantised storage that the loader can decode passes and is named: what it did to the router is
     the business of the next line. Routers that only B has are told and not compared.
     """
-    found = {router.name: router for router in b}
-    pairs = [(router, found[router.name]) for router in a if router.name in found]
+    by_name = {router.name: router for router in b}
+    pairs = [(router, by_name[router.name]) for router in a if router.name in by_name]
     names = [router.name for router in a]
-    wrong = [*_missing(a, found), *_others(pairs, names)]
+    wrong = [*_missing(a, by_name), *_others(pairs, names)]
     stored = f"stored {stored_as(a)} in A, {stored_as(b)} in B"
     if stored_as(a) == stored_as(b):
         stored = f"stored {stored_as(a)} in both"
-    only_b = [name for name in found if name not in names]
+    only_b = [name for name in by_name if name not in names]
     more = (f"Only in B and not compared: {', '.join(only_b[:4])}.",) if only_b else ()
     evidence = {"stored": {side: stored_as(routers) for side, routers in (("a", a), ("b", b))}}
-    evidence |= {"only_in_a": [n for n in names if n not in found], "only_in_b": only_b}
+    evidence |= {"only_in_a": [n for n in names if n not in by_name], "only_in_b": only_b}
     if wrong:
         return Line("storage", "failed", f"{'; '.join(wrong)}; {stored}.", more, (), evidence)
     count = all_of(len(a), "router of A is", "routers of A are")
@@ -382,8 +382,8 @@ def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Ite
         "norm": [is_same_norm(a.norm, b.norm) for a, b in pairs],
     }
     run = {"routers": [{"name": name} for name in names]}
-    for kind, told in kinds.items():
-        other = [said for said, same in zip(told, is_same[kind], strict=True) if not same]
+    for kind, descriptions in kinds.items():
+        other = [text for text, same in zip(descriptions, is_same[kind], strict=True) if not same]
         if other:
             where = places([name for name, _ in other], run)
             yield f"another {kind} in {where}: {other[0][1]}"
@@ -488,9 +488,9 @@ def refuse_without_choices(facts: SourceFacts) -> None:
     """Raises RecordingError for a recording that does not say what was chosen, token by token."""
     if facts.has_chosen and facts.stage != "counts":
         return
-    held = facts.stage.replace("_", " ")
+    stage = facts.stage.replace("_", " ")
     raise RecordingError(
-        f"{facts.name}: holds {held} and not what was chosen; expected recorded choices, because "
+        f"{facts.name}: holds {stage} and not what was chosen; expected recorded choices, because "
         "what the router would choose is not what the exported model chose.",
         "moegeom capture records them, --keep ids nothing else; traces of engines hold them.",
     )
@@ -499,10 +499,10 @@ def refuse_without_choices(facts: SourceFacts) -> None:
 def _chosen(
     source: TokenSource, router: str, start: int, stop: int
 ) -> Int32[np.ndarray, "tokens top_k"]:
-    found = source.read_chosen(router, start, stop)
-    if found is None:
+    chosen = source.read_chosen(router, start, stop)
+    if chosen is None:
         raise RecordingError(f"{source.facts.name}: holds no choices of router {router}.")
-    return found
+    return chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -528,12 +528,12 @@ class _Renumbered:
     def read_chosen(
         self, router: str, start: int, stop: int
     ) -> Int32[np.ndarray, "tokens top_k"] | None:
-        found = self.source.read_chosen(router, start, stop)
+        chosen = self.source.read_chosen(router, start, stop)
         place = self.places.get(router)
-        if found is None or place is None:
-            return found
+        if chosen is None or place is None:
+            return chosen
         # an empty slot is -1 and stays so
-        return np.append(place, -1).astype(np.int32)[found]
+        return np.append(place, -1).astype(np.int32)[chosen]
 
     def read_output(
         self, router: str, kind: str, start: int, stop: int

@@ -94,21 +94,21 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
     if between.error is not None:
         over = number_of(between.num_documents, "document")
         error = f" (standard error {_percent(between.error)}, over {over})"
-    told = (
+    text = (
         f"A and B choose differently in {_percent(between.share)} of (token, layer) pairs{error}; "
         f"{_percent(between.tokens_share)} of {between.num_tokens:,} tokens differ at one layer or "
         "more"
     )
     if between.num_non_finite:
-        told += f"; {number_of(between.num_non_finite, 'token')} not finite and left out"
+        text += f"; {number_of(between.num_non_finite, 'token')} not finite and left out"
     if between.share == 0.0:
-        return f"{told}."
+        return f"{text}."
     first, worst = next(iter(between.by_router)), between.worst
     shares = [
         f"{_percent(between.by_router[name])} in the {place} ({_where([name], names)})"
         for place, name in (("first", first), ("worst", worst))
     ]
-    return f"{told}; {', '.join(shares)}."
+    return f"{text}; {', '.join(shares)}."
 
 
 def _limit(limit: float | None, rerun: Flips | None) -> tuple[float, str] | None:
@@ -139,14 +139,14 @@ def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
             "How often A differs from itself in another run is not known: record A again, in other "
             "batches or with other kernels, and add --rerun REC_A2."
         )
-    told = (
+    text = (
         f"A run again differs from itself in {_percent(rerun.share)} of (token, layer) pairs, "
         f"{_percent(rerun.tokens_share)} of {rerun.num_tokens:,} tokens at one layer or more"
     )
     times = _times(between, rerun)
     if times is None:
-        return f"{told}: nothing to hold B against."
-    return f"{told}: B differs {times:.2g} times as often."
+        return f"{text}: nothing to hold B against."
+    return f"{text}: B differs {times:.2g} times as often."
 
 
 def _sentence(note: str) -> str:
@@ -154,7 +154,7 @@ def _sentence(note: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """Three figures: a share near its limit must not look like it."""
+    """A share with three figures, so that one near its limit does not look equal to it."""
     return percent(share, ".3g")
 
 

@@ -74,10 +74,10 @@ def choices(routers: Sequence[Router], source: TokenSource, options: ComputeOpti
     return Choices(digest_of(*text) if is_known else "", labels.block.astype(np.int16), chosen)
 
 
-def write_choices(path: Path, found: Choices, results: Results) -> None:
+def write_choices(path: Path, sample: Choices, results: Results) -> None:
     """Writes the file whole or not at all, beside the results of the same routers and tokens."""
-    facts = {"tokens": found.tokens, "plan": _plan(results)}
-    write_sealed(path, facts, {"block": found.block, **found.chosen})
+    facts = {"tokens": sample.tokens, "plan": _plan(results)}
+    write_sealed(path, facts, {"block": sample.block, **sample.chosen})
 
 
 def read_choices(path: Path, results: Results) -> Choices | None:
@@ -91,7 +91,7 @@ def read_choices(path: Path, results: Results) -> Choices | None:
 
 
 def _plan(results: Results) -> str:
-    """All that decides results."""
+    """The digest of the plan: everything that determines the results."""
     return digest_of(json.dumps(results.run["plan"], sort_keys=True))
 
 

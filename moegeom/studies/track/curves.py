@@ -80,25 +80,25 @@ def _change(before: np.ndarray | None, after: np.ndarray | None) -> np.ndarray |
     if before is None or after is None or before.shape != after.shape:
         return None
     length = np.linalg.norm(before, axis=1)
-    kept = length > 0.0
-    return np.linalg.norm(after - before, axis=1)[kept] / length[kept] if kept.any() else None
+    rows = length > 0.0
+    return np.linalg.norm(after - before, axis=1)[rows] / length[rows] if rows.any() else None
 
 
 def _rows(step: MeasuredStep) -> dict[str, np.ndarray]:
     """Centred effective rows by router; a router with a row that is not finite is left out."""
-    found = {r.name: effective_rows(r.weight, r.gain) for r in step.routers or ()}
-    return {name: rows.centred for name, rows in found.items() if rows.finite.all()}
+    by_router = {r.name: effective_rows(r.weight, r.gain) for r in step.routers or ()}
+    return {name: rows.centred for name, rows in by_router.items() if rows.finite.all()}
 
 
 def _projections(step: MeasuredStep) -> dict[str, np.ndarray]:
-    """The same in 32 projections, from the results."""
-    found: dict[str, dict[int, Any]] = {}
+    """The centred rows in 32 projections, from the results."""
+    projections: dict[str, dict[int, Any]] = {}
     for row in step.results.rows("experts"):
         if (row["variant"], row["population"]) == ("as_stored", ALL):
-            found.setdefault(row["router"], {})[row["expert"]] = row.get("row_projections")
+            projections.setdefault(row["router"], {})[row["expert"]] = row.get("row_projections")
     return {
         router: np.array([by_expert[expert] for expert in sorted(by_expert)], dtype=np.float64)
-        for router, by_expert in found.items()
+        for router, by_expert in projections.items()
         if all(values is not None for values in by_expert.values())
     }
 
@@ -117,13 +117,13 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
         with_last = [_agree(one, last, router) for one in chosen]
         since = [None, *(_agree(a, b, router) for a, b in itertools.pairwise(chosen))]
         own = []
-        for column, found, value, error in (
+        for column, agreements, value, error in (
             ("overlap_with_last", [*with_last[:-1], None], "overlap", "overlap_error"),
             ("expert_set_churn", since, "changed", "changed_error"),
             ("overlap_with_previous", since, "overlap", "overlap_error"),
         ):
-            values = tuple(None if f is None else getattr(f, value) for f in found)
-            errors = tuple(None if f is None else number(getattr(f, error)) for f in found)
+            values = tuple(None if f is None else getattr(f, value) for f in agreements)
+            errors = tuple(None if f is None else number(getattr(f, error)) for f in agreements)
             if any(v is not None for v in values):
                 own.append(Curve(router, column, values, errors))
         if own:
@@ -166,8 +166,8 @@ def usage(measured: Steps) -> Iterator[tuple[str, float, int, float]]:
     columns = ("router", "expert", "load")
     for step in measured:
         if step.facts.num_tokens:
-            held = step.results.columns("experts", columns, variant="as_stored", population=ALL)
-            for router, expert, load in zip(*held.values(), strict=True):
+            table = step.results.columns("experts", columns, variant="as_stored", population=ALL)
+            for router, expert, load in zip(*table.values(), strict=True):
                 if load is not None:
                     yield router, step.facts.step, expert, load
 
@@ -176,12 +176,12 @@ def load_curves(measured: Steps, expert: int | None) -> list[Curve]:
     """Load of one expert at every step, in fair shares."""
     if expert is None:
         return []
-    wanted = ("as_stored", ALL, expert)
+    key = ("as_stored", ALL, expert)
     loads = [
         {
             row["router"]: (number(row.get("load")), number(row.get("load_se")))
             for row in step.results.rows("experts")
-            if (row["variant"], row["population"], row["expert"]) == wanted
+            if (row["variant"], row["population"], row["expert"]) == key
         }
         for step in measured
     ]
@@ -189,8 +189,8 @@ def load_curves(measured: Steps, expert: int | None) -> list[Curve]:
         raise UsageError(f"--expert {expert}: the last checkpoint has no such expert.")
     curves = []
     for router in loads[-1]:
-        found = [at.get(router, (None, None)) for at in loads]
-        values, errors = zip(*found, strict=True)
+        points = [at.get(router, (None, None)) for at in loads]
+        values, errors = zip(*points, strict=True)
         curves.append(Curve(router, f"load of expert {expert}", values, errors))
     if all(value is None for curve in curves for value in curve.values):
         raise UsageError(

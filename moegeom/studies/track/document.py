@@ -55,32 +55,32 @@ _BESIDE_CHANCE = ("overlap_with_last", "overlap_with_previous")
 _WORDS = {column.name: column.words for column in SERIES_COLUMNS}
 
 
-def document(found: Series, view: View) -> Document:
+def document(series: Series, view: View) -> Document:
     """What ``moegeom track`` says; a page holds every figure of every router, step by step."""
-    size = _size(found, view.width)
-    loads = found.expert_loads
-    verdict = found.verdict
-    said = [verdict_fact(verdict)] if verdict else []
+    size = _size(series, view.width)
+    loads = series.expert_loads
+    verdict = series.verdict
+    verdict_facts = [verdict_fact(verdict)] if verdict else []
     findings = verdict.findings if verdict else ()
-    shown = [_lines(loads[0].column, loads, found, size, view.detail)] if loads else []
+    lines = [_lines(loads[0].column, loads, series, size, view.detail)] if loads else []
     return Document(
         "track",
-        found.name,
+        series.name,
         [
-            said,
-            [*_header(found)],
-            [*findings_excerpt(findings, found.run, view.detail)],
-            [*(unjudged(verdict, found.run, view.detail) if verdict else ())],
-            [*_routers(found, size, view.detail)],
-            shown,
-            [_medians(found, size)],
-            [Gallery(lambda: series_figures(found))],
-            [Excerpt([], [_whole(found)])],
+            verdict_facts,
+            [*_header(series)],
+            [*findings_excerpt(findings, series.run, view.detail)],
+            [*(unjudged(verdict, series.run, view.detail) if verdict else ())],
+            [*_routers(series, size, view.detail)],
+            lines,
+            [_medians(series, size)],
+            [Gallery(lambda: series_figures(series))],
+            [Excerpt([], [_whole(series)])],
             [Excerpt([], [checks_table(verdict)], "All checks")] if verdict else [],
-            [*map(Note, (*found.notes, *_limits(found, size)))],
+            [*map(Note, (*series.notes, *_limits(series, size)))],
         ],
-        lambda: _record(found),
-        Judged(verdict, found.run) if verdict else None,
+        lambda: _record(series),
+        Judged(verdict, series.run) if verdict else None,
     )
 
 
@@ -108,8 +108,8 @@ def _tokens(series: Series) -> str:
     counts = sorted({step.num_tokens or 0 for step in series.steps})
     if not any(counts):
         return "none: weights alone"
-    said = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    text = f"{said} at each step, each from its own recording"
+    number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    text = f"{number} at each step, each from its own recording"
     if left_out := max(step.num_left_out for step in series.steps):
         text += f". Left out, as not finite or first of documents: up to {left_out:,}"
     if len(counts) > 1:
@@ -176,8 +176,8 @@ def _medians(series: Series, size: int) -> Table:
     for name, middle in _middles(series).items():
         is_beside = name in _BESIDE_CHANCE and chance
         beside = f"chance {_figure(chance[-1])}" if is_beside else ""
-        drawn = sparkline(_condensed(middle, size))
-        rows.append([_WORDS[name], drawn, _ends(middle), beside])
+        line = sparkline(_condensed(middle, size))
+        rows.append([_WORDS[name], line, _ends(middle), beside])
     heads = [[_MEDIAN, " " * size, _ENDS, ""]]
     return Table(heads, rows, left=(0, 1, 3), heads_look="strong")
 
@@ -200,7 +200,7 @@ def _whole(series: Series) -> Table:
 
 
 def _limits(series: Series, size: int) -> list[str]:
-    said = [
+    notes = [
         (
             "Slopes have 95 % intervals: the wider of scatter about the line and what other "
             "documents could have done. 'since step': from there on every value lies outside the "
@@ -208,14 +208,14 @@ def _limits(series: Series, size: int) -> list[str]:
         )
     ]
     if len(series.steps) > size:
-        said.append(
+        notes.append(
             f"{number_of(len(series.steps), 'step')}: each mark is the mean of several of them."
         )
     if series.verdict is not None:
-        said.append(f"Not checked: {'; '.join(series.verdict.not_looked_at)}.")
+        notes.append(f"Not checked: {'; '.join(series.verdict.not_looked_at)}.")
     if any(step.num_tokens for step in series.steps):
-        said.append("This does not say why: a load that drifts may follow the data or the router.")
-    return said
+        notes.append("This does not say why: a load that drifts may follow the data or the router.")
+    return notes
 
 
 def _middles(series: Series) -> dict[str, list[float | None]]:
@@ -241,13 +241,13 @@ def _condensed(values: Sequence[float | None], size: int) -> list[float | None]:
     if len(values) <= size:
         return list(values)
     parts = np.array_split(np.arange(len(values)), size)
-    known = [[v for v in (values[i] for i in part) if v is not None] for part in parts]
-    return [float(np.mean(part)) if part else None for part in known]
+    stretches = [[v for v in (values[i] for i in part) if v is not None] for part in parts]
+    return [float(np.mean(part)) if part else None for part in stretches]
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.median(numbers)) if numbers else None
 
 
 def _last(curve: Curve) -> float | None:
@@ -256,8 +256,8 @@ def _last(curve: Curve) -> float | None:
 
 def _ends(values: Sequence[float | None]) -> str:
     """The first and the last known value."""
-    known = [value for value in values if value is not None]
-    return f"{_figure(known[0])} -> {_figure(known[-1])}" if known else "-"
+    numbers = [value for value in values if value is not None]
+    return f"{_figure(numbers[0])} -> {_figure(numbers[-1])}" if numbers else "-"
 
 
 def _figure(value: float | None) -> str:
@@ -281,9 +281,9 @@ def _since(curve: Curve) -> str:
 
 def _record(series: Series) -> Mapping[str, Any]:
     """Every field of the series, and the words for its columns."""
-    shown = {curve.column for curve in series.curves}
-    columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in shown]
-    told = {} if series.verdict is None else verdict_record(series.verdict)
-    kept = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}, usage=()))
-    del kept["verdict"], kept["run"], kept["usage"]
-    return {**told, **kept, "columns": columns}
+    names = {curve.column for curve in series.curves}
+    columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in names]
+    verdict = {} if series.verdict is None else verdict_record(series.verdict)
+    fields = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}, usage=()))
+    del fields["verdict"], fields["run"], fields["usage"]
+    return {**verdict, **fields, "columns": columns}

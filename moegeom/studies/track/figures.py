@@ -31,7 +31,7 @@ _LAYERS = 4
 
 
 def series_figures(series: Series) -> list[Chart]:
-    """What can be drawn of it: nothing for a single step."""
+    """The charts of a series; none for a single step."""
     if len(series.steps) < 2:
         return []
     return [*_curves(series), *_usage(series)]
@@ -39,9 +39,9 @@ def series_figures(series: Series) -> list[Chart]:
 
 def _curves(series: Series) -> Iterator[Chart]:
     words = {column.name: column.words for column in SERIES_COLUMNS}
-    known = [name for name in words if series.of_column(name)]
-    shown = [name for name in _PANELS if name in known] or known[:6]
-    if not shown:
+    measured = [name for name in words if series.of_column(name)]
+    names = [name for name in _PANELS if name in measured] or measured[:6]
+    if not names:
         return
     steps = [step.step for step in series.steps]
     panels = [
@@ -52,9 +52,9 @@ def _curves(series: Series) -> Iterator[Chart]:
             _lines(series, series.of_column(name), steps),
             is_wide=False,
         )
-        for name in shown
+        for name in names
     ]
-    every = [curve for name in known for curve in series.of_column(name)]
+    every = [curve for name in measured for curve in series.of_column(name)]
     rows = [(curve, at) for curve in every for at in range(len(steps))]
     yield Chart(
         "curves",
@@ -62,7 +62,7 @@ def _curves(series: Series) -> Iterator[Chart]:
         "Each figure at each checkpoint, with its 95 % interval over documents. Of more than "
         f"{_NAMED} routers the median, the highest and the lowest at the last step.",
         "What comes between two checkpoints, and whether the model got better.",
-        "; ".join(_sentence(words[name], series.of_column(name)) for name in shown) + ".",
+        "; ".join(_sentence(words[name], series.of_column(name)) for name in names) + ".",
         panels,
         [
             ("router", [curve.router for curve, _ in rows]),
@@ -76,8 +76,8 @@ def _curves(series: Series) -> Iterator[Chart]:
 
 def _sentence(words: str, curves: Sequence[Curve]) -> str:
     def middle(at: int) -> str:
-        found = [value for curve in curves if (value := curve.values[at]) is not None]
-        return figure_text(median(found)) if found else "unknown"
+        numbers = [value for curve in curves if (value := curve.values[at]) is not None]
+        return figure_text(median(numbers)) if numbers else "unknown"
 
     return f"{words}: median {middle(0)} at the first step, {middle(-1)} at the last"
 
@@ -114,9 +114,9 @@ def _usage(series: Series) -> Iterator[Chart]:
     steps = [step.step for step in series.steps]
     worst = {c.router: c.values[-1] or 0.0 for c in series.of_column("max_vio_global")}
     chosen = sorted(by_router, key=lambda router: -worst.get(router, 0.0))[:_LAYERS]
-    shown = [router for router in by_router if router in chosen]
-    panels, said = [], []
-    for router in shown:
+    routers = [router for router in by_router if router in chosen]
+    panels, texts = [], []
+    for router in routers:
         loads, name = by_router[router], place(router, series.routers())
         experts = sorted(loads, key=lambda e: -loads[e].get(steps[-1], 0.0))
         totals = {s: sum(loads[e].get(s, 0.0) for e in experts) for s in steps}
@@ -131,14 +131,14 @@ def _usage(series: Series) -> Iterator[Chart]:
         title = f"layer {name}"
         panels.append(Panel(title, Axis("training step"), Axis("share of choices"), marks, False))
         ends = [percent(shares[0][at] or 0.0, ".3g") for at in (0, -1)]
-        said.append(f"layer {name}: expert {experts[0]} {ends[0]}, then {ends[1]}")
+        texts.append(f"layer {name}: expert {experts[0]} {ends[0]}, then {ends[1]}")
     yield Chart(
         "usage",
         "Who gets the tokens, step by step",
         "The share of all choices that each expert gets, stacked, the busiest of the last step at "
         "the bottom; the dashed line is a fair share.",
         "Which tokens they are. Each step has its own recording.",
-        f"{number_of(len(by_router), 'layer')}, first and last step: {'; '.join(said)}.",
+        f"{number_of(len(by_router), 'layer')}, first and last step: {'; '.join(texts)}.",
         panels,
         [
             ("router", [row[0] for row in series.usage]),

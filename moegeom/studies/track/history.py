@@ -1,4 +1,4 @@
-"""What every router was at every step: rows, biases and loads, as checks of a series see it."""
+"""Rows, biases and loads of every router at every step, for the checks of a series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ByExpert = Float64[np.ndarray, "steps experts"]
 
 @dataclass(frozen=True, eq=False)
 class Concentration:
-    """On how many experts, in effect, the load of one population lies at each step.
+    """Effective number of experts that carry the load of one population, at each step.
 
     ``num_blocks`` is the least number of blocks of documents of any step.
     """
@@ -63,8 +63,8 @@ class RouterHistory:
         lengths = [float(np.linalg.norm(rows)) for rows in self.rows]
         if not all(np.isfinite(lengths)) or min(lengths) == 0.0:
             return None
-        found = np.empty((len(self.rows[0]), len(lengths), len(lengths)))
-        for expert in range(len(found)):
+        products = np.empty((len(self.rows[0]), len(lengths), len(lengths)))
+        for expert in range(len(products)):
             states = np.stack(
                 [
                     rows[expert].astype(np.float64) / length
@@ -72,8 +72,8 @@ class RouterHistory:
                 ]
             )
             states -= states.mean(axis=0)
-            found[expert] = states @ states.T
-        return found
+            products[expert] = states @ states.T
+        return products
 
     @cached_property
     def row_rates(self) -> Float64[np.ndarray, "intervals"] | None:
@@ -117,8 +117,8 @@ class History:
     @property
     def domains(self) -> tuple[str, ...]:
         """Populations of domains that every step tells of, at some router."""
-        found = (name for router in self.routers for name in router.concentrations)
-        return tuple(dict.fromkeys(filter(is_domain, found)))
+        names = (name for router in self.routers for name in router.concentrations)
+        return tuple(dict.fromkeys(filter(is_domain, names)))
 
     def step(self, index: int) -> str:
         """The number of a step, as it is printed."""
@@ -136,19 +136,19 @@ def history(
     layers = [_by_router(step, "layers") for step in measured]
     experts = [_by_router(step, "experts") for step in measured]
     weights = [{router.name: router.weight for router in step.routers or ()} for step in measured]
-    kept, left_out = [], []
+    routers, left_out = [], []
     for name in layers[-1]:
         sizes = {len(at.get(name, {}).get(ALL, ())) for at in experts}
         if len(sizes) == 1 and sizes != {0} and all(name in at for at in layers):
-            found = [[at[name] for at in table] for table in (layers, experts)]
-            kept.append(_router(name, found[0], found[1], [at.get(name) for at in weights]))
+            tables = [[at[name] for at in table] for table in (layers, experts)]
+            routers.append(_router(name, tables[0], tables[1], [at.get(name) for at in weights]))
         else:
             left_out.append(name)
     steps = np.array([step.facts.step for step in measured], dtype=np.float64)
     has_tokens = all(step.facts.num_tokens for step in measured)
     unread = tuple((one.name, one.reason) for one in skipped if not one.is_being_written)
     return History(
-        *(steps, tuple(kept), has_tokens, other_text, tuple(left_out)),
+        *(steps, tuple(routers), has_tokens, other_text, tuple(left_out)),
         unread,
         tuple(_broken(measured)),
     )
@@ -168,15 +168,15 @@ _Rows = Mapping[str, list[dict[str, Any]]]
 
 def _by_router(step: MeasuredStep, table: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Rows of the routers as stored, by router and population; experts in their order."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    by_router: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in step.results.rows(table):
         population = row["population"]
         if row["variant"] == AS_STORED and (population == ALL or is_domain(population)):
-            found.setdefault(row["router"], {}).setdefault(population, []).append(row)
-    for populations in found.values():
+            by_router.setdefault(row["router"], {}).setdefault(population, []).append(row)
+    for populations in by_router.values():
         for rows in populations.values():
             rows.sort(key=lambda row: row.get("expert") or 0)
-    return found
+    return by_router
 
 
 def _router(
@@ -191,7 +191,7 @@ def _router(
         for part in ("weight", "selection_bias")
     ]
     populations = [p for p in layers[-1] if all(p in at for at in layers)]
-    found = {p: _concentration([at[p][0] for at in layers]) for p in populations}
+    concentrations = {p: _concentration([at[p][0] for at in layers]) for p in populations}
     return RouterHistory(
         name,
         rows,
@@ -199,7 +199,7 @@ def _router(
         _stacked(experts, "selection_bias"),
         digests[1],
         _stacked(experts, "load"),
-        {population: one for population, one in found.items() if one is not None},
+        {population: one for population, one in concentrations.items() if one is not None},
     )
 
 
@@ -208,15 +208,15 @@ def _figures(at: _Rows, column: str) -> np.ndarray | None:
     values = [row.get(column) for row in at[ALL]]
     if any(value is None for value in values):
         return None
-    found = np.array(values, dtype=np.float64)
-    return found if np.isfinite(found).all() else None
+    numbers = np.array(values, dtype=np.float64)
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def _alike(states: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
     """The states in the order of steps, when there is one at every step, of one shape."""
-    known = [state for state in states if state is not None and state.size]
-    alike = len(known) == len(states) and len({state.shape for state in known}) == 1
-    return tuple(known) if alike else ()
+    arrays = [state for state in states if state is not None and state.size]
+    alike = len(arrays) == len(states) and len({state.shape for state in arrays}) == 1
+    return tuple(arrays) if alike else ()
 
 
 def _stacked(experts: Sequence[_Rows], column: str) -> ByExpert | None:
@@ -226,7 +226,7 @@ def _stacked(experts: Sequence[_Rows], column: str) -> ByExpert | None:
 
 def _concentration(rows: Sequence[Mapping[str, Any]]) -> Concentration | None:
     names = ("effective_experts", "effective_experts_se", "num_blocks")
-    found = np.array([[row.get(name) for row in rows] for name in names], dtype=np.float64)
-    if not np.isfinite(found).all():  # what is missing is nan
+    figures = np.array([[row.get(name) for row in rows] for name in names], dtype=np.float64)
+    if not np.isfinite(figures).all():  # what is missing is nan
         return None
-    return Concentration(found[0], found[1], int(found[2].min()))
+    return Concentration(figures[0], figures[1], int(figures[2].min()))

@@ -1,4 +1,4 @@
-"""One step of a series: measured now, or taken from results that would come out the same."""
+"""One step of a series: measured, or read from results of the same plan."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def _measured(
     out, chosen_file = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
     scanned = _scan_request(request, candidate, tokens, out)
     is_gone = _is_gone(tokens)
-    kept = _kept_results(out)
-    is_same = believes_results(scanned, folder) and _is_same(out, kept, opened, scanned)
+    old = _kept_results(out)
+    is_same = believes_results(scanned, folder) and _is_same(out, old, opened, scanned)
     if is_gone and not is_same:
         raise missing_recording(candidate, request)
-    chosen = read_choices(chosen_file, kept) if kept and is_same and tokens is not None else None
+    chosen = read_choices(chosen_file, old) if old and is_same and tokens is not None else None
     if not is_same or (tokens is not None and not is_gone and chosen is None):
         opened = opened.on(tokens)
     if not is_same:
@@ -139,7 +139,7 @@ def missing_recording(candidate: Candidate, request: TrackRequest) -> UsageError
 def refuse_missing_recordings(
     request: TrackRequest, folder: Path, candidates: Sequence[Candidate]
 ) -> None:
-    """Before anything is measured: a recording for each step, or results of an earlier run."""
+    """Raises the error for a step with neither a recording nor earlier results."""
     for candidate in candidates:
         is_gone = _is_gone(tokens_of(request, candidate))
         if is_gone and not (folder / f"{candidate.name}.moegeom").exists():
@@ -147,7 +147,7 @@ def refuse_missing_recordings(
 
 
 def _is_gone(tokens: Tokens | None) -> bool:
-    """Whether they are a file that is not there."""
+    """Whether the tokens name a file that does not exist."""
     return isinstance(tokens, str | TokenFiles) and not are_there(tokens)
 
 

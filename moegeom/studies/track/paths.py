@@ -75,7 +75,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Lef
         For a URL; when nothing matches, one of several names holds no number, or two have the same
         one.
     """
-    found: dict[Path, str] = {}
+    matches: dict[Path, str] = {}
     for pattern in patterns:
         if scheme_of(pattern):
             raise UsageError(
@@ -85,17 +85,17 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Lef
         # Path.glob refuses absolute patterns
         paths = [pattern] if Path(pattern).exists() else glob.glob(pattern)  # noqa: PTH207
         for path in paths:
-            found.setdefault(Path(path), _matched(pattern, path))
-    if not found:
+            matches.setdefault(Path(path), _matched(pattern, path))
+    if not matches:
         raise UsageError(f"{' '.join(patterns)}: no checkpoint matches.", _beside(patterns[0]))
     candidates, skipped = [], []
-    for path, text in found.items():
+    for path, text in matches.items():
         half = being_written(path)
         if reason := half or unreadable(path):
             skipped.append(LeftStep(path.name, reason, bool(half)))
             continue
         candidate = Candidate(path, text)
-        if len(found) > 1 and not _NUMBER.search(text):
+        if len(matches) > 1 and not _NUMBER.search(text):
             raise UsageError(
                 f"{path}: there is no step number in '{text}'.",
                 "A series is ordered by the number in each name, such as step_1000.",
@@ -112,7 +112,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Lef
 
 
 def _beside(pattern: str) -> str:
-    """What lies where a pattern looked: the folder that is missing, or names that do not match."""
+    """A hint for a pattern without matches: the missing folder, or names that do not match."""
     whole = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parent.parts)
     folder = Path(*whole)
     if not folder.is_dir():
@@ -131,7 +131,7 @@ def recording_path(template: str, candidate: Candidate) -> str:
 
 
 def being_written(path: Path) -> str:
-    """What says that somebody writes the directory; empty where nothing does."""
+    """The sign that the directory is being written; empty where there is none."""
     if path.name.endswith(_UNFINISHED):
         return "its name says that it is being written"
     names = sorted(child.name for child in path.iterdir()) if path.is_dir() else []

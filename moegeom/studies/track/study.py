@@ -132,16 +132,16 @@ def _rule(measured: Sequence[MeasuredStep]) -> str:
     """The rule of the last step, and whether it is verified at each step or assumed."""
     run = measured[-1].results.run
     family, sentence = run["checkpoint"]["family"], run["checkpoint"]["rule"]
-    said = f"{family}: {rule_brief(sentence, run['routers'])}; "
+    rule = f"{family}: {rule_brief(sentence, run['routers'])}; "
     lacking = [step for step in measured if rule_status(step.results.run) == "assumed"]
     if not lacking:
-        return f"{said}verified by recorded choices at every step"
+        return f"{rule}verified by recorded choices at every step"
     assumed = rule_trust(lacking[-1].results.run)
     if len(lacking) == len(measured):
-        return f"{said}{assumed}"
+        return f"{rule}{assumed}"
     named = ", ".join(step.facts.name for step in lacking[:4]) + " ..." * (len(lacking) > 4)
     number = f"{len(measured) - len(lacking)} of {len(measured)} steps"
-    return f"{said}verified by recorded choices at {number}, {assumed} at {named}"
+    return f"{rule}verified by recorded choices at {number}, {assumed} at {named}"
 
 
 def _gone(measured: Sequence[MeasuredStep]) -> list[str]:
@@ -149,8 +149,8 @@ def _gone(measured: Sequence[MeasuredStep]) -> list[str]:
     names = [step.facts.name for step in measured if step.lacks_recording]
     if not names:
         return []
-    said = f"The recordings of {', '.join(names)} are gone: their kept results are shown, measured "
-    return [said + "from a recording of the same name and this checkpoint."]
+    note = f"The recordings of {', '.join(names)} are gone: their kept results are shown, measured "
+    return [note + "from a recording of the same name and this checkpoint."]
 
 
 def _waived(measured: Sequence[MeasuredStep]) -> list[str]:
@@ -253,18 +253,18 @@ def _onsets(curves: Sequence[Curve]) -> list[int | None]:
     p_values = [
         departures(_array(curve.values), _array(curve.errors), NUM_BLOCKS - 1.0) for curve in curves
     ]
-    found: list[int | None] = [None] * len(curves)
+    onsets: list[int | None] = [None] * len(curves)
     order = sorted(range(len(curves)), key=lambda i: float(p_values[i].min()))
     for rank, index in enumerate(order):
         begin = onset(p_values[index], LEVEL / (len(curves) - rank))
         if begin is None:
             break
-        found[index] = begin
-    return found
+        onsets[index] = begin
+    return onsets
 
 
 def trend_notes(num_steps: int) -> list[str]:
-    """What so few steps cannot tell."""
+    """Notes on what so few steps cannot show."""
     if num_steps < 3:
         return ["Fewer than three steps: no scatter about a line, and no onset."]
     if num_steps < LEAST_STEPS:
@@ -311,15 +311,15 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
 
 def _loads(results: Results) -> dict[str, np.ndarray]:
     """Loads in fair shares by router, in the order of the experts."""
-    found: dict[str, dict[int, float]] = {}
+    by_router: dict[str, dict[int, float]] = {}
     for row in results.rows("experts"):
         if (row["variant"], row["population"]) == ("as_stored", ALL) and row.get(
             "load"
         ) is not None:
-            found.setdefault(row["router"], {})[row["expert"]] = row["load"]
+            by_router.setdefault(row["router"], {})[row["expert"]] = row["load"]
     return {
         router: np.array([loads[expert] for expert in sorted(loads)])
-        for router, loads in found.items()
+        for router, loads in by_router.items()
     }
 
 

@@ -30,39 +30,39 @@ _IN_TABLE = ("experts_mean", "flop_factor", "no_expert_share")
 _LABEL = 12
 
 
-def document(found: WhatIfReport, view: View) -> Document:
+def document(report: WhatIfReport, view: View) -> Document:
     """What ``moegeom whatif`` says; a page has a line for each router too."""
-    summary = found.summary
-    notes = [*_limits(found), *skipped(summary)]
-    reached = [*_reached(found)]
+    summary = report.summary
+    notes = [*_limits(report), *skipped(summary)]
+    reached = [*_reached(report)]
     return Document(
         "whatif",
         summary.run["checkpoint"]["name"],
         [
-            [Fact("RESULT", _result(found))],
-            [*_refused(found)],
+            [Fact("RESULT", _result(report))],
+            [*_refused(report)],
             [*header(summary, "routers", "tokens", "trust")],
-            [Excerpt([table], [table]) for table in _table(found)],
-            [Gallery(lambda: [*what_if_figures(found)])],
+            [Excerpt([table], [table]) for table in _table(report)],
+            [Gallery(lambda: [*what_if_figures(report)])],
             [in_part(reached, "what-if", view.detail, least=1)],
-            [_by_layer(found, view)],
+            [_by_layer(report, view)],
             [in_part([*map(Note, notes)], "note", view.detail, least=1, is_aside=True)],
         ],
-        lambda: _record(found),
+        lambda: _record(report),
     )
 
 
 # ------------------------------------------------------------------------------------------ verdict
-def _result(found: WhatIfReport) -> str:
+def _result(report: WhatIfReport) -> str:
     """What is least uneven, what moves least, and how much of what was asked was tried."""
-    tried, asked = found.tried, len(found.what_ifs)
-    routers = len(found.stored.rows)
-    counted = f"{len(tried)} of {number_of(asked, 'what-if')} tried"
-    partly = len(tried) - len(found.whole)
+    tried, total = report.tried, len(report.what_ifs)
+    routers = len(report.stored.rows)
+    counted = f"{len(tried)} of {number_of(total, 'what-if')} tried"
+    partly = len(tried) - len(report.whole)
     if partly:
         counted += f" ({partly} of them not on all of {number_of(routers, 'layer')})"
-    now = found.stored.mean("max_vio_global")
-    whole = [one for one in found.whole if one.mean("max_vio_global") is not None]
+    now = report.stored.mean("max_vio_global")
+    whole = [one for one in report.whole if one.mean("max_vio_global") is not None]
     if not whole or now is None:
         return f"{counted}."
     best = min(whole, key=lambda one: one.mean("max_vio_global") or 0.0)
@@ -72,7 +72,7 @@ def _result(found: WhatIfReport) -> str:
         return f"{counted}. None has a lower MaxVio than now ({figure_text(now)})."
     moved = best.mean("weight_moved_mean")
     needs = "" if best.is_causal else ", and later tokens decide"
-    experts, before = best.experts_mean, found.stored.experts_mean
+    experts, before = best.experts_mean, report.stored.experts_mean
     if abs(experts - before) > 0.005 * before:
         needs = f", with {experts:.3g} experts a token instead of {before:.3g}{needs}"
     price = "" if moved is None else f"; {percent(moved)} of the routing weight moves"
@@ -82,49 +82,49 @@ def _result(found: WhatIfReport) -> str:
     )
 
 
-def _refused(found: WhatIfReport) -> Iterator[Block]:
-    """What was not tried, and why."""
-    for one in found.what_ifs:
+def _refused(report: WhatIfReport) -> Iterator[Block]:
+    """The what-ifs that were not computed, grouped by reason."""
+    for one in report.what_ifs:
         by_reason: dict[str, list[str]] = {}
         for router, why in one.refused.items():
             # both stand in front: layers with one reason share a line
-            said = why.removeprefix(f"{one.name}: ").removeprefix(f"router {router}: ")
-            by_reason.setdefault(said.rstrip("."), []).append(router)
+            reason = why.removeprefix(f"{one.name}: ").removeprefix(f"router {router}: ")
+            by_reason.setdefault(reason.rstrip("."), []).append(router)
         for why, routers in by_reason.items():
-            where = found.summary.places(routers)
+            where = report.summary.places(routers)
             yield Fact("NOT", f"{one.name}, {where}: {why}.", "warning")
 
 
 # ------------------------------------------------------------------------------------------- tables
-def _table(found: WhatIfReport) -> Iterator[Table]:
+def _table(report: WhatIfReport) -> Iterator[Table]:
     """Means over layers; the front of MaxVio against weight moved is marked.
 
     Nothing where no layer has a token.
     """
-    if not found.stored.rows:
+    if not report.stored.rows:
         return
-    rows = [found.stored, *found.tried]
-    cells = [(_name(found, one), *_cells(found, one)) for one in rows]
-    layers = number_of(len(found.stored.rows), "layer")
+    rows = [report.stored, *report.tried]
+    cells = [(_name(report, one), *_cells(report, one)) for one in rows]
+    layers = number_of(len(report.stored.rows), "layer")
     rest = f"Mean of {layers}. * no other is better in both MaxVio and weight moved."
     yield Table(_HEADS, cells, drops=_DROPS, rest=rest)
 
 
-def _name(found: WhatIfReport, one: Tried) -> str:
+def _name(report: WhatIfReport, one: Tried) -> str:
     """A star where it is on the front, and of how many layers, if not of all."""
-    if one in found.front:
+    if one in report.front:
         return f"{one.name} *"
-    layers = len(found.stored.rows)
+    layers = len(report.stored.rows)
     return one.name if len(one.rows) == layers else f"{one.name} ({len(one.rows)} of {layers})"
 
 
-def _cells(found: WhatIfReport, one: Tried, router: str = "") -> tuple[str, ...]:
+def _cells(report: WhatIfReport, one: Tried, router: str = "") -> tuple[str, ...]:
     """The cells of a choice, over all its routers or at one of them."""
     if router:
         one = replace(one, rows={router: one.rows[router]})
     experts = one.experts_mean
-    now = sum(map(found.stored.experts, one.rows)) / len(one.rows)
-    stored = one.name == found.stored.name
+    now = sum(map(report.stored.experts, one.rows)) / len(one.rows)
+    stored = one.name == report.stored.name
     return (
         f"{experts:.3g}",
         f"{experts / now:.3g}x" if now else "-",
@@ -137,26 +137,26 @@ def _cells(found: WhatIfReport, one: Tried, router: str = "") -> tuple[str, ...]
     )
 
 
-def _by_layer(found: WhatIfReport, view: View) -> Block:
+def _by_layer(report: WhatIfReport, view: View) -> Block:
     """A line for each layer and what-if: on pages, and with ``--detail``."""
     rows = [
-        (found.summary.place(router), one.name, *_cells(found, one, router))
-        for router in found.stored.rows
-        for one in (found.stored, *found.tried)
+        (report.summary.place(router), one.name, *_cells(report, one, router))
+        for router in report.stored.rows
+        for one in (report.stored, *report.tried)
         if router in one.rows
     ]
     heads = (("", *_HEADS[0]), ("layer", *_HEADS[1]))
     table = Table(heads, rows, left=(0, 1), drops=(0, *_DROPS))
-    many = len(found.stored.rows) > 1
+    many = len(report.stored.rows) > 1
     return Excerpt([table] if view.detail and many else [], [table])
 
 
 # ------------------------------------------------------------------------------------------ reached
-def _reached(found: WhatIfReport) -> Iterator[Block]:
-    """Figures of each fit and sample, over layers, and what has to be known with them."""
-    for one in found.tried:
-        said = "; ".join(_spans(one))
-        text = ". ".join(part for part in (said, *(n.rstrip(".") for n in one.notes)) if part)
+def _reached(report: WhatIfReport) -> Iterator[Block]:
+    """Figures of each fit and sample, over layers, with their caveats."""
+    for one in report.tried:
+        spans = "; ".join(_spans(one))
+        text = ". ".join(part for part in (spans, *(n.rstrip(".") for n in one.notes)) if part)
         if text:
             yield Fact(one.name, f"{text}.", "plain", indent=max(_LABEL, len(one.name) + 2))
 
@@ -166,23 +166,23 @@ def _spans(one: Tried) -> Iterator[str]:
     for name in names:
         if name in _IN_TABLE:
             continue
-        known = [figures[name] for figures in one.figures.values() if name in figures]
-        low, high = min(known), max(known)
-        told = percent if name.endswith("_share") or name.startswith("weight_") else figure_text
-        span = told(low) if low == high else f"{told(low)} to {told(high)}"
+        numbers = [figures[name] for figures in one.figures.values() if name in figures]
+        low, high = min(numbers), max(numbers)
+        text_of = percent if name.endswith("_share") or name.startswith("weight_") else figure_text
+        span = text_of(low) if low == high else f"{text_of(low)} to {text_of(high)}"
         yield f"{name.removesuffix('_share').replace('_', ' ')} {span}"
     if none := one.mean("no_expert_share"):
         yield f"no expert for {_share(none)} of the tokens"
 
 
 # ------------------------------------------------------------------------------------------- limits
-def _limits(found: WhatIfReport) -> Iterator[str]:
+def _limits(report: WhatIfReport) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     yield (
         "Another choice in a trained model says nothing about its quality: experts and later "
         "layers were trained with the router as stored, and inputs of later layers would differ."
     )
-    if any(not one.is_causal for one in found.tried):
+    if any(not one.is_causal for one in report.tried):
         yield (
             "Where later tokens decide, a model that writes token by token cannot choose so; "
             "shares 'alone' are tokens with another set in a batch of one."
@@ -191,7 +191,7 @@ def _limits(found: WhatIfReport) -> Iterator[str]:
         "'FLOPs of experts': mean experts a token over k. 'Weight moved': half the sum of the "
         "differences between routing shares, 0 to 1; weights may move though the set stays."
     )
-    for why, metrics in missing_metrics(found.tried).items():
+    for why, metrics in missing_metrics(report.tried).items():
         yield f"Missing of some what-ifs: {', '.join(sorted(metrics))}: {why}."
 
 
@@ -203,23 +203,23 @@ def _share(value: float | None) -> str:
     return "-" if value is None else percent(value, ".1f")
 
 
-def _record(found: WhatIfReport) -> Mapping[str, Any]:
-    run: Summary = found.summary
+def _record(report: WhatIfReport) -> Mapping[str, Any]:
+    run: Summary = report.summary
     return {
-        "stored": dict(found.stored.rows),
+        "stored": dict(report.stored.rows),
         "what_ifs": [
             {
                 "name": one.name,
                 "experts_mean": one.experts_mean if one.rows else None,
                 "is_causal": one.is_causal,
-                "is_on_front": one in found.front,
+                "is_on_front": one in report.front,
                 "layers": dict(one.rows),
                 "figures": dict(one.figures),
                 "refused": dict(one.refused),
                 "missing": dict(one.reasons),
                 "notes": list(one.notes),
             }
-            for one in found.what_ifs
+            for one in report.what_ifs
         ],
         **rule_facts(run.run),
         "run": run.run,

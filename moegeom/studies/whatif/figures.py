@@ -12,32 +12,32 @@ from moegeom.studies.whatif.record import Tried, WhatIfReport
 _MOST_BARS = 48
 
 
-def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
+def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
     """Nothing where no what-if has both figures."""
-    points = [(one, *_at(one)) for one in found.whole]
-    known = [
+    points = [(one, *_at(one)) for one in report.whole]
+    pairs = [
         (one, moved, vio) for one, moved, vio in points if moved is not None and vio is not None
     ]
-    before = found.stored.mean("max_vio_global")
-    if not known or before is None:
+    before = report.stored.mean("max_vio_global")
+    if not pairs or before is None:
         return
-    front = [one for one in found.front if one is not found.stored]
-    ends = [(0.0, before)] if found.stored in found.front else []
-    ends += [(m, v) for one, m, v in known if one in front]
+    front = [one for one in report.front if one is not report.stored]
+    ends = [(0.0, before)] if report.stored in report.front else []
+    ends += [(m, v) for one, m, v in pairs if one in front]
     ends.sort()
-    if len(known) <= _MOST_BARS:
-        yield _bars(known, before)
-    local = [int(not one.is_causal) for one, *_ in known]
+    if len(pairs) <= _MOST_BARS:
+        yield _bars(pairs, before)
+    local = [int(not one.is_causal) for one, *_ in pairs]
     marks = [
         Points(
-            [0.0, *(m for _, m, _ in known)],
-            [before, *(v for *_, v in known)],
+            [0.0, *(m for _, m, _ in pairs)],
+            [before, *(v for *_, v in pairs)],
             [2, *local],
             ["follows from the text so far", "later tokens matter", "as stored"],
         ),
         Polyline("no other is better in both", "limit", [m for m, _ in ends], [v for _, v in ends]),
     ]
-    best = min(known, key=lambda point: point[2])
+    best = min(pairs, key=lambda point: point[2])
     yield Chart(
         "front",
         "How even, and at what price",
@@ -47,14 +47,14 @@ def what_if_figures(found: WhatIfReport) -> Iterator[Chart]:
         f"Least MaxVio: {best[0].name}, {figure_text(best[2])} (now {figure_text(before)}), with "
         f"{figure_text(100.0 * best[1])} % of the weight moved.",
         [Panel("", Axis("share of the routing weight moved"), Axis("MaxVio"), marks)],
-        _columns(known),
+        _columns(pairs),
     )
 
 
-def _bars(known: Sequence[tuple[Tried, float, float]], before: float) -> Chart:
-    names = [one.name for one, *_ in known]
-    most = max(known, key=lambda point: point[1])
-    best = min(known, key=lambda point: point[2])
+def _bars(points: Sequence[tuple[Tried, float, float]], before: float) -> Chart:
+    names = [one.name for one, *_ in points]
+    most = max(points, key=lambda point: point[1])
+    best = min(points, key=lambda point: point[2])
     y = Axis("", names=names)
     return Chart(
         "choices",
@@ -69,28 +69,28 @@ def _bars(known: Sequence[tuple[Tried, float, float]], before: float) -> Chart:
                 "MaxVio",
                 Axis("MaxVio"),
                 y,
-                [Bars("MaxVio", "tokens", [v for *_, v in known]), Guide("now", "limit", before)],
+                [Bars("MaxVio", "tokens", [v for *_, v in points]), Guide("now", "limit", before)],
             ),
             Panel(
                 "weight moved",
                 Axis("share of the routing weight"),
                 y,
-                [Bars("weight moved", "other", [m for _, m, _ in known])],
+                [Bars("weight moved", "other", [m for _, m, _ in points])],
             ),
         ],
-        _columns(known),
+        _columns(points),
     )
 
 
 def _columns(
-    known: Sequence[tuple[Tried, float, float]],
+    points: Sequence[tuple[Tried, float, float]],
 ) -> list[tuple[str, Sequence[str | float | bool]]]:
     return [
-        ("what_if", [one.name for one, *_ in known]),
-        ("experts_mean", [one.experts_mean for one, *_ in known]),
-        ("weight_moved_mean", [m for _, m, _ in known]),
-        ("max_vio_global", [v for *_, v in known]),
-        ("is_causal", [one.is_causal for one, *_ in known]),
+        ("what_if", [one.name for one, *_ in points]),
+        ("experts_mean", [one.experts_mean for one, *_ in points]),
+        ("weight_moved_mean", [m for _, m, _ in points]),
+        ("max_vio_global", [v for *_, v in points]),
+        ("is_causal", [one.is_causal for one, *_ in points]),
     ]
 
 

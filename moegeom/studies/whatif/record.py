@@ -60,8 +60,8 @@ class Tried:
 
     def mean(self, column: str) -> float | None:
         """Mean over routers; None where no router has a value."""
-        known = [row[column] for row in self.rows.values() if row.get(column) is not None]
-        return sum(known) / len(known) if known else None
+        numbers = [row[column] for row in self.rows.values() if row.get(column) is not None]
+        return sum(numbers) / len(numbers) if numbers else None
 
     def experts(self, router: str) -> float:
         """Mean number of experts of a token."""
@@ -84,12 +84,12 @@ class WhatIfReport:
 
     @property
     def tried(self) -> list[Tried]:
-        """Those that mean something for a router at least."""
+        """The what-ifs that apply to at least one router."""
         return [one for one in self.what_ifs if one.rows]
 
     @property
     def whole(self) -> list[Tried]:
-        """Those of them that were tried at every router with tokens: means can be compared."""
+        """The what-ifs computed at every router with tokens, so that their means compare."""
         return [one for one in self.tried if one.rows.keys() >= self.stored.rows.keys()]
 
     @property
@@ -99,18 +99,18 @@ class WhatIfReport:
         """
         points = [(self.stored, 0.0, self.stored.mean("max_vio_global"))]
         points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in self.whole]
-        known = sorted(
+        candidates = sorted(
             ((moved, vio, n, one) for n, (one, moved, vio) in enumerate(points)
              if moved is not None and vio is not None),
             key=lambda point: point[:3],
         )  # fmt: skip
-        found: list[Tried] = []
+        front: list[Tried] = []
         least = float("inf")
-        for _, vio, _, one in known:
+        for _, vio, _, one in candidates:
             if vio < least:
-                found.append(one)
+                front.append(one)
                 least = vio
-        return found
+        return front
 
 
 def what_if_report_of(results: Results) -> WhatIfReport:
@@ -122,9 +122,9 @@ def what_if_report_of(results: Results) -> WhatIfReport:
         When they hold none: a scan without ``--router``.
     """
     parts = results.run.get("parts", {})
-    known = {name for part in parts.values() for name in part.get("what_ifs", {})}
-    asked = results.run.get("plan", {}).get("options", {}).get("what_ifs") or ()
-    names = [one.name for one in parse_what_ifs(asked) if one.name in known]
+    measured = {name for part in parts.values() for name in part.get("what_ifs", {})}
+    specs = results.run.get("plan", {}).get("options", {}).get("what_ifs") or ()
+    names = [one.name for one in parse_what_ifs(specs) if one.name in measured]
     if not names:
         raise ResultsError(
             f"{results.name}: holds no what-ifs; expected results of whatif.",
@@ -166,8 +166,8 @@ def _tried(name: str, rows: Mapping[str, Row], parts: Mapping[str, Any]) -> Trie
 
 def missing_metrics(tried: Sequence[Tried]) -> dict[str, set[str]]:
     """Metrics that some what-ifs do not have, by the reason."""
-    found: dict[str, set[str]] = {}
+    reasons: dict[str, set[str]] = {}
     for one in tried:
         for metric, why in one.reasons.items():
-            found.setdefault(why, set()).add(metric)
-    return found
+            reasons.setdefault(why, set()).add(metric)
+    return reasons

@@ -51,13 +51,13 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
     >>> [(one.name, one.experts_mean) for one in report.value.what_ifs]
     [('topk:2', 2.0)]
     """
-    asked = (*request.what_ifs, *(() if request.grid is None else read_grid(request.grid)))
-    if not asked:
+    what_ifs = (*request.what_ifs, *(() if request.grid is None else read_grid(request.grid)))
+    if not what_ifs:
         raise UsageError(
             "whatif needs a what-if.",
             "Add --router smooth:extra=0.5, or another; `moegeom whatif --list` shows all.",
         )
-    _refuse_many("whatif", len(parse_what_ifs(asked)))
+    _refuse_many("whatif", len(parse_what_ifs(what_ifs)))
     for name in request.arithmetics:
         arithmetic(name)
     _refuse_batch(request.what_if_batch)
@@ -81,7 +81,7 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "from router inputs.",
             "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
         )
-    return scan(dataclasses.replace(request, what_ifs=asked, grid=None), watch, opened)
+    return scan(dataclasses.replace(request, what_ifs=what_ifs, grid=None), watch, opened)
 
 
 def _refuse_batch(batch: int) -> None:
@@ -121,18 +121,18 @@ def read_grid(path: Path) -> tuple[str, ...]:
         raise _not_a_grid(path, f"is not UTF-8 at byte {error.start}") from None
     except DocumentError as error:
         raise _not_a_grid(path, first_line(error)) from None
-    found: list[str] = []
+    specs: list[str] = []
     for kind, entry in tables.items():
         for table in entry if isinstance(entry, list) else [entry]:
             if not isinstance(table, dict):
                 raise _not_a_grid(path, f"'{kind[:40]}' is no table")
             for spec in _specs(path, kind, table):
-                found.append(spec)
-                _refuse_many(f"--grid {path}", len(found))
-    if not found:
+                specs.append(spec)
+                _refuse_many(f"--grid {path}", len(specs))
+    if not specs:
         raise _not_a_grid(path, "names no what-if")
-    parse_what_ifs(found)
-    return tuple(found)
+    parse_what_ifs(specs)
+    return tuple(specs)
 
 
 def _not_a_grid(path: Path, why: str) -> UsageError:

@@ -126,7 +126,7 @@ READ_AS = Edit(
 
 # ------------------------------------------------------------------------------------ other experts
 def _left_behind(pair: BiasPair) -> Iterator[BiasFit]:
-    """In A's order although rows changed places, or left off behind the last row."""
+    """Biases in A's order although rows were permuted, or cut after the last row."""
     own = np.arange(len(pair.b))
     if len(pair.stored) >= len(pair.b) and (pair.place != own).any():
         yield BiasFit(pair.stored[own], 2.0, pair.kind)
@@ -144,18 +144,18 @@ LEFT_BEHIND = Edit(
 def _of_others(pair: BiasPair) -> Iterator[BiasFit]:
     order = np.argsort(pair.stored, kind="stable")
     sorted_values = pair.stored[order]
-    found = order[np.minimum(np.searchsorted(sorted_values, pair.b), len(order) - 1)]
-    if (pair.stored[found] != pair.b).any() or len(np.unique(sorted_values)) < len(sorted_values):
+    source = order[np.minimum(np.searchsorted(sorted_values, pair.b), len(order) - 1)]
+    if (pair.stored[source] != pair.b).any() or len(np.unique(sorted_values)) < len(sorted_values):
         return
-    moved = np.flatnonzero(found != pair.place)
+    moved = np.flatnonzero(source != pair.place)
     bits = (1 + len(moved)) * math.log2(len(order))
-    evidence = {"place": found.tolist()}
-    yield BiasFit(pair.stored[found], bits, pair.kind, _told(moved, found), evidence)
+    evidence = {"place": source.tolist()}
+    yield BiasFit(pair.stored[source], bits, pair.kind, _told(moved, source), evidence)
 
 
-def _told(moved: Int64[np.ndarray, "moved"], found: Int64[np.ndarray, "experts"]) -> str:
-    told = ", ".join(f"expert {expert} has that of {found[expert]}" for expert in moved[:4])
-    return f"{told}{' ...' if len(moved) > 4 else ''}"
+def _told(moved: Int64[np.ndarray, "moved"], source: Int64[np.ndarray, "experts"]) -> str:
+    listing = ", ".join(f"expert {expert} has that of {source[expert]}" for expert in moved[:4])
+    return f"{listing}{' ...' if len(moved) > 4 else ''}"
 
 
 OF_OTHERS = Edit(
@@ -170,7 +170,7 @@ OF_OTHERS = Edit(
 
 # ----------------------------------------------------------------------------------------- the rest
 def rest_of(pair: BiasPair) -> BiasFit:
-    """What no pattern explains."""
+    """The residual change of biases that no pattern explains."""
     moved = pair.b - pair.a
     middle = float(np.median(moved))
     expert = int(np.abs(moved - middle).argmax())

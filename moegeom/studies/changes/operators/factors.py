@@ -43,7 +43,7 @@ def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
             detail="by the gain; the weight is bit for bit the same" if same else "",
             evidence={"factor": factor},
             steps=max(1.0, abs(factor)),
-            may_be_some=True,
+            allows_subset=True,
         )
 
 

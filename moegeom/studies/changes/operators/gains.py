@@ -67,7 +67,7 @@ def _folded(pair: RowPair) -> Iterator[RowFit]:
 
 
 def _without_fold(before: np.ndarray, first: Router, second: Router) -> float:
-    """Distance of the centred rows if the weight had changed as it did, and the gain had not."""
+    """Distance of the centred rows for B's weight behind A's gain."""
     gain = 1.0 if first.gain is None else first.gain.astype(np.float64)
     moved = (second.weight.astype(np.float64) - before) * gain
     return size(moved - moved.mean(axis=0))

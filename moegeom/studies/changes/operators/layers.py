@@ -23,11 +23,11 @@ def _of_layer(pair: RowPair) -> Iterator[RowFit]:
     far = np.linalg.norm(pair.left, axis=1) > _NEAR * np.linalg.norm(pair.b, axis=1)
     if not far.any():
         return
-    known = pair.others.projections()
+    projections = pair.others.projections()
     now = pair.others.project(pair.b)
     lengths = np.maximum(np.linalg.norm(now, axis=1), np.finfo(float).tiny)
     near = {}
-    for name, rows in known.items():
+    for name, rows in projections.items():
         if name != pair.name and rows.shape == now.shape:
             apart = np.linalg.norm(now - rows, axis=1) / lengths
             near[name] = int((apart[far] < _NEAR).sum())
@@ -37,10 +37,10 @@ def _of_layer(pair: RowPair) -> Iterator[RowFit]:
     for kind, rows in pair.others.rows(source).items():
         yield RowFit(
             rows,
-            math.log2(max(len(known), 2)) + 1.0,
+            math.log2(max(len(projections), 2)) + 1.0,
             kind=f"{kind}{place_in_words(source)}",
             evidence={"source": source},
-            may_be_some=True,
+            allows_subset=True,
         )
 
 

@@ -22,15 +22,15 @@ def _low_rank(pair: RowPair) -> Iterator[RowFit]:
     # what is common to all rows may be a part of the update
     apart = number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0) if pair.shift.any() else 0.0
     for change, common in ((pair.b - pair.a, 0.0), (pair.left, apart)):
-        found = low_rank_part(change, finest, most)
-        if found is not None:
+        part = low_rank_part(change, finest, most)
+        if part is not None:
             yield RowFit(
-                pair.a + found.change,
-                found.bits + common,
-                kind=str(found.rank),
-                detail=f"{percent(found.share)} of the squared change has rank {found.rank}",
-                size=share(size(found.change), pair.length),
-                evidence={"rank": found.rank, "share": found.share},
+                pair.a + part.change,
+                part.bits + common,
+                kind=str(part.rank),
+                detail=f"{percent(part.share)} of the squared change has rank {part.rank}",
+                size=share(size(part.change), pair.length),
+                evidence={"rank": part.rank, "share": part.share},
             )
 
 

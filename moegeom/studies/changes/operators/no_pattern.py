@@ -1,4 +1,4 @@
-"""What no pattern explains: rows that were trained on, or those of another router."""
+"""Residual change that no pattern explains: further training, or an unrelated router."""
 
 from __future__ import annotations
 
@@ -28,64 +28,64 @@ _OTHER_LENGTH = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class _Rest:
-    """What is left: in which rows, and how alike these are to what they were."""
+class _Residual:
+    """Unexplained change: in which rows, and the cosines of these with the original rows."""
 
-    looked: Int64[np.ndarray, "looked"]
+    rows: Int64[np.ndarray, "rows"]
     is_local: bool
     is_unrelated: bool
     size: float
-    told: str
+    detail: str
     facts: Mapping[str, Any]
 
 
-def _rest(pair: RowPair) -> _Rest | None:
+def _residual(pair: RowPair) -> _Residual | None:
     has_moved = pair.has_moved
     if pair.is_settled:
         return None
     if not has_moved.any():  # less than rounding, yet not equal
         has_moved = (pair.left != 0.0).any(axis=1)
     is_local = 2 * int(has_moved.sum()) <= len(pair.a)
-    looked = np.flatnonzero(has_moved) if is_local else np.arange(len(pair.a))
-    (before, after), left = (rows[looked] for rows in pair.centred), pair.left[looked]
+    rows = np.flatnonzero(has_moved) if is_local else np.arange(len(pair.a))
+    (before, after), left = (side[rows] for side in pair.centred), pair.left[rows]
     if is_local:  # beside rows that did not move nothing is common to all
-        before, after = pair.a[looked], pair.b[looked]
+        before, after = pair.a[rows], pair.b[rows]
     cosines = own_cosines(before, after)
     cosines = cosines[~np.isnan(cosines)]
     lowest = float(cosines.min()) if cosines.size else float("nan")
     median = float(np.median(cosines)) if cosines.size else float("nan")
     z = likeness_z(*pair.centred) if len(pair.a) > 2 else float("nan")
     above = f"{z:+.1f} standard errors above that of other rows" if z == z else "too few rows"
-    told = f"cosine of a row with its former self: median {median:.3g}, lowest {lowest:.3g}"
+    detail = f"cosine of a row with its former self: median {median:.3g}, lowest {lowest:.3g}"
     facts = {"median_cosine": median, "lowest_cosine": lowest, "z": float(z)}
     if not cosines.size:
-        told = "the rows of one side are all the same"
-        return _Rest(looked, is_local, not is_local, pair.change_size, told, facts)
+        detail = "the rows of one side are all the same"
+        return _Residual(rows, is_local, not is_local, pair.change_size, detail, facts)
     is_random = abs(median) < _UNRELATED_Z / np.sqrt(pair.a.shape[1])
     if is_local or len(pair.a) <= 2:
         # the rows by themselves: 4 standard deviations of random directions
         is_unrelated = bool(is_random and size(left) > 0.5 * size(before))
     else:
         is_unrelated = z < _UNRELATED_Z
-        told += f"; {above}" if is_unrelated else ""
+        detail += f"; {above}" if is_unrelated else ""
     is_unrelated = bool(is_unrelated) and not _LIKE & set(pair.named)
     moved = share(size(left), size(before)) if is_local else pair.change_size
-    return _Rest(looked, is_local, is_unrelated, moved, told, facts)
+    return _Residual(rows, is_local, is_unrelated, moved, detail, facts)
 
 
-def _where(pair: RowPair, rest: _Rest) -> str:
-    return f"{len(rest.looked)} of {len(pair.a)} rows" if rest.is_local else "rows"
+def _where(pair: RowPair, rest: _Residual) -> str:
+    return f"{len(rest.rows)} of {len(pair.a)} rows" if rest.is_local else "rows"
 
 
 def _trained(pair: RowPair) -> Iterator[RowFit]:
-    rest = _rest(pair)
+    rest = _residual(pair)
     if rest is None or rest.is_unrelated:
         return
     sizes = pair.row_sizes()
-    order = rest.looked[np.argsort(-sizes[rest.looked], kind="stable")][:_MOST_MOVED]
+    order = rest.rows[np.argsort(-sizes[rest.rows], kind="stable")][:_MOST_MOVED]
     most = {int(expert): float(sizes[expert]) for expert in order}
     listed = ", ".join(f"{expert} ({percent(moved)})" for expert, moved in most.items())
-    lengths = [size(rows[rest.looked]) for rows in (pair.a, pair.a + pair.left)]
+    lengths = [size(side[rest.rows]) for side in (pair.a, pair.a + pair.left)]
     ratio = share(lengths[1], lengths[0])
     longer = f"; rows {ratio:.3g} times as long" if abs(ratio - 1.0) > _OTHER_LENGTH else ""
     yield RowFit(
@@ -93,9 +93,9 @@ def _trained(pair: RowPair) -> Iterator[RowFit]:
         0.0,
         kind=_where(pair, rest),
         size=rest.size,
-        detail=f"{rest.told}; experts that moved most: {listed}{longer}",
+        detail=f"{rest.detail}; experts that moved most: {listed}{longer}",
         evidence={
-            "num_rows": len(rest.looked),
+            "num_rows": len(rest.rows),
             "most_moved": most,
             "length_ratio": ratio,
             **rest.facts,
@@ -117,12 +117,12 @@ TRAINED = Edit(
 
 
 def _unrelated(pair: RowPair) -> Iterator[RowFit]:
-    rest = _rest(pair)
+    rest = _residual(pair)
     if rest is None or not rest.is_unrelated:
         return
     kind = f"in {_where(pair, rest)}" if rest.is_local else ""
-    evidence = {"num_rows": len(rest.looked), **rest.facts}
-    yield RowFit(pair.b, 0.0, kind=kind, detail=rest.told, evidence=evidence)
+    evidence = {"num_rows": len(rest.rows), **rest.facts}
+    yield RowFit(pair.b, 0.0, kind=kind, detail=rest.detail, evidence=evidence)
 
 
 UNRELATED = Edit(

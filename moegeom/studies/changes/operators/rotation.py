@@ -1,4 +1,4 @@
-"""Rows that turned as a whole."""
+"""Rotation of all rows together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _rotated(pair: RowPair) -> Iterator[RowFit]:
 
 
 def _turned(pair: RowPair) -> Iterator[RowFit]:
-    """Projected rows that are nowhere near where they were, and all as long as they were.
+    """Projected rows far from those of A, of unchanged lengths.
 
     Noise of so much of a row would change its length by a quarter.
     """
@@ -70,20 +70,20 @@ def _turned(pair: RowPair) -> Iterator[RowFit]:
         return
     rounding = np.linalg.norm(pair.half_step, axis=1) / sizes
     is_kept = np.abs(np.log(pair.new_lengths) - before) <= rounding
-    told = len(before) * float(np.log2(max(before.std() / rounding.max(), 1.0)))
-    if moved < _FAR or not is_kept.all() or told < _LENGTH_BITS:
+    bits = len(before) * float(np.log2(max(before.std() / rounding.max(), 1.0)))
+    if moved < _FAR or not is_kept.all() or bits < _LENGTH_BITS:
         return
     detail = f"rows moved by {percent(moved)}, and each is as long as it was"
-    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=told)
+    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
 
 
 def _judge(change: Change, pair: Exported) -> Judgement:
     noise, allowed = float(change.evidence["gram_noise"]), pair.own_rounding()
-    told = f"W diag(g)^2 W^T changed as noise of {percent(noise)} on the rows would change it"
+    effect = f"W diag(g)^2 W^T changed as noise of {percent(noise)} on the rows would change it"
     if noise <= allowed:
-        return Judgement("passed", f"{told} (A's own precision: {percent(allowed)}).")
+        return Judgement("passed", f"{effect} (A's own precision: {percent(allowed)}).")
     return Judgement(
-        "failed", f"{told}; A's own precision leaves {percent(allowed)}: digits were lost."
+        "failed", f"{effect}; A's own precision leaves {percent(allowed)}: digits were lost."
     )
 
 

@@ -1,4 +1,4 @@
-"""Numbers kept more coarsely: casts, and grids with scales."""
+"""Coarser number formats: casts, and grids with scales."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _casts(
 
 
 def rounding_of_broken(a: Router, b: Router) -> Iterator[RowFit]:
-    """The same for routers with values that are not finite, which nothing else is said of."""
+    """Casts of routers with non-finite values, for which no other edit is tried."""
     with np.errstate(over="ignore", invalid="ignore"):
         yield from _rounded(row_pair(a, b, np.arange(a.num_experts)))
 
@@ -114,14 +114,12 @@ def _judge(change: Change, pair: Exported) -> Judgement:
     if change.subject != "rows":
         return Judgement("failed", change.meaning)
     moved = pair.moved()
-    said = f"W diag(g) moved by {percent(moved)}; " if 0.0 < moved < np.inf else ""
-    return Judgement("failed", f"{said}{change.meaning}")
+    movement = f"W diag(g) moved by {percent(moved)}; " if 0.0 < moved < np.inf else ""
+    return Judgement("failed", f"{movement}{change.meaning}")
 
 
 def _gate(change: Change) -> Severity | None:
-    """Only biases are known to the last digit beside a baseline; finer ones than it has are no
-    fault.
-    """
+    """Against a baseline only biases are exact; biases finer than its own are no error."""
     return "error" if change.phrase.startswith("B is A") else None
 
 

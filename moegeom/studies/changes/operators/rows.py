@@ -44,12 +44,12 @@ def _permuted(pair: RowPair) -> Iterator[RowFit]:
     if not moved or PERMUTED.name in pair.named:
         return
     place, rows = pair.place[order], pair.a[order]
-    said, mixes = told_places(order, pair.rule)
+    description, mixes = told_places(order, pair.rule)
     yield RowFit(
         rows,
         math.lgamma(moved + 1) / math.log(2.0) + log2_sets(len(order), moved),
         kind=f"({moved} of {len(order)} rows)",
-        detail=said,
+        detail=description,
         evidence={"place": place.tolist(), "mixes_groups": mixes},
         measured=common_factor(a[order], b) * rows,
         place=place,
@@ -63,8 +63,8 @@ def told_places(place: Int64[np.ndarray, "experts"], rule: Rule) -> tuple[str, b
     swaps = ", ".join(f"{expert} was {place[expert]}" for expert in moved[:_MOST_SWAPS])
     more = " ..." if len(moved) > _MOST_SWAPS else ""
     mixed = mixes_groups(place, len(place), rule)
-    said = "; the new order mixes groups of the rule, so choices change in any case" * mixed
-    return f"{swaps}{more}; cycles: {len(cycles(place))}{said}", mixed
+    mixing = "; the new order mixes groups of the rule, so choices change in any case" * mixed
+    return f"{swaps}{more}; cycles: {len(cycles(place))}{mixing}", mixed
 
 
 def mixes_groups(place: Int64[np.ndarray, "experts"], before: int, rule: Rule) -> bool:
@@ -94,7 +94,7 @@ PERMUTED = Edit(
 
 # ------------------------------------------------------------------------------------------- copies
 def _copied(pair: RowPair) -> Iterator[RowFit]:
-    """Rows that became equal: the one nearest to its former self is the source of the others."""
+    """Rows that became equal: the one nearest to its row in A is the source."""
     sources: dict[int, int] = {}
     own = own_cosines(pair.a, pair.b)
     lengths = np.linalg.norm(pair.b, axis=1)
@@ -122,8 +122,8 @@ def _copied(pair: RowPair) -> Iterator[RowFit]:
     # a common factor that is still to be found is no part of it
     measured = np.where(is_copy[:, None], pair.b, pair.a)
     evidence = {"sources": sources}
-    told = f"{listed}{more}"
-    yield RowFit(rows, bits, told, evidence=evidence, measured=measured, of_rows=is_copy)
+    detail = f"{listed}{more}"
+    yield RowFit(rows, bits, detail, evidence=evidence, measured=measured, of_rows=is_copy)
 
 
 COPIED = Edit(
@@ -185,11 +185,11 @@ def _told_factors(factors: Mapping[int, float], experts: int) -> str:
         if not any(factors.values()):
             return f"{many} set to zero"
         return f"{many} scaled, each by its own factor, {low} to {high}"
-    told = (
+    parts = (
         f"expert {expert} {'set to zero' if factor == 0.0 else f'scaled by {_factor_text(factor)}'}"
         for expert, factor in factors.items()
     )
-    return " and ".join(told)
+    return " and ".join(parts)
 
 
 def _factor_text(factor: float) -> str:

@@ -33,7 +33,7 @@ def _shifted(pair: RowPair) -> Iterator[RowFit]:
 
 
 def shifted_logits(rule: Rule) -> str:
-    """What it means that every logit of a token moves by one number."""
+    """What a common shift of all logits of a token changes."""
     if is_neutral(rule):
         return "every logit of a token moves by one number: neither choices nor weights change."
     if rule.is_affine:
@@ -55,7 +55,7 @@ def is_neutral(rule: Rule) -> bool:
 
 
 def judge_shift(change: Change, pair: Exported) -> Judgement:
-    """Passed where neither choices nor routing weights see it."""
+    """Passed where the shift changes neither choices nor routing weights."""
     return Judgement("passed" if is_neutral(pair.b.rule) else "failed", change.meaning)
 
 

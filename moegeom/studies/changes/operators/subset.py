@@ -44,13 +44,13 @@ def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"]
     place = subset_places(before, effective_rows_of(b))
     if place is None:
         return
-    kept = np.unique(place)
-    number, is_fewer = len(place), len(kept) == len(place)
+    sources = np.unique(place)
+    number, is_fewer = len(place), len(sources) == len(place)
     if is_fewer:
         kind = f"pruned: {number} of {a.num_experts} rows"
         detail = f"the rows are those of A's experts {listed(place)}"
     else:
-        kind = f"rows repeated: {number} from {len(kept)} of {a.num_experts}"
+        kind = f"rows repeated: {number} from {len(sources)} of {a.num_experts}"
         detail = f"row by row A's experts {listed(place)}"
     mixed = is_fewer and mixes_groups(place, a.num_experts, b.rule)
     if mixed:
@@ -70,10 +70,10 @@ def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"]
 
 def _judge(change: Change, pair: Exported) -> Judgement:
     if change.evidence["mixes_groups"]:
-        said = "experts of one group come from several groups of A: groups compete otherwise."
-        return Judgement("failed", said)
-    said = "each row is one of A's; it is another function on purpose, and only text tells how far."
-    return Judgement("inconclusive", said)
+        text = "experts of one group come from several groups of A: groups compete otherwise."
+        return Judgement("failed", text)
+    text = "each row is one of A's; it is another function on purpose, and only text tells how far."
+    return Judgement("inconclusive", text)
 
 
 PRUNED = Edit(

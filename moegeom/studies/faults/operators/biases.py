@@ -1,4 +1,4 @@
-"""Biases that were lost, cast, turned round, exchanged, read as another dtype, or simply others."""
+"""Biases lost, cast, negated, permuted, read as another dtype, or replaced."""
 
 from __future__ import annotations
 
@@ -103,21 +103,21 @@ def _beside(apart: int) -> str:
 
 
 def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
-    """The first bytes of the float32 numbers as bfloat16; what is not finite as 0."""
+    """The first bytes of the float32 numbers read as bfloat16; 0 where not finite."""
     halves = np.ascontiguousarray(bias, np.float32).view(np.uint16)[: len(bias)]
-    found = (halves.astype(np.uint32) << 16).view(np.float32)
-    return np.where(np.isfinite(found), found, np.float32(0.0))
+    numbers = (halves.astype(np.uint32) << 16).view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
 
 
 def _read_as_float32(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
-    """Numbers of bfloat16 two by two as float32, zeros behind them; what is not finite as 0."""
+    """Pairs of bfloat16 numbers read as float32, padded with zeros; 0 where not finite."""
     halves = bias.astype(ml_dtypes.bfloat16).view(np.uint16)
-    found = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
-    return np.where(np.isfinite(found), found, np.float32(0.0))
+    numbers = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
 
 
 def _fitted(site: Site) -> Iterator[Proposal]:
-    """Any bias at all, fitted to all tokens or to those that differ: each number is paid for."""
+    """A free bias, fitted to all tokens or to those that differ; every number costs bits."""
     if not site.has_logits:
         return
     experts = site.scores.shape[1]
@@ -172,7 +172,7 @@ LEANING = Operator("leaning", _rounded_sum)
 
 
 def _tied(site: Site) -> Iterator[Proposal]:
-    """Equal scores, told apart in another way than A does; equal rows have equal scores."""
+    """Another tie-break for equal scores than A's; equal rows have equal scores."""
     if not site.has_logits:
         return
     router = site.router

@@ -1,4 +1,4 @@
-"""Rows that are not what was stored: copied over each other, zero, turned round, or scaled."""
+"""Damaged rows: copied over each other, zeroed, negated, or scaled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BETTER = 20.0
 
 
 def _exchanged(site: Site) -> Iterator[Proposal]:
-    """Each expert behind the row that fits its choices best, biases where they were."""
+    """Rows permuted so that each fits its expert's choices best, biases unchanged."""
     from scipy.optimize import linear_sum_assignment
 
     if not site.has_inputs:
@@ -82,7 +82,7 @@ EXCHANGED = Operator("rows_exchanged", _exchanged)
 
 
 def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
-    r"""Bits of the choices of expert i with row j and its own bias, beside the own boundary.
+    r"""Bits of the choices of expert i with row j and its own bias, given its own boundary.
 
     :math:`C_{ij} = \sum_t \log_2(1 + e^{\mp (s_i(z_{tj}) - \mu_t)/T})`, minus where B chose i,
     over tokens whose sets differ: they hold the fault.
@@ -116,28 +116,28 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
 def _told_costs(
     site: Site, rows: Int64[np.ndarray, "rows"]
 ) -> Float64[np.ndarray, "experts others"]:
-    """Bits of what B told of expert i with row j and its own bias, beside what it told of others.
+    """Bits of B's values of expert i with row j and its own bias, given those of the others.
 
     0 where it told nothing.
     """
-    told, experts = site.told, len(site.matching)
+    recorded, experts = site.told, len(site.matching)
     cost = np.zeros((experts, experts))
-    if told is None:
+    if recorded is None:
         return cost
     logits = site.logits[rows]
     own = site.router.logit_bias
     bias = np.zeros(experts) if own is None else own.astype(np.float64)
     plain = logits - bias.astype(logits.dtype)
-    expert = told.experts(site.theirs[rows], experts)
-    apart = told.values[rows] - np.take_along_axis(
-        told.of_each(site.router, logits), expert, axis=1
+    expert = recorded.experts(site.theirs[rows], experts)
+    apart = recorded.values[rows] - np.take_along_axis(
+        recorded.of_each(site.router, logits), expert, axis=1
     )
-    known = np.isfinite(apart).all(axis=1)
+    is_finite = np.isfinite(apart).all(axis=1)
     expert, apart, plain, values = (
-        expert[known],
-        apart[known],
-        plain[known],
-        told.values[rows][known],
+        expert[is_finite],
+        apart[is_finite],
+        plain[is_finite],
+        recorded.values[rows][is_finite],
     )
     far = np.abs(apart - np.median(apart, axis=1, keepdims=True)) > _TOLD
     often = np.bincount(expert.ravel(), far.ravel(), experts)
@@ -152,7 +152,7 @@ def _told_costs(
             continue
         is_right = is_right[is_right.any(axis=1)]
         usual = np.nanmedian(np.where(is_right, apart[there], np.nan), axis=1)
-        predicted = told.of_each(site.router, plain[there] + bias[number].astype(logits.dtype))
+        predicted = recorded.of_each(site.router, plain[there] + bias[number].astype(logits.dtype))
         off = values[there, slot] - usual
         bits = np.log2(1.0 + ((off[:, None] - predicted) / _TOLD) ** 2)
         cost[number] = np.nan_to_num(bits).sum(axis=0)

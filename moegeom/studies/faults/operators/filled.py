@@ -1,4 +1,4 @@
-"""Experts that are full: their later or weaker tokens go to the best expert with a place left."""
+"""Expert capacity exceeded: overflow tokens go to the best expert with room."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACES = 8.0
 
 
 def _filled(site: Site) -> Iterator[Proposal]:
-    """Both orders in which places may be given away, in batches in which loads stop at one."""
+    """Overflow by order or by score, in batches whose loads stop at one capacity."""
     if not site.has_logits:
         return
     experts, tokens = len(site.matching), len(site.theirs)
@@ -67,8 +67,8 @@ def _loads(
     theirs: Int32[np.ndarray, "tokens k"], batch: Int64[np.ndarray, "tokens"], experts: int
 ) -> Int64[np.ndarray, "batches experts"]:
     number = batch[:, None] * experts + theirs
-    found = np.bincount(number.ravel(), minlength=(int(batch.max()) + 1) * experts)
-    return found.reshape(-1, experts)
+    counts = np.bincount(number.ravel(), minlength=(int(batch.max()) + 1) * experts)
+    return counts.reshape(-1, experts)
 
 
 def _stopped(
@@ -89,10 +89,10 @@ def _full_before(
     load = _loads(theirs, batch, experts)
     until = np.cumsum(is_chosen, axis=0) - is_chosen  # of all batches so far
     before = np.cumsum(load, axis=0) - load
-    found = np.empty(is_chosen.shape, bool)
+    is_full = np.empty(is_chosen.shape, bool)
     there = batch[order]
-    found[order] = until - before[there] >= load.max(axis=1)[there][:, None]
-    return found
+    is_full[order] = until - before[there] >= load.max(axis=1)[there][:, None]
+    return is_full
 
 
 def _full_above(

@@ -13,7 +13,7 @@ from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 
 def _times(router: Router, factor: np.ndarray | None) -> Router | None:
-    """Rows behind a gain that is this many times as large; None where that changes nothing."""
+    """Rows with a gain multiplied by this factor; None where that changes nothing."""
     if factor is None or (factor == 1.0).all() or not np.isfinite(factor).all():
         return None
     rows = (router.weight.astype(np.float64) * factor).astype(router.weight.dtype)

@@ -1,4 +1,4 @@
-"""What a router reads in place of its own input: that of another layer, or one normed once more."""
+"""Wrong router inputs: those of another layer, or normed twice."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _of_layers(site: Site) -> Iterator[Proposal]:
 
 def _from(number: int, factor: np.ndarray | None) -> Inputs:
     def inputs(site: Site, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-        found = site.values_at(number)(rows)
-        assert found is not None
-        return found if factor is None else found * factor
+        others = site.values_at(number)(rows)
+        assert others is not None
+        return others if factor is None else others * factor
 
     return inputs
 

@@ -1,4 +1,4 @@
-"""Rows with an update of low rank, as an adapter that one side alone has merged."""
+"""A low-rank update of the rows, such as an adapter that only one side has merged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AT_ONCE = 4096
 
 
 def _updated(site: Site) -> Iterator[Proposal]:
-    """Fitted to the even documents for the odd ones and the other way round.
+    """Cross-fitted: the update of even documents predicts the odd ones, and conversely.
 
     So no token says anything of itself, and the many numbers of an update need not be paid for.
     """
@@ -56,14 +56,14 @@ def _updated(site: Site) -> Iterator[Proposal]:
         if (one * other).sum() <= _ALIKE * np.linalg.norm(one) * np.linalg.norm(other):
             return
         foretold = {rank: _foretold(site, half, rank) for rank in ranks}
-    emulated, found = emulate(site.router, AS_STORED), {}
+    emulated, by_rank = emulate(site.router, AS_STORED), {}
     for rank, logits in foretold.items():
         selection, _ = group_masked(rule, emulated.compared(logits), site.kernels)
         chosen = np.argpartition(-selection, k - 1, axis=1)[:, :k].astype(np.int32)
         is_met = site.kernels["same_set"](np.ascontiguousarray(chosen), site.theirs)
-        found[rank] = float(is_met[differs].mean()), logits, selection
-    rank = max(found, key=lambda rank: found[rank][0])
-    mends, logits, selection = found[rank]
+        by_rank[rank] = float(is_met[differs].mean()), logits, selection
+    rank = max(by_rank, key=lambda rank: by_rank[rank][0])
+    mends, logits, selection = by_rank[rank]
     if mends >= _MENDS:
         yield _proposal(site, rank, logits, selection)
 
@@ -85,8 +85,8 @@ def _proposal(
         if there.told.is_logits:
             return logits[rows].astype(np.float64)
         with np.errstate(divide="ignore"):
-            found = weights_of(there.router, logits[rows], there.theirs[rows])
-            return np.log(found.astype(np.float64))
+            weights = weights_of(there.router, logits[rows], there.theirs[rows])
+            return np.log(weights.astype(np.float64))
 
     return Proposal(
         f"low_rank_{rank}",
@@ -110,9 +110,9 @@ def _halves(site: Site) -> Bool[np.ndarray, "tokens"]:
 def _foretold(
     site: Site, half: Bool[np.ndarray, "tokens"], rank: int
 ) -> Float[np.ndarray, "tokens experts"]:
-    """Logits of all tokens, each with the update that the other half says."""
+    """Logits of all tokens, each with the update fitted to the other half."""
     values = site.values_at(site.number)
-    found = site.logits.copy()
+    logits = site.logits.copy()
     for own in (half, ~half):
         update = _fitted(site, np.flatnonzero(~own), rank, _FITTED)
         rows = np.flatnonzero(own)
@@ -120,14 +120,14 @@ def _foretold(
             some = rows[start : start + _AT_ONCE]
             seen = values(some)
             assert seen is not None
-            found[some] += (seen @ update.T.astype(np.float32)).astype(found.dtype)
-    return found
+            logits[some] += (seen @ update.T.astype(np.float32)).astype(logits.dtype)
+    return logits
 
 
 def _fitted(
     site: Site, rows: Int64[np.ndarray, "rows"], rank: int, most: int
 ) -> Float64[np.ndarray, "experts hidden"]:
-    """The update that these tokens say: as many whose sets differ as others."""
+    """The update fitted to these tokens, as many with differing sets as with equal ones."""
     differs = site.differs[rows]
     some = np.sort(
         np.concatenate([_few(rows[differs], most // 2), _few(rows[~differs], most // 2)])
@@ -153,22 +153,22 @@ def _fitted(
 def _told_changes(
     site: Site, rows: Int64[np.ndarray, "rows"]
 ) -> Float64[np.ndarray, "rows experts"] | None:
-    """What B told less what A would, of the experts it told of; where logits are told as they are.
+    """B's recorded values less A's, for the experts they are of; only where B recorded logits.
 
     Logarithms of sigmoids are no logits: of these the sets alone say what changed.
     """
-    told = site.told
-    if told is None:
+    recorded = site.told
+    if recorded is None:
         return None
     logits = site.logits[rows]
-    of_each = told.of_each(site.router, logits)
+    of_each = recorded.of_each(site.router, logits)
     if not np.array_equal(of_each, logits):
         return None
-    found = np.full(logits.shape, np.nan)
-    expert = told.experts(site.theirs[rows], logits.shape[1])
-    apart = told.values[rows] - np.take_along_axis(of_each, expert, axis=1)
-    np.put_along_axis(found, expert, apart, axis=1)
-    return found
+    changes = np.full(logits.shape, np.nan)
+    expert = recorded.experts(site.theirs[rows], logits.shape[1])
+    apart = recorded.values[rows] - np.take_along_axis(of_each, expert, axis=1)
+    np.put_along_axis(changes, expert, apart, axis=1)
+    return changes
 
 
 def _few(rows: Int64[np.ndarray, "rows"], most: int) -> Int64[np.ndarray, "some"]:

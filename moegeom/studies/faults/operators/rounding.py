@@ -1,4 +1,4 @@
-"""Numbers that are kept more coarsely: rows, inputs, logits, scores."""
+"""Coarser number formats of rows, inputs, logits or scores."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _codes() -> Iterator[tuple[str, Code]]:
 
 
 def _coded(site: Site) -> Iterator[Proposal]:
-    """The codes that reproduce most of what B did, of all that there are."""
+    """The number formats that reproduce most of B's choices."""
     rows = np.flatnonzero(site.differs)
     if not site.has_inputs or not len(rows):
         return

@@ -25,12 +25,12 @@ def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
         other = dataclasses.replace(groups, score=score)
         yield "other_group_score", "groups scored otherwise", _with_groups(rule, other)
         for number in (groups.num_groups // 2, groups.num_groups, groups.num_groups * 2):
-            for kept in range(1, number):
-                if (number, kept) == (groups.num_groups, groups.num_kept):
+            for num_kept in range(1, number):
+                if (number, num_kept) == (groups.num_groups, groups.num_kept):
                     continue
-                other = dataclasses.replace(groups, num_groups=number, num_kept=kept)
-                text = f"{kept} of {number} groups kept"
-                yield f"{kept}_of_{number}_groups", text, _with_groups(rule, other)
+                other = dataclasses.replace(groups, num_groups=number, num_kept=num_kept)
+                text = f"{num_kept} of {number} groups kept"
+                yield f"{num_kept}_of_{number}_groups", text, _with_groups(rule, other)
     swapped = {"sigmoid": "softmax", "softmax": "sigmoid"}.get(rule.score)
     if swapped is not None and not rule.is_affine:
         text = "sigmoid for softmax, or the reverse"
@@ -70,7 +70,7 @@ RULE = Operator("rule", _other_rule)
 
 
 def _clamped(site: Site) -> Iterator[Proposal]:
-    """Negative logits that lose against padding: they become 0 and tie."""
+    """Negative logits replaced by the zeros of padding, so that they tie."""
     logits = site.logits
     few = (logits > 0.0).sum(axis=1) < site.theirs.shape[1]
     if not site.has_logits or site.router.rule.groups is not None or not few.any():
@@ -93,9 +93,9 @@ def _misread(site: Site) -> Iterator[Proposal]:
         return
     halves = (np.ascontiguousarray(logits, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     pairs = halves.ravel()[: halves.size - halves.size % 2].view(np.float32)
-    found = np.zeros(logits.size, np.float32)
-    found[: len(pairs)] = np.where(np.isfinite(pairs), pairs, 0.0)
-    grid = found.reshape(logits.shape)
+    numbers = np.zeros(logits.size, np.float32)
+    numbers[: len(pairs)] = np.where(np.isfinite(pairs), pairs, 0.0)
+    grid = numbers.reshape(logits.shape)
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
         return grid[rows]

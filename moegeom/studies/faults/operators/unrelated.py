@@ -1,4 +1,4 @@
-"""Choices that have nothing to do with what is read: each expert as often as B chose it."""
+"""Choices independent of the inputs: each expert with its frequency in B."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOAD_BITS = 8.0
 
 
 def _loads(site: Site) -> Iterator[Proposal]:
-    """What predicts B no better than the loads of its experts explains nothing."""
+    """Scores from expert loads alone: a fault that predicts B no better explains nothing."""
     experts = len(site.matching)
     ways = {"loads": site.theirs, "loads_where_different": site.theirs[site.differs]}
     for name, theirs in ways.items():

@@ -1,4 +1,4 @@
-"""Choices that are right and written down wrongly: other numbers, other tokens, no tokens."""
+"""Recording faults: expert ids renumbered, rows shifted, rows missing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FAR, _TRIED, _MOST_SHIFT = 512, 4, 8
 #: Shifts by document are fitted: they have to meet this share of the sets. Heuristic.
 _SOME = 0.3
 
-#: B's most frequent set is no choice where it makes up this share of what differs, at least so
-#: many tokens, and A hardly ever chose it.
+#: B's most frequent set is a fill value where it makes up this share of the differing rows, at
+#: least so many tokens, and A hardly ever chose it.
 _ONE_SET, _LEAST = 0.02, 5
 
 #: A copy of something is equal to it, but for a token at the border of where it is.
@@ -26,7 +26,7 @@ _EXACT = 0.9
 
 
 def _renamed(site: Site) -> Iterator[Proposal]:
-    """Numbers that fit all tokens best, and those that fit the tokens with other sets best."""
+    """Best renumbering of experts over all tokens, and over differing tokens only."""
     experts = len(site.matching)
     differs = site.differs
     of_others = expert_matching(common_choices(site.mine[differs], site.theirs[differs], experts))
@@ -46,7 +46,7 @@ RENAMED = Operator("renamed", _renamed)
 
 
 def _shifted(site: Site) -> Iterator[Proposal]:
-    """Rows of the tokens that stand as far off as B's sets and A's are most often equal."""
+    """Rows shifted by the lag at which B's sets most often equal A's."""
     lags, agree = _agreements(site)
     best = np.argsort(-agree.sum(axis=1), kind="stable")[:_TRIED]
     for by in lags[best[agree.sum(axis=1)[best] > 0]].tolist():
@@ -70,7 +70,7 @@ def _shifted(site: Site) -> Iterator[Proposal]:
 
 
 def _agreements(site: Site) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray, "lags docs"]]:
-    """How many of the tokens that differ hold, by document, A's set of so many tokens further on.
+    """Differing tokens that hold A's set of the token at each lag, counted by document.
 
     Lags by which a token of another document would be meant count nowhere.
     """
@@ -80,14 +80,14 @@ def _agreements(site: Site) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray
     lags = np.array([by for by in range(-_FAR, _FAR + 1) if by and abs(by) < longest], np.int64)
     mine, theirs = _names(site.mine), _names(site.theirs)
     rows = np.flatnonzero(mine != theirs)
-    found = np.zeros((len(lags), number), np.int64)
+    counts = np.zeros((len(lags), number), np.int64)
     for place, by in enumerate(lags):
         there = rows + by
         inside = (there >= 0) & (there < len(mine))
         at, other = rows[inside], there[inside]
         same = (mine[other] == theirs[at]) & (document[other] == document[at])
-        found[place] = np.bincount(document[at[same]], minlength=number)
-    return lags, found
+        counts[place] = np.bincount(document[at[same]], minlength=number)
+    return lags, counts
 
 
 def _number(document: Integer[np.ndarray, "tokens"]) -> Int64[np.ndarray, "tokens"]:
@@ -123,20 +123,20 @@ LAYERS_SHIFTED = Operator("layers_shifted", _layers)
 
 
 def _repeated(site: Site) -> Iterator[Proposal]:
-    """A row that stays: B holds for this token what it held for the one before."""
+    """Repeated rows: B's record of a token is that of the token before."""
     before = site.shifted(-1)
-    known = before >= 0
-    if not known.any():
+    has_before = before >= 0
+    if not has_before.any():
         return
     row = np.maximum(before, 0)
     sets = site.theirs[row]
 
     def told(there: Site, rows: np.ndarray) -> np.ndarray:
         assert there.told is not None
-        return np.where(known[rows, None], there.told.values[row[rows]], np.nan)
+        return np.where(has_before[rows, None], there.told.values[row[rows]], np.nan)
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return of_sets(sets[rows], len(there.matching), known[rows])
+        return of_sets(sets[rows], len(there.matching), has_before[rows])
 
     text = "a row of B again (that of the token before)"
     yield Proposal(
@@ -183,7 +183,7 @@ _NARROW = {
 
 
 def _narrow(site: Site) -> Iterator[Proposal]:
-    """Numbers in integers that cannot hold them: several experts have one number."""
+    """Expert ids truncated by a narrow integer type, so that several experts share an id."""
     numbers = np.arange(len(site.matching))
     for words, narrowed in _NARROW.items():
         name = narrowed(numbers)
@@ -206,26 +206,26 @@ def _narrow(site: Site) -> Iterator[Proposal]:
 def _best_of(
     scores: Float[np.ndarray, "tokens experts"], name: Int64[np.ndarray, "experts"]
 ) -> Float[np.ndarray, "tokens experts"]:
-    """The best score of those that have each name."""
-    found = np.full_like(scores, -np.inf)
+    """The best score among the experts that share each id."""
+    best = np.full_like(scores, -np.inf)
     for expert, number in enumerate(name):
-        found[:, number] = np.maximum(found[:, number], scores[:, expert])
-    return found
+        best[:, number] = np.maximum(best[:, number], scores[:, expert])
+    return best
 
 
 NARROW = Operator("narrow", _narrow)
 
 
 def _one_more(site: Site) -> Iterator[Proposal]:
-    """One expert more is chosen, and the k with the lowest numbers are written."""
+    """Top-(k + 1) choices of which the k lowest ids are written."""
     k, experts = site.theirs.shape[1], len(site.matching)
     if not site.has_logits or k + 1 >= experts:
         return
     best = np.argpartition(site.selection, experts - k - 1, axis=1)[:, experts - k - 1 :]
-    kept = np.sort(best, axis=1)[:, :k]
+    lowest = np.sort(best, axis=1)[:, :k]
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return of_sets(kept[rows], experts, np.ones(len(rows), bool))
+        return of_sets(lowest[rows], experts, np.ones(len(rows), bool))
 
     text = f"top {k + 1} chosen, the {k} of lowest number written"
     yield Proposal("one_more", text, "rule differs", 2.0, scores=scores)

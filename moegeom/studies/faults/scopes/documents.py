@@ -1,4 +1,4 @@
-"""Some documents, which requests of an engine are."""
+"""Some documents; those of an engine are its requests."""
 
 from __future__ import annotations
 

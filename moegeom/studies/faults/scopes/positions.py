@@ -40,18 +40,18 @@ INTERVAL = Scope("positions", _interval)
 
 def _chunks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     position = where.position
-    known = position >= 0
-    if not known.any():
+    has_position = position >= 0
+    if not has_position.any():
         return
     for power in _CHUNKS:
         size = 2**power
         if size >= int(position.max()) + 1:
             break
         # of chunks after the first one
-        inside = known & (position % size == 0) & (position > 0)
+        inside = has_position & (position % size == 0) & (position > 0)
         text = f"the first token of chunks of {size}"
         yield TokenRegion(inside, text, math.log2(len(_CHUNKS)) + 1.0)
-        inside = known & (position % size == size - 1)
+        inside = has_position & (position % size == size - 1)
         text = f"the last token of chunks of {size}"
         yield TokenRegion(inside, text, math.log2(len(_CHUNKS)) + 1.0)
 

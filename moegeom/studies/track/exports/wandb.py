@@ -45,28 +45,28 @@ def write(series: Series, project: str) -> None:
 
 
 def _by_step(series: Series) -> Sequence[Mapping[str, float]]:
-    found: list[dict[str, float]] = [{} for _ in series.steps]
+    rows: list[dict[str, float]] = [{} for _ in series.steps]
     for column in SERIES_COLUMNS:
         curves = series.of_column(column.name)
-        shown = {f"{column.name}/{curve.router}": curve for curve in _worst_first(curves, column)}
-        for index, logged in enumerate(found):
-            known = [v for curve in curves if (v := curve.values[index]) is not None]
-            if not known:
+        worst = {f"{column.name}/{curve.router}": curve for curve in _worst_first(curves, column)}
+        for index, logged in enumerate(rows):
+            numbers = [v for curve in curves if (v := curve.values[index]) is not None]
+            if not numbers:
                 continue
-            logged[f"{column.name}/median"] = statistics.median(known)
+            logged[f"{column.name}/median"] = statistics.median(numbers)
             if column.worse:
                 pick = max if column.worse == "up" else min
-                logged[f"{column.name}/worst"] = pick(known)
-            for name, curve in list(shown.items())[:NUM_WORST]:
+                logged[f"{column.name}/worst"] = pick(numbers)
+            for name, curve in list(worst.items())[:NUM_WORST]:
                 if (value := curve.values[index]) is not None:
                     logged[name] = value
-    return found
+    return rows
 
 
 def _worst_first(curves: Sequence[Curve], column: SeriesColumn) -> list[Curve]:
     """Those that are known at the last step; none where no direction is bad."""
-    known = [c for c in curves if column.worse and c.values[-1] is not None]
-    return sorted(known, key=lambda c: c.values[-1] or 0.0, reverse=column.worse == "up")
+    current = [c for c in curves if column.worse and c.values[-1] is not None]
+    return sorted(current, key=lambda c: c.values[-1] or 0.0, reverse=column.worse == "up")
 
 
 def _summary(series: Series) -> dict[str, Any]:
