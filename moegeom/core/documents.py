@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from moegeom.core.errors import InternalError
 from moegeom.core.limits import JSON_ENTRIES, MOST_DOTS, MOST_JSON, MOST_NESTED, MOST_TOML
 from moegeom.core.registry import nearest_name
-from moegeom.core.text import quoted
+from moegeom.core.text import number_of, quoted
 
 T = TypeVar("T")
 
@@ -206,9 +207,9 @@ def record_of(kind: type[T], document: Any) -> T:
 
     Values have to be of their types (a text is no number, true is no number), but for integers
     where a float is expected. A dataclass has no other keys than its fields, of which those that
-    do not compare are none; a ``TypedDict`` may have others, which are left out. A class of one's
-    own makes itself of a value by its method ``parsed``. A ValueError of that method, or of the
-    ``__post_init__`` of a dataclass, becomes an error with its place.
+    do not compare are none, nor has a Struct that forbids them; a ``TypedDict`` may have others,
+    which are left out. A class of one's own makes itself of a value by its method ``parsed``. A
+    ValueError of that method, or of a ``__post_init__``, becomes an error with its place.
 
     Raises
     ------
@@ -270,13 +271,15 @@ def _refusal(message: str, document: Any, kind: Any, misfit: Callable[[], str]) 
     place, value, kinds = _at(document, type_info(kind), path if words else "", misfit)
     words = words or message
     at = place and f"{place}: "
+    known = [f.encode_name for option in kinds for f in getattr(option, "fields", ())]
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", words, re.DOTALL):
+        return _unknown(at, unknown[1], known)
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", words):
         # A key that is spelled otherwise is missing and unknown: this says more.
-        closed = [option.fields for option in kinds if type(option).__name__ == "DataclassType"]
-        known = [f.name for record in closed for f in record]
-        unknown = [key for key in value if known and key not in known]
+        is_closed = any(type(option).__name__ == "DataclassType" for option in kinds)
+        foreign = [key for key in value if is_closed and key not in known]
         missed = DocumentError(f"{at}key '{missing[1]}' is missing")
-        return _unknown(at, unknown[0], known) if unknown else missed
+        return _unknown(at, foreign[0], known) if foreign else missed
     types = re.match(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)", words)
     choices = [choice for option in kinds for choice in getattr(option, "values", ())]
     guess = nearest_name(value[:_MOST_REPEATED], choices) if isinstance(value, str) else ""
@@ -286,12 +289,18 @@ def _refusal(message: str, document: Any, kind: Any, misfit: Callable[[], str]) 
     elif types:
         *others, last = (_WORDS.get(word, word) for word in types[1].split(" | "))
         expected = f"{', '.join(others)} or {last}" if others else last
-        bound = re.sub(r" of length|\.0$", "", types[2])
-        expected += next((bound.replace(s, w) for s, w in _BOUNDS.items() if s in bound), bound)
+        if bound := re.fullmatch(r"( of length)? (>=|<=|>|<) (\S+)", types[2]):
+            unit = ("character",) if "text" in expected else ("entry", "entries")
+            amount = number_of(int(bound[3]), *unit) if bound[1] else f"{float(bound[3]):g}"
+            expected += f" {_BOUNDS[bound[2]]} {amount}"
+        if isinstance(value, float) and not math.isfinite(value):
+            expected = "a finite number"
     elif words == "Number out of range":
         expected = "a number of 64 bits"
     else:  # of a record's own
         return DocumentError(f"{at}{words}")
+    if isinstance(value, dict) and expected == "a list":
+        guess = f"A list of tables begins with [[{place}]]."
     what = f"{place or 'it'} is {_described(value)}, expected {expected}"
     return DocumentError(what, guess.strip())
 

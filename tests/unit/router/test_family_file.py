@@ -103,7 +103,7 @@ _SPOILT = {
     "bias beside cosines": ('score = "softmax"', _COSINES,
                             "a selection bias beside logits that are cosines"),
     "setting": ('top_k = "num_experts_per_tok"', "top_k = 1979-05-27", "stacks[0].top_k is datetime.date(1979, 5, 27), expected"),
-    "no stacks": (_PLAIN[_PLAIN.index("[[stacks]]"):], "stacks = []", "stacks is a list of 0, expected a list of at least 1"),
+    "no stacks": (_PLAIN[_PLAIN.index("[[stacks]]"):], "stacks = []", "stacks is a list of 0, expected a list of at least 1 entry"),
     "not TOML": ("[[stacks]]", "[[stacks]", "is not TOML"),
 }  # fmt: skip
 
