@@ -186,7 +186,7 @@ def record_of_file(
         raise InternalError(f"{name}{_SUFFIX}: {error}.", error.hint) from None
 
 
-#: What types are called where one was expected.
+#: What msgspec's types, and what it says of values of a type, are called.
 _WORDS = {
     "str": "text",
     "int": "a whole number",
@@ -194,6 +194,9 @@ _WORDS = {
     "bool": "true or false",
     "array": "a list",
     "object": "a table",
+    "bytes": "text in base64",
+    "Number out of range": "a number of 64 bits",
+    "Invalid base64 encoded string": "text in base64",
 }
 
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
@@ -293,10 +296,10 @@ def _refusal(message: str, document: Any, kind: Any, misfit: Callable[[], str]) 
             unit = ("character",) if "text" in expected else ("entry", "entries")
             amount = number_of(int(bound[3]), *unit) if bound[1] else f"{float(bound[3]):g}"
             expected += f" {_BOUNDS[bound[2]]} {amount}"
-        if isinstance(value, float) and not math.isfinite(value):
+        if "float" in types[1] and isinstance(value, float) and not math.isfinite(value):
             expected = "a finite number"
-    elif words == "Number out of range":
-        expected = "a number of 64 bits"
+    elif words in _WORDS:
+        expected = _WORDS[words]
     else:  # of a record's own
         return DocumentError(f"{at}{words}")
     if isinstance(value, dict) and expected == "a list":
