@@ -25,7 +25,7 @@ from moegeom.checks.profile import (
     Profile,
     Threshold,
 )
-from moegeom.core.documents import DocumentError, parse_toml, record_of
+from moegeom.core.documents import parse_toml, record_of, refused_as
 from moegeom.core.errors import UsageError
 from moegeom.core.files import open_regular
 from moegeom.core.finding import Severity
@@ -205,11 +205,9 @@ def _own_table(project: Path) -> Any:
 
 def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
     """The profile that a TOML table describes; ``where`` is named in errors."""
-    try:
+    hint = "`moegeom check --init` writes a profile that shows everything."
+    with refused_as(UsageError, where, hint):
         file = record_of(_whole_file(), table)
-    except DocumentError as error:
-        hint = "`moegeom check --init` writes a profile that shows everything."
-        raise UsageError(f"{where}: {error}.", error.hint or hint) from None
     limits = {}
     for code, of_check in _written(file.limits).items():
         sizes = _written(of_check)
@@ -232,10 +230,8 @@ def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
 
 def _table_of(path: Path) -> dict[str, Any]:
     text = _text_of(path)
-    try:
+    with refused_as(UsageError, str(path), "A profile is a page of TOML."):
         return parse_toml(text)
-    except DocumentError as error:
-        raise UsageError(f"{path}: {error}.", "A profile is a page of TOML.") from None
 
 
 def _text_of(path: Path) -> str:

@@ -7,13 +7,14 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import resources
 from itertools import chain, compress
 from typing import Any, TypeVar
 
-from moegeom.core.errors import InternalError
+from moegeom.core.errors import InternalError, MoeGeomError
 from moegeom.core.limits import JSON_ENTRIES, MOST_DOTS, MOST_JSON, MOST_NESTED, MOST_TOML
 from moegeom.core.registry import nearest_name
 from moegeom.core.text import number_of, quoted
@@ -39,6 +40,15 @@ class DocumentError(ValueError):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+@contextmanager
+def refused_as(kind: type[MoeGeomError], where: str, hint: str = "") -> Iterator[None]:
+    """A block whose DocumentErrors are told as errors of ours about the file ``where``."""
+    try:
+        yield
+    except DocumentError as error:
+        raise kind(f"{where}: {error}.", error.hint or hint) from None
 
 
 @cache
@@ -180,10 +190,8 @@ def record_of_file(
     InternalError
         As :func:`record_of`, with the name of the file: the program brings it.
     """
-    try:
+    with refused_as(InternalError, f"{name}{_SUFFIX}"):
         return record_of(kind, {"name": name, **defaults, **parse_toml(text, most)})
-    except DocumentError as error:
-        raise InternalError(f"{name}{_SUFFIX}: {error}.", error.hint) from None
 
 
 #: What msgspec's types, and what it says of values of a type, are called.
@@ -227,7 +235,7 @@ def record_of(kind: type[T], document: Any) -> T:
     def misfit() -> str:
         try:
             converted()
-        except msgspec.ValidationError as error:
+        except ValueError as error:
             return str(error)
         return ""
 
@@ -235,6 +243,9 @@ def record_of(kind: type[T], document: Any) -> T:
         record = converted()
     except msgspec.ValidationError as error:
         raise _refusal(str(error), document, kind, misfit) from None
+    except UnicodeEncodeError as error:  # half of a pair, which JSON can spell
+        half = quoted(error.object[error.start : error.end], _MOST_REPEATED)
+        raise DocumentError(f"holds {half}, which is no character") from None
     for place, key, known in _unknown_keys(record, document, ""):
         raise _unknown(place, key, known)
     return record
