@@ -217,10 +217,11 @@ def record_of(kind: type[T], document: Any) -> T:
     """The record that plain values of a document make: its annotations say what stands where.
 
     Values have to be of their types (a text is no number, true is no number), but for integers
-    where a float is expected. A dataclass has no other keys than its fields, of which those that
-    do not compare are none, nor has a Struct that forbids them; a ``TypedDict`` may have others,
-    which are left out. A class of one's own makes itself of a value by its method ``parsed``. A
-    ValueError of that method, or of a ``__post_init__``, becomes an error with its place.
+    where a float is expected. A dataclass, and dataclasses within, have no keys but their fields,
+    of which those that do not compare are none; nor has a Struct that forbids them. Other Structs,
+    and a ``TypedDict``, may have more, which are left out. A class of one's own makes itself of a
+    value by its method ``parsed``. A ValueError of that method, or of a ``__post_init__``, becomes
+    an error with its place.
 
     Raises
     ------
@@ -246,8 +247,9 @@ def record_of(kind: type[T], document: Any) -> T:
     except UnicodeEncodeError as error:  # half of a pair, which JSON can spell
         half = quoted(error.object[error.start : error.end], _MOST_REPEATED)
         raise DocumentError(f"holds {half}, which is no character") from None
-    for place, key, known in _unknown_keys(record, document, ""):
-        raise _unknown(place, key, known)
+    if is_dataclass(record):
+        for place, key, known in _unknown_keys(record, document, ""):
+            raise _unknown(place, key, known)
     return record
 
 
