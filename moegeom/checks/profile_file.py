@@ -51,13 +51,13 @@ FailOn = Literal["error", "warning"]
 _ABSENT: Any = None
 
 
-class Code(str):
+class CheckCode(str):
     """The code of a check, or the beginning of some."""
 
     __slots__ = ()
 
     @classmethod
-    def parsed(cls, value: object) -> Code:
+    def parsed(cls, value: object) -> CheckCode:
         """The code; ValueError when no check has it."""
         codes = sorted(check.code for check in CHECKS.all())
         if isinstance(value, str) and value and any(code.startswith(value) for code in codes):
@@ -83,7 +83,7 @@ class Layers(frozenset[int]):
 
 
 class _Ignore(Struct, forbid_unknown_fields=True, frozen=True):
-    code: Code
+    code: CheckCode
     reason: str = ""
     layers: Layers = _ABSENT
 
@@ -135,8 +135,8 @@ class _File(Struct, forbid_unknown_fields=True, frozen=True):
     """A profile but for what has a key for each check."""
 
     extends: BuiltIn = "default"
-    select: Annotated[tuple[Code, ...], Meta(min_length=1)] = (Code("MG"),)
-    require: tuple[Code, ...] = ()
+    select: Annotated[tuple[CheckCode, ...], Meta(min_length=1)] = (CheckCode("MG"),)
+    require: tuple[CheckCode, ...] = ()
     fail_on: FailOn = "error"
     baseline: Text = _ABSENT
     family_wise_error: Annotated[float, Meta(gt=0.0, lt=1.0)] = FAMILY_WISE_ERROR
@@ -256,7 +256,7 @@ def fail_on(value: Any, where: str) -> FailOn:
 def known_code(value: str, where: str) -> str:
     """A code, or the beginning of some; UsageError when no check has it."""
     try:
-        return Code.parsed(value)
+        return CheckCode.parsed(value)
     except ValueError as error:
         raise UsageError(f"{where}: {error}.", "`moegeom checks` lists them.") from None
 
