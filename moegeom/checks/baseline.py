@@ -9,20 +9,22 @@ from __future__ import annotations
 import base64
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float32
+from msgspec import Meta, Struct, to_builtins
 
-from moegeom.core.documents import DocumentError, parse_json
+from moegeom.core.documents import DocumentError, parse_json, record_of
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.files import read_regular, write_whole
 from moegeom.core.limits import MOST_JSON
 from moegeom.core.metric import NUM_PROJECTIONS
-from moegeom.core.router import ROUTER_NAME
+from moegeom.core.router import RouterName
 from moegeom.core.text import quoted
 from moegeom.results.reader import ResultsView
 
@@ -33,11 +35,6 @@ BASELINE_VERSION = 1
 #: and 32 Gaussian projections of a unit vector stay below 8 but once in 10^13.
 _STEPS = 4096.0
 
-_FACTS = ("num_experts", "hidden_size", "top_k", "stored_dtype")
-
-#: Facts that baselines of older versions lack.
-_LATER_FACTS = ("rule",)
-
 #: Numbers of each expert that not every router has, by the column of ``experts`` they come from.
 _VECTORS = {
     "selection_bias": "selection_bias",
@@ -45,6 +42,47 @@ _VECTORS = {
     "load": "load",
     "load_error": "load_se",
 }
+
+
+#: What is not negative.
+_LENGTHS = ("norms", "load", "load_error")
+
+
+class _Facts(Struct, omit_defaults=True):
+    num_experts: int
+    hidden_size: int
+    top_k: int
+    stored_dtype: str
+    rule: str = ""  # baselines of older versions lack it
+
+
+_Figure = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_Error = Annotated[float, Meta(ge=0.0, lt=1e100)]
+
+
+class _Router(Struct):
+    facts: _Facts
+    columns: dict[str, tuple[_Figure, _Error | None]]
+    digests: dict[str, str]
+    norms: bytes
+    projections: bytes
+    mean_projections: bytes
+    samples: list[str] | None = None
+    selection_bias: bytes | None = None
+    logit_bias: bytes | None = None
+    load: bytes | None = None
+    load_error: bytes | None = None
+
+
+class _File(Struct):
+    """A baseline as it is written: arrays are bytes, projections steps of the length of a row."""
+
+    moegeom: str
+    checkpoint: dict[str, str]
+    num_tokens: int
+    versions: dict[str, str]
+    routers: dict[str, _Router]
+    dense_elsewhere: frozenset[RouterName] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +200,7 @@ def _router_of(
             "A baseline is made from a checkpoint that can be trusted.",
         )
     return BaselineRouter(
-        facts={n: facts[n] for n in (*_FACTS, *_LATER_FACTS) if facts.get(n) is not None},
+        facts={n: facts[n] for n in _Facts.__struct_fields__ if facts.get(n) is not None},
         columns=columns,
         digests={n: v for n, v in row.items() if n.endswith("_digest") and v is not None},
         norms=norms,
@@ -229,27 +267,17 @@ def read_baseline(path: str | Path) -> Baseline:
             "Write it again with --update-baseline.",
         )
     try:
-        routers = {_named(name): _from_json(entry) for name, entry in document["routers"].items()}
-        dense = document.get("dense_elsewhere")
-        return Baseline(
-            moegeom=str(document["moegeom"]),
-            checkpoint=dict(document["checkpoint"]),
-            num_tokens=int(document["num_tokens"]),
-            versions={str(k): str(v) for k, v in document["versions"].items()},
-            routers=routers,
-            dense_elsewhere=None if dense is None else frozenset(map(_named, dense)),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        whole = record_of(_File, document)
+        routers = {name: _from_file(name, one) for name, one in whole.routers.items()}
+    except ValueError as error:
         raise ResultsError(
-            f"{file}: is damaged ({type(error).__name__}: {str(error)[:80]}).",
+            f"{file}: is damaged: {error}.",
             "Take it from version control again, or write it with --update-baseline.",
         ) from error
-
-
-def _named(name: str) -> str:
-    if not ROUTER_NAME.fullmatch(name):
-        raise ValueError(f"{quoted(name, 40)} is no router's name")
-    return name
+    return Baseline(
+        *(whole.moegeom, whole.checkpoint, whole.num_tokens, whole.versions, routers),
+        whole.dense_elsewhere,
+    )
 
 
 def _to_json(router: BaselineRouter) -> dict[str, Any]:
@@ -270,45 +298,37 @@ def _to_json(router: BaselineRouter) -> dict[str, Any]:
     }
 
 
-def _from_json(entry: Mapping[str, Any]) -> BaselineRouter:
-    facts = {name: entry["facts"][name] for name in _FACTS}
-    facts |= {name: str(entry["facts"][name]) for name in _LATER_FACTS if name in entry["facts"]}
-    experts = int(facts["num_experts"])
-    norms = _array(entry["norms"], np.float32, experts)
-    steps = _array(entry["projections"], np.int16, experts * NUM_PROJECTIONS)
-    scale = np.where(norms > 0.0, norms, 1.0)[:, None] / _STEPS
-    samples = entry.get("samples")
-    if samples is not None and len(samples) != experts:
-        raise ValueError(f"{len(samples)} samples for {experts} experts")
+def _from_file(name: str, entry: _Router) -> BaselineRouter:
+    """The router; ValueError where arrays are not of its size, or hold what they cannot."""
+    RouterName.parsed(name)
+    experts, where = entry.facts.num_experts, f"of {quoted(name, 40)}"
 
-    vectors = {
-        name: None if entry.get(name) is None else _array(entry[name], np.float32, experts)
-        for name in _VECTORS
-    }
-    for values in (norms, vectors["load"], vectors["load_error"]):
-        if values is not None and (values < 0.0).any():
-            raise ValueError("a length, load or error is negative")
+    def numbers(key: str, raw: bytes, length: int, kind: type[np.number[Any]]) -> np.ndarray:
+        little = np.dtype(kind).newbyteorder("<")
+        if len(raw) != length * little.itemsize:
+            raise ValueError(f"{key} {where} has {len(raw)} bytes, not those of {length} numbers")
+        values = np.frombuffer(raw, little).astype(kind)
+        if not np.isfinite(values).all() or (key in _LENGTHS and (values < 0.0).any()):
+            raise ValueError(f"{key} {where} holds a number that is not finite, or below 0")
+        return values
+
+    if entry.samples is not None and len(entry.samples) != experts:
+        raise ValueError(f"samples {where} are {len(entry.samples)} of {experts} experts")
+    norms = numbers("norms", entry.norms, experts, np.float32)
+    steps = numbers("projections", entry.projections, experts * NUM_PROJECTIONS, np.int16)
+    mean = numbers("mean_projections", entry.mean_projections, NUM_PROJECTIONS, np.float32)
+    of_some = {key: raw for key in _VECTORS if (raw := getattr(entry, key)) is not None}
+    scale = np.where(norms > 0.0, norms, 1.0)[:, None] / _STEPS
     return BaselineRouter(
-        facts=facts,
-        columns={str(name): _figure(name, *pair) for name, pair in entry["columns"].items()},
-        digests={str(k): str(v) for k, v in entry["digests"].items()},
+        facts=to_builtins(entry.facts),
+        columns=entry.columns,
+        digests=entry.digests,
         norms=norms,
         projections=(steps.reshape(experts, NUM_PROJECTIONS) * scale).astype(np.float32),
-        mean_projections=_array(entry["mean_projections"], np.float32, NUM_PROJECTIONS),
-        samples=None if samples is None else [str(sample) for sample in samples],
-        **vectors,
+        mean_projections=mean,
+        samples=entry.samples,
+        **{key: numbers(key, raw, experts, np.float32) for key, raw in of_some.items()},
     )
-
-
-def _figure(name: str, value: Any, error: Any) -> tuple[float, float | None]:
-    """A value and its standard error; ValueError unless they can be what they claim to be."""
-    for number in (value, error):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-            raise ValueError(f"{name} is {str(number)[:20]!r}, no number")
-    figure = float(value), None if error is None else float(error)
-    if not math.isfinite(figure[0]) or (figure[1] is not None and not 0.0 <= figure[1] < 1e100):
-        raise ValueError(f"{name} is {figure[0]:g} with standard error {figure[1]}")
-    return figure
 
 
 def _rounded(value: float) -> float:
@@ -321,13 +341,3 @@ def _text(values: np.ndarray | None, dtype: type[np.generic]) -> str | None:
         return None
     little = np.dtype(dtype).newbyteorder("<")
     return base64.b64encode(values.astype(little).tobytes()).decode("ascii")
-
-
-def _array(text: str, dtype: type[np.generic], length: int) -> np.ndarray:
-    raw = base64.b64decode(text, validate=True)
-    values = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(dtype)
-    if len(values) != length:
-        raise ValueError(f"{len(values)} numbers where {length} belong")
-    if not np.isfinite(values).all():
-        raise ValueError("a number is not finite")
-    return values

@@ -5,15 +5,18 @@ And the commented profile that ``moegeom check --init`` writes.
 
 from __future__ import annotations
 
-import math
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta, Struct, defstruct
+from msgspec.structs import asdict
 
 from moegeom.checks.check import CHECKS, Check
 from moegeom.checks.profile import (
-    BUILT_IN,
     FAMILY_WISE_ERROR,
     BuiltIn,
     Ignore,
@@ -22,13 +25,14 @@ from moegeom.checks.profile import (
     Profile,
     Threshold,
 )
-from moegeom.core.documents import DocumentError, parse_toml
+from moegeom.core.documents import parse_toml, record_of, refused_as
 from moegeom.core.errors import UsageError
 from moegeom.core.files import open_regular
 from moegeom.core.finding import Severity
 from moegeom.core.limits import MOST_TOML
 from moegeom.core.registry import nearest_name
 from moegeom.core.router import parse_layers
+from moegeom.core.text import quoted
 
 #: Names under which a profile is found in a folder, in this order.
 PROFILE_NAME = "moegeom.toml"
@@ -37,17 +41,128 @@ _PROJECT_NAME = "pyproject.toml"
 #: What a project's file with a profile holds somewhere.
 _OWN_NAME = "moegeom"
 
-_SEVERITIES = get_args(Severity)
+Text = Annotated[str, Meta(min_length=1)]
+Number = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+#: Every limit of a check is one: a ratio, a share, a cosine, a number of sigmas.
+Size = Annotated[float, Meta(gt=0.0, le=sys.float_info.max)]
+FailOn = Literal["error", "warning"]
 
-_THRESHOLD_KEYS = (
-    "column",
-    "at_most",
-    "at_least",
-    "layers",
-    "percentile",
-    "severity",
-    "reason",
-)
+#: What is not written; no value of TOML.
+_ABSENT: Any = None
+
+
+class CheckCode(str):
+    """The code of a check, or the beginning of some."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parsed(cls, value: object) -> CheckCode:
+        """The code; ValueError when no check has it."""
+        codes = sorted(check.code for check in CHECKS.all())
+        if isinstance(value, str) and value and any(code.startswith(value) for code in codes):
+            return cls(value)
+        guess = nearest_name(str(value)[:60], codes).rstrip("?")
+        raise ValueError(f"no check has the code {quoted(value, 60)}{guess and f'.{guess}'}")
+
+
+class Layers(frozenset[int]):
+    """Layers by their numbers."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parsed(cls, value: object) -> Layers:
+        """The layers that a text names; ValueError where it names none."""
+        if not isinstance(value, str):
+            raise ValueError(f"{quoted(value, 60)} is no text such as '0,3-7'")
+        try:
+            return cls(parse_layers(value))
+        except UsageError as error:
+            raise ValueError(f"{error.message} {error.hint.rstrip('.')}") from None
+
+
+class _Ignore(Struct, forbid_unknown_fields=True, frozen=True):
+    code: CheckCode
+    reason: str = ""
+    layers: Layers = _ABSENT
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise ValueError("has no reason: say why the finding is accepted, others will read it")
+
+
+class _OfBaseline(Struct, forbid_unknown_fields=True, frozen=True):
+    times_baseline: Number
+
+
+class _Threshold(Struct, forbid_unknown_fields=True, frozen=True):
+    column: Text
+    at_most: Number | _OfBaseline = _ABSENT
+    at_least: Number | _OfBaseline = _ABSENT
+    layers: Layers = _ABSENT
+    percentile: Annotated[float, Meta(ge=0.0, le=100.0)] = _ABSENT
+    severity: Severity = "error"
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("expected either at_most or at_least")
+        if self.percentile is not None and isinstance(self.at_most or self.at_least, _OfBaseline):
+            raise ValueError(
+                "a percentile over layers has no layer of the baseline to compare with: bound it "
+                "absolutely, or leave percentile out"
+            )
+
+    def threshold(self) -> Threshold:
+        """What is judged by it."""
+        side = "at_least" if self.at_most is None else "at_most"
+        bound = getattr(self, side)
+        is_relative = isinstance(bound, _OfBaseline)
+        return Threshold(
+            column=self.column,
+            side=side,
+            bound=bound.times_baseline if is_relative else bound,
+            is_relative=is_relative,
+            layers=self.layers,
+            percentile=self.percentile,
+            severity=self.severity,
+            reason=self.reason,
+        )
+
+
+class _File(Struct, forbid_unknown_fields=True, frozen=True):
+    """A profile but for what has a key for each check."""
+
+    extends: BuiltIn = "default"
+    select: Annotated[tuple[CheckCode, ...], Meta(min_length=1)] = (CheckCode("MG"),)
+    require: tuple[CheckCode, ...] = ()
+    fail_on: FailOn = "error"
+    baseline: Text = _ABSENT
+    family_wise_error: Annotated[float, Meta(gt=0.0, lt=1.0)] = FAMILY_WISE_ERROR
+    ignore: tuple[_Ignore, ...] = ()
+    threshold: tuple[_Threshold, ...] = ()
+
+
+@cache
+def _whole_file() -> Any:
+    """A profile, with the severity of each check and its limits."""
+    checks = sorted(CHECKS.all(), key=lambda check: check.code)
+    table = partial(defstruct, forbid_unknown_fields=True, frozen=True)
+    limits = []
+    for check in checks:
+        sizes = [(limit.name, Size, _ABSENT) for limit in check.limits]
+        at = table("At", [("layers", Layers), *sizes])
+        whole = table("Limits", [*sizes, ("at", tuple[at, ...], ())])
+        limits += [(check.code, whole, _ABSENT)] if sizes else []
+    severities = [(check.code, Severity, _ABSENT) for check in checks]
+    parts = {"severity": table("Severities", severities), "limits": table("Limits", limits)}
+    return table("File", [(name, kind, kind()) for name, kind in parts.items()], bases=(_File,))
+
+
+def _written(table: Struct) -> dict[str, Any]:
+    """What a table says."""
+    return {key: value for key, value in asdict(table).items() if value is not _ABSENT}
 
 
 def find_profile(folder: Path) -> Path | None:
@@ -90,18 +205,33 @@ def _own_table(project: Path) -> Any:
 
 def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
     """The profile that a TOML table describes; ``where`` is named in errors."""
-    _check_keys(table, _READERS, where)
-    read = {key: _READERS[key](value, f"{where}: {key}") for key, value in table.items()}
-    renamed = {"threshold": "thresholds", "extends": "base"}
-    return Profile(**{renamed.get(key, key): value for key, value in read.items()})
+    hint = "`moegeom check --init` writes a profile that shows everything."
+    with refused_as(UsageError, where, hint):
+        file = record_of(_whole_file(), table)
+    limits = {}
+    for code, of_check in _written(file.limits).items():
+        sizes = _written(of_check)
+        at = [_written(entry) for entry in sizes.pop("at")]
+        exceptions = tuple(LayerLimits(entry.pop("layers"), entry) for entry in at)
+        limits[code] = LimitSettings(sizes, exceptions)
+    return Profile(
+        base=file.extends,
+        select=file.select,
+        require=file.require,
+        fail_on=file.fail_on,
+        baseline=file.baseline,
+        family_wise_error=file.family_wise_error,
+        severity=_written(file.severity),
+        ignore=tuple(Ignore(one.code, one.reason, one.layers) for one in file.ignore),
+        limits=limits,
+        thresholds=tuple(one.threshold() for one in file.threshold),
+    )
 
 
 def _table_of(path: Path) -> dict[str, Any]:
     text = _text_of(path)
-    try:
+    with refused_as(UsageError, str(path), "A profile is a page of TOML."):
         return parse_toml(text)
-    except DocumentError as error:
-        raise UsageError(f"{path}: {error}.", "A profile is a page of TOML.") from None
 
 
 def _text_of(path: Path) -> str:
@@ -114,211 +244,21 @@ def _text_of(path: Path) -> str:
         ) from error
 
 
-def _check_keys(table: Any, keys: Iterable[str], where: str) -> None:
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{where} is {_short(table)}, expected a table.")
-    for key in table:
-        if key not in keys:
-            raise UsageError(
-                f"{where}: unknown key '{_plain(key)}'.{nearest_name(key, keys)}",
-                f"Known: {', '.join(keys)}.",
-            )
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{where} is {_short(value)}, expected text.")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"{where} is {_short(value)}, expected a finite number.")
-    return number
-
-
-def _share(value: Any, where: str) -> float:
-    share = _number(value, where)
-    if not 0.0 < share < 1.0:
-        raise UsageError(f"{where} is {share:g}, expected a probability between 0 and 1.")
-    return share
-
-
-def _severity(value: Any, where: str) -> Severity:
-    if value not in _SEVERITIES:
-        raise UsageError(f"{where} is {_short(value)}, expected {', '.join(_SEVERITIES)}.")
-    return value
-
-
-def _base(value: Any, where: str) -> BuiltIn:
-    if value not in BUILT_IN:
-        raise UsageError(f"{where} is {_short(value)}, expected {', '.join(BUILT_IN)}.")
-    return value
-
-
-def fail_on(value: Any, where: str) -> Severity:
+def fail_on(value: Any, where: str) -> FailOn:
     """``error`` or ``warning``: a gate that fails on notes would never pass."""
-    if value not in _SEVERITIES[:2]:
-        raise UsageError(f"{where} is {_short(value)}, expected {' or '.join(_SEVERITIES[:2])}.")
+    if value not in get_args(FailOn):
+        raise UsageError(
+            f"{where} is {quoted(value, 60)}, expected {' or '.join(get_args(FailOn))}."
+        )
     return value
 
 
-def known_code(value: Any, where: str) -> str:
+def known_code(value: str, where: str) -> str:
     """A code, or the beginning of some; UsageError when no check has it."""
-    code = _text(value, where)
-    codes = sorted(check.code for check in CHECKS.all())
-    if not any(full.startswith(code) for full in codes):
-        raise UsageError(
-            f"{where}: no check has the code '{_plain(code)}'.{nearest_name(code, codes)}",
-            "`moegeom checks` lists them.",
-        )
-    return code
-
-
-def _codes(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise UsageError(f"{where} is {_short(value)}, expected a list of codes.")
-    return tuple(known_code(code, where) for code in value)
-
-
-def _selection(value: Any, where: str) -> tuple[str, ...]:
-    codes = _codes(value, where)
-    if not codes:
-        raise UsageError(f"{where} is empty: nothing would be checked.")
-    return codes
-
-
-def _severities(table: Any, where: str) -> dict[str, Severity]:
-    codes = [check.code for check in CHECKS.all()]
-    _check_keys(table, codes, where)
-    return {code: _severity(severity, f"{where}.{code}") for code, severity in table.items()}
-
-
-def _ignores(value: Any, where: str) -> tuple[Ignore, ...]:
-    return tuple(_ignore(entry, f"{where}[{i}]") for i, entry in enumerate(_tables(value, where)))
-
-
-def _ignore(entry: Any, where: str) -> Ignore:
-    _check_keys(entry, ("code", "layers", "reason"), where)
-    if "reason" not in entry:
-        raise UsageError(
-            f"{where}: has no reason.", "Say why the finding is accepted: others will read it."
-        )
-    layers = entry.get("layers")
-    return Ignore(
-        code=known_code(entry.get("code"), f"{where}.code"),
-        reason=_text(entry["reason"], f"{where}.reason"),
-        layers=None if layers is None else _layers(layers, f"{where}.layers"),
-    )
-
-
-def _limits(value: Any, where: str) -> dict[str, LimitSettings]:
-    checks = {check.code: check for check in CHECKS.all() if check.limits}
-    _check_keys(value, checks, where)
-    read = {}
-    for code, table in value.items():
-        names = [limit.name for limit in checks[code].limits]
-        _check_keys(table, (*names, "at"), f"{where}.{code}")
-        at = []
-        for i, entry in enumerate(_tables(table.get("at", []), f"{where}.{code}.at")):
-            here = f"{where}.{code}.at[{i}]"
-            _check_keys(entry, ("layers", *names), here)
-            layers = _layers(entry.get("layers"), f"{here}.layers")
-            at.append(LayerLimits(layers, _numbers(entry, names, here)))
-        read[code] = LimitSettings(_numbers(table, names, f"{where}.{code}"), tuple(at))
-    return read
-
-
-def _layers(value: Any, where: str) -> frozenset[int]:
     try:
-        return parse_layers(_text(value, where))
-    except UsageError as error:
-        raise UsageError(
-            error.message if where in error.message else f"{where}: {error.message}", error.hint
-        ) from None
-
-
-def _numbers(table: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, float]:
-    return {name: _limit(table[name], f"{where}.{name}") for name in names if name in table}
-
-
-def _limit(value: Any, where: str) -> float:
-    """Every limit of a check is a size: a ratio, a share, a cosine, a number of sigmas."""
-    number = _number(value, where)
-    if number <= 0.0:
-        raise UsageError(f"{where} is {number:g}, expected a number above 0.")
-    return number
-
-
-def _thresholds(value: Any, where: str) -> tuple[Threshold, ...]:
-    entries = _tables(value, where)
-    return tuple(_threshold(entry, f"{where}[{i}]") for i, entry in enumerate(entries))
-
-
-def _threshold(entry: Any, where: str) -> Threshold:
-    _check_keys(entry, _THRESHOLD_KEYS, where)
-    sides = [side for side in ("at_most", "at_least") if side in entry]
-    if len(sides) != 1:
-        raise UsageError(f"{where}: expected either at_most or at_least.")
-    bound = entry[sides[0]]
-    is_relative = isinstance(bound, Mapping)
-    if is_relative:
-        _check_keys(bound, ("times_baseline",), f"{where}.{sides[0]}")
-        bound = bound.get("times_baseline")
-    percentile = entry.get("percentile")
-    if percentile is not None:
-        percentile = _number(percentile, f"{where}.percentile")
-        if not 0.0 <= percentile <= 100.0:
-            raise UsageError(f"{where}.percentile is {percentile:g}, expected 0 to 100.")
-        if is_relative:
-            raise UsageError(
-                f"{where}: a percentile over layers has no layer of the baseline to compare with.",
-                "Bound it absolutely, or leave percentile out.",
-            )
-    layers = entry.get("layers")
-    return Threshold(
-        column=_text(entry.get("column"), f"{where}.column"),
-        side="at_most" if sides == ["at_most"] else "at_least",
-        bound=_number(bound, f"{where}.{sides[0]}"),
-        is_relative=is_relative,
-        layers=None if layers is None else _layers(layers, f"{where}.layers"),
-        percentile=percentile,
-        severity=_severity(entry.get("severity", "error"), f"{where}.severity"),
-        reason=_text(entry["reason"], f"{where}.reason") if "reason" in entry else "",
-    )
-
-
-def _tables(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"{where} is {_short(value)}, expected [[{where.rpartition(' ')[2]}]].")
-    return value
-
-
-def _short(value: Any) -> str:
-    return _plain(repr(value))
-
-
-def _plain(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-#: How the value of each key is read.
-_READERS: dict[str, Callable[[Any, str], Any]] = {
-    "extends": _base,
-    "select": _selection,
-    "require": _codes,
-    "fail_on": fail_on,
-    "baseline": _text,
-    "family_wise_error": _share,
-    "severity": _severities,
-    "ignore": _ignores,
-    "limits": _limits,
-    "threshold": _thresholds,
-}
+        return CheckCode.parsed(value)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}.", "`moegeom checks` lists them.") from None
 
 
 _TEMPLATE_HEAD = f"""\

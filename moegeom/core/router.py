@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moegeom.core.errors import UsageError
+from moegeom.core.text import quoted
 
 #: Scores that are one strictly increasing function of the logit (per token, for softmax): they
 #: never change which logits are the k largest. docs/theory.md 0.
@@ -321,8 +322,21 @@ class TokenTable:
 
 
 # ---------------------------------------------------------------------------------- names of layers
-#: ``text/31``, and ``text/31/second`` where a layer has several routers.
-ROUTER_NAME = re.compile(r"[^/]+/[0-9]{1,9}(/[^/]+)*")
+_NAME = re.compile(r"[^/]+/[0-9]{1,9}(/[^/]+)*")
+
+
+class RouterName(str):
+    """``text/31``, and ``text/31/second`` where a layer has several routers."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parsed(cls, value: object) -> RouterName:
+        """The name in a file; ValueError where it is none."""
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise ValueError(f"{quoted(value, 40)} is no router's name")
+        return cls(value)
+
 
 _PART = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
 

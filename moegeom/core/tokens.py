@@ -18,7 +18,7 @@ Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids", "coun
 #: Outputs of experts, and their weights, that may be recorded beside any stage.
 OutputKind = Literal["shared_output", "routed_output", "expert_output", "routing_weights"]
 
-OUTPUT_KINDS: tuple[str, ...] = get_args(OutputKind)
+OUTPUT_KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
 
 #: What a document is to those who record text, and what makes more of them.
 ONE_DOCUMENT = "a text file is one document, and so is each line of a .jsonl file"

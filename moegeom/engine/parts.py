@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from msgspec import Meta, Struct
 
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.core.digest import digest_of_file
-from moegeom.core.documents import DocumentError, parse_json
-from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.core.documents import parse_json, record_of, refused_as
+from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.files import (
     move_folder,
     new_folder,
@@ -42,7 +44,6 @@ from moegeom.engine.request import ScanRequest
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.results.plans import differing_parts
 from moegeom.tokens.files import TokenFiles
-from moegeom.tokens.recording.fields import Fields
 
 PART_FILE = "part.json"
 
@@ -247,14 +248,24 @@ def _digest(path: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------ merging
-@dataclass(frozen=True)
-class StoredState:
+class StoredState(Struct, frozen=True, rename={"pass_name": "pass"}):
     """What a pass over a router folded: a file, and what it hashes to."""
 
     router: str
     pass_name: str
-    file: str
+    file: Annotated[str, Meta(pattern=r"^[0-9]{6}\.npz\Z")]
     digest: str
+
+
+class _Version(Struct):
+    schema: int
+
+
+class _PartFile(Struct):
+    part: str
+    request: dict[str, Any]
+    plan: dict[str, Any]
+    states: tuple[StoredState, ...]
 
 
 @dataclass(frozen=True)
@@ -299,25 +310,18 @@ def read_part(folder: Path) -> StoredPart:
             f"{folder}: no part of a scan (no {PART_FILE} in it).",
             "Parts are what moegeom scan ... --part i/n --out FOLDER writes.",
         )
-    try:
-        with reading(folder / PART_FILE, ResultsError):
-            raw = read_regular(folder / PART_FILE, MOST_JSON, follows=True)
-        told = Fields(parse_json(raw), where)
-        if (schema := told.number("schema")) != SCHEMA:
+    with reading(folder / PART_FILE, ResultsError):
+        raw = read_regular(folder / PART_FILE, MOST_JSON, follows=True)
+    with refused_as(ResultsError, where, _AGAIN):
+        document = parse_json(raw)
+        if (schema := record_of(_Version, document).schema) != SCHEMA:
             raise ResultsError(f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.")
-        listed = [Fields(one, f"{where}: states") for one in told.list("states")]
-        states = tuple(
-            StoredState(*map(one.text, ("router", "pass", "file", "digest"))) for one in listed
-        )
-        if not all(re.fullmatch(r"[0-9]{6}\.npz", state.file) for state in states):
-            raise ResultsError(f"{where}: names files that no part has.", _AGAIN)
-        request, plan = (Fields(told.any(key), where).document for key in ("request", "plan"))
-        part = parse_part(told.text("part"))
-        return StoredPart(folder, part, _request(request, where), plan, states)
-    except DocumentError as error:
-        raise ResultsError(f"{where}: {error}.") from None
-    except (RecordingError, UsageError) as error:
+        stored = record_of(_PartFile, document)
+    try:
+        part, request = parse_part(stored.part), _request(stored.request, where)
+    except UsageError as error:
         raise ResultsError(error.message, error.hint) from None
+    return StoredPart(folder, part, request, stored.plan, stored.states)
 
 
 def _request(fields: Mapping[str, Any], where: str) -> ScanRequest:
@@ -402,7 +406,10 @@ class MergedParts:
         """
         before = dict(self.parts[0].plan)
         here = json.loads(json.dumps(plan))
-        here["options"]["device"] = Fields(before.get("options"), PART_FILE).any("device")
+        options = before.get("options")
+        if not isinstance(options, dict) or "device" not in options:
+            raise ResultsError(f"{self.parts[0].folder}: its plan names no device.", _AGAIN)
+        here["options"]["device"] = options["device"]
         if differing := differing_parts(*map(_of_copies, (before, here))):
             raise ResultsError(
                 f"{self.parts[0].folder}: {', '.join(d[:60] for d in differing[:20])} here are not "

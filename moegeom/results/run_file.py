@@ -2,188 +2,221 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
-from moegeom.core.router import ROUTER_NAME
+from msgspec import Meta
+
+from moegeom.core.documents import DocumentError, record_of
+from moegeom.core.router import RouterName
 from moegeom.core.text import quoted
-
-_TEXT, _TRUTH, _COUNT, _NUMBER, _NONE = (str,), (bool,), (int,), (int, float), (type(None),)
 
 #: Share of the first recorded choices that must follow from a rule to verify it.
 LEAST_SHARE = 0.99
 
-#: What disturbs the inputs: a number that was given, or what two recordings show.
-_INPUT_NOISE = {
-    "scale": _NUMBER,
-    "is_relative": _TRUTH,
-    "relative": (*_NUMBER, *_NONE),
-    "kappa": (*_NUMBER, *_NONE),
-    "systematic_share": (*_NUMBER, *_NONE),
-    "num_non_finite": (*_COUNT, *_NONE),
-}
+# What is at each place. A key that may be absent is one of which there may be nothing to say, or
+# that older versions did not write; keys that are not named here are not read.
 
-#: A what-if at one router: what it reached, or why it was not tried.
-_WHAT_IF = {
-    "refused": _TEXT,
-    "figures": {"*": _NUMBER},
-    "notes": [_TEXT],
-    "is_causal": _TRUTH,
-    "is_token_local": _TRUTH,
-    "has_fixed_size": _TRUTH,
-    "num_sampled": _COUNT,
-    "top_k": (*_COUNT, *_NONE),
-    "reasons": {"*": _TEXT},
-}
+_Trust = TypedDict(
+    "_Trust",
+    {
+        "fingerprint": Literal["matches", "differs", "unknown"],
+        "rms_median": float | None,
+        "share_reproduced": float | None,
+        "overridden": list[str],
+    },
+)
+_Device = TypedDict("_Device", {"names": list[str]}, total=False)
+_Skipped = TypedDict("_Skipped", {"tensor": str, "reason": str}, total=False)
+_RunB = TypedDict(
+    "_RunB",
+    {"name": str, "engine": str, "num_tokens": int, "num_matched": int, "notes": list[str]},
+)
+_Refusal = TypedDict("_Refusal", {"code": str, "message": str, "hint": str})
+_Unsaid = TypedDict("_Unsaid", {"key": str, "assumed": str, "others": str})
+_Gating = TypedDict("_Gating", {"unsaid": list[_Unsaid]})
+_Beyond = TypedDict("_Beyond", {"router": str, "text": str, "is_legal": bool, "beyond_dtype": str})
+_Ranges = TypedDict("_Ranges", {"beyond": list[_Beyond]})
+_Dense = TypedDict("_Dense", {"router": str, "key": str, "value": str})
+_Plain = TypedDict(
+    "_Plain",
+    {"router": str, "module": str, "is_covered": bool, "is_unknown": NotRequired[bool]},
+)
+_Quantisation = TypedDict("_Quantisation", {"method": str, "key": str, "plain": list[_Plain]})
+_Drawn = TypedDict("_Drawn", {"router": str, "num_rows": int, "rows": list[int]})
+_Moments = TypedDict(
+    "_Moments",
+    {"router": str, "num_weights": int, "mean": float, "std": float, "kurtosis": float},
+)
+_Initialised = TypedDict(
+    "_Initialised",
+    {
+        "initializer_range": Annotated[float, Meta(gt=0.0)],
+        "routers": list[_Moments],
+        "groups": NotRequired[list[_Drawn]],
+    },
+)
+_Size = TypedDict("_Size", {"scale": float, "is_relative": NotRequired[bool]})
+_OfRecordings = TypedDict(
+    "_OfRecordings",
+    {
+        "relative": float | None,
+        "kappa": float | None,
+        "systematic_share": float | None,
+        "num_non_finite": NotRequired[int | None],
+    },
+)
 
-#: What is at each place: types, or a list or mapping of something. A place that is absent is one of
-#: an older version, unless it is among those that every version has written. A mapping with the
-#: key "*" has keys of any name.
-_RUN: Mapping[str, Any] = {
-    "moegeom": _TEXT,
-    "python": _TEXT,
-    "seed": _COUNT,
-    "seconds": _NUMBER,
-    "layers_requested": (*_TEXT, *_NONE),
-    "exclude_first": _COUNT,
-    "num_first": _COUNT,
-    "reference": (*_TEXT, *_NONE),
-    "next_command": _TEXT,
-    "checks_not_judged": [_TEXT],
-    "checks_inconclusive": [_TEXT],
-    "column_versions": {"*": _TEXT},
-    "libraries": {"*": _TEXT},
-    "arithmetic": {"*": (*_TEXT, *_COUNT, *_NONE)},
-    "checkpoint": {
-        "name": _TEXT,
-        "family": _TEXT,
-        "rule": _TEXT,
-        "rule_origin": _TEXT,
-        "revision": _TEXT,
-        "fingerprint": _TEXT,
-        "bytes_read": _COUNT,
-        "bytes_total": _COUNT,
-        "seconds": _NUMBER,
-        "num_routers": _COUNT,
-        "num_expected": (*_COUNT, *_NONE),
-        "notes": [_TEXT],
-        "layer_notes": [_TEXT],
-        "skipped": [{"tensor": _TEXT, "reason": _TEXT}],
-    },
-    "routers": [
-        {
-            "name": ROUTER_NAME,
-            "num_experts": _COUNT,
-            "hidden_size": _COUNT,
-            "top_k": _COUNT,
-            "is_affine": _TRUTH,
-            "is_linear": _TRUTH,
-            "pick": frozenset(["top_k", "threshold"]),
-            "selection_score_unit": _TEXT,
-            "stored_dtype": _TEXT,
-            "bias_tensor": _TEXT,
-            "bias_dtype": _TEXT,
-            "score": _TEXT,
-            "rule": _TEXT,
-            "weights_from": _TEXT,
-            "has_logit_bias": _TRUTH,
-            "has_selection_bias": _TRUTH,
-            "num_groups": _COUNT,
-            "num_kept_groups": _COUNT,
-            "group_fill": (*_TEXT, *_NONE),
-            "tensors": [_TEXT],
-            "file": _TEXT,
-            "num_non_finite_rows": _COUNT,
-        }
-    ],
-    "tokens": {
-        "name": _TEXT,
-        "stage": _TEXT,
-        "num_tokens": _COUNT,
-        "routers": [_TEXT],
-        "domains": [_TEXT],
-        "has_documents": _TRUTH,
-        "has_chosen": _TRUTH,
-        "engine": _TEXT,
-        "fingerprint": _TEXT,
-        "num_documents": (*_COUNT, *_NONE),
-        "size_bytes": _COUNT,
-        "is_synthetic": _TRUTH,
-        "outputs": [_TEXT],
-        "notes": [_TEXT],
-    },
-    "trust": {
-        "fingerprint": frozenset(["matches", "differs", "unknown"]),
-        "rms_median": (*_NUMBER, *_NONE),
-        "share_reproduced": (*_NUMBER, *_NONE),
-        "overridden": [_TEXT],
-    },
-    "parts": {
-        "*": {"reasons": {"*": _TEXT}, "what_ifs": {"*": _WHAT_IF}, "num_non_finite": _COUNT}
-    },
-    "noise": {**_INPUT_NOISE, "*": _INPUT_NOISE},  # of all routers, or of each that is named
-    "run_b": {
-        "name": _TEXT,
-        "engine": _TEXT,
-        "num_tokens": _COUNT,
-        "num_matched": _COUNT,
-        "notes": [_TEXT],
-    },
-    "checkpoint_b": {
-        "name": _TEXT,
-        "rule": _TEXT,
-        "has_same_rule": _TRUTH,
-        "num_compared": _COUNT,
-        "equal": [_TEXT],
-        "regained": [_TEXT],
-        "unknown_gain": [_TEXT],
-    },
-    "device": {"names": [_TEXT]},
-    "refused": {"code": _TEXT, "message": _TEXT, "hint": _TEXT},
-    "token_tables": [
-        {
-            "router": _TEXT,
-            "tensor": _TEXT,
-            "dtype": _TEXT,
-            "num_tokens": _COUNT,
-            "top_k": _COUNT,
-            "num_experts": _COUNT,
-            "largest": _NUMBER,
-            "num_outside": _COUNT,
-            "num_repeated": _COUNT,
-            "num_used": _COUNT,
-            "num_large": _COUNT,
-            "num_large_odd": _COUNT,
-            "reason": _TEXT,
-        }
-    ],
-    "initialised": {
-        "initializer_range": _NUMBER,
-        "routers": [
-            {
-                "router": _TEXT,
-                "num_weights": _COUNT,
-                "mean": _NUMBER,
-                "std": _NUMBER,
-                "kurtosis": _NUMBER,
-            }
-        ],
-        "groups": [{"router": _TEXT, "num_rows": _COUNT, "rows": [_COUNT]}],
-    },
-    "gating": {"unsaid": [{"key": _TEXT, "assumed": _TEXT, "others": _TEXT}]},
-    "ranges": {
-        "beyond": [
-            {"router": _TEXT, "text": _TEXT, "is_legal": _TRUTH, "beyond_dtype": _TEXT},
-        ],
-    },
-    "dense_elsewhere": [{"router": _TEXT, "key": _TEXT, "value": _TEXT}],
-    "quantisation": {
-        "method": _TEXT,
-        "key": _TEXT,
-        "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH, "is_unknown": _TRUTH}],
-    },
-}
+
+class _Noise(dict[str, Any]):
+    """What disturbs the inputs: of a size that was given, or what two recordings show by router."""
+
+    @classmethod
+    def parsed(cls, value: Any) -> _Noise:
+        is_given = isinstance(value, dict) and "scale" in value
+        return cls(record_of(_Size if is_given else dict[str, _OfRecordings], value))
+
+
+class _CheckpointB(TypedDict):
+    name: str
+    rule: str
+    has_same_rule: bool
+    num_compared: int
+    equal: list[str]
+    regained: list[str]
+    unknown_gain: list[str]
+
+
+class _WhatIf(TypedDict, total=False):
+    """A what-if at one router: what it reached, or why it was not tried."""
+
+    refused: str
+    figures: dict[str, float]
+    notes: list[str]
+    is_causal: bool
+    is_token_local: bool
+    has_fixed_size: bool
+    num_sampled: int
+    top_k: int | None
+    reasons: dict[str, str]
+
+
+class _Part(TypedDict, total=False):
+    reasons: dict[str, str]
+    what_ifs: dict[str, _WhatIf]
+    num_non_finite: int
+
+
+class _TokenTable(TypedDict, total=False):
+    router: Required[str]
+    tensor: Required[str]
+    dtype: Required[str]
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    largest: float
+    num_outside: int
+    num_repeated: int
+    num_used: int
+    num_large: int
+    num_large_odd: int
+    reason: str
+
+
+class _Checkpoint(TypedDict):
+    name: str
+    family: str
+    rule: str
+    rule_origin: NotRequired[str]
+    revision: NotRequired[str]
+    fingerprint: str
+    bytes_read: int
+    bytes_total: int
+    seconds: float
+    num_routers: int
+    num_expected: int | None
+    notes: list[str]
+    layer_notes: NotRequired[list[str]]
+    skipped: list[_Skipped]
+
+
+class _Router(TypedDict):
+    name: RouterName
+    num_experts: int
+    hidden_size: int
+    top_k: int
+    is_affine: bool
+    is_linear: NotRequired[bool]
+    pick: NotRequired[Literal["top_k", "threshold"]]
+    selection_score_unit: NotRequired[str]
+    stored_dtype: str
+    bias_tensor: NotRequired[str]
+    bias_dtype: NotRequired[str]
+    score: str
+    rule: NotRequired[str]
+    weights_from: NotRequired[str]
+    has_logit_bias: bool
+    has_selection_bias: bool
+    num_groups: Annotated[int, Meta(ge=1)]
+    num_kept_groups: NotRequired[int]
+    group_fill: NotRequired[str | None]
+    tensors: NotRequired[list[str]]
+    file: NotRequired[str]
+    num_non_finite_rows: NotRequired[int]
+
+
+class _Tokens(TypedDict):
+    name: str
+    stage: str
+    num_tokens: int
+    routers: list[str]
+    domains: NotRequired[list[str]]
+    has_documents: NotRequired[bool]
+    has_chosen: bool
+    engine: NotRequired[str]
+    fingerprint: NotRequired[str]
+    num_documents: int | None
+    size_bytes: int
+    is_synthetic: bool
+    outputs: NotRequired[list[str]]
+    notes: NotRequired[list[str]]
+
+
+class _Run(TypedDict, total=False):
+    moegeom: str
+    python: str
+    seed: int
+    seconds: Required[float]
+    layers_requested: str | None
+    exclude_first: int
+    num_first: int
+    reference: str | None
+    next_command: str
+    checks_not_judged: list[str]
+    checks_inconclusive: list[str]
+    column_versions: dict[str, str]
+    libraries: dict[str, str]
+    arithmetic: dict[str, str | int | None]
+    checkpoint: Required[_Checkpoint]
+    routers: Required[list[_Router]]
+    tokens: Required[_Tokens | None]
+    trust: Required[_Trust | None]
+    parts: Required[dict[str, _Part]]
+    noise: _Noise
+    run_b: _RunB | None
+    checkpoint_b: _CheckpointB | None
+    device: _Device | None
+    refused: _Refusal
+    token_tables: list[_TokenTable]
+    initialised: _Initialised
+    gating: _Gating
+    ranges: _Ranges
+    dense_elsewhere: list[_Dense]
+    quantisation: _Quantisation
+
+
+#: What is empty where there is nothing to say.
+_MAY_BE_EMPTY = frozenset(["initialised", "quantisation"])
 
 
 def is_verified_here(run: Mapping[str, Any]) -> bool:
@@ -198,104 +231,19 @@ def num_non_finite(run: Mapping[str, Any]) -> int:
     return max((part.get("num_non_finite", 0) for part in run.get("parts", {}).values()), default=0)
 
 
-#: Mappings that are missing where there is nothing to say.
-_MAY_BE_NULL = frozenset(["tokens", "trust", "run_b", "checkpoint_b", "device"])
-
-#: Mappings that are empty there.
-_MAY_BE_EMPTY = frozenset(["initialised", "quantisation"])
-
-#: What is in them wherever they are, and readers rely on.
-_NEEDED: Mapping[str, str] = {
-    "": "seconds checkpoint routers tokens trust parts",
-    "checkpoint": "name family rule fingerprint bytes_read bytes_total seconds num_routers "
-    "num_expected notes skipped",
-    "routers[]": "name num_experts hidden_size top_k is_affine stored_dtype score has_logit_bias "
-    "has_selection_bias num_groups",
-    "tokens": "name stage num_tokens routers num_documents size_bytes is_synthetic has_chosen",
-    "trust": "fingerprint rms_median share_reproduced overridden",
-    "noise.*": "relative kappa systematic_share",
-    "run_b": "name engine num_tokens num_matched notes",
-    "checkpoint_b": "name rule has_same_rule num_compared equal regained unknown_gain",
-    "refused": "code message hint",
-    "token_tables[]": "router tensor dtype",
-    "initialised": "initializer_range routers",
-    "initialised.routers[]": "router num_weights mean std kurtosis",
-    "initialised.groups[]": "router num_rows rows",
-    "gating": "unsaid",
-    "gating.unsaid[]": "key assumed others",
-    "ranges": "beyond",
-    "ranges.beyond[]": "router text is_legal beyond_dtype",
-    "dense_elsewhere[]": "router key value",
-    "quantisation": "method key plain",
-    "quantisation.plain[]": "router module is_covered",
-}
-
-
 def fault(run: Mapping[str, Any]) -> str:
     """What is wrong with the facts of a run, with its place; empty when nothing is."""
-    wrong = _fault(run, _RUN, "", "")
-    if not wrong and run.get("initialised") and not run["initialised"]["initializer_range"] > 0:
-        return "'initialised.initializer_range' is not above 0"
-    return wrong or _fault_of_groups(run)
-
-
-def _fault_of_groups(run: Mapping[str, Any]) -> str:
-    """Groups of experts that cannot be, or a fill that is no number."""
-    for facts in run["routers"]:
-        groups, fill = facts["num_groups"], facts.get("group_fill")
-        if groups < 1 or facts["num_experts"] % groups:
-            return f"'routers[].num_groups' is {groups} for {facts['num_experts']} experts"
+    facts = {key: value for key, value in run.items() if value != {} or key not in _MAY_BE_EMPTY}
+    try:
+        record_of(_Run, facts)
+    except DocumentError as error:
+        return str(error)
+    for number, router in enumerate(run["routers"]):
+        groups, fill = router["num_groups"], router.get("group_fill")
+        if router["num_experts"] % groups:
+            return f"routers[{number}].num_groups is {groups} for {router['num_experts']} experts"
         try:
             float("-inf" if fill is None else fill)
         except ValueError:
-            return f"'routers[].group_fill' is {fill!r:.40}, expected a number"
+            return f"routers[{number}].group_fill is {quoted(fill, 40)}, expected a number"
     return ""
-
-
-def _fault(found: Any, expected: Any, place: str, kind: str) -> str:
-    """``kind`` is the place with stars for names: what ``_NEEDED`` and others speak of."""
-    if isinstance(expected, frozenset):
-        is_known = isinstance(found, str) and found in expected
-        words = " or ".join(sorted(expected))
-        return "" if is_known else f"{quoted(place)} is {_kind(found)}, expected {words}"
-    if isinstance(expected, re.Pattern):
-        is_name = isinstance(found, str) and expected.fullmatch(found)
-        return "" if is_name else f"{quoted(place)} is {_kind(found)}, expected a router's name"
-    if isinstance(expected, tuple):
-        is_right = type(found) in expected
-        return "" if is_right else f"{quoted(place)} is {_kind(found)}, expected {_words(expected)}"
-    if (found is None and kind in _MAY_BE_NULL) or (found == {} and kind in _MAY_BE_EMPTY):
-        return ""
-    if isinstance(expected, list):
-        if not isinstance(found, list):
-            return f"{quoted(place)} is {_kind(found)}, expected a list"
-        each = (_fault(item, expected[0], f"{place}[]", f"{kind}[]") for item in found)
-        return next((wrong for wrong in each if wrong), "")
-    if not isinstance(found, Mapping):
-        return f"{quoted(place)} is {_kind(found)}, expected an object"
-    for key in _NEEDED.get(kind, "").split():
-        if key not in found:
-            return f"{quoted(f'{place}.{key}'.lstrip('.'))} is missing"
-    return _fault_within(found, expected, place, kind)
-
-
-def _fault_within(found: Mapping[str, Any], expected: Any, place: str, kind: str) -> str:
-    for key, value in found.items():
-        star = key if key in expected else "*"
-        if star in expected:
-            at, below = f"{place}.{key}".lstrip("."), f"{kind}.{star}".lstrip(".")
-            wrong = _fault(value, expected[star], at, below)
-            if wrong:
-                return wrong
-    return ""
-
-
-def _kind(found: Any) -> str:
-    return {dict: "an object", list: "a list", type(None): "null"}.get(
-        type(found), f"{str(found)!r:.40}"
-    )
-
-
-def _words(types: tuple[type, ...]) -> str:
-    names = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-    return " or ".join(dict.fromkeys(names.get(kind, "null") for kind in types))

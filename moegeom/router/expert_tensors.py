@@ -61,7 +61,7 @@ _BIAS = re.compile(r"[._]bias")
 
 #: Keys of a config that hold the name of the activation, and tables in which they stand.
 _ACTIVATION = Setting(
-    keys=("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function",
+    ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function",
           "dense_act_fn", "ffn_act_fn.name")
 )  # fmt: skip
 _ROOTS = ("", "text_config", "language_config", "llm_config", "thinker_config.text_config",

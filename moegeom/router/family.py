@@ -4,11 +4,14 @@ Each record is one table of a family's TOML file, each field one key; there are 
 a family cannot silently use a step that does not exist.
 """
 
-from __future__ import annotations
-
+# Annotations are objects here, not texts: they are read when a family file is.
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, cast
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from msgspec import Meta
 
 #: What may stand before ``layers.`` in a tensor name. The same model is stored with and without.
 PREFIXES = (
@@ -32,6 +35,8 @@ PREFIXES = (
 DESCRIBED = "described"
 
 Value = bool | int | float
+
+Texts = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Range:
         return number == self.off or self.usual[0] <= number <= self.usual[1]
 
     @property
-    def metadata(self) -> dict[str, Range]:
+    def metadata(self) -> "dict[str, Range]":
         """That of a field for a setting that is a number of this range."""
         return {"range": self}
 
@@ -96,8 +101,19 @@ BIAS = Range(0.0, 1e8, usual=(0.0, 1e4))
 LOGARITHM = Range(0.0, 80.0, usual=(0.0, 10.0))
 
 
+class _Keyed:
+    """What a key of a config says, or the first of several keys that is there."""
+
+    key: str | Texts
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, also where a file has one alone."""
+        return (self.key,) if isinstance(self.key, str) else self.key
+
+
 @dataclass(frozen=True)
-class Setting:
+class Setting(_Keyed):
     """A value, or the keys of ``config.json`` that hold it (aliases: they must not disagree).
 
     In TOML a string or a list of strings names keys (dots for nesting); a table ``{key, default,
@@ -106,10 +122,11 @@ class Setting:
     listed). ``plus`` and ``minus`` are keys whose value is added or taken away (0 when it is not
     given); ``over`` replaces the value v by ``over / v``, ``zero`` a number 0 that stands for
     something else. ``values`` maps what the config says, true and false included, to what is meant.
-    ``range`` is that of the field which holds the setting; a setting without one is no number.
+    ``range`` is that of the field which holds the setting; a setting without one is no number. No
+    file can say it: it does not compare.
     """
 
-    keys: tuple[str, ...] = ()
+    key: str | Texts = ()
     value: Value | None = None
     default: Value | tuple[int, ...] | None = None
     plus: str = ""
@@ -120,23 +137,12 @@ class Setting:
     range: Range | None = field(default=None, compare=False)
 
 
-class _Ranged:
-    """Gives every setting of a record the range of its field."""
-
-    def __post_init__(self) -> None:
-        for item in fields(cast("Any", self)):
-            setting = getattr(self, item.name)
-            if isinstance(setting, Setting) and "range" in item.metadata:
-                ranged = replace(setting, range=item.metadata["range"])
-                object.__setattr__(self, item.name, ranged)
-
-
 #: The score of a rule that takes every expert with a positive logit.
 RELU = "relu"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(_Keyed):
     """The name of a step, or the config key whose value selects it.
 
     In TOML a string is the step; a table ``{key, default, unset, values}`` maps values of the key
@@ -144,7 +150,7 @@ class Choice:
     """
 
     step: str = ""
-    keys: tuple[str, ...] = ()
+    key: str | Texts = ()
     values: dict[str, str] = field(default_factory=dict)
     default: str = ""
     unset: str = ""
@@ -164,7 +170,7 @@ class TensorName:
     """
 
     name: str
-    layout: str = "rows"
+    layout: Literal["rows", "transposed", "flat"] = "rows"
     row: int | None = None
 
     @property
@@ -173,8 +179,52 @@ class TensorName:
         return self.name.rpartition(".")[2]
 
 
+if TYPE_CHECKING:
+    AnySetting = Setting
+    AnyChoice = Choice
+    TensorNames = tuple[TensorName, ...]
+else:  # as files spell them: `_Spelled` makes the records of it
+    AnySetting = Setting | Value | str | Texts
+    AnyChoice = Choice | str
+    TensorNames = Annotated[tuple[TensorName | str, ...], Meta(min_length=1, max_length=100)]
+
+
+def _setting(spelled: Any, of: Range | None) -> Setting | None:
+    if spelled is None:
+        return None
+    if not isinstance(spelled, Setting):
+        is_key = isinstance(spelled, str | tuple)
+        spelled = Setting(spelled) if is_key else Setting(value=spelled)
+    return replace(spelled, range=of) if of else spelled
+
+
+def _choice(spelled: Choice | str, _: None) -> Choice:
+    return Choice(spelled) if isinstance(spelled, str) else spelled
+
+
+def _tensor_names(spelled: tuple[TensorName | str, ...], _: None) -> tuple[TensorName, ...]:
+    return tuple(TensorName(one) if isinstance(one, str) else one for one in spelled)
+
+
+@cache
+def _spelled(record: Any) -> list[tuple[str, Callable[[Any, Any], Any], Range | None]]:
+    """Fields of a record that files spell shorter, what makes them, and their range."""
+    makers = {AnySetting: _setting, AnySetting | None: _setting, AnyChoice: _choice,
+              TensorNames: _tensor_names}  # fmt: skip
+    made = [(item, makers.get(cast("Any", item.type))) for item in fields(record)]
+    return [(item.name, make, item.metadata.get("range")) for item, make in made if make]
+
+
+class _Spelled:
+    """Makes settings, of the range of their field, choices and names of what a file spells."""
+
+    def __post_init__(self) -> None:
+        for name, make, of in _spelled(type(self)):
+            object.__setattr__(self, name, make(getattr(self, name), of))
+
+
 @dataclass(frozen=True)
-class NormSpec(_Ranged):
+class NormSpec(_Spelled):
     """The norm whose output the router reads.
 
     Its gain is the tensor plus ``gain_offset``, times hidden_size^-1/2 with ``over_root_hidden``.
@@ -182,32 +232,32 @@ class NormSpec(_Ranged):
     """
 
     kind: str
-    weight: tuple[TensorName, ...]
-    eps: Setting = field(metadata=EPS.metadata)
-    gain_offset: Setting = field(default=Setting(value=0.0), metadata=OFFSET.metadata)
+    weight: TensorNames
+    eps: AnySetting = field(metadata=EPS.metadata)
+    gain_offset: AnySetting = field(default=Setting(value=0.0), metadata=OFFSET.metadata)
     over_root_hidden: bool = False
-    bias: tuple[TensorName, ...] = ()
-    rms_eps: Setting = field(default=Setting(), metadata=EPS.metadata)
+    bias: TensorNames = ()
+    rms_eps: AnySetting = field(default=Setting(), metadata=EPS.metadata)
 
 
 @dataclass(frozen=True)
-class GroupSpec(_Ranged):
+class GroupSpec(_Spelled):
     """The group mask; ``text`` is its part of the family's sentence.
 
     There is none where a key of ``when`` has another value, or ``num_groups`` is null or not given;
     behind a ``when`` that asks for one it must be given.
     """
 
-    num_groups: Setting = field(metadata=COUNT.metadata)
-    num_kept: Setting = field(metadata=COUNT.metadata)
+    num_groups: AnySetting = field(metadata=COUNT.metadata)
+    num_kept: AnySetting = field(metadata=COUNT.metadata)
     score: str
     fill: float
     text: str
-    when: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    when: dict[str, Texts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class ProjectionSpec:
+class ProjectionSpec(_Spelled):
     """What the rows of the router are compared with, where it is a projection of the input.
 
     The router's own weight has a column for each projected dimension, and each of its rows is
@@ -215,33 +265,33 @@ class ProjectionSpec:
     projection too, and multiplied by e to the power of that tensor, but at most ``largest_scale``.
     """
 
-    weight: tuple[TensorName, ...]
-    bias: tuple[TensorName, ...] = ()
-    log_scale: tuple[TensorName, ...] = ()
+    weight: TensorNames
+    bias: TensorNames = ()
+    log_scale: TensorNames = ()
     largest_scale: float = math.inf
 
 
 @dataclass(frozen=True)
-class WeightsSpec(_Ranged):
+class WeightsSpec(_Spelled):
     """How routing weights follow from the chosen experts (``core.router.Weights``).
 
     Weights of fewer than ``renormalise_from`` chosen experts are never renormalised.
     ``expert_scale``: a tensor with a factor for each expert, or one for all.
     """
 
-    source: Choice
-    renormalise: Setting = Setting(value=False)
+    source: AnyChoice
+    renormalise: AnySetting = Setting(value=False)
     renormalise_from: int = 1
     epsilon: float = 0.0
-    scale: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
-    floor: Setting = field(default=Setting(value=0.0), metadata=FLOOR.metadata)
-    power: Setting = field(default=Setting(value=1.0), metadata=POWER.metadata)
-    jitter: Setting = field(default=Setting(value=0.0), metadata=SHARE.metadata)
-    expert_scale: tuple[TensorName, ...] = ()
+    scale: AnySetting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    floor: AnySetting = field(default=Setting(value=0.0), metadata=FLOOR.metadata)
+    power: AnySetting = field(default=Setting(value=1.0), metadata=POWER.metadata)
+    jitter: AnySetting = field(default=Setting(value=0.0), metadata=SHARE.metadata)
+    expert_scale: TensorNames = ()
 
 
 @dataclass(frozen=True)
-class LayersSpec(_Ranged):
+class LayersSpec(_Spelled):
     """Which layers should have a router, to notice missing ones.
 
     Layer i below ``count`` has one if ``i >= first``, ``(i - start) % step == 0``, i is not in
@@ -249,14 +299,14 @@ class LayersSpec(_Ranged):
     ``kinds`` is in ``sparse``. Without ``count`` there are as many layers as ``kinds``.
     """
 
-    count: Setting = field(metadata=LAYERS.metadata)
-    first: Setting = field(default=Setting(value=0), metadata=LAYERS.metadata)
-    step: Setting = field(default=Setting(value=1), metadata=SOME.metadata)
-    start: Setting = field(default=Setting(value=-1), metadata=OFFSET_OF_LAYERS.metadata)
-    dense: Setting = Setting()
-    listed: Setting = Setting()
-    kinds: Setting = Setting()
-    sparse: tuple[str, ...] = ()
+    count: AnySetting = field(metadata=LAYERS.metadata)
+    first: AnySetting = field(default=Setting(value=0), metadata=LAYERS.metadata)
+    step: AnySetting = field(default=Setting(value=1), metadata=SOME.metadata)
+    start: AnySetting = field(default=Setting(value=-1), metadata=OFFSET_OF_LAYERS.metadata)
+    dense: AnySetting = Setting()
+    listed: AnySetting = Setting()
+    kinds: AnySetting = Setting()
+    sparse: Texts = ()
 
 
 @dataclass(frozen=True)
@@ -268,7 +318,7 @@ class KeepsSpec:
 
 
 @dataclass(frozen=True)
-class LatentSpec(_Ranged):
+class LatentSpec(_Spelled):
     """Experts that read a projection of the router input; what they give is projected back.
 
     ``width`` is the key that says how wide the projection is; there is none where it is not given.
@@ -276,16 +326,16 @@ class LatentSpec(_Ranged):
     ``scales_before_output_norm`` its gain is in front of it.
     """
 
-    width: Setting = field(metadata=SOME.metadata)
-    into: tuple[TensorName, ...]
-    out_of: tuple[TensorName, ...]
+    width: AnySetting = field(metadata=SOME.metadata)
+    into: TensorNames
+    out_of: TensorNames
     norm: NormSpec | None = None
     output_norm: NormSpec | None = None
     scales_before_output_norm: bool = False
 
 
 @dataclass(frozen=True)
-class ExpertsSpec(_Ranged):
+class ExpertsSpec(_Spelled):
     """What names and shapes do not say of the experts behind a router.
 
     ``interleaved``: gate and up are the even and the odd rows of one matrix. ``activation``: its
@@ -305,18 +355,18 @@ class ExpertsSpec(_Ranged):
 
     interleaved: bool = False
     activation: str = ""
-    limit: Setting = field(default=Setting(), metadata=CAP.metadata)
-    shared_limit: Setting | None = field(default=None, metadata=CAP.metadata)
+    limit: AnySetting = field(default=Setting(), metadata=CAP.metadata)
+    shared_limit: AnySetting | None = field(default=None, metadata=CAP.metadata)
     limits_activation: bool = False
-    slope: Setting = field(default=Setting(value=1.702), metadata=FACTOR.metadata)
-    gate_cap: Setting = field(default=Setting(), metadata=CAP.metadata)
-    up_cap: Setting = field(default=Setting(), metadata=CAP.metadata)
+    slope: AnySetting = field(default=Setting(value=1.702), metadata=FACTOR.metadata)
+    gate_cap: AnySetting = field(default=Setting(), metadata=CAP.metadata)
+    up_cap: AnySetting = field(default=Setting(), metadata=CAP.metadata)
     weighs_inputs: bool = False
-    factor: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
-    factor_beside_shared: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
-    dropped: Setting = field(default=Setting(value=0.0), metadata=SHARE.metadata)
-    copies: Setting = field(default=Setting(value=0), metadata=COUNT.metadata)
-    gain: tuple[TensorName, ...] = ()
+    factor: AnySetting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    factor_beside_shared: AnySetting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    dropped: AnySetting = field(default=Setting(value=0.0), metadata=SHARE.metadata)
+    copies: AnySetting = field(default=Setting(value=0), metadata=COUNT.metadata)
+    gain: TensorNames = ()
     latent: LatentSpec | None = None
     lot: int = 0
     not_a_function: str = ""
@@ -324,7 +374,7 @@ class ExpertsSpec(_Ranged):
 
 
 @dataclass(frozen=True)
-class StackSpec(_Ranged):
+class StackSpec(_Spelled):
     """The routers of one stack (and slot, where a layer has several).
 
     The first spelling of a name that is in the checkpoint counts. A bias that is listed must be
@@ -343,37 +393,37 @@ class StackSpec(_Ranged):
     """
 
     name: str
-    weight: tuple[TensorName, ...]
-    top_k: Setting = field(metadata=SOME.metadata)
-    score: Choice
+    weight: TensorNames
+    top_k: AnySetting = field(metadata=SOME.metadata)
+    score: AnyChoice
     weights: WeightsSpec
-    num_experts: Setting = field(default=Setting(), metadata=SOME.metadata)
-    num_shared: Setting = field(default=Setting(value=0), metadata=COUNT.metadata)
+    num_experts: AnySetting = field(default=Setting(), metadata=SOME.metadata)
+    num_shared: AnySetting = field(default=Setting(value=0), metadata=COUNT.metadata)
     slot: str = ""
-    prefixes: tuple[str, ...] = PREFIXES
-    config_roots: tuple[str, ...] = ()
-    logit_bias: tuple[TensorName, ...] = ()
-    has_logit_bias: Setting = Setting(value=True)
-    selection_bias: tuple[TensorName, ...] = ()
-    has_selection_bias: Setting = Setting(value=True)
+    prefixes: Texts = PREFIXES
+    config_roots: Texts = ()
+    logit_bias: TensorNames = ()
+    has_logit_bias: AnySetting = Setting(value=True)
+    selection_bias: TensorNames = ()
+    has_selection_bias: AnySetting = Setting(value=True)
     may_lack_selection_bias: bool = False
-    beside: tuple[TensorName, ...] = ()
-    multiplier: Setting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
-    soft_cap: Setting = field(default=Setting(), metadata=CAP.metadata)
+    beside: TensorNames = ()
+    multiplier: AnySetting = field(default=Setting(value=1.0), metadata=FACTOR.metadata)
+    soft_cap: AnySetting = field(default=Setting(), metadata=CAP.metadata)
     groups: GroupSpec | None = None
     norm: NormSpec | None = None
     projection: ProjectionSpec | None = None
     layers: LayersSpec | None = None
-    mtp_from: Setting | None = field(default=None, metadata=LAYERS.metadata)
-    mtp_layers: tuple[str, ...] = ()
-    hidden_size: Setting = field(default=Setting(keys=("hidden_size",)), metadata=SOME.metadata)
+    mtp_from: AnySetting | None = field(default=None, metadata=LAYERS.metadata)
+    mtp_layers: Texts = ()
+    hidden_size: AnySetting = field(default=Setting("hidden_size"), metadata=SOME.metadata)
     keeps: KeepsSpec = KeepsSpec()
     experts: ExpertsSpec = ExpertsSpec()
-    token_table: tuple[TensorName, ...] = ()
+    token_table: TensorNames = ()
     not_a_function: str = ""
     not_a_function_when: dict[str, str] = field(default_factory=dict)
     relu_when: str = ""
-    capacity: Setting = field(default=Setting(), metadata=SOME.metadata)
+    capacity: AnySetting = field(default=Setting(), metadata=SOME.metadata)
 
 
 @dataclass(frozen=True)
@@ -387,10 +437,10 @@ class Family:
 
     name: str
     source: str
-    model_types: tuple[str, ...]
+    model_types: Texts
     text: str
-    stacks: tuple[StackSpec, ...]
-    config_roots: tuple[str, ...] = ("",)
-    require: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stacks: Annotated[tuple[StackSpec, ...], Meta(min_length=1)]
+    config_roots: Texts = ("",)
+    require: dict[str, Texts] = field(default_factory=dict)
     notes_when: dict[str, str] = field(default_factory=dict)
     engines_read: dict[str, str] = field(default_factory=dict)

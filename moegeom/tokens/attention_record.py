@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from msgspec import Meta, Struct
 
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
-from moegeom.core.documents import DocumentError, parse_json
+from moegeom.core.documents import parse_json, record_of, refused_as
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
 from moegeom.core.limits import ATTENTION_HEADS, ATTENTION_LAYERS, ATTENTION_WIDTH, MOST_JSON
-from moegeom.core.text import number_of, quoted
+from moegeom.core.text import quoted
 from moegeom.geometry.gating import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.tokens.recording.fields import Fields
 
 FACTS_FILE, SUMS_FILE = "attention.json", "attention.safetensors"
 
@@ -34,6 +34,33 @@ NUM_BINS, BINS_PER_UNIT = 256, 8
 
 #: What sums of squares of float32 over any number of tokens stay below; its square is a float64.
 _LARGEST = 1e150
+
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Width = Annotated[int, Meta(ge=0, le=ATTENTION_WIDTH)]
+
+
+class _Version(Struct):
+    schema: int
+    sums: tuple[str, ...]
+
+
+class _Layer(Struct):
+    name: str
+    has_heads: bool
+    has_weights: bool
+    has_places: bool
+    fingerprint: str
+    heads: Annotated[int, Meta(ge=1, le=ATTENTION_HEADS)]
+    channels: _Width
+    width: _Width
+
+
+class _Facts(Struct):
+    checkpoint: str
+    engine: str
+    num_tokens: _Count
+    num_documents: _Count
+    layers: Annotated[list[_Layer], Meta(min_length=1, max_length=ATTENTION_LAYERS)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,46 +162,36 @@ def read_attention_record(path: Path) -> AttentionRecord:
     where = f"{path.name}/{FACTS_FILE}"
     with reading(path / FACTS_FILE, RecordingError):
         raw = read_regular(path / FACTS_FILE, MOST_JSON, follows=True)
-    try:
-        facts = Fields(parse_json(raw), where)
-    except DocumentError as error:
-        raise RecordingError(f"{where}: {error}.") from None
-    if (schema := facts.number("schema")) != SCHEMA or facts.texts("sums") != SUMS:
-        raise RecordingError(
-            f"{where}: schema {schema} with {len(facts.texts('sums'))} sums; this moegeom reads "
-            f"schema {SCHEMA} with {len(SUMS)}.",
-            "Record it again with this version.",
-        )
-    listed = facts.list("layers")
-    if not 0 < len(listed) <= ATTENTION_LAYERS:
-        raise RecordingError(
-            f"{where}: lists {number_of(len(listed), 'layer')}, expected 1 to {ATTENTION_LAYERS:,}."
-        )
+    with refused_as(RecordingError, where):
+        document = parse_json(raw)
+        version = record_of(_Version, document)
+        if version.schema != SCHEMA or version.sums != SUMS:
+            raise RecordingError(
+                f"{where}: schema {version.schema} with {len(version.sums)} sums; this moegeom "
+                f"reads schema {SCHEMA} with {len(SUMS)}.",
+                "Record it again with this version.",
+            )
+        facts = record_of(_Facts, document)
     file = SafetensorsFile(CountingFile(path / SUMS_FILE, f"{path.name}/{SUMS_FILE}", ReadLog()))
     try:
         with reading(path / SUMS_FILE, RecordingError):
-            layers = tuple(_layer(file, Fields(one, f"{where}: layer")) for one in listed)
+            layers = tuple(_layer(file, one) for one in facts.layers)
     except CheckpointError as error:
         raise RecordingError(error.message, error.hint) from None
     if len({layer.name for layer in layers}) < len(layers):
         raise RecordingError(f"{where}: a layer stands in it twice.")
     return AttentionRecord(
         path.resolve().name,
-        facts.text("checkpoint"),
-        facts.text("engine"),
-        facts.number("num_tokens"),
-        facts.number("num_documents"),
+        facts.checkpoint,
+        facts.engine,
+        facts.num_tokens,
+        facts.num_documents,
         layers,
     )
 
 
-def _layer(file: SafetensorsFile, facts: Fields) -> LayerSums:
-    name = facts.text("name")
-    heads, channels, width = map(facts.number, ("heads", "channels", "width"))
-    if not (0 < heads <= ATTENTION_HEADS and max(channels, width) <= ATTENTION_WIDTH):
-        raise RecordingError(
-            f"{facts.where} {quoted(name)}: {heads} heads of {channels} channels that read {width}."
-        )
+def _layer(file: SafetensorsFile, layer: _Layer) -> LayerSums:
+    heads, channels, width = layer.heads, layer.channels, layer.width
     shapes: dict[str, tuple[int, ...]] = {
         "tokens": (NUM_BLOCKS,),
         "queries": (NUM_BLOCKS,),
@@ -184,10 +201,16 @@ def _layer(file: SafetensorsFile, facts: Fields) -> LayerSums:
         "input_sum": (width,),
     }
     arrays: dict[str, Any] = {
-        key: _array(file, f"{name}.{key}", shape) for key, shape in shapes.items()
+        key: _array(file, f"{layer.name}.{key}", shape) for key, shape in shapes.items()
     }
-    flags = {key: facts.flag(key) for key in ("has_heads", "has_weights", "has_places")}
-    return LayerSums(name=name, fingerprint=facts.text("fingerprint"), **flags, **arrays)
+    return LayerSums(
+        name=layer.name,
+        has_heads=layer.has_heads,
+        has_weights=layer.has_weights,
+        has_places=layer.has_places,
+        fingerprint=layer.fingerprint,
+        **arrays,
+    )
 
 
 def _array(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> np.ndarray:

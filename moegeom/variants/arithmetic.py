@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from moegeom.core.errors import InternalError
+from moegeom.core.documents import record_of_file, shipped_names, shipped_text
 from moegeom.core.registry import unknown_name
+from moegeom.core.text import quoted
 from moegeom.geometry.number_formats import NUMBER_FORMATS, WEIGHT_STORAGE
 from moegeom.geometry.rounding import SUMMATION_ORDERS
+
+_PACKAGE = "moegeom.variants.arithmetics"
+
+#: What each step can be, in the order in which they happen.
+_STEPS: Mapping[str, Collection[str]] = {
+    "parameter": WEIGHT_STORAGE,
+    "input": NUMBER_FORMATS,
+    "operands": NUMBER_FORMATS,
+    "order": SUMMATION_ORDERS,
+    **dict.fromkeys(("output", "score", "bias", "selection"), NUMBER_FORMATS),
+}
 
 Compared = Literal["logits", "scores"]
 Ties = Literal["lowest", "undetermined"]
@@ -46,45 +55,38 @@ class Arithmetic:
     selection: str = "float32"
     ties: Ties = "lowest"
 
-
-#: What each field may hold, where that is not any text.
-_KNOWN: Mapping[str, Collection[str]] = {
-    "parameter": WEIGHT_STORAGE,
-    "order": frozenset(SUMMATION_ORDERS),
-    "compared": frozenset(get_args(Compared)),
-    "ties": frozenset(get_args(Ties)),
-    **dict.fromkeys(
-        ("input", "operands", "output", "score", "bias", "selection"), frozenset(NUMBER_FORMATS)
-    ),
-}
-
-
-def _presets() -> Traversable:
-    return files("moegeom.variants") / "arithmetics"
+    def __post_init__(self) -> None:
+        for step, legal in _STEPS.items():
+            if (name := getattr(self, step)) not in legal:
+                raise ValueError(f"{step} is {quoted(name)}, expected one of {', '.join(legal)}")
 
 
 def arithmetic_names() -> tuple[str, ...]:
     """Names of all presets, sorted."""
-    found = (entry.name for entry in _presets().iterdir() if entry.name.endswith(".toml"))
-    return tuple(sorted(name.removesuffix(".toml") for name in found))
+    return shipped_names(_PACKAGE)
 
 
 @cache
 def arithmetic(name: str) -> Arithmetic:
     """The preset of that name; UsageError with the nearest ones for an unknown name."""
-    names = arithmetic_names()
-    if name not in names:
-        raise unknown_name("arithmetic", name, names)
-    text = (_presets() / f"{name}.toml").read_text("utf-8")
-    return _parsed(name, tomllib.loads(text))
+    if name not in arithmetic_names():
+        raise unknown_name("arithmetic", name, arithmetic_names())
+    return record_of_file(Arithmetic, name, shipped_text(_PACKAGE, name))
 
 
-def _parsed(name: str, found: Mapping[str, Any]) -> Arithmetic:
-    """The record, or InternalError: these files are part of the program."""
-    known = {field.name for field in fields(Arithmetic)} - {"name"}
-    if not set(found) <= known:
-        raise InternalError(f"arithmetic {name}: unknown fields {sorted(set(found) - known)}")
-    wrong = [key for key, allowed in _KNOWN.items() if key in found and found[key] not in allowed]
-    if wrong:
-        raise InternalError(f"arithmetic {name}: {wrong[0]} is {found[wrong[0]]!r}")
-    return Arithmetic(name=name, **found)
+def describe_arithmetics() -> list[dict[str, str]]:
+    """A row for each preset, by name, with the steps that change something."""
+    return [_row(arithmetic(name)) for name in arithmetic_names()]
+
+
+def _row(how: Arithmetic) -> dict[str, str]:
+    forms = {f: getattr(how, f.name) for f in fields(Arithmetic) if f.name in _STEPS}
+    version = f" ({how.version})" if how.version else ""
+    return {
+        "name": how.name,
+        "ties": how.ties,
+        "engine": f"{how.engine}{version}",
+        "text": how.text,
+        "steps": ", ".join(f"{f.name} {form}" for f, form in forms.items() if form != f.default),
+        "source": how.source,
+    }

@@ -52,7 +52,6 @@ MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/track/measure.py"}
 MAY_PARSE = {
     "moegeom/core/documents.py": "TOML",
     "moegeom/core/parquet.py": "Parquet",
-    "moegeom/variants/arithmetic.py": "presets, which are part of the program",
 }
 
 UNBOUNDED = {
@@ -65,14 +64,13 @@ UNBOUNDED = {
 #: What opens files for reading, and why; everything else uses moegeom.core.files, which refuses
 #: what is no regular file: a pipe is waited for, a device has no end.
 MAY_OPEN = {
+    "moegeom/core/documents.py": "part of the program",
     "moegeom/core/extras.py": "what pip wrote beside the program",
     "moegeom/core/files.py": "open_raw itself, and outputs",
     "moegeom/core/parquet.py": "Parquet, behind open_raw",
     "moegeom/tokens/foreign/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
     "moegeom/results/bitmaps.py": "an array out of a file that is open",
     "moegeom/kernels/cuda/program.py": "part of the program",
-    "moegeom/router/toml_records.py": "part of the program",
-    "moegeom/variants/arithmetic.py": "part of the program",
     "moegeom/engine/diagnosis.py": "/proc/cpuinfo",
     "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",
     "moegeom/tokens/recording/journal.py": "the journal, for writing, inside a folder of its own",

@@ -14,7 +14,7 @@ COMMAND = Command(Group.reference, 4, "moegeom arithmetics bf16", needs_argument
 
 def run(words: Words = None, format: PrintFormat = Format.table) -> None:
     """Presets for --arith: what each rounds, the engine and version it copies, its source."""
-    from moegeom.variants.describe import describe_arithmetics
+    from moegeom.variants.arithmetic import describe_arithmetics
 
     rows = matching(describe_arithmetics(), words, "arithmetic")
     typer.echo(render_listing(rows, format, "arithmetics"))

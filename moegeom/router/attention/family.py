@@ -9,28 +9,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
-from moegeom.core.errors import InternalError
-from moegeom.router.toml_records import (
-    SUFFIX,
-    Converter,
-    as_flag,
-    as_text,
-    as_texts,
-    as_texts_by_key,
-    names_in,
-    record_of,
-    table_of,
-    text_in,
-)
+from moegeom.core.documents import record_of_file, shipped_names, shipped_text
+from moegeom.core.text import quoted
 
 #: Where gates can stand: behind the output of heads, the values, the keys, the queries, the sum.
-POSITIONS = ("G1", "G2", "G3", "G4", "G5")
+Position = Literal["G1", "G2", "G3", "G4", "G5"]
 
 #: What a gate makes of its projection.
+Function = Literal["sigmoid", "softplus"]
 FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": lambda z: 1.0 / (1.0 + np.exp(-z)),
     "softplus": lambda z: np.logaddexp(z, 0.0),
@@ -45,13 +36,23 @@ _MOST_TEXT = 1 << 14
 _STEM = re.compile(r"(?P<name>[\w.]+)(?:\[(?P<part>\d)/(?P<parts>[1-9])\])?")
 
 
-@dataclass(frozen=True)
 class Stem:
     """The module of a matrix inside its layer, and which of its equal parts is meant."""
 
-    name: str
-    part: int = 0
-    parts: int = 1
+    def __init__(self, name: str, part: int = 0, parts: int = 1) -> None:
+        self.name, self.part, self.parts = name, part, parts
+
+    @classmethod
+    def parsed(cls, text: object) -> Stem:
+        """What a file names; ValueError where that is no module."""
+        match = _STEM.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(f"{quoted(text, 60)} is no name of a module")
+        return cls(match["name"], int(match["part"] or 0), int(match["parts"] or 1))
+
+
+Stems = Annotated[tuple[Stem, ...], Meta(min_length=1)]
+Texts = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class ValueSpec:
     normed with the gain ``latent_gain``. ``note`` says what else stands between values and outputs.
     """
 
-    names: tuple[Stem, ...]
-    before: tuple[str, ...] = ()
-    latent: tuple[Stem, ...] = ()
-    latent_gain: tuple[Stem, ...] = ()
+    names: Stems
+    before: Texts = ()
+    latent: Stems = ()
+    latent_gain: Stems = ()
     note: str = ""
 
 
@@ -74,7 +75,7 @@ class ValueSpec:
 class OutputSpec:
     """The output matrix, whose columns are the channels of the heads, one head after the other."""
 
-    names: tuple[Stem, ...]
+    names: Stems
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,12 @@ class GateSpec:
     ``reads`` names what is projected, where that is not the attention input.
     """
 
-    position: str
-    function: str
-    per: str
-    names: tuple[Stem, ...]
-    before: tuple[str, ...] = ()
-    bias: tuple[Stem, ...] = ()
+    position: Position
+    function: Function
+    per: Literal["head", "channel", "head or channel"]
+    names: Stems
+    before: Texts = ()
+    bias: Stems = ()
     reads: str = "the attention input"
 
 
@@ -102,7 +103,7 @@ class SinkSpec:
     With ``is_projection`` they are a projection of the attention input.
     """
 
-    names: tuple[Stem, ...]
+    names: Stems
     is_projection: bool = False
 
 
@@ -120,9 +121,9 @@ class AttentionFamily:
 
     name: str
     source: str
-    model_types: tuple[str, ...]
-    config_roots: tuple[str, ...] = ("",)
-    width: tuple[str, ...] = ()
+    model_types: Texts
+    config_roots: Texts = ("",)
+    width: Texts = ()
     prefix_in: dict[str, str] = field(default_factory=dict)
     width_is_share: bool = False
     stacks: dict[str, str] = field(default_factory=lambda: {"text": ""})
@@ -133,22 +134,15 @@ class AttentionFamily:
     no_products: str = ""
 
 
-def attention_families() -> tuple[str, ...]:
+def attention_families() -> Texts:
     """Names of all of them, sorted."""
-    return names_in(_PACKAGE)
+    return shipped_names(_PACKAGE)
 
 
 @cache
 def load_attention_family(name: str) -> AttentionFamily:
     """The one of that name."""
-    where = f"{name}{SUFFIX}"
-    table = table_of(text_in(_PACKAGE, name), where, _MOST_TEXT)
-    family = record_of(AttentionFamily, {"name": name, **table}, where, _CONVERTERS)
-    if (gate := family.gate) is not None:
-        _among(gate.position, POSITIONS, f"{where}: position")
-        _among(gate.function, tuple(FUNCTIONS), f"{where}: function")
-        _among(gate.per, ("head", "channel", "head or channel"), f"{where}: per")
-    return family
+    return record_of_file(AttentionFamily, name, shipped_text(_PACKAGE, name), _MOST_TEXT)
 
 
 def attention_family_of(model_type: str) -> AttentionFamily | None:
@@ -157,37 +151,3 @@ def attention_family_of(model_type: str) -> AttentionFamily | None:
         if model_type in load_attention_family(name).model_types:
             return load_attention_family(name)
     return None
-
-
-def _among(found: str, known: tuple[str, ...], where: str) -> None:
-    if found not in known:
-        raise InternalError(f"{where} is {found[:60]!r}, expected one of {', '.join(known)}.")
-
-
-def _stems(found: Any, where: str) -> tuple[Stem, ...]:
-    return tuple(_stem(entry, where) for entry in as_texts(found, where))
-
-
-def _table(cls: type) -> Converter:
-    return lambda found, where: record_of(cls, found, where, _CONVERTERS)
-
-
-#: How a TOML value becomes a field, by the field's annotation.
-_CONVERTERS: Mapping[str, Converter] = {
-    "str": as_text,
-    "bool": as_flag,
-    "dict[str, str]": as_texts_by_key,
-    "tuple[str, ...]": as_texts,
-    "tuple[Stem, ...]": _stems,
-    "ValueSpec | None": _table(ValueSpec),
-    "OutputSpec | None": _table(OutputSpec),
-    "GateSpec | None": _table(GateSpec),
-    "SinkSpec | None": _table(SinkSpec),
-}
-
-
-def _stem(name: str, where: str) -> Stem:
-    match = _STEM.fullmatch(name)
-    if match is None:
-        raise InternalError(f"{where}: {name[:60]!r} is no name of a module.")
-    return Stem(match["name"], int(match["part"] or 0), int(match["parts"] or 1))

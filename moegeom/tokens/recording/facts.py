@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
 
-from moegeom.core.documents import DocumentError, parse_json
+from msgspec import Meta, Struct, to_builtins
+
+from moegeom.core.documents import parse_json, record_of, refused_as
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular
 from moegeom.core.limits import DOMAINS, MOST_JSON
 from moegeom.core.text import number_of, quoted
-from moegeom.core.tokens import OUTPUT_KINDS, Stage
+from moegeom.core.tokens import OutputKind, Stage
 from moegeom.tokens.attention_record import is_attention_record
-from moegeom.tokens.recording.fields import Fields
 from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
 
 SCHEMA = 1
@@ -24,32 +25,46 @@ FACTS_FILE = "recording.json"
 _ROUTER = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
 
-@dataclass(frozen=True)
-class RecordingShard:
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class RecordingShard(Struct, frozen=True):
     """Tokens ``[first_token, first_token + num_tokens)`` lie in one set of files."""
 
-    first_token: int
-    num_tokens: int
+    first_token: Count
+    num_tokens: Count
 
 
-@dataclass(frozen=True)
-class RecordingFacts:
-    """The content of ``recording.json``. ``dtype`` is None for stage ``ids`` without outputs."""
+class RecordedCheckpoint(Struct, frozen=True):
+    """The checkpoint that read the tokens."""
+
+    name: str
+    fingerprint: str
+
+
+class RecordingFacts(Struct, frozen=True, omit_defaults=True):
+    """The content of ``recording.json``. ``dtype`` is None for stage ``ids`` without outputs.
+
+    Without outputs the file is the one that versions before them wrote.
+    """
 
     stage: Stage
     dtype: str | None
-    num_tokens: int
+    num_tokens: Count
     shards: tuple[RecordingShard, ...]
     routers: tuple[str, ...]
     has_chosen: bool
     has_documents: bool
     domains: tuple[str, ...]
-    num_documents: int | None
-    checkpoint_name: str
-    fingerprint: str
+    num_documents: Count | None
+    checkpoint: RecordedCheckpoint
     engine: str
     created_by: str
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[OutputKind, ...] = ()
+
+
+class _Version(Struct):
+    schema: int
 
 
 def router_slug(router: str) -> str:
@@ -69,24 +84,7 @@ def columns_file_name(shard: int) -> str:
 
 def render_facts(facts: RecordingFacts) -> str:
     """The text of ``recording.json``; equal facts give equal bytes."""
-    document = {
-        "schema": SCHEMA,
-        "stage": facts.stage,
-        "dtype": facts.dtype,
-        "num_tokens": facts.num_tokens,
-        "shards": [vars(shard) for shard in facts.shards],
-        "routers": list(facts.routers),
-        "has_chosen": facts.has_chosen,
-        "has_documents": facts.has_documents,
-        "domains": list(facts.domains),
-        "num_documents": facts.num_documents,
-        "checkpoint": {"name": facts.checkpoint_name, "fingerprint": facts.fingerprint},
-        "engine": facts.engine,
-        "created_by": facts.created_by,
-    }
-    # Without outputs the file is the one that versions before them wrote.
-    if facts.outputs:
-        document["outputs"] = list(facts.outputs)
+    document = {"schema": SCHEMA, **to_builtins(facts)}
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -116,36 +114,14 @@ def _no_facts(directory: Path) -> RecordingError:
 
 def parse_facts(raw: bytes, where: str) -> RecordingFacts:
     """``recording.json`` from bytes that anyone may have written."""
-    try:
+    with refused_as(RecordingError, where):
         document = parse_json(raw)
-    except DocumentError as error:
-        raise RecordingError(f"{where}: {error}.") from None
-    fields = Fields(document, where)
-    schema = fields.number("schema")
-    if schema != SCHEMA:
-        raise RecordingError(
-            f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.", "Update moegeom."
-        )
-    checkpoint = Fields(fields.any("checkpoint"), f"{where}: checkpoint")
-    shards = [Fields(shard, f"{where}: shard") for shard in fields.list("shards")]
-    facts = RecordingFacts(
-        stage=fields.one_of("stage", get_args(Stage)),
-        dtype=fields.one_of("dtype", (None, *FLOAT_DTYPES)),
-        num_tokens=fields.number("num_tokens"),
-        shards=tuple(
-            RecordingShard(s.number("first_token"), s.number("num_tokens")) for s in shards
-        ),
-        routers=fields.texts("routers"),
-        has_chosen=fields.flag("has_chosen"),
-        has_documents=fields.flag("has_documents"),
-        domains=fields.texts("domains"),
-        num_documents=fields.number_or_none("num_documents"),
-        checkpoint_name=checkpoint.text("name"),
-        fingerprint=checkpoint.text("fingerprint"),
-        engine=fields.text("engine"),
-        created_by=fields.text("created_by"),
-        outputs=fields.some_of("outputs", OUTPUT_KINDS),
-    )
+        schema = record_of(_Version, document).schema
+        if schema != SCHEMA:
+            raise RecordingError(
+                f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.", "Update moegeom."
+            )
+        facts = record_of(RecordingFacts, document)
     check_facts(facts, where)
     return facts
 
@@ -165,6 +141,7 @@ def check_facts(facts: RecordingFacts, where: str) -> None:
             f"{where}: the shards hold {number_of(expected, 'token')}; num_tokens says "
             f"{facts.num_tokens}."
         )
+    check_words(facts.dtype, facts.outputs, where)
     if (facts.dtype is None) == has_floats(facts.stage, facts.outputs):
         raise RecordingError(
             f"{where}: dtype is {facts.dtype} at stage {facts.stage} with "
@@ -173,6 +150,15 @@ def check_facts(facts: RecordingFacts, where: str) -> None:
         )
     check_routers(facts.routers, where)
     check_domains(facts.domains, where)
+
+
+def check_words(dtype: str | None, outputs: Sequence[str], where: str) -> None:
+    """Raise unless the dtype is one of floats, or none, and no kind of outputs is named twice."""
+    if dtype not in (None, *FLOAT_DTYPES):
+        known = ", ".join(FLOAT_DTYPES)
+        raise RecordingError(f"{where}: dtype is {quoted(dtype)}, expected null or one of {known}.")
+    if len(set(outputs)) < len(outputs):
+        raise RecordingError(f"{where}: outputs names a kind twice.")
 
 
 def check_routers(routers: tuple[str, ...], where: str) -> None:

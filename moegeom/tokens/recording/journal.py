@@ -7,20 +7,21 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from moegeom.core.documents import DocumentError, parse_json
+from msgspec import Meta, Struct
+
+from moegeom.core.documents import DocumentError, parse_json, record_of, refused_as
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import JOURNAL_LINE_BYTES
-from moegeom.core.tokens import OUTPUT_KINDS
-from moegeom.tokens.recording.facts import columns_file_name, tensor_file_name
-from moegeom.tokens.recording.fields import Fields
+from moegeom.core.tokens import OutputKind
+from moegeom.tokens.recording.facts import Count, check_words, columns_file_name, tensor_file_name
 from moegeom.tokens.recording.shard_arrays import ShapeBook
-from moegeom.tokens.stages import FLOAT_DTYPES, stored_tensors
+from moegeom.tokens.stages import stored_tensors
 
 JOURNAL_FILE = "journal.jsonl"
 
@@ -184,10 +185,10 @@ def recorded_tokens(path: Path, journal: Mapping[str, Any]) -> int:
     try:
         for number, (line, _) in enumerate(_complete_lines(folder / JOURNAL_FILE, folder.name)):
             if number > 0:
-                num_tokens += Fields(line, folder.name).number("num_tokens")
+                num_tokens += record_of(_Line, line).num_tokens
             elif _first_difference(line.get("journal"), expected):
                 return 0
-    except (OSError, RecordingError, RecursionError):
+    except (OSError, DocumentError, RecordingError, RecursionError):
         return 0
     return num_tokens
 
@@ -209,37 +210,52 @@ def _complete_lines(path: Path, where: str) -> Iterator[tuple[dict[str, Any], in
                 raise RecordingError(f"{where}: line {number} is damaged.")
 
 
+class _Book(Struct):
+    """What the first shard of a recording fixed; shapes by router and tensor."""
+
+    dtype: str | None
+    has_chosen: bool
+    row_shapes: dict[str, dict[str, tuple[Annotated[int, Meta(ge=1)], ...]]]
+    outputs: tuple[OutputKind, ...] = ()
+
+
+class _Line(Struct):
+    """A shard; the first one has the book."""
+
+    num_tokens: Count
+    num_bytes: Count
+    domains: tuple[str, ...]
+    book: _Book | None = None
+
+
 def _parse_noted(line: dict[str, Any], book: ShapeBook, where: str) -> Noted:
-    fields = Fields(line, where)
-    if "book" in line:
-        book = _parse_book(Fields(fields.any("book"), f"{where}: book"), book)
+    with refused_as(RecordingError, where):
+        shard = record_of(_Line, line)
+    if shard.book is not None:
+        book = _checked(shard.book, book, f"{where}: book")
     elif not book.row_shapes:
         raise RecordingError(f"{where}: 'book' is missing.")
-    return Noted(
-        fields.number("num_tokens"), fields.number("num_bytes"), fields.texts("domains"), book
-    )
+    return Noted(shard.num_tokens, shard.num_bytes, shard.domains, book)
 
 
-def _parse_book(fields: Fields, book: ShapeBook) -> ShapeBook:
-    outputs = fields.some_of("outputs", OUTPUT_KINDS)
-    has_chosen = fields.flag("has_chosen")
-    shapes = Fields(fields.any("row_shapes"), f"{fields.where}: row_shapes")
+def _checked(stored: _Book, book: ShapeBook, where: str) -> ShapeBook:
+    """The book of a recording without shards with what its first shard fixed."""
+    check_words(stored.dtype, stored.outputs, where)
     for router in book.routers:
-        found = Fields(shapes.any(router), f"{shapes.where}: {router}")
-        for tensor in stored_tensors(book.stage, has_chosen, outputs):
-            shape = found.list(tensor.name)
-            if len(shape) != len(tensor.row) or any(type(n) is not int or n < 1 for n in shape):
+        shapes = stored.row_shapes.get(router, {})
+        for tensor in stored_tensors(book.stage, stored.has_chosen, stored.outputs):
+            shape = shapes.get(tensor.name, ())
+            if len(shape) != len(tensor.row):
                 raise RecordingError(
-                    f"{found.where}: '{tensor.name}' is {shape!r:.60}; "
+                    f"{where}: '{tensor.name}' of {router} is {shape!r:.60}; "
                     f"expected numbers for {', '.join(tensor.row)}."
                 )
-    return book.restored(
-        {
-            "dtype": fields.one_of("dtype", (None, *FLOAT_DTYPES)),
-            "has_chosen": has_chosen,
-            "outputs": outputs,
-            "row_shapes": shapes.document,
-        }
+    return replace(
+        book,
+        dtype=stored.dtype,
+        has_chosen=stored.has_chosen,
+        outputs=stored.outputs,
+        row_shapes=stored.row_shapes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ _COMMON = (
     "routers",
     "has_chosen",
     "outputs",
-    "fingerprint",
+    "checkpoint.fingerprint",
     "engine",
-    "checkpoint_name",
+    "checkpoint.name",
     "created_by",
 )
 
@@ -53,7 +54,7 @@ def check_agreement(parts: Sequence[Part]) -> None:
     first = parts[0]
     for part in parts[1:]:
         for name in _COMMON:
-            mine, its = getattr(first.facts, name), getattr(part.facts, name)
+            mine, its = map(attrgetter(name), (first.facts, part.facts))
             if mine != its:
                 raise RecordingError(
                     f"{part.path.name}: {name} is {its!r:.100}; that of {first.path.name} is "

@@ -50,7 +50,7 @@ def _source_facts(directory: Path, facts: RecordingFacts) -> SourceFacts:
         has_documents=facts.has_documents,
         has_chosen=facts.has_chosen,
         engine=facts.engine,
-        fingerprint=facts.fingerprint,
+        fingerprint=facts.checkpoint.fingerprint,
         num_documents=facts.num_documents,
         size_bytes=sum(file.stat().st_size for file in directory.iterdir()),
         outputs=facts.outputs,

@@ -10,7 +10,7 @@ import numpy as np
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.registry import unknown_name
-from moegeom.core.tokens import OUTPUT_KINDS, Stage, TokenColumns, TopLogits
+from moegeom.core.tokens import OUTPUT_KINDS, OutputKind, Stage, TokenColumns, TopLogits
 from moegeom.tokens.recording.columns import DTYPES
 from moegeom.tokens.recording.outputs import check_output_shapes
 from moegeom.tokens.stages import (
@@ -40,7 +40,7 @@ def check_columns(columns: TokenColumns, num_domains: int, where: str) -> int:
     return num_tokens
 
 
-def output_kinds(outputs: Mapping[str, Any] | None) -> tuple[str, ...]:
+def output_kinds(outputs: Mapping[str, Any] | None) -> tuple[OutputKind, ...]:
     """The kinds in ``outputs``, in the order of the format whatever the order of the mapping."""
     for kind in outputs or {}:
         if kind not in OUTPUT_KINDS:
@@ -78,7 +78,7 @@ class ShapeBook:
     routers: tuple[str, ...]
     dtype: str | None
     has_chosen: bool = False
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[OutputKind, ...] = ()
     row_shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,18 +111,8 @@ class ShapeBook:
             "row_shapes": self.row_shapes,
         }
 
-    def restored(self, fixed: Mapping[str, Any]) -> ShapeBook:
-        """The book of the same recording, as :meth:`as_json` wrote it down."""
-        shapes = {
-            router: {name: tuple(shape) for name, shape in found.items()}
-            for router, found in fixed["row_shapes"].items()
-        }
-        outputs = tuple(fixed["outputs"])
-        kept = {"dtype": fixed["dtype"], "has_chosen": fixed["has_chosen"]}
-        return replace(self, outputs=outputs, row_shapes=shapes, **kept)
-
     def accept(
-        self, tensors: ByRouter, outputs: tuple[str, ...], num_tokens: int, where: str
+        self, tensors: ByRouter, outputs: tuple[OutputKind, ...], num_tokens: int, where: str
     ) -> ByRouter:
         """The arrays as they are to be stored; an error when they do not fit the first shard."""
         if set(tensors) != set(self.routers):

@@ -13,13 +13,14 @@ from jaxtyping import Shaped
 
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import write_whole, writing
-from moegeom.core.tokens import Stage, TokenColumns, TopLogits
+from moegeom.core.tokens import OutputKind, Stage, TokenColumns, TopLogits
 from moegeom.tokens.recording.column_reader import ParquetColumns
 from moegeom.tokens.recording.columns import ROW_GROUP_TOKENS, write_columns
 from moegeom.tokens.recording.draft import Draft, JournalledDraft, PlainDraft, partial_path
 from moegeom.tokens.recording.facts import (
     FACTS_FILE,
     SCHEMA,
+    RecordedCheckpoint,
     RecordingFacts,
     RecordingShard,
     check_domains,
@@ -243,7 +244,7 @@ class RecordingWriter:
         self.append_tensors(columns, tensors, output_kinds(outputs))
 
     def append_tensors(
-        self, columns: TokenColumns, tensors: ByRouter, outputs: tuple[str, ...] = ()
+        self, columns: TokenColumns, tensors: ByRouter, outputs: tuple[OutputKind, ...] = ()
     ) -> None:
         """Add one shard of tensors by router and by the name that they have in the files.
 
@@ -303,8 +304,12 @@ class RecordingWriter:
             has_documents=self._has_documents,
             domains=self._domains,
             num_documents=len(self._documents) if self._has_documents else None,
+            checkpoint=RecordedCheckpoint(
+                self._texts["checkpoint_name"], self._texts["fingerprint"]
+            ),
+            engine=self._texts["engine"],
+            created_by=self._texts["created_by"],
             outputs=self._book.outputs,
-            **self._texts,
         )
         if not self._shards:
             raise RecordingError(f"{self._path.name}: nothing was appended.")

@@ -115,7 +115,9 @@ def test_a_file_extends_a_built_in_profile_and_its_own_words_come_first():
     assert profile.override(by_code["MGG401"]) == "error"
     assert profile.override(by_code["MGB201"]) is None
     for value in ("strict", "", 3, ["release"]):
-        with pytest.raises(UsageError, match="extends is .*expected default, release, training"):
+        with pytest.raises(
+            UsageError, match="extends is .*expected one of default, release, training"
+        ):
             parse_profile({"extends": value}, "p.toml")
 
 

@@ -53,7 +53,7 @@ def test_a_default_of_the_family_is_told_as_assumed(judge):
 
 
 def test_a_gating_function_that_is_not_given_has_a_refusal_of_its_own():
-    choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
+    choice = Choice(key="gate", values={"1": "softmax", "2": "sigmoid"}, unset="0")
     for config, fault in (
         ({}, "is not given"), ({"gate": 0}, "is 0, which names no"), ({"gate": "0"}, "is 0")
     ):  # fmt: skip

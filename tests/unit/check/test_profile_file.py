@@ -69,28 +69,28 @@ def test_a_whole_profile_is_read():
 WRONG = {
     'selct = ["MGI"]': "Did you mean select",
     'select = ["MGX"]': "no check has the code 'MGX'",
-    "select = []": "nothing would be checked",
+    "select = []": "select is a list of 0, expected a list of at least 1 entry",
     'select = "MGI"': "expected a list",
-    'fail_on = "note"': "expected error or warning",
-    "family_wise_error = 1.5": "between 0 and 1",
+    'fail_on = "note"': "expected one of error, warning",
+    "family_wise_error = 1.5": "expected a number below 1",
     "family_wise_error = nan": "finite number",
     '[severity]\nMGB230 = "error"': "Did you mean MGB203",
-    '[severity]\nMGB203 = "fatal"': "expected error, warning, note",
+    '[severity]\nMGB203 = "fatal"': "expected one of error, note, warning",
     "[limits.MGB203]\nfair_share = 2": "Did you mean fair_shares",
-    "[limits.MGB203]\nfair_shares = true": "expected a finite number",
+    "[limits.MGB203]\nfair_shares = true": "fair_shares is true, expected a number",
     "[limits.MGI104]\nx = 1": "unknown key 'MGI104'",
-    "[[limits.MGB203.at]]\nfair_shares = 2": "layers is None",
+    "[[limits.MGB203.at]]\nfair_shares = 2": "limits.MGB203.at[0]: key 'layers' is missing",
     '[[limits.MGB203.at]]\nlayers = "x"\nfair_shares = 2': "neither a layer nor a range",
     '[[ignore]]\ncode = "MGN112"': "has no reason",
-    '[[ignore]]\ncode = "MGN112"\nreason = ""': "expected text",
+    '[[ignore]]\ncode = "MGN112"\nreason = ""': "has no reason",
     '[[ignore]]\ncode = "MGN999"\nreason = "x"': "no check has the code",
-    '[ignore]\ncode = "MGN112"': "expected [[ignore]]",
+    '[ignore]\ncode = "MGN112"': "begins with [[ignore]]",
     '[[threshold]]\ncolumn = "gini"': "either at_most or at_least",
     '[[threshold]]\ncolumn = "gini"\nat_most = 1\nat_least = 0': "either at_most or at_least",
     '[[threshold]]\ncolumn = "gini"\nat_most = { times_base = 2 }': "Did you mean times_baseline",
-    '[[threshold]]\ncolumn = "gini"\nat_most = 1\npercentile = 101': "expected 0 to 100",
+    '[[threshold]]\ncolumn = "gini"\nat_most = 1\npercentile = 101': "expected a number of at most 100",
     '[[threshold]]\ncolumn = "gini"\nat_most = {times_baseline = 2}\npercentile = 5': "no layer",
-    "threshold = 3": "expected [[threshold]]",
+    "threshold = 3": "expected a list",
     "severity = 3": "expected a table",
 }
 
@@ -135,6 +135,9 @@ def test_moegeom_toml_comes_before_pyproject(tmp_path):
         assert find_profile(tmp_path) is None
         with pytest.raises(UsageError, match="has no table"):
             read_profile(project)
+    project.write_text("tool.moegeom = 5")
+    with pytest.raises(UsageError, match=r"pyproject.toml: it is 5, expected a table"):
+        read_profile(project)
     project.write_text('[tool.moegeom]\nselect = ["MGI"]\n')
     assert find_profile(tmp_path) == project
     assert read_profile(project).select == ("MGI",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_every_field_for_a_number_of_a_family_has_a_range():
         for record in vars(records).values()
         if dataclasses.is_dataclass(record) and isinstance(record, type)
         for item in dataclasses.fields(record)
-        if str(item.type).startswith("Setting") and "range" not in item.metadata
+        if Setting in get_args(item.type) and "range" not in item.metadata
     }
     assert found == NO_NUMBERS
     with pytest.raises(InternalError, match="has no range"):

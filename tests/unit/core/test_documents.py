@@ -1,13 +1,17 @@
 """JSON and TOML of others end in values or in a sentence, and in little memory."""
 
 import json
+import math
 import tomllib
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 
-from moegeom.core.documents import DocumentError, parse_json, parse_toml
+from moegeom.core.documents import DocumentError, parse_json, parse_toml, record_of
 from moegeom.core.limits import MOST_DOTS
 from tests.ends import work_ends
 
@@ -81,3 +85,67 @@ def test_json_is_read_as_deep_as_it_can_be_written():
     assert parse_json(nested(100))
     with pytest.raises(DocumentError, match="nested too deeply"):
         parse_json(nested(101))
+
+
+@dataclass
+class Leaf:
+    name: str
+    size: Annotated[float, Meta(ge=0.0)] = 1.0
+
+    def __post_init__(self):
+        if self.name == "root":
+            raise ValueError("a root is no leaf")
+
+
+@dataclass
+class Tree:
+    leaves: Annotated[tuple[Leaf, ...], Meta(min_length=1, max_length=2)]
+    kind: Literal["oak", "elm"] | None = None
+    heights: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+LEAF = {"name": "a"}
+MISFITS: list[tuple[Any, str, str]] = [
+    ([], "it is a list of 0, expected a table", ""),
+    ({}, "key 'leaves' is missing", ""),
+    ({"leafs": []}, "unknown key 'leafs'", "Did you mean leaves? Known: leaves, kind, heights."),
+    ({"leaves": [], "kinds": 1}, "leaves is a list of 0, expected a list of at least 1 entry", ""),
+    ({"leaves": {}}, "leaves is a table, expected a list", "begins with [[leaves]]"),
+    ({"leaves": [LEAF] * 3}, "leaves is a list of 3, expected a list of at most 2 entries", ""),
+    ({"leaves": [LEAF | {"sice": 1}]}, "leaves[0]: unknown key 'sice'", "Did you mean size?"),
+    ({"leaves": [LEAF | {"size": True}]}, "leaves[0].size is true, expected a number", ""),
+    ({"leaves": [LEAF | {"size": -1}]}, "size is -1, expected a number of at least 0", ""),
+    ({"leaves": [LEAF | {"size": math.nan}]}, "size is nan, expected a finite number", ""),
+    ({"leaves": [LEAF | {"size": 10**400}]}, "expected a number of 64 bits", ""),
+    ({"leaves": [LEAF, {"name": "root"}]}, "leaves[1]: a root is no leaf", ""),
+    ({"leaves": [{"name": "\x1b" * 999}], "kind": 1}, "kind is 1, expected one of elm, oak, null", ""),
+    ({"leaves": [LEAF], "kind": "oaks"}, "kind is 'oaks', expected one of", "Did you mean oak?"),
+    ({"leaves": [LEAF], "kind": "\x1b" * 999}, "kind is '\\x1b", ""),
+    ({"leaves": [LEAF], "kind": "\ud800"}, "holds '\\ud800', which is no character", ""),
+    ({"leaves": [LEAF], "heights": {"a": {}, "\x1b": {"m": 1, "n": "2"}, "c": {"n": 3.5}}},
+     "heights.\\x1b.n is '2', expected a whole number", ""),
+]  # fmt: skip
+
+
+def test_what_is_no_record_is_told_with_its_place_and_left_as_it_was():
+    for document, words, hint in MISFITS:
+        text = repr(document)
+        with pytest.raises(DocumentError) as refused:
+            record_of(Tree, document)
+        assert words in str(refused.value), (words, str(refused.value))
+        assert hint in refused.value.hint
+        assert str(refused.value).isprintable()
+        assert len(str(refused.value)) < 200
+        assert repr(document) == text
+
+
+def test_of_many_entries_the_refused_one_is_named_soon():
+    heights: dict[str, Any] = {str(n): {"a": n} for n in range(100_000)}
+    heights["77777"]["a"] = None
+    with work_ends(), pytest.raises(DocumentError, match="heights.77777.a is null"):
+        record_of(Tree, {"leaves": [LEAF], "heights": heights})
+
+
+def test_a_typed_dict_may_have_keys_that_nobody_reads():
+    kind = TypedDict("kind", {"a": int})  # noqa: UP013
+    assert record_of(kind, {"a": 1, "b": 2}) == {"a": 1}

@@ -156,15 +156,16 @@ def made(kind: Any, field: str = "") -> Any:
         return PLAIN[origin]
     if hasattr(kind, "array_type"):  # of jaxtyping
         return np.full([2] * len(kind.dims), 0.25).astype(kind.dtypes[0])
-    if dataclasses.is_dataclass(origin or kind):
+    if dataclasses.is_dataclass(origin or kind) or hasattr(kind, "__struct_fields__"):
         return record(origin or kind)
     return made(args[0], field) if args else NAME
 
 
 def record(kind: Any) -> Any:
     """A record of a type, every field of it made."""
-    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
-    return kind(**{f.name: made(hints[f.name], f.name) for f in fields if f.init})
+    hints, names = typing.get_type_hints(kind), getattr(kind, "__struct_fields__", ())
+    names = names or [f.name for f in dataclasses.fields(kind) if f.init]
+    return kind(**{name: made(hints[name], name) for name in names})
 
 
 def run() -> dict[str, Any]:

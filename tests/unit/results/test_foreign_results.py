@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import shutil
+from typing import get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +23,9 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
 from moegeom.engine.loop import Progress, read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
-from moegeom.results import reader
+from moegeom.results import reader, run_file
 from moegeom.results.reader import is_results, open_results
-from moegeom.results.run_file import _RUN, fault
+from moegeom.results.run_file import fault
 from moegeom.results.schema import (
     KEYS,
     OTHER_TABLES,
@@ -75,11 +76,13 @@ def test_what_a_scan_writes_is_as_it_must_be_and_known_to_its_reader(disk):
     run = json.loads((disk.undisturbed / "run.json").read_text())
     assert fault(run) == ""
     show(disk.undisturbed)
-    assert {*run} - {*_RUN} == {"plan", "schema"}
-    for place in ("checkpoint", "tokens", "trust"):
-        assert {*run[place]} <= {*_RUN[place]}, place
-    assert {*run["routers"][0]} <= {*_RUN["routers"][0]}
-    assert {*_RUN["token_tables"][0]} == {field.name for field in dataclasses.fields(TokenTable)}
+    kinds = get_type_hints(run_file._Run)
+    assert {*run} - {*kinds} == {"plan", "schema"}
+    for place, kind in (("checkpoint", "_Checkpoint"), ("tokens", "_Tokens"), ("trust", "_Trust")):
+        assert {*run[place]} <= {*get_type_hints(getattr(run_file, kind))}, place
+    assert {*run["routers"][0]} <= {*get_type_hints(run_file._Router)}
+    table = {field.name for field in dataclasses.fields(TokenTable)}
+    assert {*get_type_hints(run_file._TokenTable)} == table
 
 
 def test_types_of_columns_are_those_of_the_metrics():

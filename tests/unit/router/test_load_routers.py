@@ -303,7 +303,7 @@ def test_a_file_of_ones_own_says_everything_or_is_refused_as_it_is_called(make_o
 
 
 _FILES = {
-    "mine.toml: key 'stacks' is missing.": b"text = 3",
+    "mine.toml: key 'stacks' is missing.": b"text = '3'",
     "mine.toml: unknown key 'colour'.": b"colour = 'red'",
     "mine.toml: is not TOML": b"[[stacks]",
     "mine.toml: is not UTF-8 at byte 0": b"\xff",

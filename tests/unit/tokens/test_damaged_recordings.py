@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import OUTPUT_KINDS
 from moegeom.tokens.recording.facts import (
+    RecordedCheckpoint,
     RecordingFacts,
     RecordingShard,
     parse_facts,
@@ -161,29 +162,29 @@ def test_columns_that_do_not_fit_or_outputs_that_cannot_be_added_are_refused(rec
         ({"stage": "residuals"}, "router_input"),
         ({"stage": "ids", "outputs": []}, "null for ids"),
         ({"dtype": "float8"}, "bfloat16"),
-        ({"dtype": ["float32"]}, "bfloat16"),
+        ({"dtype": ["float32"]}, "expected text or null"),
         ({"dtype": None}, "dtype is None"),
         ({"num_tokens": 101}, "101"),
         ({"num_tokens": -1}, "-1"),
         ({"shards": []}, "0 tokens"),
-        ({"shards": [[0, 100]]}, "object"),
+        ({"shards": [[0, 100]]}, "shards[0] is a list of 2, expected a table"),
         ({"shards": [{"first_token": 1, "num_tokens": 100}]}, "from 0"),
         ({"routers": []}, "no routers"),
-        ({"routers": ["text/0", 1]}, "texts"),
+        ({"routers": ["text/0", 1]}, "routers[1] is 1, expected text"),
         ({"routers": ["../text"]}, "router_input-...text"),
         ({"routers": ["a\\b"]}, "router name"),
         ({"routers": ["text/0", "text.0"]}, "share"),
         ({"domains": ["code", "code"]}, "distinct"),
-        ({"checkpoint": "tiny"}, "object"),
+        ({"checkpoint": "tiny"}, "expected a table"),
         ({"checkpoint": {"name": "tiny"}}, "fingerprint"),
         ({"has_chosen": 1}, "true or false"),
         ({"num_documents": "3"}, "whole number"),
         ({"outputs": ["shared_outputs"]}, "'shared_outputs'"),
-        ({"outputs": ["shared_outputs"]}, ", ".join(OUTPUT_KINDS[:3])),
+        ({"outputs": ["shared_outputs"]}, "Did you mean shared_output?"),
         ({"outputs": ["shared_output", "shared_output"]}, "twice"),
         ({"outputs": "shared_output"}, "a list"),
         ({"outputs": None}, "a list"),
-        ({"outputs": [["shared_output"]]}, "texts"),
+        ({"outputs": [["shared_output"]]}, ", ".join(sorted(OUTPUT_KINDS))),
     ],
 )
 def test_facts_that_do_not_fit_are_refused(recording, changes, words):
@@ -194,7 +195,7 @@ def test_facts_that_do_not_fit_are_refused(recording, changes, words):
 def test_facts_survive_writing_and_parsing_and_other_text_is_refused(tmp_path):
     for text in ("", "[]", "null", "{", "[" * 100_000, '{"schema": NaN}'):
         assert "rec" in refusal(lambda text=text: parse_facts(text.encode(), "rec"))
-    texts = {"checkpoint_name": "n", "fingerprint": "f", "engine": "e", "created_by": "m"}
+    texts = {"checkpoint": RecordedCheckpoint("n", "f"), "engine": "e", "created_by": "m"}
     facts = RecordingFacts(
         "ids", None, 5, (RecordingShard(0, 5),), ("a/0",), True, False, ("ü",), None, **texts
     )

@@ -2,9 +2,14 @@
 
 import pytest
 
+from moegeom.core.documents import record_of_file
 from moegeom.core.errors import InternalError, UsageError
-from moegeom.variants.arithmetic import _parsed, arithmetic, arithmetic_names
-from moegeom.variants.describe import describe_arithmetics
+from moegeom.variants.arithmetic import (
+    Arithmetic,
+    arithmetic,
+    arithmetic_names,
+    describe_arithmetics,
+)
 
 
 def test_each_preset_says_what_it_copies_and_its_row_says_its_steps() -> None:
@@ -25,8 +30,8 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_a_preset_with_a_word_that_is_not_known_is_an_error() -> None:
-    known = {"text": "t", "engine": "none", "version": "", "source": "s"}
-    with pytest.raises(InternalError, match="bfloat17"):
-        _parsed("made", {**known, "input": "bfloat17"})
-    with pytest.raises(InternalError, match="colour"):
-        _parsed("made", {**known, "colour": "red"})
+    preset = 'text = "t"\nengine = "none"\nversion = ""\nsource = "s"\n'
+    with pytest.raises(InternalError, match=r"made.toml: input is 'bfloat17', expected one of"):
+        record_of_file(Arithmetic, "made", preset + 'input = "bfloat17"')
+    with pytest.raises(InternalError, match="unknown key 'scores'.\n  hint: Did you mean score"):
+        record_of_file(Arithmetic, "made", preset + 'scores = "red"')

@@ -24,7 +24,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError, first_line
-from moegeom.core.extras import refuse_absent
 from moegeom.core.files import open_regular, read_regular, reading
 from moegeom.core.limits import LIST_BYTES, TRACE_BYTES
 from moegeom.core.text import number_of, quoted
@@ -147,7 +146,6 @@ def _only_the_longest_are_cut(requests: Sequence[RequestTrace]) -> bool:
 
 def _unpacked(raw: Any, kind: str, where: str) -> Any:
     """What msgpack holds, if it is of this kind: nothing is converted, nothing of it is code."""
-    refuse_absent("msgspec", "prime-rl", "A file of micro batches (msgpack)")
     from msgspec import MsgspecError, Raw, msgpack
 
     kinds = {
