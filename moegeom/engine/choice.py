@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.router import Rule
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.products import tile_logits
 from moegeom.geometry.selection import mapped_logits

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
 
+from moegeom.core.shapes import Float
 from moegeom.core.tokens import TILE
 
 

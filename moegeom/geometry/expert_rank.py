@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Integer
 
+from moegeom.core.shapes import Float, Float32, Float64, Integer
 from moegeom.geometry.gram import row_spectrum
 
 

@@ -3,8 +3,8 @@ r"""The update of low rank of a router under which it would choose, and tell, wh
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Integer
 
+from moegeom.core.shapes import Bool, Float64, Integer
 from moegeom.geometry.set_code import chosen_mask
 
 #: Steps of the search.

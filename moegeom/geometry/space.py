@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, Integer
 
+from moegeom.core.shapes import Bool, Float64, Int32, Int64, Integer
 from moegeom.geometry.rows import ROWS_IN_CACHE
 
 #: Products of all pairs of rows, less the mean of all.

@@ -20,9 +20,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
 from numba import njit
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.kernels.cpu import INNER, ONCE, UNCOUNTED, kernel
 
 #: Where a search ended: at the nearest point, past the radius, at a contradiction, nowhere.

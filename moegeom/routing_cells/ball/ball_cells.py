@@ -15,8 +15,8 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int64
 from moegeom.routing_cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around, shifted
 from moegeom.routing_cells.ball.cell_distance import (
     BallFacets,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float64, Integer
 
+from moegeom.core.shapes import Bool, Float64, Integer
 from moegeom.routing_cells.exact.certificate import cell_certificate, facet_certificate
 from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, NoCell, NoFacet
 

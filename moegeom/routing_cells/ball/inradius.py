@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64, Int16, Int64
 from scipy.optimize import linprog, nnls
 
+from moegeom.core.shapes import Float64, Int16, Int64
 from moegeom.routing_cells.plane.polygons import cell_sides
 
 #: Relative width of the bracket that counts as an answer.

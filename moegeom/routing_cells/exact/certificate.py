@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, NoCell, NoFacet
 from moegeom.routing_cells.exact.problem import (
     ExactProblem,

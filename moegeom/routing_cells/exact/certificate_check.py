@@ -20,7 +20,8 @@ from math import lcm
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+
+from moegeom.core.shapes import Float64
 
 Weights = tuple[tuple[int, Fraction], ...]
 

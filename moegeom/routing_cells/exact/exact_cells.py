@@ -9,8 +9,8 @@ from itertools import combinations, product
 from math import comb
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.core.text import number_of
 from moegeom.routing_cells.exact.dictionary import Arrangement, inverse_of
 from moegeom.routing_cells.exact.exact_walk import ExpertSet, Hull, Point, exact_walk

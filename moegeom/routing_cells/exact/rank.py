@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary
 
 #: A Mersenne prime: dyadic numbers have inverses of their denominators modulo it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int16, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
+from moegeom.core.shapes import Int16, Int64, Integer, UInt64
 from moegeom.routing_cells.graph._searches import searched
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.document.chart import INK, Axis, Discs, Key, Label, Picture, PicturePage, Shape
 from moegeom.document.paper import cut

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Integer
 
+from moegeom.core.shapes import Bool, Float64, Integer
 from moegeom.core.text import number_of
 from moegeom.document.chart import (
     INK,

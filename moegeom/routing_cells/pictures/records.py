@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, Integer, UInt8
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Bool, Float64, Int32, Int64, Integer, UInt8
 
 #: Widths of one and of two columns in most journals, in millimetres.
 ONE_COLUMN, TWO_COLUMNS = 89.0, 183.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt8
 
+from moegeom.core.shapes import Bool, Float64, Int64, UInt8
 from moegeom.core.text import number_of
 from moegeom.document.chart import (
     INK,

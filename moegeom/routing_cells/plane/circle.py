@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16
+
+from moegeom.core.shapes import Bool, Float64, Int16
 
 #: Angles that are evaluated at a time.
 _CHUNK = 4096

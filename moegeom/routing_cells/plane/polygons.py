@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int16, Int64
 
+from moegeom.core.shapes import Float64, Int16, Int64
 from moegeom.routing_cells.graph.facet_graph import swaps
 
 Frame = tuple[float, float, float, float]

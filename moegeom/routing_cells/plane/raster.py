@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import GroupMask, Rule
+from moegeom.core.shapes import Bool, Float64, Int32, Int64, UInt8
 from moegeom.geometry.selection import group_scores, kept_groups
 from moegeom.routing_cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles
 from moegeom.routing_cells.plane.raster_frame import (

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float64
+
+from moegeom.core.shapes import Float64
 
 UNIT = 2.0**-53
 #: Relative rounding of a bound that is summed up in float64, and of a gradient.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import Projection, Rule
+from moegeom.core.shapes import Float, Float64, Int32, Int64, UInt8
 from moegeom.geometry.rows import LEAST_LENGTH
 from moegeom.geometry.selection import group_mask, selection_scores, top_k
 from moegeom.routing_cells.plane.raster_enclosure import Rectangles

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64
+
+from moegeom.core.shapes import Float, Float64
 
 
 @dataclass(frozen=True, eq=False)

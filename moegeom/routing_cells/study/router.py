@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.text import number_of
 from moegeom.geometry.capacity.cell_bounds import most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch

@@ -9,9 +9,9 @@ from fractions import Fraction
 from functools import cache
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64
 
 from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.shapes import Bool, Float64, Int16, Int64
 from moegeom.core.text import number_of
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.capacity.cell_bounds import expected_diagram

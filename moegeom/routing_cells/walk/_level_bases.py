@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
 from numba import njit
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.kernels.cpu import UNCOUNTED
 
 #: Unit roundoff.

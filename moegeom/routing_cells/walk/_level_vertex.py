@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
+from moegeom.core.shapes import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 from moegeom.routing_cells.walk._level_bases import (
     TURN,

@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import comb
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64, UInt64
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt64
 from moegeom.routing_cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.routing_cells.exact.rank import common_tie, independent_columns_of
 from moegeom.routing_cells.walk._level_diagram import Corners, cells_of, facets_of

@@ -23,8 +23,8 @@ from itertools import combinations, product
 from operator import mul
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64, UInt32
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt32
 from moegeom.routing_cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.routing_cells.exact.exact_walk import Hull
 from moegeom.routing_cells.walk._level_diagram import Corners, cells_of, facets_of

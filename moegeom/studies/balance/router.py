@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import Sample, draw_sample

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Float32
 
+from moegeom.core.shapes import Float, Float32
 from moegeom.engine.sample import Sample
 from moegeom.geometry.expert_rank import DataDirections, data_directions, ranks_on_data
 from moegeom.geometry.space import distinct_rows

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32
 
+from moegeom.core.shapes import Float32, Float64, Int32
 from moegeom.engine.choice import compared_scores
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.sample import Sample

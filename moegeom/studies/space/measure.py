@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-from jaxtyping import Float64, Int32
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int32
 from moegeom.engine.sample import Sample
 from moegeom.geometry.border_shares import (
     CONVENTIONS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float32, Float64
 from moegeom.engine.choice import group_masked
 from moegeom.engine.prepared import prepare
 from moegeom.engine.sample import Sample

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 from scipy.sparse import csr_array
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.studies.balance.program.dual import contenders, minimise_smoothed
 from moegeom.studies.balance.program.passes import chosen_counts, settle_whole_tokens, unevenness
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
 from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse import csr_array
+
+from moegeom.core.shapes import Bool, Float64, Int64
 
 #: Newton steps at one smoothing. Warm starts need five to ten; more do not pay.
 _STEPS = 25

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.studies.balance.program.dual import contenders
 
 #: Tokens by expert that a coordinate pass looks at: those with the smallest margins.

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, Integer
 
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import BLANK_LINES, RECORD_BYTES, RECORD_VALUES
+from moegeom.core.shapes import Int64, Integer
 from moegeom.tokens.foreign.npy_arrays import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,
