@@ -70,7 +70,7 @@ def checked_modules(package: Path) -> list[str]:
     }
     names = []
     for file, source in sources.items():
-        if not IS_NIGHT and not imports(source, "jaxtyping"):
+        if not IS_NIGHT and not imports(source, r"moegeom\.core\.shapes import"):
             continue
         parts = file.relative_to(package.parent).with_suffix("").parts
         if file.name == "__init__.py":
@@ -156,6 +156,7 @@ def sparingly(*, typechecker: typing.Callable) -> typing.Callable:
 
 jaxtyping.jaxtyped = sparingly
 loaded = sorted(name for name in sys.modules if name.startswith("moegeom."))
+sys.modules["moegeom.core.shapes"] = jaxtyping  # which every annotation then means
 if loaded:  # the hook would silently check nothing of these
     raise pytest.UsageError(f"imported before the shape checks were in place: {loaded}")
 jaxtyping.install_import_hook(checked_modules(PACKAGE), TYPECHECKER)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Shaped
 
 from moegeom.core.errors import CheckpointError
+from moegeom.core.shapes import Float, Shaped
 
 
 @dataclass(frozen=True)

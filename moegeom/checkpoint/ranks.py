@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Folder, LocalFolder, Location
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.core.errors import RouterError
+from moegeom.core.shapes import Shaped
 from moegeom.core.text import number_of
 
 #: The integrity check that such copies break (moegeom/checks/catalogue).

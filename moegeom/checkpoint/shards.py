@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
@@ -21,6 +20,7 @@ from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo, check_apart
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
+from moegeom.core.shapes import Shaped
 
 # Many tensors over a network: neighbours in one request, several requests at the same time.
 

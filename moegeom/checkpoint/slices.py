@@ -10,12 +10,12 @@ from math import prod
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import empty_array, numpy_dtype
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import SLICE_CELLS
+from moegeom.core.shapes import Shaped
 
 _ALL_FILES = "Copy the files of all ranks into one folder, from every node."
 

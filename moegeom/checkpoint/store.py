@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Location
 from moegeom.core.errors import CheckpointError
+from moegeom.core.shapes import Shaped
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float32
 from msgspec import Meta, Struct, to_builtins
 
 from moegeom.core.documents import DocumentError, parse_json, record_of
@@ -25,6 +24,7 @@ from moegeom.core.files import read_regular, write_whole
 from moegeom.core.limits import MOST_JSON
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import RouterName
+from moegeom.core.shapes import Float32
 from moegeom.core.text import quoted
 from moegeom.results.reader import ResultsView
 

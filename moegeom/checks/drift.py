@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.checks.check import Unknown
 from moegeom.checks.measured import Measured, Row
 from moegeom.core.finding import Severity
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 
 
 def spread_of(bias: Float[np.ndarray, "experts"]) -> float:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int16, Int32, Int64, Integer, Shaped
+
+from moegeom.core.shapes import Bool, Float32, Int16, Int32, Int64, Integer, Shaped
 
 Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids", "counts"]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64, UInt8
+
+from moegeom.core.shapes import Float64, UInt8
 
 #: What a mark is about; each meaning has one colour, on pages and on paper: tokens, random (the
 #: random router), limit, other (what A is compared with), dim. Groups without a meaning of their

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32
 
 from moegeom.core.errors import NonFiniteError
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32
 from moegeom.engine.choice import chosen_by, compared_scores, float_bound, logits_of, tile_logits
 from moegeom.engine.flipping import (
     Entered,

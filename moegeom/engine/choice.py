@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.router import LogitMap, Rule
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.core.tokens import TILE
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.number_formats import map_gap

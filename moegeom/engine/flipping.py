@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64
 from moegeom.core.tokens import TILE
 from moegeom.engine.choice import group_masked, tile_logits
 from moegeom.geometry.boundary.linear import NEVER

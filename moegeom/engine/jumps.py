@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.geometry.boundary.curved import POINT

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32
 
 from moegeom.core.row_keys import OUTLIERS
+from moegeom.core.shapes import Bool, Float64, Int32
 from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.batch import NUM_BLOCKS, RUN_TOKENS
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.digest import sha256_of
+from moegeom.core.shapes import Int64
 from moegeom.core.tokens import TILE
 
 T = TypeVar("T")

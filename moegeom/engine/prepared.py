@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary.curved import CurvedRows, curved_rows

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.limits import OUTPUT_BYTES
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
 from moegeom.engine.choice import tile_logits

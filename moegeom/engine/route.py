@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int32
 
 from moegeom.core.errors import NonFiniteError, RouterRuleError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE
 from moegeom.engine.loop import Hooks, Pace, scan_router

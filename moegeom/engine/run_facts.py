@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
@@ -24,6 +23,7 @@ from moegeom.core.identity import identities_of
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
+from moegeom.core.shapes import Float
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64, Int32, Int64
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, by_tile, sample_tiles

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Int64
 
+from moegeom.core.shapes import Float, Float64, Int32, Int64
 from moegeom.core.tokens import TILE, InputNoise
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, by_tile
 from moegeom.engine.prepared import PreparedRouter

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.open import open_place
@@ -22,6 +21,7 @@ from moegeom.core.errors import (
     about,
 )
 from moegeom.core.router import Router, RouterSet, parse_layers
+from moegeom.core.shapes import Int64
 from moegeom.core.tokens import SampleCounts, TokenSource
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import prepare

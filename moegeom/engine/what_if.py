@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.errors import NonFiniteError, RouterRuleError
+from moegeom.core.shapes import Float64
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.flipping import engine_logits, swaps_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.geometry import load
 from moegeom.geometry.set_code import chosen_mask
 

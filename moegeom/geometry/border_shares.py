@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from jaxtyping import Float64, Int64, Integer
 
+from moegeom.core.shapes import Float64, Int64, Integer
 from moegeom.geometry.gram import symmetric_root
 
 

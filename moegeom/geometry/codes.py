@@ -7,7 +7,8 @@ from functools import cache
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32
+
+from moegeom.core.shapes import Float32
 
 #: Formats of eight bits with an exponent, by name.
 FLOATS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}

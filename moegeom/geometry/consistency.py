@@ -6,7 +6,8 @@ A label is a number, such as a token id. Every slot is filled, and no expert fil
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64, Int, Int32, Int64
+
+from moegeom.core.shapes import Float64, Int, Int32, Int64
 
 Labels = Int[np.ndarray, "tokens"]
 Chosen = Int[np.ndarray, "tokens k"]

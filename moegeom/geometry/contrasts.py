@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float, Float64
+
+from moegeom.core.shapes import Float, Float64
 
 #: The finest scale of noise: numbers that are nearer are equal. Bfloat16 rounds by a tenth of it
 #: where logits are compared, and routing weights by 16 times as much.

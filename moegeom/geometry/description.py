@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64
 
+from moegeom.core.shapes import Bool, Float64
 from moegeom.geometry.set_code import log2_sets
 
 #: Rows that the common vector is taken from: the half that lies nearest together, found so often.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Integer
+
+from moegeom.core.shapes import Float, Float64, Int64, Integer
 
 Array = Float[np.ndarray, "*shape"]
 

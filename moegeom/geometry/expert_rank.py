@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Integer
 
+from moegeom.core.shapes import Float, Float32, Float64, Integer
 from moegeom.geometry.gram import row_spectrum
 from moegeom.geometry.space import distinct_rows
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
 from scipy.linalg import eigh, helmert
 from scipy.special import gammaincc, ndtri
 
+from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.geometry.noise import spacing
 
 #: Entries count whose spacing in storage is at most so many deviations of the noise: rounding adds

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.statistics import jackknife_error
 
 #: A gate below is as good as closed: it lets a hundredth of the energy through.

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
+
+from moegeom.core.shapes import Bool, Float, Float64
 
 # ----------------------------------------------------------------------------------- effective rows
 #: Longer rows are left out: float64 holds no fourth power of them.

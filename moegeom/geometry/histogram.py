@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+from moegeom.core.shapes import Float64, Int64
 
 #: Bins within a factor of two: the upper four bits of the mantissa, 6 % wide.
 BINS_PER_OCTAVE = 16

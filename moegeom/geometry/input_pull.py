@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int, Int64
+
+from moegeom.core.shapes import Float, Float64, Int, Int64
 
 
 def input_pull(scores: Float64[np.ndarray, "tokens experts"]) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int, Int32
 
 from moegeom.core.router import LogitMap
+from moegeom.core.shapes import Bool, Float, Float64, Int, Int32
 from moegeom.geometry.selection import SCORES, mapped_logits
 
 #: Experts [points, slots], -1 for none, and their routing weights.

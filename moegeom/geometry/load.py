@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.selection import SCORES
 
 # ----------------------------------------------------------------------------------------- evenness

@@ -3,8 +3,8 @@ r"""The low-rank update of a router that best reproduces another's choices and l
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Integer
 
+from moegeom.core.shapes import Bool, Float64, Integer
 from moegeom.geometry.set_code import chosen_mask
 
 #: Steps of the search.

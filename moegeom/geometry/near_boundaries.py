@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32
 
+from moegeom.core.shapes import Float64, Int32
 from moegeom.geometry.border_shares import (
     CONVENTIONS,
     TieSums,

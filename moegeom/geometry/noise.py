@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 from moegeom.core.router import Rule
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.geometry.boundary.linear import NEVER, NO_BOUNDARY, RowDistances, row_distances
 from moegeom.geometry.selection import route
 

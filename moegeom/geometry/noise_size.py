@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
 
+from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from moegeom.core.router import LogitMap
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int64
 from moegeom.geometry.codes import Code, decoded
 from moegeom.geometry.rounding import gamma
 

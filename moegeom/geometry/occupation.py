@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
 from moegeom.geometry.noise import boundary_sigmas

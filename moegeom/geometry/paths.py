@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32
 
+from moegeom.core.shapes import Float64, Int32
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import row_coordinates
 from moegeom.geometry.noise import boundary_sigmas

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int32
 
+from moegeom.core.shapes import Float64, Int32
 from moegeom.geometry.gram import symmetric_root
 from moegeom.geometry.load import expert_set_entropy_nats, load_cv, max_vio
 from moegeom.geometry.statistics import jackknife_error

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+
+from moegeom.core.shapes import Bool, Float64, Int64
 
 Point = tuple[Fraction, Fraction]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32
+
+from moegeom.core.shapes import Float, Float32, Float64, Int32
 
 # --------------------------------------------------------------------------------------------- sums
 #: Products that one instruction of a matrix unit adds up; all of its sums are taken as sequential.

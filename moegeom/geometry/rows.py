@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int64, Integer
 
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int64, Integer
 from moegeom.geometry.gram import cosines
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 
 # ------------------------------------------------------------------------------------------- scores
 Score = Callable[[Float[np.ndarray, "tokens experts"]], Float64[np.ndarray, "tokens experts"]]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.statistics import jackknife_error
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Integer
+
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Integer
 
 #: A set that the scores do not predict at all happens this often, for whatever reason.
 OUTRIGHT = 2.0**-10

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, Integer
+
+from moegeom.core.shapes import Bool, Float64, Int32, Int64, Integer
 
 
 # ----------------------------------------------------------------------------------- second moments

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Integer
+
+from moegeom.core.shapes import Float, Float64, Integer
 
 
 def jackknife_error(

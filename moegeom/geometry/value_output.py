@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
 
+from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.geometry.gram import RANK_TOLERANCE
 
 #: Directions on which products are compared before pairs of them are.

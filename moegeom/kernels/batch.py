@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64
 
 
 # ------------------------------------------------------------------------ what other choices change

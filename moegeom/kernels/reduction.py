@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.registry import Rooms
+from moegeom.core.shapes import Float64
 from moegeom.geometry.histogram import NUM_BINS
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 

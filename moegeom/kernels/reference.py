@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt64
 
 from moegeom.core.router import GroupMask, Rule
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64, UInt64
 from moegeom.geometry import rounding
 from moegeom.geometry import selection as steps
 from moegeom.geometry.boundary import linear, orders

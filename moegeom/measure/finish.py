@@ -8,11 +8,11 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.metric import Metric, RouterFacts, Values
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL
+from moegeom.core.shapes import Int64
 from moegeom.engine.plan import on_all_cores
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.statistics import jackknife_error

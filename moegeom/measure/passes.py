@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
+from moegeom.core.shapes import Int64
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices

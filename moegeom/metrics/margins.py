@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from moegeom.core.metric import Column, Invariance, Metric, RouterFacts, Values, metric
 from moegeom.core.registry import record_of_function
+from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.geometry.histogram import (

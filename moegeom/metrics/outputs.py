@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int
 
 from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.shapes import Float64, Int
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.space import (
     affine_r2,

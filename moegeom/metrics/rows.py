@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, metric
+from moegeom.core.shapes import Float64
 from moegeom.geometry.boundary.reachability import Proof, num_decided
 from moegeom.geometry.boundary.reachability import reachability as reach_of
 from moegeom.geometry.gram import (

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from moegeom.core.digest import digest_of
 from moegeom.core.metric import Column, RouterFacts, Values, metric
 from moegeom.core.router import mantissa_bits
+from moegeom.core.shapes import Float
 from moegeom.geometry.number_formats import (
     bias_precision,
     expected_window_levels,

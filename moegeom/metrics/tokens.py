@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.shapes import Float64
 from moegeom.geometry.load import load_entropy_nats
 from moegeom.kernels.reductions.choices import (
     BEYOND,

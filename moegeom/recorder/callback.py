@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int
 from transformers.trainer_callback import TrainerCallback
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.shapes import Bool, Int
 from moegeom.recorder.ranks import ranks_of
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.results.reader import Results, open_results

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from jaxtyping import Float32, Int32
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float32, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.batch import LazyBatch, refuse_non_finite

@@ -11,10 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
+from moegeom.core.shapes import Shaped
 from moegeom.router.plain_names import plain_name
 
 #: Dtypes of torch in the spelling of safetensors.

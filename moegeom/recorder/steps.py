@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 
 from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.shapes import Bool
 from moegeom.core.tokens import TokenColumns, TopLogits
 from moegeom.recorder.model_store import as_array
 from moegeom.tokens.recording.writer import Values

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.shapes import Float
 from moegeom.core.text import number_of
 from moegeom.recorder.model_store import ModelStore
 from moegeom.router.expert_tensors import experts_spec

@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
-from jaxtyping import UInt8
 
 from moegeom.core.errors import ResultsError, first_line
 from moegeom.core.files import open_regular, writing
+from moegeom.core.shapes import UInt8
 
 
 def write_bitmap(

@@ -13,12 +13,12 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.extras import refuse_absent
 from moegeom.core.files import write_whole
 from moegeom.core.row_keys import ALL, AS_STORED
+from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of
 from moegeom.results.reader import Results
 

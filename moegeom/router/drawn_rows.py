@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64
 
 #: Fewer rows are no group: single ones may have that length by chance.
 _LEAST_ROWS = 4

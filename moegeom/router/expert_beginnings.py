@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, as_array, numpy_dtype, upcast
 from moegeom.core.errors import RouterError
+from moegeom.core.shapes import Float
 from moegeom.geometry.number_formats import NUMBER_FORMATS
 from moegeom.router.expert_tensors import ExpertTensors
 

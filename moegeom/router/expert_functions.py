@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float64, Integer
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64, Integer
 from moegeom.geometry.expert_block import (
     ACTIVATIONS,
     PRODUCTS,

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float32, Shaped
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
@@ -15,6 +14,7 @@ from moegeom.checkpoint.formats.gguf import decode
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float32, Shaped
 from moegeom.core.text import number_of
 from moegeom.geometry.expert_block import Neurons
 from moegeom.router.family import ExpertsSpec, Setting, TensorName

@@ -10,7 +10,6 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
 
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.ranks import copies_differ, difference_of
@@ -28,6 +27,7 @@ from moegeom.core.router import (
     format_layers,
     parse_layers,
 )
+from moegeom.core.shapes import Float, Shaped
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.choice_bias import check_choice_biases
 from moegeom.router.claims import claims_of

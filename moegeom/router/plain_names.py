@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.core.shapes import Shaped
 
 #: What FSDP, torch.compile and activation checkpoints put into a name, anywhere.
 _INSIDE = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float32, Shaped
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
 from moegeom.core.limits import ROUTER_BYTES, ROUTER_PACKED_VALUES
 from moegeom.core.registry import Rooms
+from moegeom.core.shapes import Float, Float32, Shaped
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
 from moegeom.router.storages._config import look_up

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TOKEN_TABLE_BYTES
 from moegeom.core.router import EXACT_IN_BFLOAT16, TableName, TokenTable
+from moegeom.core.shapes import Shaped
 from moegeom.router.plain_names import with_plain_names
 
 

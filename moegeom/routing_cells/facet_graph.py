@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int16, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+from moegeom.core.shapes import Int16, Int64, Integer, UInt64
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
 from moegeom.core.limits import LOG_PROB_BYTES, LOG_PROB_ROWS
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.text import half_width, number_of, quoted
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.statistics import clustered_error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Float32, Int32, Shaped
 
 from moegeom.core.errors import InternalError
+from moegeom.core.shapes import Float, Float32, Int32, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.recording.outputs import check_output_kind
 

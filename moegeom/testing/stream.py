@@ -11,10 +11,10 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int64
 
 from moegeom.core.errors import InternalError
 from moegeom.core.router import GroupMask, Norm, Provenance, Router, Rule, Weights
+from moegeom.core.shapes import Float32, Int64
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 
 EXPERTS, TOP_K, HIDDEN = 8, 3, 12

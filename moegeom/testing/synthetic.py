@@ -14,9 +14,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32
 from safetensors.numpy import save_file
 
+from moegeom.core.shapes import Float32
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.writer import RecordingWriter
 

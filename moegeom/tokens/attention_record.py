@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 from msgspec import Meta, Struct
 
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
@@ -20,6 +19,7 @@ from moegeom.core.documents import parse_json, record_of, refused_as
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
 from moegeom.core.limits import ATTENTION_HEADS, ATTENTION_LAYERS, ATTENTION_WIDTH, MOST_JSON
+from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import quoted
 from moegeom.geometry.gating import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS

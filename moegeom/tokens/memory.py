@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Shaped
 
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.registry import unknown_name
+from moegeom.core.shapes import Float32, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64, Shaped
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.files import open_raw
 from moegeom.core.registry import unknown_name
+from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.recording.columns import ColumnSource
 from moegeom.tokens.recording.outputs import check_output_kind

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Norm
+from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.core.text import number_of, percent
 from moegeom.geometry.rows import ROWS_IN_CACHE
 

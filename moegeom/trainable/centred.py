@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float
 from moegeom.trainable.router import Routed, RouterModule
 
 

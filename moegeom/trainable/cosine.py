@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from moegeom.core.shapes import Float
 from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.router import product
 from moegeom.trainable.top_k import TopKRouter

@@ -6,10 +6,10 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float
 from moegeom.trainable.router import at_least_float32, product
 
 #: Lengths of rows and their cosines are this near to 1 and 0 in float64 when steps end.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from moegeom.core.shapes import Float
 from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.router import Routed, at_least_float32
 from moegeom.trainable.top_k import TopKRouter

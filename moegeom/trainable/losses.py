@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
+
+from moegeom.core.shapes import Float, Int64
 
 
 def balance_loss(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float
 from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.expression import ExpressionProjector
 from moegeom.trainable.gru import cosine

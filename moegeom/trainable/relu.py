@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float
 from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.router import Routed, RouterModule, descending, product
 

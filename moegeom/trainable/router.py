@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float, Int64
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float
 from moegeom.trainable.router import Routed, descending
 from moegeom.trainable.top_k import TopKRouter
 

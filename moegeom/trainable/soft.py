@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float
 from moegeom.core.text import number_of
 from moegeom.trainable.router import at_least_float32, product
 

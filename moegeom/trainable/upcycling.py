@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.router import parse_layers
+from moegeom.core.shapes import Float, Int
 
 #: Children of a feed-forward block: the first matrix or matrices, and the last.
 _SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (

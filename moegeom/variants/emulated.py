@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.noise import logit_deviations
 from moegeom.geometry.number_formats import (

@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64
 
 
 def random_router(router: Router, seed: int) -> Router:

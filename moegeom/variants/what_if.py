@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int32
 
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import Rooms, unknown_name
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int32
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 

@@ -32,7 +32,7 @@ PLANTED = textwrap.dedent(
     from typing import TYPE_CHECKING, Literal, Protocol
 
     import numpy as np
-    from jaxtyping import Float
+    from moegeom.core.shapes import Float
 
     if TYPE_CHECKING:
         from fractions import Fraction
@@ -166,6 +166,6 @@ def test_names_in_annotations_exist_at_run_time():
     for file, source in SOURCES.items():
         for node in ast.walk(parsed(source)):
             is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            if is_guard and any(word in ast.unparse(node) for word in ("numpy", "jaxtyping")):
+            if is_guard and any(word in ast.unparse(node) for word in ("numpy", "core.shapes")):
                 offenders.append(f"{file}:{node.lineno}")
     assert offenders == []

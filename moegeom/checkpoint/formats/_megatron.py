@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder
@@ -21,6 +20,7 @@ from moegeom.checkpoint.zipped import read_archive
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import MEGATRON_ARGUMENT_BYTES, MEGATRON_NAME_CHARACTERS
+from moegeom.core.shapes import Shaped
 
 #: The file of everything that is the same on all ranks.
 COMMON = "common.pt"

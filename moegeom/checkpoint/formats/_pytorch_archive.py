@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.formats._pytorch_globals import (
@@ -25,6 +24,7 @@ from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TORCH_PICKLE_BYTES, TORCH_SPAN_BYTES
+from moegeom.core.shapes import Shaped
 
 #: What torch.save wrote first before version 1.6, when its files were no archives.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")

@@ -8,7 +8,6 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Folder, LocalFolder, Location
 from moegeom.checkpoint.formats._dcp_metadata import (
@@ -27,6 +26,7 @@ from moegeom.checkpoint.shards import ShardedStore, missing_shards
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
+from moegeom.core.shapes import Shaped
 
 # One piece of a tensor in a ``.distcp`` file: an archive of ``torch.save`` that holds it alone.
 

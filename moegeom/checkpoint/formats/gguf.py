@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Shaped
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder, Location
@@ -29,6 +28,7 @@ from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
 from moegeom.core.limits import GGUF_NUMBERS, GGUF_PARTS
+from moegeom.core.shapes import Float32, Shaped
 
 _SUFFIX = ".gguf"
 

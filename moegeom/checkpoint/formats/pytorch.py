@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
@@ -21,6 +20,7 @@ from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TORCH_STEPS
+from moegeom.core.shapes import Shaped
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX_SUFFIX = ".bin.index.json"

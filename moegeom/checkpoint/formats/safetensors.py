@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder, Location
@@ -22,6 +21,7 @@ from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pie
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
+from moegeom.core.shapes import Shaped
 from moegeom.core.text import number_of
 
 # Safetensors files of a distributed save: the same names in several files, a slice in each.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.checks.baseline import Baseline
 from moegeom.checks.check import Limit, Limits, Unknown, check, same_sentence
 from moegeom.checks.drift import Drift, drifts, spread_of
 from moegeom.checks.measured import Measured, Row, listed
 from moegeom.core.finding import Finding
+from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of, percent
 
 _WORDS = {"num_experts": "experts", "hidden_size": "inputs", "top_k": "chosen experts"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, FigureResults

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from moegeom.core.extras import install_command
+from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
 from moegeom.document.chart import Axis, Chart, Numbers, Panel, Points
 from moegeom.document.drawing import Drawing, FigureResults

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, UInt16
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float32, UInt16
 from moegeom.engine.labels import OUTLIER_FACTOR
 from moegeom.engine.loop import extent_of
 from moegeom.engine.task import Task

@@ -6,8 +6,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Shaped
 
+from moegeom.core.shapes import Shaped
 from moegeom.core.tokens import TILE, StoredValues, TokenSource
 from moegeom.engine.prepared import check_width
 from moegeom.engine.task import Task

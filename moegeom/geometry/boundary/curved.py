@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import GroupMask, LogitMap, Rule
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
+
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 
 #: Inverse row distance of a pair that is no boundary: equal rows, different biases. Finite, so that
 #: a product with a zero gap is 0 and not nan, and small enough that no product with a gap of

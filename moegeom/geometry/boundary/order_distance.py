@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float64
 
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.boundary.linear import squared_row_distances
 from moegeom.geometry.boundary.orders import Experts, Flat, NearestOrder, OrderDistance, search_ties
 

@@ -7,8 +7,8 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.gram import RANK_TOLERANCE
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import GroupMask, Rule
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.gram import RANK_TOLERANCE, EffectiveRows
 from moegeom.geometry.selection import (
     SCORES,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from jaxtyping import Float64
 from scipy.special import erfcx, gammaln, log_ndtr, logsumexp, wofz
+
+from moegeom.core.shapes import Float64
 
 #: The largest exponent of a float64.
 _MOST_EXPONENT = 709.0

@@ -9,7 +9,8 @@ maximum is attained twice. float64 throughout: sums round, maxima do not.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+
+from moegeom.core.shapes import Bool, Float64, Int64
 
 #: Neutral in ``tropical_sum``, absorbing in ``tropical_product``.
 TROPICAL_ZERO = -np.inf

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+
+from moegeom.core.shapes import Float64
 
 Values = Float64[np.ndarray, "*values"]
 

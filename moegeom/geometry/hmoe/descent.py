@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.hmoe.activation import SIGMOID, Activation
 from moegeom.geometry.hmoe.mixture import Mixture
 from moegeom.geometry.hmoe.regression import Inputs, Position, gradient, traced

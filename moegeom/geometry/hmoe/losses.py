@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.hmoe.activation import SIGMOID, Activation
 from moegeom.geometry.hmoe.mixture import Mixture, centred
 from moegeom.geometry.hmoe.regression import Position, channel_functions

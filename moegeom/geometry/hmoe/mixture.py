@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float64
 
 
 @dataclass(frozen=True, eq=False)

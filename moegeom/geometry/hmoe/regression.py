@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.hmoe.activation import IDENTITY, SIGMOID, Activation
 from moegeom.geometry.hmoe.mixture import Mixture
 

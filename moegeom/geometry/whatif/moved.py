@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32
+
+from moegeom.core.shapes import Bool, Float64, Int32
 
 
 def dense_weights(

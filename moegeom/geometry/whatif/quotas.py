@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
 
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.geometry.load import expert_capacity
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64
 
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.rows import unit_rows
 
 #: Largest exponent before scaling, and what the plain form adds to every sum.

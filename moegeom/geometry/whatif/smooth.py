@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.router import Weights
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.geometry.selection import routing_weights, sigmoid, top_k
 
 #: Exponents of the activation of S0 section 6.

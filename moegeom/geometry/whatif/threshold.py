@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Float64
+
+from moegeom.core.shapes import Float, Float64
 
 
 def threshold_for(logits: Float[np.ndarray, "tokens experts"], experts: float) -> float:

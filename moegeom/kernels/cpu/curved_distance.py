@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
 from numba import njit
 
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.geometry.boundary.curved import CurvedRows
 from moegeom.geometry.boundary.linear import NEVER
 from moegeom.kernels.cpu import ONCE, UNCOUNTED, kernel

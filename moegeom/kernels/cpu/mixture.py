@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
 from numba import njit
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.hmoe.descent import Objective
 from moegeom.geometry.hmoe.mixture import Mixture
 from moegeom.geometry.hmoe.regression import Inputs, Position

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
 
 from moegeom.core.router import GroupMask
+from moegeom.core.shapes import Float32, Float64
 from moegeom.geometry.boundary.linear import NO_BOUNDARY, RowDistances
 from moegeom.kernels.cuda.cupy_device import first_device
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Int64
 
+from moegeom.core.shapes import Bool, Int64
 from moegeom.core.tokens import TILE
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Int64
 
+from moegeom.core.shapes import Int64
 from moegeom.geometry.rounding import flip_probability
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import (

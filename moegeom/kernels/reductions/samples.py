@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Int64
 
+from moegeom.core.shapes import Float32, Float64, Int32, Int64
 from moegeom.geometry.input_pull import BlockedScores, ScoreMoments
 from moegeom.geometry.space import BlockedMoments, Moments, blocked_moments
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch

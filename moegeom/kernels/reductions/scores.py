@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.rows import ROWS_IN_CACHE
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import (

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int32, Int64
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.recorder.taps import Deliver, Identity, Place, holds_rows

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import parse_layers
+from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
 from moegeom.geometry.gating import HeadFigure, gate_pull, gating_figures
 from moegeom.geometry.gram import cosines, gram_score, random_gram_score, random_gram_score_sd

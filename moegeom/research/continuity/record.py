@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.option import option
+from moegeom.core.shapes import Float64
 from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import StudyRequest
 

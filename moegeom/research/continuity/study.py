@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_jumps
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
 from moegeom.engine.parameters import option_of
 from moegeom.engine.plan import on_all_cores

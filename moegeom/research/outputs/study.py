@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32, Int64
 
 from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.engine.plan import by_tile

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.prepared import unavailable
 from moegeom.geometry.boundary.linear import RowDistances, row_distances

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.limits import ATTENTION_LAYERS
+from moegeom.core.shapes import Float, Float64
 from moegeom.core.text import number_of
 from moegeom.router.attention.family import (
     AttentionFamily,

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int32, Shaped, UInt8
 
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.shapes import Float32, Int32, Shaped, UInt8
 from moegeom.router.storages._tensors import refuse
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
+from moegeom.core.shapes import Shaped
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
 

@@ -10,8 +10,8 @@ compressed-tensors 0.20.0 ``entrypoints/convert/converters/autoawq.py``.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32, Int32, UInt8
 
+from moegeom.core.shapes import Float32, Int32, UInt8
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._config import integer, look_up, not_decoded, word

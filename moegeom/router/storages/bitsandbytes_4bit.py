@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Shaped
 
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.limits import QUANTISER_STATE_BYTES
+from moegeom.core.shapes import Float32, Shaped
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._tensors import FLOATS, RouterTensors, Values, expect_shape, refuse

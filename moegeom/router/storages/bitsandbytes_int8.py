@@ -7,8 +7,8 @@ computes it in float32: the product first, then times the rounded 1/127.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32
 
+from moegeom.core.shapes import Float32
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._tensors import (

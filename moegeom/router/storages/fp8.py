@@ -14,9 +14,9 @@ weight = stored * scale, in float32. Engines round that product to the dtype the
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32
 
 from moegeom.checkpoint.dtypes import SCALED_FLOATS, upcast
+from moegeom.core.shapes import Float32
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import Block, find_block, scale_floats, spread
 from moegeom.router.storages._config import look_up, pair, recipe_block, weight_recipes

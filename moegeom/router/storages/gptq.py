@@ -11,8 +11,8 @@ gptqmodel 7.7.0 ``nn_modules/qlinear/__init__.py`` (``PackableQuantLinear``) and
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32, Int
 
+from moegeom.core.shapes import Float32, Int
 from moegeom.core.text import number_of
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Scheme, Stored, stored

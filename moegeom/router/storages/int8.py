@@ -7,8 +7,8 @@ weight = (stored - zero point) * scale, in float32. compressed-tensors 0.20.0 ``
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32
 
+from moegeom.core.shapes import Float32
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import find_block, scale_floats, spread
 from moegeom.router.storages._config import recipe_block, weight_recipes

@@ -12,8 +12,8 @@ itself writes ``.blocks`` and ``.scales``) and ``integrations/finegrained_fp8.py
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32
 
+from moegeom.core.shapes import Float32
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import scale_floats, spread, unpack_e2m1
 from moegeom.router.storages._tensors import (

@@ -11,8 +11,8 @@ Both in float32, in this order.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32
 
+from moegeom.core.shapes import Float32
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import scale_floats, spread, unpack_e2m1
 from moegeom.router.storages._tensors import (

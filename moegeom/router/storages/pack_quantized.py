@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int, Shaped
 
 from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.shapes import Float32, Int, Shaped
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._codes import num_words, scale_floats, unpack_rows
 from moegeom.router.storages._config import recipe_block, weight_recipes

@@ -15,8 +15,8 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64, Integer
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int64, Integer
 from moegeom.routing_cells.ball.cell_distance import (
     BEYOND,
     MET,

@@ -24,9 +24,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64, UInt8
 from numba import njit
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt8
 from moegeom.kernels.cpu import INNER, ONCE, UNCOUNTED, kernel
 from moegeom.routing_cells.walk._level_diagram import facets_at
 from moegeom.routing_cells.walk.enumeration import Enumeration

@@ -13,8 +13,8 @@ from fractions import Fraction
 from math import lcm
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.routing_cells.exact.certificate_check import (
     CellPoint,
     FacetPoint,

@@ -20,9 +20,9 @@ from math import lcm
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.limits import CERTIFICATE_DIGITS, CERTIFICATE_DIGITS_IN_ALL
+from moegeom.core.shapes import Float64
 
 Weights = tuple[tuple[int, Fraction], ...]
 

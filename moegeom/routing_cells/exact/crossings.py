@@ -8,7 +8,8 @@ from fractions import Fraction
 from itertools import pairwise, takewhile
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+from moegeom.core.shapes import Float64, Int64
 
 Piece = tuple[frozenset[int], Fraction | None, Fraction | None]
 

@@ -23,7 +23,8 @@ from math import lcm
 from operator import mul
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+from moegeom.core.shapes import Float64, Int64
 
 Rows = Sequence[Sequence[Fraction]]
 

@@ -10,8 +10,8 @@ from itertools import combinations, product
 from operator import mul
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.routing_cells.exact.crossings import sweep
 from moegeom.routing_cells.exact.dictionary import (
     Arrangement,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16
 
+from moegeom.core.shapes import Bool, Float64, Int16
 from moegeom.routing_cells.exact.certificate import (
     ExactProblem,
     Point,

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, Integer, UInt8
 
 from moegeom.core.errors import UsageError
+from moegeom.core.shapes import Bool, Float64, Int32, Int64, Integer, UInt8
 from moegeom.core.text import number_of, percent
 from moegeom.document.chart import INK, Axis, Discs, Key, Label, Picture, PicturePage, Shape
 from moegeom.document.paper import cut

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer, UInt8
 
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.registry import unknown_name
+from moegeom.core.shapes import Bool, Float64, Int64, Integer, UInt8
 from moegeom.core.text import number_of
 from moegeom.document import paper
 from moegeom.document.chart import (

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int16, Int64
 from scipy.optimize import linprog, nnls
 
+from moegeom.core.shapes import Float64, Int16, Int64
 from moegeom.routing_cells.facet_graph import swaps
 
 #: x0, x1, y0, y1 of the part of a plane that is drawn.

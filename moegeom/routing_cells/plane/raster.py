@@ -12,9 +12,9 @@ from enum import IntEnum
 from itertools import combinations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import GroupMask, Rule
+from moegeom.core.shapes import Bool, Float64, Int32, Int64, UInt8
 from moegeom.geometry.selection import (
     group_scores,
     kept_groups,

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.router import Projection, Rule
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.geometry.boundary.curved import BENDS
 from moegeom.geometry.rows import LEAST_LENGTH
 from moegeom.geometry.selection import group_mask, selection_scores, top_k

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int16
+
+from moegeom.core.shapes import Bool, Float, Float64, Int16
 
 
 @dataclass(frozen=True, eq=False)

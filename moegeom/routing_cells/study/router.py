@@ -11,10 +11,10 @@ from math import comb
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.errors import InternalError, RouterRuleError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.text import number_of
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.request import ComputeOptions

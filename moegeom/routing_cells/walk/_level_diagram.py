@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from numba import njit
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 from moegeom.routing_cells.walk._level_vertex import NONE, RAY, num_bits
 from moegeom.routing_cells.walk.level_walk import Walked

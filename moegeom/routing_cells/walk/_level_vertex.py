@@ -10,9 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int16, Int32, Int64, UInt8, UInt32, UInt64
 from numba import njit
 
+from moegeom.core.shapes import Float64, Int16, Int32, Int64, UInt8, UInt32, UInt64
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 
 #: Unit roundoff.

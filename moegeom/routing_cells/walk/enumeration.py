@@ -13,8 +13,8 @@ from math import comb
 from operator import mul
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int64, UInt32, UInt64
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt32, UInt64
 from moegeom.routing_cells.exact.dictionary import (
     Arrangement,
     Dictionary,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 
+from moegeom.core.shapes import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from moegeom.routing_cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.routing_cells.exact.exact_cells import diagram_edges, first_vertex, is_of_order
 from moegeom.routing_cells.walk._level_vertex import (

@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
 from numba import njit
 
+from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.kernels.cpu import INNER, kernel
 from moegeom.routing_cells.exact.crossings import Crossing, exact_crossings
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import refuse_non_finite

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
 
 from moegeom.core.router import Router, Rule, mantissa_bits
+from moegeom.core.shapes import Float, Float64, Int64
 
 #: Which bias: the one that is added for the selection only, or to every logit.
 KINDS = ("selection bias", "logit bias")

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.finding import Severity
 from moegeom.core.registry import Rooms
 from moegeom.core.router import Router, Rule
+from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.geometry.rows import size
 from moegeom.studies.changes.bias_pair import BiasPair
 from moegeom.studies.changes.record import Change

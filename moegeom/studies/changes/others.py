@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.rows import projected
 from moegeom.studies.changes.row_pair import OtherRows, effective_rows_of
 

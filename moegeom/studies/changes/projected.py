@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.core.row_keys import is_whole
+from moegeom.core.shapes import Float64
 from moegeom.core.text import percent
 from moegeom.results.reader import ResultsView
 from moegeom.studies.changes.bias_pair import KINDS, Biases

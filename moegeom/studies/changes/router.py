@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Int64
 from moegeom.core.text import all_of
 from moegeom.studies.changes.bias_pair import KINDS, Biases, BiasPair
 from moegeom.studies.changes.edit import EDITS

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import Router, Rule, mantissa_bits
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.description import common_vector
 from moegeom.geometry.number_formats import CASTS
 from moegeom.geometry.rows import size

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_bits, whole
 from moegeom.geometry.rows import size
 from moegeom.studies.changes.bias_pair import BiasPair

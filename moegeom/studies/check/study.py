@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import (
@@ -36,6 +35,7 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import Rule
+from moegeom.core.shapes import Float64
 from moegeom.core.text import percent
 from moegeom.engine.request import refuse_late, tokens_text
 from moegeom.engine.run_facts import refused_facts

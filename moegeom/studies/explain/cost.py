@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
+from moegeom.core.shapes import Int64
 from moegeom.engine.jumps import set_change, why_no_jumps
 from moegeom.engine.session import Session
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 from moegeom.core.router import LogitMap, Router, Weights
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by, group_masked
 from moegeom.engine.flipping import engine_logits

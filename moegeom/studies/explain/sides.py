@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Int64
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
 from moegeom.engine.choice import chosen_by

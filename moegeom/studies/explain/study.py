@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
-from jaxtyping import Int32, Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Int32, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.document.summary import Summary
 from moegeom.engine.checkpoint_b import routers_of_b

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64
 from numba import njit
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.set_code import FAR, OUTRIGHT, SetDistances
 from moegeom.kernels.cpu import COUNTLESS, UNCOUNTED, kernel
 from moegeom.kernels.cpu.exponential import power_of_e

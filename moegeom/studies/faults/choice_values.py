@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64, Int32, Int64
 from moegeom.geometry.contrasts import contrasts
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.geometry.contrasts import FINEST, contrast_bits
 from moegeom.geometry.set_code import TIE_WAYS, SetDistances
 from moegeom.studies.faults._bits import bits_by_chance

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64
 
+from moegeom.core.shapes import Bool, Float64
 from moegeom.studies.faults.scope import TokenRegion, Where, best_region, found_by_chance
 from moegeom.studies.faults.score import (
     LEAST_BITS,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import last_and_next
 from moegeom.studies.faults.operator import Site

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64, Integer
 
 from moegeom.core.registry import Rooms
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64, Integer
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits

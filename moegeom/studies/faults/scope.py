@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.registry import Rooms
+from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import log2_sets
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.flipping import engine_logits
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.causes import Cause

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int64
 
+from moegeom.core.shapes import Float, Int64
 from moegeom.variants.emulated import Emulated
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
 from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances

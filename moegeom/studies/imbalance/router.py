@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float32, Float64, Int32
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import reading
 from moegeom.core.limits import TRACE_EXPERTS, TRACE_SLOTS
 from moegeom.core.router import format_layers
+from moegeom.core.shapes import Bool, Integer
 from moegeom.engine.first_pass import begun
 from moegeom.pipeline import Watch
 from moegeom.studies.routes.record import Defect, FileOfRoutes, LayerOfTrace, Routes, RoutesRequest

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Int64
 from moegeom.studies.changes.edit import EDITS, EndState, Exported, Judgement
 from moegeom.studies.changes.operators import rotation
 from moegeom.studies.changes.operators.gains import FOLDED

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64, Shaped
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.core.errors import RecordingError, RouterError, UsageError, about
 from moegeom.core.router import Norm, Router, parse_layers
+from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.text import all_of, number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.document.requested_layers import layers_without_router

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int16
 
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import NonFiniteError
 from moegeom.core.limits import CHOICES_BYTES
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int16
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample, drawn_tokens

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from moegeom.checks import measured_results, run_checks
 from moegeom.checks.profile import DEFAULT
 from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, AS_STORED, is_domain
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.series import changes
 from moegeom.studies.track.measure import MeasuredStep
 from moegeom.studies.track.paths import LeftStep

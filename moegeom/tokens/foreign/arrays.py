@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int64
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.limits import UNSORTED_DOCUMENTS
+from moegeom.core.shapes import Bool, Int64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Integer, Shaped
 
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import NPZ_ARRAYS, NPZ_COMPRESSION, NPZ_INFLATION, TRACE_BYTES
+from moegeom.core.shapes import Integer, Shaped
 from moegeom.tokens.foreign.npy import raw_npy_header
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES

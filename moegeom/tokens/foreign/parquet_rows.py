@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.limits import PARQUET_GROUP_BYTES, PARQUET_WIDTH
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.parquet_footer import RowGroup
+from moegeom.core.shapes import Shaped
 from moegeom.tokens.rows import assign_rows, shard_ranges
 
 if TYPE_CHECKING:

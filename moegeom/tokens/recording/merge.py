@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int16, Int64, Shaped
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.shapes import Bool, Int16, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ROW_GROUP_TOKENS

@@ -8,9 +8,9 @@ from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, Shaped
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.shapes import Int64, Shaped
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.tensor_file import open_tensor_file
 from moegeom.tokens.recording.facts import RecordingFacts, read_facts, tensor_file_name

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import write_whole, writing
+from moegeom.core.shapes import Shaped
 from moegeom.core.tokens import OutputKind, Stage, TokenColumns, TopLogits
 from moegeom.tokens.recording.column_reader import ParquetColumns
 from moegeom.tokens.recording.columns import ROW_GROUP_TOKENS, write_columns

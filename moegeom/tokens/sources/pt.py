@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
@@ -23,6 +22,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import PT_HELD_BYTES
+from moegeom.core.shapes import Bool
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (

@@ -14,10 +14,10 @@ from itertools import product
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import ALIGNED_TOKENS
+from moegeom.core.shapes import Bool, Int, Int32, Int64, Integer
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.rows import consecutive

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
-from jaxtyping import Bool, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.shapes import Bool, Integer
 from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.trace import RequestTrace

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.shapes import Bool, Int32, Integer
 from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value

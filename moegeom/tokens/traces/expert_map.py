@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer
 
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular, reading
 from moegeom.core.limits import MAP_BYTES, MAP_PLACES
+from moegeom.core.shapes import Bool, Int64, Integer
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import columns_of, num_routed_rows, unset_value

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from jaxtyping import Int32, Int64, Shaped
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.identity import is_unchanged
+from moegeom.core.shapes import Int32, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns
 from moegeom.tokens.recording.columns import unknown_columns

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Integer
 
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import Rooms
+from moegeom.core.shapes import Bool, Integer
 
 #: Bytes of ids that are in memory together where a file is read piece by piece.
 PIECE_BYTES = 16_000_000

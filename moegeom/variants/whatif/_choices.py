@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.load import entropy_nats, log_sum_exp, normalised_scores
 from moegeom.geometry.selection import (
     SCORES,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64
 from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, sinkhorn
 from moegeom.geometry.whatif.smooth import hard_set
 from moegeom.kernels.batch import TokenBatch

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
 from moegeom.kernels.reference import expert_codes, mix, num_shared, token_hash

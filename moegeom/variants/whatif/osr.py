@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64
 from moegeom.geometry.whatif.sinkhorn import TransportPlan, osr_cost
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice

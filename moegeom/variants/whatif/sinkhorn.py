@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import FitSample, FittedGate, WhatIf
 from moegeom.variants.whatif._choices import admitted_scores, need_weights_of_sets

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import row_distances

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.finding import Severity
 from moegeom.core.router import Rule
+from moegeom.core.shapes import Int64
 from moegeom.geometry.description import number_bits
 from moegeom.studies.changes.bias_pair import BiasPair
 from moegeom.studies.changes.edit import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64
 from moegeom.core.text import percent
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import size

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
+from moegeom.core.shapes import Int64
 from moegeom.core.text import percent
 from moegeom.geometry.rows import likeness_z, own_cosines, size
 from moegeom.studies.changes.edit import Edit, RowFit, always, error, says

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.router import Rule
+from moegeom.core.shapes import Int64
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import AWAY, common_factor, cycles, matched_places, own_cosines
 from moegeom.geometry.set_code import log2_sets

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.rows import squared_distances
 from moegeom.geometry.set_code import log2_sets
 from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, says

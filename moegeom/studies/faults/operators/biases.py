@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float64
 
+from moegeom.core.shapes import Float, Float64
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.causes import Cause

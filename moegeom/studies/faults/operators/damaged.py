@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import boundary, chosen_mask
 from moegeom.studies.faults.operator import Operator, Proposal, Site, routed

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Int32, Int64
 
+from moegeom.core.shapes import Bool, Float, Int32, Int64
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.studies.faults.operator import Operator, Proposal, Site
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
 
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.low_rank_fit import fitted_update
 from moegeom.studies.faults.choice_values import weights_of

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int32, Int64, Integer, UInt64
 
+from moegeom.core.shapes import Float, Int32, Int64, Integer, UInt64
 from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.studies.faults.operator import Operator, Proposal, Site, of_sets
 

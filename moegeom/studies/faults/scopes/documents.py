@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.studies.faults.scope import Scope, TokenRegion, Where, some_documents, sums
 
 

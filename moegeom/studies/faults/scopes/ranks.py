@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float64
 
+from moegeom.core.shapes import Float64
 from moegeom.studies.faults.scope import Scope, TokenRegion, Where, listed, sums
 
 #: Numbers of ranks that are tried.

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
 
 from moegeom.checks.check import Tested
 from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, is_domain
+from moegeom.core.shapes import Float64
 from moegeom.core.text import number_of, percent
 from moegeom.geometry.series import (
     alternation_p_value,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
 from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of
 
 _LINE_BYTES = 200

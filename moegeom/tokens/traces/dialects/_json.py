@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, Integer
 
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
@@ -32,6 +31,7 @@ from moegeom.core.limits import (
     RECORD_VALUES,
     SEQUENCE_TOKENS,
 )
+from moegeom.core.shapes import Int64, Integer
 from moegeom.tokens.foreign.npy_arrays import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Integer
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive
@@ -28,6 +27,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import Archive, read_archive
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.limits import PICKLE_BYTES, TRACE_BYTES
+from moegeom.core.shapes import Bool, Integer
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 
 #: Bytes of the length in front of a text, by protocol.

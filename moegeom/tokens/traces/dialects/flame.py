@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.limits import FLAME_FILES, TRACE_BYTES
 from moegeom.core.parquet import parquet_facts
+from moegeom.core.shapes import Int32
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.stages import EXPERT_DTYPES

@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32, Int64
 
 from moegeom.checkpoint.formats.gguf import GgufFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import TRACE_BYTES, TRACE_EXPERTS
+from moegeom.core.shapes import Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
 from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace, counted_notes

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import EXPERT_COUNT, TRACE_BYTES
+from moegeom.core.shapes import Int64, Integer
 from moegeom.core.text import quoted
 from moegeom.tokens.traces.dialects._json import json_records, nested_ids, shows, whole_number
 from moegeom.tokens.traces.trace import (

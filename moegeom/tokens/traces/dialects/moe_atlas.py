@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.shapes import Int32
 from moegeom.core.text import number_of
 from moegeom.tokens.traces.dialects._json import json_records, shows, whole_number
 from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Integer, Shaped
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import TRACE_BYTES
+from moegeom.core.shapes import Bool, Integer, Shaped
 from moegeom.tokens.foreign.npy_arrays import npz_rows, npz_shapes
 from moegeom.tokens.foreign.tensor_file import open_tensor_file
 from moegeom.tokens.rows import FileRows, Rows

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular, read_regular, reading
 from moegeom.core.limits import LIST_BYTES, TRACE_BYTES
+from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialects._json import (
