@@ -22,18 +22,6 @@ from typing import Annotated as UInt32
 from typing import Annotated as UInt64
 
 __all__ = [
-    "Bool",
-    "Float",
-    "Float32",
-    "Float64",
-    "Int",
-    "Int16",
-    "Int32",
-    "Int64",
-    "Integer",
-    "Shaped",
-    "UInt8",
-    "UInt16",
-    "UInt32",
-    "UInt64",
-]
+    "Bool", "Float", "Float32", "Float64", "Int", "Int16", "Int32", "Int64", "Integer", "Shaped",
+    "UInt8", "UInt16", "UInt32", "UInt64",
+]  # fmt: skip

@@ -40,7 +40,9 @@ class Stem:
     """The module of a matrix inside its layer, and which of its equal parts is meant."""
 
     def __init__(self, name: str, part: int = 0, parts: int = 1) -> None:
-        self.name, self.part, self.parts = name, part, parts
+        self.name: str = name
+        self.part: int = part
+        self.parts: int = parts
 
     @classmethod
     def parsed(cls, text: object) -> Stem:

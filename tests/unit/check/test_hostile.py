@@ -11,7 +11,6 @@ import pytest
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import run_checks
 from moegeom.checks.baseline import read_baseline
-from moegeom.checks.profile_file import parse_profile
 from moegeom.core.errors import UsageError
 from moegeom.core.finding import EXIT_INCONCLUSIVE
 from moegeom.core.tokens import ONE_DOCUMENT
@@ -170,12 +169,6 @@ def test_results_refuse_options_that_say_how_to_measure(judged, tmp_path):
     for option in ({"layers": "1"}, {"out": tmp_path / "x"}, {"tokens": "rec"}):
         with pytest.raises(UsageError, match="comes too late"):
             gate(GateRequest("results", **option))
-
-
-def test_a_limit_is_a_size():
-    for limit in (0, -1, 10**400):
-        with pytest.raises(UsageError):
-            parse_profile({"limits": {"MGG206": {"factor": limit}}}, "moegeom.toml")
 
 
 def test_commands_can_be_pasted(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -66,17 +65,6 @@ def test_what_json_writes_comes_back(value):
     assert parse_json(json.dumps(value).encode()) == value
 
 
-@given(st.text(alphabet="ab.=[]\"'1_\n {},#", max_size=60))
-def test_toml_is_what_the_library_reads(text):
-    try:
-        expected = tomllib.loads(text)
-    except ValueError:
-        with pytest.raises(DocumentError):
-            parse_toml(text)
-    else:
-        assert parse_toml(text) == expected
-
-
 def test_json_is_read_as_deep_as_it_can_be_written():
     def nested(depth):
         objects, lists = depth // 2, depth - depth // 2
@@ -111,12 +99,9 @@ MISFITS: list[tuple[Any, str, str]] = [
     ({"leafs": []}, "unknown key 'leafs'", "Did you mean leaves? Known: leaves, kind, heights."),
     ({"leaves": [], "kinds": 1}, "leaves is a list of 0, expected a list of at least 1 entry", ""),
     ({"leaves": {}}, "leaves is a table, expected a list", "begins with [[leaves]]"),
-    ({"leaves": [LEAF] * 3}, "leaves is a list of 3, expected a list of at most 2 entries", ""),
     ({"leaves": [LEAF | {"sice": 1}]}, "leaves[0]: unknown key 'sice'", "Did you mean size?"),
     ({"leaves": [LEAF | {"size": True}]}, "leaves[0].size is true, expected a number", ""),
-    ({"leaves": [LEAF | {"size": -1}]}, "size is -1, expected a number of at least 0", ""),
     ({"leaves": [LEAF | {"size": math.nan}]}, "size is nan, expected a finite number", ""),
-    ({"leaves": [LEAF | {"size": 10**400}]}, "expected a number of 64 bits", ""),
     ({"leaves": [LEAF, {"name": "root"}]}, "leaves[1]: a root is no leaf", ""),
     ({"leaves": [{"name": "\x1b" * 999}], "kind": 1}, "kind is 1, expected one of elm, oak, null", ""),
     ({"leaves": [LEAF], "kind": "oaks"}, "kind is 'oaks', expected one of", "Did you mean oak?"),
@@ -137,6 +122,7 @@ def test_what_is_no_record_is_told_with_its_place_and_left_as_it_was():
         assert str(refused.value).isprintable()
         assert len(str(refused.value)) < 200
         assert repr(document) == text
+    assert record_of(TypedDict("kind", {"a": int}), {"a": 1, "b": 2}) == {"a": 1}
 
 
 def test_of_many_entries_the_refused_one_is_named_soon():
@@ -144,8 +130,3 @@ def test_of_many_entries_the_refused_one_is_named_soon():
     heights["77777"]["a"] = None
     with work_ends(), pytest.raises(DocumentError, match="heights.77777.a is null"):
         record_of(Tree, {"leaves": [LEAF], "heights": heights})
-
-
-def test_a_typed_dict_may_have_keys_that_nobody_reads():
-    kind = TypedDict("kind", {"a": int})  # noqa: UP013
-    assert record_of(kind, {"a": 1, "b": 2}) == {"a": 1}

@@ -194,8 +194,6 @@ OTHERS = {
     **dict.fromkeys(("fingerprint", "engine", "checkpoint_name", "created_by")),
 }
 
-PLACES = {"fingerprint": "checkpoint.fingerprint", "checkpoint_name": "checkpoint.name"}
-
 
 def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(tmp_path):
     one = RUNS["router_input"].write(tmp_path / "one", np.arange(30))
@@ -204,7 +202,7 @@ def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(tm
         run = run or RUNS["router_input"]
         other = run.write(tmp_path / f"of {what}", np.arange(30, 60), **facts)
         message = refusal(lambda other=other: merged(tmp_path, [one, other]))
-        assert f"of {what}: {PLACES.get(what, what)} is " in message
+        assert f"of {what}: " in message and f"{what.removeprefix('checkpoint_')} is " in message
         assert "that of one is " in message
     assert len(list(tmp_path.iterdir())) == 1 + len(OTHERS)
 
