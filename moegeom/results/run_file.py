@@ -181,6 +181,7 @@ _RUN: Mapping[str, Any] = {
     "quantisation": {
         "method": _TEXT,
         "key": _TEXT,
+        "packed": [{"router": _TEXT, "module": _TEXT, "scheme": _TEXT, "is_left_out": _TRUTH}],
         "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH, "is_unknown": _TRUTH}],
     },
 }
@@ -228,6 +229,7 @@ _NEEDED: Mapping[str, str] = {
     "dense_elsewhere[]": "router key value",
     "quantisation": "method key plain",
     "quantisation.plain[]": "router module is_covered",
+    "quantisation.packed[]": "router module scheme is_left_out",
 }
 
 
