@@ -42,7 +42,11 @@ _Plain = TypedDict(
     "_Plain",
     {"router": str, "module": str, "is_covered": bool, "is_unknown": NotRequired[bool]},
 )
-_Quantisation = TypedDict("_Quantisation", {"method": str, "key": str, "plain": list[_Plain]})
+_Packed = TypedDict("_Packed", {"router": str, "module": str, "scheme": str, "is_left_out": bool})
+_Quantisation = TypedDict(
+    "_Quantisation",
+    {"method": str, "key": str, "plain": list[_Plain], "packed": NotRequired[list[_Packed]]},
+)
 _Drawn = TypedDict("_Drawn", {"router": str, "num_rows": int, "rows": list[int]})
 _Moments = TypedDict(
     "_Moments",

@@ -181,8 +181,8 @@ def _unsaid(
 
 
 def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[str, Any]:
-    """Every router that is stored plain, its module, and whether any table covers it; the first
-    that covers most stands for all.
+    """Every router that is stored plain, its module, and whether any table covers it, and every
+    other one, and whether any leaves it out; the first table that covers most stands for all.
     """
     tables = quantisation_tables(settings.config, settings.roots)
     asked = [one for place, table in tables if (one := Quantisation.of(place, table))]
@@ -194,6 +194,12 @@ def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[st
     covered = [one.covers(list(plain.values())) for one in asked]
     if not asked:
         return {}
+    packed = {
+        plan.match.name: (plan.match.stem.removesuffix("."), plan.stored.scheme)
+        for plan in plans
+        if plan.stored.scheme != "plain"
+    }
+    left_out = [one.covers([module for module, _ in packed.values()]) for one in asked]
     most = max(range(len(asked)), key=lambda place: (covered[place].count(True), -place))
     return {
         "method": asked[most].method,
@@ -202,5 +208,9 @@ def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[st
             {"router": name, "module": module, "is_covered": True in of_tables}
             | ({"is_unknown": True} if True not in of_tables and None in of_tables else {})
             for (name, module), *of_tables in zip(plain.items(), *covered, strict=True)
+        ],
+        "packed": [
+            {"router": name, "module": module, "scheme": scheme, "is_left_out": False in of_tables}
+            for (name, (module, scheme)), *of_tables in zip(packed.items(), *left_out, strict=True)
         ],
     }

@@ -9,6 +9,7 @@ from moegeom.checks.baseline import BaselineRouter
 from moegeom.checks.check import Limit, Limits, Unknown, check, without_saying
 from moegeom.checks.measured import Measured, Row, listed
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 _STORED_PARTS = (("weight", "weight", "stored_dtype"), ("bias", "selection bias", "bias_dtype"))
 
@@ -221,12 +222,14 @@ def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[
     Looked for: routers that are stored plain, in a checkpoint whose ``quantization_config`` covers
     all linear modules and whose list of exceptions names none of them; so in every other place
     where an engine reads it: ``compression_config``, ``hf_quant_config.json`` and its kin beside
-    the config.
+    the config. And the reverse, an error: routers that are stored quantised, and that it leaves
+    out.
 
     A finding means: an engine whose router is such a linear module makes a quantised one of it: it
     asks for scales that are not there, or rounds the router while it loads. Engines that never
     quantise routers of this family are not concerned, so that this is a warning; the rule that
-    decides is the engine's. A list that names the modules, by name, glob or regular expression,
+    decides is the engine's. A quantised router that is left out is loaded as it stands, without its
+    scales. A list that names the modules, by name, glob or regular expression,
     gives no finding. Where a pattern is broken, or could take for ever to try, nothing is known of
     the routers that no other entry names.
 
@@ -239,6 +242,15 @@ def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[
         if one.get("is_unknown"):
             pattern = f"a pattern of '{quantisation['key']}' is broken, or dear to try"
             yield Unknown(one["router"], pattern)
+    packed = [one for one in quantisation.get("packed", ()) if one["is_left_out"]]
+    if packed:
+        count = number_of(len(packed), "router is stored", "routers are stored")
+        finding = quantisation_covers_routers.finding(
+            tuple(one["router"] for one in packed),
+            f"{count} as {packed[0]['scheme']}, and a table of the quantisation leaves them out.",
+            f"Engines load '{packed[0]['module']}' as it stands, without its scales.",
+        )
+        yield replace(finding, severity="error")
     covered = [one for one in plain if one["is_covered"]]
     if covered:
         yield quantisation_covers_routers.finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -208,6 +209,25 @@ def test_files_beside_the_config_are_judged_like_it(file, judged, tmp_path):
         strict = judged(SPOKEN, beside, profile=Path("release"))
         errors = {f.code for f in strict.verdict.findings if f.severity == "error"}
         assert ("MGN119" in errors) == bool(num_findings)
+
+
+def quantised_to_fp8(tensors, config):
+    for layer in range(3):
+        name = f"model.layers.{layer}.mlp.gate.weight"
+        weight = tensors[name].astype(np.float32)
+        scale = np.abs(weight).max() / 400
+        tensors[name] = (weight / scale).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = np.full((1, 1), scale, np.float32)
+
+
+def test_quantised_routers_that_the_config_leaves_out_are_an_error(judge):
+    asks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    spoil = together(quantised_to_fp8, setting(quantization_config=asks))
+    assert judge("MGN119", spoil).state == "passed"
+    asks["modules_to_not_convert"] = ["gate"]
+    (finding,) = judge("MGN119", spoil).findings
+    assert (len(finding.routers), finding.severity) == (3, "error")
+    assert "3 routers are stored as fp8" in finding.title
 
 
 def test_a_pattern_that_cannot_be_tried_leaves_the_check_open(judge):
