@@ -97,7 +97,7 @@ def parse_part(text: str) -> Share:
     """``3/64``; UsageError for anything else."""
     match = _PART.fullmatch(text)
     if match is None or not int(match[1]) <= int(match[2]) <= SCAN_PARTS:
-        raise UsageError(f"--part {text}: expected i/n, such as 3/64, with i from 1 to n.")
+        raise UsageError(f"--part {text[:40]}: expected i/n, such as 3/64, with i from 1 to n.")
     return Share(int(match[1]), int(match[2]))
 
 

@@ -128,7 +128,7 @@ def by_likeness(cosine: Matrix) -> list[int]:
     if len(cosine) < 3:
         return list(range(len(cosine)))
     first, second = np.triu_indices(len(cosine), 1)
-    apart = 1.0 - np.nan_to_num(cosine[first, second])
+    apart = np.clip(1.0 - np.nan_to_num(cosine[first, second]), 0.0, 2.0)
     tree = linkage(apart, "average")
     tree = optimal_leaf_ordering(tree, apart) if len(cosine) <= 128 else tree
     return leaves_list(tree).tolist()
