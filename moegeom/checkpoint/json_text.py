@@ -105,15 +105,15 @@ def parse_object(
     integer = _short_integer if has_long else None
     try:
         with no_collection():
-            found = json_value(raw, parse_constant=constant, parse_int=integer)
+            document = json_value(raw, parse_constant=constant, parse_int=integer)
             # A hook doubles the time: only a text of which a string got lost is parsed with it.
-            if pairs_hook is not None and 2 * _num_strings(found) != num_quotes(raw):
-                del found
-                found = json_value(
+            if pairs_hook is not None and 2 * _num_strings(document) != num_quotes(raw):
+                del document
+                document = json_value(
                     raw, object_pairs_hook=pairs_hook, parse_constant=constant, parse_int=integer
                 )
     except DocumentError as error:
         raise CheckpointError(f"{where}: {error}.") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{where}: holds a {type(found).__name__}, expected an object.")
-    return found
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{where}: holds a {type(document).__name__}, expected an object.")
+    return document

@@ -87,7 +87,7 @@ def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:
     }
     copies: dict[str, list[str]] = {}
     shard_of = join_shards(files, folder.num_parallel, copies)
-    shard_of.update((name, held[-1]) for name, held in copies.items())
+    shard_of.update((name, holders[-1]) for name, holders in copies.items())
     return ShardedStore(folder, files, shard_of, config=answer.config)
 
 
@@ -110,15 +110,15 @@ def _remote(url: str, options: RemoteOptions | None) -> Location:
 
 def _not_recognised(location: Location) -> tuple[str, str]:
     files = location.files
-    known = ", ".join(FORMATS.names())
+    formats = ", ".join(FORMATS.names())
     for file in files:
         kind = next((k for s, k in _OTHER_WEIGHTS.items() if file.endswith(s)), None)
         if kind:
-            return f"{location.label}: holds {kind} ({file}); only {known} are read for now.", (
+            return f"{location.label}: holds {kind} ({file}); only {formats} are read for now.", (
                 "Convert the checkpoint to safetensors, or pass a folder that holds it."
             )
-    found = f"found {', '.join(files[:5])}" if files else "no file in it"
-    return f"{location.label}: {found}; expected a checkpoint of {known}.", (
+    contents = f"found {', '.join(files[:5])}" if files else "no file in it"
+    return f"{location.label}: {contents}; expected a checkpoint of {formats}.", (
         (inner_hint(location.folder) if location.file is None else "")
         or "Pass the folder with config.json and *.safetensors."
     )
@@ -153,13 +153,13 @@ def inner_hint(folder: Folder) -> str:
     newest = next((name for name in map(_pointed(folder), _POINTERS) if name in names), None)
     if newest is not None:
         return f"Pass the folder {newest!r} in it, which is the newest save."
-    held = [n for n in names[:FOLDERS] if any(folder.has(f"{n}/{mark}") for mark in _MARKS)]
-    if not held:
+    inner = [n for n in names[:FOLDERS] if any(folder.has(f"{n}/{mark}") for mark in _MARKS)]
+    if not inner:
         return ""
-    last = max(held, key=natural)
-    if len(held) == 1:
+    last = max(inner, key=natural)
+    if len(inner) == 1:
         return f"Pass the folder {last!r} in it, which holds a checkpoint."
-    return f"Pass one of the {len(held)} folders in it that hold a checkpoint, such as {last!r}."
+    return f"Pass one of the {len(inner)} folders in it that hold a checkpoint, such as {last!r}."
 
 
 def _pointed(folder: Folder) -> Callable[[str], str | None]:

@@ -102,8 +102,8 @@ class CountingFile:
             raise CheckpointError(f"{self.label}: {size} bytes do not fit into memory.") from None
         except OSError as error:
             raise self._unreadable(error) from None
-        found = parts[0] if len(parts) == 1 else b"".join(parts)
-        filled = len(found)
+        raw = parts[0] if len(parts) == 1 else b"".join(parts)
+        filled = len(raw)
         self.log.ranges.append(ByteRange(self.label, offset, filled))
         if filled < size:
             raise CheckpointError(
@@ -111,7 +111,7 @@ class CountingFile:
                 f"the file ends at {offset + filled}.",
                 "Download or copy this file again.",
             )
-        return found
+        return raw
 
     def open(self) -> FileIO:
         """The file, open for reading; an error unless it is a regular file."""

@@ -238,9 +238,9 @@ class ShardedStore:
     def _check_apart(self, infos: Iterable[TensorInfo]) -> None:
         # A tensor in pieces gives the place of the first; pieces are checked by their format.
         whole = (info for info in infos if info.file in self._shards)
-        for file, held in groupby(whole, key=lambda info: info.file):
+        for file, tensors in groupby(whole, key=lambda info: info.file):
             check_apart(
-                ((i.offset, i.offset + i.size_bytes, i.name) for i in held),
+                ((i.offset, i.offset + i.size_bytes, i.name) for i in tensors),
                 file,
                 hint="Save each tensor with a storage of its own: tensor.clone().",
             )
@@ -248,8 +248,8 @@ class ShardedStore:
     def _read_span(self, span: Span) -> list[tuple[str, Shaped[np.ndarray, "*shape"]]]:
         # A tensor in pieces lies in files of which the shard is made, not in the shard itself.
         is_joined = len(span.infos) > 1 and span.file in self._shards
-        held = self.folder.held(span.file, span.offset, span.size) if is_joined else nullcontext()
-        with held:
+        hold = self.folder.held(span.file, span.offset, span.size) if is_joined else nullcontext()
+        with hold:
             return [(info.name, self.read(info.name)) for info in span.infos]
 
     def _shard(self, name: str) -> CheckpointShard:
@@ -399,8 +399,8 @@ def join_shards(
     Where ``copies`` is given, a name may be in several files: it takes the further ones.
     """
     shard_of: dict[str, str] = {}
-    held = in_parallel(lambda shard: shard.names(), shards.values(), num_parallel)
-    for file, names in zip(shards, held, strict=True):
+    name_lists = in_parallel(lambda shard: shard.names(), shards.values(), num_parallel)
+    for file, names in zip(shards, name_lists, strict=True):
         for name in names:
             if name in shard_of and copies is not None:
                 copies.setdefault(name, []).append(file)

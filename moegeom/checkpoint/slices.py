@@ -78,7 +78,7 @@ class SlicedTensor:
         start = min(max(start, 0), info.size_bytes)
         stop = min(start + max(size, 0), info.size_bytes)
         first, last = start // width, -(-stop // width)
-        found = bytearray((last - first) * width)
+        content = bytearray((last - first) * width)
         for piece in self.pieces:
             begin, end = (_num_before(piece, info.shape, at) for at in (first, last))
             raw = (
@@ -88,8 +88,8 @@ class SlicedTensor:
             )
             for source, target, length in _runs(piece, info.shape, begin, end):
                 at, to = (source - begin) * width, (target - first) * width
-                found[to : to + length * width] = raw[at : at + length * width]
-        return bytes(found[start - first * width : stop - first * width])
+                content[to : to + length * width] = raw[at : at + length * width]
+        return bytes(content[start - first * width : stop - first * width])
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class SlicedShard:
     """A ``Shard`` over every file that holds pieces; a tensor is checked when it is asked for."""
 
     label: str
-    known: Collection[str]
+    tensor_names: Collection[str]
     tensor: Callable[[str], SlicedTensor]
     file_sizes: Callable[[], Mapping[str, int]]
 
@@ -106,7 +106,7 @@ class SlicedShard:
         return sum(self.file_sizes().values())
 
     def names(self) -> Collection[str]:
-        return self.known
+        return self.tensor_names
 
     def info(self, name: str) -> TensorInfo:
         return self.tensor(name).info

@@ -121,10 +121,10 @@ def read_archive(file: RangeFile, writer: str = "torch.save", most: int = ZIP_EN
 
 def _read_entries(file: RangeFile, raw: bytes, count: int, start: int) -> Mapping[str, ZipEntry]:
     """Entries by name from the directory ``raw``, which begins at ``start``."""
-    found = sorted(_parse(file, raw, count), key=lambda entry: entry.header)
+    by_offset = sorted(_parse(file, raw, count), key=lambda entry: entry.header)
     entries: dict[str, ZipEntry] = {}
-    ends = [*(entry.header for entry in found[1:]), start]
-    for entry, behind in zip(found, ends, strict=False):  # an empty directory has one end
+    ends = [*(entry.header for entry in by_offset[1:]), start]
+    for entry, behind in zip(by_offset, ends, strict=False):  # an empty directory has one end
         name = entry.name
         if entry.header + _LOCAL.size + len(name.encode()) + entry.size > behind:
             raise _contradiction(file, f"{name!r} does not end before its neighbour")
@@ -220,5 +220,5 @@ def _widen(sizes: list[int], extra: bytes) -> list[int] | None:
     return None
 
 
-def _contradiction(file: RangeFile, found: str) -> CheckpointError:
-    return CheckpointError(f"{file.label}: the zip directory is malformed: {found}.", _AGAIN)
+def _contradiction(file: RangeFile, flaw: str) -> CheckpointError:
+    return CheckpointError(f"{file.label}: the zip directory is malformed: {flaw}.", _AGAIN)

@@ -53,13 +53,13 @@ def check_choice_biases(
         If there is one; how to say what it is stands in the hint.
     """
     layers: dict[str, set[int]] = {}
-    known: set[str] = set()
+    family_names: set[str] = set()
     for match, num_experts in zip(matches, experts, strict=True):
         layers.setdefault(_layer_stem(match), set()).add(num_experts)
-        known |= {*match.names(), *_spelled(match)}
+        family_names |= {*match.names(), *_spelled(match)}
     for name in store.names():
         # a substring test first: of 90 000 names a few hundred reach the regular expression
-        if not ("bias" in name or "exp_probs_b" in name) or name in known:
+        if not ("bias" in name or "exp_probs_b" in name) or name in family_names:
             continue
         stem = next((stem for stem in _stems(name) if stem in layers), None)
         if stem is None or not sounds_like_choice_bias(name.removeprefix(stem)):

@@ -73,7 +73,7 @@ def _unusual_settings(
     settings: Settings, plans: Sequence[RouterPlan]
 ) -> Iterator[Mapping[str, Any]]:
     """Numbers of the config beyond the usual range, each place once."""
-    found: dict[str, Mapping[str, Any]] = {}
+    by_place: dict[str, Mapping[str, Any]] = {}
     for spec in {id(plan.match.spec): plan.match.spec for plan in plans}.values():
         own = settings.under(spec.config_roots)
         layers = [plan.match.layer for plan in plans if plan.match.spec is spec]
@@ -84,8 +84,8 @@ def _unusual_settings(
                 if value is not None and setting.range is not None:
                     number = (at.integer if setting.range.is_whole else at.number)(setting)
                     if number != setting.zero and not setting.range.is_usual(number):
-                        found[place] = _beyond(f"config.json: {place} is", number, setting.range)
-    yield from found.values()
+                        by_place[place] = _beyond(f"config.json: {place} is", number, setting.range)
+    yield from by_place.values()
 
 
 def _unusual_tensors(
@@ -185,25 +185,25 @@ def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[st
     other one, and whether any leaves it out; the first table that covers most stands for all.
     """
     tables = quantisation_tables(settings.config, settings.roots)
-    asked = [one for place, table in tables if (one := Quantisation.of(place, table))]
+    quantisations = [one for place, table in tables if (one := Quantisation.of(place, table))]
     plain = {
         plan.match.name: plan.match.stem.removesuffix(".")
         for plan in plans
         if plan.stored.scheme == "plain"
     }
-    covered = [one.covers(list(plain.values())) for one in asked]
-    if not asked:
+    covered = [one.covers(list(plain.values())) for one in quantisations]
+    if not quantisations:
         return {}
     packed = {
         plan.match.name: (plan.match.stem.removesuffix("."), plan.stored.scheme)
         for plan in plans
         if plan.stored.scheme != "plain"
     }
-    left_out = [one.covers([module for module, _ in packed.values()]) for one in asked]
-    most = max(range(len(asked)), key=lambda place: (covered[place].count(True), -place))
+    left_out = [one.covers([module for module, _ in packed.values()]) for one in quantisations]
+    most = max(range(len(quantisations)), key=lambda place: (covered[place].count(True), -place))
     return {
-        "method": asked[most].method,
-        "key": asked[most].key,
+        "method": quantisations[most].method,
+        "key": quantisations[most].key,
         "plain": [
             {"router": name, "module": module, "is_covered": True in of_tables}
             | ({"is_unknown": True} if True not in of_tables and None in of_tables else {})

@@ -54,8 +54,8 @@ def rule_in_words(router: Router) -> str:
     if rule.pick == "threshold":
         return f"ReLU of {steps[0]}, every expert above 0 (training aims at {rule.top_k})"
     steps.append(f"{'all' if is_whole else 'top'} {rule.top_k}")
-    said = _WEIGHTS[weights.source]
-    steps += [said] if said else []
+    weighing = _WEIGHTS[weights.source]
+    steps += [weighing] if weighing else []
     # a softmax over the chosen sums to 1 in any case
     is_news = weights.renormalise and weights.source != "softmax_of_selected_logits"
     steps += ["weights sum to 1"] if is_news else []
@@ -85,15 +85,15 @@ def groups_in_words(groups: GroupMask) -> str:
 
 def map_in_words(logit_map: LogitMap) -> str:
     """What happens to every logit: ``logits x 0.5, soft cap 30``."""
-    said = [] if logit_map.multiplier == 1.0 else [f"logits x {logit_map.multiplier:g}"]
-    said += [] if np.isinf(logit_map.soft_cap) else [f"soft cap {logit_map.soft_cap:g}"]
-    return ", ".join(said)
+    steps = [] if logit_map.multiplier == 1.0 else [f"logits x {logit_map.multiplier:g}"]
+    steps += [] if np.isinf(logit_map.soft_cap) else [f"soft cap {logit_map.soft_cap:g}"]
+    return ", ".join(steps)
 
 
-def name_patterns(found: RouterSet) -> dict[str, int]:
+def name_patterns(router_set: RouterSet) -> dict[str, int]:
     """Names of the router weights with ``{i}`` for the layer, and how many there are of each."""
     patterns: dict[str, int] = {}
-    for router in found.routers:
+    for router in router_set.routers:
         name = router.provenance.tensors[0]
         pattern = re.sub(rf"(?<![^._]){router.layer}(?=\.)", "{i}", name, count=1)
         patterns[pattern] = patterns.get(pattern, 0) + 1
@@ -110,22 +110,22 @@ def rule_origin(family: str) -> str:
     return "config" if family in families() else "the family file"
 
 
-def describe_routers(found: RouterSet) -> dict[str, Any]:
+def describe_routers(router_set: RouterSet) -> dict[str, Any]:
     """All routers of a checkpoint with totals, as plain data.
 
     ``rule_status`` is ``assumed``: only recorded choices verify a rule. ``rule_origin`` says from
     what.
     """
     facts = {
-        field.name: getattr(found, field.name)
-        for field in dataclasses.fields(found)
+        field.name: getattr(router_set, field.name)
+        for field in dataclasses.fields(router_set)
         if field.name not in ("routers", "skipped")
     }
     return facts | {
         "rule_status": "assumed",
-        "rule_origin": rule_origin(found.family),
-        "routers": [describe_router(router) for router in found.routers],
-        "skipped": [dataclasses.asdict(skipped) for skipped in found.skipped],
+        "rule_origin": rule_origin(router_set.family),
+        "routers": [describe_router(router) for router in router_set.routers],
+        "skipped": [dataclasses.asdict(skipped) for skipped in router_set.skipped],
     }
 
 

@@ -29,7 +29,7 @@ def drawn_row_facts(routers: Iterable[Router], sigma: float) -> list[dict[str, A
     """Facts for ``run.json``: by router the rows, some and not all, that are as drawn with
     ``sigma``. Rows behind a projection are no drawn numbers, and are left out.
     """
-    found = []
+    facts = []
     for router in routers:
         with np.errstate(over="ignore"):
             norms = np.linalg.norm(router.weight, axis=1)
@@ -37,8 +37,8 @@ def drawn_row_facts(routers: Iterable[Router], sigma: float) -> list[dict[str, A
         if router.projection is None and _LEAST_ROWS <= count < len(norms):
             rows = drawn_rows(router.weight.astype(np.float64), sigma)
             if rows:
-                found.append({"router": router.name, "num_rows": len(norms), "rows": rows})
-    return found
+                facts.append({"router": router.name, "num_rows": len(norms), "rows": rows})
+    return facts
 
 
 def drawn_rows(weight: Float64[np.ndarray, "experts hidden"], sigma: float) -> list[int]:

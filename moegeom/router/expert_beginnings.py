@@ -51,18 +51,18 @@ class Beginning:
         """
         store, each = self.tensors.store, self.size // len(self.spans)
         dtype = numpy_dtype(self.dtype, self.matrix)
-        found = np.stack(
+        matrices = np.stack(
             [
                 upcast(as_array(store.read_bytes(name, start, each), dtype, self.shape, name))
                 for name, start in self.spans
             ]
         )
-        if not max(found.max(), -found.min()) <= _LARGEST:  # a NaN is not, either
+        if not max(matrices.max(), -matrices.min()) <= _LARGEST:  # a NaN is not, either
             raise RouterError(
                 f"{store.label}: '{self.spans[0][0]}' or its like holds values that are not "
                 "finite, or beyond float32."
             )
-        return found
+        return matrices
 
 
 def expert_beginnings(tensors: ExpertTensors) -> tuple[Beginning, Beginning]:

@@ -67,14 +67,14 @@ class _Around:
 
     def read(self, inputs: np.ndarray) -> np.ndarray:
         """What the experts read."""
-        found = inputs if self.scale is None else inputs * self.scale.astype(inputs.dtype)
-        found = found if self.into is None else affine(found, self.into, None)
-        return found if self.norm is None else self.norm(found)
+        states = inputs if self.scale is None else inputs * self.scale.astype(inputs.dtype)
+        states = states if self.into is None else affine(states, self.into, None)
+        return states if self.norm is None else self.norm(states)
 
     def given(self, outputs: np.ndarray) -> np.ndarray:
         """What comes of the output of an expert."""
-        found = outputs if self.output_norm is None else self.output_norm(outputs)
-        return found if self.out_of is None else affine(found, self.out_of, None)
+        states = outputs if self.output_norm is None else self.output_norm(outputs)
+        return states if self.out_of is None else affine(states, self.out_of, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class ExpertFunctions:
     factor: float
     _spec: ExpertsSpec
     _settings: Settings
-    _held: OrderedDict[int, ExpertWeights] = field(default_factory=OrderedDict, repr=False)
+    _cache: OrderedDict[int, ExpertWeights] = field(default_factory=OrderedDict, repr=False)
 
     @property
     def num_experts(self) -> int:
@@ -100,8 +100,8 @@ class ExpertFunctions:
 
     def bytes_of(self, experts: Iterable[int] | None = None) -> int:
         """What is read for these experts, of all for None, each of them once."""
-        asked = range(self.num_experts) if experts is None else experts
-        return self.tensors.bytes_of(e for e in asked if e < self.tensors.num_experts)
+        numbers = range(self.num_experts) if experts is None else experts
+        return self.tensors.bytes_of(e for e in numbers if e < self.tensors.num_experts)
 
     def apply(
         self, expert: int, inputs: Float[np.ndarray, "tokens hidden"]
@@ -141,10 +141,10 @@ class ExpertFunctions:
         """
         by = weights.astype(inputs.dtype)[:, None]
         if self._spec.weighs_inputs:
-            found = self.apply(expert, inputs * by)
+            outputs = self.apply(expert, inputs * by)
         else:
-            found = self.apply(expert, inputs) * by
-        return found if self.factor == 1.0 else found * np.asarray(self.factor, found.dtype)
+            outputs = self.apply(expert, inputs) * by
+        return outputs if self.factor == 1.0 else outputs * np.asarray(self.factor, outputs.dtype)
 
     def mixed(
         self,
@@ -159,14 +159,14 @@ class ExpertFunctions:
         return mixed_output(self.contribution, inputs, chosen, weights)
 
     def _weights(self, expert: int) -> ExpertWeights:
-        held = self._held
-        if expert in held:
-            held.move_to_end(expert)
-            return held[expert]
-        found = held[expert] = self.tensors.read(expert)
-        while len(held) > 1 and len(held) * _bytes(found) > _CACHE_BYTES:
-            held.popitem(last=False)
-        return found
+        cache = self._cache
+        if expert in cache:
+            cache.move_to_end(expert)
+            return cache[expert]
+        weights = cache[expert] = self.tensors.read(expert)
+        while len(cache) > 1 and len(cache) * _bytes(weights) > _CACHE_BYTES:
+            cache.popitem(last=False)
+        return weights
 
     @cached_property
     def _around(self) -> _Around:
@@ -244,10 +244,10 @@ def open_expert_functions(store: TensorStore, router: Router) -> ExpertFunctions
     spec, settings = experts_spec(router), experts_settings(store, router)
     how = tensors.neurons
     if not is_known(how, tensors.is_gated):
-        known = ", ".join(sorted({*ACTIVATIONS, *PRODUCTS}))
+        names = ", ".join(sorted({*ACTIVATIONS, *PRODUCTS}))
         raise RouterError(
             f"{store.label}: the activation of the experts of router {router.name} is "
-            f"{how.activation or 'not given'!r}; known are {known}."
+            f"{how.activation or 'not given'!r}; known are {names}."
         )
     factor = settings.number(spec.factor) * (1.0 - settings.number(spec.dropped))
     if has_shared_experts(store, router):

@@ -48,8 +48,8 @@ def experts_by_folder(store: TensorStore) -> dict[str, list[str]]:
     """Names with ``experts.`` in them, sorted, by what stands before that."""
     by_folder: dict[str, list[str]] = {}
     for name in sorted(store.names()):
-        folder, found, _ = name.partition("experts.")
-        if found:
+        folder, separator, _ = name.partition("experts.")
+        if separator:
             by_folder.setdefault(folder, []).append(name)
     return by_folder
 
@@ -84,11 +84,11 @@ def _numbered(
     store: TensorStore, router: Router, folder: str, names: Sequence[str]
 ) -> list[str] | None:
     leaves = expert_leaves(folder, names)
-    wanted = set(range(router.num_experts))
-    whole = sorted(leaf for leaf, found in leaves.items() if set(found) == wanted)
+    experts = set(range(router.num_experts))
+    whole = sorted(leaf for leaf, by_expert in leaves.items() if set(by_expert) == experts)
     for leaf in whole[:_TRIES]:
-        found = leaves[leaf]
-        digests = [_digest(store, found[expert], 0, 1) for expert in sorted(wanted)]
+        by_expert = leaves[leaf]
+        digests = [_digest(store, by_expert[expert], 0, 1) for expert in sorted(experts)]
         if len(set(digests)) == len(digests):
             return digests
     return None

@@ -70,9 +70,9 @@ def expert_shape(
     store: TensorStore,
     router: Router,
     by_folder: Mapping[str, Sequence[str]],
-    asked: int | None = None,
+    option: int | None = None,
 ) -> ExpertShape:
-    """The width of the experts of a router: ``asked``, or that of the config, as shapes confirm.
+    """The width of the experts of a router: ``option``, or that of the config, as shapes confirm.
 
     ``store`` and ``by_folder`` have plain names (``experts_by_folder``).
 
@@ -81,9 +81,9 @@ def expert_shape(
     RouterError
         Where config and shapes contradict each other, or neither says it.
     """
-    found = dict(_matrices(store, router, by_folder))
-    others = sorted({other for other in found.values() if other > 0})
-    key, width = ("--width", asked) if asked is not None else _in_config(store.config, router)
+    matrices = dict(_matrices(store, router, by_folder))
+    others = sorted({other for other in matrices.values() if other > 0})
+    key, width = ("--width", option) if option is not None else _in_config(store.config, router)
     if width is None and not others:
         raise RouterError(
             f"{store.label}: neither the config nor a tensor says how wide the experts of router "
@@ -91,19 +91,19 @@ def expert_shape(
             "Say it: --width N.",
         )
     if width is None:
-        width, origin = others[0], f"shape of {_first(found)}"
+        width, origin = others[0], f"shape of {_first(matrices)}"
     elif not others:
         origin = f"{key}; no tensor of an expert to check it by"
     else:
-        origin = f"{key}, as {_first(found)} has it"
+        origin = f"{key}, as {_first(matrices)} has it"
     if others and (others[0] != width or set(others) - {width, 2 * width}):
         raise RouterError(
-            f"{store.label}: {key} says experts of {width:,} neurons, and {_first(found)} has "
+            f"{store.label}: {key} says experts of {width:,} neurons, and {_first(matrices)} has "
             f"{others[0]:,} beside inputs of {router.hidden_size:,}.",
             "One of them is of another model; --width N takes the place of the config.",
         )
     is_fused = 2 * width in others
-    is_gated = None if not found else is_fused or len(found) >= 3
+    is_gated = None if not matrices else is_fused or len(matrices) >= 3
     return ExpertShape(width, is_gated, _shared(store, router), origin)
 
 
@@ -121,8 +121,8 @@ def open_headers(
         store.prepare(names)
 
 
-def _first(found: Mapping[str, int]) -> str:
-    return min(found, key=lambda name: (found[name], name))
+def _first(matrices: Mapping[str, int]) -> str:
+    return min(matrices, key=lambda name: (matrices[name], name))
 
 
 def _in_config(config: Mapping[str, Any], router: Router) -> tuple[str, int | None]:

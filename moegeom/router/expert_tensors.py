@@ -132,8 +132,8 @@ class ExpertTensors:
             pairs = pairs[:1]
         else:
             pairs += ((self.last, self.last_bias),)
-        found = (tensor for pair in pairs for tensor in pair if tensor is not None)
-        return num * sum(info.size_bytes for tensor in found for info in tensor.stored.tensors)
+        tensors = (tensor for pair in pairs for tensor in pair if tensor is not None)
+        return num * sum(info.size_bytes for tensor in tensors for info in tensor.stored.tensors)
 
     def read(self, expert: int) -> ExpertWeights:
         """One expert in float32.
@@ -160,13 +160,13 @@ class ExpertTensors:
     def _first(self, expert: int, number: int) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """The gate, and the up matrix if there is one: parted, where they are stored as one."""
         pairs = zip(self.first[:number], self.first_biases, strict=False)
-        found = [self._pair(tensor, bias, expert) for tensor, bias in pairs]
+        matrices = [self._pair(tensor, bias, expert) for tensor, bias in pairs]
         if not self.is_gated or len(self.first) == 2:
-            return found
+            return matrices
         parts = slice(self.width), slice(self.width, None)
         if self.is_interleaved:
             parts = slice(0, None, 2), slice(1, None, 2)
-        ((both, bias),) = found
+        ((both, bias),) = matrices
         return [
             (np.ascontiguousarray(both[rows]), None if bias is None else bias[rows])
             for rows in parts
@@ -184,19 +184,19 @@ class ExpertTensors:
             raise ValueError(f"expert {expert} of {self.num_experts}")
         keys = tensor.stacked if tensor.names is None else tensor.names[expert]
         part = None if tensor.names is not None else (expert, tensor.num_stacked)
-        wanted = {info.name for info in tensor.stored.tensors}
+        stored_names = {info.name for info in tensor.stored.tensors}
         values = {
             key: _read(self.store, self.store.info(name), part)
             for key, name in keys.items()
-            if (tensor.stacked if tensor.names is None else tensor.names[0])[key] in wanted
+            if (tensor.stacked if tensor.names is None else tensor.names[0])[key] in stored_names
         }
-        found = tensor.stored.decode(values).astype(np.float32, copy=False)
-        if not np.isfinite(found).all():
+        numbers = tensor.stored.decode(values).astype(np.float32, copy=False)
+        if not np.isfinite(numbers).all():
             raise RouterError(
                 f"{self.store.label}: tensor '{next(iter(keys.values()))}' holds values of expert "
                 f"{expert} that are not finite."
             )
-        return found
+        return numbers
 
 
 def experts_spec(router: Router) -> ExpertsSpec:
@@ -246,12 +246,12 @@ def open_experts(
             "that the router norms for itself.",
             "What they make of router inputs is not known here.",
         )
-    asked = _ExpertQuery(store, router, spec, settings, of_router_inputs)
+    query = _ExpertQuery(store, router, spec, settings, of_router_inputs)
     groups = _groups(store, router)
     for first, last in _SPELLINGS:
         for tensors in groups:
             if {*first, last} <= tensors.keys():
-                return _opened(asked, tensors, first, last)
+                return _opened(query, tensors, first, last)
     raise RouterError(
         f"{store.label}: there are no tensors of experts beside router {router.name}.",
         "A file of routers alone has none; pass the whole checkpoint.",
@@ -278,17 +278,17 @@ def read_beside(
         Where none is, where it has a bias beside it, and where values are not finite.
     """
     store, (start, _) = with_plain_names(store), layer_of(router)
-    known = set(store.names())
-    wanted = [start + pattern.name.partition("{layer}.")[2] for pattern in names]
-    found = next((name for name in wanted if name in known), None)
-    if found is None:
+    present = set(store.names())
+    candidates = [start + pattern.name.partition("{layer}.")[2] for pattern in names]
+    name = next((name for name in candidates if name in present), None)
+    if name is None:
         raise RouterError(
-            f"{store.label}: tensor '{wanted[0]}' is missing, which stands between router "
+            f"{store.label}: tensor '{candidates[0]}' is missing, which stands between router "
             f"{router.name} and its experts.",
             "Is a shard missing? A file of routers alone has no experts.",
         )
-    stem = found.removesuffix(".weight")
-    if f"{stem}.bias" in known:
+    stem = name.removesuffix(".weight")
+    if f"{stem}.bias" in present:
         raise RouterError(
             f"{store.label}: '{stem}.bias' stands between router {router.name} and its experts; "
             "blocks with such a bias are not known."
@@ -311,12 +311,12 @@ def read_module(store: TensorStore, stem: str) -> Float32[np.ndarray, "*shape"]:
     stored = find_storage(
         infos, Settings(store.config), f"'{stem}'", read=lambda key: store.read(beside[key])
     )
-    wanted = {info.name for info in stored.tensors}
-    values = {key: store.read(i.name) for key, i in infos.items() if i.name in wanted}
-    found = stored.decode(values).astype(np.float32, copy=False)
-    if not np.isfinite(found).all():
+    stored_names = {info.name for info in stored.tensors}
+    values = {key: store.read(i.name) for key, i in infos.items() if i.name in stored_names}
+    weight = stored.decode(values).astype(np.float32, copy=False)
+    if not np.isfinite(weight).all():
         raise RouterError(f"{store.label}: '{stem}' holds values that are not finite.")
-    return found
+    return weight
 
 
 def layer_of(router: Router) -> tuple[str, str]:
@@ -333,19 +333,19 @@ _Group = dict[str, dict[int, dict[str, str]]]
 def _groups(store: TensorStore, router: Router) -> list[_Group]:
     """Tensors of the layer by their folder; that of the router comes first."""
     start, own = layer_of(router)
-    found: dict[str, _Group] = {}
+    groups: dict[str, _Group] = {}
     for name in sorted(store.names()):
         match = _TENSOR.fullmatch(name) if name.startswith(start) else None
         if match is None or _SHARED.search(name.removeprefix(start)):
             continue
-        by_expert = found.setdefault(match["folder"], {}).setdefault(match["leaf"], {})
+        by_expert = groups.setdefault(match["folder"], {}).setdefault(match["leaf"], {})
         by_expert.setdefault(int(match["expert"] or -1), {})[match["rest"]] = name
 
     def common(folder: str) -> int:
         return next((i for i, (a, b) in enumerate(zip(folder, own, strict=False)) if a != b), 10**6)
 
     # "self_attention.experts." is not beside "mlp.router"
-    return [found[folder] for folder in sorted(found, key=lambda f: (-common(f), f))]
+    return [groups[folder] for folder in sorted(groups, key=lambda f: (-common(f), f))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,34 +380,34 @@ class _ExpertQuery:
         return self.router.hidden_size
 
 
-def _opened(asked: _ExpertQuery, tensors: _Group, first: Sequence[str], last: str) -> ExpertTensors:
-    store, router, spec, hidden = asked.store, asked.router, asked.spec, asked.hidden
-    found = {leaf: _tensor(asked, leaf, tensors[leaf]) for leaf in (*first, last)}
-    others = {leaf: _other_side(asked, leaf, found[leaf].stored) for leaf in found}
+def _opened(query: _ExpertQuery, tensors: _Group, first: Sequence[str], last: str) -> ExpertTensors:
+    store, router, spec, hidden = query.store, query.router, query.spec, query.hidden
+    matrices = {leaf: _tensor(query, leaf, tensors[leaf]) for leaf in (*first, last)}
+    others = {leaf: _other_side(query, leaf, matrices[leaf].stored) for leaf in matrices}
     width = others[last]
     is_fused = len(first) == 1 and others[first[0]] == 2 * width
     if any(others[leaf] != (2 * width if is_fused else width) for leaf in first):
-        sizes = ", ".join(f"{leaf} {found[leaf].stored.shape}" for leaf in found)
+        sizes = ", ".join(f"{leaf} {matrices[leaf].stored.shape}" for leaf in matrices)
         raise RouterError(
             f"{store.label}: matrices of the experts of router {router.name} contradict each "
             f"other beside inputs of {hidden:,}: {sizes}."
         )
-    turned = _turned(asked, found, first, last)
+    turned = _turned(query, matrices, first, last)
     first_biases, last_bias = (
-        tuple(_bias(asked, leaf, tensors[leaf], others[leaf]) for leaf in first),
-        _bias(asked, last, tensors[last], hidden),
+        tuple(_bias(query, leaf, tensors[leaf], others[leaf]) for leaf in first),
+        _bias(query, last, tensors[last], hidden),
     )
     return ExpertTensors(
         store=store,
         router=router.name,
-        num_experts=asked.num_experts,
+        num_experts=query.num_experts,
         hidden=hidden,
         width=width,
         is_gated=is_fused or len(first) == 2,
-        neurons=neurons_of(spec, asked.settings),
+        neurons=neurons_of(spec, query.settings),
         is_interleaved=spec.interleaved or first[0] in _ALTERNATING,
-        first=tuple(replace(found[leaf], is_transposed=turned[leaf]) for leaf in first),
-        last=replace(found[last], is_transposed=turned[last]),
+        first=tuple(replace(matrices[leaf], is_transposed=turned[leaf]) for leaf in first),
+        last=replace(matrices[last], is_transposed=turned[last]),
         first_biases=first_biases,
         last_bias=last_bias,
     )
@@ -432,12 +432,12 @@ def _activation(settings: Settings) -> str:
     return name.lower() if isinstance(name, str) else ""
 
 
-def _tensor(asked: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str, str]]) -> _Tensor:
+def _tensor(query: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str, str]]) -> _Tensor:
     """How a matrix is stored, and that every expert has one."""
-    store, router, experts = asked.store, asked.router, asked.num_experts
+    store, router, experts = query.store, query.router, query.num_experts
     parts = {e: _without_bias(leaf, rests) for e, rests in by_expert.items()}
     if -1 not in parts:
-        own = {expert: parts[number] for expert, number in _numbers(asked) if number in parts}
+        own = {expert: parts[number] for expert, number in _numbers(query) if number in parts}
         # other lots stand beside, and shapes of experts that have no use for them
         is_alone = experts == router.num_experts and not _has_lots(router)
         if len(own) != experts or (is_alone and len(parts) != experts):
@@ -456,9 +456,9 @@ def _tensor(asked: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str,
     return _Tensor(stored, None, parts[-1], False, experts)
 
 
-def _numbers(asked: _ExpertQuery) -> Iterator[tuple[int, int]]:
+def _numbers(query: _ExpertQuery) -> Iterator[tuple[int, int]]:
     """Each expert of the router, and the number that its tensors have."""
-    return enumerate(range(asked.first, asked.first + asked.num_experts))
+    return enumerate(range(query.first, query.first + query.num_experts))
 
 
 def _has_lots(router: Router) -> bool:
@@ -504,11 +504,11 @@ def _storage(
     return find_storage(infos, Settings(store.config), f"experts of {router.name}", plain, read)
 
 
-def _other_side(asked: _ExpertQuery, leaf: str, stored: Stored) -> int:
-    shape, hidden, router = stored.shape, asked.hidden, asked.router
+def _other_side(query: _ExpertQuery, leaf: str, stored: Stored) -> int:
+    shape, hidden, router = stored.shape, query.hidden, query.router
     if len(shape) != 2 or hidden not in shape or 0 in shape:
         raise RouterError(
-            f"{asked.store.label}: '{leaf}' of an expert of router {router.name} has shape "
+            f"{query.store.label}: '{leaf}' of an expert of router {router.name} has shape "
             f"{shape}; the router reads inputs of {hidden:,}.",
             "Experts that read a projection of it are not known.",
         )
@@ -516,21 +516,21 @@ def _other_side(asked: _ExpertQuery, leaf: str, stored: Stored) -> int:
 
 
 def _turned(
-    asked: _ExpertQuery, found: Mapping[str, _Tensor], first: Sequence[str], last: str
+    query: _ExpertQuery, matrices: Mapping[str, _Tensor], first: Sequence[str], last: str
 ) -> dict[str, bool]:
     """Which matrices lie on their side: by shape, those of square ones as the others do."""
-    hidden, turned, square = asked.hidden, {}, []
-    for leaf, tensor in found.items():
+    hidden, turned, square = query.hidden, {}, []
+    for leaf, tensor in matrices.items():
         rows, columns = tensor.stored.shape
         if rows == columns:
             square.append(leaf)
         else:
             turned[leaf] = (rows if leaf in first else columns) == hidden
     # numbered experts are linear layers, (outputs, inputs); so are those of GGUF
-    is_linear = all(t.names is not None or leaf.endswith("_exps") for leaf, t in found.items())
+    is_linear = all(t.names is not None or leaf.endswith("_exps") for leaf, t in matrices.items())
     if square and not turned and not is_linear:
         raise RouterError(
-            f"{asked.store.label}: '{last}' of the experts of router {asked.router.name} is "
+            f"{query.store.label}: '{last}' of the experts of router {query.router.name} is "
             "square: whether rows or columns are inputs cannot be told."
         )
     side = False if is_linear else next(iter(turned.values()), False)
@@ -538,12 +538,12 @@ def _turned(
 
 
 def _bias(
-    asked: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str, str]], length: int
+    query: _ExpertQuery, leaf: str, by_expert: Mapping[int, Mapping[str, str]], length: int
 ) -> _Tensor | None:
-    store, router, experts = asked.store, asked.router, asked.num_experts
+    store, router, experts = query.store, query.router, query.num_experts
     names = {
         expert: name
-        for expert, number in ((-1, -1), *_numbers(asked))
+        for expert, number in ((-1, -1), *_numbers(query))
         for rest, name in by_expert.get(number, {}).items()
         if _BIAS.fullmatch(rest)
     }

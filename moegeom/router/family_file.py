@@ -116,10 +116,10 @@ def _check_names(stack: StackSpec, where: str) -> None:
     for key, dtype in vars(stack.keeps).items():
         if dtype and mantissa_bits(dtype) is None:
             raise InternalError(f"{where}: keeps.{key} {quoted(dtype)} is no float dtype.")
-    for key, found, known in named:
-        if found not in known:
+    for key, step, steps in named:
+        if step not in steps:
             raise InternalError(
-                f"{where}: {key} {quoted(found)} is no step.", f"Known: {', '.join(known)}."
+                f"{where}: {key} {quoted(step)} is no step.", f"Known: {', '.join(steps)}."
             )
 
 
@@ -127,14 +127,14 @@ def _check_text(family: Family, stack: StackSpec, where: str) -> None:
     """The sentences hold known placeholders, as they stand: a width could ask for any length."""
     texts = [(family.text, {"num_experts", "top_k", "groups", "score", "bias"})]
     texts += [(stack.groups.text, {"num_groups", "num_kept"})] if stack.groups else []
-    for text, known in texts:
+    for text, placeholders in texts:
         try:
-            found = [parts[1:] for parts in Formatter().parse(text) if parts[1] is not None]
+            fields = [parts[1:] for parts in Formatter().parse(text) if parts[1] is not None]
         except ValueError as error:
             raise InternalError(f"{where}: text '{text[:60]}' is no sentence ({error}).") from None
-        for name, width, conversion in found:
-            if name not in known or width or conversion:
+        for name, width, conversion in fields:
+            if name not in placeholders or width or conversion:
                 raise InternalError(
                     f"{where}: text has an unknown placeholder ({name!r}).",
-                    f"Known: {', '.join(sorted(known))}.",
+                    f"Known: {', '.join(sorted(placeholders))}.",
                 )

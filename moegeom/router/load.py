@@ -61,18 +61,18 @@ Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 
 @dataclass(frozen=True)
 class PlannedRouters:
-    """The routers of the ``wanted`` layers (None: all), with what they were found by.
+    """The routers of the layers in ``layer_set`` (None: all), with what they were found by.
 
     ``store`` has plain names. ``plans`` belong to ``matches``, in the same order; ``listed`` are
-    routers whose choice does not follow from their input; ``found`` holds those of other layers
+    routers whose choice does not follow from their input; ``hits`` holds those of other layers
     too.
     """
 
     store: TensorStore
     family: Family
     settings: Settings
-    wanted: frozenset[int] | None
-    found: Matches
+    layer_set: frozenset[int] | None
+    hits: Matches
     matches: tuple[Match, ...]
     listed: tuple[Listed, ...]
     plans: tuple[RouterPlan, ...]
@@ -81,7 +81,7 @@ class PlannedRouters:
 def plan_routers(
     store: TensorStore,
     layers: str | None = None,
-    asked: RequestedFamily = NOTHING_ASKED,
+    request: RequestedFamily = NOTHING_ASKED,
     with_listed: bool = False,
 ) -> PlannedRouters:
     """The plans of all routers in natural order; reads the config and headers, and no tensor but of
@@ -94,27 +94,27 @@ def plan_routers(
     UsageError
         If no router is in ``layers``.
     """
-    wanted = None if layers is None else parse_layers(layers)
-    family = asked.family(store.names())
+    layer_set = None if layers is None else parse_layers(layers)
+    family = request.family(store.names())
     family = placed_family(family, store.config) if family else recognise_family(store)
     # patterns on the command line are for names as they stand
-    store = store if asked.pattern else with_plain_names(store)
+    store = store if request.pattern else with_plain_names(store)
     family = with_mtp_modules(without_absent_biases(family, store.names()))
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
-    found = match_routers(asked.names(store.names()), family, settings)
-    listed = found.listed if with_listed else ()
-    if not found.routers and not listed:
-        raise no_routers(store, family, found.skipped if found.listed else ())
-    _check_layers(wanted, {r.layer for r in (*found.routers, *listed)})
-    matches = tuple(m for m in found.routers if wanted is None or m.layer in wanted)
-    listed = tuple(r for r in listed if wanted is None or r.layer in wanted)
+    hits = match_routers(request.names(store.names()), family, settings)
+    listed = hits.listed if with_listed else ()
+    if not hits.routers and not listed:
+        raise no_routers(store, family, hits.skipped if hits.listed else ())
+    _check_layers(layer_set, {r.layer for r in (*hits.routers, *listed)})
+    matches = tuple(m for m in hits.routers if layer_set is None or m.layer in layer_set)
+    listed = tuple(r for r in listed if layer_set is None or r.layer in layer_set)
     store.prepare(name for match in matches for name in match.names())
     plans = tuple(plan_router(match, store, settings) for match in matches)
     check_choice_biases(store, matches, [plan.num_experts for plan in plans])
-    _check_copies(store, found.copies, wanted)
+    _check_copies(store, hits.copies, layer_set)
     _check_spellings(store, plans)
-    return PlannedRouters(store, family, settings, wanted, found, matches, listed, plans)
+    return PlannedRouters(store, family, settings, layer_set, hits, matches, listed, plans)
 
 
 def load_routers(
@@ -151,7 +151,7 @@ def load_routers(
     started = time.perf_counter()
     planned = plan_routers(store, layers, asked, with_listed)
     store, family, settings = planned.store, planned.family, planned.settings
-    found, matches, wanted = planned.found, planned.matches, planned.wanted
+    hits, matches, layer_set = planned.hits, planned.matches, planned.layer_set
     listed, plans = planned.listed, planned.plans
     values, fingerprint = _read(store, plans)
     routers = tuple(_build(plan, values, family.name) for plan in plans)
@@ -164,8 +164,8 @@ def load_routers(
         )
         fingerprint = router_fingerprint(digests)
 
-    places = {router.place for router in found.listed}
-    num_expected, notes = count_expected(family, matches, places, settings, wanted)
+    places = {router.place for router in hits.listed}
+    num_expected, notes = count_expected(family, matches, places, settings, layer_set)
     num_expected = None if num_expected is None else num_expected + len(listed)
     layer_notes = tuple(notes)
     notes += [] if asked.file or asked.pattern else recognition_notes(store.config, family)
@@ -185,8 +185,8 @@ def load_routers(
         family=family.name,
         family_text=text,
         fingerprint=fingerprint,
-        skipped=found.skipped,
-        tables=found.tables,
+        skipped=hits.skipped,
+        tables=hits.tables,
         initializer_range=_initializer_range(store.config, family.config_roots),
         claims=claims_of(family, settings, matches, plans, routers[: len(plans)], values),
         num_expected=num_expected,
@@ -207,11 +207,11 @@ def _initializer_range(config: Mapping[str, Any], roots: Sequence[str]) -> float
 
 
 def _check_copies(
-    store: TensorStore, copies: Iterable[tuple[Match, Match]], wanted: frozenset[int] | None
+    store: TensorStore, copies: Iterable[tuple[Match, Match]], layers: frozenset[int] | None
 ) -> None:
     """Raises RouterError where a router is stored twice, with other numbers."""
     for one, other in copies:
-        if wanted is not None and one.layer not in wanted:
+        if layers is not None and one.layer not in layers:
             continue
         pairs = list(zip_longest(one.names(), other.names()))
         where = f"router {one.name} is stored twice, as '{one.tensors[0]}' and '{other.tensors[0]}'"
@@ -237,29 +237,29 @@ def _check_spellings(store: TensorStore, plans: Iterable[RouterPlan]) -> None:
                 raise copies_differ(f"tensor {name!r} is also there as {other!r}", difference)
 
 
-def _check_layers(wanted: frozenset[int] | None, there: set[int]) -> None:
-    if wanted is not None and not wanted & there:
+def _check_layers(layers: frozenset[int] | None, there: set[int]) -> None:
+    if layers is not None and not layers & there:
         raise UsageError(
-            f"Layers {format_layers(wanted)}: no router is there.",
+            f"Layers {format_layers(layers)}: no router is there.",
             f"Layers with routers: {format_layers(there)}.",
         )
 
 
-def _listed(found: Listed, settings: Settings, store: TensorStore, family: str) -> Router:
+def _listed(router: Listed, settings: Settings, store: TensorStore, family: str) -> Router:
     """A router of which the number of experts and of chosen ones are known, and nothing else."""
-    own = settings.under(found.spec.config_roots).at(found.layer)
-    experts, top_k = own.integer(found.spec.num_experts), own.integer(found.spec.top_k)
-    info = store.info(found.tensor)
-    slot = f"/{found.spec.slot}" if found.spec.slot else ""
+    own = settings.under(router.spec.config_roots).at(router.layer)
+    experts, top_k = own.integer(router.spec.num_experts), own.integer(router.spec.top_k)
+    info = store.info(router.tensor)
+    slot = f"/{router.spec.slot}" if router.spec.slot else ""
     return Router(
-        name=f"{found.spec.name}/{found.layer}{slot}",
-        stack=found.spec.name,
-        layer=found.layer,
-        slot=found.spec.slot,
+        name=f"{router.spec.name}/{router.layer}{slot}",
+        stack=router.spec.name,
+        layer=router.layer,
+        slot=router.spec.slot,
         weight=np.empty((experts, 0), np.float32),
         rule=Rule(top_k, RECORDED, Weights("scores")),
-        provenance=Provenance(family, (found.tensor,), info.file, info.dtype),
-        listed=found.reason,
+        provenance=Provenance(family, (router.tensor,), info.file, info.dtype),
+        listed=router.reason,
     )
 
 
@@ -361,9 +361,9 @@ def count_expected(
     matches: Sequence[Match],
     listed: Set[tuple[str, int]],
     settings: Settings,
-    wanted: frozenset[int] | None,
+    layers: frozenset[int] | None,
 ) -> tuple[int | None, list[str]]:
-    """The expected number of routers in the ``wanted`` layers, and a note for each surprise.
+    """The expected number of routers in ``layers`` (None: all), and a note for each surprise.
 
     ``listed`` routers are there and not loaded: none is expected in their place.
     None when the family or the config does not say. Routers of the stack ``mtp`` are often left
@@ -378,10 +378,10 @@ def count_expected(
             is_known = False
             continue
         expected -= {layer for stack, layer in listed if stack == spec.name}
-        expected = expected if wanted is None else expected & wanted
-        found = {m.layer for m in matches if m.spec is spec and m.stack == spec.name}
+        expected = expected if layers is None else expected & layers
+        with_router = {m.layer for m in matches if m.spec is spec and m.stack == spec.name}
         total += len(expected)
-        notes += layer_notes(spec.name, found, expected)
+        notes += layer_notes(spec.name, with_router, expected)
     return (total if is_known else None), notes
 
 
@@ -395,13 +395,13 @@ def asked_notes(store: TensorStore, routers: Sequence[Router]) -> list[str]:
 
 
 def _counts(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
-    said = expert_counts(store)
-    odd = [router for router in routers if said and router.num_experts not in said]
+    counts = expert_counts(store)
+    odd = [router for router in routers if counts and router.num_experts not in counts]
     if odd:
         first = odd[0]
-        listed = " or ".join(map(str, sorted(said)[:3]))
+        listed = " or ".join(map(str, sorted(counts)[:3]))
         # a matrix that lies on its side has the number of experts as its width
-        on_side = " (stored transposed?)" if first.hidden_size in said else ""
+        on_side = " (stored transposed?)" if first.hidden_size in counts else ""
         yield (
             f"{first.name}: {first.num_experts} rows count as experts, where config.json says "
             f"{listed}{on_side}"

@@ -130,7 +130,7 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
     RouterError
         If a router lacks a bias or norm of its family.
     """
-    found: dict[str, Match] = {}
+    by_name: dict[str, Match] = {}
     order: dict[str, tuple[bool, int, int, int]] = {}
     skipped: dict[str, str] = {}
     listed: list[Listed] = []
@@ -160,13 +160,13 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
                 # Modules for further tokens come and go: the model is measured without them.
                 skipped[module.stem + module.weight.leaf] = error.message.removesuffix(".")
                 continue
-            if match.name in found:
-                copies.append((found[match.name], match))
+            if match.name in by_name:
+                copies.append((by_name[match.name], match))
                 continue
-            found[match.name] = match
+            by_name[match.name] = match
             # Slots of one layer stand next to each other.
             order[match.name] = (is_mtp, stacks.index(spec.name), match.layer, place)
-    matches = _apart(sorted(found.values(), key=lambda m: order[m.name]))
+    matches = _apart(sorted(by_name.values(), key=lambda m: order[m.name]))
     taken = {name for match in matches for name in match.tensors}
     left = tuple(Skipped(name, why) for name, why in skipped.items() if name not in taken)
     return Matches(
@@ -181,12 +181,12 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
 def _apart(matches: list[Match]) -> list[Match]:
     """Tensors of one module go to the router that names them as its weight."""
     weights = {match.stem + match.leaf for match in matches}
-    kept = []
+    routers = []
     for match in matches:
         own = match.stem + match.leaf
         tensors = tuple(n for n in match.tensors if n == own or n not in weights)
-        kept.append(replace(match, tensors=tensors))
-    return kept
+        routers.append(replace(match, tensors=tensors))
+    return routers
 
 
 def _not_a_function(
@@ -274,11 +274,11 @@ def _match(
         return [TensorPlace(module.prefix + p.name.format(layer=module.layer), p) for p in patterns]
 
     def find(patterns: tuple[TensorName, ...], what: str) -> TensorPlace | None:
-        known = spelled(patterns)
-        hits = [found for found in known if found.name in names]
-        if known and not hits:
+        places = spelled(patterns)
+        hits = [place for place in places if place.name in names]
+        if places and not hits:
             raise RouterError(
-                f"router {stack}/{module.layer}: tensor '{known[0].name}' is missing; "
+                f"router {stack}/{module.layer}: tensor '{places[0].name}' is missing; "
                 f"routers of family {family.name} have a {what}.",
                 _LAYERS_APART if family.name == DESCRIBED else "",
                 code=PART_MISSING,
@@ -288,7 +288,7 @@ def _match(
     norm, inner = spec.norm, spec.projection
     logit_bias = spec.logit_bias if has_logit_bias(spec, settings) else ()
     selection_bias = spec.selection_bias if has_selection_bias(spec, settings) else ()
-    wanted = {
+    part_patterns = {
         "logit_bias": (logit_bias, "logit bias"),
         "selection_bias": (selection_bias, "selection bias"),
         "gain": (norm.weight if norm else (), "norm in front"),
@@ -298,14 +298,14 @@ def _match(
         "projection_bias": (inner.bias if inner else (), "bias of the projection"),
         "log_scale": (inner.log_scale if inner else (), "logarithm of a scale"),
     }
-    parts = {name: hit for name, part in wanted.items() if (hit := find(*part)) is not None}
-    known = {found.name for found in parts.values()}
-    known |= {found.name for found in spelled(spec.beside + spec.token_table)}
-    tensors = tuple(name for name in module.tensors if name not in known)
+    parts = {name: hit for name, part in part_patterns.items() if (hit := find(*part)) is not None}
+    part_names = {place.name for place in parts.values()}
+    part_names |= {place.name for place in spelled(spec.beside + spec.token_table)}
+    tensors = tuple(name for name in module.tensors if name not in part_names)
     if not tensors:
         raise RouterError(
             f"router {stack}/{module.layer}: there is no tensor "
-            f"'{module.stem}{module.weight.leaf}', only {', '.join(sorted(known)[:3])}.",
+            f"'{module.stem}{module.weight.leaf}', only {', '.join(sorted(part_names)[:3])}.",
             code=PART_MISSING,
         )
     return Match(stack, module.layer, spec, module.stem, module.weight, tensors, parts)

@@ -28,12 +28,12 @@ def _with_own(stack: StackSpec) -> Iterator[StackSpec]:
 
 def _mtp(stack: StackSpec) -> StackSpec:
     def moved(patterns: tuple[TensorName, ...]) -> tuple[TensorName, ...]:
-        found = (
+        copies = (
             replace(pattern, name=head + pattern.name.partition("{layer}.")[2])
             for head in stack.mtp_layers
             for pattern in patterns
         )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(copies))
 
     norm, inner = stack.norm, stack.projection
     return replace(

@@ -40,11 +40,11 @@ def non_finite_notes(router: Router) -> Iterator[str]:
             )
 
 
-def layer_notes(stack: str, found: Set[int], expected: Set[int]) -> Iterator[str]:
+def layer_notes(stack: str, with_router: Set[int], expected: Set[int]) -> Iterator[str]:
     """Sentences about layers where names and config disagree on whether there is a router."""
-    if missing := set(expected - found):
+    if missing := set(expected - with_router):
         yield f"{stack}: no router in {_layers(missing)}, where config.json implies one"
-    if surplus := set(found - expected):
+    if surplus := set(with_router - expected):
         yield f"{stack}: routers in {_layers(surplus)}, where config.json implies none"
 
 
@@ -57,10 +57,10 @@ def assumption_notes(matches: Sequence[Match], family: Family, settings: Setting
     yield from (text for condition, text in family.notes_when.items() if settings.says(condition))
     specs = {(match.spec.name, match.spec.slot): match.spec for match in matches}
     for (stack, _), spec in specs.items():
-        said = ", ".join(assumed_values(spec, settings.under(spec.config_roots)))
-        if said:
+        defaults = ", ".join(assumed_values(spec, settings.under(spec.config_roots)))
+        if defaults:
             engine = " ".join(family.source.split()[:2])
             yield (
                 f"{stack}: config.json does not say all of the rule; assumed are the defaults of "
-                f"{engine}: {said}. Another engine may take others"
+                f"{engine}: {defaults}. Another engine may take others"
             )

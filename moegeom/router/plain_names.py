@@ -67,8 +67,8 @@ def with_plain_names(store: TensorStore) -> TensorStore:
         shared |= {plain} if plain in raw else set()
         raw[plain] = name
     if shared:
-        kept = ((plain_name(name), name) for name in store.names())
-        raw = {name if plain in shared else plain: name for plain, name in kept}
+        pairs = ((plain_name(name), name) for name in store.names())
+        raw = {name if plain in shared else plain: name for plain, name in pairs}
     return _Renamed(store, raw)
 
 
@@ -103,10 +103,8 @@ class _Renamed:
         return self.raw.keys()
 
     def info(self, name: str) -> TensorInfo:
-        found = self.store.info(self.raw.get(name, name))
-        return TensorInfo(
-            name, found.dtype, found.shape, found.file, found.offset, found.size_bytes
-        )
+        info = self.store.info(self.raw.get(name, name))
+        return TensorInfo(name, info.dtype, info.shape, info.file, info.offset, info.size_bytes)
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self.store.read(self.raw.get(name, name))
@@ -115,9 +113,9 @@ class _Renamed:
         self.store.prepare([self.raw.get(name, name) for name in names])
 
     def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
-        asked = {self.raw.get(name, name): name for name in names}
-        for name, values in self.store.read_many(asked):
-            yield asked[name], values
+        plain_of = {self.raw.get(name, name): name for name in names}
+        for name, values in self.store.read_many(plain_of):
+            yield plain_of[name], values
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         return self.store.read_bytes(self.raw.get(name, name), start, size)

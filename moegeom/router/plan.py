@@ -40,8 +40,8 @@ class Vector:
 
     def values(self, values: Values) -> np.ndarray:
         """The vector in float."""
-        found = upcast(values[self.info.name])
-        return found[self.row] if self.row is not None else found.reshape(-1)
+        tensor = upcast(values[self.info.name])
+        return tensor[self.row] if self.row is not None else tensor.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class RouterPlan:
         """The weight with one row per expert, shared ones last."""
         stem = self.match.stem
         named = {i.name.removeprefix(stem): values[i.name] for i in self.stored.tensors}
-        found = self.stored.decode(named)
-        return _LAYOUTS[self.match.weight.layout].rows(found, self.width)
+        matrix = self.stored.decode(named)
+        return _LAYOUTS[self.match.weight.layout].rows(matrix, self.width)
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ def _rows_and_width(
     layout = _LAYOUTS[match.weight.layout]
     has_count = settings.has(spec.num_experts)
     claimed = settings.integer(spec.num_experts) if has_count else 0
-    found = layout.shape(stored.shape, claimed + num_shared)
+    sides = layout.shape(stored.shape, claimed + num_shared)
     shape = f"tensor '{info.name}' has shape {stored.shape}"
-    if found is None or 0 in found:
+    if sides is None or 0 in sides:
         raise RouterError(
             f"{info.file}: {shape}, expected {layout.text}.", code=CONFIG_CONTRADICTED
         )
-    rows, hidden = found
+    rows, hidden = sides
     if has_count and claimed + num_shared != rows:
         shared = f" and {num_shared} that always run" if num_shared else ""
         raise RouterError(
@@ -238,9 +238,9 @@ def _check_hidden(
         )
 
 
-def _vector(store: TensorStore, found: TensorPlace, length: int, size: _Size) -> Vector:
+def _vector(store: TensorStore, place: TensorPlace, length: int, size: _Size) -> Vector:
     """A plain float tensor of the given length, or a row of a matrix of such rows."""
-    info, row = store.info(found.name), found.spec.row
+    info, row = store.info(place.name), place.spec.row
     check_plain(info, size.what)
     shapes: list[Any] = [(length,), (1, length)]
     needed = f"({length},)"
@@ -252,7 +252,7 @@ def _vector(store: TensorStore, found: TensorPlace, length: int, size: _Size) ->
         shapes += [(), (1,)]
     if info.shape not in shapes:
         raise RouterError(
-            f"{info.file}: tensor '{found.name}' ({size.what}) has shape {info.shape}; "
+            f"{info.file}: tensor '{place.name}' ({size.what}) has shape {info.shape}; "
             f"its router needs {needed}.",
             "Is one of the two a slice of a sharded save?",
             code=CONFIG_CONTRADICTED,

@@ -67,12 +67,12 @@ class FamilyCandidate:
 
 def propose_routers(store: TensorStore) -> list[FamilyCandidate]:
     """Candidates, most evidence first; reads the headers of a first, a middle and a last layer."""
-    said = _numbers(store.config)
+    numbers = _numbers(store.config)
     experts = expert_counts(store)
-    widths = {value for key, value in said if _HIDDEN.search(key)}
+    widths = {value for key, value in numbers if _HIDDEN.search(key)}
     names = [name for name in store.names() if len(name) <= FAMILY_NAME_LENGTH]
     owners = {name.partition("experts")[0] for name in names if "experts" in name}
-    found = []
+    candidates = []
     for pattern, group in _by_pattern(names).items():
         shape = _shape(store, pattern, group)
         if shape is None:
@@ -81,19 +81,19 @@ def propose_routers(store: TensorStore) -> list[FamilyCandidate]:
         # matrices of a hidden size, the same in many layers, are most of a model
         speaks = _SOUNDS_LIKE.search(pattern) or min(shape) in experts
         if speaks and len(evidence) >= 2:
-            found.append(FamilyCandidate(pattern, tuple(group), shape, tuple(evidence)))
-    return sorted(found, key=lambda c: -len(c.evidence))
+            candidates.append(FamilyCandidate(pattern, tuple(group), shape, tuple(evidence)))
+    return sorted(candidates, key=lambda c: -len(c.evidence))
 
 
 def describe_candidates(store: TensorStore) -> str:
     """A sentence on the tensors that look like routers."""
-    found = propose_routers(store)
-    named = [candidate for candidate in found if candidate.has_router_name]
-    found = (named or found)[:_FEW]
-    if not found:
+    candidates = propose_routers(store)
+    named = [candidate for candidate in candidates if candidate.has_router_name]
+    candidates = (named or candidates)[:_FEW]
+    if not candidates:
         return f"No tensor of {len(store.names())} looks like a router."
-    shown = "; ".join(f"{c.pattern} {c.shape} ({', '.join(c.evidence)})" for c in found)
-    return f"Tensors that look like routers: {shown}."
+    listing = "; ".join(f"{c.pattern} {c.shape} ({', '.join(c.evidence)})" for c in candidates)
+    return f"Tensors that look like routers: {listing}."
 
 
 @dataclass(frozen=True)
@@ -117,24 +117,24 @@ class Suggestion:
 
 def suggest(store: TensorStore) -> Suggestion | None:
     """What somebody might say of the best candidate; None where no tensor looks like a router."""
-    found = propose_routers(store)
-    if not found:
+    candidates = propose_routers(store)
+    if not candidates:
         return None
-    first, said = found[0], dict(_settings(store.config))
-    numbers = [v for key, v in said.items() if _TOP_K.search(key) and type(v) in (int, list)]
+    first, settings = candidates[0], dict(_settings(store.config))
+    numbers = [v for key, v in settings.items() if _TOP_K.search(key) and type(v) in (int, list)]
     is_one = bool(numbers) and all(v == numbers[0] and type(v) is int for v in numbers)
     k = str(numbers[0]) if is_one else "K"
-    score = _score(said)
+    score = _score(settings)
     biases = list(_biases(store, first))
     options = [f"--router-pattern '{first.regex}'", f"--top-k {k}", f"--score {score or 'NAME'}"]
-    options += ["--renormalise"] if _is_renormalised(said) else []
+    options += ["--renormalise"] if _is_renormalised(settings) else []
     options += [f"{option} '{regex}'" for option, regex in biases]
     unsaid = [
-        *(["K: " + _K_UNKNOWN.format(_listed(said, _TOP_K) or "nothing")] if k == "K" else []),
+        *(["K: " + _K_UNKNOWN.format(_listed(settings, _TOP_K) or "nothing")] if k == "K" else []),
         *([] if score else ["NAME: the config names no score"]),
         *([_BIAS_UNKNOWN] if any(option == "--BIAS" for option, _ in biases) else []),
-        *(text.format(shown) for keys, text in _IN_CONFIG if (shown := _listed(said, keys))),
-        *_in_tensors(store, first, found, [regex for _, regex in biases]),
+        *(text.format(pairs) for keys, text in _IN_CONFIG if (pairs := _listed(settings, keys))),
+        *_in_tensors(store, first, candidates, [regex for _, regex in biases]),
         _WEIGHTS_UNKNOWN,
         "the norm in front",
     ]
@@ -189,27 +189,27 @@ _SCORE = re.compile(
 _SCORES = {"sigmoid": "sigmoid", "softmax": "softmax", "sqrtsoftplus": "sqrt_softplus"}
 
 
-def _score(said: Mapping[str, Any]) -> str:
+def _score(settings: Mapping[str, Any]) -> str:
     """The score that the config names; empty where it names none, or two."""
-    named = {_SCORES.get(str(value), "") for key, value in said.items() if _SCORE.search(key)}
+    named = {_SCORES.get(str(value), "") for key, value in settings.items() if _SCORE.search(key)}
     return named.pop() if len(named) == 1 else ""
 
 
-def _is_renormalised(said: Mapping[str, Any]) -> bool:
-    flags = [value for key, value in said.items() if _RENORMALISED.search(key)]
+def _is_renormalised(settings: Mapping[str, Any]) -> bool:
+    flags = [value for key, value in settings.items() if _RENORMALISED.search(key)]
     return bool(flags) and all(value is True for value in flags)
 
 
-def _listed(said: Mapping[str, Any], keys: re.Pattern[str]) -> str:
+def _listed(settings: Mapping[str, Any], keys: re.Pattern[str]) -> str:
     """Settings that a pattern fits, as ``key value``; those that change nothing are left out."""
-    shown = {
+    entries = {
         key.rpartition(".")[2]: str(value)[:40]
-        for key, value in said.items()
+        for key, value in settings.items()
         if keys.search(key) and value not in (None, False, 0)
     }
-    if all(value in ("1", "1.0") for value in shown.values()) and "shared" not in str(shown):
+    if all(value in ("1", "1.0") for value in entries.values()) and "shared" not in str(entries):
         return ""
-    return ", ".join(f"{key} {value}" for key, value in list(shown.items())[:_FEW_SETTINGS])
+    return ", ".join(f"{key} {value}" for key, value in list(entries.items())[:_FEW_SETTINGS])
 
 
 def _settings(
@@ -238,21 +238,21 @@ def _in_tensors(
         yield f"other tensors that look like routers: {', '.join(c.pattern for c in named)}"
     if len({store.info(name).shape for name in first.names}) > 1:
         yield "layers differ in shape"
-    known = {name_regex(first.names[0]), *biases}
+    regexes = {name_regex(first.names[0]), *biases}
     stem = first.names[0].rpartition(".")[0]
     block = stem.rpartition(".")[0]
     beside = [
         name.removeprefix(f"{stem}.").removeprefix(f"{block}.")
         for name in store.names()
-        if name_regex(name) not in known
+        if name_regex(name) not in regexes
         and (
             name.startswith(f"{stem}.")
             or (name.startswith(f"{block}.") and _BESIDE.search(name.removeprefix(block)))
         )
     ]
     if beside:
-        shown = ", ".join(beside[:_FEW])
-        yield f"tensors of the router or beside it, such as a scale, a bias or a table: {shown}"
+        listing = ", ".join(beside[:_FEW])
+        yield f"tensors of the router or beside it, such as a scale, a bias or a table: {listing}"
 
 
 def _biases(store: TensorStore, candidate: FamilyCandidate) -> Iterator[tuple[str, str]]:
@@ -292,8 +292,8 @@ def _shape(store: TensorStore, pattern: str, names: list[str]) -> tuple[int, ...
     except CheckpointError:
         return None  # this is evidence for another error, which must not be hidden
     shape = shapes[0]
-    are_matrices = all(len(found) == 2 and 1 < min(found) < max(found) for found in shapes)
-    is_one_width = are_matrices and len({max(found) for found in shapes}) == 1
+    are_matrices = all(len(sides) == 2 and 1 < min(sides) < max(sides) for sides in shapes)
+    is_one_width = are_matrices and len({max(sides) for sides in shapes}) == 1
     is_alike = len(set(shapes)) == 1 or bool(_SOUNDS_LIKE.search(pattern))
     return shape if is_one_width and is_alike else None
 
@@ -326,12 +326,12 @@ def _is_beside(name: str, owner: str) -> bool:
 
 def _numbers(config: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, int]]:
     """Every integer of the config by its dotted key; lists count by their first entry."""
-    found: list[tuple[str, int]] = []
+    numbers: list[tuple[str, int]] = []
     for key, value in config.items():
         if isinstance(value, list) and value:
             value = value[0]
         if isinstance(value, Mapping) and depth < _DEEPEST:
-            found += _numbers(value, f"{prefix}{key}.", depth + 1)
+            numbers += _numbers(value, f"{prefix}{key}.", depth + 1)
         elif type(value) is int:
-            found.append((f"{prefix}{key}", value))
-    return found
+            numbers.append((f"{prefix}{key}", value))
+    return numbers

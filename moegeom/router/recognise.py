@@ -30,14 +30,14 @@ def recognise_family(store: TensorStore) -> Family:
     family = family_of(model_type) if isinstance(model_type, str) else None
     if family is not None:
         return family
-    inner = {path: found for path, _, found in _inner(store.config) if found is not None}
+    inner = {path: model for path, _, model in _inner(store.config) if model is not None}
     if len(inner) == 1:
-        (path, found), *_ = inner.items()
-        return _moved(found, path)
+        (path, model), *_ = inner.items()
+        return _moved(model, path)
     if inner:
-        said = " and ".join(f"{path} of family {found.name}" for path, found in inner.items())
+        models = " and ".join(f"{path} of family {model.name}" for path, model in inner.items())
         raise RouterError(
-            f"{store.label}: config.json describes {len(inner)} language models, {said}; which "
+            f"{store.label}: config.json describes {len(inner)} language models, {models}; which "
             "tensors belong to which is not known.",
             f"--family {next(iter(inner.values())).name} loads the routers of one.",
         )
@@ -83,10 +83,10 @@ def recognition_notes(config: Mapping[str, Any], family: Family) -> list[str]:
     model_type = model_type_of(config)
     if not isinstance(model_type, str) or model_type in family.model_types:
         return []
-    for path, kind, found in _inner(config):
-        if found is not None and found.name == family.name:
-            said = f"model_type {model_type[:60]!r} is not known"
-            return [f"{said}: the rule is that of its {path}, {kind[:60]!r}"]
+    for path, kind, model in _inner(config):
+        if model is not None and model.name == family.name:
+            reason = f"model_type {model_type[:60]!r} is not known"
+            return [f"{reason}: the rule is that of its {path}, {kind[:60]!r}"]
     return []
 
 
@@ -100,16 +100,16 @@ def _tables(config: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterat
 
 def _inner(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Family | None]]:
     """Path, type and family of language models inside; none inside of a family that is known."""
-    known: list[str] = []
+    outer_paths: list[str] = []
     for path in _tables(config):
         table: Any = config
         for key in path.split("."):
             table = table[key]
         kind = table.get("model_type")
-        if not isinstance(kind, str) or any(path.startswith(f"{outer}.") for outer in known):
+        if not isinstance(kind, str) or any(path.startswith(f"{outer}.") for outer in outer_paths):
             continue
         family = family_of(kind)
-        known += [path] if family is not None else []
+        outer_paths += [path] if family is not None else []
         yield path, kind, family
 
 
@@ -125,16 +125,16 @@ def _moved(family: Family, path: str) -> Family:
 
 def _relatives(types: Sequence[str]) -> str:
     """Families whose types are spelled like one of these, as a question."""
-    known = {kind: name for name in families() for kind in load_family(name).model_types}
+    name_of_type = {kind: name for name in families() for kind in load_family(name).model_types}
     near = [
         kind
-        for asked in types
+        for one in types
         for kind in (
-            *sorted((t for t in known if asked.startswith(f"{t}_")), key=len, reverse=True),
-            *get_close_matches(asked[:60], known, n=2, cutoff=0.75),
+            *sorted((t for t in name_of_type if one.startswith(f"{t}_")), key=len, reverse=True),
+            *get_close_matches(one[:60], name_of_type, n=2, cutoff=0.75),
         )
     ]
-    names = list(dict.fromkeys(known[kind] for kind in near))[:2]
+    names = list(dict.fromkeys(name_of_type[kind] for kind in near))[:2]
     if not names:
         return ""
     listed = " or ".join(f"--family {name}" for name in names)
@@ -183,12 +183,12 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
 
 
 def _options(store: TensorStore) -> str:
-    found = suggest(store)
-    return f"If that is what they are, say how they choose: {found.text} " if found else ""
+    advice = suggest(store)
+    return f"If that is what they are, say how they choose: {advice.text} " if advice else ""
 
 
 def _or(store: TensorStore) -> str:
-    found = suggest(store)
-    if found is None:
+    advice = suggest(store)
+    if advice is None:
         return " Or say which tensors are routers: --router-pattern REGEX --top-k K --score NAME"
-    return f" Or say how the routers choose: {found.text}"
+    return f" Or say how the routers choose: {advice.text}"

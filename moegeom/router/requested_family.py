@@ -92,20 +92,20 @@ class RequestedFamily:
 
     def _by_pattern(self, names: Collection[str]) -> Family:
         if self.pattern is None or self.top_k is None or self.score is None:
-            given = {
+            options = {
                 "--router-pattern": self.pattern,
                 "--top-k": self.top_k,
                 "--score": self.score,
             }
-            missing = [option for option, value in given.items() if value is None]
+            missing = [option for option, value in options.items() if value is None]
             raise UsageError(
                 f"{' and '.join(missing)} missing: which tensors are routers, how many experts "
                 "are chosen and by which score is not guessed.",
                 "--router-pattern REGEX --top-k K --score NAME",
             )
         if self.score not in (*MONOTONE_SCORES, RELU):
-            known = ", ".join(sorted((*MONOTONE_SCORES, RELU)))
-            raise UsageError(f"--score {self.score}: expected one of {known}.")
+            scores = ", ".join(sorted((*MONOTONE_SCORES, RELU)))
+            raise UsageError(f"--score {self.score}: expected one of {scores}.")
         weight = _hits(self.pattern, names, "--router-pattern")
         _check_one_each(weight)
         biases = {
@@ -130,10 +130,10 @@ class RequestedFamily:
             logit_bias=_patterns(biases["--logit-bias"]),
             hidden_size=Setting(),
         )
-        said = "logits" if is_of_logits else self.score.replace("_", "-")
+        score_text = "logits" if is_of_logits else self.score.replace("_", "-")
         bias = " + selection bias" if self.selection_bias else ""
         number = "every one above 0" if self.score == RELU else "top {top_k}"
-        text = f"{said}{bias}, {number} of {{num_experts}}, as described by options"
+        text = f"{score_text}{bias}, {number} of {{num_experts}}, as described by options"
         return Family(DESCRIBED, "the command line", (), text, (stack,))
 
 
@@ -184,13 +184,13 @@ def _hits(pattern: str | None, names: Collection[str], option: str) -> list[_Hit
         shape = re.compile(pattern)
     except re.error as error:
         raise UsageError(f"{option} '{pattern}': is no regular expression ({error}).") from None
-    found = list(_matches(shape, names, option))
-    if not found:
+    hits = list(_matches(shape, names, option))
+    if not hits:
         raise UsageError(
             f"{option} '{pattern}': fits none of {len(names)} tensor names.",
             "It must fit the whole name, such as 'model.layers.([0-9]+).moe.router.weight'.",
         )
-    return found
+    return hits
 
 
 def _matches(shape: re.Pattern[str], names: Collection[str], option: str) -> Iterator[_Hit]:
@@ -246,9 +246,9 @@ def _bias_hits(
     pattern: str | None, names: Collection[str], option: str, routers: Sequence[_Hit]
 ) -> list[_Hit]:
     """What the pattern of a bias fits; it must fit the bias of every router, if there is one."""
-    found = _hits(pattern, names, option)
-    fitted = {hit.name for hit in found}
-    for template in dict.fromkeys(hit.pattern for hit in found):
+    hits = _hits(pattern, names, option)
+    fitted = {hit.name for hit in hits}
+    for template in dict.fromkeys(hit.pattern for hit in hits):
         for router in routers:
             name = template.replace("{layer}", str(router.layer))
             if name in names and name not in fitted:
@@ -257,4 +257,4 @@ def _bias_hits(
                     "loaded.",
                     "Let both patterns fit the same layers, or choose layers with --layers.",
                 )
-    return found
+    return hits

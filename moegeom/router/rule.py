@@ -182,8 +182,8 @@ def assumed_values(stack: StackSpec, settings: Settings) -> Iterator[str]:
     for setting, neutral in numbers:
         if settings.is_default(setting) and setting.default != neutral:
             is_flag = isinstance(setting.default, bool)
-            said = str(setting.default).lower() if is_flag else f"{setting.default:g}"
-            yield f"'{setting.keys[0]}' {said}"
+            text = str(setting.default).lower() if is_flag else f"{setting.default:g}"
+            yield f"'{setting.keys[0]}' {text}"
     for choice in (stack.score, spec.source):
         if choice.keys and not settings.has(Setting(choice.keys)):
             yield f"'{choice.keys[0]}' {choice.default}"
@@ -246,8 +246,8 @@ def _check_score(family: Family, stack: StackSpec, settings: Settings) -> None:
     for key in _SCORE_KEYS:
         setting = Setting((key,))
         name, value = settings.get(setting) if settings.has(setting) else ("", None)
-        said = _SCORE_WORDS.get(value) if isinstance(value, str) else None
-        if said and fixed in _SCORE_WORDS.values() and said != fixed:
+        score = _SCORE_WORDS.get(value) if isinstance(value, str) else None
+        if score and fixed in _SCORE_WORDS.values() and score != fixed:
             raise RouterError(
                 f"config.json: {name} is {value!r}; the rule of family {family.name} scores by "
                 f"{fixed}.",
@@ -271,12 +271,12 @@ def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[in
     start = settings.integer(spec.start)
     dense = settings.layer_list(spec.dense)
     layers = range(first, count)
-    found = frozenset(i for i in layers if (i - start) % step == 0 and i not in dense)
+    with_router = frozenset(i for i in layers if (i - start) % step == 0 and i not in dense)
     if settings.has(spec.listed):
-        found &= settings.layer_list(spec.listed)
+        with_router &= settings.layer_list(spec.listed)
     if kinds is not None:
-        found &= {i for i, kind in enumerate(kinds) if kind in spec.sparse}
-    return found
+        with_router &= {i for i, kind in enumerate(kinds) if kind in spec.sparse}
+    return with_router
 
 
 def _from(layer: int, first: Any) -> bool:

@@ -34,8 +34,8 @@ class Settings:
 
     def has(self, setting: Setting) -> bool:
         """True when the value is given, in the family file or in the config (null is not given)."""
-        known = setting.value is not None or setting.default is not None
-        return known or bool(self._found(setting))
+        is_in_family = setting.value is not None or setting.default is not None
+        return is_in_family or bool(self._found(setting))
 
     def is_default(self, setting: Setting) -> bool:
         """True when the config does not say it and the family file does."""
@@ -53,18 +53,18 @@ class Settings:
         """What to call the setting in a message, and its value."""
         if setting.value is not None:
             return "the family's value", setting.value
-        found = self._found(setting)
-        if not found and setting.default is not None:
+        entries = self._found(setting)
+        if not entries and setting.default is not None:
             default = setting.default
             return "the family's default", list(default) if isinstance(default, tuple) else default
-        if not found:
+        if not entries:
             aliases = " (also looked for: " + ", ".join(f"'{k}'" for k in setting.keys[1:]) + ")"
             raise RouterError(
                 f"config.json: key '{setting.keys[0]}' is missing or null"
                 f"{aliases if len(setting.keys) > 1 else ''}.",
                 "The selection rule depends on it; is this the model's own config.json?",
             )
-        (key, value), *others = found.items()
+        (key, value), *others = entries.items()
         for other, differing in others:
             if differing != value:
                 raise RouterError(
@@ -81,9 +81,9 @@ class Settings:
         """The step that the config selects."""
         if choice.step:
             return choice.step
-        found = self._found(Setting(choice.keys))
-        is_unset = bool(found) and {str(value) for value in found.values()} == {choice.unset}
-        if is_unset or (not found and not choice.default):
+        entries = self._found(Setting(choice.keys))
+        is_unset = bool(entries) and {str(value) for value in entries.values()} == {choice.unset}
+        if is_unset or (not entries and not choice.default):
             state = f"{choice.unset}, which names no" if is_unset else "not given, which names the"
             raise RouterError(
                 f"'{choice.keys[0]}' is {state} gating function; without it engines guess, and "
@@ -91,7 +91,7 @@ class Settings:
                 f"Write it into the file: {_listed(choice.values)}.",
                 code=GATING_UNSAID,
             )
-        key, value = self.get(Setting(choice.keys)) if found else ("", choice.default)
+        key, value = self.get(Setting(choice.keys)) if entries else ("", choice.default)
         is_name = isinstance(value, str) or type(value) is int
         step = choice.values.get(str(value)) if is_name else None
         if step is None:
@@ -100,8 +100,8 @@ class Settings:
 
     def text_is(self, key: str, allowed: tuple[str, ...]) -> bool:
         """True when the key is given and has one of the values."""
-        found = self._found(Setting((key,)))
-        return any(value in allowed for value in found.values())
+        entries = self._found(Setting((key,)))
+        return any(value in allowed for value in entries.values())
 
     def says(self, condition: str) -> bool:
         """True for ``key=value`` of the config, and for a key alone that is true."""
@@ -175,9 +175,9 @@ class Settings:
         for root in self.roots:
             paths = [f"{root}.{key}" if root else key for key in setting.keys]
             values = {path: _at(self.config, path) for path in paths}
-            found = {path: value for path, value in values.items() if value is not None}
-            if found:
-                return found
+            entries = {path: value for path, value in values.items() if value is not None}
+            if entries:
+                return entries
         return {}
 
 

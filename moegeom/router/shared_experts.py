@@ -61,8 +61,8 @@ class SharedExperts:
     def num_bytes(self) -> int:
         """What is read."""
         stems = tuple(f"{stem}." for stem in (*self.first, self.last, self.gate) if stem)
-        found = (name for name in self.store.names() if name.startswith(stems))
-        return sum(self.store.info(name).size_bytes for name in found)
+        names = (name for name in self.store.names() if name.startswith(stems))
+        return sum(self.store.info(name).size_bytes for name in names)
 
     def apply(
         self, inputs: Float[np.ndarray, "tokens hidden"]
@@ -75,10 +75,10 @@ class SharedExperts:
             Where stored values are not finite, or matrices contradict each other.
         """
         gate, up, down = self._matrices
-        found = expert_output(inputs, gate, up, down, self.neurons)
+        outputs = expert_output(inputs, gate, up, down, self.neurons)
         if self.gate:
-            found = found * logistic(affine(inputs, self._gate, None))
-        return found if self.factor == 1.0 else found * np.asarray(self.factor, found.dtype)
+            outputs = outputs * logistic(affine(inputs, self._gate, None))
+        return outputs if self.factor == 1.0 else outputs * np.asarray(self.factor, outputs.dtype)
 
     @cached_property
     def _matrices(self) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
@@ -143,9 +143,9 @@ def _opened(
         how = replace(how, limit=settings.bound(spec.shared_limit))
     start, _ = layer_of(router)
     gates = [name for name in store.names() if _is_gate(name, start)]
-    known = set(store.names())
+    names = set(store.names())
     stems = [modules[leaf] for leaf in (*first, last)]
-    if biased := [stem for stem in stems if f"{stem}.bias" in known]:
+    if biased := [stem for stem in stems if f"{stem}.bias" in names]:
         raise RouterError(
             f"{store.label}: '{biased[0]}' of the shared experts beside router {router.name} has a "
             "bias, which is not known."
@@ -163,15 +163,15 @@ def _opened(
 def _modules(store: TensorStore, router: Router) -> dict[str, str]:
     """Modules of the shared experts of the layer, by the last part of their name."""
     start, _ = layer_of(router)
-    found = {}
+    modules = {}
     for name in sorted(store.names()):
         stem = name.rpartition(".")[0]
         match = _MODULE.fullmatch(stem.removeprefix(start)) if name.startswith(start) else None
         if match:
-            found.setdefault(match["leaf"] or match["gguf"], stem)
+            modules.setdefault(match["leaf"] or match["gguf"], stem)
         elif name.startswith(start) and (shared := _UNKNOWN.search(name.removeprefix(start))):
-            found.setdefault(shared[0], name)
-    return found
+            modules.setdefault(shared[0], name)
+    return modules
 
 
 #: Anything else of shared experts; the number they are gated by is none.

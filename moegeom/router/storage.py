@@ -80,11 +80,11 @@ def find_storage(
     """
     for info in tensors.values():
         _check_size(info)
-    found = RouterTensors(tensors, settings, router, leaf, read)
+    module = RouterTensors(tensors, settings, router, leaf, read)
     for scheme in SCHEMES.all():
-        if scheme.recognises(found):
-            return scheme.open(found)
-    raise _not_recognised(found)
+        if scheme.recognises(module):
+            return scheme.open(module)
+    raise _not_recognised(module)
 
 
 def stored(
@@ -127,7 +127,7 @@ def check_plain(info: TensorInfo, what: str) -> None:
 
 def _not_recognised(tensors: RouterTensors) -> RouterError:
     """The error for a module that no scheme recognises."""
-    known = f"Known storage: {', '.join(SCHEMES.names())}; otherwise use the original weights."
+    hint = f"Known storage: {', '.join(SCHEMES.names())}; otherwise use the original weights."
     weight = tensors.infos.get(tensors.leaf)
     if weight is None:
         parts = sorted(tensors.infos.values(), key=lambda info: info.name)
@@ -138,7 +138,7 @@ def _not_recognised(tensors: RouterTensors) -> RouterError:
         return RouterError(
             f"{tensors.router}: there is no tensor '{name}', only {listed or 'none'}{more}, "
             f"which is no storage known for the quantisation method {method}.",
-            known,
+            hint,
             code=STORAGE_UNKNOWN,
         )
     beside = sorted(tensors.infos.keys() - {tensors.leaf})
@@ -147,7 +147,7 @@ def _not_recognised(tensors: RouterTensors) -> RouterError:
     return RouterError(
         f"{weight.file}: tensor '{weight.name}' (router weight) is stored as {weight.dtype}, "
         f"expected one of {', '.join(sorted(PLAIN_FLOATS))}.",
-        known,
+        hint,
         code=STORAGE_UNKNOWN,
     )
 

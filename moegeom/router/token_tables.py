@@ -24,18 +24,18 @@ def token_table_facts(store: TensorStore, tables: Sequence[TableName]) -> list[d
 
 
 def _read(store: TensorStore, table: TableName) -> TokenTable:
-    found = TokenTable(table.router, table.tensor, "")
+    token_table = TokenTable(table.router, table.tensor, "")
     try:
         info, experts = store.info(table.tensor), store.info(table.weight).shape[0]
-        found = TokenTable(table.router, table.tensor, info.dtype, num_experts=experts)
+        token_table = TokenTable(table.router, table.tensor, info.dtype, num_experts=experts)
         if len(info.shape) != 2 or info.size_bytes > TOKEN_TABLE_BYTES:
             shape = " x ".join(map(str, info.shape))
             return TokenTable(
                 table.router, table.tensor, info.dtype, reason=f"its shape is {shape}"
             )
-        return looked_up(found, store.read(table.tensor))
+        return looked_up(token_table, store.read(table.tensor))
     except CheckpointError as error:
-        return replace(found, reason=error.message.removesuffix("."))
+        return replace(token_table, reason=error.message.removesuffix("."))
 
 
 def looked_up(table: TokenTable, stored: Shaped[np.ndarray, "tokens k"]) -> TokenTable:

@@ -161,11 +161,11 @@ def parse_metadata(raw: bytes, where: str) -> Metadata:
 
 
 def _parse_metadata(raw: bytes, where: str) -> Metadata:
-    found = unpickle(raw, where, _ALLOWED)
-    if not isinstance(found, _Metadata):
-        raise CheckpointError(f"{where}: holds {_kind(found)}, expected a Metadata of torch.")
-    described = _field(found, "state_dict_metadata", dict, where)
-    stored = _field(found, "storage_data", dict, where)
+    root = unpickle(raw, where, _ALLOWED)
+    if not isinstance(root, _Metadata):
+        raise CheckpointError(f"{where}: holds {_kind(root)}, expected a Metadata of torch.")
+    described = _field(root, "state_dict_metadata", dict, where)
+    stored = _field(root, "storage_data", dict, where)
     tensors = {}
     for name, entry in described.items():
         if not isinstance(name, str) or not isinstance(entry, (_Tensor, Dropped)):
@@ -191,8 +191,10 @@ def _parse_metadata(raw: bytes, where: str) -> Metadata:
         if (name, at) in places:
             raise CheckpointError(f"{where}: places the piece of {name!r} at {at} twice.")
         places[name, at] = place
-    for file, held in spans.items():
-        check_apart(held, f"{where}: {file}", "pieces of", "Copy the metadata of this save again.")
+    for file, pieces in spans.items():
+        check_apart(
+            pieces, f"{where}: {file}", "pieces of", "Copy the metadata of this save again."
+        )
     return Metadata(where, tensors, places)
 
 
@@ -233,20 +235,20 @@ def _field(record: Record, key: str, kind: type, what: str) -> Any:
 
 
 def _counts(record: Record, key: str, what: str) -> Offsets:
-    found = _field(record, key, tuple, what)
-    if len(found) > limits.DIMENSIONS or not all(map(_is_count, found)):
+    counts = _field(record, key, tuple, what)
+    if len(counts) > limits.DIMENSIONS or not all(map(_is_count, counts)):
         raise CheckpointError(
             f"{what} has '{key}' that are not at most {limits.DIMENSIONS} non-negative integers."
         )
-    return found
+    return counts
 
 
-def _is_count(found: Any) -> bool:
-    return type(found) is int and 0 <= found <= limits.LARGEST_COUNT
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
 
 
-def _kind(found: Any) -> str:
-    return "nothing" if found is None else f"a {_kind_name(type(found))}"
+def _kind(item: Any) -> str:
+    return "nothing" if item is None else f"a {_kind_name(type(item))}"
 
 
 def _kind_name(kind: type) -> str:

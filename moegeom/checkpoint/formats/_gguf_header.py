@@ -63,9 +63,9 @@ class Cursor:
     def numbers(self, layout: Struct) -> tuple[Any, ...]:
         """The next numbers, of fixed size."""
         self._reach(layout.size)
-        found = layout.unpack_from(self._window, self._at)
+        numbers = layout.unpack_from(self._window, self._at)
         self._at += layout.size
-        return found
+        return numbers
 
     def length(self) -> int:
         """The next 64-bit count."""
@@ -99,16 +99,16 @@ class Cursor:
             return
         self._check_inside(size)
         start = self.offset
-        kept = self._window[self._at :]
-        wanted = min(max(self._piece, size), self.file_size - start) - len(kept)
-        self._num_read += wanted
+        rest = self._window[self._at :]
+        num_bytes = min(max(self._piece, size), self.file_size - start) - len(rest)
+        self._num_read += num_bytes
         if self._num_read > GGUF_HEADER_BYTES:
             raise CheckpointError(
                 f"{self.file.label}: the header is longer than the {GGUF_HEADER_BYTES} bytes "
                 "allowed.",
                 AGAIN,
             )
-        self._window = kept + self.file.read(start + len(kept), wanted)
+        self._window = rest + self.file.read(start + len(rest), num_bytes)
         self._window_start, self._at = start, 0
         self._piece = min(2 * self._piece, _LARGEST_PIECE)
 
@@ -118,10 +118,10 @@ class Cursor:
             raise truncated(self.file.label, end, self.file_size)
 
 
-def truncated(file: str, expected: int, found: int) -> CheckpointError:
+def truncated(file: str, expected: int, size: int) -> CheckpointError:
     """The error for a file that is shorter than its header says."""
     return CheckpointError(
-        f"{file}: truncated, has {found} bytes and its header promises {expected}.", AGAIN
+        f"{file}: truncated, has {size} bytes and its header promises {expected}.", AGAIN
     )
 
 
@@ -147,9 +147,9 @@ class GgufEntry(NamedTuple):
     @property
     def type(self) -> GgmlType | None:
         """None for a type of a later version, and for rows that are not whole blocks."""
-        known = GGML_TYPES.get(self.type_code)
+        ggml_type = GGML_TYPES.get(self.type_code)
         row = self.shape[-1] if self.shape else 1
-        return known if known and row % known.block_size == 0 else None
+        return ggml_type if ggml_type and row % ggml_type.block_size == 0 else None
 
     @property
     def size_bytes(self) -> int | None:
@@ -192,10 +192,10 @@ class GgufHeader:
                 "A newer version of llama.cpp wrote it; convert this tensor to F32.",
             )
         if entry.type is None or entry.size_bytes is None:
-            known = GGML_TYPES[entry.type_code]
+            ggml_type = GGML_TYPES[entry.type_code]
             raise CheckpointError(
-                f"{where} has shape {entry.shape}; rows of {known.name} are blocks of "
-                f"{known.block_size}."
+                f"{where} has shape {entry.shape}; rows of {ggml_type.name} are blocks of "
+                f"{ggml_type.block_size}."
             )
         begin = self.data_start + entry.offset
         return TensorInfo(name, entry.type.name, entry.shape, self.file, begin, entry.size_bytes)
@@ -251,10 +251,10 @@ def _read_start(cursor: Cursor) -> tuple[int, int]:
         )
     counts = cursor.numbers(_COUNTS)
     claims = zip(counts, ("tensors", "settings"), (GGUF_TENSORS, GGUF_SETTINGS), strict=True)
-    for found, what, most in claims:
-        if found > most:
+    for count, what, most in claims:
+        if count > most:
             raise CheckpointError(
-                f"{label}: claims {found} {what}, more than the {most} allowed.", AGAIN
+                f"{label}: claims {count} {what}, more than the {most} allowed.", AGAIN
             )
     return counts
 
@@ -274,10 +274,10 @@ def _read_entry(cursor: Cursor, what: str) -> GgufEntry:
 
 
 def _alignment(label: str, settings: Mapping[str, Any]) -> int:
-    found = settings.get(ALIGNMENT, DEFAULT_ALIGNMENT)
-    if type(found) is not int or found <= 0 or found & (found - 1):
-        raise CheckpointError(f"{label}: {ALIGNMENT} is {found!r}, expected a power of two.")
-    return found
+    alignment = settings.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+        raise CheckpointError(f"{label}: {ALIGNMENT} is {alignment!r}, expected a power of two.")
+    return alignment
 
 
 def _check_places(header: GgufHeader, file_size: int) -> None:

@@ -77,8 +77,8 @@ class MegatronStore(ShardedStore):
 
     @cached_property
     def _num_layers(self) -> int:
-        found = self.config.get("num_layers")
-        return found if type(found) is int and 0 < found <= 10_000 else 0
+        count = self.config.get("num_layers")
+        return count if type(count) is int and 0 < count <= 10_000 else 0
 
     def names(self) -> Collection[str]:
         return self._names.keys()
@@ -106,8 +106,8 @@ class MegatronStore(ShardedStore):
         if place is None:
             return super().read_bytes(name, start, size)
         info = self.info(name)
-        kept = max(min(size, info.size_bytes - start), 0)
-        return super().read_bytes(place[0], place[1] * info.size_bytes + start, kept)
+        length = max(min(size, info.size_bytes - start), 0)
+        return super().read_bytes(place[0], place[1] * info.size_bytes + start, length)
 
 
 def megatron_config(folder: Folder) -> Mapping[str, Any]:
@@ -123,8 +123,8 @@ def megatron_config(folder: Folder) -> Mapping[str, Any]:
         raise CheckpointError(f"{COMMON}: holds {len(pickles)} pickles of data, expected one.")
     raw = archive.read(pickles[0], MEGATRON_ARGUMENT_BYTES)
     root = unpickle(raw, COMMON, _Anything(), lambda _: None)
-    found = root.get("args") if isinstance(root, dict) else None
-    arguments = found.state if isinstance(found, _Arguments) else None
+    namespace = root.get("args") if isinstance(root, dict) else None
+    arguments = namespace.state if isinstance(namespace, _Arguments) else None
     pairs = arguments.items() if isinstance(arguments, dict) else ()
     plain = {key: value for key, value in pairs if isinstance(key, str) and _is_plain(value)}
     if not plain:

@@ -114,17 +114,17 @@ class TorchArchive:
 
     def _storage(self, tensor: PickledTensor, where: str) -> tuple[TorchDtype, str, ZipEntry, int]:
         """Dtype, entry and elements of a tensor's storage."""
-        found = tensor.storage
-        if not isinstance(found, Storage) or not isinstance(found.type, StorageType):
+        storage = tensor.storage
+        if not isinstance(storage, Storage) or not isinstance(storage.type, StorageType):
             raise CheckpointError(f"{where} has no storage.")
-        dtype = found.type.dtype if tensor.dtype is None else tensor.dtype
+        dtype = storage.type.dtype if tensor.dtype is None else tensor.dtype
         if not isinstance(dtype, TorchDtype):
             raise CheckpointError(f"{where} has a dtype that is none.")
-        name = f"{self.folder}/data/{found.key}" if type(found.key) is str else ""
+        name = f"{self.folder}/data/{storage.key}" if type(storage.key) is str else ""
         entry = self.archive.entries.get(name)
         if entry is None:
             raise CheckpointError(f"{where} has a storage that is not in the archive.")
-        num_bytes = _count(found.length, f"{where} has a storage of") * found.type.dtype.size
+        num_bytes = _count(storage.length, f"{where} has a storage of") * storage.type.dtype.size
         if num_bytes > entry.size:
             raise CheckpointError(
                 f"{where} has a storage of {num_bytes} bytes, and the archive {entry.size} of them."
@@ -133,14 +133,14 @@ class TorchArchive:
 
     def read_bytes(self, view: TensorView, start: int, size: int) -> bytes:
         """``size`` bytes of a tensor, in the order of its elements, from byte ``start`` of it."""
-        kept = max(min(size, view.size_bytes - start), 0)
+        length = max(min(size, view.size_bytes - start), 0)
         if view.is_contiguous:
-            return self.archive.file.read(view.offset + start, kept)
+            return self.archive.file.read(view.offset + start, length)
         raw = self.archive.file.read(view.offset, view.span)
         # frombuffer wants whole elements only; their kind does not matter here
         items = np.frombuffer(raw, np.dtype((np.void, view.item)))
         strided = np.lib.stride_tricks.as_strided(items, view.shape, view.strides, writeable=False)
-        return strided.tobytes()[start : start + kept]
+        return strided.tobytes()[start : start + length]
 
     def read(self, view: TensorView, where: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor in the dtype it is stored in."""
@@ -183,21 +183,21 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
     return TorchArchive(archive, folder, unpickle(raw, file.label, ALLOWED, storage_of))
 
 
-def _count(found: Any, what: str) -> int:
-    if type(found) is not int or not 0 <= found <= limits.LARGEST_COUNT:
-        raise CheckpointError(f"{what} {_short(found)}, expected a non-negative 64-bit integer.")
-    return found
+def _count(number: Any, what: str) -> int:
+    if type(number) is not int or not 0 <= number <= limits.LARGEST_COUNT:
+        raise CheckpointError(f"{what} {_short(number)}, expected a non-negative 64-bit integer.")
+    return number
 
 
-def _counts(found: Any, what: str) -> tuple[int, ...]:
-    if type(found) is not tuple or len(found) > limits.DIMENSIONS:
+def _counts(numbers: Any, what: str) -> tuple[int, ...]:
+    if type(numbers) is not tuple or len(numbers) > limits.DIMENSIONS:
         raise CheckpointError(
-            f"{what} {_short(found)}, expected at most {limits.DIMENSIONS} integers."
+            f"{what} {_short(numbers)}, expected at most {limits.DIMENSIONS} integers."
         )
-    return tuple(_count(n, what) for n in found)
+    return tuple(_count(n, what) for n in numbers)
 
 
-def _short(found: Any) -> str:
+def _short(item: Any) -> str:
     """An integer as it stands, and the kind of anything else, which may have any size."""
-    is_small = type(found) is int and abs(found) < 10**30
-    return str(found) if is_small else f"a {type(found).__name__}"
+    is_small = type(item) is int and abs(item) < 10**30
+    return str(item) if is_small else f"a {type(item).__name__}"

@@ -69,11 +69,11 @@ class Dropped(Record):
     __slots__ = ()
 
 
-def storage_of(found: Any) -> Storage:
+def storage_of(persistent_id: Any) -> Storage:
     """The storage of a persistent id ``("storage", type, key, location, length)``."""
-    if type(found) is not tuple:  # unpacking anything else may take as long as it is large
+    if type(persistent_id) is not tuple:  # unpacking anything else may take as long as it is large
         raise TypeError
-    _, kind, key, _, length = found
+    _, kind, key, _, length = persistent_id
     return Storage(kind, key, length)
 
 
@@ -106,8 +106,8 @@ def _unreadable(kind: str) -> Callable[..., UnreadableTensor]:
     return lambda *_: UnreadableTensor(kind)
 
 
-def _first(found: Any, *_: Any) -> Any:
-    return found
+def _first(first: Any, *_: Any) -> Any:
+    return first
 
 
 def _of_type(function: Any, _: Any, arguments: Any, __: Any) -> Any:

@@ -114,8 +114,8 @@ def _places(entries: list[Any]) -> tuple[Sequence[int], Sequence[int]]:
                 return begins, ends
     except (TypeError, KeyError):
         pass
-    found = [_begin_and_end(entry) for entry in entries]
-    return [begin for begin, _ in found], [end for _, end in found]
+    spans = [_begin_and_end(entry) for entry in entries]
+    return [begin for begin, _ in spans], [end for _, end in spans]
 
 
 def _begin_and_end(entry: Any) -> tuple[int, int]:
@@ -183,14 +183,14 @@ def _check_every_entry(header: SafetensorsHeader) -> int:
     return max((i.offset + i.size_bytes - header.data_start for i in infos), default=0)
 
 
-def _counts(found: Any, what: str, most: int) -> tuple[int, ...]:
+def _counts(numbers: Any, what: str, most: int) -> tuple[int, ...]:
     """A list of at most ``most`` non-negative integers, as a tuple."""
-    is_list = isinstance(found, list) and len(found) <= most
-    if not is_list or not all(type(n) is int and 0 <= n <= limits.LARGEST_COUNT for n in found):
+    is_list = isinstance(numbers, list) and len(numbers) <= most
+    if not is_list or not all(type(n) is int and 0 <= n <= limits.LARGEST_COUNT for n in numbers):
         raise CheckpointError(
-            f"{what} {_short(found)}, expected at most {most} non-negative 64-bit integers."
+            f"{what} {_short(numbers)}, expected at most {most} non-negative 64-bit integers."
         )
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
@@ -203,12 +203,12 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
     return -(-bits // 8)
 
 
-def _short(found: Any) -> str:
-    text = repr(found)
+def _short(item: Any) -> str:
+    text = repr(item)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _truncated(file: str, expected: int, found: int) -> CheckpointError:
+def _truncated(file: str, expected: int, size: int) -> CheckpointError:
     return CheckpointError(
-        f"{file}: truncated, has {found} bytes and its header promises {expected}.", _AGAIN
+        f"{file}: truncated, has {size} bytes and its header promises {expected}.", _AGAIN
     )

@@ -72,8 +72,8 @@ class GgufFile:
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         info = self.info(name)
-        kept = max(min(size, info.size_bytes - start), 0)
-        return self.file.read(info.offset + start, kept)
+        length = max(min(size, info.size_bytes - start), 0)
+        return self.file.read(info.offset + start, length)
 
 
 class GgufStore(ShardedStore):
@@ -117,18 +117,18 @@ def open_gguf(location: Location) -> GgufStore:
 def _only_model(folder: Folder) -> str:
     """A file of the one model in a folder."""
     files = [name for name in folder.files() if name.endswith(_SUFFIX)]
-    found = models(_weights(files))
-    if not found:
+    by_model = models(_weights(files))
+    if not by_model:
         raise CheckpointError(
             f"{folder.label}: holds {files[0]} alone, an encoder without its model.",
             "Pass the folder or the file of the model.",
         )
-    if len(found) > 1:
-        shown = ", ".join(list(found)[:10]) + (", ..." if len(found) > 10 else "")
+    if len(by_model) > 1:
+        names = ", ".join(list(by_model)[:10]) + (", ..." if len(by_model) > 10 else "")
         raise CheckpointError(
-            f"{folder.label}: holds {len(found)} models ({shown}).", "Pass the file to read."
+            f"{folder.label}: holds {len(by_model)} models ({names}).", "Pass the file to read."
         )
-    return next(iter(found.values()))
+    return next(iter(by_model.values()))
 
 
 def model_files(files: Sequence[str]) -> list[str]:
@@ -178,8 +178,8 @@ def config_of(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     architecture = settings.get(_ARCHITECTURE)
     if not isinstance(architecture, str) or not architecture:
-        found = "is not given" if architecture is None else f"is {architecture!r}"
-        raise CheckpointError(f"{where}: {_ARCHITECTURE} {found}, expected a name.")
+        state = "is not given" if architecture is None else f"is {architecture!r}"
+        raise CheckpointError(f"{where}: {_ARCHITECTURE} {state}, expected a name.")
     config: dict[str, Any] = {
         "model_type": "gguf",
         "architecture": architecture,
@@ -322,20 +322,20 @@ def check_parts(headers: Sequence[GgufHeader]) -> None:
     first, *others = headers
     count = len(headers)
     for index, header in enumerate(headers):
-        said = (_setting(header, _NUMBER), _setting(header, _COUNT))
-        if said != (index, count):
+        part = (_setting(header, _NUMBER), _setting(header, _COUNT))
+        if part != (index, count):
             raise CheckpointError(
-                f"{header.file}: says {_NUMBER} {said[0]} and {_COUNT} {said[1]}, expected "
+                f"{header.file}: says {_NUMBER} {part[0]} and {_COUNT} {part[1]}, expected "
                 f"{index} and {count}.",
                 _SAME,
             )
     for header in others:
         _check_alignment(first, header)
-    found = sum(len(header.entries) for header in headers)
-    expected = _setting(first, _NUM_TENSORS, default=found)
-    if found != expected:
+    total = sum(len(header.entries) for header in headers)
+    expected = _setting(first, _NUM_TENSORS, default=total)
+    if total != expected:
         raise CheckpointError(
-            f"{first.file}: says {_NUM_TENSORS} {expected}, and the {count} parts hold {found}.",
+            f"{first.file}: says {_NUM_TENSORS} {expected}, and the {count} parts hold {total}.",
             _SAME,
         )
 
@@ -356,8 +356,8 @@ def _check_alignment(first: GgufHeader, part: GgufHeader) -> None:
 
 def _setting(header: GgufHeader, key: str, default: int | None = None) -> int:
     """A count of the header; without ``default`` it must be given."""
-    found: Any = header.settings.get(key, default)
-    if type(found) is not int or found < 0:
-        said = "is not given" if found is None else f"is {found!r}"
-        raise CheckpointError(f"{header.file}: {key} {said}, expected a count.", _SAME)
-    return found
+    number: Any = header.settings.get(key, default)
+    if type(number) is not int or number < 0:
+        state = "is not given" if number is None else f"is {number!r}"
+        raise CheckpointError(f"{header.file}: {key} {state}, expected a count.", _SAME)
+    return number

@@ -135,16 +135,16 @@ def flatten(root: Any, where: str) -> Mapping[str, Tensor]:
         )
     if not isinstance(root, dict | list | tuple):
         raise CheckpointError(f"{where}: holds a {type(root).__name__}, expected a state dict.")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     waiting: list[tuple[str, Any]] = [("", root)]
     left = TORCH_STEPS
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, Tensor):
             name = path[1:]
-            if name in found:
+            if name in tensors:
                 raise CheckpointError(f"{where}: holds two tensors named {name!r}.")
-            found[name] = value
+            tensors[name] = value
             continue
         inner = _items(value)
         left -= len(value) + len(inner) * (_STEPS_PER_NAME + len(path))
@@ -152,7 +152,7 @@ def flatten(root: Any, where: str) -> Mapping[str, Tensor]:
         if left < 0:
             raise CheckpointError(f"{where}: holds too many tensors, or dicts inside themselves.")
         waiting.extend((f"{path}.{key}", item) for key, item in reversed(inner))
-    return found
+    return tensors
 
 
 def _items(value: Any) -> list[tuple[str | int, Any]]:

@@ -56,18 +56,18 @@ class _Part:
 
 def open_slices(folder: Folder, shards: Mapping[str, SlicedFile]) -> ShardedStore:
     """The tensors whose slices the files hold, each checked when it is asked for."""
-    held: dict[str, list[str]] = {}
+    files_of: dict[str, list[str]] = {}
     offsets: dict[str, Mapping[str, Any]] = {}
     for file, shard in shards.items():
         if shard.slices != "":
             offsets[file] = _parse(shard.slices, file)
         for name in shard.names():
-            held.setdefault(name, []).append(file)
+            files_of.setdefault(name, []).append(file)
 
     def tensor(name: str) -> SlicedTensor:
-        if name not in held:
+        if name not in files_of:
             raise CheckpointError(f"{folder.label}: there is no tensor {name!r}.")
-        pieces = [_piece(shards[file], name, offsets.get(file)) for file in held[name]]
+        pieces = [_piece(shards[file], name, offsets.get(file)) for file in files_of[name]]
         num_axes = len(pieces[0].offsets)
         for piece in pieces:
             if not len(piece.offsets) == len(piece.sizes) == num_axes:
@@ -81,8 +81,8 @@ def open_slices(folder: Folder, shards: Mapping[str, SlicedFile]) -> ShardedStor
     def file_sizes() -> Mapping[str, int]:
         return {file: shard.size_bytes for file, shard in shards.items()}
 
-    joined = SlicedShard(folder.label, held.keys(), tensor, file_sizes)
-    return ShardedStore(folder, {joined.label: joined}, dict.fromkeys(held, joined.label))
+    joined = SlicedShard(folder.label, files_of.keys(), tensor, file_sizes)
+    return ShardedStore(folder, {joined.label: joined}, dict.fromkeys(files_of, joined.label))
 
 
 def check_complete(file: str, folder: Folder) -> None:
@@ -121,21 +121,21 @@ def _piece(shard: CheckpointShard, name: str, offsets: Mapping[str, Any] | None)
 
 def _offsets(name: str, offsets: Mapping[str, Any], file: str) -> tuple[int, ...]:
     entry = offsets.get(name)
-    found = entry.get("saved_offsets") if isinstance(entry, dict) else None
+    start = entry.get("saved_offsets") if isinstance(entry, dict) else None
     if (
-        not isinstance(found, list)
-        or len(found) > limits.DIMENSIONS
-        or not all(map(_is_count, found))
+        not isinstance(start, list)
+        or len(start) > limits.DIMENSIONS
+        or not all(map(_is_count, start))
     ):
         raise CheckpointError(
             f"{file}: holds row slices, and its DCP_SHARDING_INFO has no 'saved_offsets' of "
             f"integers for tensor {name!r}."
         )
-    return tuple(found)
+    return tuple(start)
 
 
-def _is_count(found: Any) -> bool:
-    return type(found) is int and 0 <= found <= limits.LARGEST_COUNT
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
 
 
 def _parse(text: Any, file: str) -> Mapping[str, Any]:
@@ -190,8 +190,8 @@ class SafetensorsFile:
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         info = self.info(name)
-        kept = max(min(size, info.size_bytes - start), 0)
-        return self.file.read(info.offset + start, kept)
+        length = max(min(size, info.size_bytes - start), 0)
+        return self.file.read(info.offset + start, length)
 
 
 def recognises(location: Location) -> bool:

@@ -97,8 +97,8 @@ class Machine:
         self.left = PICKLE_OBJECT_BYTES
         self.paid_slots = 0
 
-    def refusal(self, found: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: the pickle {found}.", _HINT)
+    def refusal(self, fault: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: the pickle {fault}.", _HINT)
 
     def pay(self, cost: int) -> None:
         self.left -= cost
@@ -213,15 +213,15 @@ class Machine:
                 key = self._key(key)
             target[key] = value
 
-    def _key(self, found: Any) -> Any:
+    def _key(self, key: Any) -> Any:
         """What stands for a key that is no short text."""
-        if type(found) is str:
-            raise self.refusal(f"has a key of {len(found)} characters")
-        is_small = isinstance(found, int) and -_LARGE_KEY < found < _LARGE_KEY
-        if is_small or found is None or type(found).__hash__ is object.__hash__:
-            return found
+        if type(key) is str:
+            raise self.refusal(f"has a key of {len(key)} characters")
+        is_small = isinstance(key, int) and -_LARGE_KEY < key < _LARGE_KEY
+        if is_small or key is None or type(key).__hash__ is object.__hash__:
+            return key
         self.pay(_ODD_KEY)
-        return OddKey(found)
+        return OddKey(key)
 
     def find(self, names: tuple[Any, Any]) -> None:
         module, name = names
@@ -241,8 +241,8 @@ class Machine:
                 f"names {_printable(full)}, which is not among what a checkpoint holds"
             )
         self.pay(_FOUND + sys.getsizeof(full))
-        found = self.allowed[full]
-        return Global(full, found) if callable(found) else found
+        target = self.allowed[full]
+        return Global(full, target) if callable(target) else target
 
     def find_stacked(self, _: Any) -> None:
         name = self.stack.pop()

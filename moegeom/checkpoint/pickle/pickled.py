@@ -264,7 +264,7 @@ _TABLE: Mapping[str, _Opcode] = {
     "BINPERSID": _has(None, Machine.push_persistent, _STORAGE, 3),
 }
 
-_CODES = {known.name: ord(known.code) for known in pickletools.opcodes}
+_CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
 _NAMES = {code: name for name, code in _CODES.items()}
 _ROWS = {_CODES[name]: row for name, row in _TABLE.items()}
 _OPCODES = [_ROWS.get(code) for code in range(256)]

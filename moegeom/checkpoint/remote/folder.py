@@ -94,15 +94,15 @@ class RemoteFolder:
             return sorted(self._listing)
         with ThreadPoolExecutor(self.num_parallel) as pool:
             is_there = list(pool.map(self.has, WELL_KNOWN))
-        found = [name for name, there in zip(WELL_KNOWN, is_there, strict=True) if there]
-        if not found:
+        names = [name for name, there in zip(WELL_KNOWN, is_there, strict=True) if there]
+        if not names:
             first = self._known[WELL_KNOWN[0]]
             reason = first.message if isinstance(first, Absent) else ""
             raise CheckpointError(
                 f"{self.label}: holds no file of a well-known name, and cannot be listed; {reason}",
                 "Pass the URL of the weight file or of the index json.",
             )
-        return sorted(found)
+        return sorted(names)
 
     def has(self, name: str) -> bool:
         """True when the file exists; costs a request where there is no listing."""
@@ -114,10 +114,10 @@ class RemoteFolder:
 
     def stamp(self, name: str) -> Stamp:
         """Size and version of a file; an error when there is none."""
-        found = self._look_up(name)
-        if isinstance(found, Absent):
-            raise found
-        return found
+        entry = self._look_up(name)
+        if isinstance(entry, Absent):
+            raise entry
+        return entry
 
     def revision_of(self, names: Collection[str]) -> str:
         """What names this state of the files: a commit, or a digest of their ETags.
@@ -151,9 +151,9 @@ class RemoteFolder:
                 "are read at once from a server.",
                 "Download the checkpoint.",
             )
-        found = self._find_held(name, offset, size)
-        if found is not None:
-            return found
+        from_memory = self._find_held(name, offset, size)
+        if from_memory is not None:
+            return from_memory
         key = (self._transport.key(name), stamp.etag, str(offset), str(size))
         is_kept = self._cache is not None and stamp.is_exact
         cached = self._cache.get(key) if self._cache and is_kept else None
@@ -178,12 +178,12 @@ class RemoteFolder:
 
     def _look_up(self, name: str) -> Stamp | Absent:
         with self._lock:
-            found = self._known.get(name)
-        if found is None:
-            found = self._probe(name)
+            entry = self._known.get(name)
+        if entry is None:
+            entry = self._probe(name)
             with self._lock:
-                found = self._known.setdefault(name, found)
-        return found
+                entry = self._known.setdefault(name, entry)
+        return entry
 
     def _probe(self, name: str) -> Stamp | Absent:
         is_listed = self._listing is not None and "/" not in name
@@ -293,9 +293,9 @@ class RangeCache:
         if self._filled is not None and self._filled + added <= self.limit:
             self._filled += added
             return
-        found = sorted(_files(self.folder))
-        self._filled = sum(size for _, size, _ in found)
-        for _, size, path in found:
+        files = sorted(_files(self.folder))
+        self._filled = sum(size for _, size, _ in files)
+        for _, size, path in files:
             if self._filled <= self.limit:
                 break
             path.unlink(missing_ok=True)
@@ -304,9 +304,9 @@ class RangeCache:
 
 def _files(folder: Path) -> list[tuple[int, int, Path]]:
     """Time, size and path of everything in the cache."""
-    found = []
+    files = []
     for path in folder.glob("[0-9a-f][0-9a-f]/*"):
         with suppress(OSError):
             status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, path))
-    return found
+            files.append((status.st_mtime_ns, status.st_size, path))
+    return files

@@ -125,26 +125,26 @@ class HttpTransport:
         status = response.status_code
         etag = response.headers.get("ETag", "")
         modified = response.headers.get("Last-Modified", "")
-        found = response.headers.get("Content-Range", "")
+        extent = response.headers.get("Content-Range", "")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise CheckpointError(f"{self._where(name)} is sent compressed, which was not asked.")
         if status == HTTPStatus.PARTIAL_CONTENT:
-            first, last, total = _numbers(_CONTENT_RANGE, found, 3) or (-1, -1, -1)
+            first, last, total = _numbers(_CONTENT_RANGE, extent, 3) or (-1, -1, -1)
             if first != offset or last != min(offset + size, total) - 1:
                 raise CheckpointError(
-                    f"{self._where(name)} answers with the range {found[:80]!r}, expected bytes "
+                    f"{self._where(name)} answers with the range {extent[:80]!r}, expected bytes "
                     f"{offset} to {offset + size - 1}."
                 )
             return Stamp(total, etag, modified), last + 1 - first
         if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            (total,) = _numbers(_UNSATISFIED, found, 1) or (0,)
+            (total,) = _numbers(_UNSATISFIED, extent, 1) or (0,)
             return Stamp(total, etag, modified), 0
         if status == HTTPStatus.OK:
             return self._check_whole(response, name, size if offset == 0 else -1, is_probe)
         raise self._refusal(response, name)
 
     def _check_whole(
-        self, response: httpx2.Response, name: str, wanted: int, is_probe: bool
+        self, response: httpx2.Response, name: str, size: int, is_probe: bool
     ) -> tuple[Stamp, int]:
         """For a server without ranges: fine for a whole file, and for its size."""
         length = response.headers.get("Content-Length", "")
@@ -152,8 +152,8 @@ class HttpTransport:
         etag, modified = (response.headers.get(h, "") for h in ("ETag", "Last-Modified"))
         if is_probe and total >= 0:
             return Stamp(total, etag, modified), 0
-        if not is_probe and wanted >= 0 and (total == wanted or not length):
-            return Stamp(wanted, etag, modified), wanted
+        if not is_probe and size >= 0 and (total == size or not length):
+            return Stamp(size, etag, modified), size
         raise self._whole_file(name)
 
     def _whole_file(self, name: str) -> CheckpointError:
@@ -163,10 +163,10 @@ class HttpTransport:
         )
 
     def _refusal(self, response: httpx2.Response, name: str) -> Exception:
-        found = f"answers {response.status_code}{_phrase(response.status_code)}"
+        answer = f"answers {response.status_code}{_phrase(response.status_code)}"
         if response.status_code in PASSING:
-            return TryAgain(found, retry_after(response.headers.get("Retry-After", "")))
-        message = f"{self._where(name)} {found}."
+            return TryAgain(answer, retry_after(response.headers.get("Retry-After", "")))
+        message = f"{self._where(name)} {answer}."
         if response.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
             return Absent(message, self._refusals.missing)
         if response.status_code == HTTPStatus.FORBIDDEN:
@@ -194,8 +194,8 @@ class HttpTransport:
 
 
 def _numbers(pattern: re.Pattern[str], text: str, count: int) -> tuple[int, ...] | None:
-    found = pattern.fullmatch(text)
-    return tuple(int(found[i + 1]) for i in range(count)) if found else None
+    match = pattern.fullmatch(text)
+    return tuple(int(match[i + 1]) for i in range(count)) if match else None
 
 
 def _phrase(status: int) -> str:

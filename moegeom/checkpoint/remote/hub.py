@@ -57,14 +57,14 @@ def _only_size(stamp: Stamp) -> Stamp:
 
 def parse_hub_url(url: str) -> HubAddress:
     """The parts of an ``hf://`` URL of a model."""
-    found = _HUB_URL.fullmatch(url)
-    if found is None or found["repo"].startswith(("datasets/", "spaces/")):
+    match = _HUB_URL.fullmatch(url)
+    if match is None or match["repo"].startswith(("datasets/", "spaces/")):
         raise CheckpointError(
             f"{cut(url)}: is no address of a model, expected hf://owner/name, "
             "hf://owner/name@revision or a folder or file in it."
         )
-    path = (found["path"] or "").strip("/")
-    return HubAddress(found["repo"], unquote(found["revision"] or ""), path)
+    path = (match["path"] or "").strip("/")
+    return HubAddress(match["repo"], unquote(match["revision"] or ""), path)
 
 
 def open_hub(url: str, options: RemoteOptions) -> Location:

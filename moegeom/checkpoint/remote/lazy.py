@@ -23,5 +23,5 @@ class lazy(Generic[T]):  # noqa: N801 - a decorator, as functools.cached_propert
 
     def __get__(self, instance: Any, owner: type) -> T:
         # Python finds the value itself from now on: this class has no __set__.
-        found = instance.__dict__[self.name] = self.compute(instance)
-        return found
+        attribute = instance.__dict__[self.name] = self.compute(instance)
+        return attribute

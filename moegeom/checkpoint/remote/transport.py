@@ -38,9 +38,9 @@ class Stamp:
 class TryAgain(Exception):
     """A failure that may pass; ``wait_s`` is the pause that the server asks for."""
 
-    def __init__(self, found: str, wait_s: float | None = None) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, outcome: str, wait_s: float | None = None) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
         self.wait_s = wait_s
 
 
@@ -88,7 +88,7 @@ def with_retries(work: Callable[[], T], where: str, options: RemoteOptions) -> T
                 pause = max(pause, failure.wait_s)
             if pause > options.longest_wait_s:
                 raise CheckpointError(
-                    f"{where} {failure.found}, and asks to wait {pause:.0f} s.",
+                    f"{where} {failure.outcome}, and asks to wait {pause:.0f} s.",
                     "Try again later, or download the checkpoint.",
                 ) from None
         options.sleep(pause)
@@ -96,6 +96,6 @@ def with_retries(work: Callable[[], T], where: str, options: RemoteOptions) -> T
         return work()
     except TryAgain as failure:
         raise CheckpointError(
-            f"{where} {failure.found}, in each of {options.attempts} attempts.",
+            f"{where} {failure.outcome}, in each of {options.attempts} attempts.",
             "Try again later, or download the checkpoint.",
         ) from None

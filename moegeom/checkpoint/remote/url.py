@@ -14,8 +14,8 @@ _ADDRESS_CHARACTERS = 500
 
 def scheme_of(text: str) -> str:
     """The scheme of a URL in small letters; "" for a path."""
-    found = _SCHEME.match(text)
-    return found[1].lower() if found else ""
+    match = _SCHEME.match(text)
+    return match[1].lower() if match else ""
 
 
 def shown(url: str) -> str:

@@ -115,8 +115,8 @@ class AttentionTensors:
         each = self._before(self.family.value.before) + self.width
         if rows % each or self.num_heads % (rows // each or self.num_heads + 1):
             heads = number_of(self.num_heads, "head")
-            said = f"{number_of(each, 'row')} for each of {heads}, or for as many as share values"
-            raise self._refuse(self.value.name, number_of(rows, "row"), said)
+            text = f"{number_of(each, 'row')} for each of {heads}, or for as many as share values"
+            raise self._refuse(self.value.name, number_of(rows, "row"), text)
         return rows // each
 
     @property
@@ -140,9 +140,9 @@ class AttentionTensors:
             for channels in _channels(self.family.gate, self.width)
         }
         if rows not in possible:
-            said = " or ".join(f"{number}" for number in possible)
-            said += f" for {number_of(heads, 'head')}"
-            raise self._refuse(self.gate.name, number_of(rows, "row"), said)
+            text = " or ".join(f"{number}" for number in possible)
+            text += f" for {number_of(heads, 'head')}"
+            raise self._refuse(self.gate.name, number_of(rows, "row"), text)
         return possible[rows]
 
     def _before(self, keys: Sequence[str]) -> int:
@@ -157,8 +157,8 @@ class AttentionTensors:
         layer = int(self.name.rpartition("/")[2])
         kind = kinds[layer] if layer < len(kinds) else None
         prefixes = [f"per_layer_config.{layer}.", self.family.prefix_in.get(str(kind), ""), ""]
-        asked = (Setting(tuple(prefix + key for key in keys)) for prefix in prefixes)
-        return next((one for one in asked if self.settings.has(one)), None)
+        spellings = (Setting(tuple(prefix + key for key in keys)) for prefix in prefixes)
+        return next((one for one in spellings if self.settings.has(one)), None)
 
     def _stored(self, stem: str) -> Stored:
         names = self._names(stem)
@@ -172,14 +172,14 @@ class AttentionTensors:
 
     def _names(self, stem: str) -> dict[str, str]:
         """Tensors of a module, by the part of their name behind it."""
-        found = (name for name in self.inside if name.startswith(f"{stem}."))
-        return {name.removeprefix(f"{stem}."): self.start + name for name in found}
+        names = (name for name in self.inside if name.startswith(f"{stem}."))
+        return {name.removeprefix(f"{stem}."): self.start + name for name in names}
 
     def _shape(self, stem: Stem) -> tuple[int, int]:
-        found = self._stored(stem.name).shape
-        if len(found) != 2 or not all(found) or found[0] % stem.parts:
-            raise self._refuse(stem.name, f"shape {found}", f"a matrix of {stem.parts} parts")
-        return found[0] // stem.parts, found[1]
+        shape = self._stored(stem.name).shape
+        if len(shape) != 2 or not all(shape) or shape[0] % stem.parts:
+            raise self._refuse(stem.name, f"shape {shape}", f"a matrix of {stem.parts} parts")
+        return shape[0] // stem.parts, shape[1]
 
     @property
     def _sink_shape(self) -> tuple[int, ...]:
@@ -188,9 +188,9 @@ class AttentionTensors:
             return self._stored(self.sinks).shape
         return self.store.info(self.start + self.sinks).shape
 
-    def _refuse(self, tensor: str, found: str, expected: str) -> HeadShapeError:
+    def _refuse(self, tensor: str, actual: str, expected: str) -> HeadShapeError:
         return HeadShapeError(
-            f"{self.store.label}: '{self.start}{tensor}' has {found}, expected {expected}."
+            f"{self.store.label}: '{self.start}{tensor}' has {actual}, expected {expected}."
         )
 
     # -------------------------------------------------------------------------------------- bytes
@@ -252,10 +252,10 @@ class AttentionTensors:
         heads = self.num_heads
         if not self.family.sink.is_projection:
             return self._plain(self.sinks, heads)[:, None]
-        found, _ = self._matrix(Stem(self.sinks))
-        if len(found) != heads:
-            raise self._refuse(self.sinks, number_of(len(found), "row"), f"{heads}, one a head")
-        return found.astype(np.float64)
+        rows, _ = self._matrix(Stem(self.sinks))
+        if len(rows) != heads:
+            raise self._refuse(self.sinks, number_of(len(rows), "row"), f"{heads}, one a head")
+        return rows.astype(np.float64)
 
     def read_heads(self) -> HeadMatrices:
         """Values and outputs of the heads.
@@ -273,8 +273,8 @@ class AttentionTensors:
             values = values.astype(np.float64) @ self._seen(whole.shape[1])
         output, _ = self._matrix(self.output)
         outputs = output.reshape(len(output), self.num_heads, width).swapaxes(0, 1)
-        for stem, found in ((self.value, values), (self.output, outputs)):
-            if not float(np.abs(found).max(initial=0.0)) <= LARGEST:
+        for stem, numbers in ((self.value, values), (self.output, outputs)):
+            if not float(np.abs(numbers).max(initial=0.0)) <= LARGEST:
                 raise RouterError(
                     f"{self.store.label}: '{self.start}{stem.name}' holds values that are not "
                     "finite, or beyond 1e70."
@@ -297,8 +297,8 @@ class AttentionTensors:
     ) -> tuple[Float[np.ndarray, "rows columns"], Float64[np.ndarray, "rows"] | None]:
         """A part of a matrix, and of its bias where there is one."""
         stored, names = self._stored(stem.name), self._names(stem.name)
-        wanted = {info.name for info in stored.tensors}
-        parts = {key: self.store.read(name) for key, name in names.items() if name in wanted}
+        stored_names = {info.name for info in stored.tensors}
+        parts = {key: self.store.read(name) for key, name in names.items() if name in stored_names}
         whole, bias = stored.decode(parts), None
         if whole.ndim != 2 or not whole.size:
             raise self._refuse(stem.name, f"shape {whole.shape}", "a matrix")
@@ -325,8 +325,8 @@ def recognise_attention(config: Mapping[str, Any]) -> AttentionFamily | None:
     inner = [config.get(key) for key in ("text_config", "llm_config", "language_config")]
     for table in (config, *inner):
         kind = table.get("model_type") if isinstance(table, Mapping) else None
-        if isinstance(kind, str) and (found := attention_family_of(kind)) is not None:
-            return found
+        if isinstance(kind, str) and (family := attention_family_of(kind)) is not None:
+            return family
     return None
 
 
@@ -350,22 +350,22 @@ def attention_layers(
         if match is not None and match[0] in inside:
             inside[match[0]].append(name.removeprefix(match[0]))
     settings = Settings(store.config, family.config_roots)
-    found = [
+    all_layers = [
         layer
         for (stack, number), start in sorted(places.items(), key=lambda one: one[0])
         if (layer := _opened(store, family, f"{stack}/{number}", start, inside[start], settings))
     ]
-    if not found:
+    if not all_layers:
         specs = (family.output, family.sink, family.gate)
-        wanted = next(spec.names[0].name for spec in specs if spec is not None)
+        example = next(spec.names[0].name for spec in specs if spec is not None)
         raise RouterError(
             f"{store.label}: found no attention layer of family {family.name}, expected tensors "
-            f"such as 'layers.0.{wanted}'.",
+            f"such as 'layers.0.{example}'.",
             "A file of routers alone has none; pass the whole checkpoint.",
         )
-    if len(found) > ATTENTION_LAYERS:
-        raise CheckpointError(f"{store.label}: {len(found)} attention layers, too many.")
-    return [f for f in found if layers is None or int(f.name.rpartition("/")[2]) in layers]
+    if len(all_layers) > ATTENTION_LAYERS:
+        raise CheckpointError(f"{store.label}: {len(all_layers)} attention layers, too many.")
+    return [f for f in all_layers if layers is None or int(f.name.rpartition("/")[2]) in layers]
 
 
 def _places(store: TensorStore, family: AttentionFamily) -> dict[tuple[str, int], str]:
@@ -373,12 +373,12 @@ def _places(store: TensorStore, family: AttentionFamily) -> dict[tuple[str, int]
     stacks = {
         prefix + inside: stack for stack, inside in family.stacks.items() for prefix in PREFIXES
     }
-    found: dict[tuple[str, int], str] = {}
+    places: dict[tuple[str, int], str] = {}
     for name in store.names():
         match = _LAYER.match(name)
         if match is not None and match["before"] in stacks:
-            found.setdefault((stacks[match["before"]], int(match["layer"])), match[0])
-    return found
+            places.setdefault((stacks[match["before"]], int(match["layer"])), match[0])
+    return places
 
 
 def _opened(
@@ -396,8 +396,8 @@ def _opened(
         return next((stem for stem in stems if stem.name in modules), None)
 
     def name_of(stems: Sequence[Stem]) -> str | None:
-        found = first(stems)
-        return None if found is None else found.name
+        stem = first(stems)
+        return None if stem is None else stem.name
 
     value = first(family.value.names) if family.value else None
     output = first(family.output.names) if family.output else None

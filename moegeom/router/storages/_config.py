@@ -55,9 +55,9 @@ def word(settings: Settings, *keys: str) -> str | None:
     return value.lower() if value is not None else None
 
 
-def pair(found: tuple[str, Any]) -> tuple[int, int] | None:
+def pair(setting: tuple[str, Any]) -> tuple[int, int] | None:
     """Two positive integers; None when they are not given."""
-    name, value = found
+    name, value = setting
     if value is None:
         return None
     is_pair = isinstance(value, list) and len(value) == 2
@@ -97,10 +97,10 @@ def wrong(name: str, value: Any, expected: str) -> RouterError:
     return RouterError(f"config.json: {name} is {str(value)[:60]}, expected {expected}.")
 
 
-def not_decoded(name: str, value: Any, known: str) -> RouterError:
+def not_decoded(name: str, value: Any, variant: str) -> RouterError:
     """The error for a value that makes sense and is not decoded."""
     return RouterError(
-        f"config.json: {name} is {str(value)[:60]}; of such routers only {known} is decoded.",
+        f"config.json: {name} is {str(value)[:60]}; of such routers only {variant} is decoded.",
         "Use the original weights of this router.",
         code=STORAGE_UNKNOWN,
     )

@@ -83,12 +83,12 @@ class RouterTensors:
         unknown = self.infos.keys() - {self.key(part) for part in allowed} - ignored
         if unknown:
             raise stands_beside(self.infos[min(unknown)], first)
-        found = {p: self.infos[self.key(p)] for p in allowed if self.key(p) in self.infos}
-        for part, info in found.items():
+        parts = {p: self.infos[self.key(p)] for p in allowed if self.key(p) in self.infos}
+        for part, info in parts.items():
             if info.dtype not in allowed[part]:
                 expected = " or ".join(sorted(allowed[part]))
                 raise refuse(info, f"of {storage} is stored as {info.dtype}, expected {expected}.")
-        return found
+        return parts
 
     def by_part(self, values: Values, parts: Collection[str]) -> Values:
         """Values by the names that the schemes use."""

@@ -99,7 +99,7 @@ def _find_reading(
 ) -> tuple[_Reading, int]:
     """The one recipe of the config that fits the shapes, and the number of columns."""
     rows, words = matrix_shape(packed)
-    found: set[tuple[_Reading, int]] = set()
+    readings: set[tuple[_Reading, int]] = set()
     recipes = weight_recipes(tensors.settings)
     for recipe in recipes:
         bits = recipe.get("num_bits")
@@ -112,15 +112,15 @@ def _find_reading(
         group = min(block[1], columns)
         by_row = [(rows,), (), (1,)] if group == columns else []
         if scale.shape in ((rows, -(-columns // group)), *by_row):
-            found.add((_Reading(bits, group, recipe.get("symmetric", True) is True), columns))
-    if len(found) != 1:
+            readings.add((_Reading(bits, group, recipe.get("symmetric", True) is True), columns))
+    if len(readings) != 1:
         raise refuse(
             packed,
             f"has shape {packed.shape} and a scale of shape {scale.shape}, which "
-            f"{'several' if found else 'none'} of the {len(recipes)} 'config_groups' of "
+            f"{'several' if readings else 'none'} of the {len(recipes)} 'config_groups' of "
             f"config.json fit, expected one with 'num_bits' of {_BITS}.",
         )
-    return found.pop()
+    return readings.pop()
 
 
 def _named_groups(

@@ -161,7 +161,7 @@ def test_what_is_applied_is_near_in_single_precision_and_few_experts_stay_in_mem
     monkeypatch.setattr(expert_functions, "_CACHE_BYTES", 2 * 3 * 32 * 64 * 4)
     for expert in (0, 1, 0, 2):
         experts.apply(expert, drawn(1, 64))
-    assert list(experts._held) == [0, 2]
+    assert list(experts._cache) == [0, 2]
 
 
 def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_path):
