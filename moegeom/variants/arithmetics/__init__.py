@@ -1,0 +1,1 @@
+"""Arithmetics of engines, one TOML file each."""
