@@ -24,10 +24,7 @@ BINDERS = {ast.Name: "id", ast.arg: "arg", ast.ExceptHandler: "name", ast.MatchA
 
 #: Bindings of these names that are left to be replaced by nouns, by room.
 PARTICIPLES_LEFT = """
-checkpoint 75, core 34, document 138, engine 115, geometry 128, kernels 59, measure 17, recorder 37,
-results 27, router 185, routing_cells 177, studies/balance 32, studies/boundary 3, studies/check 1,
-studies/faults 5, studies/routes 1, studies/space 44, testing 6, tokens 64, trainable 24,
-variants 37
+checkpoint 75, engine 1, recorder 1, router 185, studies/routes 1, tokens 2
 """
 
 
