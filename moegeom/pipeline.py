@@ -517,7 +517,7 @@ def _run_of(
         snapshot=one.snapshot,
         devices=setting.device.devices,
         advanced=watch.advance if watch else None,
-        said=watch.say if watch else None,
+        on_message=watch.say if watch else None,
         experts=None if experts is None else experts.mixed,
         folding=setting.folding,
     )

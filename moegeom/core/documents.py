@@ -78,18 +78,18 @@ def parse_toml(text: str, most: int = MOST_TOML) -> dict[str, Any]:
     if dots > MOST_DOTS:
         raise DocumentError(f"line {line} has {dots} dots, more than {MOST_DOTS}")
     try:
-        found = tomllib.loads(text)
+        table = tomllib.loads(text)
     except ValueError as error:  # malformed, or an integer of thousands of digits
         raise DocumentError(f"is not TOML ({error})") from None
     except RecursionError:
         raise DocumentError("is nested too deeply") from None
-    _check_integers(found)
-    return found
+    _check_integers(table)
+    return table
 
 
-def _check_integers(found: Any) -> None:
+def _check_integers(document: Any) -> None:
     """Integers in base 16, 8 and 2 are read at any length."""
-    left = [found]
+    left = [document]
     while left:
         value = left.pop()
         if isinstance(value, dict):
@@ -109,9 +109,9 @@ def _of_types(types: Collection[type], values: Sequence[Any]) -> list[Any]:
     return list(compress(values, map(types.__contains__, map(type, values))))
 
 
-def _check_depth(found: Any) -> None:
+def _check_depth(document: Any) -> None:
     """What is read must also be written again, by functions that call themselves."""
-    level = _of_types(_NESTS, [found])
+    level = _of_types(_NESTS, [document])
     for _ in range(MOST_NESTED):
         of_dicts = map(dict.values, _of_types({dict}, level))
         inner = chain.from_iterable(chain(of_dicts, _of_types({list}, level)))
@@ -165,10 +165,10 @@ def json_value(raw: bytes, **hooks: Any) -> Any:
         When it is no JSON in UTF-8, or nested too deeply; and what a hook raises.
     """
     try:
-        found = _decoded(raw) if not hooks else json.loads(str(raw, "utf-8"), **hooks)
+        document = _decoded(raw) if not hooks else json.loads(str(raw, "utf-8"), **hooks)
         if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
-            _check_depth(found)
-        return found
+            _check_depth(document)
+        return document
     except DocumentError:
         raise
     except UnicodeDecodeError as error:
@@ -248,16 +248,16 @@ def record_of(kind: type[T], document: Any) -> T:
         half = quoted(error.object[error.start : error.end], _MOST_REPEATED)
         raise DocumentError(f"holds {half}, which is no character") from None
     if is_dataclass(record):
-        for place, key, known in _unknown_keys(record, document, ""):
-            raise _unknown(place, key, known)
+        for place, key, keys in _unknown_keys(record, document, ""):
+            raise _unknown(place, key, keys)
     return record
 
 
-def _unknown(place: str, key: str, known: Collection[str]) -> DocumentError:
-    guess = nearest_name(key[:_MOST_REPEATED], known).strip()
+def _unknown(place: str, key: str, keys: Collection[str]) -> DocumentError:
+    guess = nearest_name(key[:_MOST_REPEATED], keys).strip()
     return DocumentError(
         f"{place}unknown key {quoted(key, _MOST_REPEATED)}",
-        f"{guess} Known: {', '.join(known)}.".strip(),
+        f"{guess} Known: {', '.join(keys)}.".strip(),
     )
 
 
@@ -269,8 +269,8 @@ def _unknown_keys(record: Any, value: Any, place: str) -> Iterator[tuple[str, st
     if isinstance(value, list) and isinstance(record, tuple | list):
         inner = ((f"[{i}]", *pair) for i, pair in enumerate(zip(record, value, strict=True)))
     elif isinstance(value, dict) and is_dataclass(record):
-        known = [f.name for f in fields(record) if f.compare]
-        yield from ((place and f"{place}: ", key, known) for key in value if key not in known)
+        keys = [f.name for f in fields(record) if f.compare]
+        yield from ((place and f"{place}: ", key, keys) for key in value if key not in keys)
         inner = ((f".{key}", getattr(record, key), value[key]) for key in value)
     elif isinstance(value, dict) and isinstance(record, dict):
         inner = ((f".{key}", record[key], value[key]) for key in value if key in record)
@@ -287,15 +287,15 @@ def _refusal(message: str, document: Any, kind: Any, misfit: Callable[[], str]) 
     place, value, kinds = _at(document, type_info(kind), path if words else "", misfit)
     words = words or message
     at = place and f"{place}: "
-    known = [f.encode_name for option in kinds for f in getattr(option, "fields", ())]
+    keys = [f.encode_name for option in kinds for f in getattr(option, "fields", ())]
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", words, re.DOTALL):
-        return _unknown(at, unknown[1], known)
+        return _unknown(at, unknown[1], keys)
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", words):
         # A key that is spelled otherwise is missing and unknown: this says more.
         is_closed = any(type(option).__name__ == "DataclassType" for option in kinds)
-        foreign = [key for key in value if is_closed and key not in known]
+        foreign = [key for key in value if is_closed and key not in keys]
         missed = DocumentError(f"{at}key '{missing[1]}' is missing")
-        return _unknown(at, foreign[0], known) if foreign else missed
+        return _unknown(at, foreign[0], keys) if foreign else missed
     types = re.match(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)", words)
     choices = [choice for option in kinds for choice in getattr(option, "values", ())]
     guess = nearest_name(value[:_MOST_REPEATED], choices) if isinstance(value, str) else ""

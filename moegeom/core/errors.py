@@ -99,7 +99,7 @@ class InternalError(MoeGeomError):
 
 
 @contextmanager
-def about(what: str, given: object) -> Iterator[None]:
+def about(what: str, name: object) -> Iterator[None]:
     """A block whose errors say which ``what`` they are about, as it was named by the caller.
 
     Messages name files without their folders; two of one name cannot be told apart by these.
@@ -107,10 +107,10 @@ def about(what: str, given: object) -> Iterator[None]:
     try:
         yield
     except MoeGeomError as error:
-        note = f"{what}: {given}"
-        is_bare = "/" not in str(given).rstrip("/")
-        said = [error.message, *getattr(error, "__notes__", ())]
-        if given and not is_bare and not any(str(given) in text for text in said):
+        note = f"{what}: {name}"
+        is_bare = "/" not in str(name).rstrip("/")
+        texts = [error.message, *getattr(error, "__notes__", ())]
+        if name and not is_bare and not any(str(name) in text for text in texts):
             error.add_note(note)
         raise
 

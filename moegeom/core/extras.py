@@ -63,8 +63,8 @@ def install_command(extra: str = "") -> str:
     address = urlsplit(str(came_from.get("url", "")))
     commit = (came_from.get("vcs_info") or {}).get("commit_id")
     if commit:
-        wanted = f"{_NAME}{extras} @ git+{came_from['url']}@{commit}"
-        return f"pip install {shlex.quote(wanted)}"
+        requirement = f"{_NAME}{extras} @ git+{came_from['url']}@{commit}"
+        return f"pip install {shlex.quote(requirement)}"
     clone = Path(url2pathname(unquote(address.path)))
     if address.scheme != "file" or not (clone / "pyproject.toml").is_file():
         return f"pip install {shlex.quote(_NAME + extras)}"
@@ -77,7 +77,7 @@ def install_command(extra: str = "") -> str:
 def _origin() -> dict[str, Any]:
     """Where pip had this installation from (its direct_url.json); empty where that is not said."""
     try:
-        found = parse_json((distribution(_NAME).read_text("direct_url.json") or "{}").encode())
+        origin = parse_json((distribution(_NAME).read_text("direct_url.json") or "{}").encode())
     except (PackageNotFoundError, OSError, DocumentError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return origin if isinstance(origin, dict) else {}

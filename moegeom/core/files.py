@@ -152,10 +152,10 @@ def read_regular(path: Path, most: int, follows: bool = False) -> bytes:
     """What a regular file of up to ``most`` bytes holds; OSError as above, or for a larger one."""
     with open_regular(path, follows) as file:
         # a buffer of what the file has, and not of all that it might have
-        found = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
-    if len(found) > most:
+        content = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+    if len(content) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", str(path))
-    return found
+    return content
 
 
 def open_raw(path: Path, follows: bool = False) -> FileIO:
@@ -320,15 +320,15 @@ class WorkFolder:
             "Wait for it, or choose another output.",
         )
 
-    def clear(self, kept: str = "") -> None:
+    def clear(self, spared_folder: str = "") -> None:
         """Discards what was made; the plan first, for what is left is then never gone on with.
 
-        The folder ``kept`` stays.
+        The folder of that name, ``spared_folder``, stays.
         """
         with writing(self.path):
             self.forget()
             for entry in self.path.iterdir():
-                if entry.name not in (_LOCK_FILE, _OWNER_FILE, self.plan.name, kept):
+                if entry.name not in (_LOCK_FILE, _OWNER_FILE, self.plan.name, spared_folder):
                     remove(entry)
 
     def forget(self) -> None:
@@ -355,10 +355,10 @@ class WorkFolder:
 
 def _doubt(folder: Path, plan: Path, user: int) -> str:
     """Why an unfinished folder may be somebody else's; empty when it can only be the user's own."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "is no folder"
-    if found.st_uid != user:
+    if status.st_uid != user:
         return "belongs to another user"
     if not is_there(plan):
         return f"holds no {plan.name}"

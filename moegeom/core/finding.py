@@ -99,8 +99,8 @@ class Verdict:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings of failed checks, worst first."""
-        found = [finding for outcome in self.in_state("failed") for finding in outcome.findings]
-        return tuple(sorted(found, key=lambda f: (SEVERITY_ORDER[f.severity], f.code)))
+        findings = [finding for outcome in self.in_state("failed") for finding in outcome.findings]
+        return tuple(sorted(findings, key=lambda f: (SEVERITY_ORDER[f.severity], f.code)))
 
     def fails(self, outcome: Outcome) -> bool:
         """True when this outcome alone fails the gate."""

@@ -32,9 +32,9 @@ def identity_of(path: Path) -> Identity:
     if not path.is_dir():
         return identities_of([path])[0]
     files = _inside(path)
-    found = identities_of(files)
-    digests = [(file.name, one[2]) for file, one in zip(files, found, strict=True)]
-    stamps = [one[3] for one in found if one[3]]
+    identities = identities_of(files)
+    digests = [(file.name, one[2]) for file, one in zip(files, identities, strict=True)]
+    stamps = [one[3] for one in identities if one[3]]
     return (*_of_stats(files), digest_of(digests), digest_of(stamps) if stamps else "")
 
 

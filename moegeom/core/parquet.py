@@ -45,18 +45,18 @@ class ParquetFacts:
 
     def inflated(self, names: Collection[str], groups: Sequence[int] | None = None) -> int:
         """Bytes that these columns take decoded, texts as they are stored: once for equal ones."""
-        wanted = range(len(self.groups)) if groups is None else groups
+        numbers = range(len(self.groups)) if groups is None else groups
         return sum(
             8 * chunk.num_values + chunk.inflated_bytes
-            for number in wanted
+            for number in numbers
             for chunk in self._chunks(names, number)
         )
 
     def inflated_by_pages(self, names: Collection[str], groups: Sequence[int] | None = None) -> int:
         """The same by what each page says of itself; DocumentError where one says nothing."""
-        wanted = range(len(self.groups)) if groups is None else groups
+        numbers = range(len(self.groups)) if groups is None else groups
         with open_regular(self.path, follows=True) as file:
-            return most_inflated(file, (c for n in wanted for c in self._chunks(names, n)))
+            return most_inflated(file, (c for n in numbers for c in self._chunks(names, n)))
 
     def count_values(self) -> int:
         """Numbers and texts of all columns, whatever lists they stand in."""
@@ -73,12 +73,12 @@ class ParquetFacts:
         return [chunk.path for chunk in self._chunks(names, 0)]
 
     def _chunks(self, names: Collection[str], number: int) -> Iterator[Chunk]:
-        wanted = frozenset(f"{name}." for name in names)
-        sizes = {len(name) for name in wanted}
+        prefixes = frozenset(f"{name}." for name in names)
+        sizes = {len(name) for name in prefixes}
         for chunk in self.groups[number].chunks:
             # a column may have dots in its name, and lists have some behind it
             path = f"{chunk.path}."
-            if any(path[:size] in wanted for size in sizes):
+            if any(path[:size] in prefixes for size in sizes):
                 yield chunk
 
 
@@ -149,18 +149,18 @@ def read_columns(
 
     most = PARQUET_FREE_BYTES + 64 * facts.path.stat().st_size
     # what the footer says is cheap to know; what the pages say is what Arrow goes by
-    for found in (facts.inflated(names, groups), facts.inflated_by_pages(names, groups)):
-        if found > most:
-            raise DocumentError(f"would take {found:,} bytes of memory, more than {most:,}")
+    for num_bytes in (facts.inflated(names, groups), facts.inflated_by_pages(names, groups)):
+        if num_bytes > most:
+            raise DocumentError(f"would take {num_bytes:,} bytes of memory, more than {most:,}")
     texts = [name for name in names if _is_text(_leaf(facts.schema.field(name)))]
-    wanted = list(range(len(facts.groups)) if groups is None else groups)
+    numbers = list(range(len(facts.groups)) if groups is None else groups)
     try:
         leaves = facts.leaves(texts)
         with (
             opened(facts.path) as source,
             pq.ParquetFile(source, metadata=facts.footer, read_dictionary=leaves) as file,
         ):
-            table = file.read_row_groups(wanted, columns=list(names), use_threads=False)
+            table = file.read_row_groups(numbers, columns=list(names), use_threads=False)
         table.validate(full=True)
         columns = [
             _spelled_out(table.column(name)) if name in texts else table.column(name)
@@ -183,8 +183,8 @@ def _leaf(field: pa.Field) -> pa.DataType:
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, _is_text)
-    if not any(is_known(kind) for is_known in known):
+    predicates = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, _is_text)
+    if not any(is_known(kind) for is_known in predicates):
         raise DocumentError(
             f"column '{field.name:.60}' is {field.type!s:.60}; expected numbers or texts"
         )
@@ -220,12 +220,12 @@ def _spelled_out(column: pa.ChunkedArray) -> pa.ChunkedArray:
     is_list = any(is_list(column.type) for is_list in _lists())
     kind = pa.list_(pa.string()) if is_list else pa.string()
     for chunk in column.chunks:
-        held = chunk.flatten() if is_list else chunk
-        if not pa.types.is_dictionary(held.type):
+        flat = chunk.flatten() if is_list else chunk
+        if not pa.types.is_dictionary(flat.type):
             continue
-        longest = max((len(text) for text in held.dictionary.to_pylist() if text), default=0)
-        if longest * len(held) > PARQUET_TEXT_BYTES:
+        longest = max((len(text) for text in flat.dictionary.to_pylist() if text), default=0)
+        if longest * len(flat) > PARQUET_TEXT_BYTES:
             raise DocumentError(
-                f"repeats a text of {longest:,} characters in {len(held):,} rows, more than is read"
+                f"repeats a text of {longest:,} characters in {len(flat):,} rows, more than is read"
             )
     return column.cast(kind)

@@ -75,8 +75,8 @@ def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
         file.seek(end - 8 - size)
         raw = file.read(size)
     try:
-        found = _Thrift(raw).struct({4: _groups})
-        return found.get(4, ())
+        fields = _Thrift(raw).struct({4: _groups})
+        return fields.get(4, ())
     except (LookupError, TypeError, UnicodeDecodeError):
         raise DocumentError("has a damaged footer") from None
 
@@ -91,7 +91,7 @@ def most_inflated(file: IO[bytes], chunks: Iterable[Chunk]) -> int:
     DocumentError
         When a page has no header, or numbers whose size no header tells.
     """
-    found, left = 0, PARQUET_PAGES
+    total, left = 0, PARQUET_PAGES
     for chunk in chunks:
         seen, at, end = 0, chunk.start, chunk.start + chunk.num_bytes + _PADDING
         while seen < chunk.num_values and at < end:  # as Arrow reads them
@@ -99,10 +99,10 @@ def most_inflated(file: IO[bytes], chunks: Iterable[Chunk]) -> int:
             if left < 0:
                 raise DocumentError(f"has more than {PARQUET_PAGES:,} pages to be read at once")
             kind, inflated, numbers, size = _page(file, at)
-            found += inflated + 8 * numbers
+            total += inflated + 8 * numbers
             seen += numbers if kind != _DICTIONARY_PAGE else 0
             at += size
-    return found
+    return total
 
 
 def _page(file: IO[bytes], at: int) -> tuple[int, int, int, int]:
@@ -140,18 +140,18 @@ class _Thrift:
         self.at = 0
         self.left = PARQUET_CHUNKS
 
-    def struct(self, wanted: Mapping[int, Callable[[_Thrift, int], Any]], depth: int = 0) -> Any:
-        """The fields ``wanted`` of a struct, by their numbers."""
-        found: dict[int, Any] = {}
+    def struct(self, readers: Mapping[int, Callable[[_Thrift, int], Any]], depth: int = 0) -> Any:
+        """The fields of a struct that have ``readers``, by their numbers."""
+        fields: dict[int, Any] = {}
         number = 0
         while head := self.byte():
             number = number + (head >> 4) if head >> 4 else self.integer()
-            read = wanted.get(number)
+            read = readers.get(number)
             if read is None:
                 self.skip(head & 15, depth)
             else:
-                found[number] = read(self, head & 15)
-        return found
+                fields[number] = read(self, head & 15)
+        return fields
 
     def skip(self, kind: int, depth: int, is_field: bool = True) -> None:
         """Passes over a value."""
@@ -184,32 +184,32 @@ class _Thrift:
             raise LookupError
 
     def byte(self) -> int:
-        found = self.raw[self.at]
+        byte = self.raw[self.at]
         self.at += 1
-        return found
+        return byte
 
     def varint(self) -> int:
-        found = shift = 0
+        number = shift = 0
         while True:
             part = self.byte()
-            found |= (part & 127) << shift
+            number |= (part & 127) << shift
             if part < 128:
-                return found
+                return number
             shift += 7
             if shift > 63:
                 raise LookupError
 
     def integer(self) -> int:
-        found = self.varint()
-        return (found >> 1) ^ -(found & 1)
+        zigzag = self.varint()
+        return (zigzag >> 1) ^ -(zigzag & 1)
 
     def text(self) -> bytes:
         size = self.varint()
-        found = self.raw[self.at : self.at + size]
-        if len(found) < size:
+        text = self.raw[self.at : self.at + size]
+        if len(text) < size:
             raise IndexError
         self.at += size
-        return found
+        return text
 
     def list_head(self) -> tuple[int, int]:
         """Kind and number of the elements."""
@@ -250,30 +250,30 @@ _OF_CHUNK = {3: _path, 5: _number, 6: _number, 7: _number, 9: _number, 11: _numb
 def _facts(footer: _Thrift, kind: int) -> Chunk:
     if kind != _STRUCT:
         raise TypeError
-    found = footer.struct(_OF_CHUNK)
-    if min(found[5], found[6], found[7], found[9]) < 0:
+    fields = footer.struct(_OF_CHUNK)
+    if min(fields[5], fields[6], fields[7], fields[9]) < 0:
         raise DocumentError("has columns of less than no bytes")
-    dictionary = found.get(11, 0)
-    start = dictionary if 0 < dictionary < found[9] else found[9]
-    return Chunk(found[3], found[5], found[6], found[7], start)
+    dictionary = fields.get(11, 0)
+    start = dictionary if 0 < dictionary < fields[9] else fields[9]
+    return Chunk(fields[3], fields[5], fields[6], fields[7], start)
 
 
 def _chunks(footer: _Thrift, kind: int) -> tuple[Chunk, ...]:
-    found = []
+    chunks = []
     for _ in footer.structs(kind):
         footer.left -= 1
         if footer.left < 0:
             raise DocumentError(f"has more than {PARQUET_CHUNKS:,} columns in all row groups")
-        found.append(footer.struct({3: _facts})[3])
-    return tuple(found)
+        chunks.append(footer.struct({3: _facts})[3])
+    return tuple(chunks)
 
 
 def _groups(footer: _Thrift, kind: int) -> tuple[RowGroup, ...]:
-    found = []
+    groups = []
     for _ in footer.structs(kind):
         group = footer.struct({1: _chunks, 3: _number})
-        found.append(RowGroup(group[3], group[1]))
-    return tuple(found)
+        groups.append(RowGroup(group[3], group[1]))
+    return tuple(groups)
 
 
 def _inner(footer: _Thrift, kind: int) -> dict[int, int]:

@@ -16,9 +16,9 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = MOST_QUOTED
 _SHORT.maxlist = _SHORT.maxtuple = 12
 
 
-def quoted(found: object, most: int = MOST_QUOTED) -> str:
+def quoted(original: object, most: int = MOST_QUOTED) -> str:
     """A value as Python writes it, in at most ``most`` characters; long texts lose their middle."""
-    text = _SHORT.repr(found)
+    text = _SHORT.repr(original)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -65,49 +65,49 @@ class quantity(Generic[T]):  # noqa: N801 - written as a decorator
     def __get__(self, batch: LazyBatch | None, of: type) -> Any:
         if batch is None:
             return self
-        found = None if self._name in batch.task.absent else self._compute(batch)
-        vars(batch)[self._name] = found
-        return found
+        array = None if self._name in batch.task.absent else self._compute(batch)
+        vars(batch)[self._name] = array
+        return array
 
 
 class LazyBatch(TokenBatch):
     """Tokens ``[start, stop)`` of a source at one router, less those that are not finite.
 
     ``start`` is a multiple of the tile. Labels and logits are read at once, everything else when it
-    is first asked for; what is ``known`` is not computed again. A batch belongs to one thread.
+    is first asked for; what is on ``record`` is not computed again. A batch belongs to one thread.
     """
 
     def __init__(
-        self, task: Task, start: int, stop: int, known: RecordedQuantities | None = None
+        self, task: Task, start: int, stop: int, record: RecordedQuantities | None = None
     ) -> None:
         self.task, self.start, self.stop = task, start, stop
         #: Numbers of the tokens that are not finite.
         self.non_finite: tuple[int, ...] = ()
-        columns = None if known is None else known.columns
+        columns = None if record is None else record.columns
         if columns is None:
             columns = task.source.read_columns(start, stop)
-        kept = columns.is_behind(task.exclude_first)
+        is_counted = columns.is_behind(task.exclude_first)
         if task.run_b is not None:
-            kept &= task.run_b.is_matched(start, stop)
+            is_counted &= task.run_b.is_matched(start, stop)
         if task.source.facts.stage == "ids":
             read: dict[str, np.ndarray | None] = {"chosen": recorded_ids(task, start, stop)}
             if "routing_weights" in task.source.facts.outputs:
                 name = task.prepared.router.name
                 read["weights"] = task.source.read_output(name, "routing_weights", start, stop)
         else:
-            known = known or recorded_logits(task, start, stop)
+            record = record or recorded_logits(task, start, stop)
             theirs = (
-                None if task.checkpoint_b is None else logits_of(task.checkpoint_b, known.values)
+                None if task.checkpoint_b is None else logits_of(task.checkpoint_b, record.values)
             )
-            finite = _finite(known, theirs)
+            finite = _finite(record, theirs)
             if finite is not None:
-                self.non_finite = tuple((np.flatnonzero(~finite & kept) + start).tolist())
-                kept &= finite
-            read = {name: value for name, value in vars(known).items() if name not in _OF_RANGE}
+                self.non_finite = tuple((np.flatnonzero(~finite & is_counted) + start).tolist())
+                is_counted &= finite
+            read = {name: value for name, value in vars(record).items() if name not in _OF_RANGE}
             read |= {
                 "their_logits": theirs,
-                "distance_upper": known.distance,  # what a device finds is exact
-                "scale": _token_scale(task, known.values),
+                "distance_upper": record.distance,  # what a device finds is exact
+                "scale": _token_scale(task, record.values),
             }
         read |= {
             "token": np.arange(start, stop, dtype=np.int64),
@@ -117,8 +117,8 @@ class LazyBatch(TokenBatch):
             "position": columns.position,
             "token_id": columns.token_id,
         }
-        self._row = None if kept.all() else np.flatnonzero(kept)
-        known_rows = {name: self._kept(found) for name, found in read.items() if found is not None}
+        self._row = None if is_counted.all() else np.flatnonzero(is_counted)
+        known_rows = {name: self._kept(rows) for name, rows in read.items() if rows is not None}
         vars(self).update(known_rows)
 
     def beside(self, task: Task) -> LazyBatch:
@@ -136,8 +136,8 @@ class LazyBatch(TokenBatch):
         return array if self._row is None else np.ascontiguousarray(array[self._row])
 
     def _output(self, kind: str) -> np.ndarray | None:
-        found = recorded_output(self.task, kind, self.start, self.stop)
-        return None if found is None else self._kept(found)
+        output = recorded_output(self.task, kind, self.start, self.stop)
+        return None if output is None else self._kept(output)
 
     #: The last variant of these tokens, with what entered its product.
     _entered: tuple[Emulated, Entered] | None = None
@@ -313,8 +313,8 @@ class LazyBatch(TokenBatch):
         if router.shared_rows is not None:
             shared = self._inputs.astype(np.float64) @ router.shared_rows.T.astype(np.float64)
             shared_sum = score_sum(shared, router.rule)
-        found = self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
-        return found if router.expert_scale is None else found * router.expert_scale[chosen]
+        weights = self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
+        return weights if router.expert_scale is None else weights * router.expert_scale[chosen]
 
     # -------------------------------------------------------------------------- boundaries
     @quantity
@@ -451,7 +451,7 @@ _OF_RANGE = ("columns", "is_lost")
 
 
 def _finite(
-    known: RecordedQuantities, theirs: Float[np.ndarray, "tokens experts"] | None
+    record: RecordedQuantities, theirs: Float[np.ndarray, "tokens experts"] | None
 ) -> Bool[np.ndarray, "tokens"] | None:
     """Which tokens have finite logits; None where all have.
 
@@ -459,13 +459,13 @@ def _finite(
     overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
     non-finite, even through a weight of 0.
     """
-    if known.is_lost is not None:
-        return ~known.is_lost
+    if record.is_lost is not None:
+        return ~record.is_lost
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        total = known.logits.sum() + (0.0 if theirs is None else theirs.sum())
+        total = record.logits.sum() + (0.0 if theirs is None else theirs.sum())
     if np.isfinite(total):
         return None
-    finite = np.isfinite(known.logits).all(axis=1)
+    finite = np.isfinite(record.logits).all(axis=1)
     if theirs is not None:
         finite &= np.isfinite(theirs).all(axis=1)
     return np.asarray(finite)

@@ -70,9 +70,9 @@ def open_checkpoint_b(
             f"{request.checkpoint_b}: is a recording; --checkpoint-b expects a checkpoint.",
             "--run-b compares with what another run chose.",
         )
-    found = load_routers(open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked)
+    set_b = load_routers(open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked)
     recorded = [router for router in routers if router.name in source.facts.routers]
-    return routers_of_b(found, recorded)
+    return routers_of_b(set_b, recorded)
 
 
 def _is_recording(path: str) -> bool:
@@ -82,8 +82,8 @@ def _is_recording(path: str) -> bool:
         return False
 
 
-def routers_of_b(found: RouterSet, routers: Sequence[Router]) -> CheckpointB:
-    """The routers of ``found`` with the names of ``routers``, whose inputs they are to read.
+def routers_of_b(set_b: RouterSet, routers: Sequence[Router]) -> CheckpointB:
+    """The routers of ``set_b`` with the names of ``routers``, whose inputs they are to read.
 
     Raises
     ------
@@ -91,11 +91,11 @@ def routers_of_b(found: RouterSet, routers: Sequence[Router]) -> CheckpointB:
         Where one is missing, has another size, or reads what follows from those inputs in no known
         way.
     """
-    theirs = {router.name: router for router in found.routers}
-    pairs = [(mine, _of_that_name(mine, theirs, found.checkpoint)) for mine in routers]
+    theirs = {router.name: router for router in set_b.routers}
+    pairs = [(mine, _of_that_name(mine, theirs, set_b.checkpoint)) for mine in routers]
     return CheckpointB(
-        checkpoint=found,
-        routers={mine.name: _on_inputs_of(mine, its, found.checkpoint) for mine, its in pairs},
+        checkpoint=set_b,
+        routers={mine.name: _on_inputs_of(mine, its, set_b.checkpoint) for mine, its in pairs},
         equal=tuple(mine.name for mine, its in pairs if _is_equal(mine, its)),
         regained=tuple(mine.name for mine, its in pairs if _has_other_gain(mine, its)),
         unknown_gain=tuple(

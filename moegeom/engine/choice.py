@@ -136,5 +136,5 @@ def _behind_map(
     needed += score_resolution(score, largest, one, other)
     image = one - other
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(image > 0.0, margin * (needed / image), np.inf)
-    return np.where(np.isneginf(following), 2.0 * bound, found)
+        needed_margin = np.where(image > 0.0, margin * (needed / image), np.inf)
+    return np.where(np.isneginf(following), 2.0 * bound, needed_margin)

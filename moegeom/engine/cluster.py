@@ -98,15 +98,15 @@ def _told(make: MakePart, request: ScanRequest) -> dict[str, bytes] | MoeGeomErr
 
 def _got(ray: Any, done: Any) -> Mapping[str, bytes]:
     try:
-        found = ray.get(done)
+        outcome = ray.get(done)
     except ray.exceptions.RayError as error:
         raise UsageError(
             f"--engine ray: a part failed {_RETRIES + 1} times ({first_line(error)[:300]}).",
             "Look at the logs of Ray; parts that are done are not kept.",
         ) from None
-    if isinstance(found, MoeGeomError):
-        raise found
-    return found
+    if isinstance(outcome, MoeGeomError):
+        raise outcome
+    return outcome
 
 
 def _keep(folder: Path, files: Mapping[str, bytes]) -> None:

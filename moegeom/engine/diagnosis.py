@@ -58,13 +58,13 @@ def _package(name: str, extra: str) -> dict[str, str]:
     brought_by = extra if extra == "core" else f"extra {extra}"
     if not is_installed(name):
         return _row(name, "absent", brought_by)
-    found = "present"
+    state = "present"
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
-            found = version(distribution)
+            state = version(distribution)
         except PackageNotFoundError:
             continue
-    return _row(name, found, brought_by)
+    return _row(name, state, brought_by)
 
 
 def _has_avx512() -> bool:
@@ -75,5 +75,5 @@ def _has_avx512() -> bool:
         return False
 
 
-def _row(what: str, found: str, text: str) -> dict[str, str]:
-    return {"what": what, "found": found, "meaning": text}
+def _row(what: str, state: str, text: str) -> dict[str, str]:
+    return {"what": what, "found": state, "meaning": text}

@@ -31,7 +31,7 @@ _UNSAID = 20_000_000
 
 @contextmanager
 def first_pass_of(
-    request: ScanRequest, routers: RouterSet, said: Callable[[str], None] | None
+    request: ScanRequest, routers: RouterSet, on_message: Callable[[str], None] | None
 ) -> Iterator[Company]:
     """What goes with the first pass over the tokens of a scan.
 
@@ -45,7 +45,7 @@ def first_pass_of(
     """
     out = early_out(request, routers.fingerprint)
     if out is None or is_there(out):
-        yield Company(begun=begun(said), advanced=_told(said))
+        yield Company(begun=begun(on_message), advanced=_told(on_message))
         return
     work = WorkFolder(out.with_name(f"{out.name}.partial"), PLAN_FILE)
     work.take()
@@ -58,10 +58,10 @@ def first_pass_of(
         places = [] if request.expert_map is None else files_identity(request.expert_map)
         terms = (moegeom_version, request.dialect, places, known_routers(routers.routers))
         journal = FileJournal(folder, digest_of(*terms))
-        if said is not None and journal.num_kept:
+        if on_message is not None and journal.num_kept:
             files = number_of(journal.num_kept, "file")
-            said(f"going on in {work.path}: the first pass over {files} is done")
-        yield Company(journal, begun(said), _told(said))
+            on_message(f"going on in {work.path}: the first pass over {files} is done")
+        yield Company(journal, begun(on_message), _told(on_message))
     except KeyboardInterrupt as error:
         error.add_note(
             f"what the first pass found in {number_of(_count(folder), 'file')} is kept in "
@@ -76,28 +76,28 @@ def _count(folder: Path) -> int:
     return sum(1 for _ in folder.glob("*.npz"))
 
 
-def begun(said: Callable[[str], None] | None) -> Callable[[int], None] | None:
+def begun(on_message: Callable[[str], None] | None) -> Callable[[int], None] | None:
     """Says how much is read before a scan begins, where that takes seconds; None where nobody
     listens.
     """
 
     def say(num_bytes: int) -> None:
-        if said is not None and num_bytes > _UNSAID:
-            said(f"reads {num_bytes / 1e6:,.0f} MB of traces first: some 5 s for each 100 MB")
+        if on_message is not None and num_bytes > _UNSAID:
+            on_message(f"reads {num_bytes / 1e6:,.0f} MB of traces first: some 5 s for each 100 MB")
 
-    return None if said is None else say
+    return None if on_message is None else say
 
 
-def _told(said: Callable[[str], None] | None) -> Callable[[int, int], None] | None:
+def _told(on_message: Callable[[str], None] | None) -> Callable[[int, int], None] | None:
     """Says how far it is, every few seconds; None where nobody listens."""
-    if said is None:
+    if on_message is None:
         return None
     last = time.monotonic()
 
     def advanced(number: int, total: int) -> None:
         nonlocal last
         if time.monotonic() - last > _SECONDS:
-            said(f"first pass: {number:,} of {number_of(total, 'file')}")
+            on_message(f"first pass: {number:,} of {number_of(total, 'file')}")
             last = time.monotonic()
 
     return advanced

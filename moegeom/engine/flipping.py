@@ -64,14 +64,14 @@ def flip_of(
         entered = entered or enter(emulated, reference.values, kernels)
         routed = _routed(emulated, reference.values, entered, kernels)
         chosen = routed.chosen
-        found = flip_to_ranked(chosen, reference.chosen, reference.weights)
-        surely, tied = found.differs.copy(), routed.margin == 0.0
+        flip = flip_to_ranked(chosen, reference.chosen, reference.weights)
+        surely, tied = flip.differs.copy(), routed.margin == 0.0
         if tied.any():
             surely[tied] = certainly_differs(routed.compared[tied], reference.chosen[tied])
         return dataclasses.replace(
-            found,
+            flip,
             surely=surely,
-            perhaps=found.differs | tied,
+            perhaps=flip.differs | tied,
             tied=tied & (reference.margin > 0.0),
             proved=_proved(emulated, reference, entered, kernels),
             predicted=_predicted(emulated, reference, entered),
@@ -107,8 +107,8 @@ def flip_to_ranked(
     weights: Float64[np.ndarray, "tokens k"],
 ) -> Flip:
     """The same for a choice whose experts stand best first."""
-    found = flip_to(chosen, before, weights)
-    return dataclasses.replace(found, reordered=~found.differs & (before != chosen).any(axis=1))
+    flip = flip_to(chosen, before, weights)
+    return dataclasses.replace(flip, reordered=~flip.differs & (before != chosen).any(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,9 +312,9 @@ def _exact_gap(
     compared = emulated.unrounded(logits)
     is_near = compared >= (near.following - 2.0 * error)[:, None]
     is_near &= compared <= (near.last + 2.0 * error)[:, None]
-    found = _gap(emulated, emulated.wide_logits(values, rows, logits, is_near, kernels), kernels)
+    gap = _gap(emulated, emulated.wide_logits(values, rows, logits, is_near, kernels), kernels)
     # the largest ones may be those of the product
-    return dataclasses.replace(found, largest=found.largest + error, extent=found.extent + error)
+    return dataclasses.replace(gap, largest=gap.largest + error, extent=gap.extent + error)
 
 
 def _same_set(

@@ -57,8 +57,8 @@ class ExactRouter:
         self, inputs: Float[np.ndarray, "points hidden"]
     ) -> Float64[np.ndarray, "points experts"]:
         """``W y + b``, with a bias on raw logits as in :attr:`Router.affine_bias`."""
-        found = inputs.astype(np.float64) @ self._rows
-        return found if self._bias is None else found + self._bias.astype(np.float64)
+        logits = inputs.astype(np.float64) @ self._rows
+        return logits if self._bias is None else logits + self._bias.astype(np.float64)
 
     def mapped(
         self, logits: Float64[np.ndarray, "points experts"]
@@ -75,8 +75,8 @@ class ExactRouter:
         """What the experts are compared by, masked groups at their fill."""
         rule = self.router.rule
         bias = None if rule.is_affine else self.router.selection_bias
-        found = selection_scores(logits, rule, bias)
-        return found if rule.groups is None else group_mask(found, rule.groups)
+        scores = selection_scores(logits, rule, bias)
+        return scores if rule.groups is None else group_mask(scores, rule.groups)
 
     def chosen(
         self, logits: Float64[np.ndarray, "points experts"]
@@ -93,8 +93,8 @@ class ExactRouter:
         """Routing weights of these experts, whatever the rule would choose."""
         mapped, scale = self.mapped(logits), self.router.expert_scale
         scores, shared_sum = SCORES[self.router.rule.score](mapped), self._shared_sum(inputs)
-        found = routing_weights(mapped, scores, chosen, self.router.rule.weights, shared_sum)
-        return found if scale is None else found * scale[chosen]
+        weights = routing_weights(mapped, scores, chosen, self.router.rule.weights, shared_sum)
+        return weights if scale is None else weights * scale[chosen]
 
     def smooth_weights(
         self, inputs: Float[np.ndarray, "points hidden"], eps: float
@@ -105,7 +105,7 @@ class ExactRouter:
         """
         logits, rule, scale = self.logits(inputs), self.router.rule, self.router.expert_scale
         mapped, selection = self.mapped(logits), self.selection(logits)
-        found = smooth_gate(
+        weights = smooth_gate(
             mapped,
             SCORES[rule.score](mapped),
             selection,
@@ -114,7 +114,7 @@ class ExactRouter:
             eps,
             shared_sum=self._shared_sum(inputs),
         )
-        return found if scale is None else found * scale
+        return weights if scale is None else weights * scale
 
     def _shared_sum(
         self, inputs: Float[np.ndarray, "points hidden"]
@@ -192,11 +192,11 @@ def token_jumps(
     tie, pair = _nearest(prepared, y, logits, chosen, kernels)
     after = exchanged(chosen, pair)
     tie = _of_single_exchange(exact, tie, y, chosen, after)
-    known = np.flatnonzero(tie.is_known)
-    height, at = np.full(len(y), np.nan), tie.point[known]
-    sides = _both_sides(exact, at, chosen[known], after[known], pair[known])
+    rows = np.flatnonzero(tie.is_known)
+    height, at = np.full(len(y), np.nan), tie.point[rows]
+    sides = _both_sides(exact, at, chosen[rows], after[rows], pair[rows])
     own = chosen, exact.weights(y, exact.logits(y), chosen)
-    height[known], output = jump_beside(at, *sides, y, own, mixed)
+    height[rows], output = jump_beside(at, *sides, y, own, mixed)
     return TokenJumps(tie, pair, chosen, after, height, output)
 
 
@@ -235,8 +235,8 @@ def _nearest(
     pair = np.where((upper <= lower * POINT)[:, None], pair, np.int32(-1))
     rule = prepared.curved.rule if prepared.curved is not None else router.rule
     biases = router.logit_bias, router.selection_bias
-    found = curved_tie(y, pair, router.weight, rule.score, rule.logit_map, *biases, upper)
-    return found, pair
+    tie = curved_tie(y, pair, router.weight, rule.score, rule.logit_map, *biases, upper)
+    return tie, pair
 
 
 def _of_single_exchange(
@@ -247,13 +247,13 @@ def _of_single_exchange(
     after: Int32[np.ndarray, "tokens k"],
 ) -> NearestTie:
     """The ties at which the rule itself exchanges one expert; nan for the others."""
-    known = np.flatnonzero(tie.is_known)
-    step = _STEP * np.sqrt((y[known] ** 2).mean(axis=1, keepdims=True)) * tie.normal[known]
-    is_exchange = np.ones(len(known), bool)
-    for sign, wanted in ((1.0, chosen), (-1.0, after)):
-        found = exact.chosen(exact.logits(tie.point[known] + sign * step))
-        is_exchange &= same_sets(found, wanted[known])
-    lost = known[~is_exchange]
+    rows = np.flatnonzero(tie.is_known)
+    step = _STEP * np.sqrt((y[rows] ** 2).mean(axis=1, keepdims=True)) * tie.normal[rows]
+    is_exchange = np.ones(len(rows), bool)
+    for sign, expected in ((1.0, chosen), (-1.0, after)):
+        choice = exact.chosen(exact.logits(tie.point[rows] + sign * step))
+        is_exchange &= same_sets(choice, expected[rows])
+    lost = rows[~is_exchange]
     parts = [part.copy() for part in (tie.point, tie.normal, tie.distance)]
     for part in parts:
         part[lost] = np.nan

@@ -285,9 +285,9 @@ class Threads:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._limits.restore_original_limits()
 
-    def submit(self, work: Callable[..., T], *given: Any) -> Future[T]:
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """What ``work`` makes of what is given, once a thread is free."""
-        return self._pool.submit(work, *given)
+        return self._pool.submit(work, *arguments)
 
 
 class Workers:
@@ -316,18 +316,18 @@ class Workers:
             self._free.put(accumulators)
 
     def submit(
-        self, start: int, stop: int, known: RecordedQuantities | None = None
+        self, start: int, stop: int, record: RecordedQuantities | None = None
     ) -> Future[Folded]:
         """Folds tokens ``[start, stop)``, of which a device may know the choice already."""
-        return self._threads.submit(self._work, start, stop, known)
+        return self._threads.submit(self._work, start, stop, record)
 
-    def _work(self, start: int, stop: int, known: RecordedQuantities | None) -> Folded:
-        return self.fold(self.batch(start, stop, known))
+    def _work(self, start: int, stop: int, record: RecordedQuantities | None) -> Folded:
+        return self.fold(self.batch(start, stop, record))
 
-    def batch(self, start: int, stop: int, known: RecordedQuantities | None = None) -> TokenBatch:
+    def batch(self, start: int, stop: int, record: RecordedQuantities | None = None) -> TokenBatch:
         """Tokens ``[start, stop)``."""
         of_task = LazyBatch if self.task.what_if is None else what_if_batch
-        return of_task(self.task, start, stop, known)
+        return of_task(self.task, start, stop, record)
 
     def fold(self, batch: TokenBatch) -> Folded:
         """Folds a batch, in the thread that it belongs to."""
@@ -353,12 +353,12 @@ class Workers:
 def _fold_range(workers: Sequence[Workers], start: int, stop: int) -> list[Folded]:
     """Folds tokens ``[start, stop)`` for tasks that look at the same batches."""
     batch = workers[0].batch(start, stop)
-    found = [workers[0].fold(batch)]
+    folded = [workers[0].fold(batch)]
     for one in workers[1:]:
         assert isinstance(batch, LazyBatch), "a what-if shares no batch"
         batch = batch.beside(one.task)
-        found.append(one.fold(batch))
-    return found
+        folded.append(one.fold(batch))
+    return folded
 
 
 def with_states(progress: Progress, merged: Mapping[str, State]) -> Progress:
@@ -392,10 +392,10 @@ def read_snapshot(path: Path) -> Progress | None:
     The scan of the router then begins anew: nothing is believed of a file that was cut off or
     changed.
     """
-    found = read_sealed(path, SNAPSHOT_BYTES)
-    if found is None or {*found[0]} != {*_FACTS}:
+    sealed = read_sealed(path, SNAPSHOT_BYTES)
+    if sealed is None or {*sealed[0]} != {*_FACTS}:
         return None
-    facts, arrays = found
+    facts, arrays = sealed
     states: dict[str, dict[str, np.ndarray]] = {}
     for key, array in arrays.items():
         reduction, _, name = key.partition("/")

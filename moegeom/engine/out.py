@@ -33,8 +33,8 @@ def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
     """
     path = tokens_path(request.tokens)
     tokens = "" if path is None else f"-on-{_stem(path, 1)}"
-    asked = digest_of(json.dumps(plan, sort_keys=True))[:6]
-    return RUNS / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
+    digest = digest_of(json.dumps(plan, sort_keys=True))[:6]
+    return RUNS / f"{_stem(request.checkpoint, 2)}{tokens}-{digest}.{request.ENDING}"
 
 
 def early_out(request: ScanRequest, fingerprint: str) -> Path | None:

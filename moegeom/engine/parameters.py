@@ -93,11 +93,11 @@ def _parameter(option: str) -> str:
 
 def parameters_of(record: type) -> dict[str, dataclasses.Field[Any]]:
     """What a request is made of, by name; what describes a family stands for ``asked``."""
-    found = {field.name: field for field in dataclasses.fields(record)}
-    if "asked" in found:
-        found |= dict(zip(_OF_ASKED, dataclasses.fields(RequestedFamily), strict=True))
-        del found["asked"]
-    return found
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    if "asked" in fields:
+        fields |= dict(zip(_OF_ASKED, dataclasses.fields(RequestedFamily), strict=True))
+        del fields["asked"]
+    return fields
 
 
 def typed_parameters(record: type) -> dict[str, dataclasses.Field[Any]]:
@@ -143,12 +143,12 @@ def shared_fields(record: type) -> list[str]:
     return [f.name for f in dataclasses.fields(cast("Any", record)) if f.name in shared]
 
 
-def family_parameters(asked: RequestedFamily) -> dict[str, Any]:
+def family_parameters(family: RequestedFamily) -> dict[str, Any]:
     """What describes a family, by the names of the parameters."""
-    return {_OF_FAMILY.get(name, name): value for name, value in vars(asked).items()}
+    return {_OF_FAMILY.get(name, name): value for name, value in vars(family).items()}
 
 
-def request_of(record: type[R], /, **given: Any) -> R:
+def request_of(record: type[R], /, **options: Any) -> R:
     """``record`` with these parameters, each made what its field holds.
 
     A path may be a text and a text a path, one value stands for a tuple of it, numbers stand for
@@ -160,17 +160,17 @@ def request_of(record: type[R], /, **given: Any) -> R:
     UsageError
         For a parameter that the record has not, and for a value that its field cannot hold.
     """
-    known = parameters_of(record)
-    if unknown := [name for name in given if name not in known and name != "asked"]:
-        raise unknown_name("parameter", unknown[0], known)
+    fields = parameters_of(record)
+    if unknown := [name for name in options if name not in fields and name != "asked"]:
+        raise unknown_name("parameter", unknown[0], fields)
     own = {field.name for field in dataclasses.fields(cast("Any", record))}
-    values = {name: value for name, value in given.items() if name in own}
-    inner = {name: value for name, value in given.items() if name not in own}
+    values = {name: value for name, value in options.items() if name in own}
+    inner = {name: value for name, value in options.items() if name not in own}
     filled = _filled(record, values)
     if inner:
         family = {_FIELD_OF.get(name, name): value for name, value in inner.items()}
         family = _filled(RequestedFamily, family)
-        filled["asked"] = dataclasses.replace(given.get("asked") or RequestedFamily(), **family)
+        filled["asked"] = dataclasses.replace(options.get("asked") or RequestedFamily(), **family)
     return record(**filled)
 
 
@@ -182,14 +182,14 @@ def _hints(record: type) -> Mapping[str, Any]:
 def _filled(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values as the fields of the record hold them; those left to their defaults left out."""
     hints = _hints(record)
-    found = {}
+    filled = {}
     for name, value in values.items():
         kinds = _kinds(hints[name])
         if value is not None:
-            found[name] = _converted(_OF_FAMILY.get(name, name), value, kinds)
+            filled[name] = _converted(_OF_FAMILY.get(name, name), value, kinds)
         elif type(None) in kinds:
-            found[name] = None
-    return found
+            filled[name] = None
+    return filled
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -267,11 +267,11 @@ def asks(record: type, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]
         signature = _signature(function, record, names)
 
         @functools.wraps(function)
-        def asked(*given: P.args, **options: P.kwargs) -> R:
+        def asked(*arguments: P.args, **options: P.kwargs) -> R:
             with speaking_python():
                 if unknown := options.keys() - signature.parameters.keys():
                     raise unknown_name("parameter", min(unknown), signature.parameters)
-                return function(*given, **options)
+                return function(*arguments, **options)
 
         vars(asked)["__signature__"] = signature
         asked.__doc__ = _with_parameters(inspect.getdoc(function) or "", signature, record)
@@ -306,10 +306,10 @@ def _signature(
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_default(found),
+            default=_default(parameter_field),
             annotation=hints[_FIELD_OF.get(name, name)],
         )
-        for name, found in ordered_parameters(record).items()
+        for name, parameter_field in ordered_parameters(record).items()
         if name not in taken and (not names or name in names)
     ]
     return signature.replace(parameters=[*own, *options])

@@ -177,14 +177,14 @@ class PartWriter:
             remove(self._work)
 
     def _finish(self) -> None:
-        told = {
+        record = {
             "schema": SCHEMA,
             "part": str(self._part),
             "request": self._request,
             "plan": self._plan,
             "states": self._states,
         }
-        write_whole(self._folder / PART_FILE, json.dumps(told, indent=1))
+        write_whole(self._folder / PART_FILE, json.dumps(record, indent=1))
         # what is there was seen to hold a part
         move_folder(self._folder, self._out, self._work / "replaced" if self._overwrite else None)
 
@@ -214,12 +214,12 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
         the checkpoint: whoever merges fetches nothing that a part names.
     """
     usual = ScanRequest(request.checkpoint)
-    given = {f.name: getattr(request, f.name) for f in dataclasses.fields(ScanRequest)}
-    given |= family_parameters(given.pop("asked"))
+    parameters = {f.name: getattr(request, f.name) for f in dataclasses.fields(ScanRequest)}
+    parameters |= family_parameters(parameters.pop("asked"))
     standing = {**vars(usual), **family_parameters(usual.asked)}
     return {
         name: _told(name, value)
-        for name, value in given.items()
+        for name, value in parameters.items()
         if name not in _NOT_TOLD and (name == "checkpoint" or value != standing[name])
     }
 
@@ -280,15 +280,15 @@ class StoredPart:
 
     def progress(self, router: str, name: str) -> Progress:
         """What it folded of a pass; ResultsError where that is not as it was written."""
-        found = [s for s in self.states if (s.router, s.pass_name) == (router, name)]
-        if not found:
+        matches = [s for s in self.states if (s.router, s.pass_name) == (router, name)]
+        if not matches:
             raise ResultsError(
                 f"{self.folder.name}: holds nothing of router {router[:60]}, pass {name[:60]}.",
                 _AGAIN,
             )
-        path = self.folder / found[0].file
+        path = self.folder / matches[0].file
         progress = read_snapshot(path)
-        if progress is None or _digest(path) != found[0].digest:
+        if progress is None or _digest(path) != matches[0].digest:
             raise ResultsError(f"{self.folder.name}/{path.name}: is not as it was written.", _AGAIN)
         return progress
 
@@ -337,11 +337,11 @@ def _request(fields: Mapping[str, Any], where: str) -> ScanRequest:
 
 @dataclass(frozen=True)
 class MissingParts:
-    """Parts of ``count`` that are not among the folders ``given``."""
+    """Parts of ``count`` that are not among these ``folders``."""
 
     numbers: tuple[int, ...]
     count: int
-    given: tuple[str, ...]
+    folders: tuple[str, ...]
 
 
 def _of_copies(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -422,8 +422,8 @@ class MergedParts:
         self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
     ) -> Progress:
         """The states of all parts added up in their order, two of them in memory."""
-        found = (part.progress(router, name) for part in self.parts)
-        return functools.reduce(lambda first, other: merged([first, other]), found)
+        states = (part.progress(router, name) for part in self.parts)
+        return functools.reduce(lambda first, other: merged([first, other]), states)
 
     def __str__(self) -> str:
         return number_of(len(self.parts), "part")

@@ -61,18 +61,18 @@ def on_all_cores(
         yield from pool.map(work, items)
 
 
-def sample_tiles(num_tokens: int, seed: int, wanted: int = SAMPLE_TOKENS) -> list[int]:
-    """Numbers of the tiles of a sample of at most ``wanted`` tokens, chosen by a hash; ascending.
+def sample_tiles(num_tokens: int, seed: int, most: int = SAMPLE_TOKENS) -> list[int]:
+    """Numbers of the tiles of a sample of at most ``most`` tokens, chosen by a hash; ascending.
 
     All tiles when the stream is no longer than that. The choice depends on the seed and on the
     number of tokens alone.
     """
     tiles = -(-num_tokens // TILE)
-    if num_tokens <= wanted:
+    if num_tokens <= most:
         return list(range(tiles))
     generator = np.random.Generator(np.random.PCG64([seed, num_tokens]))
     # the last tile may be short: leaving it out keeps every sampled tile whole
-    return np.sort(generator.choice(tiles - 1, wanted // TILE, replace=False)).tolist()
+    return np.sort(generator.choice(tiles - 1, most // TILE, replace=False)).tolist()
 
 
 def by_tile(
@@ -99,9 +99,9 @@ def rounds_won(tile: int, seed: int) -> int:
     return _MOST_ROUNDS
 
 
-def sample_batches(num_tokens: int, seed: int, wanted: int, batch: int) -> list[int]:
+def sample_batches(num_tokens: int, seed: int, most: int, batch: int) -> list[int]:
     """Tiles of a sample of whole batches: those of ``sample_tiles`` where a tile holds a batch."""
     tiles = max(batch // TILE, 1)
     last = -(-num_tokens // TILE)
-    chosen = sample_tiles(-(-num_tokens // tiles), seed, max(wanted // tiles, TILE))
+    chosen = sample_tiles(-(-num_tokens // tiles), seed, max(most // tiles, TILE))
     return [t for group in chosen for t in range(group * tiles, min((group + 1) * tiles, last))]

@@ -234,10 +234,10 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         if unknown:
             reasons |= dict.fromkeys((*_OF_BOUNDARIES, "angle"), unknown)
     if router.gain is None or router.norm is None or router.norm.kind != "rms":
-        known = (
+        norm_text = (
             "this is a layer norm" if router.norm and router.gain is not None else "none is known"
         )
-        why = f"the angle before the norm is defined for RMS norms; {known}"
+        why = f"the angle before the norm is defined for RMS norms; {norm_text}"
         reasons.setdefault("angle", why)
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"

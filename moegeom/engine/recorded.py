@@ -48,8 +48,8 @@ class ChoicesAlone:
 
     def __init__(self, source: TokenSource) -> None:
         self._source = source
-        kept = tuple(kind for kind in source.facts.outputs if kind == "routing_weights")
-        self.facts = replace(source.facts, stage="ids", outputs=kept)
+        outputs = tuple(kind for kind in source.facts.outputs if kind == "routing_weights")
+        self.facts = replace(source.facts, stage="ids", outputs=outputs)
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
         return self._source.read_columns(start, stop)

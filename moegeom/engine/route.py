@@ -91,8 +91,8 @@ def route(router: Router, inputs: Any) -> RoutedTokens:
         )
     if not len(values):
         raise UsageError("inputs holds no token.")
-    held = HeldArrays({router.name: values})
-    source = held.open(Request("router_input", routers=(router.name,)))
+    arrays = HeldArrays({router.name: values})
+    source = arrays.open(Request("router_input", routers=(router.name,)))
     task = Task(prepare(router), source, load_kernels("cpu"))
     parts: list[dict[str, np.ndarray | None]] = []
     progress = scan_router(
@@ -107,14 +107,14 @@ def route(router: Router, inputs: Any) -> RoutedTokens:
             f"inputs: {progress.num_non_finite:,} of {len(values):,} tokens are not finite or "
             f"overflow at router {router.name} (first: token {progress.non_finite[0]})."
         )
-    found = {name: _joined([part[name] for part in parts]) for name in _OF_BATCH}
-    chosen = found["chosen"]
+    quantities = {name: _joined([part[name] for part in parts]) for name in _OF_BATCH}
+    chosen = quantities["chosen"]
     assert chosen is not None
     absent = {name: task.absent.get(of, "") for name, of in _OF_BATCH.items()}
     return RoutedTokens(
-        **found,
+        **quantities,
         num_chosen=(chosen >= 0).sum(axis=1, dtype=np.int32),
-        unknown={name: why for name, why in absent.items() if found[name] is None},
+        unknown={name: why for name, why in absent.items() if quantities[name] is None},
     )
 
 
@@ -123,5 +123,5 @@ def _rows(batch: TokenBatch) -> dict[str, np.ndarray | None]:
 
 
 def _joined(parts: list[np.ndarray | None]) -> Any:
-    known = [part for part in parts if part is not None]
-    return np.concatenate(known) if len(known) == len(parts) else None
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if len(arrays) == len(parts) else None

@@ -50,20 +50,20 @@ def files_identity(tokens: str | TokenFiles) -> list[list[Any]]:
             inside = sorted(path.iterdir()) if path.is_dir() else [path]
             files += [file for file in inside if file.is_file()]
     with reading(paths[0], RecordingError):
-        found = identities_of(files)
-    return [[file.name, *identity] for file, identity in zip(files, found, strict=True)]
+        identities = identities_of(files)
+    return [[file.name, *identity] for file, identity in zip(files, identities, strict=True)]
 
 
 def arithmetic_facts(backend: str) -> dict[str, Any]:
     """How logits are computed, and by which libraries on which core."""
-    found = blas_libraries()
+    libraries = blas_libraries()
     return {
         "backend": backend,
         "product": "float32 inputs and weights, float32 accumulation (float64 if stored so)",
         "tile_tokens": TILE,
-        "blas": _all_of(found, "internal_api"),
-        "blas_version": _all_of(found, "version"),
-        "blas_core": _all_of(found, "architecture"),
+        "blas": _all_of(libraries, "internal_api"),
+        "blas_version": _all_of(libraries, "version"),
+        "blas_core": _all_of(libraries, "architecture"),
     }
 
 
@@ -88,9 +88,9 @@ def blas_libraries() -> list[dict[str, Any]]:
     return own or loaded
 
 
-def _all_of(found: Sequence[Mapping[str, Any]], key: str) -> str | None:
+def _all_of(libraries: Sequence[Mapping[str, Any]], key: str) -> str | None:
     """What the libraries say, sorted, each once: the order in which they are found is no fact."""
-    return ", ".join(sorted({str(lib[key]) for lib in found if lib.get(key)})) or None
+    return ", ".join(sorted({str(lib[key]) for lib in libraries if lib.get(key)})) or None
 
 
 def run_facts(
@@ -271,15 +271,15 @@ def run_b_facts(run_b: RunB) -> dict[str, Any]:
 
 def checkpoint_b_facts(checkpoint_b: CheckpointB) -> dict[str, Any]:
     """What the second checkpoint is, and what its routers had to be made into."""
-    found = checkpoint_b.checkpoint
+    router_set = checkpoint_b.checkpoint
     return {
-        "name": found.checkpoint,
-        "family": found.family,
-        "rule": found.family_text,
+        "name": router_set.checkpoint,
+        "family": router_set.family,
+        "rule": router_set.family_text,
         "has_same_rule": checkpoint_b.has_same_rule,
-        "fingerprint": found.fingerprint,
-        "revision": found.revision,
-        "num_routers": len(found.routers),
+        "fingerprint": router_set.fingerprint,
+        "revision": router_set.revision,
+        "num_routers": len(router_set.routers),
         "num_compared": len(checkpoint_b.routers),
         "equal": list(checkpoint_b.equal),
         "regained": list(checkpoint_b.regained),
@@ -360,13 +360,13 @@ def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[st
     """
     if routers.initializer_range is None:
         return {}
-    found = [
+    rows = [
         {"router": router.name, **moments}
         for router in measured
         if router.projection is None and (moments := _moments(router.weight))
     ]
     groups = drawn_row_facts(measured, routers.initializer_range)
-    return {"initializer_range": routers.initializer_range, "routers": found, "groups": groups}
+    return {"initializer_range": routers.initializer_range, "routers": rows, "groups": groups}
 
 
 def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:

@@ -42,15 +42,15 @@ def order_distances(
     assert rows is not None, "prepared with coordinates where these distances are wanted"
     looked_at = _rows_looked_at(token, tokens_of_tile(logits.shape[1], num_tokens), seed)
     apart = rows_apart(rows)
-    found = [
+    brackets = [
         [order_distance(of_token, rows, k, order, _MOST_NODES, apart) for order in ORDERS]
         for of_token in logits[looked_at].astype(np.float64)
     ]
     shape = (len(looked_at), len(ORDERS))
     return OrderDistances(
         looked_at,
-        np.array([[bracket.lower for bracket in of_token] for of_token in found]).reshape(shape),
-        np.array([[bracket.upper for bracket in of_token] for of_token in found]).reshape(shape),
+        np.array([[bracket.lower for bracket in of_token] for of_token in brackets]).reshape(shape),
+        np.array([[bracket.upper for bracket in of_token] for of_token in brackets]).reshape(shape),
         _stretches(prepared, logits[looked_at].astype(np.float64)),
     )
 
@@ -67,19 +67,19 @@ def _stretches(
     if rows is None or k >= len(rows) or np.linalg.matrix_rank(rows) >= len(rows) - 1:
         return np.full(len(logits), np.nan)
     own = np.linalg.qr(prepared.router.weight.astype(np.float64).T)[1].T
-    found = np.full(len(logits), np.nan)
-    found[:_STRETCHED] = [
+    distances = np.full(len(logits), np.nan)
+    distances[:_STRETCHED] = [
         logit_distance(one, own, k, 1, _MOST_NODES).upper for one in logits[:_STRETCHED]
     ]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return found / free_logit_distance(logits, k, 1)
+        return distances / free_logit_distance(logits, k, 1)
 
 
 def tokens_of_tile(num_experts: int, num_tokens: int) -> int:
     """How many tokens of each tile are looked at; a stream has the same number in all at most."""
-    wanted = min(max(_TOKENS_TIMES_EXPERTS // num_experts, _LEAST_TOKENS), _MOST_TOKENS)
+    total = min(max(_TOKENS_TIMES_EXPERTS // num_experts, _LEAST_TOKENS), _MOST_TOKENS)
     tiles = min(-(-num_tokens // TILE), SMALL_SAMPLE_TOKENS // TILE)
-    return -(-wanted // tiles)
+    return -(-total // tiles)
 
 
 def _rows_looked_at(
@@ -122,7 +122,7 @@ def noisy_flip(
         generator = np.random.Generator(
             np.random.PCG64([seed, router.layer, *router.name.encode(), start // TILE])
         )
-        found = simulate_flip(
+        simulation = simulate_flip(
             values[first],
             router.weight,
             router.rule,
@@ -133,7 +133,7 @@ def noisy_flip(
             router.selection_bias,
         )
         rows.append(first)
-        flipped.append(found.flipped)
+        flipped.append(simulation.flipped)
     row = np.concatenate(rows)
     if prepared.rows is None:
         return NoisyFlip(None, None, None, row, np.concatenate(flipped), DRAWS)

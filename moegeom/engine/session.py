@@ -73,10 +73,10 @@ class Session:
         MoeGeomError
             One of its subclasses: what cannot be read, or tokens that cannot be believed.
         """
-        found = cls.of(
+        session = cls.of(
             request.checkpoint, request, with_listed=with_listed, with_varying=with_varying
         )
-        return found.on(request.tokens, prior)
+        return session.on(request.tokens, prior)
 
     @classmethod
     def of(
@@ -182,13 +182,13 @@ class Session:
         if self.source is None:
             return list(self.chosen)
         facts = self.source.facts
-        found = [router for router in self.chosen if router.name in facts.routers]
-        if not found:
+        routers = [router for router in self.chosen if router.name in facts.routers]
+        if not routers:
             raise RecordingError(
                 f"{facts.name}: records none of the routers asked for.",
                 f"It records {', '.join(facts.routers[:4])}.",
             )
-        return found
+        return routers
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
@@ -225,9 +225,9 @@ def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
     """The routers of the layers asked for; UsageError when there is none."""
     if layers is None:
         return list(routers.routers)
-    wanted = parse_layers(layers)
-    chosen = [router for router in routers.routers if router.layer in wanted]
+    numbers = parse_layers(layers)
+    chosen = [router for router in routers.routers if router.layer in numbers]
     if not chosen:
-        known = ", ".join(str(router.layer) for router in routers.routers)
-        raise UsageError(f"--layers {layers} names no layer with a router.", f"Known: {known}.")
+        existing = ", ".join(str(router.layer) for router in routers.routers)
+        raise UsageError(f"--layers {layers} names no layer with a router.", f"Known: {existing}.")
     return chosen

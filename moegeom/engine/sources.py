@@ -52,13 +52,13 @@ def open_source(
             raise UsageError(f"Unknown prior '{prior}'.", f"Known: {IsotropicRmsPrior.name}.")
         shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
         return IsotropicRmsPrior(shapes, PRIOR_TOKENS, terms.seed)
-    names, known = tuple(router.name for router in routers), known_routers(whole)
+    names, all_routers = tuple(router.name for router in routers), known_routers(whole)
     if isinstance(tokens, HeldArrays):
-        return tokens.open(Asked(terms.stage, terms.router_map, names, known))
+        return tokens.open(Asked(terms.stage, terms.router_map, names, all_routers))
     if isinstance(tokens, str | TokenFiles):
         router_map = terms.router_map or None
         return open_tokens(
-            *(tokens, terms.stage, router_map, names, known, terms.dialect),
+            *(tokens, terms.stage, router_map, names, all_routers, terms.dialect),
             *(terms.expert_map, company),
         )
     return tokens
@@ -90,8 +90,8 @@ def heard_routers(routers: RouterSet, source: TokenSource | None) -> RouterSet:
     silent = [r for r in routers.routers if r.listed and not _is_heard(r, source)]
     if not silent:
         return routers
-    kept = tuple(router for router in routers.routers if router not in silent)
-    if not kept:
+    remaining = tuple(router for router in routers.routers if router not in silent)
+    if not remaining:
         raise RecordingError(
             f"{routers.checkpoint}: no choice of router {silent[0].name} is recorded, and it does "
             f"not follow from router and input: {silent[0].listed}.",
@@ -100,7 +100,7 @@ def heard_routers(routers: RouterSet, source: TokenSource | None) -> RouterSet:
     expected = routers.num_expected
     return replace(
         routers,
-        routers=kept,
+        routers=remaining,
         num_expected=None if expected is None else expected - len(silent),
     )
 
@@ -128,9 +128,9 @@ def open_run_b(
         return None
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--run-b needs --tokens, a recording of the same text.")
-    known = known_routers(whole)
-    opened = open_choices(request.run_b, request, known)
-    return match_run_b(source, opened, known)
+    all_routers = known_routers(whole)
+    opened = open_choices(request.run_b, request, all_routers)
+    return match_run_b(source, opened, all_routers)
 
 
 class OfRunB(Protocol):
@@ -146,7 +146,7 @@ class OfRunB(Protocol):
     def map_b(self) -> Mapping[str, str]: ...
 
 
-def open_choices(path: str, asked: OfRunB, known: tuple[KnownRouter, ...]) -> TokenSource:
+def open_choices(path: str, terms: OfRunB, all_routers: tuple[KnownRouter, ...]) -> TokenSource:
     """What another run chose, token by token: a recording, a trace or a foreign file.
 
     Raises
@@ -154,11 +154,11 @@ def open_choices(path: str, asked: OfRunB, known: tuple[KnownRouter, ...]) -> To
     UsageError
         When it holds counts only.
     """
-    names = tuple(router.name for router in known)
+    names = tuple(router.name for router in all_routers)
     try:
         opened = open_tokens(
-            *(path, asked.stage_b, asked.map_b or None, names, known),
-            *(asked.dialect_b, asked.expert_map_b),
+            *(path, terms.stage_b, terms.map_b or None, names, all_routers),
+            *(terms.dialect_b, terms.expert_map_b),
         )
     except MoeGeomError as refusal:  # whose hints are those of --tokens
         refusal.hint = _OF_TOKENS.sub(r"\1-b", refusal.hint)

@@ -23,8 +23,8 @@ class MadeWhatIf:
 
     ``router`` is what metrics are told of: its rule says whether sizes vary. ``other`` is that
     router made ready, where the what-if is a router of its own. Where other tokens matter to the
-    choice, ``batch`` of them are tried together (whole tiles, or a part of one). ``given`` are
-    quantities that its choices come with, ``absent`` others with the reason; ``figures`` are what
+    choice, ``batch`` of them are tried together (whole tiles, or a part of one). ``quantities``
+    are those that its choices come with, ``absent`` others with the reason; ``figures`` are what
     fit and sample say of it, by name.
     """
 
@@ -33,7 +33,7 @@ class MadeWhatIf:
     router: Router
     other: PreparedRouter | None
     batch: int
-    given: frozenset[str]
+    quantities: frozenset[str]
     absent: Mapping[str, str]
     figures: Mapping[str, float]
     num_sampled: int

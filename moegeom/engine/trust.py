@@ -124,10 +124,10 @@ def examine(
                 "Give a foreign file --stage router_input; record anything else at that stage.",
                 "unverified",
             )
-        if said := _probabilities(router.router, source):
-            fail(f"{facts.name}, router {router.router.name}: {said}", _LOGITS_HINT, "unverified")
-        elif said := _blank(router.router, source):
-            fail(f"{facts.name}, router {router.router.name}: {said}", _BLANK_HINT, "unverified")
+        if flaw := _probabilities(router.router, source):
+            fail(f"{facts.name}, router {router.router.name}: {flaw}", _LOGITS_HINT, "unverified")
+        elif flaw := _blank(router.router, source):
+            fail(f"{facts.name}, router {router.router.name}: {flaw}", _BLANK_HINT, "unverified")
         if share is not None:
             shares.append(share)
             top_k, recorded = router.router.rule.top_k, _num_recorded(router.router, source)
@@ -232,10 +232,10 @@ def _blank(router: Router, source: TokenSource) -> str:
             num_equal += int((is_equal & ~is_zero).sum())
     if not (num_zero or num_equal):
         return ""
-    found = [f"{num_zero:,} hold nothing but 0"] * bool(num_zero)
-    found += [f"{num_equal:,} hold the same logit for every expert"] * bool(num_equal)
+    flaws = [f"{num_zero:,} hold nothing but 0"] * bool(num_zero)
+    flaws += [f"{num_equal:,} hold the same logit for every expert"] * bool(num_equal)
     return (
-        f"of {num_seen:,} tokens that were looked at, {' and '.join(found)}: padding, or rows that "
+        f"of {num_seen:,} tokens that were looked at, {' and '.join(flaws)}: padding, or rows that "
         "were never written."
     )
 
@@ -243,8 +243,8 @@ def _blank(router: Router, source: TokenSource) -> str:
 def _spread_tiles(num_tokens: int) -> list[int]:
     """First tokens of as many tiles as ``FIRST_TOKENS`` holds, evenly spread over the stream."""
     tiles = -(-num_tokens // TILE)
-    wanted = min(tiles, FIRST_TOKENS // TILE)
-    return [TILE * (tiles * i // wanted) for i in range(wanted)]
+    num_sampled = min(tiles, FIRST_TOKENS // TILE)
+    return [TILE * (tiles * i // num_sampled) for i in range(num_sampled)]
 
 
 def _num_recorded(router: Router, source: TokenSource) -> int:
@@ -259,12 +259,12 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
         return None
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
         stop = min(FIRST_TOKENS, source.facts.num_tokens)
-        found = LazyBatch(Task(prepared, source, kernels), 0, stop)
-        matches = found.matches_recording
+        batch = LazyBatch(Task(prepared, source, kernels), 0, stop)
+        matches = batch.matches_recording
         if matches is None or not len(matches):
             return None
-        if found.float_bound is not None and found.effective_margin is not None:
-            matches = matches | (found.effective_margin <= found.float_bound)
+        if batch.float_bound is not None and batch.effective_margin is not None:
+            matches = matches | (batch.effective_margin <= batch.float_bound)
     return float(matches.mean())
 
 

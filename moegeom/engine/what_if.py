@@ -50,11 +50,11 @@ def read_sample(task: Task, tiles: Sequence[int], batch: int) -> FitSample:
     last = task.source.facts.num_tokens
     parts = [LazyBatch(task, tile * TILE, min((tile + 1) * TILE, last)) for tile in tiles]
     names = [n for n in (*_LABELS, *_SEEN) if getattr(parts[0], n) is not None]
-    known = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return FitSample(TokenBatch(**known), task.kernels, batch, task.seed)
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return FitSample(TokenBatch(**columns), task.kernels, batch, task.seed)
 
 
-def make_what_if(asked: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatIf:
+def make_what_if(request: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatIf:
     """The what-if for the router of the task, fitted to the sample.
 
     Raises
@@ -63,52 +63,52 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatI
         Where it means nothing for the rule, or needs what the recording does not hold.
     """
     router, facts = task.prepared.router, task.source.facts
-    for need in asked.kind.needs:
+    for need in request.kind.needs:
         if getattr(sample.tokens, need) is None:
             why = task.absent.get(need, f"needs '{need}', which {facts.name} does not hold")
-            raise RouterRuleError(f"{asked.name}: router {router.name}: {why}.")
+            raise RouterRuleError(f"{request.name}: router {router.name}: {why}.")
     if not len(sample.tokens.token):
         raise RouterRuleError(
-            f"{asked.name}: router {router.name}: no token that it could be fitted to is finite."
+            f"{request.name}: router {router.name}: no token that it could be fitted to is finite."
         )
-    gate = asked.kind.make(router, asked.values, sample)
-    _need_its_logits(asked, gate, task)
+    gate = request.kind.make(router, request.values, sample)
+    _need_its_logits(request, gate, task)
     figures = dict(gate.reached) | ({} if gate.measure is None else dict(gate.measure(sample)))
     of_stored = dict.fromkeys(_OF_STORED, "measured of the router as stored alone")
     if gate.router is not None:
-        told, given = gate.router, frozenset[str]()
-        absent = unavailable(told, facts) | of_stored
+        new_router, names = gate.router, frozenset[str]()
+        absent = unavailable(new_router, facts) | of_stored
     else:
         assert gate.choose is not None, "a gate is a router, or chooses"
         pick = router.rule.pick if gate.has_fixed_size else "varying"
-        told = dataclasses.replace(router, rule=dataclasses.replace(router.rule, pick=pick))
-        given = frozenset(gate.choose(next(batches_of(sample.tokens, sample.batch))).quantities)
+        new_router = dataclasses.replace(router, rule=dataclasses.replace(router.rule, pick=pick))
+        names = frozenset(gate.choose(next(batches_of(sample.tokens, sample.batch))).quantities)
         absent = of_stored | dict(gate.absent)
-    if told.rule.num_chosen is None:
-        given, absent = given - {"selection"}, absent | {"selection": NO_BORDER}
+    if new_router.rule.num_chosen is None:
+        names, absent = names - {"selection"}, absent | {"selection": NO_BORDER}
     else:
         absent |= {"num_chosen": "every token chooses as many experts"}
     return MadeWhatIf(
-        name=asked.name,
+        name=request.name,
         gate=gate,
-        router=told,
+        router=new_router,
         other=None if gate.router is None else prepare(gate.router),
         batch=sample.batch,
-        given=given,
+        quantities=names,
         absent=absent,
         figures=figures,
         num_sampled=len(sample.tokens.token),
     )
 
 
-def _need_its_logits(asked: AskedWhatIf, gate: FittedGate, task: Task) -> None:
+def _need_its_logits(request: AskedWhatIf, gate: FittedGate, task: Task) -> None:
     """Raises RouterRuleError for a router with other rows where no inputs are recorded."""
     router = task.prepared.router
     if gate.router is None or task.source.facts.stage in INPUT_STAGES:
         return
     if not np.array_equal(gate.router.weight, router.weight):
         raise RouterRuleError(
-            f"{asked.name}: router {router.name}: other rows need recorded router inputs; "
+            f"{request.name}: router {router.name}: other rows need recorded router inputs; "
             f"{task.source.facts.name} holds {task.source.facts.stage}."
         )
 
@@ -116,7 +116,7 @@ def _need_its_logits(asked: AskedWhatIf, gate: FittedGate, task: Task) -> None:
 def why_missing(made: MadeWhatIf, reduction: str) -> str:
     """Why a reduction cannot be had of a what-if; empty where it can."""
     for need in REDUCTIONS[reduction].needs:
-        if need in (*_LABELS, *_OF_CHOICE) or need in made.given:
+        if need in (*_LABELS, *_OF_CHOICE) or need in made.quantities:
             continue
         if need in made.absent:
             return made.absent[need]
@@ -135,10 +135,10 @@ def batches_of(tokens: TokenBatch, size: int) -> Iterator[TokenBatch]:
 
 
 def what_if_batch(
-    task: Task, start: int, stop: int, known: RecordedQuantities | None = None
+    task: Task, start: int, stop: int, record: RecordedQuantities | None = None
 ) -> TokenBatch:
     """Tokens ``[start, stop)`` as the what-if of the task chooses, beside the router as stored."""
-    made, base = task.what_if, LazyBatch(task.as_stored, start, stop, known)
+    made, base = task.what_if, LazyBatch(task.as_stored, start, stop, record)
     assert made is not None, "the task has one"
     batch: TokenBatch
     if made.other is not None:
@@ -160,15 +160,15 @@ def other_batch(task: Task, start: int, stop: int) -> LazyBatch:
     """
     if task.source.facts.stage in INPUT_STAGES:
         return LazyBatch(task.by_other, start, stop)
-    known = recorded_logits(task.by_other, start, stop)
+    record = recorded_logits(task.by_other, start, stop)
     before, after = (
         0.0 if router.logit_bias is None else router.logit_bias.astype(np.float64)
         for router in (task.prepared.router, task.by_other.prepared.router)
     )
     if not np.array_equal(before, after):
-        moved = (known.logits + (after - before)).astype(known.logits.dtype)
-        known = dataclasses.replace(known, logits=moved)
-    return LazyBatch(task.by_other, start, stop, known)
+        moved = (record.logits + (after - before)).astype(record.logits.dtype)
+        record = dataclasses.replace(record, logits=moved)
+    return LazyBatch(task.by_other, start, stop, record)
 
 
 def chosen_batch(made: MadeWhatIf, base: TokenBatch) -> TokenBatch:
@@ -188,7 +188,7 @@ def chosen_batch(made: MadeWhatIf, base: TokenBatch) -> TokenBatch:
         for name, fill in (("chosen", -1), ("weights", 0.0))
     )
     quantities = {
-        name: np.concatenate([choice.quantities[name] for choice in choices]) for name in made.given
+        name: np.concatenate([one.quantities[name] for one in choices]) for name in made.quantities
     }
     if made.router.rule.num_chosen is None:
         quantities["num_chosen"] = (chosen >= 0).sum(axis=1, dtype=np.int32)
@@ -268,15 +268,15 @@ def _exact_and_rounded(
         Where the engine has logits that are not finite.
     """
     router = task.prepared.router
-    known = recorded_logits(task, start, stop)
-    assert known.values is not None
+    record = recorded_logits(task, start, stop)
+    assert record.values is not None
     with np.errstate(over="ignore", invalid="ignore"):
-        logits = engine_logits(emulated, emulated.inputs(known.values))
+        logits = engine_logits(emulated, emulated.inputs(record.values))
         rounded = rounded_to(logits, emulated.arithmetic.output)
         if router.rule.is_affine and router.selection_bias is not None:
             rounded = rounded + router.selection_bias
-    exact = LazyBatch(task, start, stop, known)
-    beside = LazyBatch(task, start, stop, dataclasses.replace(known, logits=rounded))
+    exact = LazyBatch(task, start, stop, record)
+    beside = LazyBatch(task, start, stop, dataclasses.replace(record, logits=rounded))
     if not np.array_equal(exact.token, beside.token):
         raise NonFiniteError(
             f"router {router.name}: logits of some tokens are not finite under "

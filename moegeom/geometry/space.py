@@ -47,21 +47,21 @@ class BlockedMoments:
     squares: Float64[np.ndarray, "blocks blocks"]
     block_sums: Float64[np.ndarray, "blocks dimension"]
 
-    def of_blocks(self, kept: Bool[np.ndarray, "blocks"]) -> Moments:
+    def of_blocks(self, is_counted: Bool[np.ndarray, "blocks"]) -> Moments:
         r"""Moments of the points in the kept blocks, about their own mean.
 
         With G the Gram matrix of those n points and 1 the vector of ones, the centred matrix is
         :math:`G - (1 1^T G + G 1 1^T) / n + (1^T G 1) 1 1^T / n^2`; its diagonal and the sum of its
         squares, :math:`|G|^2 - 2 |G 1|^2 / n + (1^T G 1)^2 / n^2`, need row sums alone.
         """
-        inside = kept[self.block]
+        inside = is_counted[self.block]
         n = max(int(inside.sum()), 1)
-        rows = self.row_sums[inside][:, kept].sum(axis=1)
+        rows = self.row_sums[inside][:, is_counted].sum(axis=1)
         total = float(rows.sum())
         distance = self.diagonal[inside] - 2.0 * rows / n + total / n**2
-        square = float(self.squares[np.ix_(kept, kept)].sum())
+        square = float(self.squares[np.ix_(is_counted, is_counted)].sum())
         square += -2.0 * float(rows @ rows) / n + total**2 / n**2
-        mean = self.centre + self.block_sums[kept].sum(axis=0) / n
+        mean = self.centre + self.block_sums[is_counted].sum(axis=0) / n
         return Moments(mean, np.maximum(distance, 0.0), max(square, 0.0))
 
 
@@ -147,7 +147,7 @@ def two_nn(nearest: Nearest) -> float:
     return (len(ratio) - 1) / total if len(ratio) > 2 and total > 0.0 else float("nan")
 
 
-def two_nn_fitted(nearest: Nearest, kept: float = 0.9) -> float:
+def two_nn_fitted(nearest: Nearest, share: float = 0.9) -> float:
     """TwoNN by a line through 0: -log(1 - i/T) on the sorted log ratios, the lowest 90 % of them.
 
     Less moved by outliers than :func:`two_nn`. nan for fewer than 3 tokens.
@@ -155,7 +155,7 @@ def two_nn_fitted(nearest: Nearest, kept: float = 0.9) -> float:
     """
     ratio = np.sort(_log_ratios(nearest))
     # the largest of all has -log 0
-    number = min(int(kept * len(ratio)), len(ratio) - 1)
+    number = min(int(share * len(ratio)), len(ratio) - 1)
     if number < 3:
         return float("nan")
     x = ratio[:number]
@@ -165,8 +165,8 @@ def two_nn_fitted(nearest: Nearest, kept: float = 0.9) -> float:
 
 
 def _log_ratios(nearest: Nearest) -> Float64[np.ndarray, "kept"]:
-    known = nearest[np.isfinite(nearest[:, 1]) & (nearest[:, 0] > 0.0)]
-    return np.log(known[:, 1] / known[:, 0])
+    distances = nearest[np.isfinite(nearest[:, 1]) & (nearest[:, 0] > 0.0)]
+    return np.log(distances[:, 1] / distances[:, 0])
 
 
 def levina_bickel(nearest: Nearest, neighbours: int) -> float:
@@ -176,10 +176,10 @@ def levina_bickel(nearest: Nearest, neighbours: int) -> float:
     would be biased upwards. nan for fewer than k neighbours, and for k below 2.
     Source: Levina and Bickel 2004; MacKay and Ghahramani 2005; docs/theory.md B12.
     """
-    known = nearest[np.isfinite(nearest[:, neighbours - 1]) & (nearest[:, 0] > 0.0)]
-    if not len(known) or neighbours < 2:
+    distances = nearest[np.isfinite(nearest[:, neighbours - 1]) & (nearest[:, 0] > 0.0)]
+    if not len(distances) or neighbours < 2:
         return float("nan")
-    ratio = known[:, [neighbours - 1]] / known[:, : neighbours - 1]
+    ratio = distances[:, [neighbours - 1]] / distances[:, : neighbours - 1]
     mean = float(np.log(ratio).mean(axis=1).mean())
     return 1.0 / mean if mean > 0.0 else float("nan")
 
@@ -226,8 +226,8 @@ def dimension_range(
     None where nothing can be said.
     """
     order = np.random.default_rng(seed).permutation(len(rows))[:_MOST_ROWS]
-    drawn = rows[order]
-    estimates = dimension_estimates(drawn[np.sort(distinct_rows(drawn))])
+    sample = rows[order]
+    estimates = dimension_estimates(sample[np.sort(distinct_rows(sample))])
     values = [value for _, _, value in estimates if np.isfinite(value)]
     return (min(values), max(values)) if values else None
 

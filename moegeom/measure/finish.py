@@ -67,7 +67,7 @@ def finish_router(
         if metric.scope != "weights" and absent:
             reasons[metric.name] = missing[absent[0]]
     rows: Rows = {}
-    known: _Known = {}
+    rows_by_place: _Known = {}
     for index, population in _present(tokens, populations, whole):
         of_block = tokens.sum(axis=0) if index is None else tokens[index]
         for metric in metrics:
@@ -78,7 +78,7 @@ def finish_router(
                 values = metric.finish(shared, RouterFacts(router, 0, variant == "random"))
             else:
                 values = _values(metric, router, states, index, of_block, variant)
-            _add_rows(rows, known, key, values)
+            _add_rows(rows, rows_by_place, key, values)
     return Finished(rows, reasons)
 
 
@@ -86,8 +86,8 @@ def _present(
     tokens: Int64[np.ndarray, "populations blocks"], populations: Sequence[str], whole: str
 ) -> list[tuple[int | None, str]]:
     labels: list[tuple[int | None, str]] = [(None, whole)]
-    held = tokens.sum(axis=1).tolist()
-    for index, (name, number) in enumerate(zip(populations, held, strict=False)):
+    counts = tokens.sum(axis=1).tolist()
+    for index, (name, number) in enumerate(zip(populations, counts, strict=False)):
         # a stream with a single unlabelled population would only repeat the whole
         if number and name != "domain=(none)":
             labels.append((index, name))
@@ -120,17 +120,17 @@ def _values(
     whole = {
         table: dict(columns) for table, columns in metric.finish(selection, facts(total)).items()
     }
-    given: Values = {}
+    errors: Values = {}
     # a metric that looks at one selection after the other need not hold all of them
     left_out = [selected(block) for block in blocks] if metric.errors or metric.without_each else []
     if metric.errors and left_out:
-        given = metric.errors(selection, left_out)
+        errors = metric.errors(selection, left_out)
     by_jackknife = [
         (table, column.name)
         for table, columns in metric.columns.items()
         for column in columns
         if column.has_se
-        and column.name in whole.get(table, {}).keys() - given.get(table, {}).keys()
+        and column.name in whole.get(table, {}).keys() - errors.get(table, {}).keys()
     ]
     if by_jackknife:
         each, parts = {}, []
@@ -146,7 +146,7 @@ def _values(
             if values is None:
                 values = [part.get(table, {}).get(name) for part in parts]
             whole[table][f"{name}_se"] = _jackknife(values, whole[table][name])
-    for table, columns in given.items():
+    for table, columns in errors.items():
         whole[table] |= {f"{name}_se": error for name, error in columns.items()}
     return whole
 
@@ -172,7 +172,7 @@ _Known = dict[str, dict[tuple[str, Any], dict[str, Any]]]
 
 
 def _add_rows(
-    rows: Rows, known: _Known, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]
+    rows: Rows, rows_by_place: _Known, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Adds rows, or columns to rows that are there; to a table that one metric fills, rows."""
     for table, columns in values.items():
@@ -181,18 +181,18 @@ def _add_rows(
         else:
             names, plain = list(columns), [plain_column(column) for column in columns.values()]
             listed = [dict(zip(names, cells, strict=True)) for cells in zip(*plain, strict=True)]
-        held = rows.setdefault(table, [])
+        table_rows = rows.setdefault(table, [])
         if table not in _KEYS:
-            held += ({**key, **row} for row in listed)
+            table_rows += ({**key, **row} for row in listed)
             continue
-        apart, there = _KEYS[table], known.setdefault(table, {})
+        apart, there = _KEYS[table], rows_by_place.setdefault(table, {})
         for row in listed:
             place = key["population"], apart(row)
             if place in there:
                 there[place].update(row)
             else:
                 there[place] = {**key, **row}
-                held.append(there[place])
+                table_rows.append(there[place])
 
 
 #: By the name that a metric of scope ``weights`` gives in ``needs``.

@@ -82,9 +82,9 @@ class RouterRun:
     With the choice of the router as stored those of the ``other`` run are compared, and those of
     the router ``checkpoint_b`` for the same inputs. Rows per token, and which tokens flip, go to
     ``folder``; ``snapshot`` is what an interrupted run goes on from. The pass over all tokens runs
-    on ``devices``, if any can do it; ``said`` hears what a user should know about that. ``experts``
-    make the output whose jumps are measured, None where they are not read. ``folding`` gives the
-    progress of passes that are folded in parts.
+    on ``devices``, if any can do it; ``on_message`` hears what a user should know about that.
+    ``experts`` make the output whose jumps are measured, None where they are not read. ``folding``
+    gives the progress of passes that are folded in parts.
     """
 
     router: Router
@@ -97,7 +97,7 @@ class RouterRun:
     snapshot: Path | None = None
     devices: tuple[Device, ...] = ()
     advanced: Callable[[int], None] | None = None
-    said: Callable[[str], None] | None = None
+    on_message: Callable[[str], None] | None = None
     experts: Mixture | None = None
     folding: Folding | None = None
 
@@ -162,13 +162,13 @@ def measure_in_step(runs: Sequence[RouterRun]) -> Iterator[MeasuredRouter]:
     """
     started = time.perf_counter()
     planned = [plan_passes(run) for run in runs]
-    told = [
+    even_runs = [
         dataclasses.replace(run, advanced=_evenly(run, passes))
         for run, passes in zip(runs, planned, strict=True)
     ]
-    together = _Together(told, planned)
+    together = _Together(even_runs, planned)
     planning = (time.perf_counter() - started) / len(runs)
-    for run, passes in zip(told, planned, strict=True):
+    for run, passes in zip(even_runs, planned, strict=True):
         started, before = time.perf_counter(), together.seconds
         progress = {one.name: fold_pass(run, one, together.scan) for one in passes}
         if not run.is_whole:
@@ -196,8 +196,8 @@ class _Together:
         if key not in self._found:
             started = time.perf_counter()
             runs, passes = zip(*self._beside(run, planned), strict=True)
-            found = _scan_in_step(runs, passes, planned.tiles)
-            for other, one, progress in zip(runs, passes, found, strict=True):
+            progresses = _scan_in_step(runs, passes, planned.tiles)
+            for other, one, progress in zip(runs, passes, progresses, strict=True):
                 self._found[one.name, other.router.name] = progress
             self.seconds += time.perf_counter() - started
         return self._found.pop(key)
@@ -239,7 +239,7 @@ def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | N
     tell = run.advanced
     if tell is None:
         return None
-    num_tokens, done, told = run.source.facts.num_tokens, 0, 0
+    num_tokens, done, num_reported = run.source.facts.num_tokens, 0, 0
     work = [min(len(planned.tiles) * TILE, num_tokens) for planned in passes]
     counted = [
         planned.name == MAIN
@@ -250,11 +250,11 @@ def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | N
     share /= max(sum(work), 1)
 
     def advance(tokens: int) -> None:
-        nonlocal done, told
+        nonlocal done, num_reported
         done += tokens
         due = round(share * done)
-        tell(due - told)
-        told = due
+        tell(due - num_reported)
+        num_reported = due
 
     return advance
 
@@ -264,7 +264,7 @@ def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> tuple[P
 
     ``first`` is where that tile lies, at the beginning of the source by default.
     """
-    own, wanted = prepare(run.router), _wanted(run)
+    own, needs = prepare(run.router), _wanted(run)
     typical = typical_norm(run, own, first)
     num_tokens = run.source.facts.num_tokens
     all_tiles = range(-(-num_tokens // TILE))
@@ -273,13 +273,13 @@ def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> tuple[P
         for tokens in (SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS)
     )
     random = None
-    planned = [(MAIN, own, wanted, False, all_tiles), ("sampled", own, wanted, True, few)]
+    planned = [(MAIN, own, needs, False, all_tiles), ("sampled", own, needs, True, few)]
     if run.source.facts.stage in INPUT_STAGES:
         random = prepare(random_router(run.router, run.options.seed))
-        kept = [name for name in wanted if REDUCTIONS[name].use.of_random_router]
+        random_needs = [name for name in needs if REDUCTIONS[name].use.of_random_router]
         planned += [
-            ("random", random, kept, False, some),
-            ("random sampled", random, kept, True, few),
+            ("random", random, random_needs, False, some),
+            ("random sampled", random, random_needs, True, few),
         ]
     passes = []
     for name, prepared, names, is_sampled, tiles in planned:
@@ -324,12 +324,12 @@ def _arithmetic_passes(
     """The router under each arithmetic on all tokens, its random router on a sample of them."""
     reference = run.options.reference and arithmetic(run.options.reference)
     for how in map(arithmetic, run.options.arithmetics):
-        for name, prepared, kept, chosen in (
+        for name, prepared, reductions, chosen in (
             (how.name, own, reductions_for(lambda use: use.of_flip), tiles),
             (under_random(how.name), random, reductions_for(lambda use: use.of_random_flip), some),
         ):
             task = dataclasses.replace(
-                task_of(run, prepared, kept, typical),
+                task_of(run, prepared, reductions, typical),
                 variant=emulate(prepared.router, how),
                 reference=emulate(prepared.router, reference) if reference else None,
             )
@@ -446,8 +446,8 @@ def _flip_rows(
             if name not in states
         }
         names = planned.task.populations.names
-        found = finish_router(router, states, names, metrics, absent, planned.name, whole)
-        extend_rows(rows, found.rows)
+        finished = finish_router(router, states, names, metrics, absent, planned.name, whole)
+        extend_rows(rows, finished.rows)
         if run.folder is not None:
             write_bitmap(run.folder, planned.name, states["flip_bits"])
     return rows
@@ -544,7 +544,7 @@ def _scan_in_step(
                 lane.begin,
                 devices=runs[0].devices,
                 batch_tokens=options.batch_tokens,
-                said=runs[0].said,
+                on_message=runs[0].on_message,
             )
             for lane in lanes
         ]
@@ -570,7 +570,7 @@ def _lane(run: RouterRun, planned: Pass, files: ExitStack) -> Lane:
     begin = read_snapshot(snapshot)
     if begin and run.advanced:
         run.advanced(begin.num_tokens)
-    hooks = dataclasses.replace(hooks, snapshot=lambda found: write_snapshot(snapshot, found))
+    hooks = dataclasses.replace(hooks, snapshot=lambda progress: write_snapshot(snapshot, progress))
     return Lane(planned.task, skips, hooks, begin or Progress())
 
 
@@ -579,8 +579,8 @@ def _is_for_devices(run: RouterRun, planned: Pass) -> bool:
     if not run.devices or planned.name != MAIN:
         return False
     reason = refusal(planned.task)
-    if reason and run.said:
-        run.said(f"router {run.router.name}: on the processor, since {reason}")
+    if reason and run.on_message:
+        run.on_message(f"router {run.router.name}: on the processor, since {reason}")
     return not reason
 
 

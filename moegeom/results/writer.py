@@ -274,7 +274,7 @@ class ResultsWriter:
         """Goes on with what is there, or begins: what is no plan has nothing to go on with."""
         before = None if self._restart else _plan_in(self._work.plan)
         if before is None:
-            self._work.clear(kept=FILES_FOLDER)
+            self._work.clear(spared_folder=FILES_FOLDER)
             write_whole(self._work.plan, json.dumps(self._plan))
             return
         if before != self._plan:

@@ -113,8 +113,8 @@ class Emulated:
         lost = self.lost if values.dtype == np.float32 else 0
         if not lost:
             values, rows = self.inputs(values[rows]), np.arange(len(rows))
-        found = kernels["wide_logits"](values, rows, lost, self._rows, is_wanted, logits)
-        return found if self.logit_bias is None else found + is_wanted * self.logit_bias
+        sums = kernels["wide_logits"](values, rows, lost, self._rows, is_wanted, logits)
+        return sums if self.logit_bias is None else sums + is_wanted * self.logit_bias
 
     def compared(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
         """What the engine's top-k looks at, before any group mask; every step rounded.

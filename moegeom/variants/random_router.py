@@ -28,7 +28,7 @@ def rows_in_random_directions(
     """Rows of the same lengths in Gaussian directions, the same for the same ``key`` and shape."""
     digest = hashlib.sha256(key.encode()).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
-    drawn = generator.standard_normal(rows.shape)
+    directions = generator.standard_normal(rows.shape)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1)
-    drawn *= (lengths / np.linalg.norm(drawn, axis=-1))[..., None]
-    return drawn
+    directions *= (lengths / np.linalg.norm(directions, axis=-1))[..., None]
+    return directions

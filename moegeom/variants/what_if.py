@@ -141,11 +141,11 @@ def parse_what_ifs(texts: Sequence[str]) -> tuple[AskedWhatIf, ...]:
         For a kind or parameter that is not known, a number out of its range, a value that is
         missing, or two that exclude each other.
     """
-    found: dict[str, AskedWhatIf] = {}
+    by_name: dict[str, AskedWhatIf] = {}
     for text in texts:
-        for asked in _parse(text):
-            found.setdefault(asked.name, asked)
-    return tuple(found.values())
+        for what_if in _parse(text):
+            by_name.setdefault(what_if.name, what_if)
+    return tuple(by_name.values())
 
 
 def spelled(kind: WhatIf) -> str:
@@ -156,21 +156,21 @@ def spelled(kind: WhatIf) -> str:
 def _parse(text: str) -> Iterator[AskedWhatIf]:
     name, colon, rest = text.strip().partition(":")
     kind = _kind(name)
-    given = _given(text, kind, rest.split(",") if colon else [])
-    values = {p.name: given.get(p.name, (p.default,)) for p in kind.parameters}
+    terms = _given(text, kind, rest.split(",") if colon else [])
+    values = {p.name: terms.get(p.name, (p.default,)) for p in kind.parameters}
     for parameter in kind.parameters:
         if parameter.is_list:
-            values[parameter.name] = (tuple(sorted(set(given.get(parameter.name, ())))),)
+            values[parameter.name] = (tuple(sorted(set(terms.get(parameter.name, ())))),)
         elif len(values[parameter.name]) > 1 and not parameter.is_swept:
             raise _error(text, kind, f"'{parameter.name}' has several values")
-    if kind.one_of and sum(name in given for name in kind.one_of) != 1:
+    if kind.one_of and sum(name in terms for name in kind.one_of) != 1:
         raise _error(text, kind, f"it needs {_either(kind.one_of)}")
     for chosen in itertools.product(*values.values()):
         one = dict(zip(values, chosen, strict=True))
-        said = ",".join(
-            _said(p, one[p.name]) for p in kind.parameters if p.name in given and one[p.name] != ()
+        spelling = ",".join(
+            _said(p, one[p.name]) for p in kind.parameters if p.name in terms and one[p.name] != ()
         )
-        yield AskedWhatIf(f"{spelled(kind)}:{said}" if said else spelled(kind), kind, one)
+        yield AskedWhatIf(f"{spelled(kind)}:{spelling}" if spelling else spelled(kind), kind, one)
 
 
 def _kind(name: str) -> WhatIf:
@@ -186,15 +186,15 @@ def _given(text: str, kind: WhatIf, words: Sequence[str]) -> dict[str, tuple[Any
     """The values by parameter; a value without a name belongs to the one before, or the first."""
     by_name = {p.name: p for p in kind.parameters}
     first = next((p for p in kind.parameters if p.is_first), None)
-    given: dict[str, tuple[Any, ...]] = {}
+    terms: dict[str, tuple[Any, ...]] = {}
     current = first
     for word in (word.strip() for word in words):
         name, equals, value = word.partition("=")
         if equals or (name in by_name and by_name[name].is_flag):
             if name not in by_name:
-                known = ", ".join(by_name) or "none"
-                raise _error(text, kind, f"it has no '{name[:40]}' ({known})")
-            if name in given:
+                names = ", ".join(by_name) or "none"
+                raise _error(text, kind, f"it has no '{name[:40]}' ({names})")
+            if name in terms:
                 raise _error(text, kind, f"'{name}' is given twice")
             current = by_name[name]
             if current.is_flag and equals:
@@ -205,11 +205,11 @@ def _given(text: str, kind: WhatIf, words: Sequence[str]) -> dict[str, tuple[Any
             value = word
         if current is None:
             raise _error(text, kind, f"'{word[:40]}' stands without a name")
-        found = current.is_flag or _value(text, kind, current, value)
-        given[current.name] = (*given.get(current.name, ()), found)
+        entry = current.is_flag or _value(text, kind, current, value)
+        terms[current.name] = (*terms.get(current.name, ()), entry)
         if current.is_flag:
             current = first
-    return given
+    return terms
 
 
 def _value(text: str, kind: WhatIf, parameter: Parameter, word: str) -> float | int | str:

@@ -23,7 +23,7 @@ class DeviceChoice:
     """``devices`` is empty for the processor; ``why`` is one sentence."""
 
     devices: tuple[Device, ...]
-    asked: str
+    option: str
     why: str
 
     @property
@@ -40,7 +40,7 @@ class DeviceChoice:
     def facts(self) -> dict[str, Any]:
         """For ``run.json``."""
         names = [device.name for device in self.devices]
-        facts = {"kind": self.kind, "asked": self.asked, "names": names, "why": self.why}
+        facts = {"kind": self.kind, "asked": self.option, "names": names, "why": self.why}
         return facts | ({"product": PRODUCT} if self.devices else {})
 
 
@@ -54,7 +54,7 @@ ON_THE_PROCESSOR = DeviceChoice((), "cpu", "asked for with --device cpu")
 
 
 def choose_devices(
-    asked: str,
+    option: str,
     source: SourceFacts | None,
     num_routers: int,
     count: Callable[[], int] = count_devices,
@@ -72,21 +72,21 @@ def choose_devices(
     DeviceError
         When a GPU was asked for and is not there.
     """
-    if asked == "cpu":
+    if option == "cpu":
         return ON_THE_PROCESSOR
-    if asked != "auto":
-        numbers = _numbers(asked, count)
-        why = f"asked for with --device {asked}"
-        return DeviceChoice(tuple(opened(number) for number in numbers), asked, why)
+    if option != "auto":
+        numbers = _numbers(option, count)
+        why = f"asked for with --device {option}"
+        return DeviceChoice(tuple(opened(number) for number in numbers), option, why)
     if reason := _against(source, num_routers):
-        return DeviceChoice((), asked, reason)
-    found, reasons = usable_devices(count, opened)
-    devices = tuple(found.values())
+        return DeviceChoice((), option, reason)
+    device_by_number, reasons = usable_devices(count, opened)
+    devices = tuple(device_by_number.values())
     if not devices:
-        return DeviceChoice((), asked, " ".join(reasons) or "CuPy finds no GPU")
+        return DeviceChoice((), option, " ".join(reasons) or "CuPy finds no GPU")
     assert source is not None
     why = f"{_work(source, num_routers)} are worth starting it"
-    return DeviceChoice(devices, asked, " ".join([why, *(f"({text})" for text in reasons)]))
+    return DeviceChoice(devices, option, " ".join([why, *(f"({text})" for text in reasons)]))
 
 
 def usable_devices(
@@ -123,24 +123,24 @@ def _work(source: SourceFacts, num_routers: int) -> str:
     return f"{number_of(source.num_tokens, 'token')} at {routers}"
 
 
-def refuse_unknown_device(asked: str) -> None:
+def refuse_unknown_device(option: str) -> None:
     """Raises UsageError for what is no device; whether it is there is not checked."""
-    kind, colon, listed = asked.partition(":")
+    kind, colon, listed = option.partition(":")
     is_listed = all(part.isdecimal() and len(part) < 4 for part in listed.split(","))
-    if asked not in ("auto", "cpu", "cuda") and not (kind == "cuda" and colon and is_listed):
+    if option not in ("auto", "cpu", "cuda") and not (kind == "cuda" and colon and is_listed):
         raise UsageError(
-            f"--device {asked}: unknown device.", "Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
+            f"--device {option}: unknown device.", "Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
         )
 
 
-def _numbers(asked: str, count: Callable[[], int]) -> list[int]:
-    refuse_unknown_device(asked)
-    _, colon, listed = asked.partition(":")
+def _numbers(option: str, count: Callable[[], int]) -> list[int]:
+    refuse_unknown_device(option)
+    _, colon, listed = option.partition(":")
     if colon:
         return list(dict.fromkeys(int(part) for part in listed.split(",")))
-    found = count()
-    if not found:
+    num_devices = count()
+    if not num_devices:
         raise DeviceError(
             "--device cuda: CuPy finds no GPU.", "`moegeom doctor` says what is there."
         )
-    return list(range(found))
+    return list(range(num_devices))

@@ -45,15 +45,15 @@ def scan_on_devices(
     *,
     devices: Sequence[Device],
     batch_tokens: int | None = None,
-    said: Callable[[str], None] | None = None,
+    on_message: Callable[[str], None] | None = None,
 ) -> Progress:
     """As :func:`moegeom.engine.loop.scan_router`, with the products and the counting on devices.
 
     Batches go to the devices in turn. Reductions that the devices do not keep are folded by
     ``pace.num_workers`` threads of the host from the logits and choices that the devices give, so
     both see the same choices. ``batch_tokens`` is the size of a batch, by default what suits a GPU
-    and its free memory; that of ``pace`` is meant for processors. ``said`` hears of a batch that
-    had to be halved for lack of memory.
+    and its free memory; that of ``pace`` is meant for processors. ``on_message`` hears of a batch
+    that had to be halved for lack of memory.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def scan_on_devices(
         When a device fails, or its memory does not hold the smallest batch.
     """
     run = _Run(task, pace, skip_non_finite, hooks, begin or Progress())
-    run.make_slots(devices, batch_tokens, said)
+    run.make_slots(devices, batch_tokens, on_message)
     with run.workers() as workers:
         return run.scan(tiles, workers)
 
@@ -94,17 +94,13 @@ class _Run:
         self,
         devices: Sequence[Device],
         batch_tokens: int | None,
-        said: Callable[[str], None] | None,
+        on_message: Callable[[str], None] | None,
     ) -> None:
         """Slots of one size on every device, halved until they fit all of them."""
         task, reader = self._task, self._reader
         free = min(device.free_bytes() for device in devices)
-        tokens = product_tokens(
-            reader.width * reader.dtype.itemsize,
-            free,
-            task.source.facts.num_tokens,
-            batch_tokens,
-        )
+        row_bytes = reader.width * reader.dtype.itemsize
+        tokens = product_tokens(row_bytes, free, task.source.facts.num_tokens, batch_tokens)
         while True:
             try:
                 self._by_device = [
@@ -115,8 +111,10 @@ class _Run:
                 if tokens <= TILE:
                     raise
                 tokens //= 2
-                if said:
-                    said(f"the device has no room for {2 * tokens} tokens at once; taking {tokens}")
+                if on_message:
+                    on_message(
+                        f"the device has no room for {2 * tokens} tokens at once; taking {tokens}"
+                    )
             else:
                 self._batch_tiles = tokens // TILE
                 return

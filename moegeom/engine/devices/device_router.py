@@ -170,10 +170,10 @@ def start_counters(task: Task, device: Device, names: Collection[str]) -> RouteC
 
 def states_of(device: Device, counters: RouteCounters) -> dict[str, State]:
     """States of the reductions, as the processor's engine would give them."""
-    held = {name: getattr(counters, name) for name in ON_DEVICE}
+    arrays = {name: getattr(counters, name) for name in ON_DEVICE}
     return {
         name: {"counts": device.get(array).view(np.int64)}
-        for name, array in held.items()
+        for name, array in arrays.items()
         if array is not None
     }
 

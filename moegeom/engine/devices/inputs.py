@@ -35,14 +35,14 @@ class InputReader:
         return np.dtype(np.uint16 if self.kind == "bfloat16" else np.float32)
 
     def numbers(
-        self, held: Shaped[np.ndarray, "tokens width"]
+        self, rows: Shaped[np.ndarray, "tokens width"]
     ) -> Shaped[np.ndarray, "tokens width"]:
         """What was read, as numbers."""
         if self.kind == "float32":
-            return held
+            return rows
         import ml_dtypes
 
-        return held.view(ml_dtypes.bfloat16)
+        return rows.view(ml_dtypes.bfloat16)
 
     def start(
         self, start: int, stop: int, out: Shaped[np.ndarray, "tokens width"], pool: Executor

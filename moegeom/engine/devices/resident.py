@@ -49,8 +49,8 @@ class DeviceFold:
     def __init__(self, task: Task, device: Device) -> None:
         others = sorted(set(task.reductions) - set(ON_DEVICE))
         if others:
-            known = ", ".join(ON_DEVICE)
-            raise UsageError(f"A device does not keep {', '.join(others)}.", f"Known: {known}.")
+            folds = ", ".join(ON_DEVICE)
+            raise UsageError(f"A device does not keep {', '.join(others)}.", f"Known: {folds}.")
         refuse(task)
         if task.source.facts.stage != "router_input" or task.exclude_first:
             raise UsageError(
@@ -113,12 +113,12 @@ class DeviceFold:
 
     def _at_least(self, name: str, tokens: int, columns: int, dtype: type) -> DeviceArray:
         """Room that grows with the tensors; the old one is let go once its work is done."""
-        held = self._room.get((name, columns))
-        if held is None or len(held) < tokens:
+        array = self._room.get((name, columns))
+        if array is None or len(array) < tokens:
             self._queue.finish()
             shape = (tokens, columns) if columns else (tokens,)
-            held = self._room[name, columns] = self._device.empty(shape, np.dtype(dtype))
-        return held[:tokens]
+            array = self._room[name, columns] = self._device.empty(shape, np.dtype(dtype))
+        return array[:tokens]
 
     def wait(self) -> None:
         """Waits for the work queued so far: the tensors may go after it."""

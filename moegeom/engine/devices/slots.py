@@ -45,9 +45,9 @@ def product_tokens(
     row stands for about twice its bytes: logits and answers come to it.
     """
     room = int(free_bytes * _SHARE_OF_FREE) // (2 * SLOTS * row_bytes)
-    wanted = min(_PRODUCT_BYTES // row_bytes, room, _MOST_TOKENS, batch_tokens or _MOST_TOKENS)
+    most = min(_PRODUCT_BYTES // row_bytes, room, _MOST_TOKENS, batch_tokens or _MOST_TOKENS)
     tokens = _LEAST_TOKENS
-    while 2 * tokens <= wanted and tokens < num_tokens:
+    while 2 * tokens <= most and tokens < num_tokens:
         tokens *= 2
     return tokens
 
@@ -151,11 +151,11 @@ def _slot(
 ) -> Slot:
     values = device.empty((tokens, reader.width), reader.dtype)
     recorded = router.rows is None
-    asked = _asked(router, with_answers)
+    names = _asked(router, with_answers)
     columns = {"logits": router.rule.num_experts, "chosen": router.rule.top_k, "pair": 2}
     shapes = {n: (tokens, columns[n]) if n in columns else (tokens,) for n in _ANSWERS}
-    outputs = {name: device.empty(shapes[name], np.dtype(_ANSWERS[name])) for name in asked}
-    answers = {name: device.pinned(shapes[name], np.dtype(_ANSWERS[name])) for name in asked}
+    outputs = {name: device.empty(shapes[name], np.dtype(_ANSWERS[name])) for name in names}
+    answers = {name: device.pinned(shapes[name], np.dtype(_ANSWERS[name])) for name in names}
     norm = device.empty((tokens,), np.dtype(np.float64)) if router.needs_norm else None
     if norm is not None and with_answers:
         answers["input_norm"] = device.pinned((tokens,), np.dtype(np.float64))
@@ -180,7 +180,7 @@ def _asked(router: DeviceRouter, with_answers: bool) -> list[str]:
     """Answers that the host wants: which tokens are lost, always; the rest to fold them itself."""
     if not with_answers:
         return ["is_lost"]
-    asked = ["is_lost", "logits", "chosen", "margin"]
+    names = ["is_lost", "logits", "chosen", "margin"]
     if router.rule.groups is not None:
-        asked.append("group_margin")
-    return [*asked, "distance", "pair"] if router.tables.inverse is not None else asked
+        names.append("group_margin")
+    return [*names, "distance", "pair"] if router.tables.inverse is not None else names

@@ -393,15 +393,15 @@ class Settled:
 
     arrangement: Arrangement
     on: list[list[int]]
-    _found: dict[int, Dictionary] = field(default_factory=dict)
+    _dictionaries: dict[int, Dictionary] = field(default_factory=dict)
 
     def at(self, vertex: int) -> Dictionary:
         """The dictionary of one vertex."""
-        if vertex not in self._found:
+        if vertex not in self._dictionaries:
             made = dictionary(self.arrangement, self.on[vertex])
             assert made is not None, "the hyperplanes of a vertex meet"
-            self._found[vertex] = made
-        return self._found[vertex]
+            self._dictionaries[vertex] = made
+        return self._dictionaries[vertex]
 
     def tied(self, vertex: int) -> Mask:
         """The experts that are on the level there without perturbation."""

@@ -25,7 +25,7 @@ _MOST = 16 * TILE
 
 
 def asked_noise(
-    asked: str | InputNoise | Mapping[str, InputNoise] | None, opened: Session
+    noise: str | InputNoise | Mapping[str, InputNoise] | None, opened: Session
 ) -> InputNoise | Mapping[str, InputNoise] | None:
     """A share of the rms as it is given, or what two recordings of the same tokens show.
 
@@ -36,18 +36,18 @@ def asked_noise(
     UsageError
         For a share that is none.
     """
-    if not isinstance(asked, str):
-        return asked
+    if not isinstance(noise, str):
+        return noise
     try:
-        scale = float(asked)
+        scale = float(noise)
     except ValueError:
-        again = second_recording(asked, opened)
+        again = second_recording(noise, opened)
         assert opened.source is not None
         skips = opened.terms.skips_non_finite
         return recorded_noise(opened.source, again, opened.chosen, skips)
     if not 0.0 < scale < math.inf:
         raise UsageError(
-            f"--noise {asked}: expected a positive share of the input's rms.",
+            f"--noise {noise}: expected a positive share of the input's rms.",
             "Such as 0.002; or name a second recording of the same text.",
         )
     return InputNoise(scale)
@@ -55,9 +55,9 @@ def asked_noise(
 
 def second_recording(path: str, opened: Session) -> TokenSource:
     """Another recording for the routers of a session."""
-    found = open_source(opened.terms, path, opened.chosen, opened.routers.routers)
-    assert found is not None
-    return found
+    source = open_source(opened.terms, path, opened.chosen, opened.routers.routers)
+    assert source is not None
+    return source
 
 
 def recorded_noise(
@@ -151,13 +151,13 @@ def _noise(
             lost = tuple(np.flatnonzero(~are_finite).tolist())
             refuse_non_finite(router, source.facts.name, lost, num_tokens)
     values = [read[is_left] for read in values]
-    found = noise_between(*values)
+    noise = noise_between(*values)
     size = float(np.sqrt((values[0].astype(np.float64) ** 2).mean()))
     return dataclasses.replace(
-        InputNoise(found.scale, False),
-        kappa=found.kappa,
-        systematic_share=found.systematic_share,
-        relative=found.scale / size if size else 0.0,
+        InputNoise(noise.scale, False),
+        kappa=noise.kappa,
+        systematic_share=noise.systematic_share,
+        relative=noise.scale / size if size else 0.0,
         num_non_finite=int((~is_left).sum()),
     )
 

@@ -41,9 +41,9 @@ from moegeom.studies.check.record import Gate
 _MOST_CODES = 8
 
 
-def document(found: Gate, view: View) -> Document:
+def document(gate: Gate, view: View) -> Document:
     """What ``moegeom check`` says."""
-    verdict, run = found.verdict, found.run
+    verdict, run = gate.verdict, gate.run
     summary = summarise_verdict(verdict, run)
     return Document(
         "check",
@@ -53,11 +53,11 @@ def document(found: Gate, view: View) -> Document:
             [*_header(verdict, summary)],
             [*findings_excerpt(verdict.findings, run, view.detail)],
             [*unjudged(verdict, run, view.detail)],
-            [Gallery(lambda: [*gate_figures(found)])],
+            [Gallery(lambda: [*gate_figures(gate)])],
             [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
-            [*_of_release(found.release), *_ending(verdict, summary)],
+            [*_of_release(gate.release), *_ending(verdict, summary)],
         ],
-        lambda: {**_record(verdict, run), "release": _release_record(found.release)},
+        lambda: {**_record(verdict, run), "release": _release_record(gate.release)},
         Judged(verdict, run),
     )
 

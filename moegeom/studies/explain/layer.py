@@ -131,7 +131,7 @@ def look(
         kernels=sides.kernels,
         has_inputs=has_inputs,
         has_logits=not reason,
-        told=_told(sides, prepared.router, rows) if has_inputs else None,
+        recorded=_told(sides, prepared.router, rows) if has_inputs else None,
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
     )

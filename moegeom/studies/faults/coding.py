@@ -30,7 +30,7 @@ class Apart:
     """Distance of B from a candidate router: of its sets, and of its recorded values."""
 
     sets: SetDistances
-    told: Float64[np.ndarray, "tokens values"] | None
+    contrasts: Float64[np.ndarray, "tokens values"] | None
 
     def bits(self, scale: float, ties: str) -> Float64[np.ndarray, "tokens"]:
         """Bits of the sets under noise of so many gaps of these scores, one of ``_SCALES``."""
@@ -56,7 +56,7 @@ class Apart:
 
     def at(self, rows: np.ndarray) -> Apart:
         """The distances of some tokens."""
-        return Apart(self.sets.at(rows), None if self.told is None else self.told[rows])
+        return Apart(self.sets.at(rows), None if self.contrasts is None else self.contrasts[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +64,29 @@ class Coded:
     """Bits of sets, and of the recorded values."""
 
     sets: Float64[np.ndarray, "tokens"]
-    told: Float64[np.ndarray, "tokens"]
+    values: Float64[np.ndarray, "tokens"]
 
     @property
     def both(self) -> Float64[np.ndarray, "tokens"]:
-        return self.sets + self.told
+        return self.sets + self.values
 
 
 @dataclass(frozen=True)
 class Noise:
     """Noise of a router: its scale in gaps between scores, the way in which ties are broken, and
-    the scale of what is told beside the sets.
+    the scale of the values beside the sets.
     """
 
     scale: float
     ties: str
-    told: float
+    value_scale: float
 
     def code(self, apart: Apart) -> Coded:
         """Bits of what B did under noise of so many gaps of these scores."""
         sets = apart.bits(self.scale, self.ties)
-        if apart.told is None:
+        if apart.contrasts is None:
             return Coded(sets, np.zeros(len(sets)))
-        return Coded(sets, contrast_bits(apart.told, self.told))
+        return Coded(sets, contrast_bits(apart.contrasts, self.value_scale))
 
 
 def fitted(apart: Apart, weight: np.ndarray | float = 1.0, ties: Sequence[str] = TIE_WAYS) -> Noise:
@@ -100,9 +100,9 @@ def fitted_both(
     """The same, and the noise that fits best where each token may be coded by the base."""
     ways = ("chance",) if apart.sets.is_tied is None else ties
     of_sets = {(scale, way): apart.bits(scale, way) for scale in _SCALES for way in ways}
-    of_told = {float(_TOLD_SCALES[0]): np.zeros(0)}
-    if apart.told is not None:
-        of_told = {float(scale): contrast_bits(apart.told, scale) for scale in _TOLD_SCALES}
+    of_values = {float(_TOLD_SCALES[0]): np.zeros(0)}
+    if apart.contrasts is not None:
+        of_values = {float(scale): contrast_bits(apart.contrasts, scale) for scale in _TOLD_SCALES}
 
     def best(bits: Mapping[Any, np.ndarray], beside: np.ndarray | None) -> Any:
         """The key of the fewest bits, each token coded by it or by the base."""
@@ -116,12 +116,12 @@ def fitted_both(
     noises = []
     for beside in (None, base):
         scale, way = best(of_sets, None if beside is None else beside.sets)
-        told_scale = best(of_told, None if beside is None else beside.told)
-        noises.append(Noise(scale, way, told_scale))
+        value_scale = best(of_values, None if beside is None else beside.values)
+        noises.append(Noise(scale, way, value_scale))
     return noises[0], noises[1]
 
 
 def as_it_is(own: Apart, base: Coded, noise: Noise) -> Coded:
     """Bits of the base, with its own noise or the candidate's: less noise is no fault."""
     other = dataclasses.replace(noise, ties="chance").code(own)
-    return Coded(np.minimum(base.sets, other.sets), np.minimum(base.told, other.told))
+    return Coded(np.minimum(base.sets, other.sets), np.minimum(base.values, other.values))

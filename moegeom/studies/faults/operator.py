@@ -42,7 +42,7 @@ class Site:
     ``routers`` are all that are looked at, this one at ``number``; ``other`` is that of the
     checkpoint that B may have loaded. ``has_inputs`` where the rows can be routed again, and
     ``has_logits`` is False when only expert sets were recorded: ``scores`` then mark A's sets.
-    ``told`` are values that B recorded beside its choices; ``chosen_at`` gives A's choices at
+    ``recorded`` are values that B stored beside its choices; ``chosen_at`` gives A's choices at
     another of the routers, ``values_at`` its inputs there.
     """
 
@@ -60,7 +60,7 @@ class Site:
     kernels: Kernels
     has_inputs: bool
     has_logits: bool
-    told: ChoiceValues | None
+    recorded: ChoiceValues | None
     chosen_at: Callable[[int], Int32[np.ndarray, "tokens k"]]
     values_at: Callable[[int], Values]
 
@@ -72,14 +72,14 @@ class Site:
     @cached_property
     def told_apart(self) -> Float64[np.ndarray, "tokens values"] | None:
         """Contrasts of B's recorded values with this router as it is."""
-        if self.told is None:
+        if self.recorded is None:
             return None
-        return self.told.apart(self.router, self.place, self.logits, self.theirs)
+        return self.recorded.apart(self.router, self.place, self.logits, self.theirs)
 
     @cached_property
     def is_of_logits(self) -> bool:
         """True when this router's rule applied to B's recorded logits reproduces B's choices."""
-        recorded = self.told
+        recorded = self.recorded
         if recorded is None or not recorded.is_logits or not self.differs.any():
             return False
         rows = np.flatnonzero(self.differs)
@@ -131,13 +131,12 @@ class Proposal:
 
     One of three tells what would be chosen: a ``routed`` router (with the rows, biases and rule
     that it would have, behind ``inputs`` if they are changed too), the scores of other ``rows``
-    (-1: nothing is predicted), or ``scores`` as they stand, with what would be ``told`` beside them
-    if that is not what the router tells as it is; ``moves_logits`` where the scores are those of
-    other logits. ``numbers`` are A's numbers of B's
-    experts; ``of_other`` where the other checkpoint is needed to say it. It counts only where it
-    reproduces ``least_met`` of the sets in its scope and, if it is one of all routers
-    (``everywhere``), at each of them; with ``of_some_only`` never for all experts together, with
-    ``of_all_only`` never for some.
+    (-1: nothing is predicted), or ``scores`` as they stand, with the ``values`` that would stand
+    beside them if those are not the router's as it is; ``moves_logits`` where the scores are those
+    of other logits. ``numbers`` are A's numbers of B's experts; ``of_other`` where the
+    other checkpoint is needed to say it. It counts only where it reproduces ``least_met`` of the
+    sets in its scope and, if it is one of all routers (``everywhere``), at each of them; with
+    ``of_some_only`` never for all experts together, with ``of_all_only`` never for some.
     ``ties`` are the ways in which equal scores may be told apart; ``stands_for`` counts those that
     were tried before it and went no further.
     ``bits`` say which parameters these are, ``own_bits`` those of this router alone.
@@ -152,7 +151,7 @@ class Proposal:
     inputs: Inputs | None = None
     rows: Int64[np.ndarray, "tokens"] | None = None
     scores: Callable[[Site, np.ndarray], Float[np.ndarray, "rows experts"]] | None = None
-    told: Callable[[Site, np.ndarray], Float64[np.ndarray, "rows values"]] | None = None
+    values: Callable[[Site, np.ndarray], Float64[np.ndarray, "rows values"]] | None = None
     moves_logits: bool = False
     numbers: Int32[np.ndarray, "experts"] | None = None
     of_other: bool = False
@@ -229,10 +228,10 @@ class Proposal:
         As the router is where nothing else is predicted.
         """
         as_is = site.told_apart
-        if as_is is None or site.told is None:
+        if as_is is None or site.recorded is None:
             return None
-        if self.told is not None:
-            apart = contrasts(site.told.values[rows], self.told(site, rows))
+        if self.values is not None:
+            apart = contrasts(site.recorded.values[rows], self.values(site, rows))
             return np.where(np.isnan(apart), as_is[rows], apart)
         if self.scores is not None:
             return as_is[rows]
@@ -245,7 +244,7 @@ class Proposal:
             logits[there < 0] = np.nan
         if self.numbers is not None and site.is_of_logits:  # rows have other places, and so logits
             logits = logits[:, self.numbers]
-        apart = site.told.apart(router, rows, logits, self.theirs(site, rows))
+        apart = site.recorded.apart(router, rows, logits, self.theirs(site, rows))
         return np.where(np.isnan(apart), as_is[rows], apart)
 
     def theirs(self, site: Site, rows: np.ndarray) -> Int32[np.ndarray, "rows k"]:

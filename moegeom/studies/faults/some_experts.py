@@ -167,7 +167,7 @@ class ToldOfSome:
         logits: Float[np.ndarray, "rows experts"],
     ) -> ToldOfSome | None:
         """B's values of these rows, or None; ``scale`` is that of the better prediction."""
-        recorded = site.told
+        recorded = site.recorded
         if recorded is None:
             return None
         expert = recorded.experts(site.theirs[rows], logits.shape[1])

@@ -470,15 +470,15 @@ def _cones(imbalance: Imbalance) -> Iterator[str]:
 def _experts(imbalance: Imbalance) -> Iterator[str]:
     """What experts tell apart of the data: narrow ones, then the layer of least rank."""
     summary = study_summary(imbalance)
-    known = [(router.router, router.experts) for router in imbalance.routers if router.experts]
-    if narrow := [name for name, ranks in known if ranks.is_narrow]:
+    pairs = [(router.router, router.experts) for router in imbalance.routers if router.experts]
+    if narrow := [name for name, ranks in pairs if ranks.is_narrow]:
         yield (
             f"{summary.places(narrow)}: experts have fewer neurons than the inputs have "
             "dimensions, and cannot tell all directions apart."
         )
-    if not known:
+    if not pairs:
         return
-    name, ranks = min(known, key=lambda one: one[1].effective_median / one[1].effective_random)
+    name, ranks = min(pairs, key=lambda one: one[1].effective_median / one[1].effective_random)
     over = around = ""
     if ranks.width_over_dimension is not None:
         over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"

@@ -60,7 +60,7 @@ def missing_document(missing: MissingParts, view: View) -> Document:
         [
             [
                 Title("merge", text),
-                Fact("given", ", ".join(missing.given), "plain"),
+                Fact("given", ", ".join(missing.folders), "plain"),
                 Note(
                     "Nothing was written: results of some parts would be those of fewer tokens. "
                     "Make them with moegeom scan ... --part i/n, and merge again."
@@ -69,7 +69,7 @@ def missing_document(missing: MissingParts, view: View) -> Document:
         ],
         lambda: {
             "missing": list(missing.numbers),
-            "given": list(missing.given),
+            "given": list(missing.folders),
             "num_parts": missing.count,
             "exit_code": EXIT_INCONCLUSIVE,
         },

@@ -115,14 +115,14 @@ class ParquetColumns:
         names = domain.dictionary.to_pylist()
         # One entry more than names, for null.
         numbers = np.array([*(self._domains.get(name, _UNLISTED) for name in names), -1], np.int16)
-        found = numbers[domain.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
-        if (found == _UNLISTED).any():
+        domains = numbers[domain.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+        if (domains == _UNLISTED).any():
             unlisted = [name for name in names if name not in self._domains]
             raise RecordingError(
                 f"{path.name}: domain {unlisted[0]!r:.60} is not listed in recording.json "
                 f"({', '.join(self._domains)[:MOST_QUOTED] or 'none'})."
             )
-        return found
+        return domains
 
 
 def _facts(path: Path) -> ParquetFacts:

@@ -47,8 +47,8 @@ def write_columns(
     """Write one shard; ``domain`` is stored as text, missing where unknown."""
     import pyarrow as pa
 
-    known = columns.domain >= 0
-    number = pa.array(np.where(known, columns.domain, 0), pa.int32(), mask=~known)
+    has_domain = columns.domain >= 0
+    number = pa.array(np.where(has_domain, columns.domain, 0), pa.int32(), mask=~has_domain)
     domain = pa.DictionaryArray.from_arrays(number, pa.array(domains or ("",), pa.string()))
     table = pa.table(
         {

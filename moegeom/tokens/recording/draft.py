@@ -111,9 +111,9 @@ class JournalledDraft:
     def _remove_strays(self, noted: Sequence[Noted]) -> None:
         """Removes what the unfinished shard, or an unfinished end, left."""
         books = enumerate(shard.book for shard in noted)
-        known = {name for number, book in books for name in shard_file_names(book, number)}
+        names = {name for number, book in books for name in shard_file_names(book, number)}
         for path in self.files.iterdir():
-            if path.name not in known:
+            if path.name not in names:
                 remove(path)
 
     def note(self, num_tokens: int, domains: tuple[str, ...], book: ShapeBook) -> None:

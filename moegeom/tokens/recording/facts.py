@@ -155,8 +155,8 @@ def check_facts(facts: RecordingFacts, where: str) -> None:
 def check_words(dtype: str | None, outputs: Sequence[str], where: str) -> None:
     """Raise unless the dtype is one of floats, or none, and no kind of outputs is named twice."""
     if dtype not in (None, *FLOAT_DTYPES):
-        known = ", ".join(FLOAT_DTYPES)
-        raise RecordingError(f"{where}: dtype is {quoted(dtype)}, expected null or one of {known}.")
+        names = ", ".join(FLOAT_DTYPES)
+        raise RecordingError(f"{where}: dtype is {quoted(dtype)}, expected null or one of {names}.")
     if len(set(outputs)) < len(outputs):
         raise RecordingError(f"{where}: outputs names a kind twice.")
 

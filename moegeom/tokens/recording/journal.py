@@ -107,10 +107,10 @@ class Journal:
             elif not self._files.is_dir():
                 break  # they have become the recording, which is not there any more either
             else:
-                found = _parse_noted(line, book, f"{self._where}, line {number}")
-                self._check_files(found, len(noted))
-                noted.append(found)
-                book = found.book
+                entry = _parse_noted(line, book, f"{self._where}, line {number}")
+                self._check_files(entry, len(noted))
+                noted.append(entry)
+                book = entry.book
             self._end = end
         return noted
 
@@ -125,18 +125,18 @@ class Journal:
             )
 
     def _check_files(self, noted: Noted, shard: int) -> None:
-        found = 0
+        num_bytes = 0
         for name in shard_file_names(noted.book, shard):
             try:
-                found += (self._files / name).stat().st_size
+                num_bytes += (self._files / name).stat().st_size
             except OSError as error:
                 raise RecordingError(
                     f"{self._name}: {name} cannot be read ({error.strerror}); its shard was "
                     "complete."
                 ) from None
-        if found != noted.num_bytes:
+        if num_bytes != noted.num_bytes:
             raise RecordingError(
-                f"{self._name}: the files of shard {shard} have {found} bytes; "
+                f"{self._name}: the files of shard {shard} have {num_bytes} bytes; "
                 f"{JOURNAL_FILE} says {noted.num_bytes}."
             )
 
@@ -201,11 +201,11 @@ def _complete_lines(path: Path, where: str) -> Iterator[tuple[dict[str, Any], in
         while line := file.readline(JOURNAL_LINE_BYTES):
             number += 1
             try:
-                found = parse_json(line, JOURNAL_LINE_BYTES) if line.endswith(b"\n") else None
+                entry = parse_json(line, JOURNAL_LINE_BYTES) if line.endswith(b"\n") else None
             except DocumentError:
-                found = None
-            if isinstance(found, dict):
-                yield found, file.tell()
+                entry = None
+            if isinstance(entry, dict):
+                yield entry, file.tell()
             elif file.tell() < size:
                 raise RecordingError(f"{where}: line {number} is damaged.")
 
@@ -284,7 +284,7 @@ def _first_difference(before: Any, now: Any, key: str = "") -> tuple[str, str, s
         was, is_now = _shown(before), _shown(now)
         return (key, f"{was:.100}", f"{is_now:.100}") if was != is_now else None
     differences = (_first_difference(was, is_now, name) for name, was, is_now in pairs)
-    return next((found for found in differences if found), None)
+    return next((difference for difference in differences if difference), None)
 
 
 def _shown(value: Any) -> str:

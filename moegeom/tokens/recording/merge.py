@@ -90,15 +90,15 @@ def _read_columns(parts: Sequence[Part], names: tuple[str, ...]) -> Columns:
         # -1 is the last entry: unknown stays unknown
         number = np.array([*(numbers[name] for name in part.facts.domains), -1], np.int16)
         for start, stop in _steps(0, part.facts.num_tokens):
-            found = part.source.read_columns(start, stop)
-            if min(found.document.min(), found.position.min()) < 0:
+            part_columns = part.source.read_columns(start, stop)
+            if min(part_columns.document.min(), part_columns.position.min()) < 0:
                 raise RecordingError(
                     f"{part.path.name}: tokens without document or position; expected both, which "
                     "say where a token belongs.",
                     "Record with documents and positions.",
                 )
             for name, column in columns.items():
-                read = getattr(found, name)
+                read = getattr(part_columns, name)
                 into = slice(offset + start, offset + stop)
                 column[into] = number[read] if name == "domain" else read
         offset += part.facts.num_tokens
@@ -191,7 +191,7 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
     ) as writer:
         for shard in _shards(order, opened, _fitting(rows, shard_tokens)):
             tensors = {
-                router: {name: _gather(shard, router, found) for name, found in by_name.items()}
+                router: {name: _gather(shard, router, merged) for name, merged in by_name.items()}
                 for router, by_name in rows.items()
             }
             writer.append_tensors(shard.columns, tensors, facts.outputs)
@@ -199,7 +199,7 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
 
 
 def _fitting(rows: PartRows, shard_tokens: int) -> int:
-    size = sum(found.row_bytes for tensors in rows.values() for found in tensors.values())
+    size = sum(merged.row_bytes for tensors in rows.values() for merged in tensors.values())
     return min(shard_tokens, max(_LEAST_TOKENS, _SHARD_BYTES // size))
 
 
@@ -239,16 +239,16 @@ def _shards(order: TokenOrder, parts: Sequence[Part], shard_tokens: int) -> Iter
 
 def _gather(shard: _Shard, router: str, rows: MergedRows) -> Shaped[np.ndarray, "tokens *row"]:
     """Rows of the shard; RecordingError when a part holds another row for one of its tokens."""
-    kept = rows.gather(shard.source)
+    shard_rows = rows.gather(shard.source)
     for start in range(0, len(shard.again), shard.num_rows):
         again = shard.again[start : start + shard.num_rows]
         again_of = shard.again_of[start : start + shard.num_rows]
-        differs = _differ(rows.gather(again), kept[again_of])
+        differs = _differ(rows.gather(again), shard_rows[again_of])
         if differs.any():
             at = int(np.argmax(differs))
             token = int(again_of[at])
             raise _contradiction(shard, token, (int(shard.source[token]), int(again[at])), router)
-    return kept
+    return shard_rows
 
 
 def _differ(

@@ -107,20 +107,20 @@ def part_rows(parts: Sequence[Part]) -> PartRows:
 
 
 def _tensor_rows(parts: Sequence[Part], router: str, tensor: StoredTensor) -> MergedRows:
-    found: list[FileRows] = []
+    pieces: list[FileRows] = []
     for part in parts:
         for shard in range(len(part.facts.shards)):
             name = tensor_file_name(tensor.file_prefix, router, shard)
             file = open_tensor_file(part.path / name)
             rows = file.rows(tensor.name, tensor.dtypes.values(), tensor.row)
-            if rows.row_shape != (found or [rows])[0].row_shape:
+            if rows.row_shape != (pieces or [rows])[0].row_shape:
                 raise RecordingError(
                     f"{part.path.name}/{name}: rows of shape {rows.row_shape}; those of "
-                    f"{parts[0].path.name} have {found[0].row_shape}.",
+                    f"{parts[0].path.name} have {pieces[0].row_shape}.",
                     "Merge parts of one run.",
                 )
-            found.append(rows)
-    return MergedRows(ShardedRows.of(tuple(found)), _common_dtype([rows.dtype for rows in found]))
+            pieces.append(rows)
+    return MergedRows(ShardedRows.of(tuple(pieces)), _common_dtype([rows.dtype for rows in pieces]))
 
 
 def _common_dtype(dtypes: Sequence[np.dtype]) -> np.dtype:

@@ -68,8 +68,8 @@ def _open_router(directory: Path, facts: RecordingFacts, router: str) -> dict[st
                 if tensor.file_prefix == prefix:
                     rows = _tensor_rows(file, tensor, facts.dtype, shard.num_tokens)
                     parts[tensor.name].append(rows)
-    rows = {name: ShardedRows.of(_same_width(found)) for name, found in parts.items()}
-    row_shapes = {name: found.row_shape for name, found in rows.items()}
+    rows = {name: ShardedRows.of(_same_width(shards)) for name, shards in parts.items()}
+    row_shapes = {name: shards.row_shape for name, shards in rows.items()}
     check_output_shapes(row_shapes, f"{directory.name}: router {router}")
     return rows
 
@@ -78,8 +78,8 @@ def _tensor_rows(
     file: TensorFile, tensor: StoredTensor, dtype: str | None, num_tokens: int
 ) -> FileRows:
     if tensor.name not in file.names:
-        found = ", ".join(sorted(file.names)) or "none"
-        raise RecordingError(f"{file.path.name}: no tensor '{tensor.name}'; found {found}.")
+        names = ", ".join(sorted(file.names)) or "none"
+        raise RecordingError(f"{file.path.name}: no tensor '{tensor.name}'; found {names}.")
     allowed = [tensor.dtypes[dtype]] if tensor.is_float and dtype else [*tensor.dtypes.values()]
     rows = file.rows(tensor.name, allowed, tensor.row)
     if rows.num_rows != num_tokens:

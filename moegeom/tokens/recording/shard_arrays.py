@@ -57,11 +57,11 @@ def shard_tensors(
     """What was handed to ``append``, by router and tensor name."""
     tensors: ByRouter = {}
     for router, value in (values or {}).items():
-        found = tensors.setdefault(router, {})
+        by_name = tensors.setdefault(router, {})
         if isinstance(value, TopLogits):
-            found.update({TOP_LOGITS.name: value.logits, TOP_EXPERT.name: value.expert})
+            by_name.update({TOP_LOGITS.name: value.logits, TOP_EXPERT.name: value.expert})
         else:
-            found[STAGE_TENSORS[stage][0].name] = np.asarray(value)
+            by_name[STAGE_TENSORS[stage][0].name] = np.asarray(value)
     for router, ids in (chosen or {}).items():
         tensors.setdefault(router, {})[CHOSEN.name] = np.asarray(ids)
     for kind, by_router in (outputs or {}).items():
@@ -99,7 +99,7 @@ class ShapeBook:
 
     def draft(self) -> ShapeBook:
         """A copy to try a shard on: when it is refused, nothing of it stays in this one."""
-        shapes = {router: dict(found) for router, found in self.row_shapes.items()}
+        shapes = {router: dict(by_name) for router, by_name in self.row_shapes.items()}
         return replace(self, row_shapes=shapes)
 
     def as_json(self) -> dict[str, Any]:

@@ -289,9 +289,9 @@ class RecordingWriter:
                 raise OSError(errno.EIO, first_line(error), str(path)) from error
 
     def _note_documents(self, columns: TokenColumns) -> None:
-        found = np.unique(columns.document)
-        self._has_documents &= bool(found[0] >= 0)
-        self._documents.update(found.tolist())
+        documents = np.unique(columns.document)
+        self._has_documents &= bool(documents[0] >= 0)
+        self._documents.update(documents.tolist())
 
     def _finish(self) -> None:
         facts = RecordingFacts(

@@ -68,10 +68,10 @@ _TOLD = (
 )
 
 
-def absent(given: Iterable[str], why: str, **others: str) -> dict[str, str]:
-    """The reason for every quantity that is not ``given``: ``why``, or one of its own."""
-    known = set(given)
-    return {name: others.get(name, why) for name in OF_CHOICE if name not in known}
+def absent(quantities: Iterable[str], why: str, **others: str) -> dict[str, str]:
+    """The reason for every quantity but these ``quantities``: ``why``, or one of its own."""
+    names = set(quantities)
+    return {name: others.get(name, why) for name in OF_CHOICE if name not in names}
 
 
 def as_stored(router: Router, batch: TokenBatch, kernels: Kernels) -> dict[str, np.ndarray]:
@@ -113,14 +113,14 @@ def scored_logits(router: Router, batch: TokenBatch) -> Float64[np.ndarray, "tok
     """Logits before the logit map, without a bias that only selects."""
     rule = router.rule
     if rule.is_affine and router.selection_bias is not None:
-        found = batch.mapped
+        logits = batch.mapped
     elif rule.is_affine:
-        found = batch.selection
+        logits = batch.selection
     elif router.has_cosine_logits:
         raise refuse(router, "its logits before the map are known up to a factor only")
     else:
-        found = batch.logits
-    return known(found).astype(np.float64)
+        logits = batch.logits
+    return known(logits).astype(np.float64)
 
 
 def admitted_scores(router: Router, batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:
@@ -140,8 +140,8 @@ def routing_scores(router: Router, batch: TokenBatch) -> Float64[np.ndarray, "to
     Softmax of rules that compare raw logits: these say nothing from one token to another.
     """
     score = "softmax" if router.rule.score == "identity" else router.rule.score
-    found = SCORES[score](known(batch.mapped))
-    return np.where(np.isneginf(admitted_scores(router, batch)), -np.inf, found)
+    scores = SCORES[score](known(batch.mapped))
+    return np.where(np.isneginf(admitted_scores(router, batch)), -np.inf, scores)
 
 
 def shared_sum(router: Router, batch: TokenBatch) -> Float64[np.ndarray, "tokens"] | None:
@@ -246,7 +246,7 @@ def choice_of_sets(
     if len(others):
         mapped = known(batch.mapped)[others]
         shared = shared_sum(router, batch)
-        found = set_weights(
+        all_weights = set_weights(
             mapped,
             SCORES[router.rule.score](mapped),
             (is_on if faded is None else faded)[others].astype(np.float64),
@@ -254,17 +254,17 @@ def choice_of_sets(
             None if shared is None else shared[others],
         )
         if router.expert_scale is not None:
-            found = found * router.expert_scale
+            all_weights = all_weights * router.expert_scale
         slots = chosen[others].astype(np.int64)
-        weights[others] = np.where(slots < 0, 0.0, np.take_along_axis(found, slots, axis=1))
+        weights[others] = np.where(slots < 0, 0.0, np.take_along_axis(all_weights, slots, axis=1))
     return WhatIfChoice(chosen, weights, as_stored(router, batch, kernels))
 
 
 # ------------------------------------------------------------------------------ batches of a sample
 def rows_of(batch: TokenBatch, row: Int64[np.ndarray, "rows"]) -> TokenBatch:
     """Some tokens of a batch, with what a what-if is told about them."""
-    told = {name: getattr(batch, name) for name in _TOLD}
-    return TokenBatch(**{name: None if v is None else v[row] for name, v in told.items()})
+    columns = {name: getattr(batch, name) for name in _TOLD}
+    return TokenBatch(**{name: None if v is None else v[row] for name, v in columns.items()})
 
 
 def batches_of(sample: FitSample) -> Iterator[Int64[np.ndarray, "rows"]]:
@@ -295,18 +295,18 @@ def neighbours_decide(
     at most 256), ``other_set_elsewhere_share`` in batches of the same size dealt out at random:
     not known of a single batch, which holds the same tokens however they are dealt.
     """
-    found = np.concatenate([*batches_of(sample)])
+    all_rows = np.concatenate([*batches_of(sample)])
 
     def sets(rows: Int64[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows experts"]:
         return members(choose(rows_of(sample.tokens, rows)), router.num_experts)
 
     usual = np.concatenate([sets(rows) for rows in batches_of(sample)])
-    some = np.unique(np.linspace(0, len(found) - 1, min(_ALONE, len(found))).astype(np.int64))
+    some = np.unique(np.linspace(0, len(all_rows) - 1, min(_ALONE, len(all_rows))).astype(np.int64))
     alone = np.concatenate([sets(np.array([row])) for row in some.tolist()])
     shares = {"other_set_alone_share": float((alone != usual[some]).any(axis=1).mean())}
-    if len(found) <= sample.batch:
+    if len(all_rows) <= sample.batch:
         return shares
-    dealt = np.random.Generator(np.random.PCG64(sample.seed)).permutation(found)
+    dealt = np.random.Generator(np.random.PCG64(sample.seed)).permutation(all_rows)
     other = np.empty_like(usual)
     for rows in batches_of(sample):
         there = np.sort(dealt[rows])  # in the order of tokens, as a batch has them

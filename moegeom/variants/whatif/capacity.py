@@ -39,16 +39,16 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     def choose(batch: TokenBatch) -> WhatIfChoice:
         room = batch_capacity(len(batch.chosen), router.num_experts, k, factor)
         scores = routing_scores(router, batch) if by_score else None
-        kept = kept_within_capacity(batch.chosen, router.num_experts, room, scores)
-        left = np.argsort(~kept, axis=1, kind="stable")  # served ones first, in their order
-        kept, chosen, weights = (
+        is_served = kept_within_capacity(batch.chosen, router.num_experts, room, scores)
+        left = np.argsort(~is_served, axis=1, kind="stable")  # served ones first, in their order
+        is_served, chosen, weights = (
             np.take_along_axis(array, left, axis=1)
-            for array in (kept, batch.chosen, known(batch.weights))
+            for array in (is_served, batch.chosen, known(batch.weights))
         )
         empty = np.int32(-1)
         return WhatIfChoice(
-            np.where(kept, chosen, empty),
-            np.where(kept, weights, 0.0),
+            np.where(is_served, chosen, empty),
+            np.where(is_served, weights, 0.0),
             as_stored(router, batch, sample.kernels),
         )
 

@@ -71,8 +71,8 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
             flipped += num_shared(drawn(some, draw).chosen, some.chosen) < k
         share = flipped / _DRAWS
         error = clustered_error((share - share.mean()) / len(rows), _unit(some))
-        found = {"flipped_share": float(share.mean()), "flipped_tokens": float(len(rows))}
-        return found if error is None else found | {"flipped_share_se": error}
+        figures = {"flipped_share": float(share.mean()), "flipped_tokens": float(len(rows))}
+        return figures if error is None else figures | {"flipped_share_se": error}
 
     return FittedGate(
         choose=lambda batch: drawn(batch, 0),
@@ -105,13 +105,13 @@ def _signs(
 def _products(
     values: Float64[np.ndarray, "tokens hidden"], columns: Float64[np.ndarray, "hidden experts"]
 ) -> Float64[np.ndarray, "tokens experts"]:
-    found = np.empty((len(values), columns.shape[1]))
+    products = np.empty((len(values), columns.shape[1]))
     for start in range(0, len(values), _BLOCK):
         part = values[start : start + _BLOCK]
         padded = np.zeros((_BLOCK, values.shape[1]))
         padded[: len(part)] = part
-        found[start : start + _BLOCK] = (padded @ columns)[: len(part)]
-    return found
+        products[start : start + _BLOCK] = (padded @ columns)[: len(part)]
+    return products
 
 
 WHATIF = WhatIf(

@@ -36,8 +36,8 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
 
     def cost(batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:
         similarity = cosines(router, batch)
-        found = osr_cost(similarity, router.weight, overlap, excess, threshold)
-        return np.where(np.isneginf(admitted_scores(router, batch)), np.inf, found)
+        costs = osr_cost(similarity, router.weight, overlap, excess, threshold)
+        return np.where(np.isneginf(admitted_scores(router, batch)), np.inf, costs)
 
     def weights(batch: TokenBatch, choice: WhatIfChoice, plan: TransportPlan) -> WhatIfChoice:
         slots = choice.chosen.astype(np.int64)

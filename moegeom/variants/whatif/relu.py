@@ -23,11 +23,11 @@ from moegeom.variants.whatif._choices import absent, known, need_top_k, refuse, 
 
 def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
-    wanted, threshold = values["experts"], 0.0
+    mean_experts, threshold = values["experts"], 0.0
     logits = known(sample.tokens.mapped)
-    if wanted is not None:
+    if mean_experts is not None:
         try:
-            threshold = threshold_for(logits, wanted)
+            threshold = threshold_for(logits, mean_experts)
         except ValueError as error:
             raise refuse(router, f"no threshold gives the mean {error}") from None
     why = _no_distance(router)
@@ -78,12 +78,12 @@ def _no_distance(router: Router) -> str:
 
 
 def _notes(router: Router) -> tuple[str, ...]:
-    said = []
+    notes = []
     if router.rule.groups is not None:
-        said.append("Groups play no part: an expert of any group runs if its logit is high enough.")
+        notes += ["Groups play no part: an expert of any group runs if its logit is high enough."]
     if router.rule.has_selection_bias:
-        said.append("The bias that only selects plays no part.")
-    return tuple(said)
+        notes += ["The bias that only selects plays no part."]
+    return tuple(notes)
 
 
 WHATIF = WhatIf(

@@ -41,16 +41,16 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     need_weights_of_sets(router)
     eps, extra, a, b = (values[name] for name in ("eps", "extra", "a", "b"))
     k = router.rule.top_k
-    found = gaps(admitted_scores(router, sample.tokens), k)
+    gap_sizes = gaps(admitted_scores(router, sample.tokens), k)
     if eps is None:
         try:
-            eps = smoothing_budget(found, extra).eps
+            eps = smoothing_budget(gap_sizes, extra).eps
         except ValueError as error:
             raise refuse(router, f"no eps brings so many: {error}") from None
     reached = {
         "eps": eps,
         "calmed_below": eps / largest_slope(a, b),
-        **_reached(found, k, eps),
+        **_reached(gap_sizes, k, eps),
         **_discontinuous(router, sample.tokens),
     }
     if eps == 0.0:
@@ -80,8 +80,8 @@ def _note(router: Router, steepest: float) -> str:
     )
 
 
-def _reached(found: np.ndarray, k: int, eps: float) -> dict[str, float]:
-    extra = (found < eps).sum(axis=1)
+def _reached(gap_sizes: np.ndarray, k: int, eps: float) -> dict[str, float]:
+    extra = (gap_sizes < eps).sum(axis=1)
     mean = float(extra.mean())
     return {
         "experts_mean": k + mean,

@@ -50,8 +50,8 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
     if gone[-1] >= experts:
         raise refuse(router, f"there is no expert {gone[-1]}: they are 0 to {experts - 1}")
     _need_enough(router, gone)
-    kept = np.setdiff1d(np.arange(experts), gone)
-    nearest = _nearest(router, kept, sample.kernels)
+    left = np.setdiff1d(np.arange(experts), gone)
+    nearest = _nearest(router, left, sample.kernels)
 
     def choose(batch: TokenBatch) -> WhatIfChoice:
         mapped = known(batch.mapped).astype(np.float64)
@@ -62,10 +62,10 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         choice = replace(choice, quantities=kept_ones)
         if nearest is None:
             return choice
-        logits = np.ascontiguousarray(known(batch.logits)[:, kept])
-        place = np.searchsorted(kept, choice.chosen).astype(np.int32)
+        logits = np.ascontiguousarray(known(batch.logits)[:, left])
+        place = np.searchsorted(left, choice.chosen).astype(np.int32)
         lower, upper, pair = nearest(logits, place, choice.quantities["margin"])
-        pair = np.where(pair < 0, -1, kept[np.maximum(pair, 0)]).astype(np.int32)
+        pair = np.where(pair < 0, -1, left[np.maximum(pair, 0)]).astype(np.int32)
         distances = {"distance": lower, "distance_upper": upper, "pair": pair}
         return replace(choice, quantities={**choice.quantities, **distances})
 
@@ -83,7 +83,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
 
 
 def _nearest(
-    router: Router, kept: Int64[np.ndarray, "kept"], kernels: Kernels
+    router: Router, left: Int64[np.ndarray, "kept"], kernels: Kernels
 ) -> Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]] | None:
     """Least and largest distance and pair, of logits, chosen experts and margin among the kept.
 
@@ -94,7 +94,7 @@ def _nearest(
         return None
     if rule.is_affine:
         bias = router.affine_bias
-        rows = row_distances(router.weight[kept], None if bias is None else bias[kept])
+        rows = row_distances(router.weight[left], None if bias is None else bias[left])
 
         def linear(logits: Any, chosen: Any, margin: Any) -> Any:
             distance, pair = kernels["boundary_distance"](logits, chosen, margin, rows)
@@ -103,8 +103,8 @@ def _nearest(
         return linear
     if rule.groups is not None or rule.score == "softmax":
         return None
-    biases = (None if b is None else b[kept] for b in (router.logit_bias, router.selection_bias))
-    curved = curved_rows(router.weight[kept], rule, *biases)
+    biases = (None if b is None else b[left] for b in (router.logit_bias, router.selection_bias))
+    curved = curved_rows(router.weight[left], rule, *biases)
     return lambda logits, chosen, margin: kernels["curved_distance"](logits, chosen, curved)
 
 
@@ -148,15 +148,15 @@ def _inherited(
     had = members(WhatIfChoice(sample.tokens.chosen, known(sample.tokens.weights)), experts)
     new = members(after, experts) & ~had
     each = new / np.maximum(new.sum(axis=1, keepdims=True), 1)
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for expert in gone.tolist():
-        found[f"chose_{expert}_share"] = float(had[:, expert].mean())
+        rates[f"chose_{expert}_share"] = float(had[:, expert].mean())
         if not had[:, expert].any():
             continue
         share = each[had[:, expert]].mean(axis=0)
         heirs = np.argsort(-share, kind="stable")[:_HEIRS]
-        found |= {f"{expert}_to_{h}_share": float(share[h]) for h in heirs.tolist() if share[h] > 0}
-    return found
+        rates |= {f"{expert}_to_{h}_share": float(share[h]) for h in heirs.tolist() if share[h] > 0}
+    return rates
 
 
 WHATIF = WhatIf(

@@ -62,7 +62,7 @@ def test_samples_and_batches_are_whole_tiles_and_no_longer_than_wished():
         assert (np.diff(tiles) > 0).all() and (tiles[-1] + 1) * TILE <= tokens
         assert sample_tiles(tokens, 3) == tiles
     assert sample_tiles(10**6, 1) != sample_tiles(10**6, 2)
-    assert sample_tiles(5 * TILE + 1, 0, wanted=6 * TILE) == [0, 1, 2, 3, 4, 5]
+    assert sample_tiles(5 * TILE + 1, 0, most=6 * TILE) == [0, 1, 2, 3, 4, 5]
     for width in (1, 16, 2048, 7168, 10**6):
         tokens = batch_tokens(width)
         assert tokens % TILE == 0 and TILE <= tokens <= MAX_TILES * TILE

@@ -126,7 +126,7 @@ def site(router, rows=None, noise: float = 0.0, theirs=None, tells: str = "") ->
         kernels=load_kernels("cpu"),
         has_inputs=True,
         has_logits=True,
-        told=told,
+        recorded=told,
         chosen_at=lambda number: chosen[0],
         values_at=lambda number: lambda some: inputs[some],
     )

@@ -120,7 +120,7 @@ def _told_costs(
 
     0 where it told nothing.
     """
-    recorded, experts = site.told, len(site.matching)
+    recorded, experts = site.recorded, len(site.matching)
     cost = np.zeros((experts, experts))
     if recorded is None:
         return cost

@@ -80,9 +80,9 @@ def _proposal(
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
         return selection[rows]
 
-    def told(there: Site, rows: np.ndarray) -> np.ndarray:
-        assert there.told is not None
-        if there.told.is_logits:
+    def values(there: Site, rows: np.ndarray) -> np.ndarray:
+        assert there.recorded is not None
+        if there.recorded.is_logits:
             return logits[rows].astype(np.float64)
         with np.errstate(divide="ignore"):
             weights = weights_of(there.router, logits[rows], there.theirs[rows])
@@ -94,7 +94,7 @@ def _proposal(
         "rows damaged",
         own_bits=_BITS_PER_EXPERT * rank * len(site.matching),
         scores=scores,
-        told=told,
+        values=values,
         moves_logits=True,
     )
 
@@ -157,7 +157,7 @@ def _told_changes(
 
     Logarithms of sigmoids are no logits: of these the sets alone say what changed.
     """
-    recorded = site.told
+    recorded = site.recorded
     if recorded is None:
         return None
     logits = site.logits[rows]

@@ -76,7 +76,7 @@ def _coded(site: Site) -> Iterator[Proposal]:
     rows = np.flatnonzero(site.differs)
     if not site.has_inputs or not len(rows):
         return
-    if site.told is not None:  # which tells of every token
+    if site.recorded is not None:  # which tells of every token
         rows = np.arange(len(site.mine))
     rows = rows[:: max(1, math.ceil(len(rows) / _FIRST))]
     values = site.values_at(site.number)(rows)

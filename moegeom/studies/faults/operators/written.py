@@ -131,16 +131,16 @@ def _repeated(site: Site) -> Iterator[Proposal]:
     row = np.maximum(before, 0)
     sets = site.theirs[row]
 
-    def told(there: Site, rows: np.ndarray) -> np.ndarray:
-        assert there.told is not None
-        return np.where(has_before[rows, None], there.told.values[row[rows]], np.nan)
+    def values(there: Site, rows: np.ndarray) -> np.ndarray:
+        assert there.recorded is not None
+        return np.where(has_before[rows, None], there.recorded.values[row[rows]], np.nan)
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
         return of_sets(sets[rows], len(there.matching), has_before[rows])
 
     text = "a row of B again (that of the token before)"
     yield Proposal(
-        "repeated", text, "rows repeated", 1.0, scores=scores, told=told, least_met=_EXACT
+        "repeated", text, "rows repeated", 1.0, scores=scores, values=values, least_met=_EXACT
     )
 
 
@@ -193,14 +193,16 @@ def _narrow(site: Site) -> Iterator[Proposal]:
         def scores(there: Site, rows: np.ndarray, name: np.ndarray = name) -> np.ndarray:
             return _best_of(there.selection[rows], name)
 
-        def told(there: Site, rows: np.ndarray, name: np.ndarray = name) -> np.ndarray:
-            assert there.told is not None
-            each = _best_of(there.told.of_each(there.router, there.logits[rows]), name)
-            expert = there.told.experts(there.theirs[rows], each.shape[1])
+        def values(there: Site, rows: np.ndarray, name: np.ndarray = name) -> np.ndarray:
+            assert there.recorded is not None
+            each = _best_of(there.recorded.of_each(there.router, there.logits[rows]), name)
+            expert = there.recorded.experts(there.theirs[rows], each.shape[1])
             return np.take_along_axis(each, expert, axis=1).astype(np.float64)
 
         text = f"numbers of experts {words}"
-        yield Proposal(f"narrow {words}", text, "experts renamed", 2.0, scores=scores, told=told)
+        yield Proposal(
+            f"narrow {words}", text, "experts renamed", 2.0, scores=scores, values=values
+        )
 
 
 def _best_of(

@@ -67,7 +67,7 @@ def test_a_scan_through_the_adapter_is_that_of_the_emulated_device(cupy, dtype, 
 
 def test_a_batch_that_does_not_fit_is_halved_through_the_adapter(cupy):
     task, lines = task_of(router_of(), Recorded(inputs(8 * TILE, 8)), COUNTED), []
-    options = {"devices": [device()], "batch_tokens": 8 * TILE, "said": lines.append}
+    options = {"devices": [device()], "batch_tokens": 8 * TILE, "on_message": lines.append}
     whole = on_devices(task, COUNTED, **options)
     assert (lines, cupy.memory.used) == ([], 0)
     cupy.memory.room = cupy.memory.peak - 1

@@ -74,7 +74,7 @@ def test_gpus_that_are_asked_for_are_opened_whatever_there_is_to_do(option):
         choice = host.choose(option, source)
         assert host.opened == OPENED[option]
         assert [device.name for device in choice.devices] == [f"GPU {n}" for n in host.opened]
-        assert (choice.kind, choice.asked) == ("cuda", option)
+        assert (choice.kind, choice.option) == ("cuda", option)
         assert choice.why == f"asked for with --device {option}"
 
 
@@ -108,7 +108,7 @@ def test_anything_else_is_refused_with_what_is_expected():
 def test_auto_takes_every_gpu_that_can_be_used_where_there_is_enough_to_do():
     for stage in ("router_input", "logits"):
         choice = Host(2).choose("auto", source_of(LEAST_TOKENS // 4, stage), 4)
-        assert (choice.kind, choice.asked) == ("cuda", "auto")
+        assert (choice.kind, choice.option) == ("cuda", "auto")
         assert choice.why == "262,144 tokens at 4 routers are worth starting it"
         assert choice.text == f"device: GPU 0, GPU 1; {choice.why}"
     host = Host(3, {1: "NVRTC writes no code for GPU 1."})
@@ -136,6 +136,6 @@ FEW, NOT_ROUTED = source_of(LEAST_TOKENS - 1), "the recording holds {}, which a 
 )
 def test_auto_stays_on_the_processor_and_says_why(host, source, reason, counts):
     choice = host.choose("auto", source)
-    assert (choice.devices, choice.kind, choice.asked) == ((), "cpu", "auto")
+    assert (choice.devices, choice.kind, choice.option) == ((), "cpu", "auto")
     assert choice.text == f"device: the processor; {reason}"
     assert host.counted == counts

@@ -384,7 +384,7 @@ def test_a_batch_is_halved_until_it_fits_the_device_with_the_least_memory():
         lines: list[str] = []
         device = emulated(room=_room(fits))[0]
         pace = Pace(4 * TILE, 2)
-        progress = on_devices(task, names, devices=[device], pace=pace, said=lines.append)
+        progress = on_devices(task, names, devices=[device], pace=pace, on_message=lines.append)
         assert_equal(progress, expected)
         assert lines == [
             f"the device has no room for {tokens} tokens at once; taking {tokens // 2}"

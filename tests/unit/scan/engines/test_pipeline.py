@@ -160,10 +160,8 @@ def test_an_interrupted_scan_goes_on_on_the_same_kind_of_device_alone(gpus, tmp_
 
 def test_a_router_that_devices_do_not_route_is_scanned_on_the_processor_and_it_is_said():
     router = router_of(weight=router_of().weight.astype(np.float64))
-    device, said = EmulatedDevice(), []
-    run = RouterRun(
-        router, Recorded(inputs(300, 8)), [METRICS["tokens"]], devices=(device,), said=said.append
-    )
+    device, tokens, said = EmulatedDevice(), Recorded(inputs(300, 8)), []
+    run = RouterRun(router, tokens, [METRICS["tokens"]], devices=(device,), on_message=said.append)
     measured = measure_router(run)
     assert said == ["router text/0: on the processor, since rows are stored in float64"]
     assert measured.facts["num_tokens"] == 300
