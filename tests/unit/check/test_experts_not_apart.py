@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -40,14 +41,14 @@ def every(change):
 
 
 def test_copies_with_noise_are_named_and_the_bytes_read_are_announced(tmp_path):
-    announced: list[str] = []
+    watch = Mock()
     model = str(write_model(tmp_path, COPIED, COPIED.spoil))
     request = GateRequest(model, experts=True, select=("MGG208",))
-    (outcome,) = gate(request, None, announced.append).verdict.outcomes
+    (outcome,) = gate(request, watch).verdict.outcomes
     (finding,) = outcome.findings
     assert (outcome.state, finding.routers) == ("failed", ("text/1",))
     assert "16 experts differ by no more than initial noise" in finding.title
-    assert announced == ["reads 393,216 bytes of experts"]
+    watch.say.assert_called_once_with("reads 393,216 bytes of experts")
 
 
 def test_exact_copies_are_copies_up_to_their_storage(judge):
