@@ -30,6 +30,7 @@ from typing import (
 
 from moegeom.core.errors import MoeGeomError, UsageError
 from moegeom.core.registry import unknown_name
+from moegeom.core.text import quoted
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.tokens.files import TokenFiles
 
@@ -200,6 +201,8 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
     if TokenFiles in kinds and isinstance(value, list | tuple):
+        if not all(isinstance(path, str | os.PathLike) for path in value):
+            raise UsageError(f"{option_of(name)}: expected paths, found {quoted(value, 40)}.")
         return TokenFiles.of(value)
     inner = {get_origin(kind): get_args(kind) for kind in kinds}
     if items := inner.get(tuple) or inner.get(Sequence):

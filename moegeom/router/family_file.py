@@ -135,6 +135,6 @@ def _check_text(family: Family, stack: StackSpec, where: str) -> None:
         for name, width, conversion in fields:
             if name not in placeholders or width or conversion:
                 raise InternalError(
-                    f"{where}: text has an unknown placeholder ({name!r}).",
+                    f"{where}: text has an unknown placeholder ({quoted(name, 40)}).",
                     f"Known: {', '.join(sorted(placeholders))}.",
                 )
