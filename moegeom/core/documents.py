@@ -210,7 +210,7 @@ _WORDS = {
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 
 #: Characters of a value or a key that a message repeats.
-_MOST_REPEATED = 60
+_REPEATED = 60
 
 
 def record_of(kind: type[T], document: Any) -> T:
@@ -245,7 +245,7 @@ def record_of(kind: type[T], document: Any) -> T:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), document, kind, misfit) from None
     except UnicodeEncodeError as error:  # half of a pair, which JSON can spell
-        half = quoted(error.object[error.start : error.end], _MOST_REPEATED)
+        half = quoted(error.object[error.start : error.end], _REPEATED)
         raise DocumentError(f"holds {half}, which is no character") from None
     if is_dataclass(record):
         for place, key, keys in _unknown_keys(record, document, ""):
@@ -254,9 +254,9 @@ def record_of(kind: type[T], document: Any) -> T:
 
 
 def _unknown(place: str, key: str, keys: Collection[str]) -> DocumentError:
-    guess = nearest_name(key[:_MOST_REPEATED], keys).strip()
+    guess = nearest_name(key[:_REPEATED], keys).strip()
     return DocumentError(
-        f"{place}unknown key {quoted(key, _MOST_REPEATED)}",
+        f"{place}unknown key {quoted(key, _REPEATED)}",
         f"{guess} Known: {', '.join(keys)}.".strip(),
     )
 
@@ -298,7 +298,7 @@ def _refusal(message: str, document: Any, kind: Any, misfit: Callable[[], str]) 
         return _unknown(at, foreign[0], keys) if foreign else missed
     types = re.match(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)", words)
     choices = [choice for option in kinds for choice in getattr(option, "values", ())]
-    guess = nearest_name(value[:_MOST_REPEATED], choices) if isinstance(value, str) else ""
+    guess = nearest_name(value[:_REPEATED], choices) if isinstance(value, str) else ""
     if choices and (types or words.startswith("Invalid enum value")):
         choices += ["null"] * any(type(option).__name__ == "NoneType" for option in kinds)
         expected = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
@@ -326,7 +326,7 @@ def _described(value: Any) -> str:
         return "a table" if isinstance(value, dict) else f"a list of {len(value)}"
     spelled = {None: "null", True: "true", False: "false"}
     is_word = value is None or isinstance(value, bool)
-    return spelled[value] if is_word else quoted(value, _MOST_REPEATED)
+    return spelled[value] if is_word else quoted(value, _REPEATED)
 
 
 def _at(
@@ -347,7 +347,7 @@ def _at(
             if number == "...":
                 halved.append((value, dict(value)))
                 key = _refused_key(value, message, misfit)
-            place = f"{place}.{quoted(key, _MOST_REPEATED)[1:-1]}".lstrip(".")
+            place = f"{place}.{quoted(key, _REPEATED)[1:-1]}".lstrip(".")
         else:  # a text of the document that reads like a path
             break
         value = value[key]

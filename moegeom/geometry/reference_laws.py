@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -125,7 +125,8 @@ class ChoiceFigures:
 FIGURES = tuple(field.name for field in dataclasses.fields(ChoiceFigures))
 
 #: Those that are parted among the laws.
-PARTED = ("max_vio", "cv", "log_effective_sets", "near_share")
+Parted = Literal["max_vio", "cv", "log_effective_sets", "near_share"]
+PARTED: tuple[Parted, ...] = get_args(Parted)
 
 
 def choice_figures(
@@ -219,12 +220,12 @@ def _each_figure(
     return ChoiceFigures(*values)
 
 
-def parted(laws: Sequence[LawFigures]) -> dict[str, Attribution]:
+def parted(laws: Sequence[LawFigures]) -> dict[Parted, Attribution]:
     """What each law makes of the figures that can be parted; nothing where a law is missing."""
     figures = {one.law: one.figures for one in laws}
     if any(name not in figures for name in LAWS):
         return {}
-    parts = {}
+    parts: dict[Parted, Attribution] = {}
     for name in PARTED:
         values = {law: getattr(figures[law], name) for law in LAWS}
         tokens = getattr(figures["tokens"], name)

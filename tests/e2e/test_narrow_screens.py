@@ -69,9 +69,8 @@ ON_MODEL = (
     "scan model --out some",
     "check model",
     "diff model model",
-    "space model --tokens rec",
+    "imbalance model --tokens rec",
     "perturb model --tokens rec --at 0,5",
-    "balance model --tokens rec",
     "capacity --from model --width 64",
     "track model --out followed",
 )

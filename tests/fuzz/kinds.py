@@ -720,7 +720,7 @@ def use_series(folder: Path, draw: random.Random) -> None:
     track(
         TrackRequest(
             (str(folder / "step_*"),),
-            folder / "kept",
+            out=folder / "kept",
             export=("csv:" + str(folder / "series.csv"),),
         )
     )

@@ -380,9 +380,12 @@ LARGEST = {
             "digits": ("a = " + "1" * 60_000, "is not TOML (Exceeds the limit"),
             "names": (
                 _STACK.format(names=",\n".join(f'"{{layer}}.{i}"' for i in range(3000)), top_k=2),
-                "stacks[0]: weight has 3000 names, more than 100.",
+                "stacks[0].weight is a list of 3000, expected a list of at most 100 entries.",
             ),
-            "a long value": ("text = [" + "1," * 30_000 + "]\nstacks = []", "text is [1, 1, 1,"),
+            "a long value": (
+                "text = [" + "1," * 30_000 + "]\nstacks = []",
+                "text is a list of 30000, expected text.",
+            ),
             "a long pattern": (_STACK.format(names=f'"{"x" * 60_000}"', top_k=2), "pattern 'xxxxx"),
             "an integer of no machine": (
                 _STACK.format(names='"{layer}.x"', top_k=10**400),

@@ -16,7 +16,7 @@ from moegeom.geometry.balancing import Centring, HeldOut, Loads
 from moegeom.geometry.border_shares import ConeShares
 from moegeom.geometry.expert_rank import ExpertRanks
 from moegeom.geometry.near_boundaries import MeasuredShare, NearBoundaries
-from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures
+from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures, Parted
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class RouterImbalance:
     pull_random: float | None
     pull_random_sd: float | None
     laws: tuple[LawFigures, ...]
-    parts: Mapping[str, Attribution]
+    parts: Mapping[Parted, Attribution]
     dimension: tuple[float, float] | None
     reach: tuple[Reach, ...]
     cones: ConeShares | None

@@ -44,6 +44,7 @@ from moegeom.geometry.near_boundaries import (
 from moegeom.geometry.reference_laws import (
     Attribution,
     ChoiceFigures,
+    Parted,
     choice_figures,
     figures_of_law,
     figures_of_tokens,
@@ -143,7 +144,7 @@ def router_imbalance(
 
 
 def cause_of(
-    max_vio: float, limit: float, tokens: int, router: Router, parts: Mapping[str, Attribution]
+    max_vio: float, limit: float, tokens: int, router: Router, parts: Mapping[Parted, Attribution]
 ) -> Cause:
     """The largest part of what makes the loads uneven, where neither chance nor whole tokens do.
 

@@ -103,7 +103,7 @@ def test_without_a_mask_padding_is_what_bears_no_label_and_a_series_reads_the_st
     """The padding token inside a text has a label."""
     num_tokens = sum(label != -100 for text in DATA[:4] for label in text["labels"])
     assert open_results(run[1] / "step_0").run["tokens"]["num_tokens"] == num_tokens
-    series = track(TrackRequest((f"{run[1]}/step_*",), tmp_path / "series"))
+    series = track(TrackRequest((f"{run[1]}/step_*",), out=tmp_path / "series"))
     assert [step.step for step in series.steps] == [0, 2]
     assert {curve.router for curve in series.of_column("max_vio_global")} == {"text/0", "text/1"}
 

@@ -151,7 +151,8 @@ def made(kind: Any, field: str = "") -> Any:
             return run() if field == "run" else run()["run_b"]
         if args and args[1] is Any:
             return row()
-        return {NAME: made(args[1], field)}
+        keys = typing.get_args(args[0]) or [NAME]  # of a closed list, or any
+        return {key: made(args[1], field) for key in keys}
     if origin is np.ndarray:
         return PLAIN[origin]
     if hasattr(kind, "array_type"):  # of jaxtyping

@@ -32,9 +32,8 @@ FORMATS = [one.name for one in RENDERERS.all() if not one.of_verdicts]
 
 
 def follow(folder: Path, **changes) -> Series:
-    request = TrackRequest(
-        (str(folder / "step_*"),), folder / "out", str(folder / "rec/step_{step}"), layers="0"
-    )
+    tokens = str(folder / "rec/step_{step}")
+    request = TrackRequest((str(folder / "step_*"),), out=folder / "out", tokens=tokens, layers="0")
     return track(dataclasses.replace(request, **changes))
 
 
@@ -84,7 +83,7 @@ def test_the_header_says_at_which_steps_the_rule_is_verified(run, tmp_path):
     for number, (steps, words) in enumerate(trust):
         for step in steps:
             forget_choices(run / f"out/step_{step}.moegeom")
-        record = track(TrackRequest((pattern,), tmp_path / f"out_{number}"))
+        record = track(TrackRequest((pattern,), out=tmp_path / f"out_{number}"))
         assert record.rule == f"olmoe: softmax, top 4 of 16; {words}"
     assert all("assumed from config" in shown(record, name, width=80) for name in FORMATS)
 
@@ -171,7 +170,7 @@ def test_a_step_with_rows_that_are_not_finite_fails_a_series(run):
     tensors = load_file(file)
     name = next(name for name in tensors if name.endswith("mlp.gate.weight"))
     save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, file)
-    record = track(TrackRequest((str(run / "step_*"),), run / "out_of_weights"))
+    record = track(TrackRequest((str(run / "step_*"),), out=run / "out_of_weights"))
     assert record.verdict.exit_code == 1
     (finding,) = (f for f in record.verdict.findings if f.code == "MGT107")
     assert finding.title.startswith("step_600 is broken: MGI101")

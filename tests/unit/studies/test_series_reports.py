@@ -23,7 +23,7 @@ def run(tmp_path_factory):
         (folder / f"step_{step}").symlink_to(BALANCED / f"step_{step}")
         (folder / f"rec_{step}").symlink_to(few_tokens(BALANCED.name, step))
     steps, tokens = (str(folder / "step_*"),), str(folder / "rec_{step}")
-    return folder, track(TrackRequest(steps, folder / "first", tokens, layers="0,2"))
+    return folder, track(TrackRequest(steps, out=folder / "first", tokens=tokens, layers="0,2"))
 
 
 def curve(series, router, column):
