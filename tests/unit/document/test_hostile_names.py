@@ -102,7 +102,7 @@ PLAIN = {bool: True, int: 2, float: 0.25, Any: NAME, object: NAME, Path: Path(NA
 PLAIN |= {Verdict: written_by_others(NAME)[0], np.ndarray: np.full(2, 0.25)}
 
 #: Fields that hold a word of a closed list although their type does not say so.
-WORDS = {"road": "sweep"}
+WORDS = {"road": "sweep", "device": "cpu"}
 
 
 def row() -> dict[str, Any]:
