@@ -119,7 +119,7 @@ class Study:
         record, run = self.load("request"), self.load("run")
         function = _FUNCTIONS[self.subject](self)
         default = record.__dataclass_fields__.get("checkpoint", dataclasses.field()).default
-        if default is not dataclasses.MISSING:
+        if default is not dataclasses.MISSING:  # options may say what a checkpoint would
             function.__defaults__ = (default, None)
         about = (inspect.getdoc(run) or "").partition("\n\n")
         function.__name__ = function.__qualname__ = self.name
